@@ -14,8 +14,9 @@ from typing import Self, assert_never
 import torch
 
 from lockstep.algorithms.base import Algorithm, ModelRole
-from lockstep.config import ClusterSection, Computation, SamplerSection
+from lockstep.config import ClusterSection, Computation, LearnerSection, SamplerSection
 from lockstep.errors import InputError
+from lockstep.learners import backend as learner_backends
 from lockstep.models.device import resolve_device
 from lockstep.models.heads import scores_sequences
 from lockstep.samplers.backend import find_backend
@@ -200,6 +201,7 @@ def placement_of(recipe: Algorithm) -> Placement:
     found = choose_placement(recipe.cluster, recipe.learner, processes)
     if sampler is not None and found.engines:
         choose_route(sampler, found, found.engines_on_one_machine)
+        _require_planned_memory(recipe.learner, sampler, found)
     for name, section in recipe.judges.items():
         _require_cache_size(name, section.engine, found)
     return found
@@ -298,6 +300,18 @@ def _require_cache_size(name: str, judge: SamplerSection, placement: Placement) 
             f"how much with {name}.sampler.kv_cache_gib, or take {name}.sampler.backend=torch"
         )
     placement.with_engines(judge)
+
+
+def _require_planned_memory(learner: LearnerSection, sampler: SamplerSection, placement: Placement) -> None:
+    """Raises InputError if an engine would size its KV cache as if it had the learner's GPUs for itself."""
+    backend = find_backend(sampler)
+    if backend is None or not placement.shares_gpus or learner_backends.find_backend(learner).is_planned:
+        return
+    if backend.reserves_cache and backend.cache_bytes(sampler) is None:
+        raise InputError(
+            f"the memory of learner.backend={learner.backend} is not planned, so {sampler.backend} would take its share "
+            "of whole GPUs, on which the learner is, too; set sampler.kv_cache_gib"
+        )
 
 
 def _require_room(devices: Devices, processes: Processes) -> None:

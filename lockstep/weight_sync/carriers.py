@@ -10,9 +10,11 @@ import json
 import mmap
 import os
 import tempfile
+import time
 import weakref
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
 from typing import Any, Literal, Protocol, assert_never, cast
 
 import torch
@@ -230,12 +232,25 @@ class GroupBroadcast(_ThroughHost):
     def __init__(self, meeting: Meeting, backend: Literal["gloo", "nccl"]) -> None:
         super().__init__()
         self._group, self._on_gpu = _join(meeting, backend), backend == "nccl"
+        self._timeout_s = meeting.timeout_s
 
     def memory(self, number: int, size: int, device: torch.device) -> Tensor:
         return self._stage(number, self._buffers.memory(number, size, device if self._on_gpu else _HOST), device)
 
     def ship(self, bucket: Bucket) -> None:
-        self._group.broadcast([self._sent], _FROM_SENDER).wait()
+        work = self._group.broadcast([self._sent], _FROM_SENDER)
+        if self._on_gpu:
+            self._require_done(work, bucket)
+        work.wait()
+
+    def _require_done(self, work: dist.Work, bucket: Bucket) -> None:
+        """Waits on the host: a stream that waits for a receiver that died could only be left by ending this process."""
+        end = time.monotonic() + self._timeout_s
+        while not work.is_completed():
+            if time.monotonic() > end:
+                self._group.abort()
+                raise RuntimeError(f"bucket {bucket.number} did not reach all engines within {self._timeout_s:g} s")
+            time.sleep(_POLL_S)
 
     def take(self, bucket: Bucket, device: torch.device) -> Tensor:
         flat = self._buffers.memory(bucket.number, bucket.size, device if self._on_gpu else _HOST)
@@ -247,6 +262,9 @@ class GroupBroadcast(_ThroughHost):
 
 
 _HOST = torch.device("cpu")
+_POLL_S = 2e-4
+_WATCHDOG_WAITS_LONGER_S = 60.0
+"""Seconds after the sender's own deadline when NCCL's watchdog would end the sender's process."""
 _FROM_SENDER = dist.BroadcastOptions()
 _FROM_SENDER.rootRank = 0
 
@@ -257,7 +275,7 @@ def _join(own: Meeting, backend: Literal["gloo", "nccl"]) -> dist.ProcessGroup:
     else:
         _require_gpu("the backend NCCL")
         options: Any = dist.ProcessGroupNCCL.Options()
-        options._timeout = own.timeout
+        options._timeout = own.timeout + timedelta(seconds=_WATCHDOG_WAITS_LONGER_S)
         group = dist.ProcessGroupNCCL(own.store(), own.rank, own.size, options)
     return cast("dist.ProcessGroup", group)  # it has the same methods
 

@@ -263,6 +263,15 @@ def test_turns_are_taken_where_memory_is_shared(case: str, monkeypatch: pytest.M
     assert takes_turns(recipe, placement_of(recipe)) is expected
 
 
+def test_an_engine_beside_a_learner_without_a_plan_needs_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    show_gpus(monkeypatch, 8)
+    shared = ("learner=megatron", "sampler=vllm")
+    with pytest.raises(InputError, match=r"memory of learner\.backend=megatron is not planned.*sampler\.kv_cache_gib"):
+        placement_of(recipe_of(*shared))
+    placement_of(recipe_of(*shared, "sampler.kv_cache_gib=1"))
+    placement_of(recipe_of(*shared, "cluster.placement=separate"))
+
+
 def test_a_cpu_has_no_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     show_gpus(monkeypatch, 0)
     assert not takes_turns(recipe_of(), placement_of(recipe_of()))

@@ -268,6 +268,35 @@ def test_a_group_between_gpus_stages_nothing_on_the_host(monkeypatch: pytest.Mon
     assert all(torch.equal(held[name], tensor) for name, tensor in sent.items())
 
 
+def test_an_engine_that_dies_between_gpus_ends_the_sync_and_not_the_learner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By NCCL, a broadcast to a dead engine never completes, and whatever waits on its stream never returns."""
+
+    class Stuck:
+        """A process group with a dead member, and its work."""
+
+        aborted = False
+
+        def broadcast(self, *_: object) -> Stuck:
+            return self
+
+        def is_completed(self) -> bool:
+            return False
+
+        def wait(self) -> None:
+            raise AssertionError("a stream that waits cannot be left")
+
+        def abort(self) -> None:
+            self.aborted = True
+
+    group = Stuck()
+    monkeypatch.setattr(carriers, "_join", lambda *_: group)
+    sender = GroupBroadcast(Meeting("127.0.0.1", 1, 0, 2, timeout_s=0.05), "nccl")
+    sender.memory(3, 64, torch.device("cpu"))
+    with pytest.raises(RuntimeError, match=r"bucket 3 did not reach all engines within 0\.05 s"):
+        sender.ship(sender.seal(3, ()))
+    assert group.aborted
+
+
 def test_weights_on_a_gpu_are_known_to_be_there() -> None:
     with pretended.pretend_gpu():
         there = SimpleNamespace(weights=lambda: iter([("a", torch.zeros(2, device="cuda"))]))
