@@ -309,7 +309,7 @@ def _require_planned_memory(learner: LearnerSection, sampler: SamplerSection, pl
         return
     if backend.reserves_cache and backend.cache_bytes(sampler) is None:
         raise InputError(
-            f"the memory of learner.backend={learner.backend} is not planned, so {sampler.backend} would take its share "
+            f"the memory of learner.backend={learner.backend} is not planned, so {sampler.backend} would take a share "
             "of whole GPUs, on which the learner is, too; set sampler.kv_cache_gib"
         )
 
