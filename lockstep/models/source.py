@@ -139,7 +139,7 @@ def describe_passed_end(source: ModelSource, data: PromptSection) -> str | None:
         return None
     name, stop = source.tokenizer.convert_ids_to_tokens([end, source.stop_token_ids[0]])
     return (
-        f"the chat template in {source.folder} ends a turn with {name}, at which the model does not stop; it goes on "
+        f"the chat template in {source.folder} ends a turn with {name}, at which the model does not stop; it continues "
         f"to {stop}, which SFT learns instead; to stop there, add {end} to eos_token_id of generation_config.json"
     )
 
