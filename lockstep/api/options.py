@@ -142,7 +142,7 @@ class RunSectionKeys(TypedDict, total=False):
 
     max_steps: int
     max_epochs: int
-    validate_every: int
+    validate_every: int | float
     save_every: int
     keep: int
     best: BestKeys | None
@@ -355,6 +355,7 @@ class RewardSectionKeys(TypedDict, total=False):
     confined: bool
     verifier: str | None
     pass_score: float | None
+    cut_off: float | Literal["as_is"] | None
     parts: Mapping[str, RewardPartKeys] | None
 
 
