@@ -23,11 +23,11 @@ TYPED := $(if $(wildcard $(VENV)/lib/python3*/site-packages/vllm),,$(filter-out 
 .PHONY: quickstart quickstart-ray test test-rest test-all durations face coming-from docs docs-pages logprobs-alone kernels lint check proofs test-gpu bits bench published-curve curve-words clean
 
 quickstart: $(VENV)/.run
-	$(BIN)/lockstep train ppo_wheel
+	$(BIN)/lockstep train ppo_quiz
 
 # The same on two ranks of the learner and two samplers, as actors of a Ray cluster that starts and ends with the run.
 quickstart-ray: $(VENV)/.ray
-	$(BIN)/lockstep train ppo_wheel cluster=ray learner.parallel.dp=2 sampler.replicas=2
+	$(BIN)/lockstep train ppo_quiz cluster=ray learner.parallel.dp=2 sampler.replicas=2
 
 # One representative of everything; then what is marked `full`; and both. All of it runs without a GPU.
 PYTEST := $(BIN)/python -m pytest tests -n 2 --dist loadfile --no-loadscope-reorder

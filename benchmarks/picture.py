@@ -40,9 +40,7 @@ STYLE = """
   @media (prefers-color-scheme: dark) {
     text { fill: #f0f6fc } .small { fill: #9198a1 } .grid { stroke: #3d444d }
     .held { stroke: #4493f8 } .heldfill { fill: #4493f8 } .sampled { stroke: #f0883e } .sampledfill { fill: #f0883e }
-    .critic { stroke: #8250df; fill: none; stroke-width: 1.6 }
-  .criticfill { fill: #8250df }
-  .gap { stroke: #3fb950 } .gapfill { fill: #3fb950 } .bound { stroke: #f85149 } .boundfill { fill: #f85149 }
+    .critic { stroke: #ab7df8 } .criticfill { fill: #ab7df8 } .gap { stroke: #3fb950 } .gapfill { fill: #3fb950 } .bound { stroke: #f85149 } .boundfill { fill: #f85149 }
   }
 """
 
@@ -93,7 +91,7 @@ def draw(rows: Sequence[dict[str, float]], name: str) -> str:
     summary = summarize_agreement(rows)
     metric = next((metric for metric in HELD if any(metric in row for row in rows)), None)
     if metric is None or not summary.tokens:
-        raise ValueError("this picture is of a run that samples and validates, such as ppo_wheel")
+        raise ValueError("this picture is of a run that samples and validates, such as ppo_quiz")
     held = figures(rows, metric)
     last = int(max(row["step"] for row in rows))
     parts = [

@@ -25,12 +25,12 @@ ROOT = Path(__file__).resolve().parent.parent
 FLOOR = ("-c", "import torch, transformers.models.llama.modeling_llama")
 COMMANDS = (
     "--help",
-    "config ppo_wheel",
+    "config ppo_quiz",
     "plan grpo_arithmetic --gpus 8 --memory 80GB",
-    "train ppo_wheel --dry-run",
+    "train ppo_quiz --dry-run",
     "train ppo_arithmetic --dry-run",
     "train grpo_arithmetic --dry-run",
-    "train sft_wheel run.max_steps=1",
+    "train sft_quiz run.max_steps=1",
 )
 
 

@@ -34,7 +34,7 @@ WIDE = (
     "ppo.num_prompts_per_step=8",
     "ppo.global_batch_size=8",
 )
-RUNS = {"toy": ("ppo_wheel", 40, ()), "25M": ("ppo_arithmetic", 10, WIDE)}
+RUNS = {"toy": ("ppo_quiz", 40, ()), "25M": ("ppo_arithmetic", 10, WIDE)}
 WARMUP = 2
 
 

@@ -1,6 +1,6 @@
 # Lockstep without GPUs, for trials, tests and preference runs of small models. In the repository's folder:
 #   docker build -f deploy/cpu.Dockerfile -t lockstep:cpu .
-#   docker run --rm -v "$PWD/runs:/work/runs" lockstep:cpu lockstep train ppo_wheel
+#   docker run --rm -v "$PWD/runs:/work/runs" lockstep:cpu lockstep train ppo_quiz
 FROM python:3.11-slim-bookworm AS build
 RUN python -m venv /opt/lockstep
 WORKDIR /src

@@ -103,7 +103,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="lockstep",
         description="Post-trains language models; the policy that is trained and the one that samples stay in step.",
-        epilog="Start with: lockstep train ppo_wheel",
+        epilog="Start with: lockstep train ppo_quiz",
     )
     parser.add_argument("--version", action="version", version=f"lockstep {__version__}")
     parser.add_argument("--traceback", action="store_true", help="show where an error came from")

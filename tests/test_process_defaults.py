@@ -106,7 +106,7 @@ assert not gc.get_freeze_count()
 DRY = """
 import gc, sys
 from lockstep.cli import main
-assert main(["train", "ppo_wheel", "--dry-run"]) == 0
+assert main(["train", "ppo_quiz", "--dry-run"]) == 0
 assert gc.isenabled()
 assert gc.get_freeze_count() > 300_000, gc.get_freeze_count()
 print("unused:", *sorted({"plotext", "pandas", "sklearn", "datasets", "matplotlib", "peft"} & sys.modules.keys()))

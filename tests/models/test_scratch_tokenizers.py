@@ -16,7 +16,7 @@ from lockstep.models.tokenizer import words_tokenizer
 
 VOCABULARIES = {
     "sft_arithmetic": (98, "5f50e5b8f68404ab"),
-    "sft_wheel": (95, "edf6c4c480d876e8"),
+    "sft_quiz": (74, "80b6fa927336d158"),
     "sft_letters": (37, "c6f290a747abdaf8"),
     "sft_letters_meta": (44, "6aa09685d9cc1aa2"),
 }

@@ -1,0 +1,119 @@
+"""A quiz with a prize: the host shows a prize, asks four times whether a number is prime, and pays once, at the end.
+
+    quiz of 4 questions            the prompt
+     ready                         the policy is ready
+    20                             the prize (0, 10 or 20 coins), which is luck
+    17 yes                         a question, and the policy's answer; a right one is worth a coin
+    51 no                          the next one
+
+Only the payout tells which answers are right, and most of that is the prize. GRPO compares episodes whose prizes differ.
+A critic reads the prize before the first answer, so no answer gets credit for luck: here a critic earns its cost.
+The reward is the coins as a share of all that there can be, so no episode earns more than 1. One that is cut off earns
+nothing, and no other earns less. Held-out quizzes show the same prizes, and only their answers count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+from typing import Annotated, Any
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from lockstep.config import Probability
+from lockstep.tasks.base import Task, TaskFiles, sample_uniforms, write_rows
+
+ANSWERS = " yes", " no"
+READY = " ready"
+LARGEST = 63  # of the numbers that are asked, which are odd: 17 of 32 are prime
+_BLOCK = 1024
+
+
+class Quiz(Task):
+    """The task of the quiz. Train and validation ask the same numbers, in orders that the episode's seed draws."""
+
+    shared = ("questions", "luck", "seed")
+    questions: Annotated[int, Field(ge=1, le=32)] = Field(default=4, description="questions of an episode")
+    luck: NonNegativeInt = Field(default=10, description="coins of the prize on average: none, these or twice")
+    repeats: PositiveInt = Field(default=22, description="validation episodes with each of the three prizes")
+    demonstrations: NonNegativeInt = Field(default=0, description="episodes for SFT; 0: none")
+    known: Probability = Field(default=0.6, description="share of right answers in the demonstrations")
+    seed: int = Field(default=0, description="of the demonstrations; the run's seed does not change them")
+
+    @property
+    def best_reward(self) -> float:
+        """All answers are right, and the prize is the average one; no single episode earns more than 1."""
+        return (self.luck + self.questions) / (2 * self.luck + self.questions)
+
+    @property
+    def idle_options(self) -> dict[str, str]:
+        return {} if self.demonstrations else {"known": "where demonstrations is 0"}
+
+    def write(self, folder: Path) -> TaskFiles:
+        files = TaskFiles.name_in(folder, demonstrations=self.demonstrations > 0)
+        prizes = [0, self.luck, 2 * self.luck]
+        train = self._row(prizes, most=prizes[-1])
+        write_rows(files.train, [train])
+        write_rows(files.validation, [self._row([prize], most=0) for prize in prizes] * self.repeats)
+        if files.demonstrations is not None:
+            write_rows(files.demonstrations, self._demonstrations(train))
+        return files
+
+    def _row(self, prizes: Sequence[int], most: int) -> dict[str, Any]:
+        """An episode, what its prize may be, and the largest prize that counts; its answer is a best play."""
+        row = {"question": f"quiz of {self.questions} questions", "questions": self.questions}
+        row |= {"prizes": list(prizes), "most": most}
+        return {**row, "answer": _play(row, 0, [True] * self.questions)}
+
+    def _demonstrations(self, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        for start in range(0, self.demonstrations, _BLOCK):
+            rows = range(start, min(start + _BLOCK, self.demonstrations))
+            for first, *draws in sample_uniforms(rows, 1 + self.questions, self.seed, "quiz"):
+                yield {**row, "answer": _play(row, int(first * 2**32), [draw < self.known for draw in draws])}
+
+
+class Host:
+    """The host as an environment (`environment.Environment`). Anything but the right answer's exact text is wrong."""
+
+    cut_off_reward = 0.0  # no coins: no quiz that is played to its end earns less
+
+    def reset(self, row: dict[str, Any], seed: int) -> None:
+        """The seed draws the prize and the numbers."""
+        draws = Random(seed)
+        self._prize, self._most = draws.choice(row["prizes"]), int(row["most"])
+        self._numbers = draws.sample(range(1, LARGEST + 1, 2), row["questions"])
+        self._asked, self._right = 0, 0
+
+    @property
+    def right_answer(self) -> str:
+        """The right answer to the question that is asked."""
+        return ANSWERS[not is_prime(self._numbers[self._asked - 1])]
+
+    def step(self, response: str) -> tuple[str, float, bool]:
+        """See `Environment`. Whatever the first response is, it starts the quiz."""
+        if not self._asked:
+            self._asked = 1
+            return f"\n{self._prize}\n{self._numbers[0]}", 0.0, False
+        self._right += response == self.right_answer
+        if self._asked == len(self._numbers):
+            paid = min(self._prize, self._most) + self._right
+            return "", paid / (self._most + len(self._numbers)), True
+        self._asked += 1
+        return f"\n{self._numbers[self._asked - 1]}", 0.0, False
+
+
+def is_prime(number: int) -> bool:
+    """True if no smaller number but 1 divides it."""
+    return number > 1 and all(number % divisor for divisor in range(2, number))
+
+
+def _play(row: dict[str, Any], seed: int, right: Sequence[bool]) -> str:
+    """An episode with right and wrong answers, and what the host says between them."""
+    host = Host()
+    host.reset(row, seed)
+    said = [READY, host.step(READY)[0]]
+    for is_right in right:
+        answer = host.right_answer if is_right else ANSWERS[host.right_answer == ANSWERS[0]]
+        said += [answer, host.step(answer)[0]]
+    return "".join(said)
