@@ -43,7 +43,7 @@ class Quiz(Task):
 
     @property
     def best_reward(self) -> float:
-        """All answers are right, and the prize is the average one; no single episode earns more than 1."""
+        """What all answers earn, if right, with a prize of the average; no single episode earns more than 1."""
         return (self.luck + self.questions) / (2 * self.luck + self.questions)
 
     @property
