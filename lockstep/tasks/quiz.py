@@ -43,7 +43,7 @@ class Quiz(Task):
 
     @property
     def best_reward(self) -> float:
-        """What all answers earn, if right, with a prize of the average; no single episode earns more than 1."""
+        """The share of coins with all answers right and an average prize; no single episode earns more than 1."""
         return (self.luck + self.questions) / (2 * self.luck + self.questions)
 
     @property
