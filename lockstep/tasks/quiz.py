@@ -6,10 +6,10 @@
     17 yes                         a question, and the policy's answer; a right one is worth a coin
     51 no                          the next one
 
-Only the payout tells which answers are right, and most of that is the prize. GRPO compares episodes whose prizes differ.
+Only the payout tells which answers are right, and most of it is the prize. GRPO compares episodes whose prizes differ.
 A critic reads the prize before the first answer, so no answer gets credit for luck: here a critic earns its cost.
-The reward is the coins as a share of all that there can be, so no episode earns more than 1. One that is cut off earns
-nothing, and no other earns less. Held-out quizzes show the same prizes, and only their answers count.
+The reward is the share of all coins that there can be, so no episode earns more than 1, and one that is cut off earns
+nothing. Held-out quizzes show the same prizes, and only their answers count.
 """
 
 from __future__ import annotations
