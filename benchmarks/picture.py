@@ -40,7 +40,8 @@ STYLE = """
   @media (prefers-color-scheme: dark) {
     text { fill: #f0f6fc } .small { fill: #9198a1 } .grid { stroke: #3d444d }
     .held { stroke: #4493f8 } .heldfill { fill: #4493f8 } .sampled { stroke: #f0883e } .sampledfill { fill: #f0883e }
-    .critic { stroke: #ab7df8 } .criticfill { fill: #ab7df8 } .gap { stroke: #3fb950 } .gapfill { fill: #3fb950 } .bound { stroke: #f85149 } .boundfill { fill: #f85149 }
+    .critic { stroke: #ab7df8 } .criticfill { fill: #ab7df8 }
+    .gap { stroke: #3fb950 } .gapfill { fill: #3fb950 } .bound { stroke: #f85149 } .boundfill { fill: #f85149 }
   }
 """
 

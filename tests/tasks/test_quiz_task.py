@@ -26,9 +26,7 @@ def play(row: dict[str, Any], right: list[bool], seed: int) -> tuple[int, list[i
     said, reward, done = host.step(READY)
     prize, said = said.removeprefix("\n").split("\n")
     for is_right in right:
-        assert (reward, done) == (0.0, False), (
-            "nothing is paid before the end, so an episode that is cut off has nothing"
-        )
+        assert (reward, done) == (0.0, False), "nothing is paid before the end"
         numbers.append(int(said))
         said, reward, done = host.step(ANSWERS[is_prime(numbers[-1]) != is_right])
     assert (said, done) == ("", True)
