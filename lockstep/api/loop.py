@@ -162,6 +162,7 @@ def open_sampler(
         if own is None or own.exact:
             computation = choose_kernels(folder, section, computation, progress.note)
         spec, shared = SamplerSpec(folder, section, computation), None
+        spec.require_proof()  # of decoding, too, which a learner's own leaves out
         if learner is not None and own is not None:
             shared = open_models.share_weights(learner, own, spec, _WORKERS)
         return TextSampler(shared or nearest(spec, progress, _WORKERS), open_source(folder), computation)

@@ -17,6 +17,7 @@ import pytest
 import torch
 from tiers import full
 from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import lockstep
 from lockstep.api.loop import TextSampler
@@ -24,6 +25,7 @@ from lockstep.batch import Batch
 from lockstep.config.loading import RecipeError
 from lockstep.errors import InputError
 from lockstep.losses.base import Outputs
+from lockstep.models.folder import ModelError
 
 ROOT = Path(__file__).parents[2]
 CODE = (ROOT / "examples/rl_loop.py").read_text().split('"""\n\n', 1)[1]
@@ -219,6 +221,18 @@ def test_seeds_and_rows(model: str) -> None:
     assert first == again != other
     assert seen[0] == ("Once", "upon")
     assert lockstep.rollout(sampler, rows, judge, max_tokens=2).batch["score"].isnan().all()
+
+
+def test_a_model_that_decodes_wrongly_is_refused_when_its_sampler_opens(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    fields = {**sizes, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 64, "num_local_experts": 2}
+    config = AutoConfig.for_model("minimax", **fields, layer_types=["linear_attention", "full_attention"])
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="minimax"):
+        lockstep.open_sampler(tmp_path)
+    learner = lockstep.open_learner(tmp_path)
+    with pytest.raises(ModelError, match="minimax"):
+        lockstep.open_sampler(tmp_path, learner)
 
 
 def test_heads_and_frozen_models(model: str) -> None:
