@@ -73,7 +73,7 @@ class Quiz(Task):
                 yield {**row, "answer": _play(row, int(first * 2**32), [draw < self.known for draw in draws])}
 
 
-class Host:
+class Show:
     """The host as an environment (`environment.Environment`). Anything but the right answer's exact text is wrong."""
 
     cut_off_reward = 0.0  # no coins: no quiz that is played to its end earns less
@@ -110,7 +110,7 @@ def is_prime(number: int) -> bool:
 
 def _play(row: dict[str, Any], seed: int, right: Sequence[bool]) -> str:
     """An episode with right and wrong answers, and what the host says between them."""
-    host = Host()
+    host = Show()
     host.reset(row, seed)
     said = [READY, host.step(READY)[0]]
     for is_right in right:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from lockstep.tasks.quiz import ANSWERS, LARGEST, READY, Host, Quiz, is_prime
+from lockstep.tasks.quiz import ANSWERS, LARGEST, READY, Show, Quiz, is_prime
 
 SPEC = Quiz(name="quiz", questions=6, luck=3, repeats=2, demonstrations=400, known=0.75, seed=3)
 
@@ -21,7 +21,7 @@ def read(folder: Path, name: str) -> list[dict[str, Any]]:
 
 def play(row: dict[str, Any], right: list[bool], seed: int) -> tuple[int, list[int], float]:
     """Plays an episode with right and wrong answers. Returns the prize, the numbers asked, and the reward."""
-    host, numbers = Host(), list[int]()
+    host, numbers = Show(), list[int]()
     host.reset(row, seed)
     said, reward, done = host.step(READY)
     prize, said = said.removeprefix("\n").split("\n")
@@ -46,7 +46,7 @@ def test_the_reward_is_the_share_of_all_coins(tmp_path: Path) -> None:
     assert all(reward == (prize + 4) / 12 for prize, _, reward in played)
     assert all(len(set(numbers)) == 6 for _, numbers, _ in played)
     assert {play(row, [True] * 6, seed)[2] for seed in range(30)} == {0.5, SPEC.best_reward, 1.0}
-    assert min(play(row, [False] * 6, seed)[2] for seed in range(30)) == Host.cut_off_reward
+    assert min(play(row, [False] * 6, seed)[2] for seed in range(30)) == Show.cut_off_reward
 
 
 def test_held_out_quizzes_show_every_prize_and_count_answers_alone(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_held_out_quizzes_show_every_prize_and_count_answers_alone(tmp_path: Pat
 
 
 def test_what_is_neither_yes_nor_no_is_wrong(tmp_path: Path) -> None:
-    host = Host()
+    host = Show()
     host.reset(read(tmp_path, "validation")[0], 0)
     assert [host.step(said)[1] for said in [READY] * 7][-1] == 0.0
 
