@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from lockstep.tasks.quiz import ANSWERS, LARGEST, READY, Show, Quiz, is_prime
+from lockstep.tasks.quiz import ANSWERS, LARGEST, READY, Quiz, Show, is_prime
 
 SPEC = Quiz(name="quiz", questions=6, luck=3, repeats=2, demonstrations=400, known=0.75, seed=3)
 
