@@ -189,7 +189,7 @@ RECIPES = {
     "rule: batch not divisible": said("ppo.global_batch_size=5"),
     "rule: dynamic sampling of one": said("ppo.dynamic_sampling={} ppo.num_generations=1"),
     "rule: one step ahead without a correction": said("ppo.one_step_ahead=true"),
-    "rule: two that reward": said("reward_model.path=models/judge"),
+    "rule: two that reward": said("reward_model.path=models/judge ppo.kl.coef=0.05"),
     "rule: a learned reward that nothing holds": said("reward=null reward_model.path=models/judge"),
     "rule: k3 in the reward": said("ppo.kl.coef=0.05 ppo.kl.placement=reward ppo.kl.estimator=k3"),
     "rule: k1 in the loss": said("ppo.kl.coef=0.05 ppo.kl.estimator=k1"),
@@ -208,11 +208,9 @@ RECIPES = {
     "rule: truncated demonstrations": BadInput("train sft.yaml data.overlong_prompts=truncate"),
     "rule: greedy several times": BadInput("generate model rows.jsonl sampling.temperature=0 num_generations=2"),
     "rule: greedy and top_k": said("sampling.temperature=0 sampling.top_k=5"),
-    "rule: two kinds of reward": said("reward.function=rewards.py:parity"),
     "rule: a time limit for math": said("reward.timeout_s=5"),
     "rule: a reward without its section": said("reward.type=code reward.marker=null"),
     "rule: a verifier for every row": said("reward.verifier=kind"),
-    "rule: parts of no sum": said("'reward.parts={a: {type: math}}'"),
     "rule: a part without a name": said("'reward={type: sum, marker: null, parts: {a-b: {type: math}}}'"),
     "rule: a server without an address": said(f"'{SERVED.replace('http://', '')}'"),
     "rule: validation without rows": BadInput("train sft.yaml run.validate_every=2"),
@@ -274,6 +272,7 @@ MODELS = {
         lambda folder: [
             change("model/tokenizer_config.json", eos_token=None)(folder),
             change("model/generation_config.json", eos_token_id=None)(folder),
+            change("model/config.json", eos_token_id=None)(folder),
         ]
     ),
     "weights: none": own(remove("model/model.safetensors")),

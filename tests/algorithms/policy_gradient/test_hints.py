@@ -11,7 +11,7 @@ from lockstep.algorithms.grpo.options import GRPOSection
 from lockstep.algorithms.ppo.options import PPOSection
 
 PACKAGE = Path(__file__).parents[3] / "lockstep"
-OWN = {"algorithms/ppo/options.py", "algorithms/grpo/options.py"}
+OWN = {"algorithms/ppo/options.py", "algorithms/ppo/job.py", "algorithms/grpo/options.py"}
 TABLES = "foreign"
 """Its keys are those of each algorithm; the section of the recipe at hand takes their place before they are shown."""
 KEYS = "|".join({*PPOSection.model_fields, *GRPOSection.model_fields})

@@ -97,8 +97,9 @@ def test_corrections_weigh_tokens_where_sampler_and_learner_differ(run: Run, kin
 
 def test_sequences_that_disagree_are_dropped(run: Run) -> None:
     rows = run("ppo.max_sequence_mismatch=1.0000001", *DIFFERS)
-    assert last(rows, "agreement/sequences_masked") > 0
-    assert last(rows, "train/trained_tokens") < 16 * last(rows, "train/response_length")
+    dropping = [row for row in rows if row.get("agreement/sequences_masked", 0) > 0]  # which, depends on the processor
+    assert dropping
+    assert all(row["train/trained_tokens"] < 16 * row["train/response_length"] for row in dropping)
 
 
 def test_dual_clip_bounds_the_loss_of_bad_tokens(run: Run) -> None:
