@@ -25,6 +25,7 @@ from lockstep.models import attention
 from lockstep.models.config_values import find_fault, find_field
 from lockstep.models.families.known import has_classifier, is_known
 from lockstep.models.families.own_code import is_own, register_own
+from lockstep.models.routers import keep_in_fp32
 
 _CONTEXT = "max_position_embeddings"
 _ADAPTER = "adapter_config.json"
@@ -159,7 +160,7 @@ def skeleton(config: PreTrainedConfig, source: str) -> PreTrainedModel:
         raise ModelError(f"{source}: pad_token_id is {padding}, and vocab_size only {rows}; correct it")
     try:
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
                 config, attn_implementation=attention.NAME, dtype=torch.float32, trust_remote_code=False
             )
     except Exception as error:  # likewise
@@ -172,6 +173,8 @@ def skeleton(config: PreTrainedConfig, source: str) -> PreTrainedModel:
         where = "" if field is None else f" is no {field}"
         why = f"{type(error).__name__}: {config_reason(error)}{where}"
         raise ModelError(f"{source}: transformers cannot build this model ({why})") from error
+    keep_in_fp32(model)
+    return model
 
 
 def head_size(config: PreTrainedConfig) -> int:

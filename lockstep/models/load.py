@@ -23,6 +23,7 @@ from lockstep.errors import first_line
 from lockstep.models import attention
 from lockstep.models.families.known import find_nearest, is_known
 from lockstep.models.folder import ModelError, config_reason, read_config, require_usable, skeleton
+from lockstep.models.routers import keep_in_fp32
 from lockstep.models.token_step import join_maps
 from lockstep.models.weight_files import check_weights, require_finite
 
@@ -68,6 +69,7 @@ def _open(folder: str | os.PathLike[str]) -> PreTrainedModel:
         raise  # the folder is not to blame, and the same command may find more room
     except Exception as error:  # for files that it does not foresee, transformers raises anything
         raise ModelError(f"the model in {folder} cannot be opened: {first_line(error)}") from error
+    keep_in_fp32(model)
     return model
 
 
@@ -94,9 +96,11 @@ def build_causal_lm(config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBas
     skeleton(built, "model.scratch.config")  # for its errors
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(keyed.key("initial weights", seed) & (2**63 - 1))
-        return AutoModelForCausalLM.from_config(
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
             built, attn_implementation=attention.NAME, dtype=torch.float32, trust_remote_code=False
         )
+    keep_in_fp32(model)
+    return model
 
 
 def scratch_config(config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:

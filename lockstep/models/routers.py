@@ -1,0 +1,38 @@
+"""Routers that a model's own code computes in fp32 stay in fp32 under autocast, which would cast their products again."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from inspect import getsource
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+_IN_FP32 = re.compile(r"\bF\.linear\([^\n]*\bself\.[\w.]+\.(?:float\(\)|type\(torch\.float32\))\)")
+
+
+def keep_in_fp32(model: nn.Module) -> None:
+    """Keeps autocast from each module whose `forward` casts its own weight to fp32 for a product."""
+    for module in model.modules():
+        if _casts_to_fp32(type(module)):
+            module.forward = MethodType(_forward, module)
+
+
+@cache
+def _casts_to_fp32(kind: type[nn.Module]) -> bool:
+    """Whether the module is one of `transformers` whose `forward` holds such a product."""
+    if not kind.__module__.startswith("transformers.models."):
+        return False
+    try:
+        return _IN_FP32.search(getsource(kind.forward)) is not None
+    except OSError:
+        return False  # the class has no source
+
+
+def _forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+    """The module's results outside autocast."""
+    with torch.autocast(next(module.parameters()).device.type, enabled=False):
+        return type(module).forward(module, *args, **kwargs)

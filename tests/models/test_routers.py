@@ -1,0 +1,63 @@
+"""Routers that a model's own code computes in fp32 are computed in fp32 under autocast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from transformers.models.deepseek_v3 import DeepseekV3Config
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
+from transformers.models.dots1 import Dots1Config
+from transformers.models.dots1.modeling_dots1 import Dots1TopkRouter
+from transformers.models.glm4_moe import Glm4MoeConfig
+from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeTopkRouter
+from transformers.models.qwen3_moe import Qwen3MoeConfig
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
+
+from lockstep.models.routers import keep_in_fp32
+
+FP32 = [
+    (DeepseekV3TopkRouter, DeepseekV3Config),
+    (Dots1TopkRouter, partial(Dots1Config, n_routed_experts=8, num_experts_per_tok=2, n_group=1, topk_group=1)),
+    (Glm4MoeTopkRouter, Glm4MoeConfig),
+]
+
+
+def _logits(router: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+    found = router(hidden)
+    return found if isinstance(found, torch.Tensor) else found[0]
+
+
+def _make(router: type[nn.Module], config: Callable[..., Any]) -> nn.Module:
+    torch.manual_seed(0)
+    made = router(config(hidden_size=16))
+    for weight in made.parameters():
+        nn.init.normal_(weight)
+    return nn.Sequential(made)
+
+
+@pytest.mark.parametrize(("router", "config"), FP32)
+def test_router_declared_fp32_ignores_autocast_and_so_does_its_copy(router: type[nn.Module], config: Callable[..., Any]) -> None:
+    model = _make(router, config)
+    hidden = torch.randn(1, 5, 16)
+    expected = _logits(model[0], hidden)
+    keep_in_fp32(model)
+    copied = deepcopy(model)
+    with torch.no_grad():
+        copied[0].weight.mul_(2)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = _logits(model[0], hidden)
+        doubled = _logits(copied[0], hidden)
+    assert torch.equal(found, expected)
+    assert not torch.equal(doubled, expected), "a copy computes with the copy's weights"
+
+
+def test_router_of_the_model_s_type_follows_autocast() -> None:
+    model = _make(Qwen3MoeTopKRouter, Qwen3MoeConfig)
+    before = model[0].forward
+    keep_in_fp32(model)
+    assert model[0].forward == before
