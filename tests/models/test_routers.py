@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ def _logits(router: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
     return found if isinstance(found, torch.Tensor) else found[0]
 
 
-def _make(router: type[nn.Module], config: Callable[..., Any]) -> nn.Module:
+def _make(router: type[nn.Module], config: Callable[..., Any]) -> nn.Sequential:
     torch.manual_seed(0)
     made = router(config(hidden_size=16))
     for weight in made.parameters():
