@@ -42,7 +42,9 @@ def _make(router: type[nn.Module], config: Callable[..., Any]) -> nn.Sequential:
 
 
 @pytest.mark.parametrize(("router", "config"), FP32)
-def test_router_declared_fp32_ignores_autocast_and_so_does_its_copy(router: type[nn.Module], config: Callable[..., Any]) -> None:
+def test_router_declared_fp32_ignores_autocast_and_so_does_its_copy(
+    router: type[nn.Module], config: Callable[..., Any]
+) -> None:
     model = _make(router, config)
     hidden = torch.randn(1, 5, 16)
     expected = _logits(model[0], hidden)
