@@ -1,4 +1,4 @@
-"""Routers that a model's own code computes in fp32 stay in fp32 under autocast, which would cast their products again."""
+"""Routers that a model computes in fp32 stay in fp32 under autocast, which would cast their products again."""
 
 from __future__ import annotations
 
