@@ -23,7 +23,7 @@ def keep_in_fp32(model: nn.Module) -> None:
 
 @cache
 def _casts_to_fp32(kind: type[nn.Module]) -> bool:
-    """Whether the module is one of `transformers` whose `forward` holds such a product."""
+    """True if the module is one of `transformers` whose `forward` holds such a product."""
     if not kind.__module__.startswith("transformers.models."):
         return False
     try:
