@@ -115,6 +115,7 @@ class Loaded:
     def identity(self) -> dict[str, Any]:
         """The options that identify the run: all that change a result, and the digest of the recipe trained first."""
         tree = self.dump()
+        tree.get("grid", {}).pop("budget_s", None)  # it leaves cells of a doctor's table out, and changes none
         for section in ("trackers", "acceptance"):  # what shows a run, and what a finished run is measured by
             tree.pop(section, None)
         for option in ("folder", "max_time_s", "require_doctor"):
@@ -417,7 +418,8 @@ def _validate(
         return validate(kind, tree, is_in_yaml), []
     except FaultyTree as error:
         faults = error.faults
-    from_base = [keys for keys in _options(tree) if layer_of(keys).ships]
+    # The rows of a task are those that the rest of its recipe reads, so its options stay.
+    from_base = [keys for keys in _options(tree) if layer_of(keys).ships and keys[:2] != ("data", "task")]
     tree, taken = give_way(kind, tree, faults, from_base, is_in_yaml)
     try:
         found = validate(kind, tree, is_in_yaml)

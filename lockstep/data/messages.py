@@ -136,11 +136,11 @@ def _refuse_unknown(tokenizer: PreTrainedTokenizerBase, args: TemplateArgs, opti
 
 
 def _parse(tokenizer: PreTrainedTokenizerBase) -> nodes.Template | None:
-    """The chat template of a conversation; None if it is no Jinja, which is told where it is rendered."""
+    """The chat template of a conversation; None if it cannot be read, which is told where it is rendered."""
     try:
         template = _MARKS.sub("", tokenizer.get_chat_template())
         return Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
-    except TemplateSyntaxError:
+    except (TemplateSyntaxError, ValueError):  # ValueError: several templates, and none is the default
         return None
 
 

@@ -14,9 +14,11 @@ from lockstep.rewards.math_answer import find_answer, find_marked, find_right_an
 from lockstep.rewards.math_verifier import verify
 from lockstep.types import Prompt
 
-READING = 1
+READING = 2
 """Version of the rules by which right answers are read, for caches of what was read."""
 
+GSM8K_MARKER = "####"
+"""The mark before the answer at the end of GSM8K's solutions."""
 _REMEMBERED = 1 << 16
 
 
@@ -81,8 +83,8 @@ class MathReward:
 
 @functools.lru_cache(maxsize=_REMEMBERED)
 def read_right_answer(answer: str, marker: str | None) -> str | None:
-    """Returns a right answer as LaTeX; None if it cannot be read whole."""
-    after = None if marker is None else _after_marker(answer, marker)
+    """Returns a right answer as LaTeX; None if it cannot be read whole. Without a marker it may have GSM8K's."""
+    after = _after_marker(answer, GSM8K_MARKER if marker is None else marker)
     right = find_right_answer(answer if after is None else after, after is not None)
     return right if right is not None and verify(right, right) is not False else None
 

@@ -132,5 +132,5 @@ def test_parameters_are_those_of_the_interface() -> None:
     assert names == [
         "self", "input_ids", "position_ids", "attention_mask", "decoder_input", "labels", "inference_context",
         "packed_seq_params", "extra_block_kwargs", "runtime_gather_output", "inference_params", "loss_mask",
-        "padding_mask", "return_logprobs_for_linear_ce_fusion",
+        "padding_mask", "return_logprobs_for_linear_ce_fusion", "is_spec_decode",
     ]  # fmt: skip

@@ -97,7 +97,7 @@ def test_a_task_of_ones_own_writes_its_rows(in_tmp: Path, run_block: Callable[..
 
 
 def test_an_environment_of_ones_own_plays(run_block: Callable[..., dict[str, Any]]) -> None:
-    guess, slow, shop = python_of("environments")
+    guess, slow, shop, _ = python_of("environments")
     game = run_block(guess)["Guess"]()
     game.reset({"largest": 9}, seed=0)
     said = [game.step(text) for text in ("?", *map(str, range(1, 10)))]

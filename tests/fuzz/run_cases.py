@@ -136,7 +136,7 @@ CASES: dict[str, Case] = {
     "metrics: a step below 0": Case(line(METRICS, 1, {"step": -5}), REPORT, 2, "metrics.jsonl:2 " + NO_LINE),
     "metrics: a step of 30 digits": Case(line(METRICS, 1, {"step": 10**30}), REPORT, 2, "metrics.jsonl:2 " + NO_LINE),
     "metrics: a word, report": Case(line(METRICS, 1, {"train/reward": "high"}), REPORT, 2, "metrics.jsonl:2"),
-    "metrics: a word, check": Case(line(METRICS, 1, {"train/reward": "high"}), "check run", 2, "no acceptance bounds"),
+    "metrics: a word, check": Case(line(METRICS, 1, {"train/reward": "high"}), "check run", 2, "sums.json"),
     "metrics: a word, resume": Case(unfinished(line(METRICS, 1, {"train/reward": "high"})), RUN, 2, "metrics.jsonl:2"),
     "metrics: a list": Case(line(METRICS, 1, {"train/reward": [1]}), REPORT, 2, "metrics.jsonl:2"),
     "metrics: an integer of 400 digits": Case(
@@ -314,7 +314,7 @@ CASES: dict[str, Case] = {
         lambda folder: (folder / "run/final/model.safetensors").unlink(),
         "eval run rows.jsonl --recipe eval.yaml",
         2,
-        "no weights",
+        "model.safetensors is missing",
     ),
     "eval: final/ a link to nowhere": Case(
         replace("run/final", lambda path: path.symlink_to("gone")), "eval run rows.jsonl --recipe eval.yaml", 2, "final"

@@ -250,7 +250,7 @@ def test_several_files_are_one_evaluation(ask: Callable[..., Path], in_tmp: Path
         (["MODEL", "absent.jsonl", *SMALL], "absent.jsonl: there is no such file"),
         (["absent", "DATA"], "there is no folder absent"),
         (["MODEL", "DATA", "sampling.temperature=0", "sampling.num_samples=1"], "a section of their own, greedy"),
-        (["MODEL", "DATA", "sampling.temperature=0"], "num_samples must be 1"),
+        (["MODEL", "DATA", "sampling.temperature=0"], "greedy responses have a section of their own"),
         (["MODEL", "DATA", "sampling.k=[32]"], "k is 32, but each question gets num_samples=16 responses"),
         (
             ["MODEL", "DATA", *SMALL, "sampling.k=[2]", UNRATED],
