@@ -70,7 +70,7 @@ def require_unaltered(run: Path, part: str = "") -> None:
 
 
 def _compare(path: Path, noted: Mapping[str, int | str]) -> str:
-    """How a file differs from what was noted; empty if it does not."""
+    """Describes how a file differs from what was noted; empty if it does not."""
     try:
         if not path.is_file():
             return "is missing"

@@ -296,7 +296,11 @@ class Prompts:
         wrong = complaint(row, dict.fromkeys(asking, "any"), asking)
         if wrong is not None:
             return "; ".join(filter(None, (wrong, self._rule.unread)))
-        return self._rule.answer_fault(row, render(self._data.answer, row, "the row"))
+        try:
+            answer = render(self._data.answer, row, "")
+        except DataError as error:
+            return str(error).removeprefix(": ")
+        return self._rule.answer_fault(row, answer)
 
     def _read(self, numbers: Sequence[int]) -> list[Prompt]:
         return read_prompts(self.selection.rows, numbers, self._tokenizer, self._data)

@@ -116,7 +116,7 @@ DATA = {
         "question",
     ),
     "data: Parquet with decimals inside lists": table(
-        lambda pa: {"question": ["1+1="] * 24, "answer": pa.array([[b"1"]] * 24)}, "r.parquet:1", "'answer'"
+        lambda pa: {"question": ["1+1="] * 24, "answer": pa.array([[b"1"]] * 24)}, "r.parquet, row 1", "'answer'"
     ),
     "data: an arrow file": other("r.arrow", b"ARROW1\x00\x00" + bytes(64), "r.arrow", "Arrow"),
     "data: demonstrations of nothing": rows('{"question": "1+1=", "answer": ""}\n' * 24, LINE_1, of=SFT),
