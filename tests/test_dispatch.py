@@ -38,6 +38,9 @@ EXCEPTIONS = {
     "heads.py: 'forward' in vars(head)": "a method, not a divergence",
     "convert.py: options.values.get('grpo.loss') == 'cispo'": "the recipe refuses clip there, and nowhere else",
     "trl_values.py: kind == 'icepop'": "the recipe has a lower bound there, and nowhere else",
+    "overlay.py: taken.get('type') == 'by_row'": "the one type of reward that any option may belong to",
+    "row_rules.py: named == 'math'": "what a row says, which a rule has checked",
+    "job.py: recipe.self_rewarding.prompt_source == 'split'": "a note about what only a split leaves over",
     "trl.py: config.algorithm == 'dpo'": "an algorithm, which is called as its loss is",
     "trl.py: match config.algorithm": "likewise; other losses are refused",
 }

@@ -62,7 +62,7 @@ def _find_broken_rules(shape: Shape, path: tuple[str, ...] = ()) -> Iterator[Err
     broken = BrokenRules()
     try:
         section = shape.kind.model_validate_json(json.dumps(shape.said), strict=True, context=broken)
-    except ValidationError:  # its faults are those of single values
+    except (ValidationError, TypeError):  # its faults are those of single values; TypeError: a task without its class
         return
     for of, text in broken.found:
         if of is section:

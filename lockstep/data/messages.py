@@ -267,7 +267,7 @@ def _limit_memory() -> Iterator[None]:
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = int(_MEMORY.read_text().split()[0]) * resource.getpagesize() + _MOST_BYTES
+    limit = int(_MEMORY.read_text(encoding="utf-8").split()[0]) * resource.getpagesize() + _MOST_BYTES
     unlimited = resource.RLIM_INFINITY
     resource.setrlimit(resource.RLIMIT_AS, (limit if soft == unlimited else min(limit, soft), hard))
     try:

@@ -33,6 +33,10 @@ class TrainingBackend(TrainingOptions):
     def is_planned(self) -> bool:
         """True if `lockstep plan` knows the memory of its ranks."""
 
+    def describe_rounding(self, section: LearnerSection) -> str | None:
+        """Says how it rounds otherwise than the torch backend in the section's dtype; None if it does not."""
+        return None
+
     @abstractmethod
     def require_model(self, config: PreTrainedConfig, section: LearnerSection) -> None:
         """Raises InputError if it is not installed here, or cannot compute this model as the section says."""

@@ -199,11 +199,9 @@ def _device(recipe: Algorithm, found: Findings) -> None:
         found.notes.append(
             "learner.dtype is bf16, which few CPUs compute faster than fp32; learner.dtype=fp32 may be better"
         )
-    if learner.backend == "megatron" and learner.is_bf16:
-        found.notes.append(
-            "learner.backend=megatron adds up layers in bf16, and backend=torch in fp32: log probabilities of the two "
-            "differ by bf16's rounding"
-        )
+    rounding = backend.find_backend(learner).describe_rounding(learner)
+    if rounding is not None:
+        found.notes.append(rounding)
     own = {role.name: role.learner for role in recipe.own_layouts}
     layouts = f"{ranks} ranks: {describe_layouts(learner, own)}" if ranks > 1 else "1 rank"
     found.say("device", f"{device}, {learner.dtype}, {layouts}")

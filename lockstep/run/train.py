@@ -126,7 +126,6 @@ def _run(loaded: Loaded, allow_changes: bool, deadline_s: float | None, callback
     with open_run(loaded, folder) as started, ExitStack() as open_:
         if (folder / "final").exists() and not changed:  # another process has just finished it
             return True
-        (folder / SUMS).unlink(missing_ok=True)
         views = views_of(recipe.trackers, Facts.of(loaded, folder))
         files = data_files(recipe.data, folder)
         source = _source(loaded, files, folder, allow_changes, deadline_s)
@@ -144,6 +143,7 @@ def _run(loaded: Loaded, allow_changes: bool, deadline_s: float | None, callback
             require_lengths(recipe, source)
             job = recipe.open(LiveSetup(recipe, folder, files, source, inexact, progress, workers))
             started()
+            (folder / SUMS).unlink(missing_ok=True)
             adopt(loaded, changed)
             _note_code(loaded, folder, Path(source.folder), allow_changes)
             progress.total(job.run_length.steps, f"{job.data}; {job.arithmetic}")

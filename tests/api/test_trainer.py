@@ -228,6 +228,8 @@ def test_a_program_that_has_to_load_torch_first_says_so() -> None:
 class Echo:
     """An environment that ends after one answer."""
 
+    cut_off_reward = "as_is"
+
     def reset(self, row: dict[str, Any], seed: int) -> None:
         self.turns = 0
 

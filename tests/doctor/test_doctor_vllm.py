@@ -175,7 +175,7 @@ def test_refits_are_checked(
     backend.engine.load_weights(list(learner.weights()), 0)  # as if it had just started
     forgetting(forgotten)
     with show_progress("refit") as shown:
-        seen = list(check_refits(learner, backend.engine, probe_of(folder), shown))
+        seen = list(check_refits(learner, backend.engine, probe_of(folder, LearnerSection(device="cpu")), shown))
     assert {stage.name: [finding.what for finding in stage.findings] for stage in seen} == {
         name: [what] if name in stages else [] for name in STAGES
     }

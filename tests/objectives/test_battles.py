@@ -48,7 +48,7 @@ def test_the_place_that_wins_more_often_weighs_less() -> None:
 
 @pytest.mark.parametrize("place", ["first", "second", None])
 def test_who_always_names_the_same_place_has_said_nothing(place: Winner | None) -> None:
-    battles = dict.fromkeys(itertools.permutations(range(3), 2), place)
+    battles: dict[tuple[int, int], Winner | None] = dict.fromkeys(itertools.permutations(range(3), 2), place)
     assert not position_weighted_wins(battles, 3).any()
 
 
