@@ -140,7 +140,7 @@ def _parse(tokenizer: PreTrainedTokenizerBase) -> nodes.Template | None:
     try:
         template = _MARKS.sub("", tokenizer.get_chat_template())
         return Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
-    except (TemplateSyntaxError, ValueError):  # ValueError: several templates, and none is the default
+    except (TemplateSyntaxError, ValueError, TypeError):  # several templates and no default; a template that is no text
         return None
 
 

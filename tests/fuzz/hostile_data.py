@@ -148,7 +148,7 @@ DATA = {
     "data: pair: answers that are numbers": in_order(pair({"c": 1, "r": 2})),
     "data: pair: empty answers": pair({"c": "", "r": "3"}, LINE_1, "empty answer"),
     "data: a score that is NaN": score("NaN", "1", LINE_1, "NaN"),
-    "data: a score that is infinite": score("1e999", "1", LINE_1, "cs"),
+    "data: a score that is infinite": score("1e999", "1", LINE_1, "1e999"),
     "data: a score of 400 digits": score("1" + "0" * 400, "1", LINE_1, "cs"),
     "data: a score that is text": score('"5"', "1", LINE_1, "cs"),
     "data: a score that is true": score("true", "1", LINE_1, "cs"),
