@@ -67,7 +67,8 @@ class Scene:
         for folder in self.folders:
             newest = max((path.name for path in (work / folder / "checkpoints").glob("step_*")), default="")
             for name, content in contents(str(work / folder)).items():
-                if name != "crash.txt" and not (name.startswith("checkpoints/step_") and newest not in name):
+                older = name.startswith("checkpoints/step_") and newest not in name
+                if name != "crash.txt" and not older and not name.startswith("checkpoints/.aside_old_"):
                     # What code a run calls is known by its path, too, which is each case's own.
                     found[f"{folder}/{name}"] = content.replace(str(work.resolve()).encode(), b"work")
         return found
