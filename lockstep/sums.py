@@ -40,7 +40,7 @@ def write_sums(run: Path, logs: Mapping[str, Sum]) -> list[str]:
 
 
 def find_altered(run: Path, part: str) -> Iterator[str]:
-    """A sentence for each file that is no longer as the run wrote it; nothing where the run noted no digests.
+    """Yields a sentence for each file that differs from what the run wrote; none if the run noted no digests.
 
     Args:
         run: Folder of a run.
@@ -63,7 +63,7 @@ def require_final(model: Path) -> None:
 
 
 def require_unaltered(run: Path, part: str = "") -> None:
-    """Raises InputError for the first file that is no longer as a run wrote it; `part` as for `find_altered`."""
+    """Raises InputError for the first file that differs from what the run wrote; `part` as for `find_altered`."""
     sentence = next(find_altered(run, part), None)
     if sentence is not None:
         raise InputError(sentence)
@@ -87,17 +87,24 @@ def _list_files(run: Path, part: str) -> list[str]:
     return [file.relative_to(run).as_posix() for file in files if file.is_file() and file.suffix != ".md"]
 
 
-def _sum(path: Path) -> Sum:
-    state = path.stat()
-    read = _read_once if state.st_size > _LARGE_BYTES else _read
-    return {"bytes": state.st_size, "sha256": read(path, state.st_size, state.st_mtime_ns, state.st_ino)}
-
-
-def _read(path: Path, size: int, changed_ns: int, inode: int) -> str:
-    """The SHA-256 of a file of this size, time and inode."""
+def read_sum(path: Path) -> Sum:
+    """Reads a file once; a large one is not held in memory."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.file_digest(file, "sha256")
+        return {"bytes": file.tell(), "sha256": digest.hexdigest()}
 
 
-_read_once = cache(_read)
-"""`_read`, once in a process. Not for small files, which can change twice in one tick of the file system's clock."""
+def _sum(path: Path) -> Sum:
+    """The sum of a file; of a large one, as it was when this process last saw that size, time and inode.
+
+    A small one can change twice in one tick of the file system's clock.
+    """
+    state = path.stat()
+    if state.st_size <= _LARGE_BYTES:
+        return read_sum(path)
+    return _read_large(path, state.st_size, state.st_mtime_ns, state.st_ino)
+
+
+@cache
+def _read_large(path: Path, size: int, changed_ns: int, inode: int) -> Sum:
+    return read_sum(path)

@@ -24,6 +24,7 @@ from typing import Any
 
 from lockstep.disk import naming, remove_tree, rename, retry, sync, sync_tree
 from lockstep.errors import InputError, RunError
+from lockstep.sums import Sum, read_sum
 
 _ASIDE = ".aside_"
 _MANIFEST = "manifest.json"
@@ -269,7 +270,6 @@ def _files(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
 
 
-def _sum(path: Path) -> dict[str, Any]:
-    with naming(path), path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256")
-        return {"bytes": file.tell(), "sha256": digest.hexdigest()}
+def _sum(path: Path) -> Sum:
+    with naming(path):
+        return read_sum(path)

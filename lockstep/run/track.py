@@ -72,7 +72,9 @@ class Logs:
             if is_file(path):
                 remaining = takewhile(lambda line: line[0]["step"] <= step, lines(path))
                 os.truncate(path, sum(size for _, size in remaining))
-                self._written[name] = (path.stat().st_size, hashlib.sha256(path.read_bytes()))
+                with path.open("rb") as file:  # samples may be larger than the memory
+                    digest = hashlib.file_digest(file, "sha256")
+                    self._written[name] = (file.tell(), digest)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         self._append(METRICS, step, [values])
