@@ -78,6 +78,24 @@ class AnswerEncoder:
 
     def fault(self, row: Row, answer: Message) -> str | None:
         """Says why an answer cannot be learned; None if it can."""
+        return self.examine(row, answer)[0]
+
+    def examine(self, row: Row, answer: Message) -> tuple[str | None, str]:
+        """Says why an answer cannot be learned, None if it can; and returns the text that is learned, if any."""
+        wrong = self._find_fault(answer)
+        if wrong is not None:
+            return wrong, ""
+        try:
+            written = self.write(row, "row", answer)
+            calls = is_chat(self._data) and answer.get("tool_calls")
+            if calls and written == self.write(row, "row", {**answer, "tool_calls": None}):
+                return "has tool_calls in its answer, which the tokenizer's chat template does not write", written
+        except ChatTemplateError as error:
+            return f"has an answer that cannot be learned: {error}", ""
+        return None, written
+
+    def _find_fault(self, answer: Message) -> str | None:
+        """Says why an answer cannot be learned, before the chat template is asked; None if it may be."""
         weight = answer.get("weight")
         if weight is not None and weight not in (0, 1):
             return f"has the weight {weight} on its answer; an answer is learned (1) or not (0)"
@@ -86,16 +104,10 @@ class AnswerEncoder:
         inside = next((mark for mark in self._marks if mark in self._split(_text_of(answer))[0]), None)
         if inside is not None:
             return f"has {inside} inside its answer, at which the model stops"
-        if not is_chat(self._data):
-            unread = sorted(name for name in _fields_beside(answer) if name in ("tool_calls", "reasoning_content"))
-            return f"has {unread[0]} in its answer, which data.chat=true renders" if unread else None
-        try:
-            written = self.write(row, "row", answer)
-            if answer.get("tool_calls") and written == self.write(row, "row", {**answer, "tool_calls": None}):
-                return "has tool_calls in its answer, which the tokenizer's chat template does not write"
-        except ChatTemplateError as error:
-            return f"has an answer that cannot be learned: {error}"
-        return None
+        if is_chat(self._data):
+            return None
+        unread = sorted(name for name in _fields_beside(answer) if name in ("tool_calls", "reasoning_content"))
+        return f"has {unread[0]} in its answer, which data.chat=true renders" if unread else None
 
     def note_unread(self, rows: Iterable[tuple[Row, Sequence[Message]]]) -> None:
         """Notes fields of some rows' answers that change nothing of what is learned."""

@@ -105,8 +105,10 @@ def require_template(tokenizer: PreTrainedTokenizerBase, args: TemplateArgs = NO
     """Raises InputError where a tokenizer's chat template can render no conversation at all, or does not know an
     argument of `option`.template_args; notes one that leaves the user out."""
     _refuse_large_products(tokenizer)
-    _refuse_chance(tokenizer)
-    _refuse_unknown(tokenizer, args, f"{option}.template_args")
+    parsed = _parse(tokenizer)
+    if parsed is not None:
+        _refuse_chance(tokenizer, parsed)
+        _refuse_unknown(tokenizer, parsed, args, f"{option}.template_args")
     try:
         text = _text([{"role": "user", "content": _QUESTION}], tokenizer, True, args)
         if _QUESTION not in text:
@@ -121,11 +123,10 @@ def require_template(tokenizer: PreTrainedTokenizerBase, args: TemplateArgs = NO
             raise InputError(f"the chat template of {tokenizer.name_or_path} cannot be used: {error}") from error
 
 
-def _refuse_unknown(tokenizer: PreTrainedTokenizerBase, args: TemplateArgs, option: str) -> None:
+def _refuse_unknown(
+    tokenizer: PreTrainedTokenizerBase, parsed: nodes.Template, args: TemplateArgs, option: str
+) -> None:
     """Refuses arguments that a template does not read, and those that are set for it."""
-    parsed = _parse(tokenizer) if args else None
-    if parsed is None:
-        return
     known = sorted(meta.find_undeclared_variables(parsed) - _GIVEN)
     unknown = next((name for name in args if name not in known), None)
     if unknown is not None:
@@ -136,19 +137,16 @@ def _refuse_unknown(tokenizer: PreTrainedTokenizerBase, args: TemplateArgs, opti
 
 
 def _parse(tokenizer: PreTrainedTokenizerBase) -> nodes.Template | None:
-    """The chat template of a conversation; None if it cannot be read, which is told where it is rendered."""
+    """The chat template of a conversation; None if it cannot be read: rendering it says why."""
     try:
         template = _MARKS.sub("", tokenizer.get_chat_template())
         return Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
-    except (TemplateSyntaxError, ValueError, TypeError):  # several templates and no default; a template that is no text
+    except (TemplateSyntaxError, ValueError, TypeError):  # several templates and no default; not text
         return None
 
 
-def _refuse_chance(tokenizer: PreTrainedTokenizerBase) -> None:
+def _refuse_chance(tokenizer: PreTrainedTokenizerBase, parsed: nodes.Template) -> None:
     """Refuses a template that draws at random, since no two prompts of a row would be alike."""
-    parsed = _parse(tokenizer)
-    if parsed is None:
-        return
     draws = any(one.name == "random" for one in parsed.find_all(nodes.Filter))
     named = any(one.value == "random" for use in parsed.find_all(nodes.Filter) for one in use.find_all(nodes.Const))
     writes = any(one.name == "lipsum" for one in parsed.find_all(nodes.Name))

@@ -145,10 +145,13 @@ class Pairs:
         answers = self._read_answers(row, "row")
         if is_empty(answers[0]):
             return "has an empty answer as the chosen one"
-        wrong = self._answers.fault(row, answers[0]) or self._answers.fault(row, answers[1])
+        wrong, chosen = self._answers.examine(row, answers[0])
         if wrong is not None:
             return wrong
-        if self._answers.write(row, "row", answers[0]) == self._answers.write(row, "row", answers[1]):
+        wrong, rejected = self._answers.examine(row, answers[1])
+        if wrong is not None:
+            return wrong
+        if chosen == rejected:
             return "has the same answer twice, chosen and rejected, from which nothing can be learned"
         better, worse = self._scores(row).values() if data.score_fields else (0.0, 0.0)
         if better < worse:

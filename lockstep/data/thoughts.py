@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -66,12 +67,18 @@ def opening_mark(prompt: str) -> str:
 
 def decode_marked(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
     """Decodes tokens without special ones, but for those that mark thoughts."""
-    special = zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)
-    marking = {token for text, token in special if any(text in pair for pair in _BOTH_MARKS)}
+    marking, others = _sort_special_tokens(tokenizer)
     if marking.isdisjoint(tokens):
         return str(tokenizer.decode(list(tokens), skip_special_tokens=True))
-    left_out = set(tokenizer.all_special_ids) - marking
-    return str(tokenizer.decode([token for token in tokens if token not in left_out], skip_special_tokens=False))
+    return str(tokenizer.decode([token for token in tokens if token not in others], skip_special_tokens=False))
+
+
+@lru_cache(maxsize=8)
+def _sort_special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[frozenset[int], frozenset[int]]:
+    """The special tokens that mark thoughts, and the others; found once, since each response is decoded."""
+    special = zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)
+    marking = frozenset(token for text, token in special if any(text in pair for pair in _BOTH_MARKS))
+    return marking, frozenset(tokenizer.all_special_ids) - marking
 
 
 def _end_of_thoughts(response: str, prompt: str) -> int:
