@@ -77,7 +77,7 @@ class _Tolerant(io.FileIO):
 
 
 class _Named(io.FileIO):
-    """Standard output whose failure is told in a sentence, once; the rest goes nowhere."""
+    """Standard output that raises one sentence if it fails; later output is dropped."""
 
     def write(self, data: Any, /) -> int:
         try:

@@ -1,4 +1,4 @@
-"""Every parser of others' text takes time in proportion to its length, whatever the text is.
+"""Every parser of others' text takes time in proportion to its length.
 
 A line of `PARSERS` is a parser and texts that a stranger could send to slow it down, each of a given length. Who writes
 another parser adds a line.

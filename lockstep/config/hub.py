@@ -36,6 +36,7 @@ from lockstep.config.loading import Loaded
 from lockstep.config.model_recipe import weights_of
 from lockstep.errors import InputError
 from lockstep.paths import HUB
+from lockstep.printable import print_text
 from lockstep.process_defaults import may_ask_hub
 from lockstep.units import readable
 from lockstep.whole_files import write_whole
@@ -313,4 +314,4 @@ def _reason(error: Exception) -> str:
 
 
 def _say(text: str) -> None:
-    print(f"note: {text}", file=sys.stderr, flush=True)
+    print_text(f"note: {text}", file=sys.stderr)

@@ -14,6 +14,7 @@ from typing import Any
 
 from lockstep.config.trust import describe_file, digest_content
 from lockstep.config.user_code import find_file
+from lockstep.printable import print_text
 from lockstep.whole_files import write_whole
 from lockstep.yaml12 import value_at
 
@@ -86,4 +87,4 @@ def _read(file: Path) -> dict[str, Any] | None:
 @cache
 def note(text: str) -> None:
     """Prints a note, once."""
-    print(f"note: {text}", file=sys.stderr, flush=True)
+    print_text(f"note: {text}", file=sys.stderr)

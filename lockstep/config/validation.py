@@ -1,4 +1,4 @@
-"""Validation of a recipe's tree: all that is wrong at once, and options of a base that give way. Imports no torch."""
+"""Validation of a recipe's tree: finds every error, and lets options of a base give way. Imports no torch."""
 
 from __future__ import annotations
 
@@ -91,7 +91,8 @@ def give_way(
     taken: list[yaml12.Keys] = []
     for path, text in faults:
         named = [keys for keys in from_base if keys not in taken and _names(path, text, keys)]
-        for group in [named, *([keys] for keys in named)] if named else []:
+        groups = [named, *([keys] for keys in named)] if named else []
+        for group in groups:
             rest = _without(tree, group)
             left = _faults_of(kind, rest, is_in_yaml)
             if (path, text) not in left and set(left) < set(faults):

@@ -38,7 +38,7 @@ PLAIN = SamplingParams(max_tokens=1)
 
 _LARGE = 1e4
 _ROWS = 256
-"""Places whose logits exist at once where only the likeliest token is asked for."""
+"""Tokens whose logits are in memory together if only the likeliest token is needed."""
 
 
 def scores_tokens(head: Head) -> bool:
@@ -205,7 +205,7 @@ class Products:
 
     @torch.no_grad()
     def first(self) -> Tensor:
-        """The likeliest token, as of `Logits`; no more logits exist at once than those of a few hundred places."""
+        """The likeliest token, as in `Logits`; the logits of at most `_ROWS` tokens are in memory together."""
         multiply, shard = product if self.exact else F.linear, self.shard
         parts = self.hidden_mD.split(_ROWS)
         return torch.cat([Logits(multiply(part_rD, self.weight_vD), shard).first() for part_rD in parts])

@@ -1,6 +1,6 @@
 """The place of a mathematical answer in a text: a box, the text after a marker, mathematics, or a number.
 
-Every function takes time linear in its text, whatever that holds.
+Every function takes time linear in the length of its text.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def _find_spans(text: str) -> list[_Span]:
 
 
 def _is_mathematics(content: str, following: str) -> bool:
-    """True if what stands between two dollar signs is no text between two prices."""
+    """True if the text between two dollar signs is mathematics, not words between two prices."""
     even = content[:1].isspace() == content[-1:].isspace()
     return bool(content.strip()) and even and not following.isdigit() and not _PLAIN_WORDS.search(content[:LONGEST])
 

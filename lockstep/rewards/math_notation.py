@@ -274,7 +274,7 @@ def _write_scale(number: re.Match[str]) -> str:
 
 
 def _write_groups(text: str) -> str:
-    """Writes `sqrt(…)` and `^(…)` with braces, whatever the brackets hold."""
+    """Writes `sqrt(…)` and `^(…)` with braces."""
     text = text.replace("**", "^").replace(r"\varnothing", r"\emptyset")
     pieces = list(text)
     opened: list[tuple[int, bool]] = []

@@ -1,4 +1,4 @@
-"""All that is wrong with a recipe is told at once, and what ships gives way to what a user writes over it."""
+"""A recipe's errors are reported together, and options of a shipped base give way to a user's."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_wrong_value_hides_no_rule_of_another_section(tmp_path: Path) -> None:
     assert any("cpu_offload" in sentence for sentence in told)
 
 
-def test_options_of_a_base_that_nobody_wrote_give_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_that_only_a_shipped_base_sets_give_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     loaded = load(write(tmp_path, OWN_REWARD))
     recipe = loaded.expect(PPORecipe)
     assert recipe.reward is not None

@@ -52,7 +52,7 @@ def kto_step(
 ) -> StepResult:
     """Runs one optimizer step on the rows from `position` on.
 
-    A smaller last step has the reference point of as many rows as every other: of its own, and of those before them.
+    A smaller last step measures the reference point on as many rows as every other step: its rows and those before.
     """
     end = position + run_length.count_rows(position)
     size = run_length.rows_per_step

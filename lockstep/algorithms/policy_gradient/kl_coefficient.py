@@ -41,9 +41,8 @@ class KLCoefficient:
     def save(self, folder: Path) -> None:
         """Saves β; see `Learner.save`."""
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / _FILE).write_text(
-            json.dumps({"coef": self.value}), encoding="utf-8"
-        )  # the shortest digits that read back as the same
+        # JSON has the shortest digits that read back as the same.
+        (folder / _FILE).write_text(json.dumps({"coef": self.value}), encoding="utf-8")
 
     def poll_save(self, wait: bool) -> bool:
         return True

@@ -100,9 +100,8 @@ class Jail:
         parent = os.getppid()
         os.setsid()
         with contextlib.suppress(OSError):  # a container may forbid it
-            Path("/proc/self/oom_score_adj").write_text(
-                "1000", encoding="utf-8"
-            )  # where memory runs out, this goes first
+            # If memory runs out, this process goes first.
+            Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")
         user = _FIRST_USER + os.getpid() if _is_root() else None
         others = self._others(user)
         if self.folder is None:
