@@ -71,8 +71,7 @@ logprobs-alone: $(VENV)-alone/.made
 ON_GPUS = VLLM_USE_V2_MODEL_RUNNER=1 TRITON_INTERPRET=1 PYTHONPATH=$(abspath $(VENV)-triton):$(abspath tests/fixtures/interpreted)
 
 # Triton's kernels through its interpreter, and compiled for GPUs that are not here. Triton has a folder of its own, beside which
-# torch alone is seen: vLLM for CPUs does not start where it is installed. The interpreter multiplies by numpy, whose OpenBLAS sums a
-# row by its place in a tile on processors with AVX2 alone; its kernels for Sandybridge do not.
+# torch alone is seen: vLLM for CPUs does not start where it is installed. Why OpenBLAS is told its processor: interpreted.py.
 kernels: $(VENV)-triton/.made $(VENV)/.vllm
 	PYTHONPATH=$(VENV)-triton $(VENV)-alone/bin/python tests/logprobs/interpreted.py
 	OPENBLAS_CORETYPE=Sandybridge TRITON_INTERPRET=1 PYTHONPATH=$(VENV)-triton $(BIN)/python -m pytest tests/models/exact/test_fused_exact.py tests/models/exact/test_fused_model.py --junitxml=build/tests_kernels_exact.xml
