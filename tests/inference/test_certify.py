@@ -47,7 +47,8 @@ def test_a_model_is_exact_in_any_batch(capsys: pytest.CaptureFixture[str]) -> No
     (line,) = shown.out.splitlines()
     assert line.startswith(f"E3, exact in any batch: {found['tokens']:,} tokens compared, 0 not equal to the bit")
     assert line.endswith(" sampled again in other batches, 0 changed (certificates/model.json)")
-    assert "6 prompts of random tokens, responses of up to 8 tokens, 22 comparisons" in shown.err
+    assert "6 prompts of random tokens, responses of up to 8 tokens, in fp32 and bf16" in shown.err
+    assert f"bf16, 6 of 6 prompts: {found['tokens']:,} tokens compared so far, 0 not equal to the bit" in shown.err
 
 
 def test_prompts_of_a_file_and_another_place(capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,10 +56,22 @@ def test_prompts_of_a_file_and_another_place(capsys: pytest.CaptureFixture[str])
     few = ("--prompts", "prompts.txt", "--count", "3", "--max-tokens", "4", "--seed", "2")
     assert main(["certify", "model", *few, "--out", "deep/er/it.json"]) == 0
     assert certificate("deep/er/it.json")["asked"] == {
-        "count": 3, "max_tokens": 4, "prompts": "prompts.txt", "seed": 2,
+        "count": 3, "max_tokens": 4, "prompts": "prompts.txt", "seed": 2, "minutes": None,
     }  # fmt: skip
     assert "3 prompts of prompts.txt" in capsys.readouterr().err
     assert not Path("certificates").exists()
+
+
+@pytest.mark.parametrize(("minutes", "compared"), [("60", 6), ("1e-9", 4)])
+def test_no_prompts_begin_when_the_minutes_are_over(
+    minutes: str, compared: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Six prompts are a round of four and one of two; the first is made in any case, in both types."""
+    assert main(["certify", "model", *FEW, "--minutes", minutes]) == 0
+    found, shown = certificate(), capsys.readouterr()
+    assert (found["level"], found["prompts_compared"], found["types"].keys()) == ("E3", compared, {"fp32", "bf16"})
+    assert f"{compared} of 6 prompts were compared in {float(minutes):g} minutes" in shown.out
+    assert ("bf16, 6 of 6 prompts" in shown.err) == (compared == 6)
 
 
 def test_a_model_that_cannot_be_exact_says_why_and_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,6 +141,7 @@ def test_a_control_that_is_not_seen_is_said(
         (["model", "--prompts", "absent.txt"], "absent.txt: there is no such file"),
         (["model", "--prompts", "empty.txt"], "empty.txt has no prompt"),
         (["model", "--max-tokens", "600"], "--max-tokens allows sequences of 601 tokens"),
+        (["model", "--minutes", "0"], "--minutes is 0; give a number above 0"),
         (["model", "--count", "0"], "--count and --max-tokens are at least 1"),
         (["model", "--out", "model"], "--out model is a folder; name the file"),
         (["model", "--out", "empty.txt/it.json"], "empty.txt is not a folder that can be written to"),
