@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from threading import Thread
@@ -32,13 +34,15 @@ def run_in_background(work: Callable[[], T]) -> Future[T]:
     return future
 
 
-def wait_for_all(futures: Sequence[Future[T]]) -> set[Future[T]]:
-    """Waits until all are done, or one has raised; an interrupt ends the wait at any time.
+def wait_for_all(futures: Sequence[Future[T]], limit_s: float = math.inf) -> set[Future[T]]:
+    """Waits until all are done, one has raised, or the time is over; an interrupt ends the wait at any time.
 
     Returns:
         Those that are done.
     """
+    end_s = time.monotonic() + limit_s
     while True:
-        state = wait(futures, SIGNAL_CHECK_S, FIRST_EXCEPTION)
-        if not state.not_done or any(future.exception() is not None for future in state.done):
+        left_s = end_s - time.monotonic()
+        state = wait(futures, max(0.0, min(SIGNAL_CHECK_S, left_s)), FIRST_EXCEPTION)
+        if left_s <= 0 or not state.not_done or any(future.exception() is not None for future in state.done):
             return state.done

@@ -12,7 +12,7 @@ from lockstep.config import DataSection
 from lockstep.data import messages
 from lockstep.data.messages import ChatTemplateError, Message, TemplateValues
 from lockstep.data.notes import note
-from lockstep.data.prompts import converse, is_chat, token_ids, values_of
+from lockstep.data.prompts import TokenizerError, converse, is_chat, token_ids, values_of
 from lockstep.data.rows import DataError, Row
 from lockstep.data.templates import fields, read_field, render
 from lockstep.errors import InputError
@@ -57,10 +57,10 @@ class AnswerEncoder:
         """Token ids of answers to prompts, the stop token last."""
         if not is_chat(self._data):
             parts = [self._split(_text_of(answer)) for answer in answers]
-            bodies = self._token_ids([text for text, _ in parts])
+            bodies = self._tokenize(prompts, [text for text, _ in parts])
             return [(*ids, end) for ids, (_, end) in zip(bodies, parts, strict=True)]
         texts = [self._of_prompt(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
-        found = self._token_ids([text for _, text in texts])
+        found = self._tokenize(prompts, [text for _, text in texts])
         if self._prepends:
             found = [self._continue(*pair, ids) for pair, ids in zip(texts, found, strict=True)]
         return [self._end(ids) for ids in found]
@@ -190,6 +190,13 @@ class AnswerEncoder:
     def _writes_spaces(self) -> bool:
         """True if the tokenizer writes a space before a text that stands alone."""
         return str(self._tokenizer.convert_ids_to_tokens(self._token_ids(["a"])[0])[0]).startswith("▁")
+
+    def _tokenize(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[list[int]]:
+        """Tokenizes answers to prompts; one that the tokenizer cannot read is named."""
+        try:
+            return self._token_ids(texts)
+        except TokenizerError as error:
+            raise DataError(f"{prompts[error.place].id}: {error}") from error
 
     def _token_ids(self, texts: Sequence[str]) -> list[list[int]]:
         return token_ids(self._tokenizer, texts, add_special_tokens=False)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import resource
-import signal
-import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from jinja2 import Environment, TemplateSyntaxError, meta, nodes
 from transformers import PreTrainedTokenizerBase
 
+from lockstep import strict_json
 from lockstep.config.sources import TemplateArgs
+from lockstep.data.limits import MOST_BYTES, limit_memory, limit_time
 from lockstep.data.notes import note
 from lockstep.data.rows import Row
 from lockstep.data.template_date import strftime_now
@@ -44,9 +41,6 @@ _MARKS = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
 _QUESTION, _ANSWER = "Question.", "An answer."
 _TALK: Sequence[Message] = [{"role": "user", "content": _QUESTION}, {"role": "assistant", "content": _ANSWER}]
 _MOST_CHARACTERS = 100_000_000
-_LONGEST_S = 5.0
-_MOST_BYTES = 1 << 30
-_MEMORY = Path("/proc/self/statm")
 _MOST_DIGITS = 4
 
 
@@ -65,7 +59,7 @@ def read_tools(row: Row) -> list[Any] | None:
     tools = row.get("tools")
     if isinstance(tools, str):
         try:
-            tools = json.loads(tools)
+            tools = json.loads(tools, **strict_json.HOOKS)
         except (ValueError, RecursionError):
             return None
     if not isinstance(tools, list) or not tools:
@@ -195,7 +189,9 @@ def _read_arguments(call: Any) -> Any:
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
     try:
-        arguments = json.loads(function["arguments"])
+        arguments = json.loads(function["arguments"], **strict_json.HOOKS)
+    except strict_json.StrictJsonError as error:
+        raise ChatTemplateError(f"the text of a call's arguments {error}") from error
     except (ValueError, RecursionError):
         return call
     return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
@@ -203,7 +199,7 @@ def _read_arguments(call: Any) -> Any:
 
 def _apply(talk: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]) -> str:
     try:
-        with _limit_time(), _limit_memory():
+        with limit_time(), limit_memory():
             text = tokenizer.apply_chat_template(talk, tokenize=False, **options)
     except TemplateSyntaxError as error:
         raise ChatTemplateError(
@@ -211,7 +207,7 @@ def _apply(talk: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, optio
             "copy the tokenizer's files again, or correct it"
         ) from error
     except MemoryError as error:
-        raise ChatTemplateError(f"it asks for more than {_MOST_BYTES >> 30} GiB of memory") from error
+        raise ChatTemplateError(f"it asks for more than {MOST_BYTES >> 30} GiB of memory") from error
     except Exception as error:  # a template is a program, and may raise anything
         raise ChatTemplateError(first_line(error)) from error
     if len(text) > _MOST_CHARACTERS:
@@ -241,41 +237,6 @@ def _find_large_product(template: str) -> str | None:
         if word == "**" or (word == "*" and large):
             return f"{before} {word} {after}"
     return None
-
-
-@contextmanager
-def _limit_time() -> Iterator[None]:
-    """Raises TimeoutError in a block that computes for too long; in the main thread only, since it needs signals."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGVTALRM, _stop)
-    signal.setitimer(signal.ITIMER_VIRTUAL, _LONGEST_S)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
-
-
-@contextmanager
-def _limit_memory() -> Iterator[None]:
-    """Raises MemoryError in a block that asks for a large piece of memory; in the main thread only, as the time."""
-    if threading.current_thread() is not threading.main_thread() or not _MEMORY.is_file():
-        yield
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = int(_MEMORY.read_text(encoding="utf-8").split()[0]) * resource.getpagesize() + _MOST_BYTES
-    unlimited = resource.RLIM_INFINITY
-    resource.setrlimit(resource.RLIMIT_AS, (limit if soft == unlimited else min(limit, soft), hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-
-
-def _stop(signum: int, frame: object) -> None:
-    raise TimeoutError(f"it takes more than {_LONGEST_S:g} s")
 
 
 def read_answer(row: Row, field: str) -> Message:

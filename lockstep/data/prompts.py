@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from lockstep.config import DataSection, PromptSection
 from lockstep.data import messages
+from lockstep.data.limits import tokenize_in_time
 from lockstep.data.messages import Message
 from lockstep.data.notes import note
 from lockstep.data.rows import DataError, Row, Rows
@@ -23,6 +25,22 @@ _PANIC = "PanicException"
 
 _MOST_CHARACTERS = 10_000_000
 """More would take a tokenizer minutes, only to be found too long."""
+
+
+class TokenizerError(DataError):
+    """A tokenizer fails on a text, or takes too long for it.
+
+    Attributes:
+        place: Number of the text among those that were given.
+    """
+
+    def __init__(self, place: int, message: str) -> None:
+        super().__init__(message)
+        self.place = place
+
+
+class _TextsError(Exception):
+    """A tokenizer fails on some texts; the message says how."""
 
 
 def read_prompts(
@@ -80,13 +98,8 @@ def _tokenize(
     """Tokenizes the texts of rows; a text that the tokenizer cannot read is named."""
     try:
         return token_ids(tokenizer, texts, add_special_tokens=add_special_tokens)
-    except DataError:
-        for where, text in zip(wheres, texts, strict=True):
-            try:
-                token_ids(tokenizer, [text], add_special_tokens=add_special_tokens)
-            except DataError as error:
-                raise DataError(f"{where}: {error}") from error
-        raise
+    except TokenizerError as error:
+        raise DataError(f"{wheres[error.place]}: {error}") from error
 
 
 def fault_of(tokenizer: PreTrainedTokenizerBase, data: DataSection) -> Callable[[Row], str | None]:
@@ -182,7 +195,11 @@ def _truncate(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, data: DataSect
 
 
 def token_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-    """Tokenizes texts in one call, each to its own length."""
+    """Tokenizes texts in one call, each to its own length.
+
+    Raises:
+        TokenizerError: The tokenizer fails on a text, or takes too long for it.
+    """
     if not texts:  # a tokenizer cannot be called with none
         return []
     # verbose=False: Lockstep reports over-long rows itself, with their place in the file.
@@ -192,11 +209,9 @@ def token_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, add_s
         "return_attention_mask": False,
     }
     try:
-        encoded = tokenizer(list(texts), **options)
-    except BaseException as error:  # a panic of the tokenizer's Rust code is no Exception
-        if type(error).__name__ != _PANIC:
-            raise
-        raise DataError(_describe_panic(tokenizer, texts, first_line(error))) from error
+        encoded = _run(lambda: tokenizer(list(texts), **options), texts)
+    except _TextsError as error:
+        raise _describe_failure(tokenizer, texts, error) from error
     opening = [tokenizer.bos_token_id] * 2
     if not add_special_tokens:
         return encoded["input_ids"]
@@ -204,10 +219,35 @@ def token_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, add_s
     return [ids[1:] if ids[:2] == opening else ids for ids in encoded["input_ids"]]
 
 
-def _describe_panic(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], why: str) -> str:
-    """Describes the text that a tokenizer cannot read, the only one or one of several."""
-    which = f"one of {len(texts)} texts" if len(texts) > 1 else f"the text that begins {texts[0][:40]!r}"
-    return f"the tokenizer of {tokenizer.name_or_path} fails on {which} ({why}); use another, or remove the row"
+def _run(tokenize: Callable[[], Any], texts: Sequence[str]) -> Any:
+    """Calls a function that tokenizes texts; raises _TextsError where that fails, or takes too long."""
+    try:
+        return tokenize_in_time(tokenize, sum(map(len, texts)))
+    except TimeoutError as error:
+        raise _TextsError(str(error)) from error
+    except BaseException as error:  # a panic of the tokenizer's Rust code is no Exception
+        if type(error).__name__ != _PANIC:
+            raise
+        raise _TextsError(first_line(error)) from error
+
+
+def _describe_failure(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], failure: _TextsError) -> TokenizerError:
+    """Finds the text, one of several, on which a tokenizer failed; the longest, if it reads each of them alone."""
+    place = max(range(len(texts)), key=lambda number: len(texts[number]))
+    if len(texts) > 1:
+        # One text at a time needs none of the library's threads, which may still be busy with the call that failed.
+        encode = getattr(tokenizer, "backend_tokenizer", tokenizer).encode
+        for number, text in enumerate(texts):
+            try:
+                _run(partial(encode, text), [text])
+            except _TextsError as error:
+                place, failure = number, error
+                break
+    return TokenizerError(
+        place,
+        f"the tokenizer of {tokenizer.name_or_path} fails on the text that begins {texts[place][:40]!r} ({failure}); "
+        "use another, or remove the row",
+    )
 
 
 def too_long(prompt: Prompt, max_prompt_tokens: int) -> str | None:

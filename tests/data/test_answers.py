@@ -136,6 +136,13 @@ def test_arguments_of_calls_may_be_json_text(tmp_path: Path) -> None:
     assert learn(tmp_path, CALLS, user("2+2?"), assistant(None, tool_calls=call)) == WRITTEN
 
 
+@pytest.mark.parametrize(("arguments", "why"), [('{"a":NaN}', "holds NaN"), ('{"a":1,"a":2}', 'the key "a" twice')])
+def test_arguments_of_calls_that_only_look_like_json_are_refused(tmp_path: Path, arguments: str, why: str) -> None:
+    call = [{"type": "function", "function": {"name": "add", "arguments": arguments}}]
+    with pytest.raises(DataError, match=f"line 1: .*the text of a call's arguments .*{why}"):
+        learn(tmp_path, CALLS, user("2+2?"), assistant(None, tool_calls=call))
+
+
 def test_calls_without_content_are_rendered_in_earlier_turns(tmp_path: Path) -> None:
     talk = [user("2+2?"), assistant(None, tool_calls=CALL), {"role": "tool", "content": "4"}, assistant("It is 4.")]
     assert learn(tmp_path, CALLS, *talk) == "It is 4.<|im_end|>"

@@ -1,0 +1,86 @@
+"""Chat templates and tokenizers of strangers end in time, in every thread, and the error names the row."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from lockstep.background import run_in_background
+from lockstep.config import DataSection
+from lockstep.data import limits
+from lockstep.data.demonstrations import Demonstrations
+from lockstep.data.jsonl import JsonlIndex
+from lockstep.data.limits import limit_time
+from lockstep.data.messages import ChatTemplateError, render_prompt
+from lockstep.data.prompts import Prompts
+from lockstep.data.rows import DataError
+
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+SLOW = "a" * 12_000
+"""A text that takes the tokenizer below half a second; its square counts."""
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    whole = Tokenizer(models.WordLevel({"?": 0, "end": 1}, unk_token="?"))
+    whole.pre_tokenizer = pre_tokenizers.Split(Regex("a*b|."), "isolated")
+    return PreTrainedTokenizerFast(tokenizer_object=whole, eos_token="end")
+
+
+def write(folder: Path, *rows: dict[str, str]) -> JsonlIndex:
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return JsonlIndex(path)
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits that need no patience."""
+    for name, value in {"_TEMPLATE_S": 0.2, "_LOOK_S": 0.05, "_TOKENIZER_S": 0.1, "_CHARACTERS_A_SECOND": 1e9}.items():
+        monkeypatch.setattr(limits, name, value)
+
+
+@pytest.mark.usefixtures("short")
+def test_a_template_ends_in_time_in_another_thread() -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = ENDLESS
+    with pytest.raises(ChatTemplateError, match=r"it takes more than 0\.2 s"):
+        run_in_background(lambda: render_prompt([{"role": "user", "content": "1"}], tokenizer)).result(60)
+
+
+def test_a_limit_that_comes_late_reaches_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "_TEMPLATE_S", 0.0)
+    monkeypatch.setattr(limits, "_LOOK_S", 0.0)
+
+    def enter_often() -> int:
+        late = 0
+        for length in range(300):
+            try:
+                with limit_time():
+                    sum(range(length))
+            except TimeoutError:
+                late += 1
+            sum(range(1000))
+        return late
+
+    assert run_in_background(enter_often).result(60) > 0
+
+
+@pytest.mark.usefixtures("short")
+def test_a_tokenizer_ends_in_time_and_the_row_is_named(tmp_path: Path) -> None:
+    """There are more slow rows than a small machine has cores, so no thread of the tokenizer is left to look for one."""
+    rows = write(tmp_path, {"question": "b"}, *({"question": SLOW} for _ in range(3)))
+    data = DataSection(train="rows.jsonl", max_prompt_tokens=99_999, prompt="{question}", answer="")
+    with pytest.raises(DataError, match=r"line 2: the tokenizer of .* fails on the text that begins 'aaa.*takes more"):
+        Prompts(rows, build_tokenizer(), data)
+
+
+@pytest.mark.usefixtures("short")
+def test_an_answer_on_which_the_tokenizer_hangs_is_named(tmp_path: Path) -> None:
+    rows = write(tmp_path, {"question": "b", "answer": "b"}, {"question": "b", "answer": SLOW})
+    options = {"train": "rows.jsonl", "max_prompt_tokens": 99_999, "prompt": "{question}", "completion": "{answer}"}
+    with pytest.raises(DataError, match=r"2: the tokenizer of .* fails on the text that begins 'aaa.*takes more"):
+        Demonstrations(rows, build_tokenizer(), DataSection.model_validate(options), 99_999, [])
