@@ -29,7 +29,7 @@ from lockstep.commands import eval as evaluate
 from lockstep.config.trust import trust
 from lockstep.run.ending import end_with_code
 from lockstep.run.stop import hear_interrupts
-from lockstep.unread import is_unread, name_failures, open_closed_streams, outlive_reader, silence
+from lockstep.unread import is_unread, name_failures, open_closed_streams, outlive_full_disk, silence
 
 COMMANDS = (
     train,
@@ -56,7 +56,7 @@ COMMANDS = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the command `lockstep`. Returns the exit code."""
     open_closed_streams()
-    sys.stdout, sys.stderr = name_failures(sys.stdout), outlive_reader(sys.stderr)
+    sys.stdout, sys.stderr = name_failures(sys.stdout), outlive_full_disk(sys.stderr)
     try:
         try:
             return _run(arguments)

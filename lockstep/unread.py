@@ -1,4 +1,4 @@
-"""Output that no one reads any more: a pipe whose reader, such as `head`, has ended. Imports no torch."""
+"""Output that no one reads any more, as in a pipe whose reader has ended, or that a full disk refuses. No torch."""
 
 from __future__ import annotations
 
@@ -34,6 +34,18 @@ def name_failures(stream: TextIO) -> TextIO:
     return io.TextIOWrapper(file, stream.encoding, "backslashreplace", line_buffering=bool(stream.line_buffering))
 
 
+def outlive_full_disk(stream: TextIO) -> TextIO:
+    """Returns a stream to use instead of standard error, which drops what a full disk refuses or no one reads.
+
+    A message that cannot be written must not end what it speaks of. Streams of tests and notebooks are left alone.
+    """
+    if stream is not sys.__stderr__ or stream.isatty():
+        return outlive_reader(stream)
+    stream.flush()
+    file = io.BufferedWriter(_Tolerant(stream.fileno(), "w", closefd=False))
+    return io.TextIOWrapper(file, stream.encoding, stream.errors, line_buffering=True)
+
+
 def open_closed_streams() -> None:
     """Opens standard streams that were closed for this process, as `>&-` does, to nowhere.
 
@@ -66,7 +78,7 @@ def outlive_reader(stream: TextIO) -> TextIO:
 
 
 class _Tolerant(io.FileIO):
-    """A pipe that is silent as soon as its reader is gone."""
+    """A file that drops what a full disk refuses; a pipe is silent as soon as its reader is gone."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -74,6 +86,8 @@ class _Tolerant(io.FileIO):
         except BrokenPipeError:
             _lead_nowhere(self.fileno())
             return super().write(data)
+        except OSError:
+            return len(data)
 
 
 class _Named(io.FileIO):

@@ -36,6 +36,22 @@ def test_output_that_a_full_disk_refuses_is_named() -> None:
     assert done.stderr == ("lockstep: standard output cannot be written (No space left on device); lead it elsewhere\n")
 
 
+@pytest.mark.parametrize("command", ["config nosuch", "train nosuch"])
+def test_messages_that_a_full_disk_refuses_change_no_exit_code(command: str) -> None:
+    done = lockstep(f"{command} 2>/dev/full")
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_a_note_that_a_full_disk_refuses_ends_nothing() -> None:
+    program = (
+        "import sys; from lockstep.unread import outlive_full_disk; sys.stderr = outlive_full_disk(sys.stderr); "
+        "print('a note', file=sys.stderr); print('done')"
+    )
+    command = ["sh", "-c", f'{sys.executable} -c "{program}" 2>/dev/full']
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "done\n")
+
+
 def test_a_locale_without_unicode_gets_codes() -> None:
     done = lockstep("config", **_ASCII)
     assert done.returncode == 0, done.stderr

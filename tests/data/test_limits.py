@@ -71,7 +71,7 @@ def test_a_limit_that_comes_late_reaches_nothing_else(monkeypatch: pytest.Monkey
 
 @pytest.mark.usefixtures("short")
 def test_a_tokenizer_ends_in_time_and_the_row_is_named(tmp_path: Path) -> None:
-    """There are more slow rows than a small machine has cores, so no thread of the tokenizer is left to look for one."""
+    """There are more slow rows than a small machine has cores, so no thread of the tokenizer is free to find one."""
     rows = write(tmp_path, {"question": "b"}, *({"question": SLOW} for _ in range(3)))
     data = DataSection(train="rows.jsonl", max_prompt_tokens=99_999, prompt="{question}", answer="")
     with pytest.raises(DataError, match=r"line 2: the tokenizer of .* fails on the text that begins 'aaa.*takes more"):
