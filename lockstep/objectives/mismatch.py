@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -16,6 +17,9 @@ from torch import Tensor
 from lockstep.metrics import Max, Mean, Metrics
 from lockstep.objectives.divergence import k1, k3
 from lockstep.objectives.masks import rows, sequence_sum, trainable
+
+DEPTHS = (0, 64, 256, 1024, 4096, 16384)
+"""First position of each range of positions whose gap is measured by itself."""
 
 
 class Correction(Protocol):
@@ -117,7 +121,7 @@ def agreement(learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tens
     Returns:
         `token_mult_prob_error`, the mean of e^|Δ| (NeMo RL's measure); `sampler_kl_k1` and `sampler_kl_k3`, estimates
         of KL(sampler ‖ learner), nats per token; `sequence_ess`, the effective share of sequences if each were weighted
-        by its importance ratio; `max_abs_logprob_diff`, the largest |Δ|, nats.
+        by its importance ratio; `max_abs_logprob_diff`, the largest |Δ|, nats; `gap_from_…`, see `gap_by_depth`.
     """
     delta_N = _delta(learner_logprob_N, sampler_logprob_N, mask_N)
     zero_N, count = torch.zeros_like(delta_N), mask_N.sum()
@@ -132,7 +136,24 @@ def agreement(learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tens
             torch.logsumexp(log_weight_B, 0), torch.logsumexp(2 * log_weight_B, 0), present_B.sum()
         ),
         max_abs_logprob_diff=Max(delta_N.abs().max()),
+        **gap_by_depth(delta_N, mask_N, lengths),
     )
+
+
+def gap_by_depth(delta_N: Tensor, mask_N: Tensor, lengths: Tensor) -> dict[str, Mean]:
+    """Measures the mean |Δ| of tokens by their position in the sequence, prompt included.
+
+    Returns:
+        `gap_from_<first position>` for each range of `DEPTHS` that has a trainable token, nats.
+    """
+    starts = lengths.cumsum(0) - lengths
+    position_N = torch.arange(len(delta_N)) - starts[rows(lengths, lengths.device)]
+    gaps = {}
+    for low, high in pairwise((*DEPTHS, math.inf)):
+        inside_N = mask_N & ((position_N >= low) & (position_N < high)).to(mask_N.device)
+        if bool(inside_N.any()):
+            gaps[f"gap_from_{low}"] = Mean(trainable(delta_N.abs(), inside_N).sum(), inside_N.sum())
+    return gaps
 
 
 def _delta(learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor) -> Tensor:

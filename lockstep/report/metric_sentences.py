@@ -156,6 +156,10 @@ BY_PATTERN = (
         re.compile(r"(?:validation/)?reward/(?P<part>\w+)"),
         "Mean reward of a sum's part {part}, before its weight, where it has a verdict.",
     ),
+    (
+        re.compile(r"agreement/gap_from_(?P<low>\d+)"),
+        "Mean |Δ| of tokens from position {low} of their sequence up to the next range, in nats.",
+    ),
     (re.compile(r"reward_no_verdict/(?P<part>\w+)"), "Responses on which a sum's part {part} has no verdict."),
     (re.compile(r".*/no_verdict_(?P<why>\w+)"), "Judgements without a verdict, for this cause: {why}."),
     (re.compile(r".*/pass@(?P<k>\w+)"), "Chance that at least one of {k} responses to a held-out prompt is right."),

@@ -89,9 +89,12 @@ def test_the_logarithmic_axis(written: Written, opened: Opened) -> None:
 
 def test_agreement_times_and_recipes_are_there(written: Written, opened: Opened) -> None:
     timings = [{"generate": 1.0, "policy": 3.0, "beside/generate": 9.0}, {"generate": 2.0, "policy": 2.0}]
-    folders = [written(name, METRICS, None, timings, seed=seed) for name, seed in (("one", 0), ("two", 1))]
+    deep = [{**row, "agreement/gap_from_64": gap, "agreement/gap_from_0": 0.0} for row, gap in zip(METRICS, (0.5, 0.25), strict=False)]
+    folders = [written(name, deep, None, timings, seed=seed) for name, seed in (("one", 0), ("two", 1))]
     page = opened(page_of(*folders), "agreement")
     assert "1.000e−9" in page.locator("#agreement table").first.inner_text()
+    by_depth = page.locator("#agreement table").nth(1).locator("td").all_inner_texts()
+    assert by_depth == ["0 to 63", *("0", "0") * 2, "from 64", *("0.375", "0.5") * 2]
     page.click("text=Time")
     page.wait_for_selector("#time[data-made] > *")
     share = page.locator("#time table").first.inner_text()

@@ -274,8 +274,20 @@ def test_agreement_of_equals() -> None:
             "sampler_kl_k3": 0.0,
             "sequence_ess": 1.0,
             "max_abs_logprob_diff": 0.0,
+            "gap_from_0": 0.0,
         }
     )
+
+
+def test_the_gap_is_measured_by_position_in_the_sequence() -> None:
+    """Two sequences, of 70 and 300 tokens: positions 0 to 63, 64 to 255 and from 256 on."""
+    learner, mask = torch.zeros(370), torch.zeros(370, dtype=torch.bool)
+    for place, gap in ((10, 0.5), (65, 1.0), (70 + 63, -1.5), (70 + 64, 2.0), (70 + 256, -4.0)):
+        learner[place], mask[place] = gap, True
+    learner[20] = 9.0  # a token that the policy did not choose
+    figures = agreement(learner, torch.zeros(370), mask, torch.tensor([70, 300])).floats()
+    gaps = {name: value for name, value in figures.items() if name.startswith("gap_from_")}
+    assert gaps == {"gap_from_0": 1.0, "gap_from_64": 1.5, "gap_from_256": 4.0}
 
 
 def test_agreement_merges_exactly_whatever_the_weights() -> None:

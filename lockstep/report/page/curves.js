@@ -241,9 +241,25 @@ function agreementView() {
     ...state.runs.filter((run) => run.agreement).map((run) => element("p.lead.verdict", {}, agreementBadge(run.agreed), ` ${state.runs.length > 1 ? `${run.name}: ` : ""}${run.agreement.replace(`${run.agreed}: `, "")}`)),
     ...state.runs.filter((run) => run.certificate).map(certificateOf),
     plainTable(["measure", ...(state.runs.length > 1 ? ["run"] : []), "ideal", "farthest from it", "at step", "last"], worst),
+    ...depthTable(),
     element("div.cards", {}, ...present.filter(isAlive).map((name) => metricCard(`agreement/${name}`, `ideal ${AGREEMENT[name]}`))),
     ...(present.every(isAlive) ? [] : [constantLine(present.filter((name) => !isAlive(name)).map((name) => `agreement/${name}`))]),
   ];
+}
+
+/** The gap by position in the sequence: its mean over the steps, and the largest of a step. */
+function depthTable() {
+  const prefix = "agreement/gap_from_";
+  const depths = metricNames().filter((name) => name.startsWith(prefix)).map((name) => Number(name.slice(prefix.length))).sort((a, b) => a - b);
+  const rows = depths.map((low, i) => [i + 1 < depths.length ? `${low} to ${depths[i + 1] - 1}` : `from ${low}`, ...state.runs.flatMap((run) => gapsOf(run.metrics[`${prefix}${low}`]))]);
+  const columns = state.runs.flatMap((run) => ["mean |Δ|", "largest step"].map((what) => (state.runs.length > 1 ? `${run.name}: ${what}` : what)));
+  return rows.length ? [plainTable(["position in the sequence", ...columns], rows)] : [];
+}
+
+function gapsOf(series) {
+  const values = (series?.value ?? []).filter((value) => value !== null);
+  if (!values.length) return ["–", "–"];
+  return [shown(values.reduce((sum, value) => sum + value, 0) / values.length), shown(Math.max(...values))];
 }
 
 /** All alarms, each with its run where there are several. */
