@@ -89,7 +89,10 @@ def test_the_logarithmic_axis(written: Written, opened: Opened) -> None:
 
 def test_agreement_times_and_recipes_are_there(written: Written, opened: Opened) -> None:
     timings = [{"generate": 1.0, "policy": 3.0, "beside/generate": 9.0}, {"generate": 2.0, "policy": 2.0}]
-    deep = [{**row, "agreement/gap_from_64": gap, "agreement/gap_from_0": 0.0} for row, gap in zip(METRICS, (0.5, 0.25), strict=False)]
+    deep = [
+        {**row, "agreement/gap_from_64": gap, "agreement/gap_from_0": 0.0}
+        for row, gap in zip(METRICS, (0.5, 0.25), strict=False)
+    ]
     folders = [written(name, deep, None, timings, seed=seed) for name, seed in (("one", 0), ("two", 1))]
     page = opened(page_of(*folders), "agreement")
     assert "1.000e−9" in page.locator("#agreement table").first.inner_text()
