@@ -8,6 +8,7 @@ the last place.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -151,7 +152,7 @@ def certify(model: str, asked: Asked, out: Path | None) -> int:
 
 def _try(folder: str, source: ModelSource, asked: Asked, exact: bool, progress: Progress) -> list[Found]:
     """Samples and scores in every way, and reports each type's prompts."""
-    started = time.monotonic()
+    deadline = math.inf if asked.minutes is None else time.monotonic() + 60 * asked.minutes
     usual = Computation(device="cpu")
     with progress.phase("self-check"):
         for dtype in _DTYPES:
@@ -168,12 +169,13 @@ def _try(folder: str, source: ModelSource, asked: Asked, exact: bool, progress: 
         len(rounds) * len(found),
         f"{len(requests)} {what}, responses of up to {asked.max_tokens} tokens, in {' and '.join(_DTYPES)}{limit}",
         unit="part",
+        left=None if asked.minutes is None else lambda: max(0.0, deadline - time.monotonic()),
     )
     longest = 0.0
     for number, part in enumerate(rounds):
         began = time.monotonic()
         # The first round is made in any case.
-        if asked.minutes is not None and number and began - started + longest > 60 * asked.minutes:
+        if number and began + longest > deadline:
             break
         for place, own in enumerate(found, start=number * len(found) + 1):
             tokens = sum(_Trial(lm, own, shape, part, source, asked).compare(exact, progress) for shape in _SHAPES)
