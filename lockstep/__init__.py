@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from lockstep import process_defaults
+from lockstep.guarded_imports import install_guards
 from lockstep.lazy_names import export_lazily
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ _PLACES = {
 _find = export_lazily(__name__, _PLACES)
 
 process_defaults.limit_threads()
+install_guards()
 
 
 def __getattr__(name: str) -> object:

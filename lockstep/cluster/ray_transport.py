@@ -38,8 +38,8 @@ from lockstep.cluster.transport import (
     take_threads,
 )
 from lockstep.config import RaySection
-from lockstep.config.trust import VARIABLE as TRUSTED
 from lockstep.errors import InputError, first_line
+from lockstep.guarded_imports import TRUSTED
 
 Frame = list[Any]
 """The parts of a message, each an array of bytes, which Ray moves within a machine without a copy."""

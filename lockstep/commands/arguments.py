@@ -20,7 +20,7 @@ def add_recipe(parser: argparse.ArgumentParser, options: str) -> None:
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
-    """Adds the option that lets Python files of model folders run."""
+    """Adds the option that lets Python files run that may come from others."""
     parser.add_argument(
         "--trust",
         nargs="+",
@@ -28,7 +28,7 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="FILE",
         type=path_argument,
-        help="Python files of a model's folder that may run (modeling_mine.py)",
+        help="Python files of a model's folder (modeling_mine.py), or named by a run's recipe, that may run",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from lockstep import exit_codes
-from lockstep.commands.arguments import Parsers
+from lockstep.commands.arguments import Parsers, add_trust
 from lockstep.errors import InputError
 from lockstep.paths import path_argument
 from lockstep.printable import print_text
@@ -15,6 +15,7 @@ def add(parsers: Parsers) -> None:
     """Adds the command to a parser."""
     check = parsers.add_parser("check", help="compare a run's metrics with its recipe's acceptance bounds")
     check.add_argument("run", type=path_argument, help="folder of the run")
+    add_trust(check)
     check.set_defaults(command=run)
 
 

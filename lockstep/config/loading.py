@@ -40,6 +40,7 @@ from lockstep.config.errors import (
     section_of,
 )
 from lockstep.config.hub_name import read_pins
+from lockstep.config.known_code import distrust, list_references, require_known
 from lockstep.config.named_code import note, say_changed_code
 from lockstep.config.overlay import add_reward_type, overlay
 from lockstep.config.recipe_files import Layer, find_recipe, read_layers
@@ -191,11 +192,19 @@ def load_section(kind: type[S], said: Layer) -> S:
     return _validate(kind, said.tree, [said], [])[0]
 
 
+def require_known_code(loaded: Loaded, run: str) -> None:
+    """Raises InputError if unknown code is named by an option that was taken over from a run's recipe, `run`."""
+    for keys, reference in list_references(loaded.dump()):
+        if loaded.origin(keys) == run:
+            require_known(Path(run), ".".join(keys), reference)
+
+
 def load_run(folder: Path) -> Loaded:
     """Loads the recipe in a run's folder, which may come from another user or have option names of an older version.
 
-    Code that it names is found from the working directory, as usual, and refused where it lies in the run's folder. A
-    note says which code has changed since the run was made.
+    Code that it names is found from the working directory, as usual. It is refused if it lies in the run's folder, or
+    if the user has neither trained with it on this machine nor trusts it. A note says which code has changed since the
+    run was made.
 
     Raises:
         RecipeError: One sentence for each thing that is wrong.
@@ -210,10 +219,19 @@ def load_run(folder: Path) -> Loaded:
 def _resolve(
     path: Path, layers: Sequence[Layer], overrides: Sequence[str], arguments: tuple[str, ...], distrusted: Path | None
 ) -> Loaded:
-    """Merges files and then overrides, the later over the earlier, and validates the result."""
+    """Merges files and then overrides, the later over the earlier, and validates the result, importing known code."""
     below = _join(layers)
     if distrusted is not None:
         refuse_code(below, path, distrusted)
+    with distrust(None if distrusted is None else path):
+        return _merge(path, layers, overrides, arguments, distrusted)
+
+
+def _merge(
+    path: Path, layers: Sequence[Layer], overrides: Sequence[str], arguments: tuple[str, ...], distrusted: Path | None
+) -> Loaded:
+    """Merges and validates, which imports the algorithm and the task that the result names."""
+    below = _join(layers)
     given = [text.partition("=")[2].strip(" \"'") for text in overrides if text.startswith("algorithm=")]
     known = registry.find(given[-1] if given else str(below.get("algorithm")))
     overriding = _overrides(overrides, None if known is None else Shape(known, below))

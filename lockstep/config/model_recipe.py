@@ -9,7 +9,7 @@ from typing import Any
 
 from lockstep.config import Common, PromptSection, Recipe
 from lockstep.config.hub_name import read_pins
-from lockstep.config.loading import Loaded, RecipeError, load, load_run, require_command
+from lockstep.config.loading import Loaded, RecipeError, load, load_run, require_command, require_known_code
 from lockstep.config.recipe_files import Layer
 from lockstep.sums import require_final
 
@@ -59,6 +59,7 @@ class Command:
             options["run"] = {"folder": folder}
         base = [self._as_trained(own)] if own.is_file() and recipe is None else []
         loaded = load(first, overrides, [*base, Layer(f"lockstep {self.name}", options)])
+        require_known_code(loaded, str(own))
         return replace(loaded, name=f"{Path(model).resolve().name}-{Path(data).stem}", pins=read_pins(own.parent))
 
     def _as_trained(self, own: Path) -> Layer:

@@ -12,8 +12,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.trust import describe_file, digest_content
+from lockstep.config.known_code import require_known_here
+from lockstep.config.trust import describe_file
 from lockstep.config.user_code import find_file
+from lockstep.guarded_imports import digest_content
 from lockstep.printable import print_text
 from lockstep.whole_files import write_whole
 from lockstep.yaml12 import value_at
@@ -27,7 +29,12 @@ _OWN = Path(__file__).parents[1]
 
 
 def name_code(option: str, reference: str) -> None:
-    """Tells the user, before an import, which file an option runs; once per content, and not for Lockstep's own."""
+    """Tells the user, before an import, which file an option runs; once per content, and not for Lockstep's own.
+
+    Raises:
+        InputError: A run's recipe names it, and it is neither known nor trusted (`lockstep.config.known_code`).
+    """
+    require_known_here(option, reference)
     file = find_file(reference)
     if file is not None and not file.resolve().is_relative_to(_OWN):
         note(f"{option} {reference} runs {describe_file(file)}")

@@ -17,6 +17,7 @@ from typing import Any
 
 from lockstep.config.code_digest import digest_code
 from lockstep.errors import InputError, shorten
+from lockstep.guarded_imports import find_loader
 
 
 def load(reference: str, option: str, kind: str) -> Callable[..., Any]:
@@ -107,6 +108,12 @@ def find_file(reference: str) -> Path | None:
         return None
 
 
+def is_imported(reference: str) -> bool:
+    """True if this process has imported the module of a reference, so that its file does not run again."""
+    place = reference.rpartition(":")[0]
+    return Path(place).resolve() in _MODULES if place.endswith(".py") else place in sys.modules
+
+
 def refuse_code(tree: Mapping[str, Any], recipe: Path, folder: Path, above: str = "") -> None:
     """Raises InputError if an option of a recipe names code that lies in a folder."""
     for key, value in tree.items():
@@ -178,7 +185,8 @@ def import_file(path: Path) -> ModuleType:
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))  # as for a script: it may import its neighbors
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
-    spec = importlib.util.spec_from_file_location(f"lockstep_user_{path.stem}_{digest}", path)
+    name = f"lockstep_user_{path.stem}_{digest}"
+    spec = importlib.util.spec_from_file_location(name, path, loader=find_loader(name, path))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

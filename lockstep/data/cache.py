@@ -6,7 +6,6 @@ all inputs, so an entry is never stale, only unused; any entry may be deleted at
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import os
@@ -18,7 +17,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from lockstep.data.notes import note
+from lockstep.cache_folder import find_cache_folder
 from lockstep.data.rows import DataError
 
 _FORMAT = 2  # another number makes all older entries unused
@@ -89,7 +88,7 @@ def ensure_cached(name: str, write: Write) -> Path:
     Raises:
         DataError: The disk is full.
     """
-    path = folder() / name
+    path = find_cache_folder() / name
     if path.is_file():
         return path
     try:
@@ -108,30 +107,6 @@ def ensure_cached(name: str, write: Write) -> Path:
 def entry(kind: str, family: object, *key: object) -> str:
     """Name of an entry. Only the newest of a family stays, such as all entries about the file at one path."""
     return f"{kind}/{_hash(family)}-{_hash((_FORMAT, *key))}"
-
-
-def folder() -> Path:
-    """The cache folder: $LOCKSTEP_CACHE, or `lockstep` in the user's cache folder; a folder for this process only,
-    if that cannot be written."""
-    chosen = os.environ.get("LOCKSTEP_CACHE")
-    return _writable(chosen or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "lockstep"))
-
-
-@functools.cache
-def _writable(chosen: str) -> Path:
-    path = Path(chosen).expanduser()
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
-            return path
-    except OSError as error:
-        note(f"the cache folder {path} cannot be written ({error.strerror}); indices of data files are not kept")
-        return Path(_temporary().name)
-
-
-@functools.cache
-def _temporary() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="lockstep-")
 
 
 def _write(path: Path, write: Write) -> None:

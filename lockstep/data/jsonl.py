@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 import orjson
 
 from lockstep import lfs
+from lockstep.cache_folder import find_cache_folder
 from lockstep.data import cache
 from lockstep.data.cache import Stamp
 from lockstep.data.notes import Ticker
@@ -79,7 +80,7 @@ class JsonlIndex:
         try:
             self._read_index(bad_rows)
         except DataError:
-            (cache.folder() / self._unpacked).unlink(missing_ok=True)  # which may be large
+            (find_cache_folder() / self._unpacked).unlink(missing_ok=True)  # which may be large
             raise
 
     def _read_index(self, bad_rows: Policy) -> None:

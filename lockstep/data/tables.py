@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from lockstep.cache_folder import find_cache_folder
 from lockstep.data import cache
 from lockstep.data.cache import Stamp
 from lockstep.data.jsonl import parse
@@ -47,7 +48,7 @@ def open_table(path: Path, label: str) -> TableRows:
     if stamp is None:
         raise DataError(f"{path}: there is no such file; name a Parquet file that exists")
     # The library unpacks the file into one it can map into memory, once; the folder's name says from which file.
-    unpacked = cache.folder() / cache.entry("parquet", stamp.path, stamp)
+    unpacked = find_cache_folder() / cache.entry("parquet", stamp.path, stamp)
     try:
         rows = datasets.Dataset.from_parquet(str(path), cache_dir=str(unpacked))
     except (OSError, ValueError, DatasetGenerationError) as error:

@@ -13,6 +13,7 @@ import tempfile
 import weakref
 
 from lockstep.config.user_code import find_file
+from lockstep.guarded_imports import keep_guards
 from lockstep.helpers import process
 from lockstep.helpers.private_folder import make_private_folder, remove_private_folder
 from lockstep.helpers.sandbox import filters, linux
@@ -38,7 +39,9 @@ def _confine(reference: str, *options: str) -> None:
         OSError: The system cannot do it.
     """
     folder = os.environ["TMPDIR"]
+    guards = keep_guards()
     os.environ.clear()
+    os.environ.update(guards)
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     file = find_file(reference)
     own = [] if file is None else [str(file.resolve().parent)]

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from lockstep.background import SIGNAL_CHECK_S
+from lockstep.guarded_imports import split_path
 from lockstep.helpers.descendants import end_children, find_descendants, kill_all
 from lockstep.helpers.sandbox import linux
 from lockstep.printable import make_printable
@@ -167,12 +168,11 @@ class _Running:
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-P", "-m", program, str(theirs.fileno()), module, *arguments]
         # The child finds the modules that this process finds, in the same order.
-        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(),),
-            env={**os.environ, **environment, "PYTHONPATH": path},
+            env={**os.environ, **environment, **split_path()},
             start_new_session=True,  # so that Ctrl-C does not reach it before it ignores that
         )
         theirs.close()

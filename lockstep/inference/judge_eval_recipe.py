@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.hub_name import read_pins
-from lockstep.config.loading import Loaded, load, load_run, require_command
+from lockstep.config.loading import Loaded, load, load_run, require_command, require_known_code
 from lockstep.config.model_recipe import computation_of, weights_of
 from lockstep.config.recipe_files import Layer
 from lockstep.inference.judge_eval_options import JudgeEvalRecipe
@@ -39,6 +39,7 @@ def judge_eval_recipe(
         said["run"] = {"folder": folder}
     begun = [_as_trained(own)] if own.is_file() and recipe is None else []
     loaded = load(first, overrides, [*begun, Layer("lockstep judge-eval", said)])
+    require_known_code(loaded, str(own))
     return replace(loaded, name=f"{_model_name(loaded, model)}-{Path(data).stem}", pins=read_pins(own.parent))
 
 

@@ -19,6 +19,7 @@ from lockstep.cluster.worker_proxy import RemoteTimeout, WorkerDied
 from lockstep.cluster.workers import Workers, workers_of
 from lockstep.config import registry
 from lockstep.config.hub import fetch_names
+from lockstep.config.known_code import note_run_here
 from lockstep.config.loading import Loaded
 from lockstep.config.named_code import CODE, write_code
 from lockstep.errors import NothingTrainedError
@@ -146,6 +147,7 @@ def _run(loaded: Loaded, allow_changes: bool, deadline_s: float | None, callback
             (folder / SUMS).unlink(missing_ok=True)
             adopt(loaded, changed)
             _note_code(loaded, folder, Path(source.folder), allow_changes)
+            note_run_here(loaded.dump())
             progress.total(job.run_length.steps, f"{job.data}; {job.arithmetic}")
             rest = job.run_length.describe_rest()
             if rest is not None:

@@ -30,6 +30,13 @@ def a_run_with_tools(folder: Path) -> None:
         recipe.write(f"environment: {tools}\n")
 
 
+def a_run_of_others(folder: Path) -> None:
+    """A run that somebody sends, and the code that it names, which lies next to it."""
+    (folder / "run").mkdir()
+    (folder / "theirs.py").touch()
+    (folder / "run/recipe.yaml").write_text("base: ../own.yaml\nalgorithm: theirs.py:Algorithm\n")
+
+
 def break_weights(folder: Path) -> None:
     """The model's weights are no numbers, and there is a dump to judge by them."""
     file = folder / "model/model.safetensors"
@@ -76,6 +83,7 @@ OPTIONS = {
     "rule: a deviation of others beside a mean of all": BadInput("train grpo_arithmetic grpo.scale_rewards=others"),
     "rule: robust against nothing": BadInput("train dpo_arithmetic dpo.preference_loss=robust"),
     "generate: a run with tools": BadInput("generate run rows.jsonl", a_run_with_tools),
+    "export: code of others": BadInput("export run out", a_run_of_others),
     "environment: no verifiers": said("'data.task={name: verifiers_tasks, taskset: none}'"),
     "environment: tools without a format": said(CALCULATOR),
     "environment: tools without a conversation": said(f"{CALCULATOR} environment.tool_format=hermes"),

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.data import cache, jsonl
+from lockstep.cache_folder import find_cache_folder
+from lockstep.data import jsonl
 from lockstep.data.jsonl import DataError, JsonlIndex
 from lockstep.data.rows import RowError
 from lockstep.data.templates import render
@@ -221,10 +222,10 @@ def test_a_cache_without_room_is_named(tmp_path: Path, monkeypatch: pytest.Monke
 def test_the_cache_is_where_the_users_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOCKSTEP_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache.folder() == tmp_path / "lockstep"
+    assert find_cache_folder() == tmp_path / "lockstep"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache.folder() == tmp_path / ".cache/lockstep"
+    assert find_cache_folder() == tmp_path / ".cache/lockstep"
 
 
 def test_a_packed_file_is_read_as_what_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from lockstep.config.trust import VARIABLE, UntrustedCode, trust
+from lockstep.config.trust import UntrustedCode, trust
 from lockstep.errors import InputError
+from lockstep.guarded_imports import TRUSTED
 from lockstep.models.folder import ModelError, read_config, refuse_own_code, skeleton
 
 EVIL = "open('ran', 'w').close()\nclass Evil: pass\n"
@@ -55,7 +56,7 @@ def bring(folder: Path, kind: Any = "lockstep_test_mine", places: object = PLACE
 
 @pytest.fixture
 def untrusting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "")
+    monkeypatch.setenv(TRUSTED, "")
 
 
 @pytest.mark.usefixtures("untrusting")

@@ -19,9 +19,9 @@ from tiny_recipe import RECIPE, REWARDS
 
 from lockstep import exit_codes
 from lockstep.cli import main
-from lockstep.config.trust import VARIABLE, is_trusted
 from lockstep.errors import InputError
 from lockstep.fault_policy import POLICY
+from lockstep.guarded_imports import TRUSTED, is_trusted
 from lockstep.run.checkpoint import Checkpoints
 from lockstep.run.supervise import Supervisor
 
@@ -159,7 +159,7 @@ def test_a_restart_trusts_what_was_trusted_and_not_what_the_file_has_become(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commands: list[list[str]] = []
-    monkeypatch.setenv(VARIABLE, "")
+    monkeypatch.setenv(TRUSTED, "")
     monkeypatch.setattr(Supervisor, "run", lambda supervisor: commands.append(supervisor._command) or 0)
     (tiny / "mine.py").write_text("")
     assert main(["train", "--supervise", "tiny.yaml", "--trust", "mine.py"]) == 0

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import torch
 
-from lockstep.data.cache import entry, folder
+from lockstep.cache_folder import find_cache_folder
+from lockstep.data.cache import entry
 from lockstep.whole_files import write_changed
 from lockstep_logprobs import hidden, softmax
 
@@ -33,7 +34,7 @@ _ENVIRONMENT = ("ATEN_", "DNNL_", "GOMP_", "KMP_", "LD_PRELOAD", "MKL_", "OMP_",
 def recall(product: str, find: Callable[[], bool]) -> bool:
     """The verdict on a product; found now where it is not known yet."""
     about = {"product": product, "torch_version": torch.__version__, "code": _hash_code(), **_describe_machine()}
-    path = folder() / entry("exact", json.dumps(about))
+    path = find_cache_folder() / entry("exact", json.dumps(about))
     known = _read(path)
     verdict = known.pop("exact", None)
     if known == about and isinstance(verdict, bool):

@@ -22,9 +22,10 @@ from typing import Any
 
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from lockstep.config.trust import UntrustedCode, describe_file, is_trusted
+from lockstep.config.trust import UntrustedCode, describe_file
 from lockstep.data.notes import note
 from lockstep.errors import InputError, first_line
+from lockstep.guarded_imports import is_trusted
 from lockstep.models.families.known import is_known
 
 _CONFIG, _MODEL = "AutoConfig", "AutoModelForCausalLM"

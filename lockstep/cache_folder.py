@@ -1,0 +1,38 @@
+"""The folder of what Lockstep remembers between commands; it lies outside of every run."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from lockstep.printable import print_text
+
+
+def find_cache_folder() -> Path:
+    """The cache folder: $LOCKSTEP_CACHE, or `lockstep` in the user's cache folder.
+
+    It is a folder for this process only if that cannot be written.
+    """
+    chosen = os.environ.get("LOCKSTEP_CACHE")
+    return _require_writable(chosen or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "lockstep"))
+
+
+@functools.cache
+def _require_writable(chosen: str) -> Path:
+    path = Path(chosen).expanduser()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            return path
+    except OSError as error:
+        text = f"the cache folder {path} cannot be written ({error.strerror}); nothing in it is kept for later commands"
+        print_text(f"note: {text}", file=sys.stderr)
+        return Path(_make_temporary().name)
+
+
+@functools.cache
+def _make_temporary() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="lockstep-")

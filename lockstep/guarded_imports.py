@@ -1,0 +1,155 @@
+"""Imports from folders that may come from another user: trusted content only, in this process and those it starts.
+
+No `.pyc` file is read there, since one that seems to belong to a trusted file may hold anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterable
+from importlib.machinery import (
+    BYTECODE_SUFFIXES,
+    EXTENSION_SUFFIXES,
+    SOURCE_SUFFIXES,
+    FileFinder,
+    SourceFileLoader,
+    SourcelessFileLoader,
+)
+from pathlib import Path
+from types import CodeType
+
+from lockstep.errors import InputError
+
+TRUSTED = "LOCKSTEP_TRUSTED"
+"""The environment variable with the digests of trusted files, from which child processes have them."""
+
+_GUARDED = "LOCKSTEP_GUARDED"
+"""The environment variable with the guarded folders, likewise."""
+
+_LATER = "LOCKSTEP_GUARDED_PATH"
+"""The environment variable with guarded folders that a child process puts on its path of modules."""
+
+_LOCKSTEP = str(Path(__file__).parents[1])
+
+
+def digest_content(content: bytes) -> str:
+    """SHA-256, in hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def is_trusted(content: bytes) -> bool:
+    """True if a file of this content may run."""
+    return digest_content(content) in _read_digests()
+
+
+def trust_content(contents: Iterable[bytes]) -> None:
+    """Lets files of these contents run."""
+    digests = _read_digests() | {digest_content(content) for content in contents}
+    os.environ[TRUSTED] = ",".join(sorted(digests))
+
+
+def guard(folder: Path) -> None:
+    """Imports only trusted files from a folder from now on.
+
+    The folder that holds Lockstep itself is not guarded: a user who can write there can change Lockstep.
+    """
+    if str(folder) == _LOCKSTEP:
+        return
+    os.environ[_GUARDED] = json.dumps([*dict.fromkeys([*list_guarded(), str(folder)])])
+    install_guards()
+
+
+def list_guarded() -> list[str]:
+    """The guarded folders."""
+    return json.loads(os.environ.get(_GUARDED, "[]"))
+
+
+def split_path() -> dict[str, str]:
+    """The path of modules as the environment of a child process, which adds guarded folders once they are guarded.
+
+    Python's own imports would find them before.
+    """
+    path = [entry or os.getcwd() for entry in sys.path]
+    later = [entry for entry in path if is_guarded(entry)]
+    free = os.pathsep.join(entry for entry in path if entry not in later)
+    return {"PYTHONPATH": free, _LATER: json.dumps(later)}
+
+
+def keep_guards() -> dict[str, str]:
+    """The part of the environment that guards a child process."""
+    return {name: os.environ[name] for name in (TRUSTED, _GUARDED) if name in os.environ}
+
+
+def install_guards() -> None:
+    """Guards the folders in this process."""
+    if not list_guarded():
+        return
+    if _find_modules not in sys.path_hooks:
+        sys.path_hooks.insert(0, _find_modules)
+    sys.path[:0] = json.loads(os.environ.pop(_LATER, "[]"))
+    for entry in list(sys.path_importer_cache):
+        if is_guarded(entry):
+            del sys.path_importer_cache[entry]
+
+
+def is_guarded(entry: str) -> bool:
+    """True for a guarded folder and what is in it, but not for another entry of the path that happens to be in it."""
+    forms = {os.path.abspath(entry), os.path.realpath(entry)}
+    for folder in list_guarded():
+        others = [other for other in [*sys.path, _LOCKSTEP] if other != folder and _is_within(other, folder)]
+        if any(_is_within(form, folder) and not _is_within_any(form, others) for form in forms):
+            return True
+    return False
+
+
+def find_loader(name: str, file: Path) -> SourceFileLoader | None:
+    """The loader of a file in a guarded folder; None elsewhere."""
+    return _TrustedLoader(name, str(file)) if is_guarded(str(file.parent)) else None
+
+
+class _TrustedLoader(SourceFileLoader):
+    """Compiles the bytes that it has compared with the trusted digests."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        content = self.get_data(self.path)
+        if not is_trusted(content):
+            raise _refuse(self.path)
+        return self.source_to_code(content, self.path)
+
+
+class _RefusingLoader(SourcelessFileLoader):
+    """Refuses compiled code, whatever its content."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        raise _refuse(self.path)
+
+
+def _find_modules(entry: str) -> FileFinder:
+    """A path hook for guarded folders."""
+    if not is_guarded(entry):
+        raise ImportError
+    compiled = [*EXTENSION_SUFFIXES, *BYTECODE_SUFFIXES]
+    return FileFinder(entry, (_TrustedLoader, SOURCE_SUFFIXES), (_RefusingLoader, compiled))
+
+
+def _refuse(path: str) -> InputError:
+    """The error for a file that would be imported; no ImportError, which the user's code may expect and pass over."""
+    return InputError(
+        f"{path} would be imported by a run's code, and you have not trained with it on this machine; if you have read "
+        f"it and trust it, add --trust {path} to the command"
+    )
+
+
+def _is_within_any(path: str, folders: Iterable[str]) -> bool:
+    return any(_is_within(path, folder) for folder in folders)
+
+
+def _is_within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
+
+
+def _read_digests() -> set[str]:
+    return set(filter(None, os.environ.get(TRUSTED, "").split(",")))

@@ -1,0 +1,201 @@
+"""A run and its code, unpacked from an archive: nothing runs that the user has not trained with, or does not trust."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import py_compile
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from tiny_recipe import RECIPE
+
+from lockstep import guarded_imports
+from lockstep.cli import main
+from lockstep.config import known_code
+from lockstep.config.loading import load
+from lockstep.config.user_code import load as load_code
+from lockstep.errors import InputError
+from lockstep.run.train import train
+
+MINE = """
+import helper
+
+def score(prompt, response, answer, row):
+    return helper.count(response)
+"""
+HELPER = "import code\n\ndef count(text):\n    return float(len(text))\n"
+EVIL = "open({mark!r}, 'w').close()\n"
+ALGORITHM = """
+from pathlib import Path
+import helper
+from lockstep.algorithms.grpo.options import GRPORecipe
+
+class Mine(GRPORecipe):
+    pass
+"""
+ASKING = ("eval", "run", "rows.jsonl", "--out", "out", "sampling.num_samples=1", "sampling.max_tokens=2")
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as it is packed: a finished run, and its code next to it."""
+    folder = tmp_path_factory.mktemp("archive")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        Path("mine.py").write_text(MINE)
+        Path("helper.py").write_text(HELPER)
+        Path("rows.jsonl").write_text('{"question": "2 + 3?", "answer": "5"}\n')
+        tree = {**RECIPE, "reward": {"type": "python", "function": "mine.py:score", "marker": None}}
+        Path("tiny.yaml").write_text(yaml.safe_dump(tree))
+        train(load("tiny.yaml", ["run.max_steps=1", "run.folder=run"]))
+    return folder
+
+
+@pytest.fixture
+def unpacked(archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The archive in another folder of this machine, and nothing trusted."""
+    shutil.copytree(archive, tmp_path / "unpacked", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.chdir(tmp_path / "unpacked")
+    for name in guarded_imports.keep_guards():
+        monkeypatch.delenv(name)
+    return tmp_path
+
+
+@pytest.fixture
+def elsewhere(unpacked: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same on a machine where the code never ran."""
+    monkeypatch.setenv("LOCKSTEP_CACHE", str(unpacked / "cache"))
+    return unpacked
+
+
+def plant(file: str, mark: Path, text: str = "") -> None:
+    """Lets a file leave a mark where it is imported."""
+    Path(file).write_text(EVIL.format(mark=str(mark)) + text)
+
+
+def test_code_that_ran_on_this_machine_needs_no_flag(unpacked: Path) -> None:
+    assert main(ASKING) == 0
+
+
+def test_code_that_never_ran_on_this_machine_is_refused_until_it_is_trusted(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(ASKING) == 2
+    (told,) = [line for line in capsys.readouterr().err.splitlines() if "have not trained" in line]
+    assert "recipe.yaml: reward.function mine.py:score runs code with which you have not trained" in told
+    for file in ("mine.py", "helper.py"):
+        assert str(elsewhere / "unpacked" / file) in told
+    assert main([*ASKING, "--trust", "mine.py"]) == 2
+    assert str(elsewhere / "unpacked/mine.py") not in capsys.readouterr().err
+    assert main([*ASKING, "--trust", "mine.py", "helper.py"]) == 0
+
+
+def test_the_users_own_words_need_no_flag(elsewhere: Path) -> None:
+    assert main([*ASKING, "reward.function=mine.py:score"]) == 0
+
+
+@pytest.mark.parametrize("file", ["mine.py", "helper.py"])
+def test_changed_code_is_refused_and_does_not_run(
+    file: str, unpacked: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant(file, unpacked / "mark", Path(file).read_text())
+    assert main(ASKING) == 2
+    told = capsys.readouterr().err
+    assert f"{unpacked / 'unpacked' / file} (sha256" in told
+    assert f"--trust {unpacked / 'unpacked' / file}" in told or "lockstep.trust(" in told
+    assert not (unpacked / "mark").exists()
+
+
+@pytest.mark.parametrize("name", ["code.py", "codeop.py", "code/__init__.py", "sitecustomize.py"])
+def test_a_module_of_python_that_lies_next_to_known_code_does_not_run(name: str, unpacked: Path) -> None:
+    """The helper imports `code`, which imports `codeop`."""
+    Path(name).parent.mkdir(exist_ok=True)
+    plant(name, unpacked / "mark")
+    assert main(ASKING) == (0 if name == "sitecustomize.py" else 2)
+    assert not (unpacked / "mark").exists()
+
+
+def test_a_compiled_file_that_seems_to_belong_to_known_code_does_not_run(unpacked: Path) -> None:
+    text, evil = HELPER.ljust(1000, "#"), EVIL.format(mark=str(unpacked / "mark")).ljust(1000, "#")
+    for content in (evil, text):
+        Path("helper.py").write_text(content)
+        os.utime("helper.py", (1, 1))
+        if content == evil:
+            py_compile.compile("helper.py", importlib.util.cache_from_source("helper.py"))
+    known_code.note_run_here({"reward": {"function": "mine.py:score"}})
+    assert main(ASKING) == 0
+    assert not (unpacked / "mark").exists()
+
+
+def test_a_link_is_as_good_as_what_it_leads_to(unpacked: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (unpacked / "kept").mkdir()
+    for name in ("mine.py", "helper.py"):
+        shutil.move(name, unpacked / "kept" / name)
+        Path(name).symlink_to(unpacked / "kept" / name)
+    assert main(ASKING) == 0
+    plant(str(unpacked / "kept/helper.py"), unpacked / "mark", HELPER)
+    assert main(ASKING) == 2
+    assert str(unpacked / "kept/helper.py") in capsys.readouterr().err
+    assert not (unpacked / "mark").exists()
+
+
+@pytest.mark.parametrize("command", [("generate", "run", "rows.jsonl"), ("check", "run"), ("export", "run", "out")])
+def test_an_algorithm_is_refused_by_every_command_that_reads_a_run(
+    command: tuple[str, ...], unpacked: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant("own.py", unpacked / "mark", ALGORITHM)
+    recipe = Path("run/recipe.yaml").read_text()
+    Path("run/recipe.yaml").write_text(recipe.replace("algorithm: ppo", "algorithm: own.py:Mine"))
+    assert main(command) == 2
+    told = capsys.readouterr().err
+    assert "algorithm own.py:Mine runs code with which you have not trained on this machine" in told
+    assert str(unpacked / "unpacked/own.py") in told
+    assert str(unpacked / "unpacked/helper.py") not in told  # which ran
+    assert not (unpacked / "mark").exists()
+
+
+def test_a_known_reward_cannot_import_what_no_text_names(unpacked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a plugin; trained with, it is imported, and for another command it has to be trusted."""
+    Path("plain.py").write_text("import importlib\nf = importlib.import_module('hid' + 'den').f\n")
+    plant("hidden.py", unpacked / "mark", "def f(): pass\n")
+    known_code.note_run_here({"reward": {"function": "plain.py:f"}})
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    known_code.require_known(Path("recipe.yaml"), "reward.function", "plain.py:f")
+    with pytest.raises(InputError, match=r"hidden\.py would be imported by a run's code.* add --trust"):
+        load_code("plain.py:f", "reward.function", "function")
+    assert not (unpacked / "mark").exists()
+
+
+def test_packages_and_relative_imports_are_compared(unpacked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("pack/inner", "space"):
+        Path(folder).mkdir(parents=True)
+    texts = {
+        "pack/__init__.py": "",
+        "pack/inner/__init__.py": "from .. import near\nfrom .deep import x\n",
+        "pack/inner/deep.py": "import space.far\nx = 1\n",
+        "pack/near.py": "",
+        "space/far.py": "",
+        "uses.py": "def f():\n    from pack import inner\n",
+    }
+    for name, text in texts.items():
+        Path(name).write_text(text)
+    monkeypatch.setattr(sys, "path", [str(unpacked / "unpacked"), *sys.path])
+    for reference in ("uses.py:f", "pack.inner:x"):
+        known_code.note_run_here({"reward": {"function": reference}})
+        known_code.require_known(Path("recipe.yaml"), "reward.function", reference)
+        for name in texts.keys() - ({"uses.py"} if reference[0] == "p" else set()):
+            Path(name).write_text(texts[name] + "# changed\n")
+            with pytest.raises(InputError, match=rf"unpacked/{name} \(sha256"):
+                known_code.require_known(Path("recipe.yaml"), "reward.function", reference)
+            Path(name).write_text(texts[name])
+
+
+def test_a_runs_own_record_of_its_code_proves_nothing(elsewhere: Path) -> None:
+    noted = json.loads(Path("run/code.json").read_text())
+    assert noted["reward.function"]["sha256"] == guarded_imports.digest_content(Path("mine.py").read_bytes())
+    assert main(ASKING) == 2
