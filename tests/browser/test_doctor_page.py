@@ -68,11 +68,17 @@ class Result:
         row: dict[str, Any] = {**asked, "method": {"name": "greedy", "temperature": 0.0}}
         if state == "measured":
             drawn = {side: self._drawn(f"{number}.{side}", scale, side) for side in ("infer", "train")}
-            clause = {"side": "infer", "what": "mean e^|Δ|", "value": 1.2, "low": 1.1, "high": 1.3, "limit": 1.05}
+            clause = {
+                "name": "mult_prob_error", "what": "mean e^|Δ|", "verdict": verdict, "low": 1.1, "high": 1.3, "limit": 1.05
+            }  # fmt: skip
+            clauses = {
+                "infer.mult_prob_error": {**clause, "side": "infer", "value": math.exp(scale)},
+                "train.mult_prob_error": {**clause, "side": "train", "value": math.exp(2 * scale)},
+            }
             row["pairs"] = [
                 {
                     "train": "hf", "infer": "torch", "verdict": verdict, "metric": math.exp(scale), "low": 1.0,
-                    "high": None, "reasons": [], "clauses": {"infer.x": {**clause, "verdict": verdict}}, "drawn": drawn,
+                    "high": None, "reasons": [], "clauses": clauses, "drawn": drawn,
                 }
             ]  # fmt: skip
         self.report["cells"].append(row)
@@ -158,8 +164,8 @@ def test_the_table_has_all_cells_with_verdicts_in_words_and_says_what_was_not_me
     rows = [row.locator("td").all_inner_texts() for row in page.locator(".grid tbody tr").all()]
     assert [row[:4] for row in rows] == [[length, "real", "greedy", "8"] for length in ("100", "100", "1000", "10000")]
     assert [row[4].split() for row in rows[:2]] == [
-        ["1.0101", "[1.0000,", "–]", "PASS"],
-        ["1.6487", "[1.0000,", "–]", "FAIL"],
+        ["1.0101", "/", "1.0202", "average", "1.0151", "[1.0000,", "–]", "PASS"],
+        ["1.6487", "/", "2.7183", "average", "2.1835", "[1.0000,", "–]", "FAIL"],
     ]
     assert [row[4] for row in rows[2:]] == ["cut by budget", "beyond context"]
     colours = [

@@ -1,7 +1,7 @@
 "use strict";
 /* Puts the page of a doctor's result together. */
 
-const LEAD = "Mean of e^|Δ| over the tokens that the inference side drew, |Δ| counting at most 3 nats, with its bounds; 1 is agreement. A click shows the cell's plots below.";
+const LEAD = "Mean of e^|Δ| over the tokens that the inference side drew / that the training side drew, and their average; in brackets the bounds of the first, with |Δ| counting at most 3 nats. 1 is agreement. A click shows the cell's plots below.";
 
 function fill(name, children) {
   byId(name).replaceChildren(...children);

@@ -23,11 +23,13 @@ class Grid {
   }
 
   button(number, measured) {
-    const { metric, low, high, verdict } = measured[number];
+    const { clauses, low, high, verdict } = measured[number];
+    const sides = ["infer", "train"].flatMap((side) => clauses.filter((one) => one.name === "mult_prob_error" && one.side === side).map((one) => asNumber(one.value)));
     return element(
       "button",
       { type: "button", "data-number": number, "aria-pressed": "false" },
-      element("span", {}, nearOne(metric)),
+      element("span", {}, sides.map(nearOne).join(" / ")),
+      ...(sides.length === 2 ? [element("small", {}, `average ${nearOne((sides[0] + sides[1]) / 2)}`)] : []),
       element("small", {}, `[${nearOne(low)}, ${nearOne(high)}]`),
       badge(verdict),
     );
@@ -50,9 +52,10 @@ class Grid {
   }
 }
 
-/** A number whose neighbours are near 1, by four digits behind the point. */
+/** A number whose neighbours are near 1, by four digits behind the point, or by what it is above 1 where they would hide that. */
 function nearOne(value) {
   const number = asNumber(value);
+  if (number > 1 && number < 1.001) return `1 + ${(number - 1).toExponential(1)}`;
   return Number.isFinite(number) && Math.abs(number) < 1000 ? number.toFixed(4) : shown(number);
 }
 
