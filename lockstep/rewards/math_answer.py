@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from lockstep.rewards.math_notation import LONGEST, read_expression
+from lockstep.rewards.math_notation import LONGEST, find_changing_words, read_expression
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
 _BRACE = re.compile(r"\\.|[{}]|\\$", re.DOTALL)
@@ -26,7 +26,8 @@ _ANSWER = re.compile(r"answer\b[^.\n]{0,100}?(?:\b(?:is|are|be)\b|[:：=])[\s:*=
 _FIRST_NUMBER = re.compile(
     r"[-+−]?\s?(?:\\?\$|[€£¥₹])?\s?[-+−]?(?:\d{1,3}(?:,\d{3})+(?![\d,])|\d+)?(?:\.\d+)?(?:/\d+)?"
 )
-_GOES_ON = re.compile(r"\s*[-+*/^=×·÷_!:]\s*[\d(\\A-Za-z]|\s*[,.]\s*\d|[.\s]*\\|[\d(]")
+_GOES_ON = re.compile(r"\s*[-+*/^=×·÷_!:]\s*[\d(\\A-Za-z]|\s*[,.]\s*\d|[.\s]*\\|[\d(]|\s+\d+/\d")
+_FRACTION = re.compile(r" +\d+/\d")
 _TOKEN = re.compile(r"[A-Za-z]+|\d+(?:[.,]\d+)*|[^\S\n]+|\n|.")
 _JOINS = frozenset("+-−*/^=<>≤≥≠×·÷±∪∩")
 _BREAKS = frozenset('?!:;"“”‘’`~#&|@…。，、！？：；（）')
@@ -203,7 +204,8 @@ def _find_spans(text: str) -> list[_Span]:
         if sign == "$" and not _is_mathematics(content, text[mark.end() : mark.end() + 1]):
             opening = mark
             continue
-        spans.append(_Span(opening.start(), mark.end(), content))
+        changing = find_changing_words(text[mark.end() : mark.end() + _LONGEST_GAP])
+        spans.append(_Span(opening.start(), mark.end() + len(changing), content + changing))
         opening = None
     return spans
 
@@ -286,11 +288,19 @@ def _read_first_number(line: str) -> str | None:
     if letters is not None:
         return read_expression(number[0] + letters[0])
     percent = re.compile(r"\s*\\?%").match(line, number.end())
-    return read_expression(number[0] + ("%" if percent else ""))
+    return read_expression(number[0] + ("%" if percent else find_changing_words(line[number.end() :])))
 
 
 def _find_runs(text: str) -> Iterator[_Span]:
     """Yields the runs of mathematics among words: numbers, or what signs and brackets join to one."""
+    end = 0
+    for run in _scan_runs(text):
+        if run.start >= end:  # else it is one of the words that change the value of the run before
+            yield run
+            end = run.end
+
+
+def _scan_runs(text: str) -> Iterator[_Span]:
     tokens = list(_TOKEN.finditer(text))
     run: list[str] = []
     closing: list[str] = []
@@ -300,7 +310,9 @@ def _find_runs(text: str) -> Iterator[_Span]:
         sign = token[0]
         following = tokens[i + 1][0] if i + 1 < len(tokens) else "\n"
         if sign.isspace():
-            stays = bool(run) and "\n" not in sign and (run[-1] in _JOINS or following in _JOINS or bool(closing))
+            joined = bool(run) and (run[-1] in _JOINS or following in _JOINS or bool(closing))
+            mixed = bool(run) and run[-1].isdecimal() and _FRACTION.match(text, token.start()) is not None
+            stays = "\n" not in sign and (joined or mixed)
         else:
             stays = not _is_word(sign, run, following) and not _ends_run(sign, following, bool(closing))
         if stays:
@@ -310,10 +322,10 @@ def _find_runs(text: str) -> Iterator[_Span]:
             _track_brackets(sign, closing)
             run.append(sign)
             continue
-        yield from _close_run(run, start, glued, sign, following)
+        yield from _close_run(run, start, glued, sign, text[token.start() : token.start() + _LONGEST_GAP])
         run, closing = [], []
         glued = sign.isascii() and sign.isalpha()
-    yield from _close_run(run, start, glued, "\n", "\n")
+    yield from _close_run(run, start, glued, "\n", "")
 
 
 def _track_brackets(sign: str, closing: list[str]) -> None:
@@ -339,13 +351,15 @@ def _ends_run(sign: str, following: str, in_brackets: bool) -> bool:
     return sign in _BREAKS or sign == "\\" or (sign in ".,'" and not following.isdigit())
 
 
-def _close_run(run: list[str], start: int, glued: bool, stopper: str, following: str) -> Iterator[_Span]:
-    """Yields a run that holds a digit and stands by itself."""
+def _close_run(run: list[str], start: int, glued: bool, stopper: str, behind: str) -> Iterator[_Span]:
+    """Yields a run that holds a digit and stands by itself, with words behind it that change its value."""
     content = "".join(run).strip()
     if not any(sign.isdigit() for sign in content) or glued:
         return
     if stopper.isascii() and stopper.isalpha() and run and not run[-1].isspace():
         content += stopper  # a unit, as in 5km, or another expression
+    else:
+        content += find_changing_words(behind)
     content = re.sub(r"^(?:[*=<>/^,)\]}]|[-+](?=\s))[\s*=]*", "", content)
     if not content.endswith(")") or content.count("(") == content.count(")"):
         yield _Span(start, start + len(content), content)

@@ -75,8 +75,26 @@ _UNITS = _split(
     "kmh Hz kHz kW kWh am pm AM PM KB MB GB TB kB px pt pts qt cc sq cu rs Rs st nd rd th m/s km/h mi/h "
     "ft/s m/min cal kcal kJ kPa kN"
 )
-_SCALES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-_SCALE = re.compile(rf"({_NUMBER})\s*(?:\\text\{{\s*)?({'|'.join(_SCALES)})\b\s*(.*)", re.DOTALL)
+_SCALES = {
+    "dozen": "12",
+    "hundred": "10^{2}",
+    "thousand": "10^{3}",
+    "lakh": "10^{5}",
+    "million": "10^{6}",
+    "crore": "10^{7}",
+    "billion": "10^{9}",
+    "trillion": "10^{12}",
+}
+_SCALE_NAMES = "|".join(_SCALES)
+_SCALE = re.compile(rf"({_NUMBER})\s*(?:\\text\{{\s*)?({_SCALE_NAMES})s?\b\s*(.*)", re.DOTALL)
+_ORDINALS = "third|fourth|fifth|sixth|seventh|eighth|ninth|tenth|hundredth|thousandth|millionth"
+_CHANGING = re.compile(
+    rf"[\s\-~]*(?:(?:{_SCALE_NAMES})s?\b(?:\s+(?:and\s+)?\d[\d,.]*)?"
+    rf"|(?:per\s?cent|pct|percentage|bn|mn|gross|googol|squared|cubed|halves|(?:{_ORDINALS})s)\b"
+    rf"|(?:half|{_ORDINALS})(?=[\s.}}]*$)|(?:half|quarters?|{_ORDINALS})(?=\s+of\b)"
+    r"|(?:[a-z]+\s+)?and\s+(?:an?\s+|one\s+)?(?:half|quarter|third|fourth|fifth|eighth|tenth)\b)"
+)
+_PER_CENT = re.compile(r"\bper\s+cent\b")
 _RANGE = re.compile(r"\d+(?:\.\d+)?%?-\d+(?:\.\d+)?%?")
 _LETTERS = _split("m g s h l L")
 _NOT_UNITS = _split("and or sqrt frac pi sin cos tan log ln inf infinity xor not if")
@@ -103,7 +121,7 @@ def read_expression(text: str, boxed: bool = False) -> str | None:
     if len(text) > LONGEST or "\x00" in text:
         return None
     text = _spell(text).strip()
-    text = _strip_ends(text)
+    text = _PER_CENT.sub("percent", _strip_ends(text))
     if not text or _is_too_deep(text) or _DOTS.search(text):
         return None
     alone = _read_word(text, boxed)
@@ -122,6 +140,12 @@ def read_expression(text: str, boxed: bool = False) -> str | None:
         return None
     written = _write_numbers(_write_groups(text))
     return written if written is not None and written.isascii() else None
+
+
+def find_changing_words(behind: str) -> str:
+    """Returns the words behind a number that make it another one, such as dozen or percent; empty if there are none."""
+    words = _CHANGING.match(behind)
+    return words[0] if words is not None else ""
 
 
 def _spell(text: str) -> str:
@@ -210,7 +234,8 @@ def _strip_units(text: str) -> str:
 
 
 def _is_unit(words: str) -> bool:
-    return not any(sign.isdigit() for sign in words) and words.strip() not in {"and", "or"}
+    changing = find_changing_words(words) and not _is_percent(words)
+    return not changing and not any(sign.isdigit() for sign in words) and words.strip() not in {"and", "or"}
 
 
 def _is_percent(words: str) -> bool:
@@ -224,11 +249,13 @@ def _strip_bare_unit(text: str) -> str:
     )
     if match is None:
         return text
+    if find_changing_words(text[match.end() :]):
+        return text
     words = text[match.end() :].strip().rstrip(".")
     if not re.fullmatch(r"[^\d\\{}()\[\]=<>+*_!,:;|%]+(?:\^\{?[23]\}?)?", words):
         return text
     first = re.match(r"[^\s^]+", words)
-    if first is None or first[0] in _NOT_UNITS or words.split()[0] in ("percent", "pct", "percentage"):
+    if first is None or first[0] in _NOT_UNITS:
         return text
     spaced = bool(match[2])
     return match[1] if _is_bare_unit(first[0].rstrip("."), spaced, words) else text
@@ -268,9 +295,11 @@ def _holds_words(text: str) -> bool:
 
 
 def _write_scale(number: re.Match[str]) -> str:
-    """A number of thousands or millions, with its unit as text."""
+    """A number of dozens or millions, with its unit as text; unchanged if more than a unit follows."""
+    if find_changing_words(number[3]) or any(sign.isdigit() for sign in number[3]):
+        return number[0]
     unit = rf"\text{{{number[3].rstrip('} ')}}}" if number[3].strip("} ") else ""
-    return rf"{number[1]}\times 10^{{{_SCALES[number[2]]}}}{unit}"
+    return rf"{number[1]}\times {_SCALES[number[2]]}{unit}"
 
 
 def _write_groups(text: str) -> str:

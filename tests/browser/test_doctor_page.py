@@ -68,9 +68,8 @@ class Result:
         row: dict[str, Any] = {**asked, "method": {"name": "greedy", "temperature": 0.0}}
         if state == "measured":
             drawn = {side: self._drawn(f"{number}.{side}", scale, side) for side in ("infer", "train")}
-            clause = {
-                "name": "mult_prob_error", "what": "mean e^|Δ|", "verdict": verdict, "low": 1.1, "high": 1.3, "limit": 1.05
-            }  # fmt: skip
+            clause = {"name": "mult_prob_error", "what": "mean e^|Δ|", "verdict": verdict, "limit": 1.05}
+            clause |= {"low": 1.1, "high": 1.3}
             clauses = {
                 "infer.mult_prob_error": {**clause, "side": "infer", "value": math.exp(scale)},
                 "train.mult_prob_error": {**clause, "side": "train", "value": math.exp(2 * scale)},
