@@ -7,6 +7,7 @@ from ranks that compute the same.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -66,6 +67,7 @@ class RankSpec:
         device, parallel = resolve_device(self.learner.section.device).type, self.learner.section.parallel
         if device == "cuda":
             torch.cuda.set_device(self.meeting.rank % torch.cuda.device_count())
+        self.meeting.choose_interface()
         dist.init_process_group(
             "cuda:nccl,cpu:gloo" if device == "cuda" else "gloo",  # gloo for offloaded tensors
             store=self.meeting.store(),
@@ -104,7 +106,7 @@ def launch(spec: LearnerSpec, timeout_s: float, workers: Workers = HERE, turns: 
     """
     require_computable(read_config(spec.model, headless=not scores_tokens(spec.head)), spec.section)
     ranks, host = start_ranks(spec.section, f"{spec.head} learner", partial(RankSpec, spec), timeout_s, workers)
-    learner = MeshLearner(ranks, spec.section, host, turns)
+    learner = MeshLearner(ranks, spec.section, host, turns, workers.one_machine)
     learner.ready()
     return learner
 
@@ -139,6 +141,10 @@ class RankSender(OwnsFiles):
         self._learner = learner
         self.route: Route | None = None
         self.on_host = learner.section.cpu_offload
+        self.one_machine = learner.one_machine
+
+    def stream(self, dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
+        yield from self._learner.weights(dtype)
 
     def join(self, route: Route) -> None:
         if route == self.route:
@@ -179,12 +185,19 @@ class MeshLearner:
         section: The learner's section, with the layout of the ranks.
         host: Holds the store that connects the ranks, so it lives as long as they.
         turns: See `launch`.
+        one_machine: True if the ranks share memory with this process.
     """
 
     def __init__(
-        self, ranks: Sequence[Remote], section: LearnerSection, host: Host, turns: Turns | None = None
+        self,
+        ranks: Sequence[Remote],
+        section: LearnerSection,
+        host: Host,
+        turns: Turns | None = None,
+        one_machine: bool = True,
     ) -> None:
         self.ranks, self.section, self.host = ranks, section, host
+        self.one_machine = one_machine
         self.sender = RankSender(self)
         self._turns, self._has_left = turns, False
 
@@ -229,11 +242,15 @@ class MeshLearner:
     def empty_cache(self) -> None:
         self.call_all("empty_cache")
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Streams the weights from the first rank; the others take part in gathering them."""
-        others = [rank.submit("take_part_in_weights") for rank in self.ranks[1:]]
+    def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Streams the weights from the first rank; the others take part in gathering them.
+
+        Args:
+            dtype: See `SendsWeights.weights`.
+        """
+        others = [rank.submit("take_part_in_weights", dtype) for rank in self.ranks[1:]]
         try:
-            yield from self.ranks[0].stream("weights")
+            yield from self.ranks[0].stream("weights", dtype)
         except (WorkerDied, RemoteTimeout):  # the cause; errors of the other ranks would only hide it
             while others:
                 others.pop().abandon()
@@ -242,16 +259,28 @@ class MeshLearner:
         finally:
             self.outcomes(others)
 
+    def require_shared(self, folder: Path) -> None:
+        """Raises InputError if a rank's machine does not have the run's folder, into which the rank writes."""
+        with tempfile.NamedTemporaryFile(prefix=".seen-by-ranks-", dir=folder) as file:
+            found = self.call_all("finds", Path(file.name).absolute())
+        missing = [rank.name for rank, has in zip(self.ranks, found, strict=True) if not has]
+        if missing:
+            raise InputError(
+                f"run.folder is {folder.absolute()}, which the machine of {missing[0]} does not have, and ranks write "
+                "checkpoints there; mount it on all machines under the same path, or set run.folder to a folder that "
+                "they share"
+            )
+
     def save(self, folder: Path) -> None:
         self._begin()
-        self.call_all("save", folder)
+        self.call_all("save", folder.absolute())  # a rank's working directory may be another one
 
     def poll_save(self, wait: bool) -> bool:
         return all(self.call_all("poll_save", wait))
 
     def load(self, folder: Path) -> None:
         self._begin()
-        self.call_all("load", folder)
+        self.call_all("load", folder.absolute())
 
     def close(self) -> None:
         """Ends all ranks."""

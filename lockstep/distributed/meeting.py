@@ -1,15 +1,27 @@
 """Rendezvous of processes: one of them hosts a store, and the others are given its address.
 
-The host listens on the given address only.
+The host listens on the given address only, and gloo on the address from which a process reaches the host: by default it
+takes that of the host's name, which on many machines is loopback, where no other machine reaches it.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
 import socket
+import struct
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import Any
 
+import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
+
+_GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+"""The environment variable by which gloo, and the user, choose a network interface."""
+
+_GET_ADDRESS = 0x8915
+"""Linux's request for the address of a network interface."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +42,32 @@ class Meeting:
     def store(self) -> TCPStore:
         """Connects to the host's store."""
         return TCPStore(self.host, self.port, is_master=False, timeout=self.timeout)
+
+    @property
+    def own_address(self) -> str:
+        """Address from which this process reaches the host."""
+        (family, *_), *_ = socket.getaddrinfo(self.host, self.port)
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((self.host, self.port))
+            return str(probe.getsockname()[0])
+
+    def choose_interface(self) -> None:
+        """Lets gloo's groups of this process, the default one included, listen where the others reach it."""
+        interface = _find_interface(self.own_address)
+        if interface is not None:
+            os.environ.setdefault(_GLOO_INTERFACE, interface)
+
+    def join_gloo(self) -> dist.ProcessGroupGloo:
+        """Joins a group apart from torch's default one."""
+        gloo: Any = dist.ProcessGroupGloo
+        chosen = os.environ.get(_GLOO_INTERFACE)
+        options = gloo._Options()
+        options._timeout = self.timeout
+        if chosen is None:
+            options._devices = [gloo.create_device(hostname=self.own_address)]
+        else:
+            options._devices = [gloo.create_device(interface=chosen)]
+        return gloo(self.store(), self.rank, self.size, options)
 
     def of(self, rank: int) -> Meeting:
         """Returns the same for another rank."""
@@ -60,3 +98,19 @@ class Host:
             wait_for_workers=False,
             master_listen_fd=descriptor,
         )
+
+
+def _find_interface(address: str) -> str | None:
+    """The network interface with an IPv4 address; None if the system does not say."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        names = [name for _, name in socket.if_nameindex()]
+        return next((name for name in names if _find_address(asking, name) == address), None)
+
+
+def _find_address(asking: socket.socket, interface: str) -> str | None:
+    """The IPv4 address of a network interface; None if it has none."""
+    try:
+        answer = fcntl.ioctl(asking, _GET_ADDRESS, struct.pack("256s", interface.encode()))
+    except OSError:
+        return None
+    return socket.inet_ntoa(answer[20:24])

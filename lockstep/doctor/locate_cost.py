@@ -30,11 +30,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from lockstep import machine_memory
 from lockstep.batch import Batch
 from lockstep.doctor.estimate import peak_bytes
 from lockstep.doctor.locate_engines import EngineChoice, EnginePair
 from lockstep.errors import InputError
-from lockstep.learners.saving import free_memory_bytes
 from lockstep.models.folder import read_config, skeleton
 from lockstep.plan.sizes import Sizes
 from lockstep.units import readable
@@ -118,7 +118,7 @@ def estimate_locate(folder: str, engines: Sequence[tuple[bool, torch.dtype]], to
 
 def free_bytes(device: torch.device) -> int:
     """Bytes that a device can still give; 0: it does not say."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory_bytes()
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else machine_memory.free_bytes()
 
 
 class LocateTime:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
@@ -118,9 +118,18 @@ def train(learner: Learner, batch: Batch, loss: Loss, inspect: Callable[[Metrics
         raise NotFiniteError(f"{type(loss).__name__}: {error}", batch) from error
 
 
-def hand_over(learner: Learner, successor: Learner) -> None:
-    """Copies a learner's weights to another one of its kind, through a folder: both may live in other processes."""
-    with tempfile.TemporaryDirectory(prefix="lockstep-weights-") as folder:
-        learner.save(Path(folder))
+def hand_over(learner: Learner, successor: Learner, folder: Path) -> None:
+    """Copies a learner's weights to another one of its kind, through a folder that all machines of both share.
+
+    Args:
+        learner: The learner that is copied.
+        successor: The learner that gets its weights.
+        folder: Made, and removed again, with what a killed process has left there.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        learner.save(folder)
         learner.poll_save(wait=True)
-        successor.load(Path(folder))
+        successor.load(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -90,7 +90,7 @@ class RankLearner(SendsWeights):
         self._count, self._loss = torch.zeros(()), torch.zeros(())
         self._has_gathered = False
         self._updates = 0
-        self._writer = StateWriter()
+        self._writer = StateWriter(ranks)
 
     def logprobs(self, batch: Batch, passes: Passes = None) -> Tensor:
         return self._score(replace(batch, entropy=False), passes, lambda outputs: outputs.logprob)[0]
@@ -180,6 +180,10 @@ class RankLearner(SendsWeights):
     @property
     def sender(self) -> None:
         """None: a learner in this process has its weights here."""
+
+    def finds(self, file: Path) -> bool:
+        """True if this process's machine has a file of the driver's."""
+        return file.is_file()
 
     def save(self, folder: Path) -> None:
         self._host.reload()

@@ -12,22 +12,26 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from lockstep.distributed.ranks import ALONE, Ranks
 from lockstep.learners.base import NotSavedError
 from lockstep.learners.boxes import FileContents
+from lockstep.learners.room import has_room
 
 COUNTERS = "learner.json"
-
-_ROOM = 1.5
-"""Free memory that a copy needs, as a multiple of its size: training must not run out of memory."""
 
 Files = Mapping[str, FileContents]
 
 
 class StateWriter:
     """Writes safetensors, one save at a time. The copy's memory is kept for the next save, since allocating it costs
-    more than filling it."""
+    more than filling it.
 
-    def __init__(self) -> None:
+    Args:
+        ranks: Ranks that save together: those of a machine all make a copy, or none does.
+    """
+
+    def __init__(self, ranks: Ranks = ALONE) -> None:
+        self._ranks = ranks
         self._copies: dict[str, dict[str, Tensor]] = {}
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
@@ -41,8 +45,9 @@ class StateWriter:
             counters: Written to learner.json; None: another rank does that.
             still: The tensors never change, so they are written without a copy.
         """
+        copies = still or self._has_room(files)  # first, since all ranks take part, and the next line may fail on one
         self.poll(wait=True)
-        if not still and not self._has_room(files):
+        if not copies:
             self._write(folder, files, counters)
             return
         unchanging = files if still else self._copy(files)
@@ -82,7 +87,7 @@ class StateWriter:
         new = sum(
             t.nbytes for name, file in files.items() for key, t in file.tensors.items() if not self._holds(name, key)
         )
-        return not new or new * _ROOM < free_memory_bytes()
+        return has_room(new, self._ranks)
 
     def _holds(self, name: str, key: str) -> bool:
         return key in self._copies.get(name, {})
@@ -97,12 +102,3 @@ class StateWriter:
                 copies[key] = torch.empty_like(tensor, device="cpu", memory_format=torch.contiguous_format)
             copies[key].copy_(tensor)
         return {key: copies[key] for key in tensors}
-
-
-def free_memory_bytes() -> int:
-    """Memory that this machine can still give; 0 where the system does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0)

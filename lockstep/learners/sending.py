@@ -61,9 +61,9 @@ class SendsWeights(ABC):
     def parts(self, dtype: torch.dtype) -> Iterator[WeightPart]:
         """Yields this rank's part of each tensor of `weights`, in the same order on every rank."""
 
-    def take_part_in_weights(self) -> None:
+    def take_part_in_weights(self, dtype: torch.dtype | None = None) -> None:
         """Iterates `weights`, so that the first rank can gather them."""
-        for _ in self.weights():
+        for _ in self.weights(dtype):
             pass
 
     def join_receivers(self, route: Route) -> None:

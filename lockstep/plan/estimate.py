@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -15,7 +16,7 @@ from lockstep.plan.memory import Generation, Rank
 from lockstep.plan.sizes import FP32, Sizes
 from lockstep.plan.sync import SyncEstimate
 from lockstep.plan.traffic import Flow, flows
-from lockstep.samplers.cache_budget import CacheBudget
+from lockstep.samplers.cache_budget import PROCESS_BYTES, CacheBudget, usable_bytes
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class MemoryEstimate:
         takes_turns: True if learners move to host memory while the engine on their GPU works, and it sleeps meanwhile.
         in_engines_turn: Names of learners that work while engines do.
         judges: Engines of judges, on the GPUs of the policy's engine.
+        checkpoint: Bytes of a checkpoint.
     """
 
     learner: LearnerSection
@@ -47,6 +49,7 @@ class MemoryEstimate:
     takes_turns: bool = False
     in_engines_turn: frozenset[str] = frozenset()
     judges: tuple[Generation, ...] = ()
+    checkpoint: int = 0
 
     @classmethod
     def of(
@@ -66,7 +69,8 @@ class MemoryEstimate:
             placement: Where its processes live.
             learners: Its learners by the key of their layout, where these are others than the recipe's.
             sequences: Sequences that an engine generates side by side, where these are others than the recipe's.
-            memory: Bytes of a device, which bound a cache whose size is not set; None: it has no bound.
+            memory: Bytes of a device, of which models may use `usable_bytes`; they bound a cache whose size is not set.
+                None: it has no bound.
         """
         learners, load, inference = learners or {}, recipe.largest_step, recipe.inference
         ranks = {
@@ -80,6 +84,7 @@ class MemoryEstimate:
         alone = cls(
             learner, load, ranks, None, None, placement, takes_turns=turns, in_engines_turn=working, judges=judges
         )
+        alone = replace(alone, checkpoint=checkpoint_bytes(recipe.models, sizes))
         if inference is None:
             return alone
         sequences, ahead = sequences or inference.sampler.max_batch_size, inference.one_step_ahead
@@ -87,7 +92,9 @@ class MemoryEstimate:
         sync = SyncEstimate.of(ranks["policy"], inference, placement) if sampler.weights else None
         copies = 2 * sync.weights if sync is not None and ahead else 0
         whole = replace(alone, sampler=sampler, sync=sync, sequences=sequences, copies=copies)
-        return whole if memory is None else replace(whole, sampler=sampler.limit(memory, whole.beside_engine))
+        if memory is None:
+            return whole
+        return replace(whole, sampler=sampler.limit(usable_bytes(memory, whole.processes), whole.beside_engine))
 
     @property
     def own_layouts(self) -> dict[str, Rank]:
@@ -131,6 +138,32 @@ class MemoryEstimate:
         return shared + self._buckets + others + sum(self.ranks[name].peak.size for name in self.in_engines_turn)
 
     @property
+    def processes(self) -> int:
+        """Number of processes on the fullest GPU: a rank of each model, and engines that are not in the learners'."""
+        ranks = self.learner.parallel.ranks
+        apart = ranks > 1 or self.copies > 0
+        engines = [one for one in (self.sampler, *self.judges) if one is not None]
+        own = sum(1 for one in engines if one.stays or (apart and one.weights))
+        learners = len(self.ranks) if ranks > 1 else 1
+        return max(learners, own) if self.placement.processes.apart else learners + own
+
+    @property
+    def contexts(self) -> int:
+        """Bytes of a GPU that its processes take besides what models use, and besides the first one's."""
+        return (self.processes - 1) * PROCESS_BYTES
+
+    @property
+    def checkpoint_copies(self) -> int:
+        """Bytes of the fullest machine's memory in which copies of its ranks' state wait to be written.
+
+        Ranks of the first replica alone write; without the room of `learners.room`, a save copies nothing and waits.
+        """
+        parallel = self.learner.parallel
+        writing = parallel.ranks // parallel.dp_replicate
+        per_machine = Counter(place.machine for place in self.placement.ranks[:writing])
+        return -(-self.checkpoint * max(per_machine.values(), default=1) // writing)
+
+    @property
     def offloaded(self) -> int:
         """Bytes of a GPU that are in the host's memory while its engine works."""
         return sum(self._leaving.values())
@@ -159,7 +192,8 @@ class MemoryEstimate:
     @property
     def budget(self) -> CacheBudget | None:
         """The bounds of an engine's KV cache on its device; None: its size is set, or it grows as needed."""
-        return None if self.sampler is None else self.sampler.budget(self.beside_engine)
+        found = None if self.sampler is None else self.sampler.budget(self.beside_engine)
+        return None if found is None else replace(found, processes=self.processes)
 
     @property
     def machine(self) -> int:

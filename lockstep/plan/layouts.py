@@ -18,7 +18,6 @@ from lockstep.models.parallelize import require_divisible
 from lockstep.plan.estimate import MemoryEstimate
 from lockstep.plan.sizes import Sizes
 from lockstep.samplers.backend import find_backend
-from lockstep.samplers.cache_budget import USABLE
 
 _WITHIN_A_MACHINE = 8
 """GPUs of a machine, and greatest tp that is proposed: tensor-parallel ranks wait for each other four times a layer."""
@@ -111,8 +110,7 @@ class Search:
     ) -> MemoryEstimate:
         devices = Devices.of_machines_like(min(max(processes.devices, 1), _WITHIN_A_MACHINE), processes)
         placement = Placement.of(devices, processes)
-        usable = int(USABLE * self.memory)
-        return MemoryEstimate.of(self.recipe, self.sizes, placement, learners, changes.max_batch_size, usable)
+        return MemoryEstimate.of(self.recipe, self.sizes, placement, learners, changes.max_batch_size, self.memory)
 
     def layouts(self, gpus: int) -> list[Parallel]:
         """Layouts of this number of GPUs with work for every rank, those with few tensor-parallel ranks first."""
@@ -128,7 +126,7 @@ class Search:
 
     def fits(self, estimate: MemoryEstimate) -> bool:
         """True if the fullest GPU has room for it."""
-        return estimate.device <= self.memory
+        return estimate.device + estimate.contexts <= self.memory
 
     def propose(self, gpus: int) -> MemoryEstimate | None:
         """The layout that sends least among those that fit with the cheapest change; None: nothing fits.

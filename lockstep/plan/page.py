@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from lockstep.algorithms.base import Load
 from lockstep.config import LearnerSection, Parallel
 from lockstep.errors import InputError
+from lockstep.learners.room import ROOM
 from lockstep.plan.estimate import MemoryEstimate
 from lockstep.plan.layouts import Changes, Search, cache_override, overrides
 from lockstep.plan.time import Engines, Rates, StepTime
@@ -162,6 +163,11 @@ def _memory(estimate: MemoryEstimate) -> str:
         what = "of weights and moments per GPU are in the host's memory while engines work;"
         lines.append(("turns", f"{readable(estimate.offloaded)} {what}"))
         lines.append(("", f"in a step {readable(estimate.to_host)} go there, {readable(estimate.from_host)} come back"))
+    if estimate.contexts:
+        more = readable(estimate.contexts)
+        lines.append(("processes", f"{estimate.processes} on a GPU; CUDA and NCCL take {more} more of it than for one"))
+    room = f"{readable(int(ROOM * estimate.checkpoint_copies))} free there; otherwise training waits for the disk"
+    lines.append(("saving", f"{readable(estimate.checkpoint_copies)} of a machine's memory for copies, with {room}"))
     lines.append(("together", f"{readable(estimate.device)} on the fullest GPU"))
     return summary_table(lines)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from lockstep import machine_memory
 from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.exactness import decide_exact
 from lockstep.algorithms.job import Job
@@ -29,6 +30,7 @@ from lockstep.config.loading import Loaded
 from lockstep.data.files import open_rows
 from lockstep.errors import InputError
 from lockstep.learners import backend
+from lockstep.learners.room import ROOM
 from lockstep.models.device import keep_fp32, resolve_device
 from lockstep.models.folder import read_config, skeleton
 from lockstep.models.heads import scores_tokens
@@ -41,7 +43,7 @@ from lockstep.plan.page import describe_layouts
 from lockstep.plan.sizes import Sizes
 from lockstep.rewards.build import build as build_reward
 from lockstep.run.doctor_reports import examination
-from lockstep.run.dry_setup import DrySetup, machine_bytes
+from lockstep.run.dry_setup import DrySetup
 from lockstep.run.findings import Findings
 from lockstep.run.folder import FRAME, find_changed_options, require_writable, standing
 from lockstep.run.intervals import resolve_intervals
@@ -49,7 +51,6 @@ from lockstep.run.live_setup import require_lengths, role_folder, self_checked_s
 from lockstep.run.remarks import remarks
 from lockstep.run.trackers.run import views_of
 from lockstep.run.trackers.view import Facts
-from lockstep.samplers.cache_budget import USABLE
 from lockstep.units import readable
 
 
@@ -104,14 +105,15 @@ def _check_parts(loaded: Loaded, allow_changes: bool, made: Path, found: Finding
     if model is not None:
         with found.problem():
             found.notes += filter(None, [describe_passed_end(model.source, recipe.data)])
+        # Before a part of the model is computed, which takes memory.
+        is_small = _room(loaded, recipe, Sizes.of(model.network, recipe.learner.lora), found)
         if files is not None:
-            inexact = _decide_exact(recipe, model.source, found)
+            inexact = _decide_exact(recipe, model.source, found) if is_small else "it is refused"
             _open(recipe, DrySetup(recipe, made, files, model.source, inexact, found), found)
         _check_layouts(recipe, model.source, found)
         with found.problem():
-            _prove(recipe, model.source, found)
-        with found.problem():
-            _room(loaded, recipe, Sizes.of(model.network, recipe.learner.lora), found)
+            if is_small:
+                _prove(recipe, model.source, found)
     return model
 
 
@@ -279,11 +281,15 @@ def _of_folder(folder: Path, weights: bool = True) -> _Model:
     return _Model(source, model)
 
 
-def _room(loaded: Loaded, recipe: Algorithm, sizes: Sizes, found: Findings) -> None:
+def _room(loaded: Loaded, recipe: Algorithm, sizes: Sizes, found: Findings) -> bool:
+    """Checks memory and disk. Returns True if the memory suffices, or is not known."""
+    before = len(found.problems)
     with found.problem():
         _memory(recipe, sizes, found)
+    is_small = len(found.problems) == before
     with found.problem():
         _disk(loaded, recipe, sizes, found)
+    return is_small
 
 
 def _memory(recipe: Algorithm, sizes: Sizes, found: Findings) -> None:
@@ -294,8 +300,7 @@ def _memory(recipe: Algorithm, sizes: Sizes, found: Findings) -> None:
         return
     on_gpu = resolve_device(learner.device).type == "cuda"
     room = int(torch.cuda.get_device_properties(0).total_memory) if on_gpu else None
-    usable = None if room is None else int(USABLE * room)
-    estimate = MemoryEstimate.of(recipe, sizes, placement_of(recipe), memory=usable)
+    estimate = MemoryEstimate.of(recipe, sizes, placement_of(recipe), memory=room)
     ranks = learner.parallel.ranks
     times = f" in each of {ranks} processes" if ranks > 1 else ""
     if learner.lora is not None:
@@ -307,10 +312,12 @@ def _memory(recipe: Algorithm, sizes: Sizes, found: Findings) -> None:
         found.say("memory", f"sampler: {weights} of weights besides the learner's, {cache} of keys and values")
     if estimate.copies:
         found.say("memory", f"one step ahead: {readable(estimate.copies)} of copies of the weights")
+    copies, needed = readable(estimate.checkpoint_copies), readable(int(ROOM * estimate.checkpoint_copies))
+    found.say("memory", f"checkpoints: {copies} of copies in a machine's memory, if {needed} are free there")
     if room is not None:
-        _fits(estimate, estimate.device, room, "a GPU here", found)
+        _fits(estimate, estimate.device + estimate.contexts, room, "a GPU here", found)
     else:
-        _fits(estimate, estimate.machine, machine_bytes(), "this machine", found)
+        _fits(estimate, estimate.machine, machine_memory.total_bytes(), "this machine", found)
 
 
 def _fits(estimate: MemoryEstimate, needed: float, available: int, where: str, found: Findings) -> None:
@@ -328,7 +335,9 @@ def _disk(loaded: Loaded, recipe: Algorithm, sizes: Sizes, found: Findings) -> N
     one, best = checkpoint_bytes(recipe.models, sizes), 0 if recipe.run.best is None else recipe.run.best.count
     if recipe.inference is not None and recipe.inference.one_step_ahead:
         one += FP32 * sizes.policy
-    needed = one * (recipe.run.keep + best + 1) + FP32 * sizes.policy
+    # A model that follows another gets its weights through files in the folder of the run.
+    handed = one if any(role.follows for role in recipe.models) else 0
+    needed = one * (recipe.run.keep + best + 1) + FP32 * sizes.policy + handed
     free = shutil.disk_usage(standing(loaded.run_folder)).free
     found.say("disk", f"at most {readable(needed)}: checkpoints of {readable(one)}; {readable(free)} are free")
     if needed > free:

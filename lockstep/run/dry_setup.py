@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -13,6 +12,7 @@ from typing import NoReturn, TypeVar, assert_never
 import torch
 from torch import Tensor
 
+from lockstep import machine_memory
 from lockstep.algorithms.base import Algorithm, ModelRole
 from lockstep.algorithms.episodes import describe_rewards, episodes_of
 from lockstep.algorithms.rows import DataFiles
@@ -128,7 +128,7 @@ class DrySetup:
         return otherwise
 
     def hold(self, what: str, size: int, cure: str) -> None:
-        total = machine_bytes()
+        total = machine_memory.total_bytes()
         self.found.say("memory", f"{what}: {readable(size)} of this machine's, once")
         if size > total:
             with self.found.problem():
@@ -185,11 +185,6 @@ class DrySetup:
         if wrong is not None:
             self.note(f"{wrong}: its right answer, given as a response, is worth 0; is {reward.option}.marker in it?")
         self.found.say(option, f"math; the right answers of the first {len(first)} rows can be read")
-
-
-def machine_bytes() -> int:
-    """Memory of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 class Silent:

@@ -13,6 +13,7 @@ from lockstep.algorithms.base import Algorithm, ModelRole
 from lockstep.algorithms.episodes import describe_rewards, episodes_of
 from lockstep.algorithms.rows import DataFiles
 from lockstep.algorithms.setup import Policy
+from lockstep.cluster.learner_group import MeshLearner
 from lockstep.cluster.judges import answering, judge_answers, open_judge_reward
 from lockstep.cluster.open_models import open_learner, share_weights
 from lockstep.cluster.placement import placement_of, takes_turns, works_in_engines_turn
@@ -95,6 +96,8 @@ class LiveSetup:
         sampling = self_checked_sampling(self.algorithm, self.source)
         turns = self.turns if self._takes_turns else None
         learner = open_learner(spec, sampling, self.algorithm.cluster.timeout_s, self.progress, self.workers, turns)
+        if isinstance(learner, MeshLearner) and not learner.one_machine:
+            learner.require_shared(self.folder)
         if turns is not None and not works_in_engines_turn(role):
             turns.add(learner)
         return learner

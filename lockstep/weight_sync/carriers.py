@@ -271,7 +271,7 @@ _FROM_SENDER.rootRank = 0
 
 def _join(own: Meeting, backend: Literal["gloo", "nccl"]) -> dist.ProcessGroup:
     if backend == "gloo":
-        group = dist.ProcessGroupGloo(own.store(), own.rank, own.size, own.timeout)
+        group = own.join_gloo()
     else:
         _require_gpu("the backend NCCL")
         options: Any = dist.ProcessGroupNCCL.Options()

@@ -35,14 +35,20 @@ class Sender(Protocol):
     Attributes:
         route: The route that it joined last; None: none yet.
         on_host: True if the weights are in host memory, even if their processes have GPUs.
+        one_machine: True if its processes share memory with this one.
     """
 
     route: Route | None
     on_host: bool
+    one_machine: bool
 
     @property
     def places(self) -> tuple[str, ...]:
         """Files of shared memory that it fills."""
+        ...
+
+    def stream(self, dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
+        """Yields names and tensors in messages, which also come from other machines; cast before they are sent."""
         ...
 
     def join(self, route: Route) -> None:
@@ -108,7 +114,10 @@ class Outgoing:
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         """Yields names and tensors. If another process sends them, a tensor may change once the next is requested."""
         if self.sender is None:
-            yield from self._send()
+            yield from self._send(self._learner.weights())
+            return
+        if not self.sender.one_machine:
+            yield from self._send(self.sender.stream(self.dtype))
             return
         route = Route("shared_memory", self.sender.places)
         self.sender.join(route)
@@ -121,8 +130,8 @@ class Outgoing:
         for name, tensor in self._learner.weights():
             yield WeightPart.whole(name, tensor, type_for(tensor, self.dtype))
 
-    def _send(self) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in self._learner.weights():
+    def _send(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in weights:
             cast = tensor.to(type_for(tensor, self.dtype))
             self.note_taken(name, take(cast), cast)
             yield name, cast

@@ -32,6 +32,7 @@ class LocalSender(OwnsFiles):
     """Implements `outgoing.Sender` for weights of this process."""
 
     on_host = False  # not used: for weights of this process, `Outgoing.on_gpu` looks at them
+    one_machine = True
 
     def __init__(self) -> None:
         self._carrier: Carrier | None = None

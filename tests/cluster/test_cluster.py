@@ -30,13 +30,13 @@ def sizes(replicas: int = 1, **parallel: int) -> tuple[str, ...]:
 STAGES = ("learner=megatron", "learner.parallel.pp=2", "model.scratch.config.num_hidden_layers=2")
 
 
-@pytest.mark.full
+@pytest.mark.proof  # tests/cluster/test_another_machine.py shows nearly the same
 @pytest.mark.parametrize(
     ("options", "many"),
     [
         (("cluster.placement=separate",), sizes(2, dp=2)),
-        pytest.param((), sizes(1), marks=pytest.mark.proof),
-        pytest.param((), STAGES, marks=[pytest.mark.proof, pytest.mark.needs("megatron")]),
+        ((), sizes(1)),
+        pytest.param((), STAGES, marks=pytest.mark.needs("megatron")),
     ],
     ids=["apart", "together", "stages"],
 )

@@ -122,6 +122,15 @@ def test_a_dry_run_says_all_at_once(here: Path, capsys: pytest.CaptureFixture[st
         assert sum(text in line for line in lines[1:]) == 1, text
 
 
+def test_a_dry_run_computes_no_part_of_a_model_that_this_machine_has_no_memory_for(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "tiny.yaml", "model.scratch.config.hidden_size=1048576", "--dry-run"]) == 2
+    memory, disk = capsys.readouterr().err.splitlines()
+    assert "the run needs about 123 TB of memory, but this machine has" in memory
+    assert "of disk" in disk
+
+
 def test_a_dry_run_finds_another_recipe_in_the_folder(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "sft.yaml"]) == 0
     assert main(["train", "sft.yaml", "--dry-run"]) == 0

@@ -30,7 +30,7 @@ from lockstep.weight_sync.buckets import Bucket
 from lockstep.weight_sync.carriers import Route
 from lockstep.weight_sync.fingerprints import column_fingerprint, fingerprint
 from lockstep.weight_sync.outgoing import Outgoing, Sent, type_for
-from lockstep.weight_sync.sync import sync_weights
+from lockstep.weight_sync.sync import Snapshot, sync_weights
 
 pytestmark = pytest.mark.needs("gloo")
 LENGTHS = (7, 1, 19, 4, 33, 2, 12, 9)
@@ -165,7 +165,10 @@ class Killing:
     def __init__(self, sender: RankSender, victim: str) -> None:
         self._sender, self._victim = sender, victim
         self.route: Route | None = None
-        self.places, self.on_host = sender.places, sender.on_host
+        self.places, self.on_host, self.one_machine = sender.places, sender.on_host, sender.one_machine
+
+    def stream(self, dtype: torch.dtype | None) -> Iterator[tuple[str, torch.Tensor]]:
+        return self._sender.stream(dtype)
 
     def join(self, route: Route) -> None:
         self._sender.join(route)
@@ -206,6 +209,18 @@ def test_a_sampler_in_the_driver_takes_what_ranks_send(two: MeshLearner, models:
     sync_weights(two, sampler, 1)
     for name, tensor in two.weights():
         assert torch.equal(sampler.show(name), tensor)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_copy_of_what_ranks_of_other_machines_hold_needs_no_shared_memory(
+    two: MeshLearner, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Snapshot.of(two, 1, dtype, None)
+    monkeypatch.setattr(two.sender, "one_machine", False)
+    monkeypatch.setattr(two.sender, "join", lambda route: pytest.fail(f"{route} is of one machine"))
+    there = Snapshot.of(two, 1, dtype, None)
+    assert there.tensors.keys() == here.tensors.keys()
+    assert all(torch.equal(there.tensors[name], here.tensors[name]) for name in here.tensors)
 
 
 def test_a_weight_sync_that_breaks_off_leaves_ranks_usable(two: MeshLearner) -> None:

@@ -314,6 +314,7 @@ def test_a_rank_joins_nccl_on_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(learner_group.Ranks, "of", lambda device, _: built.append(device))
     monkeypatch.setattr(LearnerSpec, "build", lambda *_: None)
     section = SECTION.model_copy(update={"device": "auto"})
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     RankSpec(LearnerSpec("m", "logits", section, OPTIMIZER, 0), Meeting("127.0.0.1", 1, 3, 4, 1.0)).build()
     assert (chosen, joined, built) == ([1], ["cuda:nccl,cpu:gloo"], ["cuda"])
 

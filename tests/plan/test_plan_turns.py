@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,14 @@ from gpus import show_gpus
 
 from lockstep.algorithms.base import Algorithm
 from lockstep.cluster.placement import placement_of
-from lockstep.config import Parallel
+from lockstep.config import Parallel, SamplerSection
 from lockstep.config.loading import load
 from lockstep.errors import InputError
 from lockstep.models.folder import read_config, skeleton
 from lockstep.plan.estimate import MemoryEstimate
 from lockstep.plan.layouts import Changes, Search
 from lockstep.plan.sizes import Sizes
+from lockstep.samplers.cache_budget import usable_bytes
 
 
 def sizes(folder: Path) -> Sizes:
@@ -80,6 +82,44 @@ def test_without_turns_it_holds_both_at_their_peaks(seven_billion: Path) -> None
     assert ahead.sync.sender_buckets == stayed.sync.sender_buckets > 0, "the copy that is sent comes from the ranks"
     assert ahead.device == stayed.device, "both work at once"
     assert ahead.copies == 2 * ahead.sync.weights
+
+
+def test_each_further_process_on_a_gpu_takes_memory_of_it(seven_billion: Path) -> None:
+    found, memory = estimated(seven_billion), 80 * 10**9
+    assert found.processes == 4, "policy, critic, reference policy, and a part of an engine"
+    assert found.contexts == 3 * 2**30, "a CUDA context and NCCL's buffers, of all but one"
+    assert usable_bytes(memory, 1) == int(0.92 * memory)
+    assert usable_bytes(memory, 4) == int(0.92 * memory) - 3 * 2**30
+    budget = found.budget
+    assert budget is not None
+    assert found.sampler is not None
+    told = budget.apply(SamplerSection(), memory).kv_cache_gib
+    assert told is not None
+    assert int(told * 2**30) == found.sampler.cache, "the plan and the engine have the same number"
+    tight = int((budget.beside + budget.least) / 0.92) + 3 * 2**30
+    replace(budget, processes=3).apply(SamplerSection(), tight)
+    with pytest.raises(InputError, match="have no room"):
+        budget.apply(SamplerSection(), tight)
+    alone = estimated(seven_billion, "cluster.placement=separate")
+    assert alone.processes == 3, "the ranks; an engine has a GPU of its own"
+
+
+def test_a_gpu_that_contexts_fill_does_not_fit(seven_billion: Path) -> None:
+    found = estimated(seven_billion, "cluster.offload_idle=false", "sampler.kv_cache_gib=1")
+    recipe = load("ppo_gsm8k", [f"model.path={seven_billion.parent}"]).expect(Algorithm)
+    search = Search(recipe, sizes(seven_billion.parent), read_config(seven_billion.parent), found.device + 3 * 2**30)
+    assert search.fits(found)
+    assert not replace(search, memory=search.memory - 1).fits(found)
+
+
+def test_copies_of_a_checkpoint_are_counted_once_per_machine(seven_billion: Path) -> None:
+    found = estimated(seven_billion)
+    parameters = 4 * sum(rank.sizes.count_trainable(rank.head) for rank in found.ranks.values() if rank.trained)
+    assert found.checkpoint == 3 * parameters, "weights and two moments of policy and critic"
+    assert found.checkpoint_copies == found.checkpoint, "eight GPUs are one machine"
+    assert estimated(seven_billion, parallel=Parallel(dp=16)).checkpoint_copies == -(-found.checkpoint // 2)
+    replicas = estimated(seven_billion, parallel=Parallel(dp=8, dp_replicate=2))
+    assert replicas.checkpoint_copies == found.checkpoint, "the first replica alone writes"
 
 
 def test_a_reward_model_stays_beside_the_engine_that_it_scores_for(seven_billion: Path) -> None:

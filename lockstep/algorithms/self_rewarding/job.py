@@ -74,6 +74,7 @@ def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
         judges.meta,
         setup.phase,
         Skill(setup.note),
+        setup.folder / "handed_over",
         new_prompts(recipe, prompts, settings.rows, engines[1], setup.source, setup.folder),
         None if first is None else first.step,
         agreement,

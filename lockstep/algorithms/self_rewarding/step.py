@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import assert_never
 
 import torch
@@ -37,6 +38,7 @@ class SelfRewardingWorkers:
     """Models and data of a step: π, the frozen π_ref, the rollout collector, and the judges, which may be π itself.
 
     Attributes:
+        shared_folder: A folder inside the run's, which all machines share; it exists while weights are handed over.
         new_prompts: Prompts of an iteration, by its number and the version of its first weights, with metrics
             of their generation; None: the prompts are those of the data.
         first_iteration: A step of the first iteration, if that is another algorithm's; takes step and position.
@@ -50,6 +52,7 @@ class SelfRewardingWorkers:
     meta: MetaJudging | None
     phase: Phase
     skill: Skill
+    shared_folder: Path
     new_prompts: Callable[[int, int], tuple[Prompts, Metrics]] | None = None
     first_iteration: Step | None = None
     agreement: Agreement | None = None
@@ -113,7 +116,7 @@ def self_rewarding_step(
     iteration = step // settings.steps_per_iteration
     if iteration and step == settings.beginning(step):
         with workers.phase("reference"):
-            hand_over(workers.policy, workers.reference)  # π_ref ← π
+            hand_over(workers.policy, workers.reference, workers.shared_folder)  # π_ref ← π
             workers.policy.reset_optimizer()
     if iteration == 0 and workers.first_iteration is not None:
         result = workers.first_iteration(step, position)

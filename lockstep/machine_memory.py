@@ -1,0 +1,90 @@
+"""This machine's memory as processes may use it: a control group's limit counts where it is the smaller one."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_GROUPS = Path("/sys/fs/cgroup")
+_OWN_GROUPS = Path("/proc/self/cgroup")
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_MEMORY = Path("/proc/meminfo")
+
+
+@dataclass(frozen=True)
+class _Limit:
+    """The limit of a control group.
+
+    Attributes:
+        folder: Folder of the group.
+        limit: Bytes.
+        free: Bytes that its processes may still take; what only caches files counts, since it gives way.
+    """
+
+    folder: Path
+    limit: int
+    free: int
+
+
+def total_bytes() -> int:
+    """Memory that this machine gives its processes."""
+    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([installed, *(found.limit for found in _limits())])
+
+
+def free_bytes() -> int:
+    """Memory that this machine can still give; 0 where the system does not say."""
+    lines = _read(_MEMORY).splitlines()
+    available = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0)
+    return min([available, *(max(found.free, 0) for found in _limits())])
+
+
+def name_memory() -> str:
+    """A name for the memory of which `free_bytes` speaks, the same in all processes that share it."""
+    boot = _read(_BOOT).strip() or socket.gethostname()
+    smallest = min(_limits(), key=lambda found: found.limit, default=None)
+    return boot if smallest is None else f"{boot} {smallest.folder.stat().st_ino}"
+
+
+def _limits() -> Iterator[_Limit]:
+    """Limits of this process's control groups, of the first or second version, and of those around them."""
+    for line in _read(_OWN_GROUPS).splitlines():
+        _, kinds, path = line.split(":", 2)
+        if kinds == "":
+            root, most, used = _GROUPS, "memory.max", "memory.current"
+        elif "memory" in kinds.split(","):
+            root, most, used = _GROUPS / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+        else:
+            continue
+        own = root / path.lstrip("/")
+        for folder in (own, *own.parents):
+            found = _limit(folder, most, used)
+            if found is not None:
+                yield found
+            if folder == root:
+                break
+
+
+def _limit(folder: Path, most: str, used: str) -> _Limit | None:
+    """The limit of one group; None where it has none, or is not seen here."""
+    limit, taken = _read(folder / most).strip(), _read(folder / used).strip()
+    if not limit.isdigit() or not taken.isdigit() or int(limit) >= _NO_LIMIT:
+        return None
+    fields = dict(line.split(" ", 1) for line in _read(folder / "memory.stat").splitlines() if " " in line)
+    cached = int(fields.get("total_inactive_file", fields.get("inactive_file", "0")))
+    return _Limit(folder, int(limit), int(limit) - int(taken) + cached)
+
+
+_NO_LIMIT = 1 << 60
+"""Limits from here on are those of a group of the first version that has none."""
+
+
+def _read(file: Path) -> str:
+    """The text of a file of the system; empty where it cannot be read."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError:
+        return ""
