@@ -281,7 +281,7 @@ def test_weights_in_the_hosts_memory_take_its_way() -> None:
     """A learner with `cpu_offload` has its weights there, though its ranks have GPUs."""
 
     def is_on_gpu(section: LearnerSection) -> bool:
-        ranks = cast("MeshLearner", SimpleNamespace(section=section))
+        ranks = cast("MeshLearner", SimpleNamespace(section=section, one_machine=True))
         return Outgoing(cast("HasWeights", ranks), None, RankSender(ranks)).on_gpu
 
     assert is_on_gpu(LearnerSection(parallel=Parallel(dp=2)))

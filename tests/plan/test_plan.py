@@ -401,7 +401,7 @@ def seven(tmp_path: Path) -> Callable[..., str]:
     """The page of PPO with 7 billion parameters on eight GPUs, with overrides."""
     (tmp_path / "llama_7b.json").write_text(SEVEN)
     config = str(tmp_path / "llama_7b.json")
-    return lambda *overrides: plan(load("ppo_gsm8k", [*PPO_7B, *overrides]), 8, "81GB", config).text
+    return lambda *overrides: plan(load("ppo_gsm8k", [*PPO_7B, *overrides]), 8, "83.2GB", config).text
 
 
 def blocks(page: str) -> dict[str, str]:
@@ -431,7 +431,7 @@ def test_where_a_critic_has_a_layout_the_plan_searches_it(seven: Callable[..., s
     assert "critic.parallel.dp=1" not in command
     assert "`critic.parallel.dp=8` beside the policy's dp 4 · tp 2 takes 80.1 GB and sends 2.8 TB." in GUIDE
     again = seven(*(word for word in pasted(found)[1:] if "parallel" in word))
-    assert "It fits: 80.1 GB of 81 GB." in again
+    assert "It fits: 80.1 GB of 83.2 GB." in again
     assert "sent    2.8 TB" in again
     assert sent_by(again) < sent_by(seven(TP)), "or it need not be asked for"
     assert "critic.parallel" not in seven()
@@ -439,7 +439,7 @@ def test_where_a_critic_has_a_layout_the_plan_searches_it(seven: Callable[..., s
 
 def test_a_layout_of_the_critic_that_fits_nowhere_is_replaced(seven: Callable[..., str]) -> None:
     found = seven(DP, "critic.parallel.dp_replicate=8")
-    assert "This fits, 80.1 GB of 81 GB:" in found
+    assert "This fits, 80.1 GB of 83.2 GB:" in found
     assert "critic.parallel.dp=8 critic.parallel.dp_replicate=1" in found
 
 

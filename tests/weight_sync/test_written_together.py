@@ -47,7 +47,7 @@ class TwoRanks:
     """The part of a learner over ranks that a sender uses, with its ranks in this process."""
 
     def __init__(self, ranks: tuple[HalfRank, HalfRank]) -> None:
-        self.ranks, self.section = ranks, SECTION
+        self.ranks, self.section, self.one_machine = ranks, SECTION, True
         self.sender: Any = RankSender(self)  # type: ignore[arg-type]
 
     def call_all(self, verb: str, *args: Any) -> list[Any]:
