@@ -13,8 +13,8 @@ from lockstep.algorithms.base import Algorithm, ModelRole
 from lockstep.algorithms.episodes import describe_rewards, episodes_of
 from lockstep.algorithms.rows import DataFiles
 from lockstep.algorithms.setup import Policy
-from lockstep.cluster.learner_group import MeshLearner
 from lockstep.cluster.judges import answering, judge_answers, open_judge_reward
+from lockstep.cluster.learner_group import MeshLearner
 from lockstep.cluster.open_models import open_learner, share_weights
 from lockstep.cluster.placement import placement_of, takes_turns, works_in_engines_turn
 from lockstep.cluster.sampler_pool import SamplerPool, nearest, processes
