@@ -26,11 +26,11 @@ from lockstep.doctor.measure import Drawn, Pair, Repeated, TableRow, counts_segm
 from lockstep.doctor.options import DoctorRecipe
 from lockstep.doctor.plan import Cell
 from lockstep.doctor.verdict import EXIT_CODES, LEAST_CLUSTERS, CellJudgement, Verdict, worst_of
+from lockstep.models.digests import digest_weights
 from lockstep.models.tokenizer import has_tokenizer, load_tokenizer
 from lockstep.report.doctor_folder import SCHEMA, DoctorFolder
 from lockstep.report.doctor_page import write_doctor_page
 from lockstep.report.terminal import markdown_table
-from lockstep.run.doctor_reports import weights_digest
 from lockstep.run.identity import Identity
 from lockstep.run.machine import describe_machine
 from lockstep.units import readable
@@ -94,7 +94,7 @@ def tree_of(found: TableResult, loaded: Loaded, inputs: Identity) -> dict[str, A
         "seconds": found.seconds,
         "predicted": asdict(found.predicted),
         "memory": found.memory,
-        "model": {"path": str(folder), "digest": weights_digest(folder), "files": files},
+        "model": {"path": str(folder), "digest": digest_weights(folder), "files": files},
         "environment": describe_machine() | gpu,
         "recipe": loaded.dump(),
         "refused": list(found.refused),

@@ -12,7 +12,6 @@ from typing import Any
 
 from lockstep.config.loading import Loaded
 from lockstep.data.files import FileGroup, open_rows
-from lockstep.models.digests import digest
 from lockstep.records import is_file, read_record
 from lockstep.run.folder import require_writable, write_once
 from lockstep.run.identity import ChangedError, Identity, differences, inputs
@@ -55,8 +54,7 @@ def results_of(loaded: Loaded, model: str | None, rows: Mapping[str, FileGroup],
 
     Args:
         loaded: The recipe.
-        model: Folder of the model, whose weights are hashed whole, since models often differ in nothing else. None: the
-            model is on a server, and its name is in the recipe.
+        model: Folder of the model. None: the model is on a server, and its name is in the recipe.
         rows: Files of rows, by name.
         root: Folder of all such results.
         others: Name of results of other options, weights or rows, for messages.
@@ -66,8 +64,7 @@ def results_of(loaded: Loaded, model: str | None, rows: Mapping[str, FileGroup],
     """
     digests = {name: open_rows(files, "skip").digest[:16] for name, files in rows.items()}
     place = None if model is None else Path(model)
-    weights = {f"model.{path.name}": digest([path]) for path in sorted(place.glob("*.safetensors"))} if place else {}
-    now = inputs(loaded, digests, place) | weights
+    now = inputs(loaded, digests, place)
     key = hashlib.sha256(json.dumps(now, sort_keys=True).encode()).hexdigest()[:10]
     named = loaded.recipe.folder
     folder = Path(root) / f"{loaded.name}-{key}" if named is None else Path(named)

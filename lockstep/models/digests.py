@@ -3,33 +3,48 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
+from threading import Lock
+from typing import BinaryIO
+
+from lockstep.background import run_in_background
+from lockstep.data.cache import Stamp, ensure_cached, entry
+from lockstep.errors import InputError
+
+FULL = "sha256:"
+"""The beginning of a large file's digest. Older versions noted sixteen digits, of samples of the file."""
 
 _SMALL_BYTES = 1 << 24
-_PARTS, _PART_BYTES = 64, 1 << 16
+_SETTLED_NS = 10**9
+"""Age of a change from which on another one shows in a file's times, which move in ticks."""
+
+_READING = Lock()
 
 
 def model_files(folder: Path, name: str = "model") -> dict[str, str]:
     """A digest of each file of a model, by default the initial one."""
-    return {f"{name}.{path.name}": _file(path) for path in sorted(folder.iterdir()) if _matters(path)}
+    return {f"{name}.{path.name}": digest_file(path) for path in sorted(folder.iterdir()) if _matters(path)}
 
 
-def _matters(path: Path) -> bool:
-    return path.is_file() and path.suffix != ".md" and not path.name.startswith(".")
+def read_ahead(folder: Path) -> None:
+    """Begins to digest a model's files, so that `model_files` will find the digests of large ones ready."""
+    run_in_background(partial(model_files, folder))
 
 
-def _file(path: Path) -> str:
-    """A digest of a file; of a large one, of its size and of parts all over it, since reading it all is slow."""
-    size = path.stat().st_size
-    if size <= _SMALL_BYTES:
-        return digest([path])
-    total = hashlib.sha256(str(size).encode())
-    with path.open("rb") as file:
-        for part in range(_PARTS):
-            file.seek(part * (size - _PART_BYTES) // (_PARTS - 1))
-            total.update(file.read(_PART_BYTES))
-    return total.hexdigest()[:16]
+def digest_file(path: Path) -> str:
+    """A digest of a file. That of a large one is read once, and kept by its path, size, times and inode."""
+    return digest([path]) if path.stat().st_size <= _SMALL_BYTES else _keep([path], "full", partial(_read_full, path))
+
+
+def digest_weights(folder: Path) -> str:
+    """Sixteen hexadecimal digits of the SHA-256 of a model's safetensors files, kept likewise."""
+    files = sorted(folder.glob("*.safetensors"))
+    is_small = all(file.stat().st_size <= _SMALL_BYTES for file in files)
+    return digest(files) if is_small else _keep(files, "weights", lambda: digest(files))
 
 
 def digest(paths: Iterable[Path]) -> str:
@@ -40,3 +55,33 @@ def digest(paths: Iterable[Path]) -> str:
         with path.open("rb") as file:
             hashlib.file_digest(file, lambda: total)  # weights may be larger than the memory
     return total.hexdigest()[:16]
+
+
+def _matters(path: Path) -> bool:
+    return path.is_file() and path.suffix != ".md" and not path.name.startswith(".")
+
+
+def _keep(files: Sequence[Path], kind: str, read: Callable[[], str]) -> str:
+    """The digest that `read` returns, or that an earlier command has kept of files as they are now."""
+    stamps = list(map(Stamp.of, files))
+    if any(stamp is None or time.time_ns() - stamp.changed_ns < _SETTLED_NS for stamp in stamps):
+        return read()
+
+    def write(kept: BinaryIO) -> None:
+        found = read()
+        if list(map(Stamp.of, files)) != stamps:
+            raise InputError(f"{files[0].parent} was changed while it was read; give the same command again")
+        kept.write(found.encode())
+
+    with _READING:  # two threads would read it twice
+        kept = ensure_cached(entry("digest", (kind, files[0].resolve()), stamps), write)
+        text = kept.read_text(encoding="utf-8")
+    if not re.fullmatch(f"({FULL})?[0-9a-f]{{16,64}}", text):  # the disk has failed
+        kept.unlink()
+        raise InputError(f"{kept} was altered, and is removed; give the same command again")
+    return text
+
+
+def _read_full(path: Path) -> str:
+    with path.open("rb") as file:
+        return FULL + hashlib.file_digest(file, "sha256").hexdigest()

@@ -12,7 +12,7 @@ from lockstep.algorithms.base import Algorithm
 from lockstep.config import Computation
 from lockstep.config.backends import INFERENCE
 from lockstep.errors import InputError
-from lockstep.models.digests import digest
+from lockstep.models.digests import digest_weights
 
 REPORTS = Path("doctor")
 """Folder of the reports; each examination has a subfolder with a `report.json`."""
@@ -53,11 +53,6 @@ class Examination:
     sentence: str
 
 
-def weights_digest(folder: Path) -> str:
-    """A digest of a model's weights: sixteen hexadecimal digits of the SHA-256 of its safetensors files."""
-    return digest(sorted(folder.glob("*.safetensors")))
-
-
 def examination(recipe: Algorithm) -> Examination | None:
     """The newest report on the model that a run begins with; None where the run makes that model, or samples nothing.
 
@@ -79,7 +74,7 @@ def find_examination(folder: Path, sampler: str, dtype: str) -> Examination:
     command = f"`lockstep doctor table {folder} backends=[{backends}] learner.dtype={dtype}`"
     read = [(path, _read(path)) for path in _newest_first()]
     reports = [(path, report) for path, report in read if report is not None and report.covers(sampler, dtype)]
-    weights = weights_digest(folder) if reports else ""  # reads them all, which takes a while
+    weights = digest_weights(folder) if reports else ""
     newest = next(((path, report.verdict) for path, report in reports if report.model.digest == weights), None)
     if newest is None:
         return Examination(False, f"there is no doctor's report on {about} in {REPORTS}/; {command} makes one")

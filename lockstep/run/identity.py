@@ -14,7 +14,7 @@ from lockstep.config import registry
 from lockstep.config.loading import Loaded
 from lockstep.config.model_recipe import weights_of
 from lockstep.errors import InputError
-from lockstep.models.digests import digest, model_files
+from lockstep.models.digests import FULL, digest, model_files
 
 Identity = dict[str, Any]
 
@@ -63,7 +63,8 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Lists names whose values differ, one line each, in order."""
     names = [*then, *(name for name in now if name not in then)]
     return [
-        f"{name} was {_format_value(then.get(name))}, is {_format_value(now.get(name))}"
+        f"{name} was {_format_value(then.get(name))}{_describe_older(then.get(name), now.get(name))}, is "
+        f"{_format_value(now.get(name))}"
         for name in names
         if then.get(name) != now.get(name)
     ]
@@ -81,6 +82,13 @@ def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]
 def _own_code() -> str:
     """A digest of Lockstep's code, read once, since the files may change while this process runs."""
     return digest(sorted(Path(lockstep.__file__).parent.rglob("*.py")))
+
+
+def _describe_older(then: object, now: object) -> str:
+    """Describes the digest of an older version, which no digest of now can equal; empty for any other value."""
+    is_full = isinstance(now, str) and now.startswith(FULL)
+    is_older = isinstance(then, str) and not then.startswith(FULL)
+    return " (digest of an older version, which cannot be compared)" if is_full and is_older else ""
 
 
 def _format_value(value: Any) -> str:

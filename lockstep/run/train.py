@@ -25,6 +25,7 @@ from lockstep.config.named_code import CODE, write_code
 from lockstep.errors import NothingTrainedError
 from lockstep.fault_policy import Attempts
 from lockstep.models.device import keep_fp32, resolve_device
+from lockstep.models.digests import read_ahead
 from lockstep.models.export import copy_frame
 from lockstep.models.families.own_code import list_own_files
 from lockstep.models.folder import read_fields
@@ -130,6 +131,7 @@ def _run(loaded: Loaded, allow_changes: bool, deadline_s: float | None, callback
         views = views_of(recipe.trackers, Facts.of(loaded, folder))
         files = data_files(recipe.data, folder)
         source = _source(loaded, files, folder, allow_changes, deadline_s)
+        read_ahead(Path(source.folder))
         copy_frame(Path(source.folder), folder / FRAME)
         progress = open_.enter_context(show_progress(f"{loaded.name} → {folder}", record=partial(add_message, folder)))
         precision = [keep_fp32()] if resolve_device(recipe.learner.device).type == "cuda" else []

@@ -12,7 +12,7 @@ from workspace import furnish
 
 from lockstep.cli import main
 from lockstep.config.loading import RecipeError, load
-from lockstep.run.doctor_reports import weights_digest
+from lockstep.models.digests import digest_weights
 
 REQUIRED = ["train", "own.yaml", "run.require_doctor=true"]
 COMMAND = "`lockstep doctor table model backends=[hf,torch] learner.dtype=fp32` makes one"
@@ -31,7 +31,7 @@ def report(name: str, seconds: int = 0, **said: Any) -> None:
     tree: dict[str, Any] = {
         "schema": "lockstep.doctor.table/1",
         "verdict": "PASS",
-        "model": {"path": "elsewhere", "digest": weights_digest(Path("model"))},
+        "model": {"path": "elsewhere", "digest": digest_weights(Path("model"))},
         "backends": {"hf": {}, "torch": {}},
         "recipe": {"learner": {"device": "cpu", "dtype": "fp32"}},
         "cells": [],

@@ -462,15 +462,3 @@ def test_another_judge_is_another_run(recipe: str, option: str, tmp_path: Path) 
     before = inputs(loaded, {}, None)
     (tmp_path / "weights").write_bytes(b"2")
     assert [line.split()[0] for line in differences(before, inputs(loaded, {}, None))] == [f"{option}.weights"]
-
-
-def test_a_large_file_of_the_first_model_is_known_by_its_content(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lockstep.models.digests._SMALL_BYTES", 1000)
-    (tmp_path / "weights").write_bytes(bytes(10**6))
-    before = inputs(load("ppo_arithmetic"), {}, tmp_path)
-    (tmp_path / "weights").write_bytes(b"\1" * 10**6)
-    assert [line.split()[0] for line in differences(before, inputs(load("ppo_arithmetic"), {}, tmp_path))] == [
-        "model.weights"
-    ]

@@ -1,0 +1,72 @@
+"""Digests of models: each byte of a large file counts, and the file is read once for as long as it stays the same."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from lockstep.models import digests
+from lockstep.models.digests import digest_weights, model_files, read_ahead
+from lockstep.run.identity import differences
+
+
+@pytest.fixture
+def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that is large enough for its digest to be kept."""
+    monkeypatch.setattr(digests, "_SMALL_BYTES", 1000)
+    monkeypatch.setattr(digests, "_SETTLED_NS", 0)
+    (tmp_path / "weights.safetensors").write_bytes(bytes(10**6))
+    return tmp_path / "weights.safetensors"
+
+
+def test_each_byte_counts(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a file that changes several times in one tick of the clock."""
+    monkeypatch.setattr(digests, "_SETTLED_NS", 10**9)
+    before, content = model_files(weights.parent), bytearray(10**6)
+    assert model_files(weights.parent) == before
+    for place in range(0, 10**6, 9_991):
+        content[place] ^= 4
+        weights.write_bytes(content)
+        assert model_files(weights.parent) != before
+        content[place] ^= 4
+
+
+def test_a_file_is_read_once_for_as_long_as_it_stays(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, whole = list[Path](), digests._read_full
+    monkeypatch.setattr(digests, "_read_full", lambda path: (read.append(path), whole(path))[1])
+    read_ahead(weights.parent)
+    found = model_files(weights.parent)
+    assert found == {"model.weights.safetensors": f"sha256:{hashlib.sha256(bytes(10**6)).hexdigest()}"}
+    assert model_files(weights.parent) == found
+    assert read == [weights]
+    os.utime(weights, (1, 1))
+    assert model_files(weights.parent) == found
+    assert read == [weights] * 2
+
+
+def test_weights_of_the_doctor_are_read_once_too(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = digest_weights(weights.parent)
+    monkeypatch.setattr(digests, "digest", lambda files: "0" * 16)
+    assert digest_weights(weights.parent) == found
+    weights.write_bytes(bytes(10**6 + 1))
+    assert digest_weights(weights.parent) == "0" * 16
+
+
+def test_a_kept_digest_that_the_disk_has_altered_is_not_used(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCKSTEP_CACHE", str(weights.parent / "cache"))
+    found = model_files(weights.parent)
+    (kept,) = (weights.parent / "cache/digest").iterdir()
+    kept.write_text("sha256:0")
+    with pytest.raises(ValueError, match="was altered, and is removed"):
+        model_files(weights.parent)
+    assert model_files(weights.parent) == found
+
+
+def test_a_digest_of_an_older_version_is_not_taken_for_one_of_today() -> None:
+    (line,) = differences({"model.weights": "0123456789abcdef"}, {"model.weights": "sha256:01"})
+    assert line == (
+        'model.weights was "0123456789abcdef" (digest of an older version, which cannot be compared), is "sha256:01"'
+    )
