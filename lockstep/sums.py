@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from lockstep.disk import rename, sync
 from lockstep.errors import InputError
+from lockstep.printable import print_text
 from lockstep.records import read_record
 from lockstep.whole_files import write_whole
 
@@ -24,29 +28,50 @@ Sum = dict[str, Any]
 """The `bytes` and the `sha256` of a file."""
 
 _LARGE_BYTES = 1 << 24
+_PART_BYTES = 1 << 20
+_ASIDE = ".final"
 _ALSO = ("initial", "certificate.json")
 
 
-def write_sums(run: Path, logs: Mapping[str, Sum]) -> list[str]:
-    """Notes the digests of a run's model as it is now, and those of its logs.
+def finish(run: Path, logs: Mapping[str, Sum], export: Callable[[Path], object]) -> list[str]:
+    """Writes the model of a run and the digests of it and of the logs; `final/` appears once both are complete.
+
+    Args:
+        run: Folder of the run.
+        logs: The digests of its logs.
+        export: Writes the model into a new folder.
 
     Returns:
         A sentence for each log that differs from what the run wrote.
     """
-    names = [name for part in (FINAL, *_ALSO) for name in _list_files(run, part)]
-    sums = {name: _sum(run / name) for name in names} | dict(logs)
+    aside = run / _ASIDE
+    shutil.rmtree(aside, ignore_errors=True)
+    export(aside)
+    model = {f"{FINAL}/{name}": _sum(aside / name) for name in _list_files(aside, ".")}
+    sums = model | {name: _sum(run / name) for part in _ALSO for name in _list_files(run, part)} | dict(logs)
     write_whole(run / SUMS, [json.dumps(sums, indent=1).encode() + b"\n"])
+    rename(aside, run / FINAL)
+    sync(run)
     return list(find_altered(run, ""))
 
 
+def note_unknown(run: Path) -> None:
+    """Says so where a finished run has no digests, which are there before `final/` is."""
+    if (run / FINAL).is_dir() and (run / "recipe.yaml").is_file() and not (run / SUMS).is_file():
+        _note(
+            f"{run / SUMS} is missing, so nothing shows whether {run / FINAL} and the logs are as the run wrote them; "
+            "it was removed, or an older version made the run"
+        )
+
+
 def find_altered(run: Path, part: str) -> Iterator[str]:
-    """Yields a sentence for each file that differs from what the run wrote; none if the run noted no digests.
+    """Yields a sentence for each file that differs from what the run wrote; none before its end, or without digests.
 
     Args:
         run: Folder of a run.
         part: Only files whose names begin so, such as `final/`; all by the empty text.
     """
-    if not (run / SUMS).is_file():
+    if not (run / SUMS).is_file() or not (run / FINAL).is_dir():
         return
     noted = read_record(run / SUMS, dict[str, dict[str, int | str]], f"restore it, or remove {run / SUMS}")
     for name, sum_ in noted.items():
@@ -54,6 +79,16 @@ def find_altered(run: Path, part: str) -> Iterator[str]:
             yield (
                 f"{run / name} {why}; put back what the run wrote, or remove {run / SUMS} to go on with what is there"
             )
+
+
+def find_altered_beginnings(run: Path, noted: Mapping[str, Mapping[str, int | str]]) -> Iterator[str]:
+    """Yields a sentence for each log of a run that does not begin as it was noted; it may have grown since."""
+    for name, sum_ in noted.items():
+        path = run / name
+        if not path.is_file():
+            yield f"{path} is missing"
+        elif _read_beginning(path, int(sum_["bytes"])) != sum_["sha256"]:
+            yield f"{path} differs from what the run wrote"
 
 
 def require_final(model: Path) -> None:
@@ -64,6 +99,7 @@ def require_final(model: Path) -> None:
 
 def require_unaltered(run: Path, part: str = "") -> None:
     """Raises InputError for the first file that differs from what the run wrote; `part` as for `find_altered`."""
+    note_unknown(run)
     sentence = next(find_altered(run, part), None)
     if sentence is not None:
         raise InputError(sentence)
@@ -94,6 +130,16 @@ def read_sum(path: Path) -> Sum:
         return {"bytes": file.tell(), "sha256": digest.hexdigest()}
 
 
+def _read_beginning(path: Path, size: int) -> str:
+    """The SHA-256 of the first bytes of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(min(size, _PART_BYTES)):
+            digest.update(part)
+            size -= len(part)
+    return digest.hexdigest()
+
+
 def _sum(path: Path) -> Sum:
     """The sum of a file; of a large one, as it was when this process last saw that size, time and inode.
 
@@ -108,3 +154,9 @@ def _sum(path: Path) -> Sum:
 @cache
 def _read_large(path: Path, size: int, changed_ns: int, inode: int) -> Sum:
     return read_sum(path)
+
+
+@cache
+def _note(text: str) -> None:
+    """Prints a note, once."""
+    print_text(f"note: {text}", file=sys.stderr)

@@ -108,7 +108,7 @@ class Hooks:
         """The state of a checkpoint besides the learners'."""
         agreement = self.job.agreement
         known = None if agreement is None else agreement.dump()
-        return {"position": position, "identity": self.identity, "agreement": known}
+        return {"position": position, "identity": self.identity, "agreement": known, "logs": self.tracker.sums()}
 
     def _save_now(self, step: int, position: int) -> None:
         self.tracker.sync()

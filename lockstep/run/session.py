@@ -30,6 +30,7 @@ from lockstep.run.reward_alarms import RewardAlarms
 from lockstep.run.saver import Saver
 from lockstep.run.stop import Stop, heed_signals
 from lockstep.run.trackers.run import RunTracker
+from lockstep.sums import find_altered_beginnings
 
 
 class _SavedState(BaseModel):
@@ -39,6 +40,7 @@ class _SavedState(BaseModel):
     position: NonNegativeInt
     identity: dict[str, Any]
     agreement: dict[str, Any] | None
+    logs: dict[str, dict[str, int | str]] = {}  # older versions noted none
 
 
 def read_state(checkpoint: Checkpoint) -> _SavedState:
@@ -132,7 +134,13 @@ class Session:
                 f"{newest.folder} was made with something else:\n  {diff}\nput it back as it was, start another run by "
                 "run.folder, or continue with what is there now by --allow-changes"
             )
-        for line in changed:
+        altered = list(find_altered_beginnings(self.folder, state.logs))
+        if altered and not self.allow_changes:
+            raise ChangedError(
+                f"{' and '.join(altered)}, up to step {newest.step}; put it back, start another run by run.folder, or "
+                "continue with what is there now by --allow-changes"
+            )
+        for line in [*changed, *altered]:
             self.progress.note(f"resumes although {line}")
         for name, learner in self.job.state.items():
             learner.load(newest.folder / name)

@@ -62,7 +62,7 @@ from lockstep.run.track import Logs
 from lockstep.run.trackers.run import track_run, views_of
 from lockstep.run.trackers.view import Facts
 from lockstep.run.waiting import patience
-from lockstep.sums import SUMS, require_unaltered, write_sums
+from lockstep.sums import SUMS, finish, require_unaltered
 
 
 def train(
@@ -162,8 +162,7 @@ def _run(loaded: Loaded, allow_changes: bool, deadline_s: float | None, callback
             _run_with_restarts(open_session, recipe, progress, deadline_s)
         except Stopped as stopped:
             raise Stopped(f"{loaded.name} {stopped}", stopped.code) from None
-        export(folder, folder / "final")
-        for sentence in write_sums(folder, logs.sums()):
+        for sentence in finish(folder, logs.sums(), partial(export, folder)):
             progress.note(sentence)
         with progress.phase("report"):
             write_page(folder, progress.note)

@@ -462,3 +462,21 @@ def test_another_judge_is_another_run(recipe: str, option: str, tmp_path: Path) 
     before = inputs(loaded, {}, None)
     (tmp_path / "weights").write_bytes(b"2")
     assert [line.split()[0] for line in differences(before, inputs(loaded, {}, None))] == [f"{option}.weights"]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl"])
+def test_a_log_that_was_altered_between_two_sessions_is_named(
+    name: str, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(Stopped):
+        run("run.max_steps=3", "run.max_time_s=0.01")
+    content = (Path("run") / name).read_text()
+    (Path("run") / name).write_text(content.replace("0", "1", 1))
+    with pytest.raises(ChangedError, match=rf"run/{name} differs from what the run wrote, up to step 1; put it back"):
+        run("run.max_steps=3")
+    (Path("run") / name).unlink()
+    with pytest.raises(ChangedError, match=f"run/{name} is missing, up to step 1"):
+        run("run.max_steps=3")
+    capsys.readouterr()
+    train(load("tiny.yaml", ["run.max_steps=3"]), allow_changes=True)
+    assert f"resumes although run/{name} is missing" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,14 +11,25 @@ from lockstep.config.model_recipe import weights_of
 from lockstep.errors import InputError
 from lockstep.report.log import METRICS
 from lockstep.run.track import Logs
-from lockstep.sums import SUMS, find_altered, require_unaltered, write_sums
+from lockstep.sums import SUMS, Sum, find_altered, find_altered_beginnings, finish, require_unaltered
 
 FILES = ("final/model.safetensors", "final/config.json", "initial/tokenizer.json", "certificate.json", "metrics.jsonl")
 
 
+def export(folder: Path) -> None:
+    folder.mkdir()
+    for name in ("model.safetensors", "config.json"):
+        (folder / name).write_bytes(name.encode() * 100)
+
+
+def end(run: Path, logs: Logs) -> list[str]:
+    shutil.rmtree(run / "final", ignore_errors=True)
+    return finish(run, logs.sums(), export)
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    for name in FILES[:-1]:
+    for name in FILES[2:-1]:
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(name.encode() * 100)
@@ -25,7 +37,7 @@ def run(tmp_path: Path) -> Path:
     logs = Logs(tmp_path)
     logs.metrics(1, {"train/reward": 0.5})
     logs.samples(1, [{"response": "one"}])
-    assert write_sums(tmp_path, logs.sums()) == []
+    assert end(tmp_path, logs) == []
     return tmp_path
 
 
@@ -53,8 +65,54 @@ def test_what_is_missing_or_longer_is_named(run: Path, name: str) -> None:
     assert " were written; put back" in next(find_altered(run, ""))
     (run / name).unlink()
     assert "is missing" in next(find_altered(run, ""))
+
+
+def test_removed_digests_are_missed_by_name(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights_of(run)
+    assert capsys.readouterr().err == ""
     (run / SUMS).unlink()
-    assert list(find_altered(run, "")) == []
+    assert weights_of(run) == run / "final"
+    told = capsys.readouterr().err
+    assert f"note: {run / SUMS} is missing, so nothing shows whether {run / 'final'} and the logs are as" in told
+    shutil.rmtree(run / "final")
+    require_unaltered(run)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_model_appears_with_its_digests_or_not_at_all(run: Path) -> None:
+    shutil.rmtree(run / "final")
+    (run / SUMS).unlink()
+
+    def die(folder: Path) -> None:
+        export(folder)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        finish(run, {}, die)
+    assert not (run / "final").exists()
+    assert finish(run, {}, export) == []
+    assert sorted(path.name for path in run.iterdir() if path.name.startswith(".")) == []
+
+
+@pytest.mark.parametrize("name", [METRICS, "samples.jsonl"])
+def test_logs_have_to_begin_as_a_checkpoint_noted_them(name: str, tmp_path: Path) -> None:
+    logs, noted = Logs(tmp_path), list[dict[str, Sum]]()
+    for step in (1, 2):
+        logs.metrics(step, {"train/reward": 0.5})
+        logs.samples(step, [{"response": "one"}])
+        noted.append(logs.sums())
+    content = (tmp_path / name).read_bytes()
+    assert list(find_altered_beginnings(tmp_path, noted[0])) == []
+    end = len(content) // 2
+    for altered in (b"x" + content[1:], content[: end - 1] + b"\0" + content[end:], content[: end - 1], b""):
+        (tmp_path / name).write_bytes(altered)
+        assert list(find_altered_beginnings(tmp_path, noted[0])) == [
+            f"{tmp_path / name} differs from what the run wrote"
+        ]
+    (tmp_path / name).write_bytes(content[:-2] + b"9}")  # later than what was noted
+    assert list(find_altered_beginnings(tmp_path, noted[0])) == []
+    (tmp_path / name).unlink()
+    assert list(find_altered_beginnings(tmp_path, noted[0])) == [f"{tmp_path / name} is missing"]
 
 
 def test_lines_that_a_reward_adds_or_changes_are_told_at_the_end(run: Path) -> None:
@@ -64,7 +122,7 @@ def test_lines_that_a_reward_adds_or_changes_are_told_at_the_end(run: Path) -> N
         file.seek(30)
         file.write(b"9")
     logs.metrics(2, {"train/reward": 0.6})
-    (told,) = write_sums(run, logs.sums())
+    (told,) = end(run, logs)
     assert "metrics.jsonl differs from what the run wrote" in told
 
 
@@ -72,7 +130,7 @@ def test_lines_that_a_resumed_run_cuts_are_forgotten(run: Path) -> None:
     logs = Logs(run)
     logs.rewind(0)
     logs.metrics(1, {"train/reward": 0.7})
-    assert write_sums(run, logs.sums()) == []
+    assert end(run, logs) == []
 
 
 def test_a_file_of_digests_that_holds_something_else_is_refused(run: Path) -> None:

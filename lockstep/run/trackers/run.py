@@ -9,11 +9,13 @@ from typing import Any
 
 from lockstep.config import Trackers
 from lockstep.errors import InputError, install_command
+from lockstep.report.log import TIMINGS
 from lockstep.run.stop import Stopped
 from lockstep.run.track import Logs, Outcome, Tracker
 from lockstep.run.trackers.function import FunctionView
 from lockstep.run.trackers.guard import Guarded
 from lockstep.run.trackers.view import Facts, View
+from lockstep.sums import Sum
 
 
 class RunTracker:
@@ -42,6 +44,10 @@ class RunTracker:
     def close(self, outcome: Outcome) -> None:
         for tracker in self._all:
             tracker.close(outcome)
+
+    def sums(self) -> dict[str, Sum]:
+        """Sizes and digests of the logs but that of clock times: of equal runs, checkpoints are equal, too."""
+        return {name: sum_ for name, sum_ in self._logs.sums().items() if name != TIMINGS}
 
     def sync(self) -> None:
         """Syncs the logs, see `Logs.sync`; views can be rebuilt."""
