@@ -29,7 +29,7 @@ Sum = dict[str, Any]
 
 _LARGE_BYTES = 1 << 24
 _PART_BYTES = 1 << 20
-_ASIDE = ".final"
+_ASIDE = f".{FINAL}-aside"
 _ALSO = ("initial", "certificate.json")
 
 

@@ -239,7 +239,8 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
 def test_what_kills_have_left_aside_goes_with_the_next_start(run: Run, in_tmp: Path) -> None:
     run()
     shutil.rmtree("run/final")
-    for name in ("checkpoints/.aside_old_step_000001/policy", "checkpoints/.aside_step_000003", ".final-aside"):
+    aside = (".final-aside", "..final-aside-aside")
+    for name in ("checkpoints/.aside_old_step_000001/policy", "checkpoints/.aside_step_000003", *aside):
         Path("run", name).mkdir(parents=True)
     run()  # has nothing to save any more
     assert not [path for path in Path("run").rglob(".*") if path.name != ".lock"]
