@@ -29,13 +29,16 @@ from benchmarks.lockstep_ppo import arguments, step_of
 from benchmarks.small_llama import causal_lm, llama_config, random_prompts
 from lockstep import keyed
 from lockstep.batch import Batch
+from lockstep.config import DType
 from lockstep.models import attention
 from lockstep.models.exact.model import make_exact
 from lockstep.models.families.registry import EXACT_TYPES
 from lockstep.models.heads import LogitsHead
+from lockstep.models.precision import autocast
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Request, SamplingParams
 
+TYPES: tuple[DType, ...] = ("fp32", "bf16")
 THREADS = ((1, 1), (1, 2), (2, 1), (4, 4))
 SAMPLINGS = (
     SamplingParams(96, temperature=1.0, stop_token_ids=(3,)),
@@ -70,7 +73,7 @@ class Cell:
     """
 
     family: str
-    dtype: str
+    dtype: DType
     threads: str
     tokens: int
     mismatches: int
@@ -91,7 +94,7 @@ def compare(family: str, rows: int) -> Iterator[Cell]:
     """Compares one family in both types, on all numbers of threads."""
     inexact, exact = build(family), build(family)
     make_exact(exact)
-    for dtype in ("fp32", "bf16"):
+    for dtype in TYPES:
         for number, threads in enumerate(THREADS):
             alone = threads == (1, 1)
             tokens, mismatches = count(exact, dtype, threads, rows if alone else rows // 8, number)
@@ -99,7 +102,7 @@ def compare(family: str, rows: int) -> Iterator[Cell]:
             yield Cell(family, dtype, f"{threads[0]}/{threads[1]}", tokens, mismatches, wrong / few if few else None)
 
 
-def count(lm: PreTrainedModel, dtype: str, threads: tuple[int, int], rows: int, seed: int) -> tuple[int, int]:
+def count(lm: PreTrainedModel, dtype: DType, threads: tuple[int, int], rows: int, seed: int) -> tuple[int, int]:
     """Tokens that were sampled, and those that the learner gives another log-probability, scored or trained."""
     prompts = random_prompts([1 + 61 * row % 64 for row in range(rows)], seed)
     requests = [Request(tuple(t % 256 for t in p), keyed.key("exact", seed, i)) for i, p in enumerate(prompts)]
@@ -107,7 +110,7 @@ def count(lm: PreTrainedModel, dtype: str, threads: tuple[int, int], rows: int, 
     samplings = SAMPLINGS if threads == (1, 1) else SAMPLINGS[seed : seed + 1]
     for start, sampling in enumerate(samplings):
         torch.set_num_threads(threads[0])
-        batch = TorchSampler(lm, 100, dtype == "bf16").generate(requests[start :: len(samplings)], sampling)
+        batch = TorchSampler(lm, 100, dtype).generate(requests[start :: len(samplings)], sampling)
         torch.set_num_threads(threads[1])
         for part in batch.select(torch.randperm(len(batch))).split(40):
             wrong = torch.zeros(int(part.mask.sum()), dtype=torch.bool)
@@ -117,15 +120,15 @@ def count(lm: PreTrainedModel, dtype: str, threads: tuple[int, int], rows: int, 
     return tokens, mismatches
 
 
-def score(head: LogitsHead, batch: Batch, dtype: str, gradient: bool) -> torch.Tensor:
+def score(head: LogitsHead, batch: Batch, dtype: DType, gradient: bool) -> torch.Tensor:
     """Log-probabilities of the sampled tokens, as the learner scores them or as it trains."""
-    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bf16"), torch.set_grad_enabled(gradient):
+    with autocast(torch.device("cpu"), dtype), torch.set_grad_enabled(gradient):
         logprob = head(batch).logprob
     assert logprob is not None
     return logprob.detach()[batch.mask]
 
 
-def time_steps(name: str, dtype: str, repeats: int) -> Row:
+def time_steps(name: str, dtype: DType, repeats: int) -> Row:
     """CPU seconds of a PPO step, inexact and exact."""
     options = [*STEPS[name].split(), "--dtype", dtype, "--epochs", "1"]
     with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
@@ -137,7 +140,7 @@ def time_steps(name: str, dtype: str, repeats: int) -> Row:
     return Row(f"{name}, {dtype}", usual.cpu_median_s, exact.cpu_median_s, ratio)
 
 
-def time_sampling(name: str, dtype: str, repeats: int) -> Row:
+def time_sampling(name: str, dtype: DType, repeats: int) -> Row:
     """Tokens per CPU second of the sampler, inexact and exact."""
     rows, most, sizes = SAMPLED[name]
     requests = [
@@ -147,7 +150,7 @@ def time_sampling(name: str, dtype: str, repeats: int) -> Row:
     usual_lm, exact_lm = (causal_lm(llama_config(**sizes)).eval() for _ in range(2))
     usual_lm.set_attn_implementation(attention.NAME)
     make_exact(exact_lm)
-    sides = [TorchSampler(lm, 256, dtype == "bf16") for lm in (usual_lm, exact_lm)]
+    sides = [TorchSampler(lm, 256, dtype) for lm in (usual_lm, exact_lm)]
     calls = [lambda side=side: side.generate(requests, SamplingParams(most)) for side in sides]
     usual, exact = measure_interleaved(calls, repeats)
     ratio = statistics.median(a / b for a, b in zip(usual.cpu_s, exact.cpu_s, strict=True))
@@ -182,7 +185,7 @@ def main() -> int:
             print(show([cell]).splitlines()[2], flush=True)
     print(environment(threads=max(map(max, THREADS))), show(cells), sep="\n", flush=True)
     torch.set_num_threads(1)
-    cases = [(name, dtype, 2 if name == "100 M" else args.repeats) for name in args.price for dtype in ("fp32", "bf16")]
+    cases = [(name, dtype, 2 if name == "100 M" else args.repeats) for name in args.price for dtype in TYPES]
     steps = [time_steps(*case) for case in cases]
     print("", environment(), table(steps, "inexact", "CPU s per PPO step"), sep="\n", flush=True)
     sampling = [time_sampling(*case) for case in cases]

@@ -152,7 +152,7 @@ def measure(family: str, folder: Path) -> list[Cell]:
     cpu, sampling = torch.device("cpu"), SamplingParams(max_tokens=8)
     cells = [
         _cell(lambda: _learner(folder, config)),
-        _cell(lambda: prove(config, cpu, False, sampling).decoded),
+        _cell(lambda: prove(config, cpu, "fp32", sampling).decoded),
         _vllm(folder),
     ]
     return [Cell(cell.gap, cell.reason.replace(str(folder), family)) for cell in cells]
@@ -160,7 +160,7 @@ def measure(family: str, folder: Path) -> list[Cell]:
 
 def _learner(folder: Path, config: PreTrainedConfig) -> float:
     load_causal_lm(folder)
-    proof = prove(config, torch.device("cpu"), False, None)
+    proof = prove(config, torch.device("cpu"), "fp32", None)
     return max(proof.packed, proof.alone)
 
 

@@ -135,7 +135,7 @@ def experience_of(
     """The small Llama answers, sharing the learner's weights."""
     prompts, tokenizer = prompts_in(folder, args, options.data)
     assert isinstance(policy.model, LogitsHead)
-    sampler = TorchSampler(policy.model.lm, options.sampler.max_batch_size, options.learner.is_bf16)
+    sampler = TorchSampler(policy.model.lm, options.sampler.max_batch_size, options.learner.dtype)
     session = SamplerSession(sampler, policy, phase=phase)
     return RolloutCollector(session, prompts, reward, partial(_decoded, tokenizer), options.seed)
 
@@ -148,7 +148,7 @@ def agreement_of(
 ) -> Agreement:
     """The comparison of learner and sampler, as runs make it."""
     section = options.agreement
-    bound = section.bound(options.learner.is_bf16)
+    bound = section.bound(options.learner.dtype)
     promise = Promise(bound, section.stops, "lockstep doctor quick", exact=args.exact)
     return Agreement(policy, collector.engine, promise, None, print)
 

@@ -147,7 +147,7 @@ def stale_prefixes(end: Callable[[int], int]) -> type[TorchSide]:
                 stores.clear()
             store = stores.setdefault((id(model), conditions.dtype), {})
             sampler = with_cache(partial(Reusing, store))
-            return sampler(model, conditions.batch_size or 1, conditions.dtype == "bf16")
+            return sampler(model, conditions.batch_size or 1, conditions.dtype or "fp32")
 
     return StalePrefixes
 

@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 
 from benchmarks.doctor_faults.models import Ground
 from benchmarks.doctor_faults.sides import Alteration, HFSide, TorchSide
-from lockstep.doctor.base import USUAL, Conditions, DType, Side
+from lockstep.config import DType
+from lockstep.doctor.base import USUAL, Conditions, Side
 from lockstep.errors import InputError
 from lockstep.types import Request, SamplingParams
 

@@ -23,8 +23,8 @@ from benchmarks.doctor_faults.models import Ground
 from benchmarks.doctor_faults.places import COLUMN
 from benchmarks.doctor_faults.score import Row, markdown
 from lockstep import exit_codes
-from lockstep.doctor.base import TORCH_TYPES
 from lockstep.models.heads import PLAIN
+from lockstep.models.precision import TORCH_TYPES
 from lockstep.report.progress import Progress, show_progress
 from lockstep.types import SamplingParams
 from lockstep_doctor import ModuleTap, PairExamination, examine

@@ -40,7 +40,7 @@ class RawScores(TorchSide):
     """Says log-probabilities of the model's own distribution, as engines do before logits are processed."""
 
     def sampler(self, model: PreTrainedModel, conditions: Conditions) -> StaticSampler:
-        return StaticSampler(model, conditions.batch_size or 1, conditions.dtype == "bf16", raw_logprobs=True)
+        return StaticSampler(model, conditions.batch_size or 1, conditions.dtype or "fp32", raw_logprobs=True)
 
     def logprob(self, model: PreTrainedModel, batch: Batch) -> Tensor:
         return super().logprob(model, replace(batch, sampling=None))

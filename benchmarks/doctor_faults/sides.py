@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from lockstep.batch import Batch
+from lockstep.config import DType
 from lockstep.doctor.backends.hf import HFBackend
-from lockstep.doctor.base import USUAL, Conditions, DType
+from lockstep.doctor.base import USUAL, Conditions
 from lockstep.models import attention
 from lockstep.models.heads import LogitsHead, inputs
 from lockstep.models.open_kernels import explain_padding, open_kernels
+from lockstep.models.precision import autocast
 from lockstep.samplers.torch.model_sampler import ModelSampler
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Request, SamplingParams
@@ -107,12 +109,12 @@ class PatchableTorch(HFBackend):
     name = "torch"
 
     def attention(self, conditions: Conditions) -> str:
-        padding = explain_padding(self.read_config(), self.device, conditions.dtype == "bf16")
+        padding = explain_padding(self.read_config(), self.device, conditions.dtype or "fp32")
         return attention.NAME if padding else attention.UNPADDED
 
     def build(self, conditions: Conditions) -> PreTrainedModel:
         model = super().build(replace(conditions, dtype="fp32"))
-        open_kernels(model, self.device, conditions.dtype == "bf16")
+        open_kernels(model, self.device, conditions.dtype or "fp32")
         return model
 
     @torch.no_grad()
@@ -142,11 +144,11 @@ class PatchableTorch(HFBackend):
 
     def sampler(self, model: PreTrainedModel, conditions: Conditions) -> ModelSampler:
         """Returns the sampler of a model."""
-        return TorchSampler(model, conditions.batch_size or 1, conditions.dtype == "bf16")
+        return TorchSampler(model, conditions.batch_size or 1, conditions.dtype or "fp32")
 
     def autocast(self, conditions: Conditions) -> torch.autocast:
         """Applies the dtype of the conditions."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=conditions.dtype == "bf16")
+        return autocast(self.device, conditions.dtype or "fp32")
 
 
 class TorchSide(FaultySide, PatchableTorch):

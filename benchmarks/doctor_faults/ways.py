@@ -283,7 +283,7 @@ def sampling_by(sampler: type[StaticSampler], unless: Unless = never) -> type[To
         def sampler(self, model: PreTrainedModel, conditions: Conditions) -> ModelSampler:
             if unless(conditions):
                 return super().sampler(model, conditions)
-            return sampler(model, conditions.batch_size or 1, conditions.dtype == "bf16")
+            return sampler(model, conditions.batch_size or 1, conditions.dtype or "fp32")
 
     return Samples
 

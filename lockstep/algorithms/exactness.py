@@ -111,9 +111,9 @@ def _explain_inexact_model(
     """Returns the reason why this machine does not compute a model exactly; None if it does."""
     device, config = resolve_device(computation.device), read_config(folder)
     if device.type == "cpu":
-        return explain_inexact(config) or probe(config, computation.is_bf16, adapters)
+        return explain_inexact(config) or probe(config, computation.dtype, adapters)
     if not may_be_slow:
         return "learner.device is a GPU, whose exact kernels are slower than others and tried by exact=require alone"
     if adapters is not None:
         return "learner.lora has adapters, which are not exact on a GPU"
-    return explain_inexact(config) or explain_inexact_gpu(config, computation.is_bf16, device)
+    return explain_inexact(config) or explain_inexact_gpu(config, computation.dtype, device)

@@ -149,7 +149,7 @@ def build_agreement(
     assert inference is not None, "what samples is compared"
     section, options = inference.agreement, doctor_options(algorithm.learner, inference.sampler, inference.sampling)
     examine = f"{command('doctor', 'quick', setup.source.folder)} {options}"
-    bound = section.bound(algorithm.learner.is_bf16)
+    bound = section.bound(algorithm.learner.dtype)
     is_exact = setup.inexact is None
     promise = Promise(bound, section.stops, examine, is_exact, section.requires_exact, setup.inexact)
     watch = None

@@ -70,7 +70,7 @@ class LearnerSectionKeys(TypedDict, total=False):
     """Options of the section `LearnerSection`."""
 
     device: Literal["auto", "cpu", "cuda"]
-    dtype: Literal["fp32", "bf16"]
+    dtype: Literal["fp32", "bf16", "fp16"]
     backend: str
     parallel: ParallelKeys
     micro_batch_tokens: int
@@ -822,7 +822,7 @@ class ComputationKeys(TypedDict, total=False):
     """Options of the section `Computation`."""
 
     device: Literal["auto", "cpu", "cuda"]
-    dtype: Literal["fp32", "bf16"]
+    dtype: Literal["fp32", "bf16", "fp16"]
 
 
 class ClusterSectionKeys(TypedDict, total=False):

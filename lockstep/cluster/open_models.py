@@ -69,7 +69,7 @@ def computes_exactly(learner: Learner, sampler: Computation) -> bool:
     """True if a learner and a sampler beside it give each token the same log-probability to the bit."""
     if not isinstance(learner, RankLearner | MeshLearner):
         return False
-    return learner.section.exact and sampler.exact and learner.section.is_bf16 == sampler.is_bf16
+    return learner.section.exact and sampler.exact and learner.section.dtype == sampler.dtype
 
 
 def share_weights(learner: Learner, section: LearnerSection, spec: SamplerSpec, workers: Workers) -> Sampler | None:

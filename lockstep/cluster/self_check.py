@@ -29,7 +29,7 @@ import lockstep
 import lockstep_logprobs
 from lockstep import keyed
 from lockstep.batch import Batch
-from lockstep.config import Computation
+from lockstep.config import Computation, DType
 from lockstep.data.cache import ensure_cached, entry
 from lockstep.distributed.ranks import ALONE
 from lockstep.distributed.sampling import token_scores
@@ -43,6 +43,7 @@ from lockstep.models.folder import ModelError, carries_state, context_of, read_c
 from lockstep.models.heads import PLAIN, LogitsHead
 from lockstep.models.miniature import miniature, plain_logits
 from lockstep.models.parallelize import layers
+from lockstep.models.precision import TORCH_TYPES, autocast
 from lockstep.samplers.torch.stateful import torch_sampler
 from lockstep.types import Request, SamplingParams
 
@@ -50,8 +51,8 @@ LARGEST_GAP = 1e-3
 """Bound on |Δ log π| of any token, nats, fp32. Of 55 sound families the worst has 6e-4 (Kimi Linear, decoded); a state
 that leaks gives 1e-2 and more."""
 
-LARGEST_BF16_RATIO = 1.1
-"""Bound on mean e^|Δ| of bf16 against fp32, random weights; of 60 sound families the worst has 1.03."""
+LARGEST_HALF_RATIO = 1.1
+"""Bound on mean e^|Δ| of bf16 or fp16 against fp32, random weights; of 60 sound families the worst has 1.03."""
 
 _INSTEAD = "choose a model of docs/models.md, which lists those that were proven"
 
@@ -79,13 +80,13 @@ class Proof:
         packed: Of packed sequences in one pass, as a learner scores them.
         alone: Of each sequence alone.
         decoded: Of the torch sampler's own log-probabilities of what it sampled; 0 if it samples nothing.
-        bf16_ratio: Mean e^|Δ| of packed sequences in bf16 against fp32; 1 in fp32.
+        half_ratio: Mean e^|Δ| of packed sequences in bf16 or fp16 against fp32; 1 in fp32.
     """
 
     packed: float
     alone: float
     decoded: float
-    bf16_ratio: float = 1.0
+    half_ratio: float = 1.0
 
     @property
     def largest(self) -> float:
@@ -110,14 +111,14 @@ def require_proof(folder: str | Path, computation: Computation, sampling: Sampli
     key = about, _versions(), _machine(), _source(), find_package(config.model_type)
 
     def write(file: BinaryIO) -> None:
-        file.write(json.dumps(asdict(prove(config, device, computation.is_bf16, shape))).encode())
+        file.write(json.dumps(asdict(prove(config, device, computation.dtype, shape))).encode())
 
     path = ensure_cached(entry("self-check", key), write)
     return Proof(**json.loads(path.read_bytes()))
 
 
 @torch.no_grad()
-def prove(config: PreTrainedConfig, device: torch.device, bf16: bool, sampling: SamplingParams | None) -> Proof:
+def prove(config: PreTrainedConfig, device: torch.device, dtype: DType, sampling: SamplingParams | None) -> Proof:
     """Computes the proof; see `require_proof`."""
     model = miniature(config)
     nn.Module.to(model, device)
@@ -132,14 +133,14 @@ def prove(config: PreTrainedConfig, device: torch.device, bf16: bool, sampling: 
             decoded = _gap(sampled["sampler_logprob"], _scores(plain, sampled, sampled.sampling))
         proof = Proof(_gap(_logprob(head, every), wanted_N), _gap(alone_N, wanted_N), decoded)
         _require_gaps(model, every, proof)
-        if bf16:
-            with torch.autocast(device.type, torch.bfloat16):
-                proof = replace(proof, bf16_ratio=_ratio(_logprob(head, every), wanted_N, every))
+        if TORCH_TYPES[dtype] != torch.float32:
+            with autocast(device, dtype):
+                proof = replace(proof, half_ratio=_ratio(_logprob(head, every), wanted_N, every))
         _require_export(model)
-    if proof.bf16_ratio > LARGEST_BF16_RATIO:
+    if proof.half_ratio > LARGEST_HALF_RATIO:
         raise ModelError(
-            f"a {config.model_type} in bf16 is too far from itself in fp32 (mean e^|Δ log π| is "
-            f"{proof.bf16_ratio:.3f}, at most {LARGEST_BF16_RATIO} is right); use learner.dtype=fp32"
+            f"a {config.model_type} in {dtype} is too far from itself in fp32 (mean e^|Δ log π| is "
+            f"{proof.half_ratio:.3f}, at most {LARGEST_HALF_RATIO} is right); use learner.dtype=fp32"
         )
     return proof
 

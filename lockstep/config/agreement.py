@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, assert_never
 
 from pydantic import Field, PositiveInt
 
+from lockstep.config.machinery import DType
 from lockstep.config.section import Section
 
-_CEILING_FP32, _CEILING_BF16 = 1.001, 1.05
+_CEILINGS: Mapping[DType, float] = {"fp32": 1.001, "bf16": 1.05, "fp16": 1.01}
 
 
 class DriftSection(Section):
@@ -35,7 +37,8 @@ class AgreementSection(Section):
         default="stop", description="stop before training on a step that breaks the bound; or warn, and exit with 4"
     )
     max_mult_prob_error: Annotated[float, Field(gt=1.0)] | None = Field(
-        default=None, description="bound on the mean of e^|Δ| over a step's tokens; null: 1.001 in fp32, 1.05 in bf16"
+        default=None,
+        description="bound on the mean of e^|Δ| over a step's tokens; null: 1.001 in fp32, 1.05 in bf16, 1.01 in fp16",
     )
     drift: DriftSection | None = Field(
         default=DriftSection(), description="alarm when the mismatch rises above that of the first steps; null: off"
@@ -62,8 +65,8 @@ class AgreementSection(Section):
             case _:
                 assert_never(self.on_breach)
 
-    def bound(self, is_bf16: bool) -> float:
-        """The bound on the mean of e^|Δ|, for a run that computes in bf16 or in fp32."""
+    def bound(self, dtype: DType) -> float:
+        """The bound on the mean of e^|Δ|, for a run that computes in a type."""
         if self.max_mult_prob_error is not None:
             return self.max_mult_prob_error
-        return _CEILING_BF16 if is_bf16 else _CEILING_FP32
+        return _CEILINGS[dtype]

@@ -23,7 +23,7 @@ from lockstep.config.section import Section, rule
 from lockstep.errors import InputError
 
 Device = Literal["auto", "cpu", "cuda"]
-DType = Literal["fp32", "bf16"]
+DType = Literal["fp32", "bf16", "fp16"]
 
 
 class Computation(Section):
@@ -61,12 +61,23 @@ class Computation(Section):
                 assert_never(self.device)
 
     @property
-    def is_bf16(self) -> bool:
-        """True if products are computed in bf16."""
+    def is_half(self) -> bool:
+        """True if products are computed in 16 bits."""
         match self.dtype:
-            case "bf16":
+            case "bf16" | "fp16":
                 return True
             case "fp32":
+                return False
+            case _:
+                assert_never(self.dtype)
+
+    @property
+    def overflows(self) -> bool:
+        """True if numbers above 65,504 overflow and small gradients round to 0, so that the loss is scaled."""
+        match self.dtype:
+            case "fp16":
+                return True
+            case "fp32" | "bf16":
                 return False
             case _:
                 assert_never(self.dtype)

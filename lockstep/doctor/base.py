@@ -6,21 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from lockstep.batch import Batch
+from lockstep.config import DType
 from lockstep.types import Request, SamplingParams
 
 Side = Literal["train", "infer"]
-DType = Literal["fp32", "bf16", "fp16"]
 Kernel = Literal["eager", "sdpa"]
 Capability = Literal[
     "generate",  # draws responses, with the log-probabilities that it drew with
     "shaped",  # rescores under a temperature, filters and penalties
 ]
 
-TORCH_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _NO_NUMBERS = ("_name_or_path", "architectures", "dtype", "transformers_version", "use_cache", "torch_dtype")
 """Fields of a configuration that change no number, or that `settings` tells."""
 

@@ -23,10 +23,11 @@ from torch import Tensor, nn
 
 from lockstep import exit_codes
 from lockstep.batch import Batch
+from lockstep.config import DType
 from lockstep.config.loading import Loaded
 from lockstep.doctor.backends.build import open_backends
 from lockstep.doctor.backends.hf import HFBackend
-from lockstep.doctor.base import Backend, Conditions, DType
+from lockstep.doctor.base import Backend, Conditions
 from lockstep.doctor.measure import floor_conditions
 from lockstep.doctor.options import DoctorRecipe
 from lockstep.doctor.plan import ROOM, PromptSource

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from lockstep.doctor.base import TORCH_TYPES
 from lockstep.doctor.options import DoctorRecipe, ranks_of
 from lockstep.errors import InputError
 from lockstep.models.device import resolve_device
+from lockstep.models.precision import TORCH_TYPES
 from lockstep_doctor.engines import EngineOptions, find_engine
 from lockstep_doctor.examine import Pair
 from lockstep_doctor.tap import Tap

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from lockstep.batch import Batch
-from lockstep.doctor.base import Backend, Conditions, DType, Side
+from lockstep.config import DType
+from lockstep.doctor.base import Backend, Conditions, Side
 from lockstep.doctor.options import DoctorGrid, DoctorLimits
 from lockstep.doctor.plan import Cell, clusters_of, rescore_limit
 from lockstep.doctor.verdict import LEAST_CLUSTERS, CellJudgement, Clause, judge, judge_tails

@@ -33,7 +33,7 @@ BASELINES: dict[Json, Json | Unset] = {True: "leave_one_out", False: "mean"}
 PRECISION: dict[Json, Json | Unset] = {
     "bfloat16": "bf16",
     "float32": "fp32",
-    "float16": refuse("no model is trained in fp16"),
+    "float16": "fp16",
 }
 
 

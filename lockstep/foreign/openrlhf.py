@@ -93,7 +93,7 @@ MAPPED = (
     Key("model.model_name_or_path", ("model.path",), model_folder),
     Key("critic.model_name_or_path", ("critic_model.path",), model_folder),
     Key("reward.model_name_or_path", ("reward_model.path",), model_folder),
-    Key("ds.param_dtype", ("learner.dtype",), Lookup({"bf16": "bf16", "fp16": refuse("no model is trained in fp16")}),
+    Key("ds.param_dtype", ("learner.dtype",), Lookup({"bf16": "bf16", "fp16": "fp16"}),
         default="bf16", page="`ds.param_dtype`"),
     Key("train.seed", ("seed",), default=42),
     Key("data.prompt_dataset", ("data.train",), data_names),

@@ -13,7 +13,6 @@ from lockstep.foreign.conversions import (
     collect,
     data_split,
     distance,
-    insist,
     kl_coefficient,
     model_folder,
     nothing,
@@ -334,7 +333,7 @@ MAPPED = (
     Key("num_completions_to_print", ("run.num_logged_samples",), optional()),
     Key("report_to", ("trackers.tensorboard", "trackers.wandb"), values.tracker, page="`report_to`"),
     Key("run_name", ("trackers.wandb.name",), values.run_name),
-    Key("fp16", ("learner.dtype",), insist(False, "no model is trained in fp16"), page="-"),
+    Key("fp16", ("learner.dtype",), lambda value, config: nothing("read with bf16"), page="-"),
     Key("label_smoothing", ("dpo.label_smoothing",), convert_label_smoothing),
     Key("optim", ("policy.name",), steps.optimizer),
 )  # fmt: skip

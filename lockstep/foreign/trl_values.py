@@ -75,13 +75,14 @@ def convert_optimizer(value: Json, config: Config) -> Answer:
 SCALES: dict[Json, Json | Unset] = {"group": "group", "batch": "batch", "none": "none", True: "group", False: "none"}
 OF_LEARNER = nothing("learner.dtype says it")
 DTYPES: dict[Json, Json | Unset] = {
-    **dict.fromkeys(("bfloat16", "auto", "float32", None), OF_LEARNER),
-    "float16": refuse("no model is trained in fp16"),
+    **dict.fromkeys(("bfloat16", "auto", "float16", "float32", None), OF_LEARNER),
 }
 
 
 def bf16(value: Json, config: Config) -> Answer:
-    """The dtype of the learner."""
+    """The dtype of the learner, from `bf16` and `fp16`."""
+    if config.says("fp16"):
+        return "fp16"
     return "bf16" if value is not False else "fp32"
 
 

@@ -50,8 +50,8 @@ MAPPED = (
     Key("reward_model.model.path", ("reward_model.path",), model_folder, "in newer versions "
         "`reward.reward_model.model_path`"),
     Key("reward.reward_model.model_path", ("reward_model.path",), model_folder, page="-"),
-    Key(f"{ACTOR}.fsdp_config.dtype", ("learner.dtype",), Lookup({"bfloat16": "bf16", "float32": "fp32"}),
-        default="bfloat16"),
+    Key(f"{ACTOR}.fsdp_config.dtype", ("learner.dtype",),
+        Lookup({"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}), default="bfloat16"),
     Key("data.seed", ("seed",), optional()),
     Key(f"{ROLLOUT}.seed", ("seed",), optional()),
     Key("trainer.seed", ("seed",), page="-"),

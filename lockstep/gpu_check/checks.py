@@ -115,7 +115,7 @@ def measure_learner(trial: Trial, dtype: DType) -> Measured:
     before, after, seconds = _train(trial, spec.build())
     rank = trial.rank(dtype)
     found: dict[str, float | str] = {
-        "attention": describe_attention(read_config(str(trial.folder)), trial.device, spec.section.is_bf16),
+        "attention": describe_attention(read_config(str(trial.folder)), trial.device, spec.section.dtype),
         "tokens/s": len(trial.batch.tokens) / seconds,
         "share of products": count_learning(rank) / seconds / multiply(trial, TYPES[dtype], trial.scale.product),
         "loss, before": before,
@@ -180,7 +180,7 @@ def _agree(trial: Trial, sampler: Sampler, learner: Learner, dtype: DType) -> di
     batch = sampler.generate(trial.requests, trial.sampling)
     seconds = time.perf_counter() - begun
     tally = Tally.of(learner.logprobs(batch), batch["sampler_logprob"], batch.mask, batch.lengths)
-    bound = AgreementSection().bound(trial.computation(dtype).is_bf16)
+    bound = AgreementSection().bound(dtype)
     if tally.breaks(bound):
         raise BrokenPromiseError(
             f"sampler and learner disagree on {tally.mismatches:,} of {tally.tokens:,.0f} tokens, by up to "

@@ -34,6 +34,7 @@ from lockstep.models.device import load_on_device
 from lockstep.models.digests import model_files
 from lockstep.models.exact.probe import use_threads
 from lockstep.models.heads import LogitsHead
+from lockstep.models.precision import TORCH_TYPES, autocast
 from lockstep.models.source import ModelSource, open_source
 from lockstep.monitor.agreement import Certificate, Promise
 from lockstep.objectives.tally import Tally
@@ -249,7 +250,7 @@ class _Trial:
         parts, order = list[Tensor](), list[int]()
         with (
             use_threads(threads),
-            torch.autocast("cpu", torch.bfloat16, enabled=self._computation.is_bf16),
+            autocast(torch.device("cpu"), self._computation.dtype),
             torch.set_grad_enabled(gradient),
         ):
             for rows in pack(batch.lengths.tolist(), budget):
@@ -268,7 +269,7 @@ class _Trial:
 
     def _control(self) -> int:
         """Scores with one weight moved by one unit in the last place of the type."""
-        with _nudge(self._lm, self._computation.is_bf16) as name:
+        with _nudge(self._lm, self._computation.dtype) as name:
             tally = self._score(1 << 20, 1, gradient=False)
         control = Control(self._found.dtype, name, int(tally.tokens), tally.mismatches)
         self._found.control = control if self._found.control is None else self._found.control + control
@@ -324,13 +325,13 @@ def _responses(batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 @contextmanager
-def _nudge(lm: PreTrainedModel, bf16: bool) -> Iterator[str]:
+def _nudge(lm: PreTrainedModel, dtype: DType) -> Iterator[str]:
     """Moves the largest weight of the last norm by one unit in the last place, inside the block; yields its name."""
     name, weight = [(name, weight) for name, weight in lm.named_parameters() if weight.dim() == 1][-1]
     place = int(weight.detach().abs().argmax())
     with torch.no_grad():
         true = weight[place].clone()
-        near = true.bfloat16() if bf16 else true
+        near = true.to(TORCH_TYPES[dtype])
         weight[place] = true + (torch.nextafter(near, near + 1) - near)
         try:
             yield f"{name}[{place}]"
@@ -342,7 +343,7 @@ def _judge(found: Sequence[Found], reason: str | None) -> Certificate:
     """Determines the exactness level from all comparisons."""
     total, changes = sum((own.tally for own in found), Tally()), sum((own.changes for own in found), Resampled())
     section = AgreementSection()
-    bounds = [section.bound(Computation(dtype=own.dtype).is_bf16) for own in found]
+    bounds = [section.bound(own.dtype) for own in found]
     keeps = not any(own.tally.breaks(bound) for own, bound in zip(found, bounds, strict=True))
     promise = Promise(max(bounds), keeps, "", reason is None, inexact=reason)
     certificate = Certificate.of(total, promise)

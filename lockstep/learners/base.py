@@ -48,7 +48,8 @@ class Learner(Protocol):
     def optim_step(self) -> Metrics:
         """Divides the accumulated gradient by the loss's denominator over all ranks, clips it, and updates the weights.
 
-        With a denominator of 0, such as an empty mask, it updates nothing and reports `updates_skipped`.
+        With a denominator of 0, such as an empty mask, it updates nothing and reports `updates_skipped`; nor
+        where a gradient overflows in fp16, which halves the loss's scale and is reported as `updates_overflowed`.
 
         Raises:
             InputError: If `forward_backward` was not called since the last `optim_step`.

@@ -17,12 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.batch import Batch
+from lockstep.borders import require_finite
 from lockstep.config import LearnerSection, Optimizer
 from lockstep.distributed.buckets import all_reduce_sum
 from lockstep.distributed.ranks import DIMENSIONS, Ranks
 from lockstep.errors import InputError
 from lockstep.learners.boxes import Boxes, FileContents, file_of, find_written
 from lockstep.learners.host_memory import HostMemory
+from lockstep.learners.loss_scale import LossScale
 from lockstep.learners.optimizer import TorchOptimizer, learning_rate
 from lockstep.learners.packing import cut_in_order, pack
 from lockstep.learners.pieces import Piece, find_local, norm
@@ -32,6 +34,7 @@ from lockstep.losses.base import Loss, Outputs, active, call_loss, find_denomina
 from lockstep.metrics import Last, Mean, Metrics, Sum, merge_metrics
 from lockstep.models.device import empty_cache, resolve_device
 from lockstep.models.laid_out import LaidOut
+from lockstep.models.precision import OVERFLOW, autocast
 from lockstep.models.weight_files import require_finite_tensor
 from lockstep.weight_sync.buckets import WeightPart
 
@@ -85,6 +88,7 @@ class RankLearner(SendsWeights):
         self.pieces = tuple(pieces)
         self.section, self._settings, self._ranks = section, optimizer, ranks
         self._optimizer = None if optimizer is None else TorchOptimizer(self.pieces, optimizer)
+        self._scale = LossScale() if section.overflows else None
         self._weights = [find_local(parameter) for parameter in model.parameters()]
         self._host = HostMemory(self.device)
         self._count, self._loss = torch.zeros(()), torch.zeros(())
@@ -106,7 +110,10 @@ class RankLearner(SendsWeights):
         return value, final_value
 
     def forward_backward(self, batch: Batch, loss: Loss, passes: Passes = None) -> Metrics:
-        self._count += active(batch, find_denominator(loss))
+        count = active(batch, find_denominator(loss))
+        if self._scale is not None and not self._has_gathered:
+            self._scale.begin(self._sum_count(self._count + count))
+        self._count += count
         self._has_gathered = True
         batch = replace(batch, entropy=reads_entropy(loss), values=reads_values(loss))
         return merge_metrics(self._accumulate_gradients(self._micro_batches(batch, passes), loss))
@@ -121,8 +128,7 @@ class RankLearner(SendsWeights):
             )
         self._has_gathered = False
         self._host.reload()
-        all_reduce_sum([self._count], self._ranks.joint_group("dp_replicate", "dp"))
-        count, lr = float(self._count), learning_rate(self._settings, self._updates)
+        count, lr = self._sum_count(self._count), learning_rate(self._settings, self._updates)
         loss, self._loss = self._loss, torch.zeros(())
         self._count.zero_()
         gradients = self._gradients()
@@ -130,16 +136,29 @@ class RankLearner(SendsWeights):
         if count == 0:
             return Metrics(updates_skipped=Sum(1.0))
         for gradient in gradients:
-            gradient.div_(count)
+            gradient.div_(count * self._factor)
         own = [one for piece, one in zip(self.pieces, gradients, strict=True) if self._writes(piece)]
         length = norm(own, gradients[0].device, self._ranks.joint_group(*DIMENSIONS))
         if not torch.isfinite(length):
             loss = loss.cpu()
             all_reduce_sum([loss], self._ranks.joint_group(*DIMENSIONS))  # another rank's may be NaN
+            if self._scale is not None and torch.isfinite(loss):
+                return self._scale.halve()
             raise FloatingPointError(self._describe_break(float(length), float(loss)))
         self._optimizer.step(gradients, length, lr)
         self._updates += 1
-        return Metrics(grad_norm=Mean(length), lr=Last(lr))
+        scaled = Metrics() if self._scale is None else self._scale.keep()
+        return scaled + Metrics(grad_norm=Mean(length), lr=Last(lr))
+
+    @property
+    def _factor(self) -> float:
+        """The factor of losses in the backward pass."""
+        return 1.0 if self._scale is None else self._scale.factor
+
+    def _sum_count(self, count: Tensor) -> float:
+        """Sums a loss's denominator over the ranks that read other rows, in place."""
+        all_reduce_sum([count], self._ranks.joint_group("dp_replicate", "dp"))
+        return float(count)
 
     def _compute_loss(self, loss: Loss, outputs: Outputs, rows: Sequence[int], micro: Batch) -> tuple[Tensor, Metrics]:
         """The summed loss of a pass, and its metrics; 0 and no metrics for a pass without rows."""
@@ -152,6 +171,8 @@ class RankLearner(SendsWeights):
         where = f"the gradient's norm is {length} at update {self._updates}"
         if math.isnan(loss):
             where += ", and so is the loss itself"
+        if self._scale is not None:
+            return f"{where}; {OVERFLOW}"
         if self._updates:
             return f"{where}; lower the learning rate{', or mend the loss' if math.isnan(loss) else ''}"
         return f"{where}, before any update; look at the loss, and at the weights and the columns that it reads"
@@ -195,8 +216,8 @@ class RankLearner(SendsWeights):
             files[file_of("model", self._ranks)] = FileContents.of(boxes).beside(constants)
         if own and self._optimizer is not None:
             files[file_of("optimizer", self._ranks)] = FileContents.of(self._optimizer.moments(own))
-        counters = {"updates": self._updates} if self._ranks.number == 0 else None
-        self._writer.begin(folder, files, counters)
+        counters = {"updates": self._updates, **({} if self._scale is None else self._scale.counters())}
+        self._writer.begin(folder, files, counters if self._ranks.number == 0 else None)
 
     def poll_save(self, wait: bool) -> bool:
         return self._writer.poll(wait)
@@ -214,7 +235,10 @@ class RankLearner(SendsWeights):
         self._count.zero_()
         self._loss = torch.zeros(())
         self._has_gathered = False
-        self._updates = int(json.loads((folder / COUNTERS).read_text(encoding="utf-8"))["updates"])
+        counters = json.loads((folder / COUNTERS).read_text(encoding="utf-8"))
+        self._updates = int(counters["updates"])
+        if self._scale is not None:
+            self._scale.restore(counters)
 
     def _require_finite(self, folder: Path) -> None:
         """Refuses weights and moments that a checkpoint holds and no training could continue with."""
@@ -261,8 +285,8 @@ class RankLearner(SendsWeights):
             piece.parameter.grad = None
 
     def _computation(self) -> torch.autocast:
-        """The autocast context: bf16 casts weights for each product and keeps masters, sums and norms in fp32."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.section.is_bf16)
+        """The autocast context of the learner's type."""
+        return autocast(self.device, self.section.dtype)
 
     def _micro_batches(self, batch: Batch, passes: Passes) -> MicroBatches:
         """Cuts a batch into micro-batches, and brings the weights to the device; groups of sequences stay together."""
@@ -287,7 +311,10 @@ class RankLearner(SendsWeights):
         if not order:
             return tuple(_NOTHING for _ in parts)
         order_B = torch.tensor(order, dtype=torch.int64)
-        return tuple(restore_order(torch.cat(part).cpu(), order_B, batch.lengths) for part in parts)
+        found = tuple(restore_order(torch.cat(part).cpu(), order_B, batch.lengths) for part in parts)
+        if self._scale is not None:
+            require_finite("the model's outputs", batch, *found, cure=OVERFLOW)
+        return found
 
     def _writes(self, piece: Piece) -> bool:
         """True if this rank, of all that hold the same piece, writes it."""

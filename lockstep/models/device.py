@@ -72,5 +72,5 @@ def load_on_device(folder: str, computation: Computation) -> PreTrainedModel:
     if computation.exact:
         make_exact(lm)
     else:
-        open_kernels(lm, device, computation.is_bf16)
+        open_kernels(lm, device, computation.dtype)
     return lm

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import torch
-
 from lockstep.config import Computation
 from lockstep.errors import InputError
+from lockstep.models.precision import TORCH_TYPES
 from lockstep_doctor.engines import EngineOptions
-
-_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
 
 def computation_of(options: EngineOptions) -> Computation:
@@ -17,6 +14,7 @@ def computation_of(options: EngineOptions) -> Computation:
     Raises:
         InputError: Lockstep computes in no such type.
     """
-    if options.dtype not in _DTYPES:
-        raise InputError(f"Lockstep's engines compute in fp32 and bf16, and not in {options.dtype}")
-    return Computation.model_validate({"device": options.device, "dtype": _DTYPES[options.dtype]})
+    names = {dtype: name for name, dtype in TORCH_TYPES.items()}
+    if options.dtype not in names:
+        raise InputError(f"Lockstep's engines compute in {', '.join(TORCH_TYPES)}, and not in {options.dtype}")
+    return Computation.model_validate({"device": options.device, "dtype": names[options.dtype]})

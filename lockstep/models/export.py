@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import torch
 from safetensors import SafetensorError
@@ -21,7 +22,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from lockstep.config import DType, LoRA
+from lockstep.config import LoRA
 from lockstep.disk import naming, sync, sync_tree
 from lockstep.errors import InputError, RunError, first_line
 from lockstep.models.families.own_code import is_own, list_own_files, register_own
@@ -31,7 +32,9 @@ from lockstep.models.tokenizer import is_misread
 
 _FRAME = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 _OF_WEIGHTS = ".index.json"
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+FileType = Literal["fp32", "bf16"]
+"""Types that weights are written in."""
+_TYPES: Mapping[FileType, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
@@ -61,7 +64,7 @@ def assemble(
     frame: Path,
     weights: Mapping[str, Tensor],
     folder: Path,
-    dtype: DType,
+    dtype: FileType,
     card: str,
     reward_model: bool = False,
     adapter: Callable[[Path], None] | None = None,
@@ -81,9 +84,9 @@ def assemble(
     config = AutoConfig.from_pretrained(frame, trust_remote_code=False, **({"num_labels": 1} if reward_model else {}))
     kind = AutoModelForSequenceClassification if reward_model else AutoModelForCausalLM
     with torch.device("meta"):
-        model = kind.from_config(config, dtype=DTYPES[dtype], trust_remote_code=False)
+        model = kind.from_config(config, dtype=_TYPES[dtype], trust_remote_code=False)
     try:
-        model.load_state_dict({name: w.to(DTYPES[dtype]) for name, w in weights.items()}, strict=False, assign=True)
+        model.load_state_dict({name: w.to(_TYPES[dtype]) for name, w in weights.items()}, strict=False, assign=True)
     except RuntimeError as error:  # its message has a line for each
         wrong = str(error).split("\n")[1:2] or [first_line(error)]
         raise InputError(
@@ -114,7 +117,7 @@ def save_adapter(
     network: PreTrainedModel,
     section: LoRA,
     base: Path,
-    dtype: DType,
+    dtype: FileType,
     reward_model: bool,
     folder: Path,
 ) -> None:
@@ -133,7 +136,7 @@ def save_adapter(
     whole = ["score"] if reward_model else None
     config = config_of(network, section, task_type=kind, modules_to_save=whole, inference_mode=True)
     config.base_model_name_or_path = str(base)
-    named = {in_adapter_file(name): tensor.to(DTYPES[dtype]) for name, tensor in tensors.items()}
+    named = {in_adapter_file(name): tensor.to(_TYPES[dtype]) for name, tensor in tensors.items()}
     with _appearing(folder) as aside:
         config.save_pretrained(str(aside))
         save_file(named, aside / "adapter_model.safetensors", metadata={"format": "pt"})

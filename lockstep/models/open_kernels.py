@@ -5,16 +5,18 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from lockstep.config import DType
 from lockstep.models import grouped_experts
 from lockstep.models.attention import UNPADDED
 from lockstep.models.folder import carries_state, head_size
 from lockstep.models.kernels import FUSED, VARLEN, Kernel, takes_heads
+from lockstep.models.precision import TORCH_TYPES
 
 _OLDEST = (8, 0)
 """Least compute capability for flash attention."""
 
 
-def explain_padding(config: PreTrainedConfig, device: torch.device, bf16: bool) -> str | None:
+def explain_padding(config: PreTrainedConfig, device: torch.device, dtype: DType) -> str | None:
     """Says why attention of packed sequences is padded; None if it is not.
 
     Padded in any case are shares of a sequence (context parallelism), and heads whose values have another size than
@@ -22,7 +24,7 @@ def explain_padding(config: PreTrainedConfig, device: torch.device, bf16: bool) 
     """
     if device.type != "cuda":
         return "the device is no GPU"
-    if not bf16:
+    if TORCH_TYPES[dtype] == torch.float32:
         return "learner.dtype is fp32, which flash attention does not take"
     if carries_state(config):
         return f"layers of a {config.model_type} carry a state along rows"
@@ -34,17 +36,18 @@ def explain_padding(config: PreTrainedConfig, device: torch.device, bf16: bool) 
     return None
 
 
-def open_kernels(lm: PreTrainedModel, device: torch.device, bf16: bool) -> None:
+def open_kernels(lm: PreTrainedModel, device: torch.device, dtype: DType) -> None:
     """Switches a model to the fastest kernels that it supports, in place."""
-    if device.type == "cuda" and bf16 and lm.config._experts_implementation == grouped_experts.OF_TRANSFORMERS:
+    grouped = lm.config._experts_implementation == grouped_experts.OF_TRANSFORMERS
+    if device.type == "cuda" and TORCH_TYPES[dtype] == torch.bfloat16 and grouped:
         lm.set_experts_implementation(grouped_experts.NAME)
-    if explain_padding(lm.config, device, bf16) is None:
+    if explain_padding(lm.config, device, dtype) is None:
         lm.set_attn_implementation(UNPADDED)
 
 
-def describe_attention(config: PreTrainedConfig, device: torch.device, bf16: bool) -> str:
+def describe_attention(config: PreTrainedConfig, device: torch.device, dtype: DType) -> str:
     """Names what computes attention of packed sequences, and why it is padded."""
-    reason = explain_padding(config, device, bf16)
+    reason = explain_padding(config, device, dtype)
     return "varlen_attn" if reason is None else f"scaled_dot_product_attention in padded grids: {reason}"
 
 

@@ -2,7 +2,7 @@
 
 With several replicas (HSDP), FSDP2 also sums gradients over them.
 
-In bf16, a layer's linear maps are gathered in the type to which autocast would cast them: that halves the traffic,
+In 16 bits, a layer's linear maps are gathered in the type to which autocast would cast them: that halves the traffic,
 keeps no copy, and changes no number. Other parameters of a layer must stay fp32: if they are vectors, such as norms,
 every rank holds them whole and the learner sums their gradients; otherwise the layer is gathered in fp32, as is
 everything outside of layers.
@@ -35,13 +35,12 @@ from lockstep.errors import InputError
 from lockstep.losses.base import Outputs
 from lockstep.models.families.registry import family_of, list_tensor_parallel
 from lockstep.models.last_layer import read_all
+from lockstep.models.precision import TORCH_TYPES
 
 register_dataclass(Outputs)  # FSDP looks for tensors in what a model returns
 
 CUT = "dp_cp"
 """Name of the mesh dimension over which FSDP shards."""
-
-_BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
 
 
 def require_divisible(config: PreTrainedConfig, tp: int, layout_key: str = "learner.parallel") -> None:
@@ -88,13 +87,14 @@ def parallelize(model: nn.Module, lm: PreTrainedModel, ranks: Ranks, section: Le
         return
     mesh = _fsdp_mesh(ranks.mesh)
     place = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if section.cpu_offload else OffloadPolicy()
+    narrow = MixedPrecisionPolicy(TORCH_TYPES[section.dtype], torch.float32, cast_forward_inputs=False)
     modules = list[FSDPModule]()
     for module in [*layers(lm), model]:
-        whole = find_vectors(module) if module is not model and gathers_bf16(section) else None
+        whole = find_vectors(module) if module is not model and gathers_half(section) else None
         if whole is None:
             fully_shard(module, mesh=mesh, offload_policy=place)
         else:
-            fully_shard(module, mesh=mesh, offload_policy=place, mp_policy=_BF16, ignored_params=whole)
+            fully_shard(module, mesh=mesh, offload_policy=place, mp_policy=narrow, ignored_params=whole)
         assert isinstance(module, FSDPModule)
         # FSDP sums gradients; the learner divides them once by the loss's denominator.
         module.set_gradient_divide_factor(1.0)
@@ -107,9 +107,9 @@ def parallelize(model: nn.Module, lm: PreTrainedModel, ranks: Ranks, section: Le
         module.set_modules_to_backward_prefetch([following])
 
 
-def gathers_bf16(section: LearnerSection) -> bool:
-    """True if linear maps are gathered in bf16; not with `cpu_offload`, as FSDP moves no unsharded vectors."""
-    return section.is_bf16 and not section.cpu_offload
+def gathers_half(section: LearnerSection) -> bool:
+    """True if linear maps are gathered in 16 bits; not with `cpu_offload`, as FSDP moves no unsharded vectors."""
+    return section.is_half and not section.cpu_offload
 
 
 def find_vectors(layer: nn.Module) -> set[nn.Parameter] | None:

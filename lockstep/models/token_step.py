@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.activations import SiLUActivation
 
+from lockstep.config import DType
 from lockstep.models.attention import KernelLayout
 from lockstep.models.exact.attention import Blockwise
 from lockstep.models.exact.linear import linear, product, silu
@@ -30,6 +31,7 @@ from lockstep.models.families.registry import family_of
 from lockstep.models.kernels import Kernel
 from lockstep.models.lora import Adapted
 from lockstep.models.open_kernels import kernel_of
+from lockstep.models.precision import TORCH_TYPES
 from lockstep_logprobs.kernel import runs_fused
 
 _PARTS = ("ForCausalLM", "Model", "DecoderLayer", "Attention", "MLP", "RMSNorm", "RotaryEmbedding")
@@ -131,11 +133,12 @@ class TokenStep:
 
     Args:
         lm: A model that `can_step`.
-        bf16: Products are in bf16, as autocast has them.
+        dtype: Type of the products, as autocast has them.
     """
 
-    def __init__(self, lm: PreTrainedModel, bf16: bool) -> None:
-        self._lm, self._bf16 = lm, bf16
+    def __init__(self, lm: PreTrainedModel, dtype: DType) -> None:
+        self._lm = lm
+        self._dtype: DType = dtype
         backbone: Any = lm.base_model
         attention = backbone.layers[0].self_attn
         self._size, self._scaling = int(attention.head_dim), float(attention.scaling)
@@ -206,14 +209,14 @@ class TokenStep:
         )
 
     def _map(self, *modules: Any) -> _Linears:
-        """Maps of the same input, as one product if they are adjacent in memory and it gives the same bits. In bf16,
-        weights are copied."""
+        """Maps of the same input, as one product if they are adjacent in memory and it gives the same bits. In 16
+        bits, weights are copied."""
         adapted = [Adapted.of(module) for module in modules]
         bases = [module if one is None else one.base for module, one in zip(modules, adapted, strict=True)]
         weights = [base.weight.detach() for base in bases]
         biases = [base.bias.detach() for base in bases if base.bias is not None]
         rows = tuple(map(len, weights))
-        dtype = torch.bfloat16 if self._bf16 else weights[0].dtype
+        dtype = TORCH_TYPES[self._dtype]
         starts = accumulate(rows, initial=0)
         adapters = tuple(
             _LowRank(start, one.a.detach().to(dtype), one.b.detach().to(dtype), one.scaling)

@@ -14,9 +14,9 @@ from lockstep.algorithms.base import Load
 from lockstep.config import LearnerSection, SamplerSection
 from lockstep.models.attention import width_of
 from lockstep.models.heads import scores_tokens
-from lockstep.models.parallelize import gathers_bf16
+from lockstep.models.parallelize import gathers_half
 from lockstep.plan.logits import WholeLogits
-from lockstep.plan.sizes import BF16, FP32, Sizes
+from lockstep.plan.sizes import FP32, HALF, Sizes
 from lockstep.samplers.backend import find_backend
 from lockstep.samplers.cache_budget import CacheBudget
 from lockstep.types import Head
@@ -74,9 +74,9 @@ class Rank:
         return self.shares * self.learner.parallel.dp_replicate > 1
 
     @property
-    def gathers_bf16(self) -> bool:
-        """True if layers are gathered in bf16, all but vectors, which every rank then holds whole."""
-        return self.is_cut and gathers_bf16(self.learner) and self.sizes.vectors
+    def gathers_half(self) -> bool:
+        """True if layers are gathered in 16 bits, all but vectors, which every rank then holds whole."""
+        return self.is_cut and gathers_half(self.learner) and self.sizes.vectors
 
     @property
     def layer(self) -> int:
@@ -86,12 +86,12 @@ class Rank:
     @property
     def gathered_layer(self) -> int:
         """Bytes of a layer's weights as they are gathered."""
-        return (self.layer - FP32 * self.sizes.norms) // FP32 * BF16 if self.gathers_bf16 else self.layer
+        return (self.layer - FP32 * self.sizes.norms) // FP32 * HALF if self.gathers_half else self.layer
 
     @property
     def whole(self) -> int:
-        """Bytes of weights that are not sharded: those that `gathers_bf16` leaves whole on every rank."""
-        return FP32 * self.sizes.layers * self.sizes.norms if self.gathers_bf16 else 0
+        """Bytes of weights that are not sharded: those that `gathers_half` leaves whole on every rank."""
+        return FP32 * self.sizes.layers * self.sizes.norms if self.gathers_half else 0
 
     @property
     def learned_whole(self) -> int:
@@ -154,8 +154,8 @@ class Rank:
         outside = 0 if self.sizes.adapters else self.root
         all_but_one = gradients * (self.used - self.root - self.layer) // (self.used - self.root + outside)
         meanwhile = standing | {"gradients": earlier if several else all_but_one}
-        last = {"activations": self.activations, "head": self._head(), "bf16 copies of weights": self._casts()}
-        first = {"activations": self._inputs() + self.activation(), "bf16 copies of weights": self._copies(1)}
+        last = {"activations": self.activations, "head": self._head(), "16-bit copies of weights": self._casts()}
+        first = {"activations": self._inputs() + self.activation(), "16-bit copies of weights": self._copies(1)}
         table = self._vocabulary if scores_tokens(self.head) and not self.sizes.adapters else 0
         # The head's gradient is whole until the end of the pass where ranks reduce it or a tied embedding adds to it.
         waits = table if self.shares > 1 or not self.sizes.head or not several else 0
@@ -195,7 +195,7 @@ class Rank:
     @property
     def type(self) -> int:
         """Bytes of a number in matrix products."""
-        return BF16 if self.learner.is_bf16 else FP32
+        return HALF if self.learner.is_half else FP32
 
     @property
     def own(self) -> int:
@@ -231,12 +231,12 @@ class Rank:
         return {"gathered weights": self.root + layers * self.gathered_layer} if self.shares > 1 else {}
 
     def _copies(self, layers: int | None = None) -> int:
-        """Bytes of weights cast to bf16, of all layers until the forward pass has ended, recomputed or not.
+        """Bytes of weights cast to 16 bits, of all layers until the forward pass has ended, recomputed or not.
 
-        None where they come in bf16.
+        None where they come in 16 bits.
         """
         layers, tp = layers or self.sizes.layers, self.learner.parallel.tp
-        return 0 if self.type == FP32 or self.gathers_bf16 else -(-BF16 * layers * self.sizes.products // tp)
+        return 0 if self.type == FP32 or self.gathers_half else -(-HALF * layers * self.sizes.products // tp)
 
     def _casts(self) -> int:
         """The same after the forward pass: those that products keep for their backward."""
@@ -244,7 +244,7 @@ class Rank:
 
     def _forward(self) -> dict[str, int]:
         """Further contents at the end of the forward pass; with recomputed layers also the working memory of one."""
-        copies = {"bf16 copies of weights": self._copies(), "logits while they are shaped": self.logits.shaping}
+        copies = {"16-bit copies of weights": self._copies(), "logits while they are shaped": self.logits.shaping}
         if not self.learner.activation_checkpointing:
             return copies
         return copies | {"activations": self.sizes.layers * self._inputs() + self._count_scoring()}
@@ -348,7 +348,7 @@ class Generation:
         if fixed is not None:
             return cls(weights, fixed, stays=stays, seen=seen)
         # Devices split the KV heads; where there are fewer heads than devices, several hold the same one.
-        per_token = -(-sizes.cache * (BF16 if learner.is_bf16 else FP32) // min(width, sizes.key_heads))
+        per_token = -(-sizes.cache * (HALF if learner.is_half else FP32) // min(width, sizes.key_heads))
         context = min(sizes.context, sampler.context_limit or sizes.context)
         least = max(context, min(sequences, _FEWEST_SEQUENCES) * load.generated) if stays else 0
         return cls(weights, per_token * max(sequences * load.generated, least), per_token * least, stays, seen)

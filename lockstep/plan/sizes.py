@@ -16,7 +16,7 @@ from lockstep.models.lora import find_adapted
 from lockstep.models.parallelize import find_vectors, layers
 from lockstep.types import Head
 
-FP32, BF16, INT64 = 4, 2, 8
+FP32, HALF, INT64 = 4, 2, 8
 """Bytes of a number."""
 
 

@@ -19,7 +19,7 @@ from lockstep.errors import InputError
 from lockstep.models.heads import scores_tokens
 from lockstep.monitor.agreement import SHARE
 from lockstep.plan.memory import Rank
-from lockstep.plan.sizes import BF16, FP32, Sizes
+from lockstep.plan.sizes import FP32, HALF, Sizes
 from lockstep.records import refuse_other
 
 
@@ -180,4 +180,4 @@ def sampling_seconds(policy: Rank, engines: Engines, new: int, rates: Rates) -> 
 
 def _item(rank: Rank) -> int:
     """Bytes of a number in its type."""
-    return BF16 if rank.learner.is_bf16 else FP32
+    return HALF if rank.learner.is_half else FP32

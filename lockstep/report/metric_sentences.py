@@ -117,6 +117,8 @@ BY_LAST_WORD = {
     "lr": "Learning rate.",
     "grad_norm": "Norm of the gradient before it is clipped.",
     "updates_skipped": "Updates that were skipped because their batch held nothing to train on.",
+    "updates_overflowed": "Updates that were skipped because a gradient overflowed fp16; the loss's scale was halved.",
+    "loss_scale": "Factor of the mean loss in the backward pass, in fp16.",
     "acc": "Share of pairs ranked right: the chosen answer above the rejected one.",
     "preference_loss": "The part of the loss that prefers chosen answers to rejected ones.",
     "sft_loss": "The part of the loss that imitates chosen answers.",

@@ -14,7 +14,7 @@ _TAKEN_OUT = {
 }
 """Metrics that tell why responses were left out of training; the second gap is the algorithm's section."""
 
-_OF_STEPS = ("trained_tokens", "grad_norm", "updates_skipped")
+_OF_STEPS = ("trained_tokens", "grad_norm", "updates_skipped", "updates_overflowed")
 
 
 def describe_taken_out(row: Row, section: str, filters_truncated: bool) -> str:
@@ -45,6 +45,8 @@ def describe_causes(rows: Sequence[Row], section: str, filters_truncated: bool) 
 def _find_cause(row: Row, section: str, filters_truncated: bool) -> str:
     if row.get("train/trained_tokens") == 0:
         return f"every response was taken out: {describe_taken_out(row, section, filters_truncated)}"
+    if any(name.endswith("updates_overflowed") for name in row):
+        return "gradients overflowed fp16, so that updates were skipped"
     low, high = row.get("train/reward_min"), row.get("train/reward_max")
     if low is not None and low == high:
         return f"all rewards were equal: {low:g}"

@@ -101,6 +101,9 @@ def _headline(
         series = figures(rows, name)
         if series:
             lines.append((label, from_to(series)))
+    overflowed = sum(value for row in rows for name, value in row.items() if name.endswith("updates_overflowed"))
+    if overflowed:
+        lines.append(("updates skipped", f"{overflowed:.0f}, whose gradients overflowed fp16"))
     explained = figures(rows, "critic/explained_variance")
     if explained:
         lines.append(("critic", _judge(explained)))

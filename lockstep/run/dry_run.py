@@ -197,9 +197,10 @@ def _device(recipe: Algorithm, found: Findings) -> None:
         found.notes.append(
             f"learner.parallel asks for {ranks} ranks, but this process may use {cores} cores; they wait"
         )
-    if device.type == "cpu" and learner.is_bf16:
+    if device.type == "cpu" and learner.is_half:
         found.notes.append(
-            "learner.dtype is bf16, which few CPUs compute faster than fp32; learner.dtype=fp32 may be better"
+            f"learner.dtype is {learner.dtype}, which few CPUs compute faster than fp32; learner.dtype=fp32 may be "
+            "better"
         )
     rounding = backend.find_backend(learner).describe_rounding(learner)
     if rounding is not None:

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from lockstep.algorithms.base import Algorithm
 from lockstep.cluster.specs import LearnerSpec
-from lockstep.config import DType, LearnerSection
+from lockstep.config import LearnerSection
 from lockstep.config.hub import fetch_names
 from lockstep.config.loading import Loaded, load_run
 from lockstep.config.run import Best
 from lockstep.errors import InputError, shorten
 from lockstep.learners.boxes import Boxes, find_written
 from lockstep.models.digests import model_files
-from lockstep.models.export import assemble, save_adapter
+from lockstep.models.export import FileType, assemble, save_adapter
 from lockstep.models.folder import read_config, require_folder, skeleton
 from lockstep.models.heads import in_folder, scores_tokens
 from lockstep.models.tokenizer import has_tokenizer
@@ -38,7 +38,7 @@ from lockstep.types import Head
 _BETTER: dict[Literal["max", "min"], Better] = {"max": "higher", "min": "lower"}
 
 
-def export(run: Path, out: Path, which: str = "latest", dtype: DType = "fp32", adapter: bool = False) -> int:
+def export(run: Path, out: Path, which: str = "latest", dtype: FileType = "fp32", adapter: bool = False) -> int:
     """Writes a checkpoint's policy, or reward model, with configuration, tokenizer, chat template, settings and a card.
 
     Args:

@@ -13,7 +13,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from lockstep.batch import Batch
 from lockstep.cluster import self_check
 from lockstep.cluster.self_check import prove, require_proof
-from lockstep.config import Computation
+from lockstep.config import Computation, DType
 from lockstep.models import cut, heads
 from lockstep.models.attention import Packed, SideBySide
 from lockstep.models.folder import ModelError, context_of
@@ -54,9 +54,9 @@ def config(**fields: Any) -> PreTrainedConfig:
     return AutoConfig.for_model(**{**SHAPE, **fields})
 
 
-def proof(fields: dict[str, Any], sampling: SamplingParams | None = PLAIN, bf16: bool = False) -> self_check.Proof:
+def proof(fields: dict[str, Any], sampling: SamplingParams | None = PLAIN, dtype: DType = "fp32") -> self_check.Proof:
     sampling = None if sampling is None else SamplingParams(8, sampling.temperature, sampling.top_k, sampling.top_p)
-    return prove(config(**fields), torch.device("cpu"), bf16, sampling)
+    return prove(config(**fields), torch.device("cpu"), dtype, sampling)
 
 
 @pytest.mark.parametrize(
@@ -77,9 +77,9 @@ def test_models_that_are_right_are_proven(fields: dict[str, Any]) -> None:
 
 
 def test_the_proof_is_of_the_distribution_and_the_type_that_are_asked_for() -> None:
-    shaped = proof({"model_type": "llama"}, SamplingParams(8, temperature=0.7, top_k=20, top_p=0.9), bf16=True)
+    shaped = proof({"model_type": "llama"}, SamplingParams(8, temperature=0.7, top_k=20, top_p=0.9), dtype="bf16")
     assert shaped.decoded < 1e-3
-    assert 1.0 < shaped.bf16_ratio < 1.05
+    assert 1.0 < shaped.half_ratio < 1.05
 
 
 @pytest.mark.parametrize(("fields", "mixer"), [(MAMBA2, "Mamba2Mixer"), (LFM2, "Lfm2ShortConv"), (QWEN35, "Qwen3_5")])

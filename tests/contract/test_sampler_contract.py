@@ -29,7 +29,7 @@ from torch import Tensor
 from lockstep import keyed
 from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
-from lockstep.config import SamplerSection
+from lockstep.config import DType, SamplerSection
 from lockstep.errors import RunError
 from lockstep.learners.base import train
 from lockstep.learners.rank import RankLearner
@@ -286,10 +286,11 @@ def test_a_shared_model_needs_no_copy(models: Callable[..., Path]) -> None:
     assert held.fingerprints == {name: fingerprint(tensor) for name, tensor in learner.weights()}
 
 
-def test_bf16_samples_as_a_bf16_learner_scores(models: Callable[..., Path]) -> None:
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_16_bits_sample_as_a_learner_of_that_type_scores(models: Callable[..., Path], dtype: DType) -> None:
     lm = load_causal_lm(models("qwen2"))
-    learner = TorchLearner(LogitsHead(lm), SECTION.model_copy(update={"dtype": "bf16"}))
-    batch = TorchSampler(lm, 64, bf16=True).generate(requests(), PLAIN)
+    learner = TorchLearner(LogitsHead(lm), SECTION.model_copy(update={"dtype": dtype}))
+    batch = TorchSampler(lm, 64, dtype).generate(requests(), PLAIN)
     mismatch = (batch["sampler_logprob"] - learner.logprobs(batch))[batch.mask].abs()
     assert mismatch.mean() < 0.05
 

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from lockstep import exit_codes
 from lockstep.batch import Batch
 from lockstep.cli import main
-from lockstep.config import LearnerSection
+from lockstep.config import DType, LearnerSection
 from lockstep.config.loading import describe, load
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.learner import LearnerBackend
@@ -299,23 +299,24 @@ def test_other_tokens_are_counted_too(models: Callable[..., Path]) -> None:
     assert (sampled.times, sampled.same_tokens, sampled.bitwise) == (2, 1, 1)
 
 
-def test_the_floor_is_of_the_declared_types(models: Callable[..., Path]) -> None:
-    """Where one side computes in bf16, that side's rounding is the floor; where both do, both sides' is."""
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_the_floor_is_of_the_declared_types(models: Callable[..., Path], dtype: DType) -> None:
+    """Where one side computes in 16 bits, that side's rounding is the floor; where both do, both sides' is."""
     folder = str(models("llama"))
     recipe = asked(models("llama"), "grid.lengths=[12]", "grid.repeats=1")
-    rounded_learner = LearnerBackend(folder, LearnerSection(dtype="bf16"))
+    rounded_learner = LearnerBackend(folder, LearnerSection(dtype=dtype))
     one = found(recipe, HFBackend(folder), rounded_learner)
     drawn = one.rows[0].by("torch")
     assert drawn is not None
     witness = HFBackend(folder)
     exact, rounded = (
-        witness.score(drawn.batch, Conditions(dtype=dtype))[drawn.batch.mask] for dtype in ("fp32", "bf16")
+        witness.score(drawn.batch, Conditions(dtype=asked_for))[drawn.batch.mask] for asked_for in ("fp32", dtype)
     )
-    assert torch.allclose(drawn.tensors["shaped.rounding.bf16"], (exact - rounded).abs())
+    assert torch.allclose(drawn.tensors[f"shaped.rounding.{dtype}"], (exact - rounded).abs())
     assert float(drawn.tensors["shaped.rounding.fp32"].max()) < 1e-4
-    both = found(recipe, HFBackend(folder, "bf16"), rounded_learner).rows[0].by("torch")
+    both = found(recipe, HFBackend(folder, dtype), rounded_learner).rows[0].by("torch")
     assert both is not None
-    ratio = both.floor("hf", "torch") / both.tensors["shaped.rounding.bf16"].clamp(min=1e-9)
+    ratio = both.floor("hf", "torch") / both.tensors[f"shaped.rounding.{dtype}"].clamp(min=1e-9)
     assert torch.allclose(ratio, torch.full_like(ratio, 2**0.5), rtol=1e-3)
 
 

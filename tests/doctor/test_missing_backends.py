@@ -51,6 +51,10 @@ def test_transformer_engine_is_missed_or_said_to_be_none_of_ours(monkeypatch: py
     assert "Megatron's own layers" in str(build.explain_missing("megatron-te", GPU))
 
 
+def test_megatron_is_left_out_of_a_table_in_fp16() -> None:
+    assert build.explain_missing("megatron-pp2", GPU, "fp16") == "Megatron does not compute in fp16"
+
+
 def test_what_needs_nothing_is_not_missed() -> None:
     assert not any(build.explain_missing(name, CPU) for name in ("hf", "torch", "vllm", "vllm-tp2", "megatron-pp2"))
 

@@ -372,7 +372,7 @@ def test_a_gpu_is_named_in_what_was_tried_on_it(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(gpu_probe, "version", lambda _: "3")
     monkeypatch.setattr(gpu_probe, "recall", lambda name, _: named.append(name) or True)
     config = AutoConfig.for_model("llama", hidden_size=32, num_attention_heads=2, num_hidden_layers=1, vocab_size=64)
-    assert gpu_probe.explain_inexact_gpu(config, True, torch.device("cuda")) is None
+    assert gpu_probe.explain_inexact_gpu(config, "bf16", torch.device("cuda")) is None
     assert named
     assert all(name.endswith("on NVIDIA H100 80GB HBM3, triton 3") for name in named)
 

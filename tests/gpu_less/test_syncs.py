@@ -142,7 +142,7 @@ def test_experts_of_masters_are_not_waited_for_in_bf16(experts: Callable[[str], 
     lm = experts(kind)
     layer: Any = next(module for module in lm.modules() if type(module).__name__ in EXPERTS)
     with pretend_gpu() as record:
-        open_kernels(lm, torch.device("cuda"), bf16=True)
+        open_kernels(lm, torch.device("cuda"), "bf16")
         layer.to("cuda")
         hidden = torch.randn(9, 32, device="cuda", requires_grad=True)
         chosen = torch.arange(18, device="cuda").remainder(4).view(9, 2)

@@ -14,6 +14,7 @@ from tiny_models import ragged
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig
 
+from lockstep.config import DType
 from lockstep.models.attention import UNPADDED, Packed
 from lockstep.models.heads import LogitsHead
 from lockstep.models.kernels import FUSED, VARLEN
@@ -81,37 +82,37 @@ def config(kind: str = "llama", **fields: int) -> PreTrainedConfig:
 
 
 @pytest.mark.parametrize(
-    ("of", "device", "bf16", "reason"),
+    ("of", "device", "dtype", "reason"),
     [
-        (config(), GPU, True, None),
-        (config("qwen3", head_dim=256), GPU, True, None),
-        (config(), torch.device("cpu"), True, "the device is no GPU"),
-        (config(), GPU, False, "fp32"),
-        (config(head_dim=80 + 4), GPU, True, "heads have 84 numbers"),
-        (config(head_dim=512), GPU, True, "heads have 512 numbers"),
-        (config("mamba"), GPU, True, "carry a state"),
+        (config(), GPU, "bf16", None),
+        (config("qwen3", head_dim=256), GPU, "bf16", None),
+        (config(), torch.device("cpu"), "fp16", "the device is no GPU"),
+        (config(), GPU, "fp32", "fp32"),
+        (config(head_dim=80 + 4), GPU, "bf16", "heads have 84 numbers"),
+        (config(head_dim=512), GPU, "bf16", "heads have 512 numbers"),
+        (config("mamba"), GPU, "bf16", "carry a state"),
     ],
 )
 def test_what_flash_attention_does_not_do_is_padded_and_said(
-    monkeypatch: pytest.MonkeyPatch, of: PreTrainedConfig, device: torch.device, bf16: bool, reason: str | None
+    monkeypatch: pytest.MonkeyPatch, of: PreTrainedConfig, device: torch.device, dtype: DType, reason: str | None
 ) -> None:
     show_gpus(monkeypatch, 1)
-    found = explain_padding(of, device, bf16)
+    found = explain_padding(of, device, dtype)
     assert (found is None) == (reason is None)
     assert (reason or "") in (found or "")
-    assert describe_attention(of, device, bf16).startswith("varlen_attn" if reason is None else "scaled_dot_product")
+    assert describe_attention(of, device, dtype).startswith("varlen_attn" if reason is None else "scaled_dot_product")
 
 
 def test_an_old_gpu_pads(monkeypatch: pytest.MonkeyPatch) -> None:
     show_gpus(monkeypatch, 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 5))
-    assert "compute capability" in str(explain_padding(config(), GPU, bf16=True))
+    assert "compute capability" in str(explain_padding(config(), GPU, dtype="bf16"))
 
 
 def test_it_is_chosen_when_a_model_is_opened(monkeypatch: pytest.MonkeyPatch, models: Callable[..., Path]) -> None:
     show_gpus(monkeypatch, 1)
     lm = load_causal_lm(models("llama"))
-    open_kernels(lm, GPU, bf16=False)
+    open_kernels(lm, GPU, dtype="fp32")
     assert kernel_of(lm) is FUSED
-    open_kernels(lm, GPU, bf16=True)
+    open_kernels(lm, GPU, dtype="bf16")
     assert kernel_of(lm) is VARLEN

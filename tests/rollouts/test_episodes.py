@@ -139,7 +139,7 @@ def folder(in_tmp: Path) -> Path:
 @pytest.fixture(scope="module")
 def sampler(tmp_path_factory: pytest.TempPathFactory) -> TorchSampler:
     model = load_causal_lm(model_folder(tmp_path_factory.mktemp("model"), "llama"))
-    return TorchSampler(model, 64, False)
+    return TorchSampler(model, 64)
 
 
 def observed(text: Observation, last: int) -> Sequence[int]:

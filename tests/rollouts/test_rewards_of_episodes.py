@@ -49,7 +49,7 @@ def collector(folder: Path, reward: Reward) -> RolloutCollector:
         {"class_name": "world.py:World", "max_tokens": 20, "seed": "episode", "max_no_verdict_rate": 0.5}
     )
     episodes = Episodes(section, (2,), str, lambda tools: lambda text, last: [], lambda note: None)
-    sampler = TorchSampler(load_causal_lm(model_folder(folder, "llama")), 8, False)
+    sampler = TorchSampler(load_causal_lm(model_folder(folder, "llama")), 8)
     return RolloutCollector(SamplerSession(sampler), Rows(), reward, str, 0, episodes)
 
 

@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from lockstep import keyed
 from lockstep.batch import Batch
+from lockstep.config import DType
 from lockstep.models.attention import NAME
 from lockstep.models.exact.model import make_exact
 from lockstep.models.folder import count_cache_numbers
@@ -57,13 +58,13 @@ def assert_same(one: Batch, other: Batch) -> None:
         assert torch.equal(one[column], other[column]), column
 
 
-@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("places", [1, 5, 64])
-def test_what_shares_a_pass_changes_no_bit(lm: PreTrainedModel, places: int, bf16: bool) -> None:
+def test_what_shares_a_pass_changes_no_bit(lm: PreTrainedModel, places: int, dtype: DType) -> None:
     """The other side goes through modules, in one batch that stays together."""
     wanted = requests(prompts(12), 3)
-    sampler = TorchSampler(lm, places, bf16)
-    assert_same(sampler.generate(wanted, PLAIN), StaticSampler(lm, 64, bf16).generate(wanted, PLAIN))
+    sampler = TorchSampler(lm, places, dtype)
+    assert_same(sampler.generate(wanted, PLAIN), StaticSampler(lm, 64, dtype).generate(wanted, PLAIN))
     assert isinstance(sampler._step, TokenStep)
 
 

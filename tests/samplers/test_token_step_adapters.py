@@ -15,11 +15,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from lockstep import keyed
 from lockstep.batch import Batch
-from lockstep.config import LoRA
+from lockstep.config import DType, LoRA
 from lockstep.models.attention import NAME
 from lockstep.models.exact.model import make_exact
 from lockstep.models.heads import LogitsHead
 from lockstep.models.lora import adapt, is_adapter
+from lockstep.models.precision import autocast
 from lockstep.models.token_step import TokenStep, can_step, join_maps
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.samplers.torch.static import StaticSampler
@@ -64,14 +65,14 @@ def requests(count: int = 12, seed: int = 0) -> list[Request]:
     return [Request(prompt, keyed.key(seed, i)) for i, prompt in enumerate(prompts)]
 
 
-def assert_by_step(sampler: TorchSampler, wanted: Sequence[Request], bf16: bool) -> Batch:
+def assert_by_step(sampler: TorchSampler, wanted: Sequence[Request], dtype: DType) -> Batch:
     """Compares what a sampler writes with modules that decode one batch, and with a learner's scores; to the bit."""
     batch = sampler.generate(wanted, PLAIN)
     assert isinstance(sampler._step, TokenStep)
-    modules = StaticSampler(sampler._lm, 64, bf16).generate(wanted, PLAIN)
+    modules = StaticSampler(sampler._lm, 64, dtype).generate(wanted, PLAIN)
     assert torch.equal(batch.tokens, modules.tokens)
     assert torch.equal(batch["sampler_logprob"], modules["sampler_logprob"])
-    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+    with autocast(torch.device("cpu"), dtype):
         scored = LogitsHead(sampler._lm)(batch).logprob
     assert scored is not None
     assert torch.equal(scored.detach()[batch.mask], batch["sampler_logprob"][batch.mask])
@@ -81,7 +82,7 @@ def assert_by_step(sampler: TorchSampler, wanted: Sequence[Request], bf16: bool)
 @settings(max_examples=10)
 @given(
     kind=st.sampled_from(["llama", "qwen2", "qwen3"]),
-    bf16=st.booleans(),
+    dtype=st.sampled_from(["fp32", "bf16", "fp16"]),
     rows=st.sampled_from([1, 3, 8, 64]),
     rank=st.sampled_from([1, 3, 8, 16]),
     alpha=st.sampled_from([1, 7, 32]),
@@ -89,27 +90,27 @@ def assert_by_step(sampler: TorchSampler, wanted: Sequence[Request], bf16: bool)
     seed=st.integers(0, 99),
 )
 def test_adapters_by_the_step_are_those_of_modules_and_learners(
-    kind: str, bf16: bool, rows: int, rank: int, alpha: int, maps: tuple[str, ...], seed: int
+    kind: str, dtype: DType, rows: int, rank: int, alpha: int, maps: tuple[str, ...], seed: int
 ) -> None:
     lm = adapted(kind, LoRA(rank=rank, alpha=alpha, target_modules=maps))
-    assert_by_step(TorchSampler(lm, rows, bf16), requests(12, seed), bf16)
+    assert_by_step(TorchSampler(lm, rows, dtype), requests(12, seed), dtype)
 
 
-@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("kind", ["llama", pytest.param("qwen2", marks=pytest.mark.full), "qwen3"])
-def test_refits_of_adapters_are_seen(kind: str, bf16: bool) -> None:
+def test_refits_of_adapters_are_seen(kind: str, dtype: DType) -> None:
     """Both ways: sent to the sampler, and written by a learner that shares them."""
     lm = adapted(kind, LoRA(rank=8, alpha=12))
-    sampler = TorchSampler(lm, 5, bf16)
+    sampler = TorchSampler(lm, 5, dtype)
     sampler.wake()
-    before = assert_by_step(sampler, requests(), bf16)
+    before = assert_by_step(sampler, requests(), dtype)
     sampler.load_weights(draw_adapters(lm, 1).items(), 1)
-    sent = assert_by_step(sampler, requests(), bf16)
+    sent = assert_by_step(sampler, requests(), dtype)
     with torch.no_grad():
         for name, tensor in draw_adapters(lm, 2).items():
             lm.get_parameter(name).copy_(tensor)
     sampler.attest(2)
-    shared = assert_by_step(sampler, requests(), bf16)
+    shared = assert_by_step(sampler, requests(), dtype)
     texts = [batch.tokens.tolist() for batch in (before, sent, shared)]
     assert texts[0] != texts[1] != texts[2] != texts[0]
 
@@ -117,7 +118,7 @@ def test_refits_of_adapters_are_seen(kind: str, bf16: bool) -> None:
 def test_a_projection_without_an_adapter_stays_in_its_joined_product() -> None:
     """Of q, k and v one product is made, also where v alone has an adapter."""
     lm = adapted("llama", LoRA(rank=3, alpha=12, target_modules=("v_proj",)), exact=False)
-    layers = TokenStep(lm, bf16=False)._layers
+    layers = TokenStep(lm, "fp32")._layers
     assert [len(layer.qkv.weights) for layer in layers] == [1, 1]
     assert [[adapter.start for adapter in layer.qkv.adapters] for layer in layers] == [[96], [96]]
     assert not any(layer.gate_up.adapters for layer in layers)

@@ -31,7 +31,7 @@ class CastCount(TorchDispatchMode):
 
 def test_weights_are_cast_once_in_a_rollout(models: Callable[..., Path]) -> None:
     lm = load_causal_lm(models("qwen2"))
-    sampler, wanted = TorchSampler(lm, 16, bf16=True), requests()
+    sampler, wanted = TorchSampler(lm, 16, "bf16"), requests()
     with CastCount() as counted:
         sampler.generate(wanted, SamplingParams(max_tokens=12))
     joined = {parameter.untyped_storage().data_ptr(): parameter for parameter in lm.parameters() if parameter.ndim == 2}
@@ -43,7 +43,7 @@ def test_weights_are_cast_once_in_a_rollout(models: Callable[..., Path]) -> None
 
 def test_a_rollout_after_a_refit_casts_the_new_weights(models: Callable[..., Path]) -> None:
     """Drawn log-probabilities are those of the new weights, to the rounding of bf16; those of the old are far off."""
-    sampler = TorchSampler(load_causal_lm(models("qwen2")), 16, bf16=True)
+    sampler = TorchSampler(load_causal_lm(models("qwen2")), 16, "bf16")
     sampling = SamplingParams(max_tokens=12)
     sampler.generate(requests(), sampling)
     old = load_causal_lm(models("qwen2"))
@@ -51,7 +51,7 @@ def test_a_rollout_after_a_refit_casts_the_new_weights(models: Callable[..., Pat
     batch = sampler.generate(requests(), sampling)
 
     def gap(lm: Any) -> float:
-        scored = TorchSampler(lm, 16, bf16=True).logprobs(batch)
+        scored = TorchSampler(lm, 16, "bf16").logprobs(batch)
         return float((scored - batch["sampler_logprob"])[batch.mask].abs().mean())
 
     assert gap(load_causal_lm(models("qwen2", seed=1))) < 0.1

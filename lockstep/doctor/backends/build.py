@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import torch
 
 from lockstep.cluster.workers import Workers, workers_of
-from lockstep.config import LearnerSection, SamplerSection
+from lockstep.config import DType, LearnerSection, SamplerSection
 from lockstep.doctor.backends.hf import HFBackend
 from lockstep.doctor.backends.learner import LearnerBackend, computes_here
 from lockstep.doctor.base import Backend
@@ -17,6 +17,7 @@ from lockstep.doctor.options import BackendName, DoctorRecipe, ranks_of
 from lockstep.errors import InputError
 from lockstep.models.device import resolve_device
 from lockstep.models.folder import context_of, count_cache_numbers, read_config
+from lockstep.models.precision import TORCH_TYPES
 from lockstep.report.progress import Progress
 
 _NO_LEARNERS = ("hf", "vllm")
@@ -103,9 +104,11 @@ def fp8_of(name: BackendName) -> Mapping[str, str]:
     return FP8.get(name.rpartition("-")[2], {})
 
 
-def explain_missing(name: BackendName, device: torch.device, bf16: bool = False) -> str | None:
+def explain_missing(name: BackendName, device: torch.device, dtype: DType = "fp32") -> str | None:
     """Says what this machine lacks for a backend; None: nothing that could be known before it starts."""
-    if name.startswith("megatron") and bf16 and device.type == "cpu":
+    if name.startswith("megatron") and TORCH_TYPES[dtype] == torch.float16:
+        return "Megatron does not compute in fp16"
+    if name.startswith("megatron") and TORCH_TYPES[dtype] == torch.bfloat16 and device.type == "cpu":
         return "Megatron computes bf16 on GPUs alone, and the device is none"
     if name == "megatron-te":
         if find_spec("transformer_engine") is None:
@@ -129,7 +132,7 @@ def find_missing(recipe: DoctorRecipe) -> dict[BackendName, str]:
         InputError: Fewer than two are left.
     """
     device = resolve_device(recipe.learner.device)
-    reasons = {name: explain_missing(name, device, recipe.learner.is_bf16) for name in recipe.backends}
+    reasons = {name: explain_missing(name, device, recipe.learner.dtype) for name in recipe.backends}
     missing = {name: reason for name, reason in reasons.items() if reason is not None}
     if len(recipe.backends) - len(missing) < 2:
         said = "; ".join(f"{name}: {reason}" for name, reason in missing.items())

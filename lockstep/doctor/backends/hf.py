@@ -25,13 +25,14 @@ from transformers import (
 
 from lockstep import keyed
 from lockstep.batch import Batch
-from lockstep.config import Device
+from lockstep.config import Device, DType
 from lockstep.distributed.sampling import draw
-from lockstep.doctor.base import TORCH_TYPES, USUAL, Capability, Conditions, DType, flat_fields
+from lockstep.doctor.base import USUAL, Capability, Conditions, flat_fields
 from lockstep.errors import InputError
 from lockstep.models.device import resolve_device
 from lockstep.models.folder import context_of, read_config, skeleton
 from lockstep.models.heads import PLAIN
+from lockstep.models.precision import TORCH_TYPES
 from lockstep.models.weight_files import check_weights
 from lockstep.samplers.torch.model_sampler import lay_behind
 from lockstep.samplers.torch.rows import Response

@@ -69,7 +69,7 @@ class LearnerBackend:
     def generate(self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL) -> Batch:
         assert self.network is not None, f"{self.name} does not generate, and says so in its capabilities"
         size = conditions.batch_size or self._batch_size
-        return torch_sampler(self.network, size, self._section.is_bf16).generate(requests, sampling)
+        return torch_sampler(self.network, size, self._section.dtype).generate(requests, sampling)
 
     def close(self) -> None:
         if isinstance(self._learner, MeshLearner):

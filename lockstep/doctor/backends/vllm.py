@@ -13,8 +13,9 @@ from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import SamplerSpec, require_sampler
 from lockstep.cluster.workers import HERE, Workers
 from lockstep.config import Computation, SamplerSection
-from lockstep.doctor.base import TORCH_TYPES, USUAL, Capability, Conditions, flat_fields
+from lockstep.doctor.base import USUAL, Capability, Conditions, flat_fields
 from lockstep.errors import InputError
+from lockstep.models.precision import TORCH_TYPES
 from lockstep.types import Request, SamplingParams
 
 

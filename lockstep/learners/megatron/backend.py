@@ -34,6 +34,8 @@ class MegatronTraining(TrainingBackend):
         return False
 
     def refuse_options(self, section: LearnerSection) -> None:
+        if section.overflows:
+            raise ValueError("learner.backend=megatron does not compute in fp16; set learner.dtype=bf16")
         if section.parallel.dp_replicate > 1:
             raise ValueError("dp_replicate is of FSDP; with Megatron every rank of parallel.dp has a copy of the model")
         torchs = {
@@ -48,7 +50,7 @@ class MegatronTraining(TrainingBackend):
                 raise ValueError(f"{name} is of learner.backend=torch; leave it out")
 
     def describe_rounding(self, section: LearnerSection) -> str | None:
-        if not section.is_bf16:
+        if not section.is_half:
             return None
         return (
             "learner.backend=megatron adds up layers in bf16, and backend=torch in fp32: log-probabilities of the two "
@@ -61,7 +63,7 @@ class MegatronTraining(TrainingBackend):
 
         if importlib.util.find_spec("megatron") is None:
             raise InputError(f"learner.backend is megatron, which is not installed; {install_command('megatron')}")
-        if section.is_bf16 and resolve_device(section.device).type == "cpu":
+        if section.is_half and resolve_device(section.device).type == "cpu":
             raise InputError("learner.backend=megatron computes bf16 on GPUs alone; use learner.dtype=fp32")
         require_known(config)
         stages(int(config.num_hidden_layers), section.parallel.pp, section.layout_key)

@@ -19,6 +19,7 @@ from lockstep.models.device import resolve_device
 from lockstep.models.folder import read_config, skeleton
 from lockstep.models.heads import in_folder, scores_tokens
 from lockstep.models.parallelize import checkpoint_layers
+from lockstep.models.precision import TORCH_TYPES
 from lockstep.models.weight_files import check_weights, require_finite_tensor, weight_files
 from lockstep.types import Head
 
@@ -45,7 +46,7 @@ def start_learner(
     if device.type == "cpu":
         compute_on_cpu()
     join_groups(ranks)
-    sent = torch.bfloat16 if section.is_bf16 else torch.float32
+    sent = TORCH_TYPES[section.dtype]
     stage = Stage(network, head, seed, sent, ranks).to(device)
     if section.activation_checkpointing:
         checkpoint_layers(stage.gpt.decoder.layers)

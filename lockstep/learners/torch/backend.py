@@ -63,5 +63,5 @@ class TorchTraining(TrainingBackend):
         if section.exact and isinstance(model, LogitsHead):
             make_exact(network)
         else:
-            open_kernels(network, device, section.is_bf16)
+            open_kernels(network, device, section.dtype)
         return TorchLearner(model, section, optimizer, ranks)

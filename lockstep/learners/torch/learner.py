@@ -92,7 +92,7 @@ class TorchLearner(RankLearner):
             with self._computation():
                 outputs = self.model(micro)
             total, metrics = self._compute_loss(loss, outputs, rows, micro)
-            total.backward()
+            total.backward(torch.full_like(total, self._factor))
             parts.append(metrics)
         return parts
 

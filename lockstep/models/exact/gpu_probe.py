@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedConfig
 
+from lockstep.config import DType
 from lockstep.distributed.sampling import draw, token_scores
 from lockstep.models.exact.attention import Blockwise
 from lockstep.models.exact.linear import product
@@ -19,6 +20,7 @@ from lockstep.models.exact.norm import rms_norm
 from lockstep.models.exact.verdicts import recall
 from lockstep.models.families.registry import GPU_EXACT_TYPES, has_exact_layers_on_gpus
 from lockstep.models.folder import head_size, skeleton
+from lockstep.models.precision import TORCH_TYPES
 from lockstep.types import SamplingParams
 
 _LARGEST_HEAD = 128
@@ -32,7 +34,7 @@ _LENGTH = 300
 _SAMPLINGS = (SamplingParams(1), SamplingParams(1, temperature=0.7, top_k=20, top_p=0.9))
 
 
-def explain_inexact_gpu(config: PreTrainedConfig, bf16: bool, device: torch.device) -> str | None:
+def explain_inexact_gpu(config: PreTrainedConfig, dtype: DType, device: torch.device) -> str | None:
     """Says why a model is not computed exactly on this GPU; None: it is, as far as was tried."""
     if not has_exact_layers_on_gpus(config):
         return f"a {config.model_type} has no exact kernels for GPUs; these have: {', '.join(GPU_EXACT_TYPES)}"
@@ -41,7 +43,7 @@ def explain_inexact_gpu(config: PreTrainedConfig, bf16: bool, device: torch.devi
     if find_spec("triton") is None:
         return "exact kernels for GPUs are Triton's, which is not installed"
     where = f"{torch.cuda.get_device_name(device)}, triton {version('triton')}" if device.type == "cuda" else "here"
-    for name, is_exact in list_trials(config, torch.bfloat16 if bf16 else torch.float32, device):
+    for name, is_exact in list_trials(config, TORCH_TYPES[dtype], device):
         if not recall(f"{name} on {where}", is_exact):
             return f"{name} is not the same in any batch on this GPU"
     return None

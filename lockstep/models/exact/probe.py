@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedConfig
 
-from lockstep.config import LoRA
+from lockstep.config import DType, LoRA
 from lockstep.models.exact.attention import BLOCK, KEYS, Blockwise
 from lockstep.models.exact.experts import EXPERTS, ROUTERS
 from lockstep.models.exact.linear import linear
 from lockstep.models.exact.verdicts import recall
 from lockstep.models.folder import head_size, skeleton
 from lockstep.models.lora import adapt
+from lockstep.models.precision import TORCH_TYPES
 from lockstep_logprobs.hidden import ROWS
 from lockstep_logprobs.softmax import TILE_COLUMNS, column_tiles
 
@@ -30,9 +31,9 @@ _DRAWN = 256
 """Columns of a weight that are drawn; the others repeat them, since a kernel is not chosen by values."""
 
 
-def probe(config: PreTrainedConfig, bf16: bool, adapters: LoRA | None = None) -> str | None:
+def probe(config: PreTrainedConfig, dtype: DType, adapters: LoRA | None = None) -> str | None:
     """Says which product of a model is not exact on this machine, on one thread or all; None: all are exact."""
-    for product in _products(config, torch.bfloat16 if bf16 else torch.float32, adapters):
+    for product in _products(config, TORCH_TYPES[dtype], adapters):
         if not recall(repr(product), product.is_exact):
             return f"{product} on this machine"
     return None

@@ -80,4 +80,4 @@ class TorchInference(InferenceBackend):
     ) -> ModelSampler:
         from lockstep.samplers.torch.stateful import torch_sampler
 
-        return torch_sampler(lm, section.max_batch_size, computation.is_bf16, raw_logprobs, self.cache_bytes(section))
+        return torch_sampler(lm, section.max_batch_size, computation.dtype, raw_logprobs, self.cache_bytes(section))

@@ -13,8 +13,10 @@ from transformers import PreTrainedModel
 
 from lockstep.batch import Batch
 from lockstep.borders import NotFiniteError
+from lockstep.config import DType
 from lockstep.models.folder import context_of
 from lockstep.models.heads import LogitsHead, canonical
+from lockstep.models.precision import OVERFLOW, TORCH_TYPES, autocast
 from lockstep.samplers.base import Piece, gather_pieces
 from lockstep.samplers.torch.passes import cut_rows
 from lockstep.samplers.torch.rows import Response
@@ -32,16 +34,17 @@ class ModelSampler(ABC):
     Args:
         lm: A causal language model with Lockstep's attention.
         max_batch_size: Sequences generated side by side.
-        bf16: Compute as a bf16 learner does, by autocast; weights are fp32 in either case.
+        dtype: Type of a learner that computes alike, by autocast; weights are fp32 in any case.
         raw_logprobs: Log-probabilities are of temperature 1 and all tokens, for any sampling parameters.
     """
 
     dtype = torch.float32
 
     def __init__(
-        self, lm: PreTrainedModel, max_batch_size: int, bf16: bool = False, raw_logprobs: bool = False
+        self, lm: PreTrainedModel, max_batch_size: int, dtype: DType = "fp32", raw_logprobs: bool = False
     ) -> None:
-        self._lm, self._max_batch_size, self._bf16, self._raw_logprobs = lm, max_batch_size, bf16, raw_logprobs
+        self._lm, self._max_batch_size, self._raw_logprobs = lm, max_batch_size, raw_logprobs
+        self._type: DType = dtype
         self._context = context_of(lm.config)
         self.version: int | None = None
         self._carrier: Carrier | None = None
@@ -122,19 +125,21 @@ class ModelSampler(ABC):
                 self._taken[name] = taken, own._version
 
     def _autocast(self) -> torch.autocast:
-        """The autocast context of the sampler's type; it keeps bf16 copies of weights until it is left."""
-        return torch.autocast(self._lm.device.type, torch.bfloat16, enabled=self._bf16)
+        """The autocast context of the sampler's type; it keeps narrow copies of weights until it is left."""
+        return autocast(self._lm.device, self._type)
 
     def _assemble(self, requests: Sequence[Request], responses: Sequence[Response], sampling: SamplingParams) -> Batch:
         return lay_behind(requests, responses, self.version or 0, sampling)
 
     def _not_finite(self, requests: Sequence[Request], row: int, token: int) -> NotFiniteError:
         weights = "as it was opened" if self.version is None else f"with the weights of step {self.version}"
+        cure = "lower the learning rate, or look at the model's weights"
+        if TORCH_TYPES[self._type] == torch.float16:
+            cure = OVERFLOW
         folder, prompt = self._lm.config.name_or_path or "memory", len(requests[row].tokens)
         return NotFiniteError(
             f"the model in {folder}, {weights}, gives logits that are not finite for token {token + 1} of the response "
-            f"to row {row} of {len(requests)}, a prompt of {prompt} tokens; lower the learning rate, or look at the "
-            "model's weights",
+            f"to row {row} of {len(requests)}, a prompt of {prompt} tokens; {cure}",
             join_prompts(requests),
         )
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from lockstep.config import DType
 from lockstep.models.continuous import Continuous
 from lockstep.models.device import empty_cache
 from lockstep.models.exact.model import is_exact
@@ -39,11 +40,11 @@ class TorchSampler(ModelSampler):
         self,
         lm: PreTrainedModel,
         max_batch_size: int,
-        bf16: bool = False,
+        dtype: DType = "fp32",
         raw_logprobs: bool = False,
         cache_bytes: int | None = None,
     ) -> None:
-        super().__init__(lm, max_batch_size, bf16, raw_logprobs)
+        super().__init__(lm, max_batch_size, dtype, raw_logprobs)
         self._cache_bytes = cache_bytes
         self._scheduler: Scheduler | None = None
         self._step: TokenStep | None = None
@@ -106,7 +107,7 @@ class TorchSampler(ModelSampler):
                 most,
                 self._lm.config.name_or_path or "",
             )
-            self._step = TokenStep(self._lm, self._bf16) if can_step(self._lm) else None
+            self._step = TokenStep(self._lm, self._type) if can_step(self._lm) else None
         return self._scheduler
 
     @contextmanager

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from lockstep.batch import Batch
+from lockstep.config import DType
 from lockstep.errors import InputError
 from lockstep.models.attention import Cached, SideBySide
 from lockstep.models.folder import carries_state
@@ -84,15 +85,15 @@ class StatefulTorchSampler(StaticSampler):
 def torch_sampler(
     lm: PreTrainedModel,
     max_batch_size: int,
-    bf16: bool = False,
+    dtype: DType = "fp32",
     raw_logprobs: bool = False,
     cache_bytes: int | None = None,
 ) -> ModelSampler:
     """The torch sampler for a model; the arguments are those of `ModelSampler`."""
     if not carries_state(lm.config):
-        return TorchSampler(lm, max_batch_size, bf16, raw_logprobs, cache_bytes)
+        return TorchSampler(lm, max_batch_size, dtype, raw_logprobs, cache_bytes)
     if cache_bytes is not None:
         raise InputError(
             f"a {lm.config.model_type} keeps states, which sampler.kv_cache_gib does not bound; leave it out"
         )
-    return StatefulTorchSampler(lm, max_batch_size, bf16, raw_logprobs)
+    return StatefulTorchSampler(lm, max_batch_size, dtype, raw_logprobs)

@@ -54,7 +54,7 @@ class StaticSampler(ModelSampler):
     def _generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
         prompts = join_prompts(requests).to(self._lm.device)
         room_B = (self._context - prompts.lengths).clamp(max=sampling.max_tokens).to(self._lm.device)
-        # Autocast keeps its bf16 copies of the weights until it is left; in `inference_mode` it would keep none.
+        # Autocast keeps its narrow copies of the weights until it is left; in `inference_mode` it would keep none.
         with self._autocast():
             columns = self._decode(prompts, requests, sampling, room_B)
         rows = zip(*(column.tolist() for column in columns), strict=True)

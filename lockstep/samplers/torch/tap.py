@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from lockstep.config import DType
 from lockstep.distributed.sampling import token_scores
 from lockstep.errors import InputError
 from lockstep.models.continuous import Continuous
@@ -26,6 +27,7 @@ from lockstep.models.engine_options import computation_of
 from lockstep.models.exact.model import is_exact
 from lockstep.models.folder import carries_state, context_of
 from lockstep.models.heads import PLAIN
+from lockstep.models.precision import autocast
 from lockstep.models.token_step import TokenStep, can_step
 from lockstep.samplers.torch.scheduler import Forward, Scheduler
 from lockstep.types import Request, SamplingParams
@@ -45,10 +47,11 @@ def open_sampler(folder: Path, options: EngineOptions) -> Iterator[SamplerTap]:
     """Opens a folder in the torch sampler; see `engines.OpenTap`."""
     if options.parallel or options.neighbors:
         raise InputError("the torch sampler reads one sequence in one process; leave parallel and neighbors out")
-    lm = load_on_device(str(folder), computation_of(options))
+    computation = computation_of(options)
+    lm = load_on_device(str(folder), computation)
     if carries_state(lm.config):
         raise InputError(f"layers of a {lm.config.model_type} carry a state, which the tap on the sampler does not see")
-    yield SamplerTap(lm, options.dtype == torch.bfloat16, options.prompt)
+    yield SamplerTap(lm, computation.dtype, options.prompt)
 
 
 class SamplerTap:
@@ -56,17 +59,18 @@ class SamplerTap:
 
     Args:
         lm: A causal language model with Lockstep's attention.
-        bf16: Compute as a bf16 learner does.
+        dtype: Type of a learner that computes alike.
         prompt: Tokens that are read by prefill; the others are decoded one by one; None: all by prefill.
         by_modules: Call the model's modules, as the sampler does for models without a `TokenStep`.
     """
 
-    def __init__(self, lm: PreTrainedModel, bf16: bool, prompt: int | None = None, by_modules: bool = False) -> None:
-        self.model, self._bf16, self._prompt = lm, bf16, prompt
+    def __init__(self, lm: PreTrainedModel, dtype: DType, prompt: int | None = None, by_modules: bool = False) -> None:
+        self.model, self._prompt = lm, prompt
+        self._dtype: DType = dtype
         self.name = "torch sampler" if prompt is None else "torch sampler decoding"
         self._paths = find_watched(lm)
         self._values = values_by_name(name_cuts(self._paths))
-        self._step = TokenStep(lm, bf16) if can_step(lm) and not by_modules else None
+        self._step = TokenStep(lm, dtype) if can_step(lm) and not by_modules else None
         self._order: Sequence[CutPoint] = ()
 
     def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> Capture:
@@ -115,7 +119,7 @@ class SamplerTap:
         scheduler = _Following(tokens_T, forward, 1, context, self.model.device, is_exact(self.model))
         request = Request(tuple(tokens_T[:prompt].tolist()), key=0)
         number = scheduler.submit(request, SamplingParams(max_tokens=len(tokens_T) - prompt + 1))
-        with hooks, torch.autocast(self.model.device.type, torch.bfloat16, enabled=self._bf16):
+        with hooks, autocast(self.model.device, self._dtype):
             while scheduler.busy:
                 scheduler.step()
         column = torch.tensor(scheduler.finished[number].logprobs)[: len(tokens_T) - 1]

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 _CPU_CACHE_GIB = 1.0
 _CPU_BLOCK = 32
 _CPU_BATCH_TOKENS = 4096
+_TYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _ANY_SHARE = {"gpu_memory_utilization": 0.01}
 
 OPTIONS: Mapping[str, str] = {
@@ -61,7 +62,7 @@ def engine_arguments(section: SamplerSection, computation: Computation, context:
     own = section.vllm
     arguments: dict[str, Any] = {
         "skip_tokenizer_init": True,
-        "dtype": "bfloat16" if computation.is_bf16 else "float32",
+        "dtype": _TYPES[computation.dtype],
         "max_num_seqs": section.max_batch_size,
         "tensor_parallel_size": section.tensor_parallel,
         "enable_prefix_caching": True,

@@ -56,9 +56,9 @@ class VLLMInference(InferenceBackend):
         return ("sampler=vllm", *(() if gib is None else (f"sampler.kv_cache_gib={gib:g}",)))
 
     def dtype(self, computation: Computation) -> torch.dtype:
-        import torch
+        from lockstep.models.precision import TORCH_TYPES
 
-        return torch.bfloat16 if computation.is_bf16 else torch.float32
+        return TORCH_TYPES[computation.dtype]
 
     def cache_bytes(self, section: SamplerSection) -> int | None:
         gib = section.kv_cache_gib

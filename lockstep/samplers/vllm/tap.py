@@ -14,8 +14,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from lockstep.config import VLLM, Computation, SamplerSection
+from lockstep.config import VLLM, SamplerSection
 from lockstep.errors import InputError
+from lockstep.models.engine_options import computation_of
 from lockstep.models.folder import context_of, read_config
 from lockstep.samplers.vllm.sampler import VLLMSampler, pick_logprobs
 from lockstep_doctor.cuts import OUTPUT, Capture, CutPoint, End
@@ -23,7 +24,6 @@ from lockstep_doctor.engines import EngineOptions
 from lockstep_doctor.locate import Location
 from lockstep_doctor.operators import Frame, Operator, OperatorTrace
 
-_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 _CACHE_GIB = 0.1
 _SMALLEST_BLOCK, _MOST_GROUPS = 16, 4
 
@@ -186,13 +186,11 @@ def open_vllm(folder: Path, options: EngineOptions) -> Iterator[VLLMTap]:
     Raises:
         InputError: vLLM is not installed, does not take the model, or cannot compute as asked.
     """
-    if options.dtype not in _DTYPES or options.parallel or options.neighbors or options.prompt is not None:
-        raise InputError(
-            "the doctor looks into one worker of vLLM, in fp32 or bf16, by prefill; leave the layout empty"
-        )
+    if options.parallel or options.neighbors or options.prompt is not None:
+        raise InputError("the doctor looks into one worker of vLLM, by prefill; leave the layout empty")
     own = VLLM.model_validate({**options.settings, "enforce_eager": True})
     section = SamplerSection(backend="vllm", vllm=own, max_batch_size=1, kv_cache_gib=_CACHE_GIB)
-    computation = Computation.model_validate({"device": options.device, "dtype": _DTYPES[options.dtype]})
+    computation = computation_of(options)
     context = context_of(read_config(str(folder)))
     longest = min(context, own.max_model_len or context)
     # Copies of the cache are compared, so it is no larger than one sequence needs, in each group of layers.

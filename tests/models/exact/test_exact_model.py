@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from lockstep import keyed
 from lockstep.batch import Batch
+from lockstep.config import DType
 from lockstep.models.attention import NAME
 from lockstep.models.exact import probe
 from lockstep.models.exact.model import explain_inexact, is_exact, make_exact, make_inexact
 from lockstep.models.heads import LogitsHead
+from lockstep.models.precision import autocast
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Request, SamplingParams
 
@@ -78,35 +81,41 @@ def requests(vocabulary: int) -> list[Request]:
     return [Request(tuple(row.tolist()), keyed.key("exact", number)) for number, row in enumerate(tokens)]
 
 
-def scored(head: LogitsHead, batch: Batch, bf16: bool, gradient: bool) -> Tensor:
-    with torch.autocast("cpu", torch.bfloat16, enabled=bf16), torch.set_grad_enabled(gradient):
+def scored(head: LogitsHead, batch: Batch, dtype: DType, gradient: bool) -> Tensor:
+    with autocast(torch.device("cpu"), dtype), torch.set_grad_enabled(gradient):
         logprob = head(batch).logprob
     assert logprob is not None
     return logprob.detach()[batch.mask]
 
 
-@pytest.mark.parametrize("bf16", [False, True])
-@pytest.mark.parametrize("kind", [kind if kind in OFTEN else full(kind) for kind in KINDS])
-def test_a_token_has_the_same_bits_sampled_scored_and_trained(kind: str, bf16: bool) -> None:
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        *(case if case[0] in OFTEN else full(*case) for case in product(KINDS, ("fp32", "bf16"))),
+        ("llama", "fp16"),
+        ("mixtral", "fp16"),
+    ],
+)
+def test_a_token_has_the_same_bits_sampled_scored_and_trained(kind: str, dtype: DType) -> None:
     lm = build(kind)
     head = LogitsHead(lm)
     make_exact(lm)
     for shape, (sampler, learner) in zip(SAMPLINGS.values(), THREADS, strict=True):
         torch.set_num_threads(sampler)
         sampling = SamplingParams(max_tokens=MOST, stop_token_ids=(3,), **shape)
-        batch = TorchSampler(lm, 4, bf16).generate(requests(lm.config.vocab_size), sampling)
+        batch = TorchSampler(lm, 4, dtype).generate(requests(lm.config.vocab_size), sampling)
         torch.set_num_threads(learner)
         some = batch.select(torch.tensor([4, 1, 2]))
         for part, gradient in ((batch, True), (batch, False), (some, True)):
-            assert torch.equal(scored(head, part, bf16, gradient), part["sampler_logprob"][part.mask])
+            assert torch.equal(scored(head, part, dtype, gradient), part["sampler_logprob"][part.mask])
 
 
-@pytest.mark.parametrize("bf16", [False, True])
-def test_what_is_sampled_does_not_depend_on_the_batch(bf16: bool) -> None:
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_what_is_sampled_does_not_depend_on_the_batch(dtype: DType) -> None:
     lm = build("llama")
     make_exact(lm)
     sampling = SamplingParams(max_tokens=MOST, temperature=1.3, top_p=0.9)
-    one, many = (TorchSampler(lm, size, bf16).generate(requests(64), sampling) for size in (1, 9))
+    one, many = (TorchSampler(lm, size, dtype).generate(requests(64), sampling) for size in (1, 9))
     assert torch.equal(one.tokens, many.tokens)
     assert torch.equal(one["sampler_logprob"], many["sampler_logprob"])
 
@@ -143,14 +152,14 @@ def test_what_is_not_written_exactly_is_named() -> None:
     assert explain_inexact(grows) is not None
 
 
-@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 def test_a_probe_finds_this_machine_exact_and_another_not(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bf16: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dtype: DType
 ) -> None:
     configs = [build(kind).config for kind in ("llama large", "qwen3", "gemma2", "gpt-oss", "mixtral")]
-    assert [probe.probe(config, bf16) for config in configs] == [None] * 5
+    assert [probe.probe(config, dtype) for config in configs] == [None] * 5
     monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path))  # where no verdict is known
     monkeypatch.setattr(probe, "linear", lambda x, weight: F.linear(x, weight) + (len(x) == 5) * 1e-2)
-    found = probe.probe(configs[0], bf16)
+    found = probe.probe(configs[0], dtype)
     assert found is not None
     assert "is not the same in any batch on this machine" in found

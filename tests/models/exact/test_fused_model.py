@@ -67,11 +67,11 @@ def test_a_token_has_the_same_bits_sampled_scored_and_trained(kind: str, dtype: 
 
     requests = [Request(tuple(range(3, 3 + n)), keyed.key("fused", n)) for n in (1, 7)]
     sampling = SamplingParams(max_tokens=4, **SAMPLINGS.get(kind, {}))
-    probe = TorchSampler(lm, 2, bf16).generate(requests, sampling)
+    probe = TorchSampler(lm, 2, "bf16" if bf16 else "fp32").generate(requests, sampling)
     before = score(plain, probe)
     make_exact(lm)
     exact = LogitsHead(lm)
-    batch = TorchSampler(lm, 1, bf16).generate(requests, sampling)
+    batch = TorchSampler(lm, 1, "bf16" if bf16 else "fp32").generate(requests, sampling)
     found, gradients = score(exact, batch)
     assert torch.equal(found, batch["sampler_logprob"][batch.mask])
     one = batch.select([1])
@@ -93,5 +93,5 @@ def test_a_probe_tries_all_and_names_what_fails(monkeypatch: pytest.MonkeyPatch,
     assert all(is_exact() for _, is_exact in list_trials(config, torch.float32, device))
     wrong = gpu_probe.product
     monkeypatch.setattr(gpu_probe, "product", lambda x, weight: wrong(x, weight) * (1.0 + 1e-6 * len(x)))
-    assert "a product of 24 by " in str(explain_inexact_gpu(config, False, device))
-    assert "no exact kernels for GPUs" in str(explain_inexact_gpu(AutoConfig.for_model("gemma2"), False, device))
+    assert "a product of 24 by " in str(explain_inexact_gpu(config, "fp32", device))
+    assert "no exact kernels for GPUs" in str(explain_inexact_gpu(AutoConfig.for_model("gemma2"), "fp32", device))

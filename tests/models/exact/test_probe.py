@@ -60,21 +60,21 @@ def count(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
 def test_a_second_probe_computes_no_product(
     config: PreTrainedConfig, verdicts: Path, count: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert probe.probe(config, bf16=False) is None
+    assert probe.probe(config, dtype="fp32") is None
     assert count()
     assert len(list(verdicts.iterdir())) == PRODUCTS
     monkeypatch.setattr(probe, "Blockwise", None)  # attention's products are not those of `count`
-    assert probe.probe(config, bf16=False) is None
+    assert probe.probe(config, dtype="fp32") is None
     assert not count()
     deeper = AutoConfig.for_model("llama", **{**SHAPE, "num_hidden_layers": 3})  # of the same products
-    assert probe.probe(deeper, bf16=False) is None
+    assert probe.probe(deeper, dtype="fp32") is None
     assert not count()
 
 
 @pytest.mark.usefixtures("verdicts")
 @pytest.mark.parametrize("rank", [1, 3, 8, 12])
 def test_adapters_of_any_rank_are_exact_in_bf16(config: PreTrainedConfig, rank: int) -> None:
-    assert probe.probe(config, bf16=True, adapters=LoRA(rank=rank)) is None
+    assert probe.probe(config, dtype="bf16", adapters=LoRA(rank=rank)) is None
 
 
 @pytest.mark.usefixtures("verdicts")
@@ -90,8 +90,8 @@ def test_another_order_of_sums_is_seen_where_bf16_rounds_it_away(
         return F.linear(F.pad(x, (0, 0, 0, -len(x) % ROWS)), weight)[: len(x)]
 
     monkeypatch.setattr(probe, "linear", multiply)
-    assert probe.probe(config, bf16=True) is None
-    reason = probe.probe(config, bf16=True, adapters=LoRA(rank=8))
+    assert probe.probe(config, dtype="bf16") is None
+    reason = probe.probe(config, dtype="bf16", adapters=LoRA(rank=8))
     has_two_orders = torch.ops.mkldnn._is_mkldnn_bf16_supported()
     seen = "a product of 32 by 8 in torch.bfloat16 is not the same in any batch on this machine"
     assert reason == (seen if has_two_orders else None)
@@ -99,11 +99,11 @@ def test_another_order_of_sums_is_seen_where_bf16_rounds_it_away(
 
 @pytest.mark.usefixtures("verdicts")
 def test_only_what_is_new_is_tried(config: PreTrainedConfig, count: Callable[[], int]) -> None:
-    assert probe.probe(config, bf16=False) is None
+    assert probe.probe(config, dtype="fp32") is None
     whole = count()
-    assert probe.probe(config, bf16=True) is None
+    assert probe.probe(config, dtype="bf16") is None
     assert count() == whole
-    assert probe.probe(config, bf16=False, adapters=LoRA(rank=4)) is None
+    assert probe.probe(config, dtype="fp32", adapters=LoRA(rank=4)) is None
     assert count() > 0
 
 
@@ -112,7 +112,7 @@ def test_only_what_is_new_is_tried(config: PreTrainedConfig, count: Callable[[],
 def test_what_decides_a_verdict_makes_it_another(
     config: PreTrainedConfig, count: Callable[[], int], monkeypatch: pytest.MonkeyPatch, cause: str
 ) -> None:
-    assert probe.probe(config, bf16=False) is None
+    assert probe.probe(config, dtype="fp32") is None
     first = count()
     match cause:
         case "torch":
@@ -126,7 +126,7 @@ def test_what_decides_a_verdict_makes_it_another(
         torch.set_float32_matmul_precision("high")
     try:
         with probe.use_threads(2 if cause == "threads" else 1):
-            assert probe.probe(config, bf16=False) is None
+            assert probe.probe(config, dtype="fp32") is None
     finally:
         torch.set_float32_matmul_precision(precision)
     assert count() >= first
@@ -150,10 +150,10 @@ def test_a_damaged_verdict_counts_for_nothing(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(probe, "linear", differing)
-        assert probe.probe(config, bf16=False) is not None
+        assert probe.probe(config, dtype="fp32") is not None
     for file in verdicts.iterdir():
         file.write_text(damage(file.read_text()), encoding="latin-1")
-    assert probe.probe(config, bf16=False) is None
+    assert probe.probe(config, dtype="fp32") is None
     assert [json.loads(file.read_text())["exact"] for file in verdicts.iterdir()] == [True] * PRODUCTS
 
 
@@ -161,20 +161,20 @@ def test_where_nothing_can_be_kept_each_probe_tries_again(
     config: PreTrainedConfig, verdicts: Path, count: Callable[[], int]
 ) -> None:
     verdicts.touch()  # an entry can be written here as little as on a full disk
-    assert probe.probe(config, bf16=False) is None
+    assert probe.probe(config, dtype="fp32") is None
     first = count()
     assert first
-    assert probe.probe(config, bf16=False) is None
+    assert probe.probe(config, dtype="fp32") is None
     assert count() == first
 
 
 @pytest.mark.usefixtures("verdicts")
 def test_a_product_that_differs_is_named_again(config: PreTrainedConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "linear", differing)
-    found = probe.probe(config, bf16=False)
+    found = probe.probe(config, dtype="fp32")
     assert found == "a product of 48 by 32 in torch.float32 is not the same in any batch on this machine"
     monkeypatch.setattr(probe, "linear", linear)
-    assert probe.probe(config, bf16=False) == found
+    assert probe.probe(config, dtype="fp32") == found
 
 
 @pytest.mark.usefixtures("verdicts")
@@ -187,4 +187,4 @@ def test_a_probe_sees_what_differs_on_one_thread_as_what_differs_on_all(
 
     monkeypatch.setattr(probe, "linear", on_threads)
     with probe.use_threads(2):
-        assert probe.probe(config, bf16=False) is not None
+        assert probe.probe(config, dtype="fp32") is not None
