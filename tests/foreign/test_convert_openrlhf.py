@@ -58,6 +58,7 @@ TEN, ONE = [-10, 10], [-1, 1]
         (f"{DPO} --data.apply_chat_template", {"data.messages": "chosen", "data.chat": None}),
         (f"{DPO} --data.prompt_key q --data.input_template 'Q: {{}}'", {"data.prompt": "Q: {q}"}),
         (DPO, {"data.prompt": ""}),
+        (f"{DPO} --ds.param_dtype fp16", {"learner.dtype": "fp16"}),
     ],
 )  # fmt: skip
 def test_what_its_programs_mean(command: str, expected: dict[str, Any], convert: Convert) -> None:
