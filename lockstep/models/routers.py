@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-_IN_FP32 = re.compile(r"\bF\.linear\([^\n]*\bself\.[\w.]+\.(?:float\(\)|type\(torch\.float32\))\)")
+_IN_FP32 = re.compile(
+    r"\b(?:F|functional)\.linear\((?:[^()]|\([^()]*\))*\bself\.[\w.]+\.(?:float\(\)|(?:type|to)\(torch\.float32\))"
+)
 
 
 def keep_in_fp32(model: nn.Module) -> None:
