@@ -88,6 +88,8 @@ HOSTILE: dict[str, Callable[[int], str]] = {
     "equal signs": lambda n: "1 = " * n,
     "thousands": lambda n: "1" + ",000" * n,
     "roots": lambda n: "√(" * n,
+    "dozens": lambda n: "2 dozen and " * n,
+    "spaces before a word": lambda n: "2" + " " * n + "dozen",
 }
 
 
