@@ -199,3 +199,21 @@ def test_a_runs_own_record_of_its_code_proves_nothing(elsewhere: Path) -> None:
     noted = json.loads(Path("run/code.json").read_text())
     assert noted["reward.function"]["sha256"] == guarded_imports.digest_content(Path("mine.py").read_bytes())
     assert main(ASKING) == 2
+
+
+def test_installed_packages_within_a_guarded_folder_are_not_guarded(
+    unpacked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as those of a virtual environment in the project's folder."""
+    project = Path.cwd()
+    monkeypatch.setattr(sys, "path", [*sys.path, str(project / ".venv/lib")])
+    monkeypatch.setenv("LOCKSTEP_GUARDED", json.dumps([str(project)]))
+    (unpacked / "link").symlink_to(project)
+    guarded = (project, project / "pack", unpacked / "link", unpacked / "link/pack")
+    assert all(guarded_imports.is_guarded(str(folder)) for folder in guarded)
+    assert not any(guarded_imports.is_guarded(str(folder)) for folder in (project / ".venv/lib/torch", unpacked))
+    monkeypatch.setattr(sys, "path", [str(project), "/usr/lib/python3"])
+    assert guarded_imports.split_path() == {
+        "PYTHONPATH": "/usr/lib/python3",
+        "LOCKSTEP_GUARDED_PATH": json.dumps([str(project)]),
+    }
