@@ -21,7 +21,8 @@ from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.cluster.worker_proxy import RemoteError, WorkerDied
 from lockstep.config import SamplerSection
-from lockstep.learners.base import train
+from lockstep.errors import InputError
+from lockstep.learners.base import hand_over, train
 from lockstep.losses.kto import KTOLoss
 from lockstep.losses.preference import Preference
 from lockstep.models.load import load_causal_lm
@@ -127,6 +128,33 @@ def test_a_rank_without_rows_takes_part_in_the_update(two: MeshLearner, spec: Le
     expected = dict(one.weights())
     for name, tensor in two.weights():
         torch.testing.assert_close(tensor, expected[name], atol=1e-6, rtol=0.0)
+
+
+def test_weights_are_handed_over_in_a_folder_of_the_run(
+    two: MeshLearner, spec: LearnerSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is named as seen from the command's working directory, and may hold what a killed process has left."""
+    monkeypatch.chdir(tmp_path)
+    folder, one = Path("handed_over"), spec.build()
+    folder.mkdir()
+    (folder / "model-00001-of-00003.safetensors").write_bytes(b"half of it")
+    train(two, ragged(LENGTHS), WeightedLogprob())
+    hand_over(two, one, folder)
+    assert list(tmp_path.iterdir()) == []
+    expected = dict(two.weights())
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in one.weights())
+
+
+def test_a_rank_that_does_not_find_the_runs_folder_is_named(
+    two: MeshLearner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two.require_shared(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        InputError, match=r"run\.folder is /proc/self/cwd, which the machine of .* rank 0 does"
+    ):
+        two.require_shared(Path("/proc/self/cwd"))  # to each process the folder that it works in
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_error_on_ranks_leaves_them_usable(two: MeshLearner, tmp_path: Path) -> None:

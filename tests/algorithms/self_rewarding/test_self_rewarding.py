@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from lockstep.config.loading import RecipeError, load
 from lockstep.judge.judge import JudgeError
 from lockstep.report.agreement import summarize_agreement
 from lockstep.report.log import read_metrics
+from lockstep.run.dry_run import dry_run
 from lockstep.run.stop import Stopped
 from lockstep.run.train import train
 from lockstep.tasks.letters import score
@@ -243,3 +245,13 @@ def test_its_own_judgement_makes_it_better_by_a_measure_that_it_never_sees(
 def truth(row: dict[str, Any], which: str) -> float:
     """What an answer of a pair is really worth."""
     return score(row["prompt"], row[which], "", {})
+
+
+def test_a_dry_run_counts_the_disk_for_handing_over(in_tmp: Path) -> None:
+    (in_tmp / "tiny.yaml").write_text(yaml.safe_dump(SELF_REWARDING))
+    recipe = load("tiny.yaml", ["run.keep=1"])
+    said = re.search(r"at most ([\d.]+) (\w+): checkpoints of ([\d.]+) (\w+);", dry_run(recipe))
+    assert said is not None
+    assert said[2] == said[4]
+    final = 1 / 4  # of weights, two moments, and the weights of the reference
+    assert float(said[1]) / float(said[3]) == pytest.approx(1 + 1 + 1 + final, rel=0.02)
