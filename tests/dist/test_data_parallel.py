@@ -16,6 +16,7 @@ from tiny_models import OPTIMIZER, SECTION, WeightedLogprob, over, ragged
 from torch import Tensor
 
 from lockstep.algorithms.kto.step import measure_reference_point
+from lockstep.cluster.child_process import ChildProcess
 from lockstep.cluster.learner_group import MeshLearner, RankSender, launch
 from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
@@ -62,7 +63,9 @@ def kill(name: str) -> None:
 
 def kill_soon(learner: MeshLearner, rank: int) -> None:
     """Stops a rank at once, so that the others wait for it, and kills it soon after."""
-    pid = next(child.pid for child in multiprocessing.active_children() if child.name == learner.ranks[rank].name)
+    process = learner.ranks[rank]._transport  # not by its name, which ranks of other learners have, too
+    assert isinstance(process, ChildProcess)
+    pid = process.pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     threading.Timer(0.5, os.kill, (pid, signal.SIGKILL)).start()
