@@ -153,9 +153,7 @@ def test_a_rank_that_does_not_find_the_runs_folder_is_named(
 ) -> None:
     two.require_shared(tmp_path)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        InputError, match=r"run\.folder is /proc/self/cwd, which the machine of .* rank 0 does"
-    ):
+    with pytest.raises(InputError, match=r"run\.folder is /proc/self/cwd, which the machine of .* rank 0 does"):
         two.require_shared(Path("/proc/self/cwd"))  # to each process the folder that it works in
     assert list(tmp_path.iterdir()) == []
 
