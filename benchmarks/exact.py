@@ -185,7 +185,9 @@ def main() -> int:
             print(show([cell]).splitlines()[2], flush=True)
     print(environment(threads=max(map(max, THREADS))), show(cells), sep="\n", flush=True)
     torch.set_num_threads(1)
-    cases = [(name, dtype, 2 if name == "100 M" else args.repeats) for name in args.price for dtype in TYPES]
+    cases: list[tuple[str, DType, int]] = [
+        (name, dtype, 2 if name == "100 M" else args.repeats) for name in args.price for dtype in TYPES
+    ]
     steps = [time_steps(*case) for case in cases]
     print("", environment(), table(steps, "inexact", "CPU s per PPO step"), sep="\n", flush=True)
     sampling = [time_sampling(*case) for case in cases]

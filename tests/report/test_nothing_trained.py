@@ -24,3 +24,8 @@ def test_only_what_took_responses_out_is_named(filters: bool, more: dict[str, fl
     assert describe_taken_out(ROW | more, "grpo", filters) == told
     whole = f"in 1 of 1 steps every response was taken out: {told}"
     assert describe_causes([ROW | more], "grpo", filters) == whole
+
+
+def test_an_overflow_of_every_update_is_the_cause() -> None:
+    told = "in 1 of 1 steps gradients overflowed fp16, so that updates were skipped"
+    assert describe_causes([{"step": 1.0, "policy/updates_overflowed": 4.0}], "grpo", False) == told

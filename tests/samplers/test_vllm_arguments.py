@@ -36,6 +36,7 @@ def test_every_option_is_an_argument_on_a_gpu() -> None:
     assert plain["max_num_seqs"] == 8
     assert plain["tensor_parallel_size"] == 2
     assert plain["dtype"] == "bfloat16"
+    assert engine_arguments(section(), Computation(dtype="fp16"), 64, on_gpu=True)["dtype"] == "float16"
     assert plain["enforce_eager"] is False
     assert not plain.keys() & {"max_model_len", "max_num_batched_tokens", "quantization", "kv_cache_memory_bytes"}
     chosen = engine_arguments(section(**CHOSEN), BF16, 64, on_gpu=True)
