@@ -90,6 +90,6 @@ def test_rewards_of_a_sum_stand_below_it_and_a_judge_says_how_often_it_was_asked
 
 
 def test_updates_that_were_skipped_in_fp16_are_counted(tmp_path: Path) -> None:
-    rows = [{"step": 1, "policy/updates_overflowed": 2.0}, {"step": 2, "critic/updates_overflowed": 1.0}]
+    rows = [{"policy/updates_overflowed": 2.0}, {"critic/updates_overflowed": 1.0}]
     (line,) = (line for line in summarize(tmp_path, rows) if "overflowed" in line)
     assert line.split(maxsplit=2)[2] == "3, whose gradients overflowed fp16"
