@@ -199,14 +199,14 @@ def measure_sync(trial: Trial, section: SamplerSection) -> Measured:
     learner = trial.learner("fp32").build()
     pool = SamplerPool(SamplerSpec(str(trial.folder), section, trial.computation("fp32")), print)
     try:
-        return _send(trial, learner, pool)
+        return _send(trial, learner, pool, "fp32")
     finally:
         pool.close()
 
 
-def _send(trial: Trial, learner: Learner, pool: SamplerPool) -> dict[str, float]:
+def _send(trial: Trial, learner: Learner, pool: SamplerPool, dtype: DType) -> dict[str, float]:
     """Sends weights several times; a broken promise is raised."""
-    probe = random_probe(trial.scale.vocabulary, trial.scale.prompt + trial.scale.response)
+    probe = random_probe(trial.scale.vocabulary, trial.scale.prompt + trial.scale.response, dtype)
     size = sum(tensor.numel() * pool.dtype.itemsize for _, tensor in learner.weights())
     attested, seconds = 0.0, list[float]()
     for version in range(3):
@@ -244,7 +244,7 @@ def measure_vllm(trial: Trial, section: SamplerSection) -> Measured:
     learner = trial.learner("bf16").build()
     pool = SamplerPool(SamplerSpec(str(trial.folder), section, trial.computation("bf16")), print)
     try:
-        return {**_send(trial, learner, pool), **_agree(trial, pool, learner, "bf16")}
+        return {**_send(trial, learner, pool, "bf16"), **_agree(trial, pool, learner, "bf16")}
     finally:
         pool.close()
 
