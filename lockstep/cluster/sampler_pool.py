@@ -248,7 +248,7 @@ class SamplerPool:
         sender.finish()
         return outcomes([remote.submit("attest", version) for remote in remotes])
 
-    def _let_join(self, sender: Sender, remotes: Sequence[Remote], chosen: Route) -> None:
+    def _let_join(self, sender: LocalSender | Sender, remotes: Sequence[Remote], chosen: Route) -> None:
         """Opens a route like the chosen one at a sender and some workers, unless all have one open already."""
         everyone, width = len(remotes) == len(self.remotes), self._section.tensor_parallel
         if everyone and self._route is not None and self._route == sender.route and chosen.is_like(self._route):

@@ -29,7 +29,7 @@ class OwnsFiles:
 
 
 class LocalSender(OwnsFiles):
-    """Implements `outgoing.Sender` for weights of this process."""
+    """Sends weights of this process: an `outgoing.Sender` that sends no messages, since nobody is on another machine."""
 
     on_host = False  # not used: for weights of this process, `Outgoing.on_gpu` looks at them
     one_machine = True
