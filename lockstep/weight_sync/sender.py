@@ -29,7 +29,7 @@ class OwnsFiles:
 
 
 class LocalSender(OwnsFiles):
-    """Sends weights of this process: an `outgoing.Sender` that sends no messages, since nobody is on another machine."""
+    """Sends weights of this process: an `outgoing.Sender` without messages, since nobody is elsewhere."""
 
     on_host = False  # not used: for weights of this process, `Outgoing.on_gpu` looks at them
     one_machine = True
