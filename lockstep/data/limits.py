@@ -1,8 +1,8 @@
 """Limits on what strangers wrote and this process runs: chat templates, which are programs, and tokenizers.
 
-A template has limits of time and memory, a tokenizer one of time. Memory is limited in the main thread alone, since the
-system knows only a limit of the whole process: one that another thread set would end the training beside it. A
-tokenizer's memory has no limit, because its library ends the process where it gets none.
+A template has limits of time and memory, a tokenizer one of time and one of characters, which stands for memory: its
+library ends the process if it gets none. A template's memory is limited in the main thread alone, since the system
+knows only a limit of the whole process: one that another thread set would end the training beside it.
 """
 
 from __future__ import annotations

@@ -24,11 +24,11 @@ _PANIC = "PanicException"
 """The class by which Rust code ends; it is not an Exception, and nothing exports it."""
 
 _MOST_CHARACTERS = 10_000_000
-"""More would take a tokenizer minutes, only to be found too long."""
+"""More would take a tokenizer minutes and gigabytes, only to be found too long."""
 
 
 class TokenizerError(DataError):
-    """A tokenizer fails on a text, or takes too long for it.
+    """A tokenizer fails on a text, or would take too long for it.
 
     Attributes:
         place: Number of the text among those that were given.
@@ -78,12 +78,6 @@ def _build_prompts(
     else:
         talks = [None] * len(names)
         texts = [render(data.prompt, row, where) for (_, where), row in zip(names, contents, strict=True)]
-    for (_, where), text in zip(names, texts, strict=True):
-        if len(text) > _MOST_CHARACTERS:
-            raise DataError(
-                f"{where}: its prompt has {len(text):,} characters, and no prompt may have more than "
-                f"{_MOST_CHARACTERS:,}; shorten the row, or remove it"
-            )
     tokens = _tokenize([where for _, where in names], texts, tokenizer, add_special_tokens=not is_chat(data))
     whole = [
         Prompt(name, text, tuple(ids), row, talk)
@@ -198,10 +192,14 @@ def token_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, add_s
     """Tokenizes texts in one call, each to its own length.
 
     Raises:
-        TokenizerError: The tokenizer fails on a text, or takes too long for it.
+        TokenizerError: A text is too long, or the tokenizer fails on it or takes too long for it.
     """
     if not texts:  # a tokenizer cannot be called with none
         return []
+    for place, text in enumerate(texts):
+        if len(text) > _MOST_CHARACTERS:
+            size = f"{len(text):,} characters, of which a tokenizer is given at most {_MOST_CHARACTERS:,}"
+            raise TokenizerError(place, f"its text has {size}; shorten the row, or remove it")
     # verbose=False: Lockstep reports over-long rows itself, with their place in the file.
     options: dict[str, Any] = {
         "add_special_tokens": add_special_tokens,

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lockstep.background import run_in_background
 from lockstep.config import DataSection
-from lockstep.data import limits
+from lockstep.data import limits, prompts
 from lockstep.data.demonstrations import Demonstrations
 from lockstep.data.jsonl import JsonlIndex
 from lockstep.data.limits import limit_time
@@ -83,4 +83,18 @@ def test_an_answer_on_which_the_tokenizer_hangs_is_named(tmp_path: Path) -> None
     rows = write(tmp_path, {"question": "b", "answer": "b"}, {"question": "b", "answer": SLOW})
     options = {"train": "rows.jsonl", "max_prompt_tokens": 99_999, "prompt": "{question}", "completion": "{answer}"}
     with pytest.raises(DataError, match=r"2: the tokenizer of .* fails on the text that begins 'aaa.*takes more"):
+        Demonstrations(rows, build_tokenizer(), DataSection.model_validate(options), 99_999, [])
+
+
+@pytest.mark.parametrize("field", ["question", "answer"])
+def test_a_text_that_would_take_a_tokenizer_gigabytes_is_refused_by_row(
+    field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompts, "_MOST_CHARACTERS", 1000)
+    usual = {"question": "b", "answer": "b"}
+    rows = write(tmp_path, usual, usual | {field: "b" * 1001})
+    options = {"train": "rows.jsonl", "max_prompt_tokens": 99_999, "prompt": "{question}", "completion": "{answer}"}
+    with pytest.raises(
+        DataError, match=r"2: its text has 1,001 characters, of which a tokenizer is given at most 1,000"
+    ):
         Demonstrations(rows, build_tokenizer(), DataSection.model_validate(options), 99_999, [])
