@@ -29,7 +29,7 @@ class OwnsFiles:
 
 
 class LocalSender(OwnsFiles):
-    """Sends weights of this process: an `outgoing.Sender` without messages, since nobody is elsewhere."""
+    """Sends weights of this process: an `outgoing.Sender` without messages, which only other machines need."""
 
     on_host = False  # not used: for weights of this process, `Outgoing.on_gpu` looks at them
     one_machine = True

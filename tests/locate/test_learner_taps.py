@@ -140,7 +140,7 @@ def test_a_fault_on_the_ranks_is_put_at_its_place(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (EngineOptions(dtype=torch.float64), "fp32 and bf16"),
+        (EngineOptions(dtype=torch.float64), "fp32 or bf16 or fp16"),
         (EngineOptions(prompt=3), "decodes nothing"),
         (EngineOptions(parallel={"tp": 3}), "no multiple"),
     ],

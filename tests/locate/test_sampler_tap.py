@@ -73,7 +73,7 @@ def test_a_weight_of_a_joined_map_is_found_at_its_own_segment(located_model: Mod
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (EngineOptions(dtype=torch.float16), "fp32 and bf16"),
+        (EngineOptions(dtype=torch.float64), "fp32 or bf16 or fp16"),
         (EngineOptions(parallel={"tp": 2}), "one process"),
         (EngineOptions(neighbors=1), "one sequence"),
         (EngineOptions(prompt=30), "30 were asked for"),
