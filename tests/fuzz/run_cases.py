@@ -129,7 +129,6 @@ PASSED = "is not used"
 CASES: dict[str, Case] = {
     # metrics.jsonl
     "metrics: deep brackets, report": Case(line(METRICS, 1, DEEP), REPORT, 2, "metrics.jsonl:2 " + NO_LINE),
-    "metrics: deep brackets, resume": Case(unfinished(line(METRICS, 1, DEEP)), RUN, 2, "metrics.jsonl:2 " + NO_LINE),
     "metrics: NUL bytes, report": Case(line(METRICS, 1, b"\0" * 4096 + b"\n"), REPORT, 2, "metrics.jsonl:2 "),
     "metrics: NUL bytes at the end": Case(unfinished(add(METRICS, b"\0" * 4096)), RUN, 0, "continues after step 2"),
     "metrics: a step that is true": Case(line(METRICS, 1, {"step": True}), REPORT, 2, "metrics.jsonl:2 " + NO_LINE),
@@ -137,7 +136,9 @@ CASES: dict[str, Case] = {
     "metrics: a step of 30 digits": Case(line(METRICS, 1, {"step": 10**30}), REPORT, 2, "metrics.jsonl:2 " + NO_LINE),
     "metrics: a word, report": Case(line(METRICS, 1, {"train/reward": "high"}), REPORT, 2, "metrics.jsonl:2"),
     "metrics: a word, check": Case(line(METRICS, 1, {"train/reward": "high"}), "check run", 2, "sums.json"),
-    "metrics: a word, resume": Case(unfinished(line(METRICS, 1, {"train/reward": "high"})), RUN, 2, "metrics.jsonl:2"),
+    "metrics: a word, resume": Case(
+        unfinished(line(METRICS, 1, {"train/reward": "high"})), RUN, 2, "metrics.jsonl differs from what the run wrote"
+    ),
     "metrics: a list": Case(line(METRICS, 1, {"train/reward": [1]}), REPORT, 2, "metrics.jsonl:2"),
     "metrics: an integer of 400 digits": Case(
         line(METRICS, 1, {"train/reward": 10**400}), REPORT, 2, "metrics.jsonl:2"
