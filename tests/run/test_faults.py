@@ -1,7 +1,7 @@
 """Every call of a run to disks, servers and its own processes fails once, in every way.
 
 The same command then ends with the same bytes, or it has said in one sentence why it ended, and does so when it is
-given again. One in fifty (of servers, forty) is tried in CI and each in proofs, where opening and closing fail as well.
+given again. One in fifty to a hundred is tried in CI and each in proofs, where opening and closing fail as well.
 """
 
 from __future__ import annotations
@@ -179,16 +179,16 @@ def in_child(call: str) -> bool:
 
 
 @pytest.mark.full
-def test_one_in_fifty_of_the_disks_calls_ends_in_the_same_bytes(place: Place) -> None:
-    outcomes = faulty(place, PPO, "disk", OF_DISKS, 50)
+def test_one_in_a_hundred_of_the_disks_calls_ends_in_the_same_bytes(place: Place) -> None:
+    outcomes = faulty(place, PPO, "disk", OF_DISKS, 100)
     assert outcomes["told, resumed"] > 10
-    assert outcomes["killed, resumed"] > 3
+    assert outcomes["killed, resumed"] > 1
 
 
 @pytest.mark.full
 @pytest.mark.needs("gloo")
-def test_one_in_fifty_of_what_workers_write_ends_in_the_same_bytes(place: Place) -> None:
-    assert faulty(place, IN_RANKS, "disk", OF_DISKS, 50, in_child).total()
+def test_one_in_a_hundred_of_what_workers_write_ends_in_the_same_bytes(place: Place) -> None:
+    assert faulty(place, IN_RANKS, "disk", OF_DISKS, 100, in_child).total()
 
 
 @pytest.mark.full
