@@ -133,9 +133,9 @@ def _shift(right: dict[str, Any], late: dict[str, Any]) -> str:
     ends = [fmean(value for _, value in curves["train/reward"][-LAST:]) for curves in (right, late)]
     word = "Seen" if ends[0] > ends[1] else "Not seen"
     return (
-        f"- **{word}**: the right shift learns more. Sampled reward of the last {LAST} steps: {ends[0]:.3f} with the value "
-        f"of the state before a token, {ends[1]:.3f} with that after it, which has seen what it judges. They explain "
-        f"{_explained(right):.2f} and {_explained(late):.2f} of the returns' variance."
+        f"- **{word}**: the right shift learns more. Sampled reward of the last {LAST} steps: {ends[0]:.3f} with the "
+        f"value of the state before a token, {ends[1]:.3f} with that after it, which has seen what it judges. They "
+        f"explain {_explained(right):.2f} and {_explained(late):.2f} of the returns' variance."
     )
 
 
