@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 import tempfile
 from pathlib import Path
 
-from lockstep.printable import print_text
+from lockstep.printable import note_once
 
 
 def find_cache_folder() -> Path:
@@ -29,7 +28,7 @@ def _require_writable(chosen: str) -> Path:
             return path
     except OSError as error:
         text = f"the cache folder {path} cannot be written ({error.strerror}); nothing in it is kept for later commands"
-        print_text(f"note: {text}", file=sys.stderr)
+        note_once(text)
         return Path(_make_temporary().name)
 
 

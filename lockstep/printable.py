@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+from functools import cache
 from typing import TextIO
 
 _UNFIT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -16,6 +18,12 @@ def make_printable(text: str) -> str:
 def print_text(text: str, file: TextIO | None = None) -> None:
     """Prints text that may quote others, such as the name of a folder; to standard output if `file` is None."""
     print(make_printable(text), file=file, flush=file is not None)
+
+
+@cache
+def note_once(text: str) -> None:
+    """Prints a note on standard error, the first time in this process."""
+    print_text(f"note: {text}", file=sys.stderr)
 
 
 def _name(found: re.Match[str]) -> str:

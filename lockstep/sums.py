@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 
 from lockstep.disk import rename, sync
 from lockstep.errors import InputError
-from lockstep.printable import print_text
+from lockstep.printable import note_once
 from lockstep.records import read_record
 from lockstep.whole_files import write_whole
 
@@ -58,7 +57,7 @@ def finish(run: Path, logs: Mapping[str, Sum], export: Callable[[Path], object])
 def note_unknown(run: Path) -> None:
     """Says so where a finished run has no digests, which are there before `final/` is."""
     if (run / FINAL).is_dir() and (run / "recipe.yaml").is_file() and not (run / SUMS).is_file():
-        _note(
+        note_once(
             f"{run / SUMS} is missing, so nothing shows whether {run / FINAL} and the logs are as the run wrote them; "
             "it was removed, or an older version made the run"
         )
@@ -154,9 +153,3 @@ def _sum(path: Path) -> Sum:
 @cache
 def _read_large(path: Path, size: int, changed_ns: int, inode: int) -> Sum:
     return read_sum(path)
-
-
-@cache
-def _note(text: str) -> None:
-    """Prints a note, once."""
-    print_text(f"note: {text}", file=sys.stderr)

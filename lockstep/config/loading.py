@@ -41,12 +41,13 @@ from lockstep.config.errors import (
 )
 from lockstep.config.hub_name import read_pins
 from lockstep.config.known_code import distrust, list_references, require_known
-from lockstep.config.named_code import note, say_changed_code
+from lockstep.config.named_code import say_changed_code
 from lockstep.config.overlay import add_reward_type, overlay
 from lockstep.config.recipe_files import Layer, find_recipe, read_layers
 from lockstep.config.user_code import refuse_code
 from lockstep.config.validation import FaultyTree, give_way, validate
 from lockstep.errors import shorten
+from lockstep.printable import note_once
 
 Keys = yaml12.Keys
 R = TypeVar("R", bound=Recipe)
@@ -446,7 +447,7 @@ def _validate(
         raise RecipeError("\n".join(told)) from None
     for keys in taken:
         value = yaml12.value_at(_join(layers), keys)
-        note(f"{'.'.join(keys)}={json.dumps(value)} of {layer_of(keys).source} gives way to your options")
+        note_once(f"{'.'.join(keys)}={json.dumps(value)} of {layer_of(keys).source} gives way to your options")
     return found, taken
 
 

@@ -6,9 +6,7 @@ A recipe may come from another user, and so may a run's folder. Imports nothing 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from lockstep.config.known_code import require_known_here
 from lockstep.config.trust import describe_file
 from lockstep.config.user_code import find_file
 from lockstep.guarded_imports import digest_content
-from lockstep.printable import print_text
+from lockstep.printable import note_once
 from lockstep.whole_files import write_whole
 from lockstep.yaml12 import value_at
 
@@ -37,7 +35,7 @@ def name_code(option: str, reference: str) -> None:
     require_known_here(option, reference)
     file = find_file(reference)
     if file is not None and not file.resolve().is_relative_to(_OWN):
-        note(f"{option} {reference} runs {describe_file(file)}")
+        note_once(f"{option} {reference} runs {describe_file(file)}")
 
 
 def find_code(options: Mapping[str, Any]) -> dict[str, Path]:
@@ -71,13 +69,13 @@ def say_changed_code(folder: Path, code: Mapping[str, Path]) -> None:
     """
     noted = _read(folder / CODE)
     if noted is None:
-        note(f"{folder / CODE} cannot be read, so whether code has changed since {folder} was made is not known")
+        note_once(f"{folder / CODE} cannot be read, so whether code has changed since {folder} was made is not known")
         return
     for name, file in code.items():
         before = noted.get(name)
         if isinstance(before, dict) and before.get("sha256") != digest_content(file.read_bytes()):
             was = str(before.get("sha256"))[:16]
-            note(f"{name} has changed since {folder} was made (sha256 was {was}): {describe_file(file)}")
+            note_once(f"{name} has changed since {folder} was made (sha256 was {was}): {describe_file(file)}")
 
 
 def _read(file: Path) -> dict[str, Any] | None:
@@ -89,9 +87,3 @@ def _read(file: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, RecursionError):
         return None
     return noted if isinstance(noted, dict) else None
-
-
-@cache
-def note(text: str) -> None:
-    """Prints a note, once."""
-    print_text(f"note: {text}", file=sys.stderr)
