@@ -29,10 +29,7 @@ class OwnsFiles:
 
 
 class LocalSender(OwnsFiles):
-    """Sends weights of this process: an `outgoing.Sender` without messages, which only other machines need."""
-
-    on_host = False  # not used: for weights of this process, `Outgoing.on_gpu` looks at them
-    one_machine = True
+    """Sends weights of this process, as an `outgoing.Sender` sends those of others; it needs to know of no machine."""
 
     def __init__(self) -> None:
         self._carrier: Carrier | None = None
