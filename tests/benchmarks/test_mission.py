@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
 from benchmarks.mission import ppo
-from benchmarks.mission.__main__ import FILE, PAGE, write
+from benchmarks.mission.__main__ import FILE, PAGE, _child_cpu_seconds, _describe_time, write
 from benchmarks.mission.opposites import HELD_OUT, TRAINED, name_opposite
 
 
@@ -16,6 +18,14 @@ def test_page_and_pictures_are_those_of_the_results() -> None:
     assert PAGE in files
     for file, text in files.items():
         assert file.read_text(encoding="utf-8") == text, f"{file} is out of date: python -m benchmarks.mission --page"
+
+
+def test_cpu_minutes_are_those_of_programs_that_ended() -> None:
+    before = _child_cpu_seconds()
+    subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.2: pass"], check=True)
+    assert _child_cpu_seconds() - before >= 0.2
+    assert _describe_time({"minutes": 17.2}) == "17 minutes"
+    assert _describe_time({"minutes": 17.2, "cpu_minutes": 30.6}) == "17 minutes, 31 CPU minutes"
 
 
 def test_curves_that_differ_do_not_hold() -> None:
