@@ -46,7 +46,7 @@ NAMED = re.compile(rf"`[^`\n]+`|(?<![\[/\w])(?<!\]\()(?:{PAGE})(?![\w\]])")
 FENCED = re.compile(r"(^ *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
 DIRECTIVE = re.compile(r"^::: (\S+)$", re.MULTILINE)
 BOOSTS = (
-    (re.compile(r"adr/|(measured|changes|benchmarks|contributing|releasing|self_rewarding_defects)\.md"), 0.2),
+    (re.compile(r"adr/|(measured|changes|benchmarks|contributing|releasing)\.md"), 0.2),
     (re.compile(r"reference/lockstep|examples/|coming_from\.md"), 0.3),
     (re.compile(r"reference/|(errors|formulas|glossary|models|papers)\.md"), 0.5),
     (re.compile(r"notebooks/"), 0.8),
