@@ -5,7 +5,7 @@ all-reduces) and none backward through logits, a fraction of the memory, and edg
 outside the vocabulary, uneven shards, no group at all). The same: wrappers shift their targets, results are fp32,
 `ChunkedDistributedEntropy` is Σ p log p, context parallelism is zig-zag, and its gathers sum the gradient over ranks,
 so a loss that every rank computes alike counts once per rank.
-`sampling_params` never applies its temperature: callers have divided the logits already (docs/adr/0006).
+`sampling_params` never applies its temperature: callers have divided the logits already (docs/adr/0005).
 `logits_sampling_utils` beside this module has the names of NeMo RL's module of that name.
 """
 

@@ -2,7 +2,7 @@
 
 Wrappers take token ids that are not shifted; position t of the result scores token t+1. Groups of None mean one
 process, and `chunk_size` bounds memory without changing a value. `sampling_params` applies top-k and top-p and never a
-temperature: callers have divided the logits already (docs/adr/0006).
+temperature: callers have divided the logits already (docs/adr/0005).
 """
 
 from __future__ import annotations

@@ -16,8 +16,6 @@ DOTTED = re.compile(rf"(?<![\w./-])((?:{PACKAGES})(?:\.\w+)+)(?::(\w+))?")
 FILE = re.compile(rf"(?<![\w./-])((?:{PACKAGES})/[\w/]+\.py)(?::(\w+))?")
 ENTRY_POINTS = frozenset({"lockstep.algorithms", "lockstep.tasks"})
 """Groups of entry points, which are called as folders are."""
-GONE = frozenset({"lockstep.runtime", "lockstep.experience", "lockstep.recipe"})
-"""What decision records say is gone."""
 
 
 @cache
@@ -57,7 +55,7 @@ def find_missing(text: str) -> list[str]:
     missing = [
         f"{dotted}:{member}" if member else dotted
         for dotted, member in DOTTED.findall(quoted)
-        if dotted not in ENTRY_POINTS | GONE and not exists(dotted, member)
+        if dotted not in ENTRY_POINTS and not exists(dotted, member)
     ]
     for path, member in FILE.findall(quoted):
         file = ROOT / path
