@@ -20,7 +20,7 @@ TYPED := $(if $(wildcard $(VENV)/lib/python3*/site-packages/vllm),,$(filter-out 
 
 # Two pip processes in one environment would cross, and wrong words are to be told before either starts.
 .NOTPARALLEL:
-.PHONY: quickstart quickstart-ray test test-rest test-all durations face coming-from docs docs-pages logprobs-alone kernels lint check proofs test-gpu bits bench real-model mission published-curve curve-words clean
+.PHONY: quickstart quickstart-ray test test-rest test-all durations face coming-from docs logprobs-alone kernels lint check proofs test-gpu bits bench real-model mission published-curve curve-words clean
 
 quickstart: $(VENV)/.run
 	$(BIN)/lockstep train ppo_quiz
@@ -49,14 +49,11 @@ face: $(VENV)/.test
 coming-from: $(VENV)/.test
 	$(BIN)/python .ci/coming_from.py
 
-# Pages of docs/ that are made from the code: options, metrics, lists of names, pictures.
-docs-pages: $(VENV)/.test
-	$(BIN)/python .ci/docs_pages.py
-
-# The site of docs/, into build/site; a link or an anchor that leads nowhere ends it.
+# The site of docs/, into build/site; a link or an anchor that leads nowhere ends it. Its reference is made from the code.
 docs: build/site/index.html
 
-build/site/index.html: $(VENV)-docs/.made mkdocs.yml .ci/site.py $(shell find docs lockstep lockstep_logprobs lockstep_doctor -type f -name '*.*' ! -name '*.pyc')
+build/site/index.html: $(VENV)/.run $(VENV)-docs/.made mkdocs.yml .ci/docs_pages.py .ci/site.py $(shell find docs lockstep lockstep_logprobs lockstep_doctor -type f -name '*.*' ! -name '*.pyc')
+	$(BIN)/python .ci/docs_pages.py
 	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict --quiet
 
 # What the tests take: tests/durations.txt.
@@ -155,7 +152,7 @@ $(VENV)-triton/.made: $(VENV)-alone/.made
 	PIP_DISABLE_PIP_VERSION_CHECK=1 $(VENV)-alone/bin/python -m pip install --quiet --no-compile --no-deps --target $(VENV)-triton -c constraints.txt triton
 	@touch $@
 
-# Docstrings are read as text, so neither torch nor Lockstep is needed there.
+# Docstrings are read as text, so neither torch nor Lockstep is needed there; only the reference imports it, from $(VENV).
 $(VENV)-docs/.made: constraints.txt
 	@test -x $(VENV)-docs/bin/python || $(PYTHON) -m venv $(VENV)-docs
 	PIP_DISABLE_PIP_VERSION_CHECK=1 $(VENV)-docs/bin/python -m pip install --quiet --no-compile -c constraints.txt mkdocs-material 'mkdocstrings[python]' ruff

@@ -1,7 +1,4 @@
-"""Writes the pages of docs/reference that say what the code has: options, metrics and the names of packages.
-
-make docs-pages
-"""
+"""Writes the reference of the site from the code: options, metrics and the names of packages. `make docs` runs it."""
 
 import json
 import re
@@ -18,19 +15,14 @@ from lockstep.config.errors import section_of
 from lockstep.config.help import describe_kind
 from lockstep.report.metric_sentences import BY_LAST_WORD, BY_NAME, BY_PATTERN
 
-OUT = Path(__file__).parent.parent / "docs/reference"
-NOTE = "<!-- Made by `make docs-pages`; do not edit. -->"
-OPTIONS = f"""# Options
-
-{NOTE}
+OUT = Path(__file__).parent.parent / "build/reference"
+OPTIONS = """# Options
 
 Every option of every recipe: what it may be, its default, and what it does. An algorithm's table links to its sections,
 which stand once below, under the name of their class. `lockstep config RECIPE` prints the same for one recipe.
 
 """
-METRICS = f"""# Metrics
-
-{NOTE}
+METRICS = """# Metrics
 
 What the algorithms that ship log in `metrics.jsonl`, and what the report says of each. Which of them a run logs, its
 algorithm and its options decide.
@@ -131,7 +123,7 @@ def describe_metrics() -> Iterator[str]:
 
 def list_names(package: str, about: str) -> Iterator[str]:
     """Lines with a directive for each public name of a package."""
-    yield f"# {package}\n\n{NOTE}\n\n{about}\n"
+    yield f"# {package}\n\n{about}\n"
     yield from (
         f"::: {package}.{name}\n" for name in import_module(package).__all__ if f"{package}.{name}" not in PACKAGES
     )

@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: pages from outside docs/, notebooks as pages, and `llms.txt` with each page's Markdown beside it."""
+"""Hooks of MkDocs: pages from outside docs/, the reference, notebooks, and `llms.txt` with each page's Markdown."""
 
 from __future__ import annotations
 
@@ -58,10 +58,12 @@ PLAIN: dict[str, str] = {}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages from outside, and one of each notebook."""
+    """Adds the pages from outside, those of the reference, and one of each notebook."""
     pages = {place: (ROOT / source).read_text(encoding="utf-8") for source, place in FROM_OUTSIDE.items()}
     for source, place in CODE.items():
         pages[place] = f"# {source}\n\n```python\n{(ROOT / source).read_text(encoding='utf-8')}```\n"
+    for path in sorted((ROOT / "build/reference").glob("*.md")):
+        pages[f"reference/{path.name}"] = path.read_text(encoding="utf-8")
     for path in sorted(Path(config.docs_dir).glob("notebooks/*.ipynb")):
         pages[f"notebooks/{path.stem}.md"] = "\n\n".join(read_notebook(path)) + "\n"
     for place, text in pages.items():
