@@ -174,7 +174,7 @@ def test_vllm_is_ahead_and_what_it_computes_with_is_known_after_a_stop(run: Run)
 @pytest.mark.proof
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_curve_of_arithmetic_stays_within_the_spread_of_seeds(seed: int, workplace: Path) -> None:
-    """Within what seeds 11, 12 and 13 of the plain recipe reach (.938 to .975, see LOG.md), and the recipe's bounds."""
+    """Within what seeds 11, 12 and 13 of the plain recipe reach (.938 to .975), and the recipe's bounds."""
     options = [*AHEAD, f"seed={seed}", f"run.folder={workplace}/ahead_{seed}"]
     rows = read_metrics(train(load("ppo_arithmetic", options)))
     accuracy = {row["step"]: row["validation/accuracy"] for row in rows if "validation/accuracy" in row}
