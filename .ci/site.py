@@ -23,6 +23,7 @@ FROM_OUTSIDE = {
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
     "benchmarks/README.md": "benchmarks.md",
+    "tests/commands/messages.md": "messages.md",
 }
 """Pages of the repository that are not in docs/ → their place in the site."""
 CODE = {
@@ -48,7 +49,7 @@ DIRECTIVE = re.compile(r"^::: (\S+)$", re.MULTILINE)
 BOOSTS = (
     (re.compile(r"adr/|(measured|changes|benchmarks|contributing|releasing)\.md"), 0.2),
     (re.compile(r"reference/lockstep|examples/|coming_from\.md"), 0.3),
-    (re.compile(r"reference/|(errors|formulas|glossary|models|papers)\.md"), 0.5),
+    (re.compile(r"reference/|(messages|formulas|glossary|models|papers)\.md"), 0.5),
     (re.compile(r"notebooks/"), 0.8),
 )
 """Pages that hold every word of the field, and what a search counts them for; guides and algorithms count 1."""

@@ -30,7 +30,7 @@ def test_pages_ask_for_nothing_outside_and_search_finds(site: Path, name: str, b
     page.goto((site / name).as_uri())
     page.click(".md-search__input")
     page.keyboard.type("bad_rows")
-    page.wait_for_selector(".md-search-result__item a[href*='errors.html']", state="attached", timeout=60_000)
+    page.wait_for_selector(".md-search-result__item a[href*='messages.html']", state="attached", timeout=60_000)
     page.close()
     assert complaints == []
     assert not [url for url in asked if not url.startswith(("file:", "data:"))]

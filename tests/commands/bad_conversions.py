@@ -1,4 +1,4 @@
-"""Bad configs of other libraries, for `lockstep convert`; what is said of them stands in docs/errors.md."""
+"""Bad configs of other libraries, for `lockstep convert`; what is said of them stands in messages.md."""
 
 from __future__ import annotations
 

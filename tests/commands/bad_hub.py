@@ -1,4 +1,4 @@
-"""Names on a hub that cannot be had as they are; what is said of them stands in docs/errors.md."""
+"""Names on a hub that cannot be had as they are; what is said of them stands in messages.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The catalogue of bad inputs: how each is made. What is said of it stands in docs/errors.md under the same name.
+"""The catalogue of bad inputs: how each is made. What is said of it stands in messages.md under the same name.
 
 The commands are given in a folder of `workspace.furnish`.
 """

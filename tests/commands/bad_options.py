@@ -1,4 +1,4 @@
-"""Options of losses, optimizers and templates that do not fit; what is said of them stands in docs/errors.md."""
+"""Options of losses, optimizers and templates that do not fit; what is said of them stands in messages.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every bad input gets the sentence of docs/errors.md, in time, and leaves nothing behind."""
+"""Every bad input gets the sentence of messages.md, in time, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from lockstep.errors import InputError
 from lockstep.run.folder import lock_folder
 
 CATALOGUE = {**OWN, **OPTIONS, **HUB, **CONVERTED}
-PAGE = Path(__file__).parents[2] / "docs/errors.md"
-ROW = re.compile(r"\| (?P<name>[^|]+: [^|]+) \| (?P<ticks>`+)(?P<sentence>.+?)(?P=ticks) \| (?P<advice>.+) \|")
+PAGE = Path(__file__).with_name("messages.md")
+ROW = re.compile(r"\| (?P<name>[^|]+: [^|]+) \| (?P<ticks>`+)(?P<sentence>.+?)(?P=ticks) \|")
 SENTENCES = {row["name"]: row["sentence"] for row in map(ROW.fullmatch, PAGE.read_text().splitlines()) if row}
 BREAKING = "train tiny.yaml critic.lr=1e30 run.max_steps=3"
 NOTES = {name for name in SENTENCES if name.startswith("note: ")}

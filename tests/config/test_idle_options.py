@@ -1,4 +1,4 @@
-"""Options that do nothing beside others are refused: every row of the table in docs/errors.md."""
+"""Options that do nothing beside others are refused: every row of the table in tests/commands/messages.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import yaml
 
 from lockstep.config.loading import RecipeError, describe, load
 
-PAGE = (Path(__file__).parents[2] / "docs/errors.md").read_text()
+PAGE = (Path(__file__).parents[1] / "commands/messages.md").read_text()
 TABLE = PAGE[PAGE.index("## Options that do nothing") : PAGE.index("## Options that do not go together")]
 ROWS = re.findall(r"^\| (\w[\w, ]*) \| `(.+?)` \| (.+) \|$", TABLE, re.MULTILINE)
 

@@ -1,6 +1,6 @@
 """Hostile inputs: how each is made, from a folder of `workspace.furnish`, and the words that a good answer has.
 
-They are what people download, mistype and cut short, beyond the catalogue of `docs/errors.md`.
+They are what people download, mistype and cut short, beyond the catalogue of `tests/commands`.
 """
 
 from __future__ import annotations
