@@ -38,7 +38,6 @@ OTHERS = {
     "data.validation=hf:datasets/openai/gsm8k@main/main/test-00000-of-00001.parquet": (
         "downloads a model; tests/config/test_hub.py has a hub of its own"
     ),
-    "python -I -S": "says how the sandbox starts, which tests/rewards/test_code_reward.py does",
     "python -m vllm.entrypoints.openai.api_server --model MODEL": "is a server of vLLM's build for GPUs",
     "pip install mlflow": "asks the package index",
     **dict.fromkeys(
