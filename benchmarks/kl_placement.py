@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.ladder.tasks.stories import HAPPY, NAMES, openings, words_of
 from lockstep.algorithms.grpo import step as grpo
 from lockstep.algorithms.grpo.options import GRPORecipe
 from lockstep.algorithms.policy_gradient.step import PolicyGradientWorkers
@@ -41,7 +42,6 @@ from lockstep.objectives.divergence import k1, k2, k3
 from lockstep.rollouts.rollout import RolloutCollector
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.tasks.stories import HAPPY, NAMES, openings, words_of
 from lockstep.types import Prompt, skip_timing
 
 Estimate = Callable[[Tensor, Tensor], Tensor]

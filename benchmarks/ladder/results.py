@@ -137,6 +137,7 @@ def _sources() -> Iterator[Path]:
     for path in sorted((ROOT / "lockstep").rglob("*.py")):
         if path.relative_to(ROOT / "lockstep").parts[0] not in NOT_TRAINING:
             yield path
+    yield from sorted((ROOT / "benchmarks" / "ladder" / "tasks").glob("*.py"))
 
 
 def _without_docstrings(tree: ast.Module) -> ast.Module:

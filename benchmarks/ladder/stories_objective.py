@@ -22,9 +22,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from benchmarks.ladder.rung import ASSETS
+from benchmarks.ladder.tasks.stories import NAMES, happiness, openings
 from lockstep.config.loading import load_run
 from lockstep.config.model_recipe import weights_of
-from lockstep.tasks.stories import NAMES, happiness, openings
 
 BETA = 0.1
 HELD_OUT = openings(NAMES[-2:])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ __all__ = [
     "Task",
     "TaskFiles",
     "join_words",
-    "list_syllables",
     "permute",
     "sample_uniforms",
     "write_rows",
@@ -70,13 +68,6 @@ class Draws:
 
     def share(self) -> float:
         return next(self._numbers)
-
-
-@cache
-def list_syllables() -> tuple[str, ...]:
-    """1,040 words of one syllable, always in the same order: names of places, of questions and the like."""
-    first, second, last = "bcdfghjklmnprstv", "aeiou", "bdfgklmnprst"
-    return tuple(a + b + c for c in ("", *last) for a in first for b in second)
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -11,9 +11,9 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
+from benchmarks.ladder.tasks.preferences import Preferences, Worth, distance
 from lockstep.config.loading import Loaded
 from lockstep.models.tokenizer import load_tokenizer
-from lockstep.tasks.preferences import Preferences, Worth, distance
 
 
 def solve_sums(model: Path, case: Loaded) -> float:

@@ -11,8 +11,8 @@ from benchmarks.ladder.rung import Arm, Claim, Rung
 BANDIT = (
     "data.task.kind=bandit", 'data.prompt="{question} : {state}"', "model.scratch.config.initializer_range=0.2",
     "sampling.max_tokens=1", "validation_sampling.max_tokens=1", "run.max_steps=80",
-    "reward.function=lockstep.tasks.choices:poorer_value",
-    "validation_reward={type: python, function: 'lockstep.tasks.choices:value'}",
+    "reward.function=benchmarks.ladder.tasks.choices:poorer_value",
+    "validation_reward={type: python, function: 'benchmarks.ladder.tasks.choices:value'}",
 )  # fmt: skip
 UNSCALED = 0.03
 """The entropy bonus of arms whose advantages are not divided by a deviation, and so are a third as large."""

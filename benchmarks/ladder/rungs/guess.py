@@ -5,7 +5,7 @@ A critic earns nothing here: on a development seed PPO, GRPO and REINFORCE++ end
 
 from benchmarks.ladder.relatives import REINFORCE_PP
 from benchmarks.ladder.rung import Arm, Claim, Rung
-from lockstep.tasks.guess import best_chance
+from benchmarks.ladder.tasks.guess import best_chance
 
 RUNG = Rung(
     name="guess",

@@ -7,7 +7,8 @@ Clip-higher has no arm: from smaller weights, with a development seed, it ended 
 from benchmarks.ladder.rung import Arm, Claim, Rung
 
 LOCK = (
-    "data.task={name: choices, kind: lock, states: 4, actions: 8, length: 2, trap: 0.3}",
+    "data.task={name: benchmarks.ladder.tasks.choices:Choices, "
+    "kind: lock, states: 4, actions: 8, length: 2, trap: 0.3}",
     'data.prompt="{question} : {state}"', "model.scratch.config.initializer_range=0.2",
     "sampling.max_tokens=2", "validation_sampling.max_tokens=2", "run.max_steps=150", "grpo.scale_rewards=none",
 )  # fmt: skip

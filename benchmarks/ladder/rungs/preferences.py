@@ -9,9 +9,9 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from benchmarks.ladder.results import ROOT
 from benchmarks.ladder.rung import Arm, Claim, Rung
+from benchmarks.ladder.tasks.preferences import Preferences, Worth, distance
 from lockstep.config.loading import load_run
 from lockstep.models.tokenizer import load_tokenizer
-from lockstep.tasks.preferences import Preferences, Worth, distance
 
 BETA = 1.0
 """The β of the policy that all arms are measured against: the best one for the worth less β·KL to the reference."""

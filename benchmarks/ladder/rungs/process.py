@@ -9,7 +9,8 @@ from benchmarks.ladder.relatives import GSPO, REINFORCE_PP, RLOO
 from benchmarks.ladder.rung import Arm, Claim, Rung
 
 PROCESS = (
-    "data.task={name: choices, kind: process, states: 8, actions: 5, length: 8, seed: 1}",
+    "data.task={name: benchmarks.ladder.tasks.choices:Choices, "
+    "kind: process, states: 8, actions: 5, length: 8, seed: 1}",
     "sampling.max_tokens=8", "validation_sampling.max_tokens=8", "run.max_steps=200",
     "model.scratch.config.initializer_range=0.2",
 )  # fmt: skip

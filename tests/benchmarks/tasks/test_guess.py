@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.ladder.tasks.guess import Game, Guess, best_chance
 from lockstep.config import TaskFiles
-from lockstep.tasks.guess import Game, Guess, best_chance
 
 SPEC = Guess(name="guess", largest=31, turns=5, repeats=2, demonstrations=2000)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.tasks.preferences import Preferences, Worth, distance
+from benchmarks.ladder.tasks.preferences import Preferences, Worth, distance
 
 WORTH = Worth(prompts=4, letters=3, length=3, spread=1.5, seed=0)
 

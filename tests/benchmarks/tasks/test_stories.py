@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from lockstep.tasks.stories import NAMES, OPENINGS, Stories, happiness
+from benchmarks.ladder.tasks.stories import NAMES, OPENINGS, Stories, happiness
 
 
 def questions(path: Path) -> list[str]:

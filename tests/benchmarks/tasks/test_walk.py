@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from lockstep.tasks.base import list_syllables
-from lockstep.tasks.walk import Walk, draw_ways, find_dry, number_places, reward
+from benchmarks.ladder.tasks.walk import Walk, draw_ways, find_dry, list_syllables, number_places, reward
 
 SPEC = Walk(name="walk", places=20, validation_walks=8, moves=6, demonstrations=400, seed=3)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from lockstep.tasks.proxy import LETTERS, Proxy, score, worth
+from benchmarks.ladder.tasks.proxy import LETTERS, Proxy, score, worth
 
 
 def made(folder: Path, name: str, **spec: Any) -> list[dict[str, Any]]:

@@ -23,7 +23,6 @@ from lockstep.tasks.base import (
     Task,
     TaskFiles,
     join_words,
-    list_syllables,
     permute,
     sample_uniforms,
     write_rows,
@@ -31,6 +30,13 @@ from lockstep.tasks.base import (
 
 _LONGER = 4  # moves of a demonstration beyond those that count
 DRY, WET = "dry", "wet"
+
+
+@cache
+def list_syllables() -> tuple[str, ...]:
+    """1,040 words of one syllable, always in the same order: names of places."""
+    first, second, last = "bcdfghjklmnprstv", "aeiou", "bdfgklmnprst"
+    return tuple(a + b + c for c in ("", *last) for a in first for b in second)
 
 
 class Walk(Task):

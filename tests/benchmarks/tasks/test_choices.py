@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.tasks.choices import ACTIONS, Choices, poorer_value, value
+from benchmarks.ladder.tasks.choices import ACTIONS, Choices, poorer_value, value
 
 
 def rows(folder: Path, **options: Any) -> list[dict[str, Any]]:

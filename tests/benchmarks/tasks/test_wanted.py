@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from benchmarks.ladder.tasks.wanted import Wanted, score
 from lockstep.judge.verdicts import ScoreParser, WinnerParser
-from lockstep.tasks.wanted import Wanted, score
 
 
 def made(folder: Path, name: str, **spec: Any) -> list[dict[str, Any]]:

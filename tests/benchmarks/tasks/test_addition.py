@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.ladder.tasks.addition import DIGITS, Addition, score
 from lockstep.config import TaskFiles
 from lockstep.errors import InputError
-from lockstep.tasks.addition import DIGITS, Addition, score
 
 SPEC = Addition(
     name="addition", train_questions=500, validation_questions=100, longest=5, demonstrations=1200, demonstrated=4,
