@@ -96,14 +96,10 @@ bits: $(VENV)/.vllm
 
 bench: $(VENV)/.vllm
 	$(BIN)/python -m benchmarks.checkpoint
-	$(BIN)/python -m benchmarks.gae
 	$(BIN)/python -m benchmarks.generate
-	$(BIN)/python -m benchmarks.index
-	$(BIN)/python -m benchmarks.mesh
 	$(BIN)/python -m benchmarks.ppo_step
 	$(BIN)/python -m benchmarks.weight_sync
 	$(BIN)/python -m benchmarks.sandbox
-	$(BIN)/python -m benchmarks.trackers
 
 # The published PPO curve on eight GPUs, and one file to send back: docs/guides/ppo.md.
 MODEL ?=

@@ -11,8 +11,7 @@ multiplied by it before a ratio is formed.
 
 Seconds are CPU seconds of a rank, medians of interleaved runs; memory is what a process holds above the inputs and the
 upstream gradients at the peak, and has a run of its own. Then one process alone, with the head's matrix product, beside
-PyTorch's own fused function, and how time and memory grow with the sequence and the vocabulary, also as a plot
-(`results/logprobs.svg`).
+PyTorch's own fused function.
 
 With `--peer FOLDER`, a checkout of NeMo RL that you fetched, its own functions are two more sides of the same run:
 as they are by default, and with chunks of 256 positions.
@@ -39,12 +38,11 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
-from benchmarks.harness import RESULTS, environment, save
-from benchmarks.logprobs_growth import HEAD_TOKENS, HEAD_VOCAB, HIDDEN, Point, growth, head, plot
+from benchmarks.harness import environment, save
+from benchmarks.logprobs_head import HEAD_TOKENS, HEAD_VOCAB, HIDDEN, head
 from benchmarks.logprobs_kernels import KERNELS, Kernel, Place
 from benchmarks.logprobs_measure import Figures, measure_work, read
 from benchmarks.logprobs_tables import (
-    growth_table,
     harness_rows,
     memory_table,
     peer_table,
@@ -146,7 +144,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="only kernels with this in their name, and nothing on one process")
     parser.add_argument("--repeats", type=int, default=4, help="interleaved runs; slow kernels have half as many")
     parser.add_argument("--peer", default="", help="a checkout of NeMo RL, whose functions are measured too")
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/logprobs.json and logprobs.svg")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/logprobs.json")
     args = parser.parse_args()
     ranks = min(2, torch.cuda.device_count()) if args.device == "cuda" else 2
     with tempfile.TemporaryDirectory() as folder:
@@ -162,16 +160,9 @@ def main() -> None:
     device = torch.device(args.device)
     alone = {f"one process, T={HEAD_TOKENS} V={HEAD_VOCAB} H={HIDDEN}": head(device, args.repeats)}
     print(products_table(alone), "\n")
-    points: list[Point] = []
-    for point in growth(device, max(1, args.repeats // 2)):
-        print(f"{point.over} = {point.size:,}, {point.way} from {point.path}: {point.seconds:.2f} s", flush=True)
-        points.append(point)
-    print(f"\n{growth_table(points)}")
     if args.save:
         details = {"machine_speed": speed, "kernels": _plain(figures), "one_process": _plain(alone)}
-        details["growth"] = [dataclasses.asdict(point) for point in points]
         print(save("logprobs", environment(1), harness_rows(figures | alone), {"repeats": args.repeats, **details}))
-        plot(points, RESULTS / "logprobs.svg")
 
 
 def _plain(figures: dict[str, dict[str, Figures]]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from benchmarks.harness import Row
-from benchmarks.logprobs_growth import Point
 from benchmarks.logprobs_kernels import KERNELS
 from benchmarks.logprobs_measure import Figures
 
@@ -87,15 +86,6 @@ def products_table(figures: dict[str, ByWay]) -> str:
                 cells += [f"{own.seconds / four_s:.2f}", f"{three_s * 1e3:.0f}", f"{own.seconds / three_s:.2f}"]
                 rows.append([*cells, f"{own.total_bytes / MIB:.0f}"])
     return markdown(head, sorted(rows))
-
-
-def growth_table(points: list[Point]) -> str:
-    head = ["over", "from", "way", "CPU s", "MiB above inputs", "MiB above inputs and gradients"]
-    rows = [
-        [f"{p.over} = {p.size:,}", p.path, p.way, f"{p.seconds:.3f}", f"{p.mib:.0f}", f"{p.own_mib:.0f}"]
-        for p in points
-    ]
-    return markdown(head, rows)
 
 
 def markdown(head: list[str], rows: list[list[str]]) -> str:

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from dataclasses import replace
-from xml.etree import ElementTree
 
 import pytest
 import torch
 
-from benchmarks.forward_passes import schedule
 from benchmarks.generate import Cell, compare
-from benchmarks.generate_growth import COLORS, GROWING, Point
-from benchmarks.generate_growth import draw as draw_growth
-from benchmarks.generate_profile import classify
 from benchmarks.generate_sides import Case, Lockstep, Transformers, build_lm, prepare
 from benchmarks.harness import Measurement, cpu_clock, status_bytes
 from benchmarks.step_table import step_rows
@@ -24,32 +18,13 @@ from lockstep.samplers.torch.sampler import TorchSampler
 LM = build_lm("toy")
 
 
-def pass_by_pass(lengths: list[int], slots: int) -> int:
-    """List scheduling, played through."""
-    waiting, running, passes = list(lengths), list[int](), 0
-    while waiting or running:
-        while waiting and len(running) < slots:
-            running.append(waiting.pop(0))
-        running, passes = [left - 1 for left in running if left > 1], passes + 1
-    return passes
-
-
-def test_list_scheduling_takes_the_passes_that_it_takes_when_played() -> None:
-    assert schedule([3, 1, 1, 1], 2) == 3
-    assert schedule([1, 1, 1, 3], 2) == 4  # admitted last, it keeps a slot alone
-    draw = torch.Generator().manual_seed(0)
-    for slots in (1, 3, 32):
-        lengths = torch.randint(1, 65, (50,), generator=draw).tolist()
-        assert schedule(lengths, slots) == pass_by_pass(lengths, slots)
-
-
 @pytest.mark.parametrize("exact", [True, False])
 def test_each_pass_of_the_sampler_is_counted(exact: bool) -> None:
     lm = prepare(build_lm("toy"), exact)
     case = Case.of("toy", "equal", responses=6, max_tokens=5)
     sampler = TorchSampler(lm, 2)
     Lockstep(sampler, case)()
-    assert sampler.passes == schedule([5] * 6, 2) == 15
+    assert sampler.passes == 15
 
 
 def test_generations_share_prompts_but_no_random_numbers() -> None:
@@ -103,30 +78,6 @@ def test_a_clock_of_any_process_is_that_of_this_one() -> None:
     seen = cpu_clock(os.getpid())
     assert before <= seen <= time.process_time()
     assert status_bytes("VmHWM", os.getpid()) >= status_bytes("VmRSS") > 1e6
-
-
-def attention() -> str:
-    return mm()
-
-
-def mm() -> str:
-    """Asks while its caller is at the line of the call."""
-    return classify(sys._getframe(1))
-
-
-def test_time_belongs_to_the_part_that_called() -> None:
-    assert classify(sys._getframe()) == "rest"
-    assert mm() == "products"
-    assert attention() == "attention", "with all that it calls"
-
-
-def test_growth_is_drawn_for_each_dimension_and_side() -> None:
-    points = [Point(side, over, size, 1.0, 0.0) for over, sizes in GROWING.items() for size in sizes for side in COLORS]
-    svg = ElementTree.fromstring(draw_growth(points))
-    space = "{http://www.w3.org/2000/svg}"
-    assert len(svg.findall(f".//{space}polyline")) == 2 * len(GROWING) * len(COLORS)
-    written = {text.text for text in svg.iter(f"{space}text")}
-    assert {*GROWING, *COLORS, "T = 32, V = 1024"} <= written
 
 
 def test_steps_are_compared_by_the_clock_that_is_asked_for() -> None:

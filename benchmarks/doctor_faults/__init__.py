@@ -1,1 +1,0 @@
-"""The benchmark of the doctor: faults put into real backends on purpose, and how many of them it locates."""
