@@ -20,7 +20,7 @@ TYPED := $(if $(wildcard $(VENV)/lib/python3*/site-packages/vllm),,$(filter-out 
 
 # Two pip processes in one environment would cross, and wrong words are to be told before either starts.
 .NOTPARALLEL:
-.PHONY: quickstart quickstart-ray test test-rest test-all durations face coming-from docs logprobs-alone kernels lint check proofs test-gpu bits bench real-model mission clean
+.PHONY: quickstart quickstart-ray test test-rest test-all face coming-from docs logprobs-alone kernels lint check proofs test-gpu bits bench real-model mission clean
 
 quickstart: $(VENV)/.run
 	$(BIN)/lockstep train ppo_quiz
@@ -55,10 +55,6 @@ docs: build/site/index.html
 build/site/index.html: $(VENV)/.run $(VENV)-docs/.made mkdocs.yml .ci/docs_pages.py .ci/site.py $(shell find docs lockstep lockstep_logprobs lockstep_doctor -type f -name '*.*' ! -name '*.pyc')
 	$(BIN)/python .ci/docs_pages.py
 	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict --quiet
-
-# What the tests take: tests/durations.txt.
-durations: test-all
-	$(BIN)/python .ci/durations.py build/tests.xml build/tests_rest.xml
 
 # The package as a stranger's training stack imports it: torch, numpy and pytest alone, without names newer than torch 2.9.
 logprobs-alone: $(VENV)-alone/.made
