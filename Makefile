@@ -41,7 +41,7 @@ test-rest: $(VENV)/.vllm
 
 test-all: test test-rest kernels
 
-# The typed keyword arguments of `lockstep.GRPO` and its like, from the sections of recipes.
+# The types of the keyword arguments of `lockstep.GRPO` and its like, from the sections of recipes; git does not see them.
 face: $(VENV)/.test
 	$(BIN)/python .ci/face.py
 
@@ -71,7 +71,7 @@ kernels: $(VENV)-triton/.made $(VENV)/.vllm
 	$(ON_GPUS) $(BIN)/python -m pytest tests/contract/test_sampler_contract.py -k "vllm and not top and not min-p and not all and not frequencies"
 
 # The part of it that no test repeats.
-lint: $(VENV)/.test
+lint: $(VENV)/.test face
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/basedpyright --pythonpath $(BIN)/python $(TYPED)

@@ -1,9 +1,8 @@
-"""Writes lockstep/api/options.py: keyword arguments of algorithms and of the doctor, as typed dicts, from recipes.
+"""Writes lockstep/api/options.pyi: keyword arguments of algorithms and of the doctor, as typed dicts, from recipes.
 
-make face
+`make face` writes it for a checkout, and setup.py into each wheel.
 """
 
-import subprocess
 import sys
 import types
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from lockstep.config import Section, registry
 from lockstep.doctor.options import DoctorRecipe
 
 ROOT = Path(__file__).parent.parent
-OUT = ROOT / "lockstep/api/options.py"
+OUT = ROOT / "lockstep/api/options.pyi"
 SHORT = {
     "model": "str | Path | {}",
     "reward": "Reward | {}",
@@ -29,9 +28,7 @@ SHORT = {
 """Options with a short form beside their section → the type of both."""
 CODE = {"function": "str | Callable[..., Any] | None", "class_name": "str | type"}
 """Options that name code, or take it → their type."""
-HEAD = '''"""Keyword arguments of each algorithm, for type checkers and editors. Made by `make face`; do not edit."""
-
-from __future__ import annotations
+HEAD = '''"""Keyword arguments of each algorithm, for type checkers and editors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -54,9 +51,6 @@ def main() -> None:
     blocks.append(doctor_block(written))
     out = Path(sys.argv[1]) if len(sys.argv) > 1 else OUT
     out.write_text(HEAD + "\n\n".join([*written.values(), *blocks]) + "\n")
-    subprocess.run(
-        [sys.executable, "-m", "ruff", "format", "-q", "--config", str(ROOT / "pyproject.toml"), str(out)], check=True
-    )
 
 
 def recipe_block(kind: type[Section], written: dict[type, str]) -> str:

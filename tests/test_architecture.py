@@ -79,7 +79,6 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
         (f"lockstep_logprobs/fused/{name}.py", "packages_stand_alone"): "imported on a GPU alone, by kernel.py"
         for name in ("hidden", "lanes", "rows", "support")
     },
-    ("lockstep/api/options.py", "files_are_short"): "made by `make face`, and read by editors",
 }
 """(path, name of the rule) → why this file may break it."""
 

@@ -28,9 +28,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     source = made / "source"
     for folder in ("lockstep", "lockstep_logprobs", "lockstep_doctor"):
-        shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
+        shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__", "*.pyi"))
+    (source / ".ci").mkdir()
+    for name in ("pyproject.toml", "setup.py", ".ci/face.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source / name)
     subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(made), str(source)], check=True)
     [wheel] = made.glob("*.whl")
     subprocess.run([*pip, "install", "--no-deps", "--target", str(made / "site"), str(wheel)], check=True)
@@ -70,6 +71,7 @@ def test_the_wheel_says_what_it_is_and_has_types(site: Path) -> None:
     assert all(
         (site / package / "py.typed").is_file() for package in ("lockstep", "lockstep_logprobs", "lockstep_doctor")
     )
+    assert "class PPOOptions(TypedDict" in (site / "lockstep/api/options.pyi").read_text()
     [found] = distributions(path=[str(site)])
     about = found.metadata
     assert about["Name"] == "lockstep-rl"
