@@ -10,7 +10,6 @@ from lockstep import __version__, exit_codes, process_defaults
 from lockstep.commands import (
     certify,
     check,
-    completion,
     config,
     convert,
     doctor,
@@ -48,7 +47,6 @@ COMMANDS = (
     certify,
     gpu_check,
     schema,
-    completion,
 )
 """The commands in the order of --help; each has `add`, which declares its arguments, and `run`."""
 
@@ -107,7 +105,6 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"lockstep {__version__}")
     parser.add_argument("--traceback", action="store_true", help="show where an error came from")
-    parser.set_defaults(parser=parser)  # for completion, which reads all of it
     parsers = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in COMMANDS:
         command.add(parsers)

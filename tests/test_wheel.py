@@ -78,7 +78,3 @@ def test_the_wheel_says_what_it_is_and_has_types(site: Path) -> None:
     assert all(about[name] for name in ("Summary", "Author", "Keywords", "License-Expression", "Requires-Python"))
     assert "Typing :: Typed" in (about.get_all("Classifier") or [])
     assert "lockstep train" in (about["Description"] or ""), "README.md is its description"
-
-
-def test_recipes_complete_from_the_wheel(installed: Lockstep) -> None:
-    assert installed("complete", "--", "train", "ppo_ar").split() == ["ppo_arithmetic"]

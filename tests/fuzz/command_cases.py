@@ -98,14 +98,6 @@ COMMANDS: dict[str, Case] = {
     "config: a recipe that is a device": Case(
         lambda folder: (folder / "r.yaml").symlink_to("/dev/zero"), "config r.yaml", 2, "r.yaml"
     ),
-    "completion: a shell that is none": Case(nothing, "completion powershell", 2, "powershell"),
-    "completion: a recipe of brackets": Case(write("r.yaml", DEEP), "complete -- train r.yaml ppo.", 0, ""),
-    "completion: a recipe that is a pipe": Case(pipe("r.yaml"), "complete -- train r.yaml ppo.", 0, ""),
-    "completion: a pattern": Case(nothing, "complete -- train '**[/'", 0, ""),
-    "completion: a path through a file": Case(nothing, "complete -- train tiny.yaml/../..//", 0, ""),
-    "completion: a word of 100,000 letters": Case(nothing, f"complete -- train {'a' * 100_000}", 0, ""),
-    "completion: an option of an option": Case(nothing, "complete -- train tiny.yaml ppo.clip.a.b=", 0, ""),
-    "completion: nothing": Case(nothing, "complete --", 0, "train"),
     "report: into a folder that is not there": Case(nothing, "report run --out gone/r.html", 2, "gone"),
     "report: into a pipe": Case(pipe("r.html"), "report run --out r.html", 2, "r.html"),
     "report: a name of 300 letters": Case(nothing, f"report run --out {'r' * 300}.html", 2, "rrr"),
