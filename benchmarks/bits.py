@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     baseline = Baseline(BASELINE.read_text().strip(), options.cache, processes)
     try:
         require_import(ROOT)
-        findings = _compare_all([case for case in cases if case.runs_here], baseline, options.jobs)
+        findings = _compare_all([case for case in cases if case.lacks is None], baseline, options.jobs)
     except KeyboardInterrupt:
         print("bits: interrupted", file=sys.stderr)
         return 130
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         processes.stop()
         baseline.close()
-    _print_table(findings, [case for case in cases if not case.runs_here], time.monotonic() - start, baseline.commit)
+    _print_table(findings, [case for case in cases if case.lacks], time.monotonic() - start, baseline.commit)
     return int(any(finding.difference for finding in findings))
 
 
@@ -126,7 +126,7 @@ def _print_table(findings: Sequence[Finding], left_out: Sequence[Case], seconds:
     print("|---|---:|---:|---:|---:|---:|---|")
     print("\n".join(finding.row() for finding in findings))
     for case in left_out:
-        print(f"{case.name} is left out: {case.module} is not installed")
+        print(f"{case.name} is left out: {case.lacks}")
     different = [finding for finding in findings if finding.difference]
     for finding in different:
         print(f"\n{finding.case}: {finding.difference}")

@@ -14,11 +14,14 @@ from typing import Any
 
 import yaml
 
+from benchmarks import real_model
 from benchmarks.bits_names import put, rename_recipe
 
 CASES = Path(__file__).with_name("bits_cases.yaml")
 RUN = "run"
 """Folder of the results, in the folder of a case."""
+REAL_MODEL = "real_model"
+"""Folder of the real model among a case's inputs."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Case:
         warm_start: The recipe that is trained first.
         needs: Cases whose trained models it reads.
         module: A package that it needs.
+        real_model: True if it reads the model of `make real-model`.
     """
 
     name: str
@@ -44,11 +48,16 @@ class Case:
     warm_start: dict[str, Any] | None = None
     needs: tuple[str, ...] = ()
     module: str | None = None
+    real_model: bool = False
 
     @property
-    def runs_here(self) -> bool:
-        """True if the package that it needs is installed."""
-        return self.module is None or find_spec(self.module) is not None
+    def lacks(self) -> str | None:
+        """What this machine lacks for it, as a sentence; None: it runs here."""
+        if self.module is not None and find_spec(self.module) is None:
+            return f"{self.module} is not installed"
+        if self.real_model and not real_model.is_there():
+            return f"{real_model.NAME} is not on this machine; `make real-model` makes it"
+        return None
 
     @property
     def arguments(self) -> list[str]:
@@ -77,7 +86,7 @@ class Case:
 
 @cache
 def load_cases(file: Path = CASES) -> dict[str, Case]:
-    """All cases by name, in the order of the file, whose names are older than the baseline's: those are today's."""
+    """All cases by name, in the order of the file."""
     tree = yaml.safe_load(file.read_text(encoding="utf-8"))
     return {name: _case(name, entry, tree["recipes"], tree["files"]) for name, entry in tree["cases"].items()}
 
@@ -91,11 +100,12 @@ def _case(name: str, entry: dict[str, Any], recipes: dict[str, Any], files: dict
         put(warm_start, "run.folder", "warm_start")
     return Case(
         name=name,
-        recipe=rename_recipe({key: value for key, value in recipe.items() if value is not None}),
+        recipe={key: value for key, value in recipe.items() if value is not None},
         files=files,
         command=entry.get("command", "train"),
         asked=(entry["model"], entry["data"]) if "command" in entry else (),
-        warm_start=None if warm_start is None else rename_recipe(warm_start),
+        warm_start=warm_start,
         needs=tuple(entry.get("needs", ())),
         module=entry.get("module"),
+        real_model=entry.get("real_model", False),
     )

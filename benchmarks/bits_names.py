@@ -14,10 +14,7 @@ RECIPE_KEYS: dict[str, str] = {}
 """Dotted keys of recipes, besides those that `lockstep.config.old_names` tells users of; a section takes along what
 stands in it, unless that has an entry of its own."""
 
-RECIPE_VALUES: dict[str, str] = {
-    "lockstep.experience.calculator:Calculator": "lockstep.environments.calculator:Calculator",
-    "lockstep.data.letters:score": "lockstep.tasks.letters:score",
-}
+RECIPE_VALUES: dict[str, str] = {}
 """Values of recipes that are names, such as `lockstep.experience.calculator:Calculator`."""
 
 METRICS: dict[str, str] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +19,10 @@ METRICS, RESULTS, SECONDS = "metrics.jsonl", "results.json", "seconds"
 CHECKPOINT = "checkpoint"
 CLOCKS = ("timings.jsonl", "messages.jsonl")
 """Files that hold clock times, which differ between equal runs."""
+LARGE_BYTES = 2**26
+"""Size of a file of weights from which its tensors are kept, and compared, as digests: real models would fill disks."""
+DIGESTS = ".digests"
+"""Ending of a file of such digests, behind the name of the file of weights."""
 
 Row = dict[str, Any]
 Value = float | str | bool | None
@@ -25,16 +30,26 @@ Value = float | str | bool | None
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor as its file holds it."""
+    """A tensor as its file holds it.
+
+    Attributes:
+        dtype: Type of its elements.
+        shape: Its shape.
+        data: Its bytes, or the sha256 of them.
+        digested: True if that is the sha256.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     data: bytes
+    digested: bool = False
 
     def differs_from(self, other: Tensor) -> str:
         """Describes the difference of another tensor from this one."""
         if (self.dtype, self.shape) != (other.dtype, other.shape):
             return f"is {self.dtype} {list(self.shape)} in the baseline and {other.dtype} {list(other.shape)} in HEAD"
+        if self.digested:
+            return "differs"
         places = [place for place, (a, b) in enumerate(zip(self.data, other.data, strict=True)) if a != b]
         size = len(self.data) // max(1, _product(self.shape))
         elements = len({place // size for place in places})
@@ -60,9 +75,9 @@ class Outputs:
     def read(cls, folder: Path) -> Outputs:
         """Reads the folder of a run or of results."""
         tensors = {
-            f"{name}:{key}": Tensor(entry["dtype"], tuple(entry["shape"]), bytes(entry["data"]))
+            f"{name}:{key}": tensor
             for name, file in _weight_files(folder).items()
-            for key, entry in deserialize(file.read_bytes())
+            for key, tensor in _read_tensors(file).items()
         }
         metrics = {METRICS: _rows(folder / METRICS)} if (folder / METRICS).exists() else {}
         if (folder / RESULTS).exists():
@@ -103,10 +118,13 @@ def keep(folder: Path, target: Path) -> None:
     for file in [*folder.glob("*.jsonl"), *folder.glob(RESULTS), *folder.glob(SECONDS)]:
         shutil.copy(file, aside)
     if (folder / "final").is_dir():
-        shutil.copytree(folder / "final", aside / "final")
+        shutil.copytree(folder / "final", aside / "final", ignore=shutil.ignore_patterns("*.safetensors"))
     for name, file in _weight_files(folder).items():
         (aside / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(file, aside / name)
+        if file.stat().st_size < LARGE_BYTES:
+            shutil.copy(file, aside / name)
+        else:
+            _write_digests(_read_tensors(file), aside / f"{name}{DIGESTS}")
     shutil.rmtree(target, ignore_errors=True)
     aside.rename(target)
 
@@ -162,14 +180,42 @@ def _find_in_row(where: str, baseline: Mapping[str, Value], head: Mapping[str, V
             yield f"{where} {key} is {baseline[key]!r} in the baseline and {head[key]!r} in HEAD"
 
 
+def _read_tensors(file: Path) -> dict[str, Tensor]:
+    """Tensors of a file of weights, or of digests, by their names."""
+    if file.suffix == DIGESTS:
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        return {
+            key: Tensor(dtype, tuple(shape), bytes.fromhex(data), True) for key, (dtype, shape, data) in kept.items()
+        }
+    digested = file.stat().st_size >= LARGE_BYTES
+    return {
+        key: Tensor(
+            entry["dtype"],
+            tuple(entry["shape"]),
+            hashlib.sha256(entry["data"]).digest() if digested else bytes(entry["data"]),
+            digested,
+        )
+        for key, entry in deserialize(file.read_bytes())
+    }
+
+
+def _write_digests(tensors: Mapping[str, Tensor], file: Path) -> None:
+    kept = {key: [tensor.dtype, tensor.shape, tensor.data.hex()] for key, tensor in tensors.items()}
+    file.write_text(json.dumps(kept), encoding="utf-8")
+
+
 def _weight_files(folder: Path) -> dict[str, Path]:
-    """Files of weights by their path, in which the newest checkpoint is called `checkpoint`, at any step."""
-    files = {str(file.relative_to(folder)): file for file in sorted(folder.glob("final/*.safetensors"))}
+    """Files of weights by their path, in which the newest checkpoint is called `checkpoint`, at any step.
+
+    Where a file's digests were kept in its place, they stand at its path.
+    """
+    files = {str(file.relative_to(folder)): file for file in sorted(folder.glob("final/*.safetensors*"))}
     checkpoints = [*sorted((folder / "checkpoints").glob("step_*")), folder / CHECKPOINT]
     for newest in [one for one in checkpoints if one.is_dir()][-1:]:
-        found = sorted(newest.rglob("*.safetensors"))
+        found = sorted(newest.rglob("*.safetensors*"))
         files |= {f"{CHECKPOINT}/{file.relative_to(newest)}": file for file in found}
-    return files
+    weights = {name.removesuffix(DIGESTS): file for name, file in files.items()}
+    return {name: file for name, file in weights.items() if name.endswith(".safetensors")}
 
 
 def _rows(file: Path) -> list[Row]:

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from benchmarks.bits_cases import RUN, Case, load_cases
+from benchmarks import real_model
+from benchmarks.bits_cases import REAL_MODEL, RUN, Case, load_cases
 from benchmarks.bits_outputs import SECONDS, keep
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -98,6 +99,8 @@ class Baseline:
         for name in case.needs:
             trained = self.results(load_cases()[name]) / "final"
             (folder / "inputs" / name.replace("/", "-")).symlink_to(trained.resolve())
+        if case.real_model:
+            (folder / "inputs" / REAL_MODEL).symlink_to(real_model.folder().resolve())
 
     def close(self) -> None:
         """Removes the tree."""

@@ -15,6 +15,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
+from benchmarks import bits_outputs
 from benchmarks.bits import main
 from benchmarks.bits_cases import Case, load_cases
 from benchmarks.bits_names import RECIPE_KEYS, rename_columns, rename_metrics, rename_recipe, rename_tensors
@@ -88,6 +89,33 @@ def test_the_smallest_change_is_seen(
     assert find_difference(baseline, Outputs.read(finished)) is None, "clock times are not compared"
     spoil(finished)
     assert find_difference(baseline, Outputs.read(finished)) == said
+
+
+def test_a_real_models_weights_are_kept_and_compared_as_digests(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bits_outputs, "LARGE_BYTES", 1)
+    keep(finished, tmp_path / "kept")
+    assert not list((tmp_path / "kept").rglob("*.safetensors"))
+    baseline = Outputs.read(tmp_path / "kept")
+    assert find_difference(baseline, Outputs.read(finished)) is None
+    move_a_weight(finished)
+    assert find_difference(baseline, Outputs.read(finished)) == "final/model.safetensors:a differs"
+
+
+def test_cases_of_the_real_model_are_left_out_by_name_where_it_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path))
+    assert main(["--only", "real/*", "--cache", str(tmp_path)]) == 0
+    said = "is left out: SmolLM2-135M-Instruct is not on this machine; `make real-model` makes it\n"
+    assert capsys.readouterr().out.count(said) == 5
+    monkeypatch.undo()
+    place = tmp_path / "models" / "SmolLM2-135M-Instruct"
+    place.mkdir(parents=True)
+    (place / "config.json").write_text("{}")
+    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path))
+    assert load_cases()["real/ppo"].lacks is None
 
 
 def test_a_run_that_left_nothing_is_not_equal_to_another(tmp_path: Path) -> None:
