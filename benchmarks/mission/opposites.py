@@ -30,9 +30,13 @@ def write_rows(file: Path, pairs: dict[str, str]) -> None:
     file.write_text("".join(f"{json.dumps(_row(*pair))}\n" for pair in pairs.items()), encoding="utf-8")
 
 
+def ask_opposite(word: str) -> str:
+    """The question."""
+    return f"What is the opposite of {word}? Answer with one word."
+
+
 def _row(word: str, opposite: str) -> dict[str, object]:
-    question = f"What is the opposite of {word}? Answer with one word."
-    return {"messages": [{"role": "user", "content": question}], "answer": opposite}
+    return {"messages": [{"role": "user", "content": ask_opposite(word)}], "answer": opposite}
 
 
 def name_opposite(prompt: str, response: str, answer: str, row: object) -> float:

@@ -38,18 +38,23 @@ class Program:
         Raises:
             MissionError: If it ends with another code.
         """
-        log = folder / f"{self.name}.log"
-        alone = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
         start = time.monotonic()
-        with log.open("a") as stream:
-            command = [sys.executable, "-m", *self.arguments]
-            done = subprocess.run(
-                command, cwd=folder, env=os.environ | alone, stdout=stream, stderr=stream, check=False
-            )
-        if done.returncode not in self.codes:
+        code = self.start(folder).wait()
+        if code not in self.codes:
+            log = self._log(folder)
             end = log.read_text()[-2000:]
-            raise MissionError(f"{' '.join(self.arguments)} ended with code {done.returncode}; {log}:\n{end}")
+            raise MissionError(f"{' '.join(self.arguments)} ended with code {code}; {log}:\n{end}")
         return time.monotonic() - start
+
+    def start(self, folder: Path) -> subprocess.Popen[bytes]:
+        """Starts it in a folder, and leaves waiting for its end to the caller."""
+        alone = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+        with self._log(folder).open("a") as stream:
+            command = [sys.executable, "-m", *self.arguments]
+            return subprocess.Popen(command, cwd=folder, env=os.environ | alone, stdout=stream, stderr=stream)
+
+    def _log(self, folder: Path) -> Path:
+        return folder / f"{self.name}.log"
 
 
 def run_all(programs: Sequence[Program], folder: Path, jobs: int) -> dict[str, float]:

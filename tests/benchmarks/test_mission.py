@@ -5,12 +5,24 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks.mission import ppo
-from benchmarks.mission.__main__ import FILE, PAGE, _child_cpu_seconds, _describe_time, write
+from benchmarks.mission import generation, ppo, self_rewarding_page
+from benchmarks.mission.__main__ import FILE, PAGE, _add_up, _child_cpu_seconds, _describe_time, write
+from benchmarks.mission.judgements import (
+    COMPARISON,
+    JUDGED,
+    QUESTION,
+    judge_opposite,
+    write_known,
+    write_warm_start,
+)
 from benchmarks.mission.opposites import HELD_OUT, TRAINED, name_opposite
+from benchmarks.mission.programs import MissionError, Program
+from lockstep.judge.verdicts import ScoreParser, WinnerParser
 
 
 def test_page_and_pictures_are_those_of_the_results() -> None:
@@ -26,6 +38,11 @@ def test_cpu_minutes_are_those_of_programs_that_ended() -> None:
     assert _child_cpu_seconds() - before >= 0.2
     assert _describe_time({"minutes": 17.2}) == "17 minutes"
     assert _describe_time({"minutes": 17.2, "cpu_minutes": 30.6}) == "17 minutes, 31 CPU minutes"
+
+
+def test_minutes_of_a_stopped_part_count(tmp_path: Path) -> None:
+    assert _add_up(tmp_path / "work" / "spent.json", {"minutes": 2.0}) == {"minutes": 2.0}
+    assert _add_up(tmp_path / "work" / "spent.json", {"minutes": 3.5}) == {"minutes": 5.5}
 
 
 def test_curves_that_differ_do_not_hold() -> None:
@@ -53,3 +70,82 @@ def test_a_short_response_with_the_right_word_is_rewarded(response: str, reward:
 
 def test_held_out_words_are_not_trained_on() -> None:
     assert not {*HELD_OUT, *HELD_OUT.values()} & {*TRAINED, *TRAINED.values()}
+
+
+def test_words_of_the_warm_start_are_neither_trained_on_nor_held_out() -> None:
+    others = {*HELD_OUT, *HELD_OUT.values(), *TRAINED, *TRAINED.values()}
+    assert not {*JUDGED, *JUDGED.values()} & others
+
+
+@pytest.mark.parametrize(
+    ("response", "score"),
+    [
+        ("Cold.", 5),
+        ("The opposite of hot is cold.", 5),
+        ("Some would say that the opposite of hot is cold, others mild.", 3),
+        ("Hot.", 1),
+    ],
+)
+def test_the_right_judgement_has_the_score_that_the_reward_gives(response: str, score: float) -> None:
+    assert ScoreParser(0, 5, "score|points", False)(judge_opposite("hot", response, "cold")).value == score
+    assert (score == 5) == bool(name_opposite("", response, "cold", {}))
+
+
+def test_rows_of_the_warm_start_are_asked_as_the_judges_ask_and_their_replies_can_be_read(tmp_path: Path) -> None:
+    task = {"instruction": "Sum up.", "instances": [{"input": "", "output": "In short."}]}
+    other = {"instruction": "Name a bird.", "instances": [{"input": "", "output": "A lark."}]}
+    (tmp_path / "tasks.jsonl").write_text(f"{json.dumps(task)}\n{json.dumps(other)}\n")
+    count = write_warm_start(tmp_path / "rows.jsonl", tmp_path / "tasks.jsonl")
+    rows = [json.loads(line)["messages"] for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert len(rows) == count
+    asked = {QUESTION[-20:]: ScoreParser(0, 5, "score|points", False), COMPARISON[-20:]: WinnerParser("winner")}
+    parsers = [(asked.get(row[-2]["content"][-20:]), row[-1]["content"]) for row in rows]
+    assert {parser(reply).cause for parser, reply in parsers if parser is not None} == {None}
+    assert {type(parser) for parser, _ in parsers} == {ScoreParser, WinnerParser, type(None)}
+
+
+def test_known_comparisons_name_the_judgement_that_is_right(tmp_path: Path) -> None:
+    write_known(tmp_path / "scores.jsonl", tmp_path / "winners.jsonl", HELD_OUT)
+    rows = [json.loads(line) for line in (tmp_path / "winners.jsonl").read_text().splitlines()]
+    for row, opposite in zip(rows, HELD_OUT.values(), strict=True):
+        right, wrong = row["judgement_a"], row["judgement_b"]
+        if row["winner"] == "B":
+            right, wrong = wrong, right
+        assert f"is {opposite}." in right
+        assert f"is {opposite}." not in wrong
+    assert {row["winner"] for row in rows} == {"A", "B"}
+
+
+def _stage(reward: list[float], accuracy: list[float], unread: int = 0) -> dict[str, Any]:
+    figures = {"reward": reward, "llmbar": accuracy, "judge_exact": accuracy}
+    return {"figures": figures, "llmbar_judgements": {"judgements": 200, "no_verdict": unread}}
+
+
+def _found(after: list[float], accuracy: list[float], unread: int, left_out: str | None) -> dict[str, Any]:
+    step = {f"train/{name}": 0.5 for name in self_rewarding_page.METRICS}
+    validation = {f"val/{name}": 0.5 for name in self_rewarding_page.METRICS if name != left_out}
+    run = {"steps": [step], "validations": [validation], "judge_pairs": 0 if left_out else 3, "left_out": 1}
+    stages = {name: _stage(after, accuracy, unread) for name in self_rewarding_page.RUNS}
+    start = {"raw": _stage([0.4, 0.3, 0.5], accuracy, 200), "warm_start": _stage([0.5, 0.4, 0.6], accuracy, unread)}
+    return {"stages": start | stages, "runs": dict.fromkeys(self_rewarding_page.RUNS, run)}
+
+
+def test_what_self_rewarding_does_not_show_does_not_hold() -> None:
+    good = self_rewarding_page._verdicts(_found([0.8, 0.7, 0.9], [0.7, 0.6, 0.8], 4, None))
+    poor = self_rewarding_page._verdicts(_found([0.55, 0.45, 0.65], [0.52, 0.42, 0.62], 60, "sft_loss"))
+    assert len(good) == len(poor) == 9
+    assert all(line.startswith("- **Holds**: ") for line in good), good
+    assert all(line.startswith("- **Does not hold**: ") for line in poor), poor
+    assert "val/sft_loss of Self-Rewarding" in "".join(poor)
+
+
+def test_a_generation_with_other_bytes_does_not_hold() -> None:
+    found = {"sha256": ["a" * 64, "a" * 64], "bytes": 10, "written": 140}
+    assert generation.describe_generation(found).startswith("- **Holds**: ")
+    other = generation.describe_generation({**found, "sha256": ["a" * 64, "b" * 64]})
+    assert other.startswith("- **Does not hold**: ")
+
+
+def test_a_program_that_ends_before_it_is_killed_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(MissionError, match="ended with code 0 before it could be killed"):
+        generation._kill(Program("early", ("this",)), tmp_path)
