@@ -2,6 +2,7 @@
 
 Measures each part, or what is missing of it, and writes the page docs/mission.md with its pictures. Stopped at any
 instant, the same command goes on. Results stand in benchmarks/results/mission.json; `--page` writes the page of those.
+`--long` measures more of the parts that have a longer form: `make mission-long`.
 """
 
 from __future__ import annotations
@@ -18,12 +19,17 @@ from typing import Any
 
 from benchmarks import real_model
 from benchmarks.harness import RESULTS, environment
-from benchmarks.mission import ppo, self_rewarding
+from benchmarks.mission import agreement, ppo, self_rewarding
 from benchmarks.mission.programs import ROOT, MissionError
+from lockstep.helpers.sandbox.linux import adopt_orphans
 
-PARTS: dict[str, ModuleType] = {"ppo": ppo, "self_rewarding": self_rewarding}
+PARTS: dict[str, ModuleType] = {"ppo": ppo, "self_rewarding": self_rewarding, "agreement": agreement}
+LONGER = frozenset({"agreement"})
+"""Parts that have a longer form; their `measure` takes `long`."""
 FILE = RESULTS / "mission.json"
 PAGE = ROOT / "docs" / "mission.md"
+_ORPHANS_S = 10.0
+"""How long the end of processes is awaited whose program has ended."""
 
 
 def main() -> int:
@@ -32,13 +38,16 @@ def main() -> int:
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="parts; none: all")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="programs at a time, each on one thread")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "mission", help="folder of runs and logs")
+    parser.add_argument("--long", action="store_true", help=f"the longer form of {', '.join(sorted(LONGER))}")
     parser.add_argument("--page", action="store_true", help="measure nothing")
     options = parser.parse_args()
+    adopt_orphans()  # whose CPU seconds are counted, too
     results = json.loads(FILE.read_text()) if FILE.exists() else {}
     try:
         for name in () if options.page else options.parts or PARTS:
             print(f"{name}: {PARTS[name].TITLE}; logs are in {options.work / name}", flush=True)
-            results[name] = _measure(name, (options.work / name).resolve(), options.jobs)
+            longer = {"long": options.long} if name in LONGER else {}
+            results[name] = _measure(name, (options.work / name).resolve(), options.jobs, **longer)
             FILE.write_text(json.dumps(results, indent=1) + "\n")
     except MissionError as error:
         print(f"mission: {error}", file=sys.stderr)
@@ -49,13 +58,14 @@ def main() -> int:
     return 0
 
 
-def _measure(name: str, work: Path, jobs: int) -> dict[str, Any]:
+def _measure(name: str, work: Path, jobs: int, **longer: bool) -> dict[str, Any]:
     """Measures a part. Its minutes are those of all calls that the folder of its work has seen."""
     start = time.monotonic()
     cpu_start = _child_cpu_seconds()
     try:
-        found = PARTS[name].measure(real_model.make(), work, jobs)
+        found = PARTS[name].measure(real_model.make(), work, jobs, **longer)
     finally:
+        _await_orphans()
         passed = {"minutes": time.monotonic() - start, "cpu_minutes": _child_cpu_seconds() - cpu_start}
         spent = _add_up(work / "spent.json", {key: seconds / 60 for key, seconds in passed.items()})
     return {"environment": environment(jobs), **spent, "found": found}
@@ -74,6 +84,20 @@ def _child_cpu_seconds() -> float:
     """CPU seconds of all programs that have ended: what a part costs, also beside other work on the machine."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
+
+
+def _await_orphans() -> None:
+    """Waits until processes have ended that outlive their program for a moment, as ranks and engines do.
+
+    Only those count in `_child_cpu_seconds` that this process has waited for.
+    """
+    deadline = time.monotonic() + _ORPHANS_S
+    while time.monotonic() < deadline:
+        try:
+            os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        time.sleep(0.01)
 
 
 def write(results: dict[str, Any]) -> dict[Path, str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.mission import generation, ppo, self_rewarding_page
+from benchmarks.mission import agreement, agreement_page, generation, ppo, self_rewarding_page
 from benchmarks.mission.__main__ import FILE, PAGE, _add_up, _child_cpu_seconds, _describe_time, write
 from benchmarks.mission.judgements import (
     COMPARISON,
@@ -21,6 +21,7 @@ from benchmarks.mission.judgements import (
     write_warm_start,
 )
 from benchmarks.mission.opposites import HELD_OUT, TRAINED, name_opposite
+from benchmarks.mission.planted import FAULTS
 from benchmarks.mission.programs import MissionError, Program
 from lockstep.judge.verdicts import ScoreParser, WinnerParser
 
@@ -43,6 +44,24 @@ def test_cpu_minutes_are_those_of_programs_that_ended() -> None:
 def test_minutes_of_a_stopped_part_count(tmp_path: Path) -> None:
     assert _add_up(tmp_path / "work" / "spent.json", {"minutes": 2.0}) == {"minutes": 2.0}
     assert _add_up(tmp_path / "work" / "spent.json", {"minutes": 3.5}) == {"minutes": 5.5}
+
+
+ORPHAN = r"""
+import subprocess, sys
+from benchmarks.mission.__main__ import _await_orphans, _child_cpu_seconds, adopt_orphans
+
+adopt_orphans()
+burn = "import time\nwhile time.process_time() < 0.3: pass"
+leave = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {burn!r}])"
+subprocess.run([sys.executable, "-c", leave], check=True)
+_await_orphans()
+print(_child_cpu_seconds())
+"""
+
+
+def test_cpu_minutes_count_processes_that_outlive_their_program() -> None:
+    done = subprocess.run([sys.executable, "-c", ORPHAN], check=True, capture_output=True, text=True)
+    assert float(done.stdout) >= 0.3
 
 
 def test_curves_that_differ_do_not_hold() -> None:
@@ -149,3 +168,65 @@ def test_a_generation_with_other_bytes_does_not_hold() -> None:
 def test_a_program_that_ends_before_it_is_killed_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(MissionError, match="ended with code 0 before it could be killed"):
         generation._kill(Program("early", ("this",)), tmp_path)
+
+
+TABLE: dict[str, Any] = {
+    "title": "fp32",
+    "cells": [{"state": "measured", "verdicts": {"PASS": 3}}, {"state": "cut by budget", "verdicts": {}}],
+    "repeats": {"hf": [4, 4]},
+}
+
+
+def test_a_table_holds_if_every_verdict_is_pass() -> None:
+    assert agreement_page.judge_table(TABLE).startswith("- **Holds**: fp32")
+    assert "3 of 3 verdicts are PASS, in 1 of 2 cells" in agreement_page.judge_table(TABLE)
+    for verdicts in ({"PASS": 2, "INCONCLUSIVE": 1}, {"FAIL": 1}, {}):
+        other = TABLE | {"cells": [{"state": "measured", "verdicts": verdicts}]}
+        assert agreement_page.judge_table(other).startswith("- **Does not hold**")
+    assert agreement_page.judge_repeats(TABLE).startswith("- **Holds**")
+    assert agreement_page.judge_repeats(TABLE | {"repeats": {"hf": [4, 3]}}).startswith("- **Does not hold**")
+    assert agreement_page.judge_repeats(TABLE | {"repeats": {}}).startswith("- **Does not hold**")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "mismatches", "seen", "word"),
+    [(9, 0, 2, "Holds"), (9, 1, 2, "Does not hold"), (9, 0, 0, "Does not hold"), (0, 0, 2, "Does not hold")],
+)
+def test_a_type_is_exact_if_no_token_differs_and_a_moved_weight_shows(
+    tokens: int, mismatches: int, seen: int, word: str
+) -> None:
+    own, control = {"tokens": tokens, "mismatches": mismatches}, {"tokens": 4, "seen": seen}
+    assert agreement_page.judge_type("bf16", own, control).startswith(f"- **{word}**")
+
+
+@pytest.mark.parametrize(
+    ("exact", "usual", "word"), [(0, 5, "Holds"), (1, 5, "Does not hold"), (0, 0, "Does not hold")]
+)
+def test_exactness_has_to_leave_no_gap_where_there_is_one_without(exact: int, usual: int, word: str) -> None:
+    windows = [[0, 4, 0.1, 0.01], [128, 4, 0.2, 0.02], [256, 1, 0.0, 0.0]]
+    depth = {
+        name: {"tokens": 9, "differ": differ, "windows": windows}
+        for name, differ in (("depth_exact", exact), ("depth_usual", usual))
+    }
+    assert agreement_page.judge_depths(depth).startswith(f"- **{word}**")
+
+
+@pytest.mark.parametrize(
+    ("rank", "wrong", "word"),
+    [
+        (1, ["vllm"], "Holds"),
+        (2, ["vllm"], "Does not hold"),
+        (None, ["vllm"], "Does not hold"),
+        (1, ["hf"], "Does not hold"),
+    ],
+)
+def test_a_fault_is_located_by_its_line_and_its_engine(rank: int | None, wrong: list[str], word: str) -> None:
+    fault = {"engine": "vllm", "what": "rounding", "rank": rank, "wrong": wrong, "removed": 1.0}
+    assert agreement_page.judge_fault(fault).startswith(f"- **{word}**")
+
+
+@pytest.mark.parametrize("engine", [*(FAULTS.keys() - {"vllm"}), pytest.param("vllm", marks=pytest.mark.needs("vllm"))])
+def test_a_planted_line_is_there_once(engine: str) -> None:
+    assert engine in agreement.ENGINES
+    edit = FAULTS[engine].edit()
+    assert Path(edit.file).read_text().splitlines()[edit.line - 1].strip().startswith(edit.text)
