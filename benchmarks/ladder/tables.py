@@ -33,8 +33,8 @@ def figures(rung: Rung) -> str:
         "",
         f"{rung.question} Measured: {rung.metric}{known}.",
         "",
-        f"| arm | seeds | end, IQM [95 %] | mean of the curve | samples{reach} | CPU s{reach} | CPU s of a run |",
-        "|---|---:|---|---|---:|---:|---:|",
+        f"| arm | seeds | end, IQM [95 %] | samples{reach} | CPU s of a run |",
+        "|---|---:|---|---:|---:|",
         *(_row(rung, name, _of_arm(results, name)) for name in rung.arms),
         "",
         *(f"* {sentence}" for sentence in (judge(claim, results) for claim in rung.claims)),
@@ -93,22 +93,19 @@ def _measure(claim: Claim, result: Result) -> float:
 
 def _row(rung: Rung, name: str, results: Sequence[Result]) -> str:
     if not results:
-        return f"| {name} | 0 | – | – | – | – | – |"
-    ends, means = band([one.end for one in results]), band([one.mean for one in results])
-    samples, seconds = _reach(rung, results)
+        return f"| {name} | 0 | – | – | – |"
+    ends = band([one.end for one in results])
     cpu_s = sum(one.cpu_s for one in results) / len(results)
-    return f"| {name} | {len(results)} | {ends} | {means} | {samples} | {seconds} | {cpu_s:.0f} |"
+    return f"| {name} | {len(results)} | {ends} | {_samples_to_threshold(rung, results)} | {cpu_s:.0f} |"
 
 
-def _reach(rung: Rung, results: Sequence[Result]) -> tuple[str, str]:
-    """Samples and CPU seconds until the threshold, means over seeds that reach it; and how many do, if not all."""
+def _samples_to_threshold(rung: Rung, results: Sequence[Result]) -> str:
+    """Samples until the threshold, the mean over seeds that reach it; and how many do, if not all."""
     if rung.threshold is None:
-        return "–", "–"
+        return "–"
     found = [(one, one.first_at(rung.threshold)) for one in results]
-    there = [(one, index) for one, index in found if index is not None]
-    if not there:
-        return "never", "never"
-    samples = sum(one.steps[index] * one.samples_per_step for one, index in there) / len(there)
-    seconds = sum(one.cpu_at[index] for one, index in there) / len(there)
-    few = f" ({len(there)} of {len(results)})" if len(there) < len(results) else ""
-    return f"{samples:,.0f}{few}", f"{seconds:.0f}{few}"
+    reached = [one.steps[index] * one.samples_per_step for one, index in found if index is not None]
+    if not reached:
+        return "never"
+    few = f" ({len(reached)} of {len(results)})" if len(reached) < len(results) else ""
+    return f"{sum(reached) / len(reached):,.0f}{few}"
