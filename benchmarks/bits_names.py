@@ -8,14 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from lockstep.config import old_names
-
 RECIPE_KEYS: dict[str, str] = {}
-"""Dotted keys of recipes, besides those that `lockstep.config.old_names` tells users of; a section takes along what
-stands in it, unless that has an entry of its own."""
+"""Dotted keys of recipes; a section takes along what stands in it, unless that has an entry of its own."""
 
 RECIPE_VALUES: dict[str, str] = {}
-"""Values of recipes that are names, such as `lockstep.experience.calculator:Calculator`."""
+"""Values of recipes that are names, such as `lockstep.environments.calculator:Calculator`."""
 
 METRICS: dict[str, str] = {}
 """Names in metrics.jsonl; one that ends with / takes along all metrics that begin with it."""
@@ -37,7 +34,7 @@ def rename_recipe(
     keys = RECIPE_KEYS if keys is None else keys
     values = RECIPE_VALUES if values is None else values
     renamed: dict[str, Any] = {}
-    for key, value in _leaves(old_names.translate(recipe)):
+    for key, value in _leaves(recipe):
         put(renamed, _rename_key(key, keys), values.get(value, value) if isinstance(value, str) else value)
     return renamed
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from lockstep.config import Section, old_names, registry
+from lockstep.config import Section, registry
 from lockstep.errors import InputError
 
 KeyPath = Sequence[int | str]
@@ -207,12 +207,6 @@ def nearest(recipe: Shape, path: KeyPath) -> str:
     from lockstep.foreign import names as foreign_names  # tables that a recipe without faults does not need
 
     *parents, wrong = map(str, path)
-    if [*parents, wrong] == ["doctor"] and "agreement" in recipe.fields:
-        return "the drift monitor's options are in agreement.drift now, and agreement.drift=null switches it off"
-    renamed = old_names.find((*parents, wrong))
-    if renamed is not None:
-        new, rest = renamed
-        return new.describe(rest)
     everywhere = list(list_options(recipe))
     foreign = foreign_names.explain((*parents, wrong), everywhere)
     if foreign is not None:

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lockstep import yaml12
-from lockstep.config import Common, Recipe, RewardServer, Section, old_names, registry
+from lockstep.config import Common, Recipe, RewardServer, Section, registry
 from lockstep.config.backends import list_own_sections
 from lockstep.config.errors import (
     KeyPath,
@@ -201,7 +201,7 @@ def require_known_code(loaded: Loaded, run: str) -> None:
 
 
 def load_run(folder: Path) -> Loaded:
-    """Loads the recipe in a run's folder, which may come from another user or have option names of an older version.
+    """Loads the recipe in a run's folder, which may come from another user.
 
     Code that it names is found from the working directory, as usual. It is refused if it lies in the run's folder, or
     if the user has neither trained with it on this machine nor trusts it. A note says which code has changed since the
@@ -212,7 +212,7 @@ def load_run(folder: Path) -> Loaded:
     """
     recipe = str(folder / "recipe.yaml")
     path = find_recipe(recipe, Path(), "")
-    layers = [Layer(layer.source, old_names.translate(layer.tree)) for layer in read_layers(path, ())]
+    layers = read_layers(path, ())
     say_changed_code(folder, registry.list_code(_join(layers)))
     return replace(_resolve(path, layers, (), (recipe,), folder), pins=read_pins(folder))
 

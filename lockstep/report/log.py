@@ -24,7 +24,6 @@ from typing import Any
 from pydantic import PositiveInt
 
 from lockstep import yaml12
-from lockstep.config import old_names
 from lockstep.errors import InputError, shorten
 from lockstep.records import is_file, read_record, refuse_other
 
@@ -73,7 +72,7 @@ def require_run(folder: Path) -> None:
 
 
 def read_recipe(folder: Path) -> dict[str, Any]:
-    """The options of a run's recipe under the names of today; raises InputError where its file holds none."""
+    """The options of a run's recipe; raises InputError where its file holds none."""
     file = folder / "recipe.yaml"
     refuse_other(file)
     try:
@@ -82,7 +81,6 @@ def read_recipe(folder: Path) -> dict[str, Any]:
         raise InputError(f"{file}: {error}; restore the file") from error
     if not isinstance(recipe, dict):
         raise InputError(f"{file}: holds no options; restore the file")
-    recipe = old_names.translate(recipe)
     steps = recipe["run"].get("max_steps", -1) if isinstance(recipe.get("run"), dict) else -1
     if not isinstance(steps, int):
         raise InputError(f"{file}: run.max_steps is {steps!r}, but should be a whole number; restore the file")

@@ -164,7 +164,6 @@ RECIPES = {
     "override: a typo": said("ppo.clop=0.1"),
     "override: no section": said("lr=0.1"),
     "override: a section of another algorithm": BadInput("train sft.yaml policy.lr=5"),
-    "override: an option that moved": said("doctor.watch=false"),
     "override: dashes": said("--ppo.clip=0.1"),
     "override: a space": said("ppo.clip 0.1"),
     "override: no space in a mapping": said("policy.schedule={decay:linear}"),

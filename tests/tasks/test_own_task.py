@@ -12,7 +12,6 @@ from tiny_recipe import RECIPE, REWARDS
 from lockstep.cli import main
 from lockstep.config.loading import load
 from lockstep.report.log import read_metrics, read_recipe
-from lockstep.run.train import train
 
 MY_TASK = '''
 from pathlib import Path
@@ -75,19 +74,3 @@ def test_what_it_shares_is_handed_to_the_recipe_that_is_trained_first(here: Path
     first = load("own.yaml", options).warm_start
     assert first is not None
     assert first.dump()["data"]["task"] == {"name": "my_task.py:Doubles", "highest": 30, "seed": 5}
-
-
-def test_a_run_of_before_is_still_read_and_continued(here: Path) -> None:
-    """As its folder was written when the task was the key `data.arithmetic`."""
-    train(load("tiny.yaml", ["acceptance=[{metric: train/reward, steps: [1, 2], min: 0}]"]))
-    tree = yaml.safe_load(Path("run/recipe.yaml").read_text())
-    made = tree["data"].pop("task")
-    made.pop("name")
-    tree["data"] |= {"arithmetic": made, "letters": None}
-    Path("run/recipe.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
-    assert read_recipe(Path("run"))["data"]["task"] == {"name": "arithmetic", **made}
-    assert main(["report", "run", "--out", "report.html"]) == 0
-    assert main(["check", "run"]) == 0
-    assert main(["export", "run", "model"]) == 0
-    assert main(["eval", "run", "run/data/validation.jsonl", "--out", "asked"]) == 0
-    assert main(["train", "tiny.yaml"]) == 0, "no option has changed but for its name"

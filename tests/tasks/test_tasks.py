@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lockstep.config import Task, old_names
+from lockstep.config import Task
 from lockstep.config.help import explain_options
 from lockstep.config.loading import RecipeError, describe, load, load_run
-from lockstep.config.old_names import NewName
 from lockstep.config.task import find
 from lockstep.tasks import base
 from lockstep.tasks.arithmetic import Arithmetic
@@ -58,9 +57,6 @@ def test_each_file_is_a_task_that_imports_no_torch_before_it_makes_rows(name: st
         ("data.task.name=lockstep.paths:expand", "data.task: name lockstep.paths:expand: lockstep.paths:expand is "
          "none; derive it from lockstep.tasks.base.Task"),
         ("data.task=null", "data: say exactly one of train (a file of rows) and task (which makes them)"),
-        ("data.arithmetic.seed=3", "there is no option data.arithmetic.seed; it is data.task.seed now, with "
-         "data.task.name: arithmetic"),
-        ("data.letters=null", "there is no option data.letters; it is data.task now, with data.task.name: letters"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_task_is_named_like_every_other_option(override: str, message: str) -> None:
@@ -107,21 +103,9 @@ def test_what_is_trained_first_holds_out_the_same_rows() -> None:
     assert other.training.data.task == load("sft_arithmetic").training.data.task
 
 
-def test_a_run_of_before_is_read_under_the_names_of_today(tmp_path: Path) -> None:
-    loaded = load(RECIPE)
-    tree = loaded.dump()
-    made = tree["data"].pop("task")
-    made.pop("name")
-    tree["data"] |= {"arithmetic": made, "letters": None}
+def test_a_run_with_options_of_before_is_refused_by_name(tmp_path: Path) -> None:
+    tree = load(RECIPE).dump()
+    tree["data"]["arithmetic"] = tree["data"].pop("task")
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(tree))
-    assert load_run(tmp_path).recipe == loaded.recipe
-    assert "it is data.task now" in refusal(recipe=str(tmp_path / "recipe.yaml"))
-
-
-def test_translation_leaves_alone_what_has_no_new_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    tree = {"data": {"fields": {"a.b": "text"}, "train": "x", "letters": None}, "model": {"scratch": {}}, "seed": None}
-    assert old_names.translate(tree) == {
-        "data": {"fields": {"a.b": "text"}, "train": "x"}, "model": {"scratch": {}}, "seed": None
-    }  # fmt: skip
-    monkeypatch.setitem(old_names.RENAMED, "run.keep", NewName("run.kept"))
-    assert old_names.translate({"run": {"keep": None, "folder": "x"}}) == {"run": {"kept": None, "folder": "x"}}
+    with pytest.raises(RecipeError, match=r"recipe\.yaml: there is no option data\.arithmetic"):
+        load_run(tmp_path)
