@@ -363,7 +363,9 @@ def _conclude(file: Path, found: Sequence[Found], asked: Asked) -> int:
     again = f"{changes.tokens:,} sampled again in other batches, {changes.changed:,} changed"
     print_text(f"{read.sentence}; {again} ({file})")
     if asked.minutes is not None:
-        print_text(f"{found[0].prompts} of {asked.count} prompts were compared in {asked.minutes:g} minutes")
+        left_out = asked.count - found[0].prompts
+        why = f"; {left_out} more would have taken longer than {asked.minutes:g} minutes" if left_out else ""
+        print_text(f"{found[0].prompts} of {asked.count} prompts were compared{why}")
     for control in unseen:
         print_text(
             f"the comparison is blind in {control.dtype}: {control.weight} was moved by one unit in the last place, "
