@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import torch
 from torch import Tensor
+
+from lockstep.report.sweeps import student
 
 _HALVINGS = 60
 _TINY = 1e-300
@@ -59,7 +60,8 @@ def bound(totals: Tensor, statistic: Callable[[Tensor], Tensor], below: float, a
     clusters = totals.shape[0]
     if clusters < 2:
         return Bounded(value, -math.inf, math.inf)
-    low, high = (_unskew(t, skewness, clusters) for t in (student(below, clusters), -student(above, clusters)))
+    low = _unskew(student(below, clusters - 1), skewness, clusters)
+    high = _unskew(-student(above, clusters - 1), skewness, clusters)
     return Bounded(value, value - error * low, value - error * high)
 
 
@@ -72,13 +74,6 @@ def standard_errors(totals: Tensor, allowed: float) -> float:
     t = min(beyond / max(error, _TINY), 1e150)
     far = math.sqrt(freedom * math.log1p(t**2 / freedom)) * (8 * freedom + 1) / (8 * freedom + 3)
     return math.copysign(far, value)
-
-
-def student(level: float, clusters: int) -> float:
-    """The quantile of Student's distribution that is exceeded with probability `level` (Wallace 1959, inverted)."""
-    freedom = clusters - 1
-    normal = -NormalDist().inv_cdf(level) * (8 * freedom + 3) / (8 * freedom + 1)
-    return math.copysign(math.sqrt(freedom * math.expm1(min(normal**2 / freedom, 700.0))), normal)
 
 
 def _jackknife(totals: Tensor, statistic: Callable[[Tensor], Tensor]) -> tuple[float, float, float]:

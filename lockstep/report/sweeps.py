@@ -87,7 +87,7 @@ class Spread:
         mean = fmean(values)
         if len(values) < 2:
             return cls(1, mean, math.nan, math.nan)
-        half = student(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+        half = student((1 - LEVEL) / 2, len(values) - 1) * stdev(values) / math.sqrt(len(values))
         return cls(len(values), mean, mean - half, mean + half)
 
     @property
@@ -251,14 +251,20 @@ def _link(page: Path, beside: Path) -> str | None:
 
 
 @cache
-def student(freedom: int) -> float:
-    """The quantile of Student's distribution that bounds its middle `LEVEL`, by bisection of the exact integral."""
+def student(exceeded: float, freedom: int) -> float:
+    """The quantile of Student's distribution that is exceeded with this probability, by bisection of its integral."""
+    if exceeded > 0.5:
+        return -student(1 - exceeded, freedom)
+    middle = min(1 - 2 * exceeded, 1 - 1e-13)
     low, high = 0.0, 1.0
-    while _middle(high, freedom) < LEVEL:
+    while _middle(high, freedom) < middle:
         high *= 2
-    for _ in range(80):
+    for _ in range(60):
         half = (low + high) / 2
-        low, high = (half, high) if _middle(half, freedom) < LEVEL else (low, half)
+        if _middle(half, freedom) < middle:
+            low = half
+        else:
+            high = half
     return high
 
 

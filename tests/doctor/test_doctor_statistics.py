@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lockstep.doctor.bounds import bound, bound_rate, mean, standard_errors, student
+from lockstep.doctor.bounds import bound, bound_rate, mean, standard_errors
+from lockstep.report.sweeps import student
 from lockstep_doctor import statistics
 from lockstep_doctor.column import TokenColumns
 from lockstep_doctor.statistics import Compared, effective_share, figures, pool
@@ -188,11 +189,12 @@ def test_hits_that_come_together_are_worth_less() -> None:
 
 
 @pytest.mark.parametrize(
-    ("freedom", "two_sided", "t"), [(7, 0.01, 3.4995), (31, 0.02, 2.4528), (1000, 0.05, 1.9623), (15, 0.002, 3.733)]
+    ("freedom", "two_sided", "t"),
+    [(7, 0.01, 3.4995), (31, 0.02, 2.4528), (1000, 0.05, 1.9623), (15, 0.002, 3.7328), (1, 0.05, 12.7062)],
 )
 def test_students_quantiles_are_those_of_the_tables(freedom: int, two_sided: float, t: float) -> None:
-    assert student(two_sided / 2, freedom + 1) == pytest.approx(t, rel=5e-3)
-    assert student(1 - two_sided / 2, freedom + 1) == pytest.approx(-t, rel=5e-3)
+    assert student(two_sided / 2, freedom) == pytest.approx(t, rel=5e-5)
+    assert student(1 - two_sided / 2, freedom) == pytest.approx(-t, rel=5e-5)
 
 
 def test_a_bias_counts_in_standard_errors_beyond_what_is_allowed() -> None:
