@@ -16,11 +16,11 @@ FOR_CPUS := $(BIN)/python -c 'import sys, torch; sys.exit("+cpu" not in torch.__
 DROP_CUDA := $(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
 
 # Types of what calls vLLM can be checked only where that is installed; elsewhere all files but those are named.
-TYPED := $(if $(wildcard $(VENV)/lib/python3*/site-packages/vllm),,$(filter-out lockstep/samplers/vllm/%,$(shell find lockstep lockstep_logprobs lockstep_doctor tests benchmarks examples -name '*.py')))
+TYPED := $(if $(wildcard $(VENV)/lib/python3*/site-packages/vllm),,$(filter-out lockstep/samplers/vllm/%,$(shell find lockstep lockstep_logprobs lockstep_doctor lockstep_convert tests benchmarks examples -name '*.py')))
 
 # Two pip processes in one environment would cross, and wrong words are to be told before either starts.
 .NOTPARALLEL:
-.PHONY: quickstart quickstart-ray test test-rest test-all face coming-from docs logprobs-alone kernels lint check proofs test-gpu bits bench real-model mission mission-long clean
+.PHONY: quickstart quickstart-ray test test-rest test-all face docs logprobs-alone kernels lint check proofs test-gpu bits bench real-model mission mission-long clean
 
 quickstart: $(VENV)/.run
 	$(BIN)/lockstep train ppo_quiz
@@ -45,14 +45,10 @@ test-all: test test-rest kernels
 face: $(VENV)/.test
 	$(BIN)/python .ci/face.py
 
-# The tables of keys and metrics in docs/coming_from.md, from lockstep/foreign.
-coming-from: $(VENV)/.test
-	$(BIN)/python .ci/coming_from.py
-
 # The site of docs/, into build/site; a link or an anchor that leads nowhere ends it. Its reference is made from the code.
 docs: build/site/index.html
 
-build/site/index.html: $(VENV)/.run $(VENV)-docs/.made mkdocs.yml .ci/docs_pages.py .ci/site.py $(shell find docs lockstep lockstep_logprobs lockstep_doctor -type f -name '*.*' ! -name '*.pyc')
+build/site/index.html: $(VENV)/.run $(VENV)-docs/.made mkdocs.yml .ci/docs_pages.py .ci/site.py $(shell find docs lockstep lockstep_logprobs lockstep_doctor lockstep_convert -type f -name '*.*' ! -name '*.pyc')
 	$(BIN)/python .ci/docs_pages.py
 	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict --quiet
 

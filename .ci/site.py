@@ -37,10 +37,6 @@ LINK = re.compile(r"\[([^]]*)\]\(([^)\s:#]+)(#[^)\s]*)?\)")
 """A link within the repository: its words, file and heading."""
 LOADS = re.compile(r"<(?:script|img|iframe|source)\b[^>]*\ssrc=\"?https?:|<link\b[^>]*\shref=\"?https?:")
 """What a browser would fetch from another host."""
-TABLE = re.compile(r"^\| Lockstep \|.*\n(?:\|.*\n)+", re.MULTILINE)
-CELL = re.compile(r"(?<!\\)\|")
-TABS = ("TRL", "verl", "NeMo RL", "OpenRLHF", "NeMo-Aligner", "SkyRL", "prime-rl", "Tinker")
-"""Libraries, in the order of their tabs."""
 PAGE = r"docs/[\w/.-]+\.md|LOG\.md"
 NAMED = re.compile(rf"`[^`\n]+`|(?<![\[/\w])(?<!\]\()(?:{PAGE})(?![\w\]])")
 """Any code, and a page that is named as a word and is no link yet."""
@@ -94,7 +90,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         page.meta["search"] = {"boost": boost}
     markdown = link_named_pages(markdown, folder)
     PLAIN[inside] = LINK.sub(lambda link: lead(link, folder, inside), markdown)
-    return TABLE.sub(make_tabs, PLAIN[inside]) if inside == "coming_from.md" else PLAIN[inside]
+    return PLAIN[inside]
 
 
 def link_named_pages(markdown: str, folder: str) -> str:
@@ -122,17 +118,6 @@ def lead(link: re.Match[str], folder: str, inside: str) -> str:
     if place.endswith(".ipynb") and not inside.startswith("notebooks/"):
         place = place.removesuffix(".ipynb") + ".md"
     return f"[{words}]({posixpath.relpath(place, posixpath.dirname(inside) or '.')}{heading or ''})"
-
-
-def make_tabs(table: re.Match[str]) -> str:
-    """A table whose first column is Lockstep's, as a tab for each other library with the rows that it has."""
-    names, _, *rows = [[cell.strip() for cell in CELL.split(line.strip("|"))] for line in table[0].splitlines()]
-    tabs: list[str] = []
-    for column, name in sorted(enumerate(names[1:], 1), key=lambda each: TABS.index(each[1])):
-        lines = [f"| {row[0]} | {row[column]} |" for row in rows if row[column]]
-        head = [f"| {names[0]} | {name} |", "|---|---|"]
-        tabs.append("\n".join([f'=== "{name}"', "", *(f"    {line}" for line in head + lines)] if lines else []))
-    return "\n\n".join(tab for tab in tabs if tab) + "\n"
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:

@@ -19,7 +19,7 @@ from floors import FLOORS
 from model_types import decisions_by_model_type
 
 ROOT = Path(__file__).parent.parent
-SOURCES = ("lockstep", "lockstep_logprobs", "lockstep_doctor", "tests", "benchmarks", "examples")
+SOURCES = ("lockstep", "lockstep_logprobs", "lockstep_doctor", "lockstep_convert", "tests", "benchmarks", "examples")
 FLOOR = {part: floor for floor, parts in enumerate(FLOORS) for part in parts}
 NEIGHBOURS = {("losses", "objectives")}  # importer and imported on one floor, beside modules of one folder
 LOWEST_WITH_TRANSFORMERS = FLOOR["data"]
@@ -66,13 +66,6 @@ MAX_NESTING = 3
 EXCEPTIONS: dict[tuple[str, str], str] = {
     ("lockstep/config/preference.py", "nothing_asks_which_algorithm"): "dpo is also the name of a loss",
     ("lockstep/losses/preference.py", "nothing_asks_which_algorithm"): "dpo is also the name of a loss",
-    **{
-        (f"lockstep/foreign/{name}.py", "nothing_asks_which_algorithm"): "a key of theirs is another in each trainer"
-        for name in (
-            *("nemo_rl", "nemo_rl_data", "nemo_rl_values", "openrlhf", "openrlhf_values"),
-            *("trl", "trl_steps", "trl_values", "verl", "verl_values"),
-        )
-    },
     ("lockstep/__init__.py", "imports_point_down"): "the public face, which imports on first use",
     ("lockstep/doctor/__init__.py", "imports_point_down"): "the doctor's face, which imports on first use",
     **{
@@ -210,6 +203,15 @@ def packages_stand_alone(file: SourceFile) -> Iterator[Finding]:
         if root not in sys.stdlib_module_names and root not in (*ALONE[package], package) and not imported.lazy:
             needed = ", ".join(ALONE[package])
             yield imported.line, f"{imported.module}: {package} imports {needed} and the standard library alone"
+
+
+def only_its_command_imports_the_converter(file: SourceFile) -> Iterator[Finding]:
+    """Hints read its tables as files, so that `lockstep` works without it."""
+    if file.path.split("/")[0] in ("lockstep_convert", "tests") or file.path == "lockstep/commands/convert.py":
+        return
+    for imported in imports(file):
+        if imported.of("lockstep_convert"):
+            yield imported.line, f"{imported.module} is for lockstep/commands/convert.py"
 
 
 def transformers_only_from_models_up(file: SourceFile) -> Iterator[Finding]:
@@ -350,6 +352,7 @@ RULES: tuple[Rule, ...] = (
     nothing_knows_a_task,
     families_alone_know_model_types,
     packages_stand_alone,
+    only_its_command_imports_the_converter,
     no_module_is_called_utils,
     no_mocks,
     no_test_imports_a_test,
@@ -442,6 +445,7 @@ BROKEN: tuple[tuple[Rule, str, str, int], ...] = (
     (families_alone_know_model_types, "lockstep/models/cut.py", "b = c.model_type.startswith('qwen')\n", 1),
     (families_alone_know_model_types, "lockstep/models/cut.py", "from transformers import LlamaForCausalLM\n", 1),
     (families_alone_know_model_types, "lockstep/models/cut.py", "import transformers.models.gemma\n", 1),
+    (only_its_command_imports_the_converter, "lockstep/config/x.py", "def f():\n  import lockstep_convert.table\n", 2),
     (packages_stand_alone, "lockstep_logprobs/vocab.py", "import torch\nfrom lockstep.types import X\n", 2),
     (packages_stand_alone, "lockstep_doctor/cuts.py", "import torch\nimport transformers\n", 2),
     (no_module_is_called_utils, "lockstep/models/utils/names.py", "", 1),

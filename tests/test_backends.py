@@ -28,9 +28,6 @@ NAMES = {folder.rpartition("/")[2] for folder in FOLDERS}
 REGISTRY = "lockstep/config/backends.py"
 
 EXCEPTIONS = {
-    "lockstep/foreign/nemo_rl.py": "NeMo RL's words for its backends, and which of them are ours",
-    "lockstep/foreign/verl.py": "verl's words, likewise",
-    "lockstep/foreign/verl_values.py": "likewise",
     "lockstep/cluster/self_check.py": "it proves what Lockstep's own sampler decodes",
     "lockstep/cluster/judges.py": "a server judges through its client, and takes no weights",
     "lockstep/inference/answers.py": "a server answers through its client, likewise",

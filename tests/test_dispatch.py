@@ -37,17 +37,10 @@ EXCEPTIONS = {
     "doctor_reports.py: {'torch', sampler} <= self.backends.keys()": "the learner is compared, whatever samples",
     "heads.py: 'forward' in vars(head)": "a method, not a divergence",
     "convert.py: options.values.get('grpo.loss') == 'cispo'": "the recipe refuses clip there, and nowhere else",
-    "trl_values.py: kind == 'icepop'": "the recipe has a lower bound there, and nowhere else",
     "overlay.py: taken.get('type') == 'by_row'": "the one type of reward that any option may belong to",
     "row_rules.py: named == 'math'": "what a row says, which a rule has checked",
     "job.py: recipe.self_rewarding.prompt_source == 'split'": "a note about what only a split leaves over",
-    "trl.py: config.algorithm == 'dpo'": "an algorithm, which is called as its loss is",
-    "trl.py: match config.algorithm": "likewise; other losses are refused",
 }
-
-_WORD = r"value|style|name|words\[0\]|config\.get\(.+\)"
-THEIRS = re.compile(rf"match name|({_WORD}) (==|!=|in|not in) .+|'\w+' in str\(config\.get\(.+\)\)")
-"""Decisions in `foreign/` by words of other libraries, an open set: what a table does not know, it refuses by name."""
 
 
 def literals(annotation: Any) -> Iterator[tuple[str, ...]]:
@@ -145,19 +138,9 @@ def asked(tree: ast.Module) -> Iterator[str]:
             yield ast.unparse(call)
 
 
-def decides_by_theirs(path: Path, what: str) -> bool:
-    """True for a decision by a word of another library."""
-    return path.parent.name == "foreign" and THEIRS.fullmatch(what) is not None
-
-
 @pytest.mark.parametrize("rule", [compared, matched, asked])
 def test_decisions_name_every_choice(rule: Any) -> None:
-    said = [
-        f"{path.name}: {what}"
-        for path in FILES
-        for what in rule(ast.parse(path.read_text()))
-        if not decides_by_theirs(path, what)
-    ]
+    said = [f"{path.name}: {what}" for path in FILES for what in rule(ast.parse(path.read_text()))]
     assert not [one for one in said if one not in EXCEPTIONS]
 
 
@@ -169,15 +152,6 @@ def test_the_rules_see_what_they_are_for() -> None:
     assert list(matched(ast.parse("match name:\n    case 'python':\n        pass\n    case _:\n        pass")))
     assert list(matched(ast.parse("match recipe:\n    case SFTRecipe():\n        pass")))
     assert list(asked(ast.parse("x = 1 if isinstance(recipe, SamplingRecipe) else 0")))
-
-
-def test_words_of_others_are_told_from_ours() -> None:
-    table = PACKAGE / "foreign/trl.py"
-    assert decides_by_theirs(table, "value == 'cispo'")
-    assert decides_by_theirs(table, "config.get('loss_fn.kl_type') == 'mixed'")
-    assert not decides_by_theirs(table, "options.values.get('grpo.loss') == 'cispo'")
-    assert not decides_by_theirs(table, "config.algorithm == 'dpo'")
-    assert not decides_by_theirs(PACKAGE / "run/trl.py", "value == 'cispo'")
 
 
 def test_a_sampler_that_does_not_exist_is_not_replaced_by_another() -> None:

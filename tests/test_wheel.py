@@ -17,6 +17,7 @@ pytestmark = pytest.mark.full
 pytest.importorskip("setuptools", reason="needs setuptools to build a wheel without the network: pip install it")
 
 ROOT = Path(__file__).parents[1]
+PACKAGES = ("lockstep", "lockstep_logprobs", "lockstep_doctor", "lockstep_convert")
 RUN = ("sft_arithmetic", "run.max_steps=1", "run.folder=run", "data.task.demonstrations=128")
 Lockstep = Callable[..., str]
 
@@ -27,7 +28,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     source = made / "source"
-    for folder in ("lockstep", "lockstep_logprobs", "lockstep_doctor"):
+    for folder in PACKAGES:
         shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__", "*.pyi"))
     (source / ".ci").mkdir()
     for name in ("pyproject.toml", "setup.py", ".ci/face.py", "README.md", "LICENSE"):
@@ -68,9 +69,7 @@ def test_the_wheel_starts_trains_and_reports(installed: Lockstep) -> None:
 
 
 def test_the_wheel_says_what_it_is_and_has_types(site: Path) -> None:
-    assert all(
-        (site / package / "py.typed").is_file() for package in ("lockstep", "lockstep_logprobs", "lockstep_doctor")
-    )
+    assert all((site / package / "py.typed").is_file() for package in PACKAGES)
     assert "class PPOOptions(TypedDict" in (site / "lockstep/api/options.pyi").read_text()
     [found] = distributions(path=[str(site)])
     about = found.metadata
@@ -78,3 +77,9 @@ def test_the_wheel_says_what_it_is_and_has_types(site: Path) -> None:
     assert all(about[name] for name in ("Summary", "Author", "Keywords", "License-Expression", "Requires-Python"))
     assert "Typing :: Typed" in (about.get_all("Classifier") or [])
     assert "lockstep train" in (about["Description"] or ""), "README.md is its description"
+
+
+def test_the_wheel_has_the_tables_of_other_libraries(installed: Lockstep) -> None:
+    words = ("--model_name_or_path", "m", "--dataset_name", "./rows.jsonl", "--max_prompt_length", "8")
+    steps = ("--lr_scheduler_type", "constant", "--max_steps", "1")
+    assert "sft:" in installed("convert", "--from", "trl", "--algorithm", "sft", "--", *words, *steps)

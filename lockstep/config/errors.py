@@ -13,7 +13,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from lockstep.config import Section, registry
+from lockstep.config import Section, other_libraries, registry
 from lockstep.errors import InputError
 
 KeyPath = Sequence[int | str]
@@ -178,9 +178,7 @@ def _find_place(problem: ErrorDetails, tree: object) -> KeyPath:
 
 def _wrong(value: Any, path: KeyPath, recipe: Shape) -> KeyPath:
     """The option to name as wrong: within an unknown section, one that another library or another section has."""
-    from lockstep.foreign import names as foreign_names  # tables that a recipe without faults does not need
-
-    foreign = foreign_names.find_within(value, [str(key) for key in path])
+    foreign = other_libraries.find_within(value, [str(key) for key in path])
     if foreign is not None:
         return foreign
     found = list(path)
@@ -204,11 +202,9 @@ def format_value(value: Any) -> str:
 
 def nearest(recipe: Shape, path: KeyPath) -> str:
     """Suggests what may have been meant: a neighbor, an option of that name elsewhere, or one that reads alike."""
-    from lockstep.foreign import names as foreign_names  # tables that a recipe without faults does not need
-
     *parents, wrong = map(str, path)
     everywhere = list(list_options(recipe))
-    foreign = foreign_names.explain((*parents, wrong), everywhere)
+    foreign = other_libraries.explain((*parents, wrong), everywhere)
     if foreign is not None:
         return foreign
     if "." in wrong.strip("."):
@@ -217,12 +213,12 @@ def nearest(recipe: Shape, path: KeyPath) -> str:
     if ":" in wrong:
         return _SPACES
     siblings = _fields_at(recipe, path[:-1])
-    foreign = foreign_names.explain_word(wrong, everywhere)
+    foreign = other_libraries.explain_word(wrong, everywhere)
     if foreign is not None:
         return foreign
     meant = [".".join([*parents, name]) for name in get_close_matches(wrong, siblings, 1)]
     meant = meant or [key for key in everywhere if key.rsplit(".", 1)[-1] == wrong]
-    if not meant and (end := foreign_names.explain_end(wrong, everywhere)) is not None:
+    if not meant and (end := other_libraries.explain_last_word(wrong, everywhere)) is not None:
         return end
     meant = meant or get_close_matches(".".join([*parents, wrong]), everywhere, 1)
     if meant:

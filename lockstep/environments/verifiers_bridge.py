@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from lockstep.errors import InputError
-from lockstep.foreign.verifiers_package import open_talk, open_tasks, require_verifiers
+from lockstep.verifiers_package import open_talk, open_tasks, require_verifiers
 
 Messages = list[dict[str, str]]
 HARNESS = "lockstep_chat"

@@ -59,10 +59,13 @@ def test_text_needs_no_quotes_of_yaml(in_tmp: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "hint"),
     [
-        ({"learning_rate": 1e-3}, """what other libraries call learning_rate is policy={"lr": …} here"""),
-        ({"policy": {"learning_rate": 1e-3}}, """what other libraries call learning_rate is policy={"lr": …} here"""),
-        ({"beta": 0.1}, """what other libraries call beta is grpo={"kl": {"coef": …}} here"""),
-        ({"max_completion_length": 8}, """call max_completion_length is sampling={"max_tokens": …} here"""),
+        ({"learning_rate": 1e-3}, """learning_rate in other libraries is policy={"lr": …} here"""),
+        ({"policy": {"learning_rate": 1e-3}}, """learning_rate in other libraries is policy={"lr": …} here"""),
+        ({"beta": 0.1}, """beta in other libraries is grpo={"kl": {"coef": …}} here"""),
+        (
+            {"max_completion_length": 8},
+            """max_completion_length in other libraries is sampling={"max_tokens": …} here""",
+        ),
     ],
 )
 def test_words_of_other_libraries_are_known(in_tmp: Path, options: dict[str, Any], hint: str) -> None:

@@ -16,16 +16,12 @@ ODD_BATCH = """python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo dat
 """
 CONVERTED = {
     "convert: no such file": BadInput("convert absent.yaml"),
-    "convert: a name that says no kind": theirs("toml", "x = 1\n"),
     "convert: too large": theirs("yaml", "#" * (1 << 20) + "\n"),
     "convert: not UTF-8": theirs("yaml", b"x: \xfc\n"),
     "convert: no YAML": theirs("yaml", "x: [1\n"),
     "convert: no JSON": theirs("json", "{"),
     "convert: no keys": theirs("json", "[1]"),
-    "convert: bases in a circle": theirs("yaml", "defaults: theirs.yaml\n"),
-    "convert: no command": theirs("sh", "echo hello\n"),
-    "convert: no Python": theirs("py", "def\n"),
-    "convert: no configuration in Python": theirs("py", "print(1)\n"),
+    "convert: several commands": theirs("sh", "cd x\npython train.py a=1\n"),
     "convert: nothing known": theirs("yaml", "x: 1\n"),
     "convert: no algorithm": theirs("yaml", "model_name_or_path: m\nlearning_rate: 1e-6\n"),
     "convert: over a file": theirs("yaml", "grpo: {num_generations_per_prompt: 4}\n", "--out ./theirs.yaml"),

@@ -54,7 +54,7 @@ JUDGED = [
 ]  # fmt: skip
 SIZES = re.findall(r"`(\w+\.json)`:\n\n```json\n(.*?)```", (ROOT / "docs/guides/plan.md").read_text(), re.DOTALL)
 """Names and content of the configurations of models that are not here."""
-FOREIGN = re.findall(r"`(\w+\.\w+)`:\n\n```\w+\n(.*?)```", (ROOT / "docs/guides/convert.md").read_text(), re.DOTALL)
+FOREIGN = re.findall(r"`(\w+\.\w+)`:\n\n```\w+\n(.*?)```", (ROOT / "docs/coming_from.md").read_text(), re.DOTALL)
 """Names and content of configs of other libraries."""
 RATHER_LONG = (
     "cluster=", "learner=", "sampler=vllm", "vllm]", "megatron", "learner.parallel", "learner.lora.rank=8 policy",

@@ -24,7 +24,7 @@ def documented() -> list[str]:
 
 def logged() -> list[str]:
     """The metrics of the golden runs, and those whose names the code spells out."""
-    others = {ROOT / "lockstep/report/metric_sentences.py", ROOT / "lockstep/foreign/metrics.py"}  # names of others
+    others = {ROOT / "lockstep/report/metric_sentences.py"}
     code = [path.read_text() for path in sorted({*(ROOT / "lockstep").rglob("*.py")} - others)]
     names = {name for text in code for name in re.findall(OF_THE_GUIDES.replace("`", '"'), text)}
     for path in (ROOT / "tests/golden").rglob("metrics.jsonl"):

@@ -12,8 +12,6 @@ from lockstep.algorithms.ppo.options import PPOSection
 
 PACKAGE = Path(__file__).parents[3] / "lockstep"
 OWN = {"algorithms/ppo/options.py", "algorithms/ppo/job.py", "algorithms/grpo/options.py"}
-TABLES = "foreign"
-"""Its keys are those of each algorithm; the section of the recipe at hand takes their place before they are shown."""
 KEYS = "|".join({*PPOSection.model_fields, *GRPOSection.model_fields})
 NAMED = re.compile(rf"\b(?:ppo|grpo)\.(?:{KEYS})\b")
 
@@ -28,7 +26,6 @@ def texts(tree: ast.Module) -> Iterator[str]:
 
 def test_hints_name_no_section_that_a_recipe_may_not_have() -> None:
     files = [path for path in PACKAGE.rglob("*.py") if str(path.relative_to(PACKAGE)) not in OWN]
-    files = [path for path in files if path.relative_to(PACKAGE).parts[0] != TABLES]
     named = {
         path.name: found
         for path in files

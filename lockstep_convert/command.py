@@ -1,0 +1,33 @@
+"""What `lockstep convert` does with its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lockstep.errors import InputError
+from lockstep_convert.convert import convert, detect_library
+from lockstep_convert.read import read_config
+from lockstep_convert.report import check_recipe, list_lines, render_recipe
+from lockstep_convert.table import Verdict, list_libraries
+
+
+def convert_words(words: Sequence[str], library: str | None, algorithm: str | None) -> tuple[str, str, str]:
+    """Converts files and words.
+
+    Returns:
+        The recipe, the report, and one sentence on what remains to be done; the last is empty if nothing does.
+
+    Raises:
+        InputError: The config cannot be read, or neither its library nor its algorithm can be found out.
+    """
+    if library is not None and library not in list_libraries():
+        raise InputError(f"unknown library {library}: choose one of {', '.join(list_libraries())}")
+    config = read_config(words)
+    converted = convert(config, library or detect_library(config.tree), algorithm)
+    resolved, wrong = check_recipe(converted)
+    report = "\n".join(list_lines(converted, resolved))
+    if wrong:
+        return render_recipe(converted), report, f"the recipe does not load yet: {wrong}"
+    open_keys = [entry.theirs for verdict in (Verdict.LOOK, Verdict.UNKNOWN) for entry in converted.select(verdict)]
+    problem = f"the recipe loads; look at {', '.join(dict.fromkeys(open_keys))} before you train" if open_keys else ""
+    return render_recipe(converted), report, problem

@@ -1,0 +1,335 @@
+"""Converts a config of another library to the options of a recipe, with a verdict for each of its keys."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from lockstep.config import registry
+from lockstep.config.errors import Shape, list_options
+from lockstep.errors import InputError
+from lockstep_convert.read import Config, flatten, resolve_interpolations
+from lockstep_convert.table import Options, Row, Table, Verdict, list_libraries, load_ours, load_table
+from lockstep_convert.values import CONVERSIONS, TAKES_NULL, Doubt, fill_references, shorten, spell
+
+_VARIABLE = re.compile(r"\$[\w{(]")
+_SPELLINGS = (("ppo.", "grpo."), ("policy.", "optimizer."))
+"""How the tables name options that several algorithms have, and how others spell them."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One key of theirs and what became of it.
+
+    Attributes:
+        theirs: The key.
+        value: Its value there.
+        verdict: What became of it.
+        options: The options that it set.
+        sentence: What to know about it.
+        is_default: True if the file does not set the key, and this is their default.
+    """
+
+    theirs: str
+    value: Any
+    verdict: Verdict
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    sentence: str = ""
+    is_default: bool = False
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A converted config.
+
+    Attributes:
+        table: Table of its library.
+        algorithm: Algorithm of the recipe.
+        entries: One for each key of the file, then defaults of theirs that need a look.
+        options: Options of the recipe, by dotted names.
+        notes: Where each option comes from.
+        defaults: Options that the file does not set and their library does: its key and its value.
+        remarks: Facts about their trainer that no key says.
+    """
+
+    table: Table
+    algorithm: str
+    entries: tuple[Entry, ...]
+    options: Mapping[str, Any]
+    notes: Mapping[str, str]
+    defaults: Mapping[str, tuple[str, Any]]
+    remarks: tuple[str, ...] = ()
+
+    def select(self, verdict: Verdict) -> list[Entry]:
+        """The entries with a verdict."""
+        return [entry for entry in self.entries if entry.verdict is verdict]
+
+
+def order_options(algorithm: str) -> tuple[str, ...]:
+    """All options of an algorithm's recipes, in their order."""
+    kind = registry.find(algorithm)
+    assert kind is not None, algorithm
+    return tuple(list_options(Shape(kind)))
+
+
+def detect_library(tree: Mapping[str, Any]) -> str:
+    """The library that has the most of a config's keys.
+
+    Raises:
+        InputError: No library has any of them, or two have equally many.
+    """
+    keys = [key for key, _ in flatten(tree)]
+    counts = {name: sum(load_table(name).find(key) is not None for key in keys) for name in list_libraries()}
+    most = max(counts.values())
+    best = [name for name, count in counts.items() if count == most]
+    if not most or len(best) > 1:
+        found = "no library has its keys" if not most else f"{' and '.join(best)} have equally many of its keys"
+        raise InputError(f"{found}: name the library, --from {' or --from '.join(best if most else counts)}")
+    return best[0]
+
+
+def convert(config: Config, library: str, algorithm: str | None = None) -> Converted:
+    """Converts a config.
+
+    Args:
+        config: The config.
+        library: Name of its table.
+        algorithm: What it trains, a variant such as rloo included; None: as the config says.
+
+    Raises:
+        InputError: The config does not say what it trains.
+    """
+    table = load_table(library)
+    whole = [key for key, row in table.rows.items() if row.convert == "mapping"]
+    given = resolve_interpolations(dict(flatten(config.tree, whole)))
+    kind = algorithm or _find_kind(table, config, given)
+    if kind is None:
+        raise InputError("the config does not say what it trains, or Lockstep does not train that: set --algorithm")
+    return _Conversion(table, kind, given, tuple(config.files)).run()
+
+
+def _find_kind(table: Table, config: Config, given: Mapping[str, Any]) -> str | None:
+    for rule in table.algorithm:
+        if "program" in rule and rule["program"] in config.program.lower().rsplit("/", 1)[-1]:
+            return rule["is"]
+        if "has" in rule and any(fnmatchcase(key, rule["has"]) for key in given):
+            return rule["is"]
+        if "key" in rule:
+            value = given.get(rule["key"], rule.get("default"))
+            names = value if isinstance(value, list) else [value]
+            found = next((rule["is"][spell(name)] for name in names if spell(name) in rule["is"]), None)
+            if found is not None:
+                return found
+    return None
+
+
+class _Conversion:
+    """The state of one conversion."""
+
+    def __init__(self, table: Table, kind: str, given: Options, files: tuple[str, ...]) -> None:
+        self.table = table
+        self.kind = kind
+        self.given = given
+        self.files = files
+        self.algorithm = table.kinds.get(kind, kind)
+        self.known = order_options(self.algorithm)
+        self.options: Options = {}
+        self.notes: dict[str, str] = {}
+        self.defaults: dict[str, tuple[str, Any]] = {}
+
+    def run(self) -> Converted:
+        """Converts all keys, then adds what a recipe needs besides."""
+        entries = [self._convert_key(key, value) for key, value in self.given.items()]
+        entries += self._read_defaults()
+        for option, value in self.table.always.get(self.kind, self.table.always.get(self.algorithm, {})).items():
+            if self._is_free(option) and self._find_missing(option, value) is None:
+                self._put(option, value, f"as {self.table.name} does")
+        entries += [
+            Entry(self.kind, None, Verdict.LOOK, {}, sentence) for sentence in self.table.look.get(self.kind, ())
+        ]
+        entries = [self._check_requirements(entry) for entry in entries]
+        entries += self._fill_required()
+        remarks = (*self.table.remarks.get(self.kind, ()), *self.table.remarks.get("*", ()))
+        return Converted(self.table, self.algorithm, tuple(entries), self.options, self.notes, self.defaults, remarks)
+
+    def _convert_key(self, key: str, value: Any) -> Entry:
+        row = self.table.find(key)
+        if row is None:
+            return Entry(key, value, Verdict.UNKNOWN)
+        if key == "defaults" and set(self.files) >= set(_list_bases(value)):
+            return Entry(key, value, Verdict.NOT_NEEDED, {}, "the files are read")
+        entry = self._judge(row, key, value)
+        clash = next((name for name, new in entry.options.items() if self.options.get(name, new) != new), None)
+        if clash is not None:
+            sentence = f"{clash} is {spell(self.options[clash])} already, by {self.notes[clash]}"
+            return replace(entry, verdict=Verdict.LOOK, options={}, sentence=sentence)
+        for option, new in entry.options.items():
+            self._put(option, new, key if new == value else f"{key}: {shorten(key, value)}")
+        return entry
+
+    def _judge(self, row: Row, key: str, value: Any) -> Entry:
+        """The verdict on a value, and the options that it sets."""
+        if row.verdict is not Verdict.CONVERTED:
+            is_off = row.verdict is Verdict.LOOK and (value is None or value in row.off)
+            return Entry(key, value, Verdict.NOT_NEEDED if is_off else row.verdict, {}, row.note)
+        unmet = next((name for name, wanted in row.when.items() if not self._is_met(name, wanted)), None)
+        if unmet is not None:
+            sentence = row.unless or row.nothing or f"not read, since {unmet} is {spell(self._find(unmet))}"
+            return Entry(key, value, Verdict.LOOK if row.unless else Verdict.NOT_NEEDED, {}, sentence)
+        if isinstance(value, str) and _VARIABLE.search(value.removeprefix("$HOME/")):
+            return Entry(key, value, Verdict.LOOK, {}, "a variable that is not filled in")
+        if value in row.off or (value is None and row.convert not in TAKES_NULL and row.values is None):
+            return Entry(key, value, Verdict.NOT_NEEDED, {}, "off, as it is here unless set")
+        try:
+            found = self._convert_value(row, value)
+            for other in row.also:
+                if all(self._is_met(name, wanted) for name, wanted in other.when.items()):
+                    found |= self._convert_value(other, value)
+        except Doubt as doubt:
+            return Entry(key, value, Verdict.LOOK, {}, str(doubt))
+        except (TypeError, ValueError, ZeroDivisionError):
+            return Entry(key, value, Verdict.LOOK, {}, "an unexpected value")
+        if not found:
+            return Entry(key, value, Verdict.NOT_NEEDED, {}, row.nothing or row.note or "as it is here")
+        spelled = ((self._spell(option), new) for option, new in found.items())
+        options = {option: new for option, new in spelled if option is not None}
+        if not options:
+            return Entry(key, value, Verdict.NO_COUNTERPART, {}, f"not an option of {self.algorithm}")
+        if row.look:
+            return Entry(key, value, Verdict.LOOK, options, row.look)
+        return Entry(key, value, Verdict.CONVERTED, options, row.note)
+
+    def _convert_value(self, row: Row, value: Any) -> Options:
+        """The options that a value sets, by the names of the tables."""
+        own = f"{self.algorithm}/{spell(value)}"
+        name = own if row.values is not None and own in row.values else spell(value)
+        if row.values is not None and name in row.values:
+            value = row.values[name]
+            if value is None:
+                return {}
+        elif row.values is not None and row.otherwise == "ignore":
+            return {}
+        elif row.values is not None and row.otherwise != "keep":
+            raise Doubt(row.otherwise or f"not one of {', '.join(row.values)}")
+        elif value is not None:
+            value = CONVERSIONS[row.convert](value)
+        if row.times or row.per:
+            value = self._scale(row, value)
+        several = dict(row.sets) or value
+        if isinstance(several, dict) and (row.sets or not row.to):
+            return {name: fill_references(new, value, self._find) for name, new in several.items()}
+        if isinstance(value, dict) and row.convert != "mapping":
+            return {name: fill_references(new, value, self._find) for name, new in value.items()}
+        option = next((name for name in row.to if self._spell(name) is not None), row.to[0])
+        return {option: value}
+
+    def _scale(self, row: Row, value: Any) -> Any:
+        for key in row.times:
+            value *= self._find(key) or 1
+        for key in row.per:
+            divisor = self._find(key) or 1
+            if value % divisor:
+                raise Doubt(f"{value} cannot be divided by {key}={divisor}")
+            value //= divisor
+        return value
+
+    def _read_defaults(self) -> Iterator[Entry]:
+        """Converts defaults that other keys of the file are multiplied with; notes the other ones."""
+        for key, row in self.table.rows.items():
+            default = self._default_of(row)
+            if default is None or key in self.given:
+                continue
+            if any(name in self.given for name in (*row.times, *row.per)):
+                yield replace(self._convert_key(key, default), is_default=True)
+                continue
+            entry = self._judge(row, key, default)
+            if entry.verdict is Verdict.LOOK and not entry.options:
+                yield replace(entry, is_default=True)
+            for option, value in entry.options.items():
+                if self._is_free(option) and option not in self.defaults:
+                    self.defaults[option] = (key, value)
+
+    def _default_of(self, row: Row) -> Any:
+        if isinstance(row.default, dict):
+            return row.default.get(self.kind, row.default.get(self.algorithm))
+        return row.default
+
+    def _find(self, key: str) -> Any:
+        """The value of a key of theirs, or its default."""
+        if key == "algorithm":
+            return self.algorithm
+        if key in self.given:
+            return self.given[key]
+        row = self.table.rows.get(key)
+        return None if row is None else self._default_of(row)
+
+    def _is_met(self, key: str, wanted: Any) -> bool:
+        found = self._find(key)
+        values = found if isinstance(found, list) else [found]
+        choices = wanted if isinstance(wanted, list) else [wanted]
+        return any(value in choices or (choices == ["given"] and value) for value in values)
+
+    def _spell(self, option: str) -> str | None:
+        """The name that the recipe has for an option of the tables; None if it has none."""
+        if option == "algorithm":
+            return None
+        spellings = [option]
+        spellings += [new + option.removeprefix(old) for old, new in _SPELLINGS if option.startswith(old)]
+        return next((name for name in spellings if name in self.known), None)
+
+    def _is_free(self, option: str) -> bool:
+        name = self._spell(option)
+        return name is not None and name not in self.options
+
+    def _put(self, option: str, value: Any, note: str) -> None:
+        name = self._spell(option)
+        assert name is not None, option
+        self.options[name] = dict(value) if isinstance(value, dict) else value
+        self.notes[name] = note
+
+    def _check_requirements(self, entry: Entry) -> Entry:
+        """Takes options back that would be an error without another one."""
+        for option, value in entry.options.items():
+            needed = self._find_missing(option, value)
+            if needed is not None:
+                self.options.pop(option, None)
+                return replace(entry, verdict=Verdict.LOOK, options={}, sentence=f"{option} requires {needed}")
+        return entry
+
+    def _find_missing(self, option: str, value: Any) -> str | None:
+        """What an option requires and the recipe does not have."""
+        for name, needed in load_ours()["requires"].items():
+            other, _, wanted = needed.partition("=")
+            if self._spell(name) not in (option, self._spell(option)) or (wanted and value in (1, False)):
+                continue
+            spelled = self._spell(other) or other
+            if spelled not in self.options or (wanted and spell(self.options[spelled]) != wanted):
+                return needed.replace(other, spelled)
+        return None
+
+    def _fill_required(self) -> Iterator[Entry]:
+        """Sets what a recipe must have and the file does not say: their default, or a placeholder."""
+        for name, placeholder in load_ours()["placeholders"].items():
+            option = self._spell(name)
+            if option is None or option in self.options:
+                continue
+            if any(key.startswith(tuple(placeholder.get("unless", ()))) for key in self.options):
+                continue
+            if option in self.defaults:
+                key, value = self.defaults[option]
+                self._put(option, value, f"their default of {key}")
+                continue
+            value = placeholder["value"]
+            if isinstance(value, str) and value in self.options:
+                self._put(option, self.options[value], f"as {value}")
+                continue
+            self._put(option, value, f"placeholder: {placeholder['meaning']}")
+            yield Entry(option, value, Verdict.LOOK, {}, f"missing, now a placeholder: {placeholder['meaning']}")
+
+
+def _list_bases(value: Any) -> list[str]:
+    names = value if isinstance(value, list) else [value]
+    return [str(name).removesuffix(".yaml") for name in names if name != "_self_"]

@@ -1,0 +1,190 @@
+"""Reads configs of other libraries: YAML and JSON files, a file with one command, and words of a command line."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lockstep import yaml12
+from lockstep.errors import InputError
+from lockstep_convert.table import Options
+
+_TREES = (".yaml", ".yml", ".json")
+_COMMANDS = (".sh", ".bash", ".slurm", ".sbatch", ".txt")
+_LARGEST_BYTES = 1 << 18
+_OVERRIDE = re.compile(r"\+{0,2}([\w.@/]+)=(.*)", re.DOTALL)
+_FLAG = re.compile(r"--([\w.-]+)(?:=(.*))?", re.DOTALL)
+_INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
+_SHELL = re.compile(r"`|\$\(|;|\||&|<|>")
+_MOST_STEPS = 20
+
+
+@dataclass
+class Config:
+    """A config of another library.
+
+    Attributes:
+        tree: Its keys, nested.
+        program: The words before the first option of a command, such as `python3 -m verl.trainer.main_ppo`.
+        files: Names of the files that were read.
+    """
+
+    tree: Options = field(default_factory=dict[str, Any])
+    program: str = ""
+    files: list[str] = field(default_factory=list[str])
+
+    def lay_over(self, tree: Mapping[str, Any]) -> None:
+        """Adds keys, which win over those of before."""
+        self.tree = yaml12.lay_over(self.tree, tree)
+
+
+def read_config(words: Collection[str]) -> Config:
+    """Reads files and words in their order; what comes later wins.
+
+    Raises:
+        InputError: A file is missing or cannot be read, or a word is not an option.
+    """
+    config = Config()
+    rest: list[str] = []
+    for word in words:
+        path = Path(word)
+        if path.suffix in _TREES and "=" not in word and not word.startswith("-") and not rest:
+            config.lay_over(_read_tree(path))
+            config.files.append(path.stem)
+        elif path.suffix in _COMMANDS and "=" not in word and not rest:
+            _read_words(_split_command(path), config)
+        else:
+            rest.append(word)
+    _read_words(rest, config)
+    if not config.tree:
+        raise InputError(f"no keys with values in {' '.join(words)}")
+    return config
+
+
+def _read_text(path: Path) -> str:
+    if not path.is_file():
+        raise InputError(f"there is no file {path}")
+    if path.stat().st_size > _LARGEST_BYTES:
+        raise InputError(f"{path} has more than {_LARGEST_BYTES} bytes, which no config has")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not UTF-8 text") from None
+
+
+def _read_tree(path: Path) -> Options:
+    text = _read_text(path)
+    try:
+        tree = json.loads(text) if path.suffix == ".json" else yaml12.parse(text, merges=True)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
+    if not isinstance(tree, dict):
+        raise InputError(f"{path} holds no keys with values")
+    return tree
+
+
+def _split_command(path: Path) -> list[str]:
+    """The words of the one command in a file; a shell would be needed for more, and none is run."""
+    lines = _read_text(path).replace("\\\n", " ").splitlines()
+    commands = [line for line in lines if line.strip() and not line.lstrip().startswith(("#", "set "))]
+    if len(commands) != 1:
+        raise InputError(
+            f"{path} has {len(commands)} commands; write a file with nothing but the command that trains, "
+            "its variables replaced by their values"
+        )
+    unquoted = re.sub(r"'[^']*'|\"[^\"]*\"", "", commands[0])
+    if _SHELL.search(unquoted):
+        raise InputError(f"{path} needs a shell to be read ({_SHELL.search(unquoted)[0]}); write the plain command")  # pyright: ignore[reportOptionalSubscript]
+    try:
+        return shlex.split(commands[0], comments=True)
+    except ValueError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def _read_words(words: list[str], config: Config) -> None:
+    """Reads `key=value` and `--flag value` words after the program that they are for."""
+    start = _find_first_option(words)
+    config.program = " ".join([*config.program.split(), *words[:start]])
+    flag: str | None = None
+    values: list[Any] = []
+    for word in [*words[start:], "--"]:
+        matched = _FLAG.fullmatch(word)
+        override = None if flag is not None and not values else _OVERRIDE.fullmatch(word)
+        if word == "--" or matched is not None or override is not None:
+            _put_flag(config, flag, values)
+            flag = None
+            values = []
+        if matched is not None:
+            flag = matched[1].replace("-", "_")
+            values = [] if matched[2] is None else [_parse(matched[2])]
+        elif override is not None:
+            config.lay_over(_nest(override[1], _parse(override[2])))
+        elif flag is not None:
+            values.append(_parse(word))
+        elif word not in ("--", "$@"):
+            raise InputError(f"{word} is neither key=value nor the value of a --flag")
+
+
+def _find_first_option(words: list[str]) -> int:
+    """Options begin after the last word that names a program: a Python file, a module, or `trl NAME`."""
+    names = [i for i, word in enumerate(words) if word.endswith(".py") and "=" not in word]
+    names += [i + 1 for i, word in enumerate(words) if word == "-m"]
+    names += [i + 1 for i, word in enumerate(words) if word == "trl"]
+    return max(names) + 1 if names else 0
+
+
+def _put_flag(config: Config, flag: str | None, values: list[Any]) -> None:
+    if flag is not None:
+        value = values if len(values) > 1 else values[0] if values else True
+        config.lay_over(_nest(flag, value))
+
+
+def _nest(key: str, value: Any) -> Options:
+    *above, last = key.split(".")
+    tree: Options = {last: value}
+    for name in reversed(above):
+        tree = {name: tree}
+    return tree
+
+
+def _parse(text: str) -> Any:
+    """A value as YAML reads it; text if it is not YAML."""
+    try:
+        return yaml12.parse(text)
+    except ValueError:
+        return text
+
+
+def flatten(tree: Mapping[str, Any], whole: Collection[str] = (), above: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of a tree by dotted keys; keys in `whole`, and empty mappings, are values."""
+    for name, value in tree.items():
+        key = f"{above}{name}"
+        if isinstance(value, dict) and value and key not in whole:
+            yield from flatten(value, whole, f"{key}.")
+        else:
+            yield key, value
+
+
+def resolve_interpolations(given: Mapping[str, Any]) -> Options:
+    """Replaces values that are one reference to another key, `${a.b}` or `${.sibling}`; others stay as they are."""
+    return {key: _follow(key, value, given) for key, value in given.items()}
+
+
+def _follow(key: str, value: Any, given: Mapping[str, Any]) -> Any:
+    for _ in range(_MOST_STEPS):
+        matched = _INTERPOLATION.fullmatch(value) if isinstance(value, str) else None
+        if matched is None:
+            return value
+        name = matched[1]
+        if name.startswith("."):
+            name = ".".join([*key.split(".")[:-1], name.removeprefix(".")])
+        if name not in given:
+            return value
+        key = name
+        value = given[name]
+    return value

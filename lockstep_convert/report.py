@@ -1,0 +1,89 @@
+"""The recipe of a converted config as YAML, and the report on its keys."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from lockstep import yaml12
+from lockstep.config.errors import RecipeError
+from lockstep.config.loading import load_options
+from lockstep.config.recipe_files import Layer
+from lockstep_convert.convert import Converted, Entry, order_options
+from lockstep_convert.read import flatten
+from lockstep_convert.table import Options, Verdict
+from lockstep_convert.values import shorten, spell
+
+
+def render_recipe(converted: Converted) -> str:
+    """The recipe as YAML; each option has a comment that says where it comes from."""
+    place = {option: i for i, option in enumerate(order_options(converted.algorithm))}
+    tree: Options = {"algorithm": converted.algorithm}
+    for option in sorted(converted.options, key=lambda option: place.get(option, len(place))):
+        _put(tree, option.split("."), copy.deepcopy(converted.options[option]))
+    head = f"# Converted from {converted.table.name} ({converted.table.version}) by `lockstep convert`.\n"
+    body = yaml12.annotate(tree, lambda keys: converted.notes.get(".".join(keys), ""))
+    left = [f"# Look at this: {_name(entry)}: {entry.sentence}.\n" for entry in converted.select(Verdict.LOOK)]
+    return head + body + "".join(left)
+
+
+def check_recipe(converted: Converted) -> tuple[Mapping[str, Any], str]:
+    """The options that the recipe resolves to, and what is wrong with it; one of both is empty."""
+    layer = Layer("the converted recipe", yaml12.parse(render_recipe(converted)))
+    try:
+        loaded = load_options("converted", None, layer)
+    except RecipeError as error:
+        return {}, str(error)
+    return dict(flatten(loaded.dump())), ""
+
+
+def list_lines(converted: Converted, resolved: Mapping[str, Any]) -> Iterator[str]:
+    """The report: what became of each key, and defaults of theirs that differ from ours."""
+    yield f"{converted.table.name} ({converted.table.version}) → algorithm: {converted.algorithm}"
+    for remark in converted.remarks:
+        yield f"note: {remark}"
+    for verdict in Verdict:
+        entries = converted.select(verdict)
+        if entries:
+            yield ""
+            yield f"{verdict.value} ({len(entries)})"
+            yield from _list_entries(entries)
+    different = list(_list_defaults(converted, resolved))
+    if different:
+        yield ""
+        yield "not set in your file"
+        yield from different
+
+
+def _list_entries(entries: list[Entry]) -> Iterator[str]:
+    """One line for each entry that sets options, and one for all that share a sentence."""
+    for entry in entries:
+        if entry.options:
+            ours = ", ".join(f"{option}: {shorten(option, value)}" for option, value in entry.options.items())
+            yield f"  {_name(entry)} → {ours}{f'  ({entry.sentence})' if entry.sentence else ''}"
+    for sentence in dict.fromkeys(entry.sentence for entry in entries if not entry.options):
+        names = [_name(entry) for entry in entries if not entry.options and entry.sentence == sentence]
+        yield f"  {'; '.join(names)}{f': {sentence}' if sentence else ''}"
+
+
+def _list_defaults(converted: Converted, resolved: Mapping[str, Any]) -> Iterator[str]:
+    for option, (key, theirs) in converted.defaults.items():
+        if option in converted.options:
+            yield f"  {option}: theirs is {spell(theirs)} ({key}), ours has no default: the recipe has theirs"
+        elif not resolved:
+            yield f"  {option}: theirs is {spell(theirs)} ({key}), ours is known when the recipe loads"
+        elif resolved.get(option) != theirs:
+            yield f"  {option}: theirs is {spell(theirs)} ({key}), ours is {spell(resolved.get(option))}"
+
+
+def _name(entry: Entry) -> str:
+    value = "" if entry.value is None else f" = {shorten(entry.theirs, entry.value)}"
+    return f"{entry.theirs}{' (their default)' if entry.is_default else ''}{value}"
+
+
+def _put(tree: Options, keys: list[str], value: Any) -> None:
+    for key in keys[:-1]:
+        tree = tree.setdefault(key, {})
+    if not (value == {} and tree.get(keys[-1])):
+        tree[keys[-1]] = value

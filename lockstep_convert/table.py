@@ -1,0 +1,151 @@
+"""Tables of the keys of other libraries: package data, one YAML file per library."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from lockstep import yaml12
+
+Options = dict[str, Any]
+"""Options of a recipe, or keys of another library, by dotted names."""
+
+
+class Verdict(Enum):
+    """Result for one key of theirs; the value is the heading in the report."""
+
+    CONVERTED = "converted"
+    NOT_NEEDED = "not needed here"
+    NO_COUNTERPART = "no counterpart"
+    LOOK = "look at this"
+    UNKNOWN = "unknown: a typo, or newer than the table"
+
+
+@dataclass(frozen=True)
+class Row:
+    """The entry of a key in a table.
+
+    Attributes:
+        to: Options that the key may stand for, of which a recipe has one.
+        convert: Name of a conversion in `values.py`.
+        values: Our values by theirs, which may begin with an algorithm and a slash; a mapping sets several options,
+            null sets none.
+        nothing: Why a value sets nothing.
+        otherwise: What to look at for a value that `values` does not list; `keep` takes it over, `ignore` sets nothing.
+        also: Further rows for the same value.
+        sets: Options to set for any value; `<key>` stands for the value of another key, `<value>` for this one.
+        when: Values that other keys must have for this one to be read.
+        unless: What to look at if they do not; without it the key is not needed.
+        times: Keys that the value is multiplied by.
+        per: Keys that it is divided by.
+        off: Values that change nothing, beside null.
+        default: Their default; a mapping has one for each algorithm.
+        note: A remark for the report.
+        look: What to look at after the conversion.
+        verdict: Fixed verdict of a key that is not converted.
+    """
+
+    to: tuple[str, ...] = ()
+    convert: str = ""
+    values: Mapping[str, Any] | None = None
+    nothing: str = ""
+    otherwise: str = ""
+    also: tuple[Row, ...] = ()
+    sets: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    when: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    unless: str = ""
+    times: tuple[str, ...] = ()
+    per: tuple[str, ...] = ()
+    off: tuple[Any, ...] = ()
+    default: Any = None
+    note: str = ""
+    look: str = ""
+    verdict: Verdict = Verdict.CONVERTED
+
+
+@dataclass(frozen=True)
+class Table:
+    """The keys of one library.
+
+    Attributes:
+        name: Name of the library.
+        version: The version that the table was written from.
+        algorithm: Rules that find what a config trains; the first that matches counts.
+        kinds: Variants of an algorithm, each with the algorithm of its recipe.
+        always: Options that their trainer implies, by algorithm or variant.
+        look: What to look at in any config, by algorithm or variant.
+        remarks: Notes on any config, by algorithm or variant; `*` stands for all.
+        rows: Entries by key; a key with `*` is a pattern.
+    """
+
+    name: str
+    version: str
+    algorithm: list[dict[str, Any]]
+    kinds: Mapping[str, str]
+    always: Mapping[str, Options]
+    look: Mapping[str, list[str]]
+    remarks: Mapping[str, list[str]]
+    rows: Mapping[str, Row]
+
+    def find(self, key: str) -> Row | None:
+        """The entry of a key; None if the library has no such key."""
+        if key in self.rows:
+            return self.rows[key]
+        return next((row for name, row in self.rows.items() if "*" in name and fnmatchcase(key, name)), None)
+
+
+@cache
+def list_libraries() -> tuple[str, ...]:
+    """Names of all tables."""
+    names = (file.name for file in (files("lockstep_convert") / "tables").iterdir())
+    return tuple(sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml")))
+
+
+@cache
+def load_table(library: str) -> Table:
+    """Reads the table of a library."""
+    tree = _read(f"tables/{library}.yaml")
+    rows = {key: _read_row(cell) for key, cell in tree["keys"].items()}
+    for sentence, keys in tree["look"].items():
+        rows |= {key: Row(note=sentence, verdict=Verdict.LOOK, off=tuple(off or ())) for key, off in keys.items()}
+    for verdict, name in ((Verdict.NOT_NEEDED, "not_needed"), (Verdict.NO_COUNTERPART, "no_counterpart")):
+        for sentence, keys in tree[name].items():
+            rows |= {key: Row(note=sentence, verdict=verdict) for key in keys.split()}
+    return Table(
+        name=tree["name"],
+        version=tree["version"],
+        algorithm=tree["algorithm"],
+        kinds=tree.get("kinds", {}),
+        always=tree.get("always", {}),
+        look=tree.get("look_always", {}),
+        remarks=tree.get("remarks", {}),
+        rows=rows,
+    )
+
+
+@cache
+def load_ours() -> dict[str, Options]:
+    """Facts about our options that conversions need: what requires what, and placeholders."""
+    return _read("ours.yaml")
+
+
+def _read_row(cell: Any) -> Row:
+    """A cell is the name of an option, a list of them, or a mapping with the fields of `Row`."""
+    if not isinstance(cell, dict):
+        return Row(to=_as_tuple(cell))
+    lists = {name: _as_tuple(cell[name]) for name in ("to", "times", "per", "off") if name in cell}
+    also = tuple(_read_row(inner) for inner in cell.get("also", ()))
+    return Row(**{**cell, **lists, "also": also})
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, list) else (value,)
+
+
+def _read(name: str) -> dict[str, Any]:
+    return yaml12.parse((files("lockstep_convert") / name).read_text(encoding="utf-8"))

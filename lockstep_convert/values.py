@@ -1,0 +1,145 @@
+"""Conversions of single values, by the names that the tables have for them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lockstep_convert.table import Options
+
+_ROWS = (".parquet", ".json", ".jsonl")
+_TRACKERS = ("wandb", "tensorboard", "mlflow")
+_SECRETS = ("key", "token", "secret", "password")
+_LONGEST_SHOWN = 60
+_REFERENCE = re.compile(r"<([\w.]+)>")
+
+
+class Doubt(ValueError):
+    """A value that a person has to look at; the text says why."""
+
+
+def spell(value: Any) -> str:
+    """A value as tables and reports spell it."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def shorten(key: str, value: Any) -> str:
+    """A value on one line, cut if it is long; the value of a secret is not shown.
+
+    Below `data` a key such as `label_key` is the name of a column.
+    """
+    if re.split(r"[._-]", key.lower())[-1] in _SECRETS and not key.startswith("data."):
+        return "…"
+    text = re.sub(r"\s+", " ", spell(value))
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
+
+
+def convert_model(value: Any) -> Any:
+    """A path stays; a name of the hub gets `hf:`."""
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9][\w-]*/[\w.-]+", value):
+        return f"hf:{value}"
+    return value
+
+
+def convert_rows(value: Any) -> Any:
+    """Files of rows: paths stay, and names of data sets are not files."""
+    names = value if isinstance(value, list) else str(value).split(",")
+    for name in names:
+        if not str(name).endswith(_ROWS) and not str(name).startswith(("/", "./", "~", "$")):
+            raise Doubt(f"{name} is a data set: write a file, or hf:datasets/owner/name/file")
+    return names if len(names) > 1 else names[0]
+
+
+def convert_field(value: Any) -> str:
+    """A field of a row becomes a template with it."""
+    return f"{{{value}}}"
+
+
+def convert_list(value: Any) -> list[Any]:
+    """One value, or several separated by commas, become a list."""
+    if isinstance(value, list):
+        return value
+    return [part.strip() for part in value.split(",")] if isinstance(value, str) else [value]
+
+
+def convert_range(value: Any) -> Any:
+    """Numbers separated by commas or in a list."""
+    parts = value.split(",") if isinstance(value, str) else value
+    return [float(part) for part in parts]
+
+
+def convert_trackers(value: Any) -> Options:
+    """Names of trackers become their sections."""
+    names = [str(name) for name in convert_list(value) if name not in ("console", "none", None)]
+    unknown = [name for name in names if name not in _TRACKERS]
+    if unknown:
+        raise Doubt(f"unknown tracker {', '.join(unknown)}: choose one of {', '.join(_TRACKERS)}")
+    return {f"trackers.{name}": {} for name in names}
+
+
+def convert_bound(value: Any) -> Any:
+    """A bound above 0; null is no bound, and 0 is a mistake in one of both libraries."""
+    if value == 0:
+        raise Doubt("0: write null for no bound")
+    return value
+
+
+def convert_count(value: Any) -> Any:
+    """A whole number above 0; anything else needs a decision."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0 or value % 1:
+        raise Doubt("a whole number above 0 is needed")
+    return int(value)
+
+
+def convert_number(value: Any) -> Any:
+    """A number, which must not be text."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise Doubt("a number is needed")
+    return value
+
+
+def keep(value: Any) -> Any:
+    """The same value."""
+    return value
+
+
+CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
+    "": keep,
+    "mapping": keep,
+    "model": convert_model,
+    "rows": convert_rows,
+    "field": convert_field,
+    "list": convert_list,
+    "numbers": convert_range,
+    "trackers": convert_trackers,
+    "bound": convert_bound,
+    "count": convert_count,
+    "number": convert_number,
+}
+TAKES_NULL = ("bound",)
+"""Conversions for which null is a value and not the absence of one."""
+
+
+def fill_references(template: Any, value: Any, find: Callable[[str], Any]) -> Any:
+    """Replaces `<value>` and `<key>` in a template; a template that is one reference takes the value as it is.
+
+    Raises:
+        Doubt: A key has no value.
+    """
+    if isinstance(template, list):
+        return [fill_references(item, value, find) for item in template]
+    if not isinstance(template, str):
+        return template
+
+    def resolve(name: str) -> Any:
+        found = value if name == "value" else find(name)
+        if found is None or found == -1:
+            raise Doubt(f"needs {name}, which is not set in your file")
+        return found
+
+    whole = _REFERENCE.fullmatch(template)
+    if whole is not None:
+        return resolve(whole[1])
+    return _REFERENCE.sub(lambda match: str(resolve(match[1])), template)

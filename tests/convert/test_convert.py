@@ -1,0 +1,255 @@
+"""Configs of other libraries, as they are published: each key is accounted for, and the recipe loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep import yaml12
+from lockstep.cli import main
+from lockstep.errors import InputError
+from lockstep_convert.command import convert_words
+from lockstep_convert.convert import Converted, convert, detect_library
+from lockstep_convert.read import flatten, read_config
+from lockstep_convert.report import check_recipe, list_lines, render_recipe
+from lockstep_convert.table import Verdict, list_libraries
+
+VERL = r"""#!/bin/bash
+set -x
+python3 -m verl.trainer.main_ppo \
+    algorithm.adv_estimator=grpo \
+    data.train_files=$HOME/data/gsm8k/train.parquet \
+    data.train_batch_size=512 data.max_prompt_length=512 data.max_response_length=1024 \
+    data.filter_overlong_prompts=True data.truncation='error' \
+    +data.apply_chat_template_kwargs.enable_thinking=False \
+    actor_rollout_ref.model.path=Qwen/Qwen3-0.6B \
+    actor_rollout_ref.actor.optim.lr=1e-6 \
+    actor_rollout_ref.actor.ppo_mini_batch_size=128 \
+    actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8 \
+    actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_type=k3+ \
+    actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.n=4 \
+    actor_rollout_ref.rollout.gpu_memory_utilization=0.6 \
+    custom_reward_function.path=my_rewards.py \
+    trainer.logger='["console","wandb"]' trainer.project_name=mine \
+    trainer.n_gpus_per_node=1 trainer.nnodes=1 trainer.total_epochs=3
+"""
+OPENRLHF = r"""python3 -m openrlhf.cli.train_ppo_ray \
+   --actor.model_name_or_path OpenRLHF/Llama-3-8b --data.prompt_dataset ./prompts.jsonl \
+   --data.input_key question --data.label_key answer \
+   --algo.advantage.estimator group_norm --algo.kl.init_coef 0 \
+   --rollout.batch_size 64 --rollout.n_samples_per_prompt 8 --rollout.max_new_tokens 512 \
+   --train.batch_size 128 --train.micro_batch_size 4 --actor.adam.lr 5e-7 --ds.zero_stage 3 \
+   --vllm.num_engines 1 --actor.num_gpus_per_node 1 --ds.packing_samples
+"""
+NEMO_RL = """
+grpo: {num_prompts_per_step: 32, num_generations_per_prompt: 16, max_num_epochs: 1, max_num_steps: 1000000}
+loss_fn: {reference_policy_kl_penalty: 0.01, reference_policy_kl_type: k3, ratio_clip_min: 0.2, ratio_clip_max: 0.28}
+policy:
+  model_name: Qwen/Qwen2.5-1.5B
+  train_global_batch_size: 512
+  max_total_sequence_length: 512
+  precision: bfloat16
+  tokenizer: {name: "${policy.model_name}"}
+  optimizer: {name: torch.optim.AdamW, kwargs: {lr: 5.0e-6, betas: [0.9, 0.999], eps: 1e-8, foreach: false}}
+  scheduler: [{name: torch.optim.lr_scheduler.LinearLR, kwargs: {total_iters: 50}}, {milestones: [50]}]
+  generation: {backend: vllm, max_new_tokens: "${policy.max_total_sequence_length}", top_k: null}
+  dynamic_batching: {enabled: true, train_mb_tokens: "${mul:${policy.max_total_sequence_length}, 4}"}
+data:
+  max_input_seq_length: "${policy.max_total_sequence_length}"
+  train: {dataset_name: ResponseDataset, data_path: rows.jsonl, input_key: problem, output_key: answer}
+  default: {env_name: math}
+cluster: {gpus_per_node: 1, num_nodes: 1}
+"""
+NEMO_ALIGNER = """
+trainer: {devices: 8, num_nodes: 1, precision: bf16, dpo: {max_epochs: 1, max_steps: -1, save_interval: 100}}
+pretrained_checkpoint: {restore_from_path: /models/llama.nemo}
+model:
+  micro_batch_size: 1
+  global_batch_size: 64
+  tensor_model_parallel_size: 1
+  dpo: {ref_policy_kl_penalty: 0.2, preference_loss: dpo}
+  data: {data_prefix: /data/pairs.jsonl, seq_length: 2048}
+  optim: {name: distributed_fused_adam, lr: 1e-6, sched: {name: CosineAnnealing, warmup_steps: 10}}
+"""
+TRL = """
+model_name_or_path: Qwen/Qwen3-0.6B
+dataset_name: ./pairs.jsonl
+learning_rate: 5.0e-7
+per_device_train_batch_size: 4
+gradient_accumulation_steps: 8
+max_steps: 500
+lr_scheduler_type: cosine
+warmup_ratio: 0.1
+loss_type: sigmoid
+beta: 0.1
+logging_steps: 10
+report_to: [tensorboard]
+"""
+CONFIGS = {
+    "verl": ("run.sh", VERL, ""),
+    "openrlhf": ("run.sh", OPENRLHF, ""),
+    "nemo-rl": ("grpo.yaml", NEMO_RL, ""),
+    "nemo-aligner": ("dpo.yaml", NEMO_ALIGNER, ""),
+    "trl": ("dpo.yaml", TRL, "dpo"),
+}
+
+
+def converted(folder: Path, name: str, text: str, algorithm: str = "", *words: str) -> Converted:
+    """Converts a config by the library that its keys are of."""
+    (folder / name).write_text(text)
+    config = read_config([str(folder / name), *words])
+    return convert(config, detect_library(config.tree), algorithm or None)
+
+
+def recipe(found: Converted) -> dict[str, Any]:
+    """The recipe as it loads, by dotted options."""
+    resolved, wrong = check_recipe(found)
+    assert not wrong
+    return dict(resolved)
+
+
+@pytest.mark.parametrize("library", CONFIGS)
+def test_every_key_is_accounted_for_and_the_recipe_loads(library: str, tmp_path: Path) -> None:
+    found = converted(tmp_path, *CONFIGS[library])
+    assert found.table.name.lower().replace(" ", "-") == library
+    given = dict(flatten(read_config([str(tmp_path / CONFIGS[library][0])]).tree))
+    accounted = {entry.theirs for entry in found.entries}
+    assert {key for key in given if not any(f"{key}.".startswith(f"{other}.") for other in accounted)} == set()
+    assert not found.select(Verdict.UNKNOWN)
+    recipe(found)
+
+
+def test_what_verl_trains(tmp_path: Path) -> None:
+    options = recipe(converted(tmp_path, *CONFIGS["verl"]))
+    assert options["model.path"] == "hf:Qwen/Qwen3-0.6B"
+    assert options["data.messages"] == "prompt"
+    assert options["data.template_args.enable_thinking"] is False
+    assert options["reward.function"] == "my_rewards.py:compute_score"
+    assert options["grpo.global_batch_size"] == 512
+    assert (options["grpo.kl.coef"], options["grpo.kl.placement"]) == (0.001, "loss")
+    assert options["trackers.wandb.project"] == "mine"
+
+
+def test_what_the_others_train(tmp_path: Path) -> None:
+    options = recipe(converted(tmp_path, *CONFIGS["openrlhf"]))
+    assert (options["grpo.baseline"], options["grpo.scale_rewards"]) == ("mean", "group")
+    assert (options["policy.lr"], options["data.prompt"], options["data.answer"]) == (5e-7, "{question}", "{answer}")
+    options = recipe(converted(tmp_path, *CONFIGS["nemo-rl"]))
+    assert options["sampling.max_tokens"] == options["data.max_prompt_tokens"] == 512
+    assert (options["grpo.clip"], options["grpo.clip_high"], options["run.max_epochs"]) == (0.2, 0.28, 1)
+    options = recipe(converted(tmp_path, *CONFIGS["trl"]))
+    assert options["dpo.global_batch_size"] == 32
+    assert (options["optimizer.schedule.decay"], options["optimizer.schedule.decay_steps"]) == ("cosine", 500)
+
+
+LOOK = {
+    "a decay whose steps are unknown": ("trl", "", "max_steps=-1", "lr_scheduler_type"),
+    "a warm-up by share": ("trl", "", "", "warmup_ratio"),
+    "a loss that is not here": ("trl", "", "loss_type=sapo", "loss_type"),
+    "a KL of another gradient": ("verl", "", "actor_rollout_ref.actor.kl_loss_type=low_var_kl", "actor.kl_loss_type"),
+    "an estimator that is not here": ("verl", "grpo", "algorithm.adv_estimator=opo", "algorithm.adv_estimator"),
+    "a variable": ("verl", "", "trainer.total_epochs=$EPOCHS", "trainer.total_epochs"),
+    "an engine that is not here": ("verl", "", "actor_rollout_ref.rollout.name=sglang", "rollout.name"),
+    "schedules of torch": ("nemo-rl", "", "", "policy.scheduler"),
+    "experts": ("openrlhf", "", "actor.aux_loss_coef=0.01", "actor.aux_loss_coef"),
+}
+
+
+@pytest.mark.parametrize("case", LOOK)
+def test_what_is_doubtful_is_listed_and_left_out(case: str, tmp_path: Path) -> None:
+    library, algorithm, word, key = LOOK[case]
+    name, text, usual = CONFIGS[library]
+    found = converted(tmp_path, name, text, algorithm or usual, *filter(None, [word]))
+    [entry] = [entry for entry in found.select(Verdict.LOOK) if entry.theirs.endswith(key)]
+    assert entry.sentence
+    assert not entry.options
+    assert f"Look at this: {entry.theirs}" in render_recipe(found)
+    recipe(found)
+
+
+def test_their_defaults_that_differ_are_named(tmp_path: Path) -> None:
+    text = VERL.replace("actor_rollout_ref.actor.optim.lr=1e-6", "").replace(
+        "actor.kl_loss_type=k3+", "actor.ppo_epochs=1"
+    )
+    found = converted(tmp_path, "run.sh", text)
+    lines = "\n".join(list_lines(found, recipe(found)))
+    assert "policy.lr: theirs is 1e-06 (actor_rollout_ref.actor.optim.lr), ours has no default" in lines
+    assert "policy.weight_decay: theirs is 0.01 (actor_rollout_ref.actor.optim.weight_decay), ours is 0.0" in lines
+    assert "validation_sampling.temperature: theirs is 0" in lines
+    assert "kl_loss_type (their default) = low_var_kl" in lines
+    text = NEMO_RL.replace("reference_policy_kl_penalty: 0.01, ", "")
+    found = converted(tmp_path, "grpo.yaml", text)
+    lines = "\n".join(list_lines(found, recipe(found)))
+    assert "grpo.kl.coef: theirs is 0.01 (loss_fn.reference_policy_kl_penalty), ours is null" in lines
+    found = converted(
+        tmp_path, "dpo.yaml", TRL.replace("beta: 0.1", "").replace("lr_scheduler_type: cosine", ""), "dpo"
+    )
+    lines = "\n".join(list_lines(found, recipe(found)))
+    assert "dpo.max_tokens: theirs is 1024 (max_length), ours has no default: the recipe has theirs" in lines
+    assert "optimizer.schedule.decay: theirs is linear (lr_scheduler_type), ours is constant" in lines
+
+
+def test_unknown_keys_and_two_keys_of_one_option_are_listed(tmp_path: Path) -> None:
+    found = converted(tmp_path, *CONFIGS["verl"], "trainer.total_epoch=3", "data.seed=1", "trainer.seed=2")
+    assert [entry.theirs for entry in found.select(Verdict.UNKNOWN)] == ["trainer.total_epoch"]
+    [clash] = [entry for entry in found.select(Verdict.LOOK) if entry.theirs == "trainer.seed"]
+    assert clash.sentence == "seed is 1 already, by data.seed"
+
+
+def test_a_secret_is_not_shown(tmp_path: Path) -> None:
+    _, report, _ = convert_words(
+        [
+            str(write(tmp_path, OPENRLHF.rstrip() + " --logger.wandb.key abc")),
+        ],
+        None,
+        None,
+    )
+    assert "logger.wandb.key = …" in report
+    assert "abc" not in report
+
+
+def write(folder: Path, text: str, name: str = "run.sh") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+REFUSED = {
+    "two commands": ("echo a\npython x.py a=1\n", "run.sh", "has 2 commands"),
+    "a pipe": ("python x.py a=1 | tee log\n", "run.sh", "needs a shell"),
+    "not YAML": ("x: [1\n", "a.yaml", "a.yaml: line"),
+    "no keys": ("[1]", "a.json", "holds no keys"),
+    "keys of nobody": ("x: 1\n", "a.yaml", "no library has its keys"),
+    "no algorithm": ("model_name_or_path: m\nlearning_rate: 1e-6\n", "a.yaml", "set --algorithm"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_read_is_refused(case: str, tmp_path: Path) -> None:
+    text, name, said = REFUSED[case]
+    with pytest.raises(InputError, match=said):
+        convert_words([str(write(tmp_path, text, name))], None, None)
+
+
+def test_the_command_writes_a_recipe_and_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "mine.yaml"
+    assert main(["convert", str(write(tmp_path, VERL)), "--from", "verl", "--out", str(out)]) == 0
+    assert "rollout.n = 4 → grpo.num_generations: 4" in capsys.readouterr().out
+    assert yaml12.parse(out.read_text())["algorithm"] == "grpo"
+    assert main(["config", str(out)]) == 0
+    capsys.readouterr()
+    assert main(["convert", str(tmp_path / "run.sh"), "--out", str(out)]) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert main(["convert", str(tmp_path / "run.sh"), "trainer.total_training_steps=9"]) == 2
+    assert "look at trainer.total_epochs" in capsys.readouterr().err
+
+
+def test_flags_are_given_as_words(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--model_name_or_path", "m", "--learning_rate", "1e-6", "--max_steps", "3", "--bf16", "False"]
+    assert main(["convert", "--from", "trl", "--algorithm", "sft", "--", *words]) == 2
+    said = capsys.readouterr()
+    assert "dtype: fp32" in said.out
+    assert "data.train" in said.err
+    assert set(list_libraries()) == {"nemo-aligner", "nemo-rl", "openrlhf", "trl", "verl"}
