@@ -180,9 +180,13 @@ TABLE: dict[str, Any] = {
 def test_a_table_holds_if_every_verdict_is_pass() -> None:
     assert agreement_page.judge_table(TABLE).startswith("- **Holds**: fp32")
     assert "3 of 3 verdicts are PASS, in 1 of 2 cells" in agreement_page.judge_table(TABLE)
-    for verdicts in ({"PASS": 2, "INCONCLUSIVE": 1}, {"FAIL": 1}, {}):
+    for word, verdicts in {
+        "Not shown by so few tokens": {"PASS": 2, "INCONCLUSIVE": 1},
+        "Does not hold": {"PASS": 2, "INCONCLUSIVE": 1, "FAIL": 1},
+    }.items():
         other = TABLE | {"cells": [{"state": "measured", "verdicts": verdicts}]}
-        assert agreement_page.judge_table(other).startswith("- **Does not hold**")
+        assert agreement_page.judge_table(other).startswith(f"- **{word}**")
+    assert agreement_page.judge_table(TABLE | {"cells": []}).startswith("- **Does not hold**")
     assert agreement_page.judge_repeats(TABLE).startswith("- **Holds**")
     assert agreement_page.judge_repeats(TABLE | {"repeats": {"hf": [4, 3]}}).startswith("- **Does not hold**")
     assert agreement_page.judge_repeats(TABLE | {"repeats": {}}).startswith("- **Does not hold**")
@@ -230,3 +234,16 @@ def test_a_planted_line_is_there_once(engine: str) -> None:
     assert engine in agreement.ENGINES
     edit = FAULTS[engine].edit()
     assert Path(edit.file).read_text().splitlines()[edit.line - 1].strip().startswith(edit.text)
+
+
+def test_programs_that_ended_are_not_run_again_and_the_long_form_adds_tables(tmp_path: Path) -> None:
+    every = agreement.list_missing(tmp_path, tmp_path, long=True)
+    short = agreement.list_missing(tmp_path, tmp_path, long=False)
+    assert {one.name for one in every} - {one.name for one in short} == {
+        "fp32_whole", "bf16_whole", "fp32_8000", "bf16_8000"
+    }  # fmt: skip
+    for result in ("certificate.json", "fp32/report.json"):
+        (tmp_path / result).parent.mkdir(exist_ok=True)
+        (tmp_path / result).write_text("{}")
+    left = agreement.list_missing(tmp_path, tmp_path, long=False)
+    assert {one.name for one in short} - {one.name for one in left} == {"certify", "fp32"}
