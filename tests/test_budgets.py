@@ -1,0 +1,58 @@
+"""Weight has a budget: each room has a ceiling, set to what is there, and a wish that the ceiling comes down to.
+
+When a room has become lighter, lower its ceiling here; `python tests/fixtures/weight.py` prints the figures.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from weight import ROOT, count_protocols, count_tokens, count_words, measure
+
+pytestmark = pytest.mark.full  # some seconds of tokenizing
+
+CEILINGS = {
+    # figure: (ceiling, wanted); tokens and words in thousands
+    "lockstep": (436.5, 300),
+    "lockstep_doctor": (48.5, 60),  # with the doctor's rooms in lockstep, which move there
+    "lockstep_logprobs": (27.5, 28),
+    "lockstep_convert": (7.0, 9),
+    "benchmarks": (114.0, 90),
+    "tests": (570.5, 400),
+    "options": (743, 540),
+    "protocols": (47, 18),
+    "docs": (66.0, 60),
+    "LOG.md": (6.5, 8),
+}
+
+
+@pytest.fixture(scope="module")
+def figures() -> dict[str, float]:
+    return measure()
+
+
+@pytest.mark.parametrize("name", CEILINGS)
+def test_nothing_grows_above_its_ceiling(name: str, figures: dict[str, float]) -> None:
+    ceiling, wanted = CEILINGS[name]
+    assert figures[name] <= max(ceiling, wanted), f"{name} weighs {figures[name]:.1f}: take something else out"
+
+
+def test_every_figure_has_a_ceiling(figures: dict[str, float]) -> None:
+    assert figures.keys() == CEILINGS.keys()
+    print(*(f"{name:<20}{value:8.1f}  {CEILINGS[name]}" for name, value in figures.items()), sep="\n")
+
+
+def test_comments_and_layout_are_free_and_a_docstring_is_one_token() -> None:
+    assert count_tokens('"""Doc\nof two lines."""\n\n# a comment\nx = [1,\n     2]  # another\n') == 8
+
+
+def test_words_and_protocols_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "lockstep").mkdir()
+    (tmp_path / "lockstep/a.py").write_text(
+        "class A(Protocol[T]): ...\nclass B(A): ...\nclass C(typing.Protocol): ...\n"
+    )
+    (tmp_path / "a.md").write_text("# two words\n")
+    assert count_protocols(tmp_path) == 2
+    assert count_words(tmp_path) == 3
+    assert (ROOT / "lockstep").is_dir()
