@@ -65,6 +65,7 @@ class Setting:
         repeats: Repetitions of the timing; slow kernels have half as many.
         folder: Folder of the ranks' meeting, and of rank 0's results.
         peer: A checkout of NeMo RL; empty: none.
+        shape: B, S, V.
     """
 
     only: str
@@ -73,6 +74,7 @@ class Setting:
     repeats: int
     folder: str
     peer: str = ""
+    shape: tuple[int, int, int] = SHAPE
 
     def load_peer(self) -> ModuleType | None:
         if not self.peer:
@@ -92,7 +94,7 @@ def run_rank(rank: int, setting: Setting) -> None:
         world_size=setting.ranks,
         timeout=timedelta(minutes=10),
     )
-    place = Place(rank, dist.group.WORLD, device, *SHAPE, setting.load_peer())  # pyright: ignore[reportArgumentType]
+    place = Place(rank, dist.group.WORLD, device, *setting.shape, setting.load_peer())  # pyright: ignore[reportArgumentType]
     results: dict[str, dict[str, Any]] = {}
     for kernel in chosen(setting.only):
         figures = _measure(kernel, place, setting.repeats)
