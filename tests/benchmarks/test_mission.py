@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from benchmarks.mission import agreement, agreement_page, generation, ppo, self_rewarding_page
+from benchmarks.mission import agreement, agreement_page, generation, logprobs, ppo, self_rewarding_page
 from benchmarks.mission.__main__ import FILE, PAGE, _add_up, _child_cpu_seconds, _describe_time, write
 from benchmarks.mission.judgements import (
     COMPARISON,
@@ -20,9 +21,12 @@ from benchmarks.mission.judgements import (
     write_known,
     write_warm_start,
 )
+from benchmarks.mission.logprob_checks import CHECKS, measure
+from benchmarks.mission.logprob_claims import Claim
 from benchmarks.mission.opposites import HELD_OUT, TRAINED, name_opposite
 from benchmarks.mission.planted import FAULTS
 from benchmarks.mission.programs import MissionError, Program
+from lockstep.distributed import model_utils
 from lockstep.judge.verdicts import ScoreParser, WinnerParser
 
 
@@ -247,3 +251,67 @@ def test_programs_that_ended_are_not_run_again_and_the_long_form_adds_tables(tmp
         (tmp_path / result).write_text("{}")
     left = agreement.list_missing(tmp_path, tmp_path, long=False)
     assert {one.name for one in short} - {one.name for one in left} == {"certify", "fp32"}
+
+
+LATER = {
+    "TrainingSamplingParams", "_compute_distributed_log_softmax_with_grad", "apply_top_k_top_p",
+    "cp_load_balanced_to_contiguous", "cp_shift_next", "group_all_reduce_sum", "group_all_reduce_sum_with_grad",
+    "need_top_k_or_top_p_filtering", "vocab_parallel_argmax", "vocab_parallel_full_log_softmax",
+    "vocab_parallel_gather_columns", "vocab_parallel_log_softmax",
+}  # fmt: skip
+"""Names of `model_utils` that NeMo RL's page does not have."""
+
+
+def test_the_26_names_are_shown_and_all_that_are_not_exempt_are_measured() -> None:
+    assert len(logprobs.NAMES) == 26
+    assert set(logprobs.NAMES) == set(model_utils.__all__) - LATER
+    assert set(logprobs.NAMES) == CHECKS.keys() | logprobs.EXEMPT.keys()
+
+
+def figures(share: float) -> dict[str, Any]:
+    kinds = {kind: {"value": 1e-6, "gradient": None, "share": share} for kind in ("fp32", "bf16")}
+    return {name: {"tp 1": kinds} for name in CHECKS}
+
+
+def test_a_name_outside_of_its_bound_does_not_hold() -> None:
+    assert logprobs._verdict(figures(1.0)).startswith("- **Holds**: 24 of the 26 names")
+    one = figures(1.0) | {"DistributedLogprob": figures(1.01)["DistributedLogprob"]}
+    assert logprobs._verdict(one).startswith("- **Does not hold**: ")
+    assert logprobs._verdict(one).endswith("Not within them: `DistributedLogprob`.")
+    assert "**does not hold**" in logprobs._row("DistributedLogprob", one["DistributedLogprob"])
+    missing = {name: one for name, one in figures(0.5).items() if name != "DistributedLogprob"}
+    assert logprobs._verdict(missing).endswith("Not within them: `DistributedLogprob`.")
+
+
+def test_what_is_only_moved_may_not_differ() -> None:
+    wanted = torch.tensor([1.0, -torch.inf], dtype=torch.float64)
+    assert measure(Claim([wanted.float()], [wanted], [0.0]))["share"] == 0.0
+    moved = torch.tensor([1.0 + 2**-23, -torch.inf])
+    assert measure(Claim([moved], [wanted], [0.0]))["share"] == torch.inf
+    assert measure(Claim([moved], [wanted], [torch.tensor(2.0**-22)]))["share"] == 0.5
+    assert measure(Claim([torch.tensor([torch.nan, 0.0])], [wanted], [torch.tensor(9.0)]))["share"] == torch.inf
+
+
+def test_a_test_of_nemo_rl_that_fails_without_a_known_reason_does_not_hold() -> None:
+    (known,) = logprobs.REASONS
+    counts = {"distributed": [51, 53], "algorithms": [14, 14]}
+    peer: dict[str, Any] = {"commit": "7ea279abf", "date": "2026-11-29", "failures_by_its_own": {}}
+    peer["tests"] = {"counts": counts, "failures": {f"{known}[1]": "", f"{known}[2]": ""}}
+    lines = logprobs._describe_tests(peer)
+    assert lines[0].startswith("- **Holds**: ")
+    assert "51 of 53 (distributed), 14 of 14 (algorithms)" in lines[0]
+    assert all("Lockstep takes none" in line for line in lines[1:])
+    peer["tests"]["failures"]["test_values"] = "AssertionError: apart"
+    lines = logprobs._describe_tests(peer)
+    assert lines[0].startswith("- **Does not hold**: ")
+    assert (
+        "`test_values` fails: it has no known reason: AssertionError: apart. With NeMo RL's own functions it passes"
+        in (lines[-1])
+    )
+    assert logprobs._describe_tests(None)[0].startswith("- **Not measured**: ")
+    assert "git clone" in logprobs._describe_tests(None)[0]
+
+
+def test_a_folder_that_is_no_checkout_of_nemo_rl_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MissionError, match="is no checkout of NeMo RL; this fetches one: git clone"):
+        logprobs.measure(tmp_path, tmp_path / "work", 1, nemo_rl=tmp_path)
