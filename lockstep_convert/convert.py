@@ -322,10 +322,11 @@ class _Conversion:
                 key, value = self.defaults[option]
                 self._put(option, value, f"their default of {key}")
                 continue
-            value = placeholder["value"]
-            if isinstance(value, str) and value in self.options:
-                self._put(option, self.options[value], f"as {value}")
+            same = next((name for name in placeholder.get("same_as", ()) if name in self.options), None)
+            if same is not None:
+                self._put(option, self.options[same], f"as {same}")
                 continue
+            value = placeholder["value"]
             self._put(option, value, f"placeholder: {placeholder['meaning']}")
             yield Entry(option, value, Verdict.LOOK, {}, f"missing, now a placeholder: {placeholder['meaning']}")
 
