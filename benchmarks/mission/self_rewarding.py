@@ -48,6 +48,7 @@ def measure(model: Path, work: Path, jobs: int) -> dict[str, Any]:
     return {
         "warm_start_rows": warm_start.sft.global_batch_size * len(read_metrics(work / "warm_start")),
         "known_words": len(HELD_OUT),
+        "llmbar_rows": LLMBAR_ROWS,
         "seconds": seconds,
         "stages": {stage: _read_stage(work, stage) for stage in STAGES},
         "runs": {run: _read_run(work / run) for run in RUNS},

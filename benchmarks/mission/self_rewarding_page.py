@@ -41,7 +41,10 @@ def describe(found: dict[str, Any]) -> list[str]:
     runs = [_describe_run(RUNS[name], run) for name, run in found["runs"].items()]
     return [
         f"SFT on {found['warm_start_rows']} short rows teaches {NAME} to judge; each iteration starts from it.",
-        "Figures have 95 % intervals over prompts. Scores and comparisons are known for answers to "
+        "The judge's question is short, and does not say how a verdict must look: that is what the warm start teaches.",
+        "Figures have 95 % intervals over prompts. LLMBar is the "
+        f"{found['llmbar_rows']} rows of Natural and Adversarial_Manual with the fewest characters; a tie counts half.",
+        "Scores and comparisons are known for answers to "
         f"{found['known_words']} words that no row is trained on; the reward is what a program finds right.",
         "",
         head,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.mission import agreement, agreement_page, generation, logprobs, ppo, self_rewarding_page
+from benchmarks.mission import agreement, agreement_page, generation, logprobs, ppo, self_rewarding, self_rewarding_page
 from benchmarks.mission.__main__ import FILE, PAGE, _add_up, _child_cpu_seconds, _describe_time, write
 from benchmarks.mission.judgements import (
     COMPARISON,
@@ -315,3 +315,25 @@ def test_a_test_of_nemo_rl_that_fails_without_a_known_reason_does_not_hold() -> 
 def test_a_folder_that_is_no_checkout_of_nemo_rl_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MissionError, match="is no checkout of NeMo RL; this fetches one: git clone"):
         logprobs.measure(tmp_path, tmp_path / "work", 1, nemo_rl=tmp_path)
+
+
+def test_counts_of_a_run_are_those_of_its_log(tmp_path: Path) -> None:
+    step = {"train/iteration": 0.0, "judge/no_verdict": 0.125, "train/bad_samples_per_GBS": 0.25}
+    rows = [
+        {"step": 0, "validation/reward": 0.5, "val/generated_rewards": 3.0, "val/acc": None},
+        {"step": 1, **step, "train/judge_pair_share": 0.25, "meta_judge/left_out": 0.0},
+        {"step": 2, **step, "train/judge_pair_share": 0.0, "meta_judge/left_out": 2.0},
+    ]
+    run = tmp_path / "meta_rewarding"
+    run.mkdir()
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    found = self_rewarding._read_run(run)
+    assert {name: value for name, value in found.items() if isinstance(value, int)} == {
+        "prompts": 16,
+        "pairs": 12,
+        "judge_pairs": 2,
+        "left_out": 2,
+        "verdicts": 128,
+        "parsed": 112,
+    }
+    assert found["validations"] == [{"step": 0, "validation/reward": 0.5, "val/generated_rewards": 3.0}]
