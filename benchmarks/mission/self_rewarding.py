@@ -39,17 +39,20 @@ def measure(model: Path, work: Path, jobs: int) -> dict[str, Any]:
     """
     work.mkdir(parents=True, exist_ok=True)
     _write_data(work)
-    seconds = run_all([_train("warm_start", model), _judge("raw", model)], work, jobs)
-    seconds |= run_all([_train(run, work / "warm_start" / "final") for run in RUNS], work, jobs)
+    run_all([_train("warm_start", model), _judge("raw", model)], work, jobs)
+    run_all([_train(run, work / "warm_start" / "final") for run in RUNS], work, jobs)
     trained = [stage for stage in STAGES if stage != "raw"]
-    seconds |= run_all([_judge(stage, work / stage) for stage in trained], work, jobs)
-    generation = measure_generation(model, work)
+    run_all([_judge(stage, work / stage) for stage in trained], work, jobs)
+    return _read_all(work, measure_generation(model, work))
+
+
+def _read_all(work: Path, generation: dict[str, Any]) -> dict[str, Any]:
+    """Figures of all finished programs."""
     warm_start = load(str(FOLDER / "warm_start.yaml")).expect(SFTRecipe)
     return {
         "warm_start_rows": warm_start.sft.global_batch_size * len(read_metrics(work / "warm_start")),
         "known_words": len(HELD_OUT),
         "llmbar_rows": LLMBAR_ROWS,
-        "seconds": seconds,
         "stages": {stage: _read_stage(work, stage) for stage in STAGES},
         "runs": {run: _read_run(work / run) for run in RUNS},
         "generation": generation,
@@ -96,7 +99,10 @@ def _judge(stage: str, model: Path) -> Program:
 def _read_stage(work: Path, stage: str) -> dict[str, Any]:
     """Figures of a stage: LLMBar by its judge, and what validation measured, the warm start's before the first step."""
     scores = json.loads((work / f"llmbar_{stage}" / "results.json").read_text())["ways"]["scores"]
-    figures = {"llmbar": _interval(scores["figures"]["pairwise_accuracy"])}
+    figures = {
+        "llmbar": _interval(scores["figures"]["pairwise_accuracy"]),
+        "ties": _interval(scores["figures"]["ties"]),
+    }
     if stage != "raw":
         run = stage if stage in RUNS else "meta_rewarding"
         rows = [row for row in read_metrics(work / run) if "validation/reward" in row]

@@ -131,16 +131,20 @@ def _verdicts(found: dict[str, Any]) -> list[str]:
     ]
     for name, title in STAGES.items():
         if name != "raw":
-            accuracy = found["stages"][name]["figures"]["llmbar"]
-            lines.append(
-                say(
-                    (accuracy[1] or 0) > CHANCE,
-                    f"{title}: its judge is better than chance on LLMBar: {_show(accuracy)}",
-                )
-            )
+            lines.append(_say_accuracy(title, found["stages"][name]["figures"]))
     lines += [_compare_rewards(found["stages"], name) for name in RUNS]
     lines += [_say_metrics(found["runs"]), _say_judge_pairs(found["runs"]["meta_rewarding"])]
     return lines
+
+
+def _say_accuracy(title: str, figures: dict[str, Interval]) -> str:
+    """Whether a judge does better than chance on LLMBar, and how often it cannot tell two responses apart."""
+    accuracy, ties = figures["llmbar"], figures["ties"]
+    return say(
+        (accuracy[1] or 0) > CHANCE,
+        f"{title}: its judge is better than chance on LLMBar: {_show(accuracy)}; both responses get the same score "
+        f"in {ties[0] or 0:.0%} of the rows",
+    )
 
 
 def say(holds: bool, claim: str) -> str:

@@ -140,7 +140,7 @@ def test_known_comparisons_name_the_judgement_that_is_right(tmp_path: Path) -> N
 
 
 def _stage(reward: list[float], accuracy: list[float], unread: int = 0) -> dict[str, Any]:
-    figures = {"reward": reward, "llmbar": accuracy, "judge_exact": accuracy}
+    figures = {"reward": reward, "llmbar": accuracy, "judge_exact": accuracy, "ties": accuracy}
     return {"figures": figures, "llmbar_judgements": {"judgements": 200, "no_verdict": unread}}
 
 
