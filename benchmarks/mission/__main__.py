@@ -126,9 +126,11 @@ def write(results: dict[str, Any]) -> dict[Path, str]:
 
 
 def _describe_time(result: dict[str, Any]) -> str:
-    """Minutes of a part, and CPU minutes if they were counted."""
+    """Minutes of a part, CPU minutes if they were counted, and a remark on them if there is one."""
     minutes = f"{result['minutes']:.0f} minutes"
-    return f"{minutes}, {result['cpu_minutes']:.0f} CPU minutes" if "cpu_minutes" in result else minutes
+    if "cpu_minutes" in result:
+        minutes += f", {result['cpu_minutes']:.0f} CPU minutes"
+    return f"{minutes} ({result['remark']})" if "remark" in result else minutes
 
 
 HEAD = (

@@ -43,6 +43,7 @@ def test_cpu_minutes_are_those_of_programs_that_ended() -> None:
     assert _child_cpu_seconds() - before >= 0.2
     assert _describe_time({"minutes": 17.2}) == "17 minutes"
     assert _describe_time({"minutes": 17.2, "cpu_minutes": 30.6}) == "17 minutes, 31 CPU minutes"
+    assert _describe_time({"minutes": 17.2, "remark": "estimated"}) == "17 minutes (estimated)"
 
 
 def test_minutes_of_a_stopped_part_count(tmp_path: Path) -> None:
