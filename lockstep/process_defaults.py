@@ -24,7 +24,6 @@ _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _HUB_MAY_BE_ASKED = "LOCKSTEP_HUB_MAY_BE_ASKED"
 """Says to child processes that the first of them was set by Lockstep, and not by the user."""
 
-_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 _GIVEN_THREADS = os.environ.get(THREADS)
 
@@ -90,23 +89,6 @@ def spare_modules() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
-
-
-@contextmanager
-def spare_threads() -> Iterator[None]:
-    """Keeps numpy, where the block imports it first, from starting threads, which a fork of this process would lack.
-
-    Programs that this process starts later are as the user has set them.
-    """
-    given = os.environ.get(_BLAS_THREADS)
-    os.environ[_BLAS_THREADS] = "1"
-    try:
-        yield
-    finally:
-        if given is None:
-            del os.environ[_BLAS_THREADS]
-        else:
-            os.environ[_BLAS_THREADS] = given
 
 
 def usual_threads() -> int:

@@ -6,7 +6,6 @@ import argparse
 
 from lockstep.commands.arguments import Parsers, add_recipe
 from lockstep.printable import print_text
-from lockstep.process_defaults import spare_modules, spare_threads
 
 
 def add(parsers: Parsers) -> None:
@@ -23,9 +22,9 @@ def add(parsers: Parsers) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command. Returns the exit code."""
-    with spare_modules(), spare_threads():  # its runs are forks
-        from lockstep.sweeps.plan import plan_words
-        from lockstep.sweeps.sweep import preview, run_sweep
+    from lockstep.sweeps.plan import plan_words
+    from lockstep.sweeps.sweep import preview, run_sweep
+
     plan = plan_words(options.recipe, options.overrides, options.name)
     if options.dry_run:
         print_text(preview(plan, options.jobs))

@@ -19,9 +19,6 @@ _ASKING = {
 }
 """Signals that ask for a stop: their name for the user, and the exit code of the process."""
 
-STOPPING = frozenset(_ASKING)
-"""Signals that ask for a stop."""
-
 SUPERVISED = "LOCKSTEP_SUPERVISED"
 """Environment variable of a run under `--supervise`."""
 
@@ -79,13 +76,6 @@ def hear_interrupts() -> None:
     """Restores SIGINT where the parent process ignored it, as a script does for `command &`."""
     if _in_main_thread() and signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def forget_handlers() -> None:
-    """Restores the default handlers in a forked process; signals that it was started to ignore stay ignored."""
-    for number in _ASKING:
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 @contextmanager

@@ -7,19 +7,17 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from lockstep.algorithms.base import Algorithm
-from lockstep.algorithms.rows import DataFiles, data_files
-from lockstep.config.hub import fetch_names, require_pinned
-from lockstep.config.loading import Loaded, load
+from lockstep.config.hub import require_pinned
+from lockstep.config.loading import Loaded, load, load_run
 from lockstep.config.recipe_files import Layer
 from lockstep.errors import InputError
 from lockstep.records import is_file, read_record
 from lockstep.report.sweeps import SWEEP
-from lockstep.run.identity import Identity, differences, identity, recipe_identity
+from lockstep.run.identity import Identity, differences, recipe_identity
 from lockstep.sweeps.grid import Combination, combine, split_words
 from lockstep.whole_files import write_whole
 
@@ -56,23 +54,6 @@ class PlannedRun:
         """All options that change a result."""
         return recipe_identity(self.loaded)
 
-    def identify(self, digests: dict[DataFiles, dict[str, str]]) -> Identity:
-        """All that its results depend on, as a checkpoint notes it; of data and models, those that are there now.
-
-        Args:
-            digests: Those of data that other runs have, too; that of this one is added.
-        """
-        require_pinned(self.loaded, "a sweep")
-        loaded = fetch_names(self.loaded)
-        recipe = loaded.expect(Algorithm)
-        if recipe.data.task is not None:  # made by options and code
-            data = dict[str, str]()
-        else:
-            files = data_files(recipe.data, self.folder)
-            data = digests[files] = digests[files] if files in digests else files.digests()
-        model = None if recipe.model.path is None else Path(recipe.model.path)
-        return identity(loaded, data, model if model is not None and model.is_dir() else None)
-
 
 @dataclass(frozen=True)
 class SweepPlan:
@@ -81,56 +62,46 @@ class SweepPlan:
     folder: Path
     runs: Sequence[PlannedRun]
 
-    @cached_property
-    def identities(self) -> dict[str, Identity]:
-        """All that the results of each run depend on, by its name."""
-        digests: dict[DataFiles, dict[str, str]] = {}
-        return {run.name: run.identify(digests) for run in self.runs}
-
-    def require_same(self) -> _Noted | None:
-        """Returns what the folder holds of this sweep; None where it is new.
+    def read_threads(self) -> int | None:
+        """Threads of each run so far, on which its bits may depend; None: the sweep is new.
 
         Raises:
-            InputError: If the folder holds another sweep: a run is missing now, or has other options, data, models or
-                code.
+            InputError: If the folder holds another sweep: one of its runs is missing now, or has other options.
         """
-        now, noted = self.identities, _read(self.folder)
-        if noted is None:
+        file = self.folder / SWEEP
+        if not is_file(file):
             return None
-        gone = [name for name in noted.runs if name not in now]
-        changed = [
-            f"{name}: {line}"
-            for name in noted.runs.keys() & now.keys()
-            for line in differences({**noted.common, **noted.own[name]}, now[name])
+        noted = read_record(file, _NotedSweep, "restore the file, or choose another --name")
+        lines = [
+            f"{name} is not one of its runs any more" for name in noted.runs.keys() - {run.name for run in self.runs}
         ]
-        if gone or changed:
-            lines = [*(f"{name} is no run of it any more" for name in gone), *sorted(changed)]
+        for run in self.runs:
+            if is_file(run.folder / "recipe.yaml"):
+                before = recipe_identity(load_run(run.folder))
+                lines += [f"{run.name}: {line}" for line in differences(before, run.options)]
+        if lines:
             raise InputError(
-                f"{self.folder} holds another sweep:\n  " + "\n  ".join(lines[:20]) + "\nchoose another --name, or "
-                "put back what was before; more values may join a sweep"
+                f"{self.folder} holds another sweep:\n  "
+                + "\n  ".join(sorted(lines)[:20])
+                + "\nchoose another --name, "
+                "or restore the options; you may add values to a sweep"
             )
-        return noted
+        return noted.threads
 
     def write(self, threads: int) -> None:
-        """Writes the note of the sweep into its folder, atomically."""
-        found = self.identities
-        first = next(iter(found.values()))
-        common = {key: value for key, value in first.items() if all(_has(own, key, value) for own in found.values())}
-        own = {name: {k: v for k, v in of.items() if k not in common} for name, of in found.items()}
+        """Writes the runs, their values and threads into the sweep's folder, atomically."""
         values = {run.name: dict(run.values) for run in self.runs}
-        noted = {"threads": threads, "runs": values, "common": common, "own": own}
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_whole(self.folder / SWEEP, [json.dumps(noted, indent=1, ensure_ascii=False).encode() + b"\n"])
+        text = json.dumps({"threads": threads, "runs": values}, indent=1, ensure_ascii=False)
+        write_whole(self.folder / SWEEP, [text.encode() + b"\n"])
 
 
 @dataclass(frozen=True)
-class _Noted:
-    """A sweep as its folder notes it: the identity that all runs share, and what is each run's own."""
+class _NotedSweep:
+    """The fields of a sweep's file."""
 
     threads: int
     runs: dict[str, dict[str, Any]]
-    common: dict[str, Any]
-    own: dict[str, dict[str, Any]]
 
 
 def plan_words(recipe: str, words: Sequence[str], name: str | None) -> SweepPlan:
@@ -174,6 +145,7 @@ def _resolve(combination: Combination, resolve: Resolve, folder: Path) -> Planne
         loaded.expect(Algorithm)
     except InputError as error:
         raise InputError(f"{' '.join(combination.overrides)} is refused, so nothing is started:\n{error}") from error
+    require_pinned(loaded, "a sweep")
     if loaded.run_folder != folder:
         raise InputError("run.folder: each run of a sweep has a folder in the sweep's; say --name to name that")
     return PlannedRun(combination.name, combination.values, loaded)
@@ -194,14 +166,3 @@ def _check_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise InputError(f"the sweep's name is {name!r}; use letters, digits and _ . + -, for it names a folder")
     return name
-
-
-def _has(options: Mapping[str, Any], key: str, value: Any) -> bool:
-    return key in options and options[key] == value
-
-
-def _read(folder: Path) -> _Noted | None:
-    file = folder / SWEEP
-    if not is_file(file):
-        return None
-    return read_record(file, _Noted, "restore the file, or choose another --name")

@@ -24,7 +24,6 @@ from lockstep.models.load import build_causal_lm
 from lockstep.models.tokenizer import words_tokenizer
 from lockstep.run.dry_run import dry_run
 from lockstep.run.train import train
-from lockstep.sweeps.plan import PlannedRun, SweepPlan
 
 MODEL, ROWS = "hf:ada/tiny", "hf:datasets/ada/sums/train.jsonl"
 QUESTIONS = [{"question": f"{i} + {i} =", "answer": str(2 * i)} for i in range(32)]
@@ -226,9 +225,6 @@ def test_other_commands_take_names(hub: HubServer) -> None:
     assert evaluated.name == "tiny-train"
     assert evaluated.dump()["model"]["path"] == MODEL
     assert doctor_recipe(MODEL).places[MODEL] == str(fetch_model(MODEL)) == evaluated.places[MODEL]
-    sweep = SweepPlan(Path("sweep"), [PlannedRun("a", {}, tiny())])
-    with pytest.raises(InputError, match=f"{MODEL}: all runs of a sweep need the same; name its commit: {MODEL}@COMMI"):
-        sweep.require_same()
 
 
 def test_a_refusal_tells_no_token(hub: HubServer, files: dict[str, bytes]) -> None:
