@@ -167,7 +167,7 @@ class Runner:
             with job.log.open("ab") as log:
                 job.logged = log.tell()
                 job.process = subprocess.Popen(
-                    [sys.executable, "-m", "lockstep", "train", str(recipe)],
+                    [sys.executable, "-m", "lockstep.sweeps.child", str(os.getpid()), str(recipe)],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,

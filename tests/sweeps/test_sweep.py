@@ -116,6 +116,15 @@ def test_ctrl_c_lets_each_run_save_and_the_same_command_resumes(folder: Path) ->
     assert "the same command resumes it" in said
     assert "seed=2 begins" not in said
     assert all(Checkpoints(file.parent / "checkpoints", keep=1).find() for file in begun)
+
+    process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
+    sizes = [file.stat().st_size for file in begun]
+    while any(file.stat().st_size <= size for file, size in zip(begun, sizes, strict=True)):
+        time.sleep(0.1)
+    process.kill()
+    process.communicate()
+    while not all("SIGTERM was received" in (file.parent / "sweep.log").read_text() for file in begun):
+        time.sleep(0.1)  # runs end with their sweep
     (job, *_) = (SweepJob(run) for run in plan_words("own.yaml", ["seed=0..2", "policy.lr=0.001"], "s").runs)
     assert job.reason.endswith("the same command resumes it"), "the last line that its process wrote"
 
