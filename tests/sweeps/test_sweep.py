@@ -126,7 +126,7 @@ def test_ctrl_c_lets_each_run_save_and_the_same_command_resumes(folder: Path) ->
     while not all("SIGTERM was received" in (file.parent / "sweep.log").read_text() for file in begun):
         time.sleep(0.1)  # runs end with their sweep
     (job, *_) = (SweepJob(run) for run in plan_words("own.yaml", ["seed=0..2", "policy.lr=0.001"], "s").runs)
-    assert job.reason.endswith("the same command resumes it"), "the last line that its process wrote"
+    assert job.reason.endswith("the same command resumes from there"), "the last line that its process wrote"
 
 
 def test_a_run_that_cannot_be_started_fails_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
