@@ -35,7 +35,7 @@ def folder(in_tmp: Path) -> Path:
 
 
 def sweep(folder: Path, words: str) -> Ended:
-    return run_command(folder, f"sweep own.yaml {words} --name s", silence_s=300)
+    return run_command(folder, f"sweep own.yaml {words} --name s", silence_s=300, longest_s=600)
 
 
 def weights(run: Path) -> bytes:
