@@ -9,6 +9,7 @@ import ctypes
 import gc
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,11 @@ MOST_THREADS = 8
 
 THREADS = "OMP_NUM_THREADS"
 """Environment variable with the threads of torch and numpy."""
+
+ENDS_WITH = "LOCKSTEP_ENDS_WITH"
+"""Environment variable with the number of the process that started this one, if it is to end with that."""
+
+_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _HUB_MAY_BE_ASKED = "LOCKSTEP_HUB_MAY_BE_ASKED"
@@ -89,6 +95,15 @@ def spare_modules() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def end_with_parent() -> None:
+    """Has the system send SIGTERM to this process once the process in `ENDS_WITH` has ended; only Linux can."""
+    parent = os.environ.pop(ENDS_WITH, "")
+    if parent and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+        if os.getppid() != int(parent):
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def usual_threads() -> int:

@@ -71,7 +71,7 @@ class SweepPlan:
         file = self.folder / SWEEP
         if not is_file(file):
             return None
-        noted = read_record(file, _NotedSweep, "restore the file, or choose another --name")
+        noted = read_record(file, _ResumedSweep, "restore the file, or choose another --name")
         lines = [
             f"{name} is not one of its runs any more" for name in noted.runs.keys() - {run.name for run in self.runs}
         ]
@@ -97,7 +97,7 @@ class SweepPlan:
 
 
 @dataclass(frozen=True)
-class _NotedSweep:
+class _ResumedSweep:
     """The fields of a sweep's file."""
 
     threads: int

@@ -17,7 +17,7 @@ from lockstep.config.loading import describe
 from lockstep.config.user_code import is_in_program
 from lockstep.errors import InputError
 from lockstep.printable import print_text
-from lockstep.process_defaults import THREADS
+from lockstep.process_defaults import ENDS_WITH, THREADS
 from lockstep.report.html import write_sweep_report
 from lockstep.report.summary import PAGE
 from lockstep.run.checkpoint import Checkpoints
@@ -104,9 +104,7 @@ class Runner:
             while self._running() or (self.asked is None and any(job.is_waiting for job in self.jobs)):
                 self._note_ends()
                 if self.asked is None:
-                    self.asked = stop.check_after_step()
-                    if self.asked is not None:
-                        self._interrupt()
+                    self._forward(stop)
                 if self.asked is None:
                     self._fill_slots()
                 time.sleep(_POLL_S)
@@ -142,8 +140,10 @@ class Runner:
             return True
         return self.asked is not None and job.code is not None and job.code >= exit_codes.HUNG_UP
 
-    def _interrupt(self) -> None:
-        for job in self._running():
+    def _forward(self, stop: Stop) -> None:
+        """Asks runs to save and stop if the sweep was asked to."""
+        self.asked = stop.check_after_step()
+        for job in self._running() if self.asked is not None else ():
             assert job.process is not None
             job.process.send_signal(signal.SIGINT)
 
@@ -158,6 +158,7 @@ class Runner:
     def _start(self, job: SweepJob) -> None:
         """Starts a run; if its process cannot be started it has failed, and the others go on."""
         loaded = job.run.loaded
+        environment = {**self.room.slots[job.slot], THREADS: str(self.room.threads), ENDS_WITH: str(os.getpid())}
         recipe = self.folder / "recipes" / job.run.name / f"{loaded.name}.yaml"
         verb = "resumes" if Checkpoints(job.run.folder / "checkpoints", keep=1).find() else "begins"
         note(f"{job.run.name} {verb}; {job.log}")
@@ -167,11 +168,11 @@ class Runner:
             with job.log.open("ab") as log:
                 job.logged = log.tell()
                 job.process = subprocess.Popen(
-                    [sys.executable, "-m", "lockstep.sweeps.child", str(os.getpid()), str(recipe)],
+                    [sys.executable, "-m", "lockstep", "train", str(recipe)],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env={**os.environ, **self.room.slots[job.slot], THREADS: str(self.room.threads)},
+                    env={**os.environ, **environment},
                     start_new_session=True,  # Ctrl-C reaches the sweep alone, which forwards it once
                 )
         except OSError as error:

@@ -59,7 +59,8 @@ def find_missing(text: str) -> list[str]:
     ]
     for path, member in FILE.findall(quoted):
         file = ROOT / path
-        if not file.is_file() or (member and member not in names_of(file)):
+        is_name = member and not member.isdigit()  # else the number of a line
+        if not file.is_file() or (is_name and member not in names_of(file)):
             missing.append(f"{path}:{member}" if member else path)
     return missing
 
