@@ -184,7 +184,7 @@ def read_tensors(model: Path) -> dict[str, Tensor]:
     target = torch.tensor(ids).view(ROWS, LENGTH)
     with torch.no_grad():
         hidden = read.model(target).last_hidden_state
-        weight = read.get_output_embeddings().weight
+        weight = read.lm_head.weight
         logits = hidden @ weight.t()
     return {"logits": logits, "hidden": hidden, "weight": weight.detach().clone(), "target": target}
 

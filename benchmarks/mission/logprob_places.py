@@ -41,7 +41,9 @@ class Place:
     def alone(self) -> dist.ProcessGroup:
         """A group of this rank; all ranks ask for it at once."""
         groups = [dist.new_group([rank]) for rank in range(self.tp * self.cp)]
-        return groups[self.rank]
+        own = groups[self.rank]
+        assert isinstance(own, dist.ProcessGroup)
+        return own
 
     @property
     def tp_group(self) -> dist.ProcessGroup:

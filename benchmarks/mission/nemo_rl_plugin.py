@@ -45,7 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "mcore: NeMo RL's own mark")
     sys.dont_write_bytecode = True  # the checkout stays as it is
-    sys.path.insert(0, config.getoption("--checkout"))
+    sys.path.insert(0, str(config.getoption("--checkout")))
     sys.meta_path.insert(0, EmptyPackages())
     for name, members in _stand_ins().items():
         sys.modules[name] = _module(name, **members)
@@ -100,13 +100,14 @@ class Workers:
         """
         for pipe in self._pipes:
             pipe.send((method, arguments))
-        answers: dict[connection.Connection, Any] = {}
+        answers: dict[int, Any] = {}
         while len(answers) < len(self._pipes):
-            for pipe in connection.wait([pipe for pipe in self._pipes if pipe not in answers]):
-                error, answers[pipe] = pipe.recv()
+            open_pipes = {id(pipe): pipe for pipe in self._pipes if id(pipe) not in answers}
+            for ready in connection.wait(list(open_pipes.values())):
+                error, answers[id(ready)] = open_pipes[id(ready)].recv()
                 if error:
                     raise AssertionError(error)
-        return [answers[pipe] for pipe in self._pipes]
+        return [answers[id(pipe)] for pipe in self._pipes]
 
     def close(self) -> None:
         """Ends the processes."""

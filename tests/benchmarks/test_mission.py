@@ -234,7 +234,9 @@ def test_a_fault_is_located_by_its_line_and_its_engine(rank: int | None, wrong: 
     assert agreement_page.judge_fault(fault).startswith(f"- **{word}**")
 
 
-@pytest.mark.parametrize("engine", [*(FAULTS.keys() - {"vllm"}), pytest.param("vllm", marks=pytest.mark.needs("vllm"))])
+@pytest.mark.parametrize(
+    "engine", [*sorted(FAULTS.keys() - {"vllm"}), pytest.param("vllm", marks=pytest.mark.needs("vllm"))]
+)
 def test_a_planted_line_is_there_once(engine: str) -> None:
     assert engine in agreement.ENGINES
     edit = FAULTS[engine].edit()
