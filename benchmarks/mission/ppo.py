@@ -45,10 +45,16 @@ class Arm:
     processes: int = 1
 
 
+CRITIC_FIRST = ("critic.lr=2.0e-4", "ppo.critic_warmup_steps=6", "run.max_steps=20")
+"""A critic that has learned something before the policy moves: without it, where its values stand hardly shows."""
+RIGHT = "torch, critic first"
+LATE = "torch, critic first, values one token late"
+
 ARMS = (
     Arm("torch"),
     Arm("megatron", ("learner.backend=megatron",)),
-    Arm("torch, values one token late", module="benchmarks.unshifted"),
+    Arm(RIGHT, CRITIC_FIRST),
+    Arm(LATE, CRITIC_FIRST, module="benchmarks.unshifted"),
     Arm("torch, dp 2", ("learner.parallel.dp=2",), FEW, processes=2),
     Arm("torch, tp 3", ("learner.parallel.tp=3",), FEW, processes=3),
     Arm("megatron, tp 3", ("learner.backend=megatron", "learner.parallel.tp=3"), FEW, processes=3),
@@ -95,7 +101,7 @@ def describe(found: dict[str, Any]) -> list[str]:
             for name, curves in found.items()
             if "dp" in name or "tp" in name
         ),
-        _shift(found["torch"], found["torch, values one token late"]),
+        _shift(found[RIGHT], found[LATE]),
     ]
     return [head, "|---|---:|---:|---:|---:|---:|---:|", *rows, "", *verdicts]
 
@@ -147,14 +153,15 @@ def _shift(right: dict[str, Any], late: dict[str, Any]) -> str:
 
 def draw(found: dict[str, Any]) -> str:
     """The part's picture: sampled and held-out reward of the runs of all steps, as an SVG."""
-    last = int(found["torch"]["train/reward"][-1][0])
+    last = int(max(curves["train/reward"][-1][0] for curves in found.values()))
     panel = Panel(36, 300, 0.0, 1.0, last)
     parts = [f'<text class="title" x="64" y="20">PPO on {NAME}: sampled reward (lines), held-out reward (dots)</text>']
     parts += [panel.draw_level(level / 4, f"{level / 4:.2f}") for level in range(5)]
     for style, (name, place) in {
         "held": ("torch", 200),
         "sampled": ("megatron", 222),
-        "critic": ("torch, values one token late", 244),
+        "critic": (RIGHT, 244),
+        "gap": (LATE, 266),
     }.items():
         sampled, held = ([Figure(int(step), value) for step, value in found[name][key]] for key in SHOWN[:2])
         parts.append(panel.draw_line(sampled, style))
