@@ -16,12 +16,14 @@ def find_cache_folder() -> Path:
     It is a folder for this process only if that cannot be written.
     """
     chosen = os.environ.get("LOCKSTEP_CACHE")
-    return _require_writable(chosen or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "lockstep"))
+    if not chosen:
+        chosen = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "lockstep")
+    return _require_writable(os.path.expanduser(chosen))
 
 
 @functools.cache
 def _require_writable(chosen: str) -> Path:
-    path = Path(chosen).expanduser()
+    path = Path(chosen)
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):

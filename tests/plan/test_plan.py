@@ -429,7 +429,6 @@ def test_where_a_critic_has_a_layout_the_plan_searches_it(seven: Callable[..., s
     [command] = [line for line in found.splitlines() if line.startswith("lockstep train")]
     assert command.endswith("learner.parallel.dp=4 learner.parallel.tp=2 critic.parallel.dp=8")
     assert "critic.parallel.dp=1" not in command
-    assert "`critic.parallel.dp=8` beside the policy's dp 4 · tp 2 takes 80.1 GB and sends 2.8 TB." in GUIDE
     again = seven(*(word for word in pasted(found)[1:] if "parallel" in word))
     assert "It fits: 80.1 GB of 83.2 GB." in again
     assert "sent    2.8 TB" in again
