@@ -14,16 +14,16 @@ pytestmark = pytest.mark.full  # some seconds of tokenizing
 
 CEILINGS = {
     # figure: (ceiling, wanted); tokens and words in thousands
-    "lockstep": (436.5, 300),
+    "lockstep": (434.5, 300),
     "lockstep_doctor": (48.5, 60),  # with the doctor's rooms in lockstep, which move there
     "lockstep_logprobs": (27.5, 28),
     "lockstep_convert": (7.0, 9),
     "benchmarks": (125.5, 90),
-    "tests": (572.0, 400),
+    "tests": (571.5, 400),
     "options": (743, 540),
     "protocols": (47, 18),
-    "docs": (67.5, 60),
-    "LOG.md": (6.5, 8),
+    "docs": (68.5, 60),  # 2.5 of them the page of what the mission measured
+    "LOG.md": (7.0, 8),
 }
 
 
