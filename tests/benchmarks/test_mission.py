@@ -78,6 +78,15 @@ def test_curves_that_differ_do_not_hold() -> None:
     )
 
 
+def test_a_shift_that_is_ahead_by_chance_does_not_hold() -> None:
+    late = {"train/reward": [[step, 0.5] for step in range(1, 21)], "critic/explained_variance": [[1, 0.0]]}
+    right = late | {"train/reward": [[step, 0.6 if step > 12 else 0.5] for step in range(1, 21)]}
+    mixed = late | {"train/reward": [[step, 0.5 + 0.1 * (-1) ** step] for step in range(1, 21)]}
+    assert ppo._shift(right, late).startswith("- **Holds**: the right shift learns faster")
+    assert "higher in 8 of 13 steps and lower in 0" in ppo._shift(right, late)
+    assert ppo._shift(mixed, late).startswith("- **Does not hold**")
+
+
 @pytest.mark.parametrize(
     ("response", "reward"),
     [
