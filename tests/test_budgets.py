@@ -22,7 +22,7 @@ CEILINGS = {
     "tests": (571.5, 400),
     "options": (743, 540),
     "protocols": (47, 18),
-    "docs": (68.5, 60),  # 2.5 of them the page of what the mission measured
+    "docs": (69.5, 60),  # 3 of them the page of what the mission measured
     "LOG.md": (7.0, 8),
 }
 
