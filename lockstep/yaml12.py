@@ -60,6 +60,14 @@ def parse(text: str, merges: bool = False) -> Any:
         raise InputError(_TOO_DEEP) from None
 
 
+def parse_or_text(text: str) -> Any:
+    """The value of a word of a command line: as YAML reads it, or the text itself if it is not YAML."""
+    try:
+        return parse(text)
+    except ValueError:
+        return text
+
+
 def lay_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Returns one tree over another: mappings are merged key by key; any other value above replaces the one below."""
     merged = dict(below)
@@ -74,6 +82,13 @@ def value_at(tree: Any, path: Iterable[str]) -> Any:
     for key in path:
         tree = tree.get(key) if isinstance(tree, Mapping) else None
     return tree
+
+
+def nest(path: str, value: Any) -> Any:
+    """The tree that has a value at a dotted path and nothing else."""
+    for key in reversed(path.split(".")):
+        value = {key: value}
+    return value
 
 
 def dump(tree: Any, width: float = 120) -> str:

@@ -121,11 +121,11 @@ def _read_words(words: list[str], config: Config) -> None:
             values = []
         if matched is not None:
             flag = matched[1].replace("-", "_")
-            values = [] if matched[2] is None else [_parse(matched[2])]
+            values = [] if matched[2] is None else [yaml12.parse_or_text(matched[2])]
         elif override is not None:
-            config.lay_over(_nest(override[1], _parse(override[2])))
+            config.lay_over(yaml12.nest(override[1], yaml12.parse_or_text(override[2])))
         elif flag is not None:
-            values.append(_parse(word))
+            values.append(yaml12.parse_or_text(word))
         elif word not in ("--", "$@"):
             raise InputError(f"{word} is neither key=value nor the value of a --flag")
 
@@ -141,23 +141,7 @@ def _find_first_option(words: list[str]) -> int:
 def _put_flag(config: Config, flag: str | None, values: list[Any]) -> None:
     if flag is not None:
         value = values if len(values) > 1 else values[0] if values else True
-        config.lay_over(_nest(flag, value))
-
-
-def _nest(key: str, value: Any) -> Options:
-    *above, last = key.split(".")
-    tree: Options = {last: value}
-    for name in reversed(above):
-        tree = {name: tree}
-    return tree
-
-
-def _parse(text: str) -> Any:
-    """A value as YAML reads it; text if it is not YAML."""
-    try:
-        return yaml12.parse(text)
-    except ValueError:
-        return text
+        config.lay_over(yaml12.nest(flag, value))
 
 
 def flatten(tree: Mapping[str, Any], whole: Collection[str] = (), above: str = "") -> Iterator[tuple[str, Any]]:

@@ -19,7 +19,7 @@ from lockstep.config.loading import Loaded, load_options
 from lockstep.config.recipe_files import Layer
 from lockstep.errors import InputError
 from lockstep.sweeps.grid import Axis, Combination, combine, make_axis
-from lockstep.yaml12 import value_at
+from lockstep.yaml12 import nest, value_at
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def sweep(
         axes = [_make_axis(key, list(own)) for key, own in values.items()]
 
         def resolve_with(combination: Combination, folder: Layer) -> Loaded:
-            layers = [Layer("lockstep.sweep", _nest(key, value), False) for key, value in combination.values.items()]
+            layers = [Layer("lockstep.sweep", nest(key, value), False) for key, value in combination.values.items()]
             return resolve(folder, said, *layers)
 
         plan = plan_combinations(combine(axes), resolve_with, name)
@@ -136,11 +136,5 @@ def _make_axis(key: str, values: list[Any]) -> Axis:
     """An axis of Python values, as recipes have them; functions and short forms of sections as in `Trainer`."""
     if key in ("train", "validation"):
         raise InputError(f"{key} is short for data.{key}; name that, with files")
-    plain = [value_at(build_tree(_nest(key, value)), key.split(".")) for value in values]
+    plain = [value_at(build_tree(nest(key, value)), key.split(".")) for value in values]
     return make_axis(key, [(value if isinstance(value, str) else json.dumps(value), value) for value in plain])
-
-
-def _nest(key: str, value: Any) -> dict[str, Any]:
-    for part in reversed(key.split(".")):
-        value = {part: value}
-    return value

@@ -329,10 +329,7 @@ def _name(text: str) -> str:
 
 def _override_tree(text: str, key: str, value: str, recipe: Shape | None) -> dict[str, Any]:
     """Returns an override as the tree that a recipe would have for it."""
-    tree: Any = _override_value(text, key, value, recipe)
-    for part in reversed(key.split(".")):
-        tree = {part: tree}
-    return tree
+    return yaml12.nest(key, _override_value(text, key, value, recipe))
 
 
 def _override_hint(text: str, following: str) -> str:

@@ -64,7 +64,7 @@ def split_words(words: Sequence[str]) -> tuple[list[str], list[Axis]]:
         if len(texts) == 1:
             fixed.append(word)
         else:
-            axes.append(make_axis(key, [(text.strip(), _read(text)) for text in texts]))
+            axes.append(make_axis(key, [(text.strip(), yaml12.parse_or_text(text)) for text in texts]))
     return fixed, axes
 
 
@@ -156,11 +156,3 @@ def _split_list(text: str) -> list[str]:
         depth += 0 if quote else _BRACKETS.get(character, 0)
         parts[-1] += character
     return parts
-
-
-def _read(text: str) -> Any:
-    """A value as YAML; text that is none is refused when the recipe is resolved."""
-    try:
-        return yaml12.parse(text)
-    except ValueError:
-        return text

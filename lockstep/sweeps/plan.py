@@ -62,8 +62,11 @@ class SweepPlan:
     folder: Path
     runs: Sequence[PlannedRun]
 
-    def read_threads(self) -> int | None:
-        """Threads of each run so far, on which its bits may depend; None: the sweep is new.
+    def require_same(self) -> int | None:
+        """Requires that the folder holds this sweep or none.
+
+        Returns:
+            Threads of each run so far, on which its bits may depend; None: the sweep is new.
 
         Raises:
             InputError: If the folder holds another sweep: one of its runs is missing now, or has other options.

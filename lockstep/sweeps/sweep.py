@@ -221,7 +221,7 @@ def run_sweep(plan: SweepPlan, jobs: int | None) -> int:
         InputError: If its folder holds another sweep, or more runs at a time are asked for than GPUs have room for.
         Stopped: If it was asked to end early; every run was saved.
     """
-    room = make_room(plan, jobs, plan.read_threads())
+    room = make_room(plan, jobs, plan.require_same())
     _require_files(plan)
     todo = [_look_up(run) for run in plan.runs]
     plan.folder.mkdir(parents=True, exist_ok=True)
@@ -238,7 +238,7 @@ def run_sweep(plan: SweepPlan, jobs: int | None) -> int:
 
 def preview(plan: SweepPlan, jobs: int | None) -> str:
     """Describes the runs of `run_sweep`, those that are finished, and how many at a time; it raises the same."""
-    room = make_room(plan, jobs, plan.read_threads())
+    room = make_room(plan, jobs, plan.require_same())
     lines = [f"{run.folder}{', finished' if (run.folder / 'final').is_dir() else ''}" for run in plan.runs]
     return "\n".join([*lines, f"{len(lines)} runs, {room.sentence}"])
 
@@ -269,5 +269,5 @@ def _require_files(plan: SweepPlan) -> None:
             if isinstance(value, str) and is_in_program(value):
                 raise InputError(
                     f"{option.removeprefix('recipe.')} is a Python object of this program, and each run of a sweep is "
-                    "a process of its own; put it into a file: file.py:name"
+                    "a separate process; put it into a file: file.py:name"
                 )
