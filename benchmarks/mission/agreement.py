@@ -102,19 +102,16 @@ ROWS, TOKENS = 1, 1024
 
 
 def measure(model: Path, work: Path, jobs: int, long: bool = False) -> dict[str, Any]:
-    """Runs all programs that have not ended yet; `long` adds the tables of `make mission-long`. Returns all figures."""
-    run_all(list_missing(model, work, long), work, jobs)
+    """Runs all programs, or those that are missing; `long` adds those of `make mission-long`. Returns all figures."""
+    run_all(list_programs(model, long), work, jobs)
     return collect(work)
 
 
-def list_missing(model: Path, work: Path, long: bool) -> list[Program]:
-    """The programs whose result is not there."""
-    programs = {work / "certificate.json": _certify(model)}
-    programs |= {work / f"{name}.json": _measure_depth(name, model) for name in DEPTHS}
-    programs |= {work / f"planted_{engine}.json": _plant(engine, model) for engine in ENGINES}
-    tables = [table for table in TABLES if long or not table.long]
-    programs |= {work / table.name / "report.json": table.program(model) for table in tables}
-    return [program for result, program in programs.items() if not result.is_file()]
+def list_programs(model: Path, long: bool) -> list[Program]:
+    """All programs of the part, in the order in which they are started."""
+    tables = [table.program(model) for table in TABLES if long or not table.long]
+    depths = [_measure_depth(name, model) for name in DEPTHS]
+    return [_certify(model), *tables, *depths, *(_plant(engine, model) for engine in ENGINES)]
 
 
 def collect(work: Path) -> dict[str, Any]:

@@ -93,17 +93,18 @@ def _judgements(draw: random.Random) -> Iterator[dict[str, Any]]:
 
 
 def _comparisons(draw: random.Random) -> Iterator[dict[str, Any]]:
-    """A right judgement beside a wrong one, in either order, of two questions in three."""
+    """A right judgement next to a wrong one, in both orders, of two questions in three."""
     for place, (word, opposite) in enumerate(JUDGED.items()):
         if place % 3 == 0:
             continue
         given = opposite if place % 2 else _other(draw, word, JUDGED)
         response = _respond(draw, word, given)
-        right = judge_opposite(word, response, opposite)
-        a, b, winner = _shuffle(draw, right, _judge_wrongly(draw, word, response, opposite, JUDGED))
-        shown = {"judgement_a": _reasons(a), "judgement_b": _reasons(b)}
-        question = COMPARISON.format(prompt=ask_opposite(word), response=response, **shown)
-        yield _conversation(question, f"The opposite is {opposite}. Winner: {winner}")
+        right = _reasons(judge_opposite(word, response, opposite))
+        wrong = _reasons(_judge_wrongly(draw, word, response, opposite, JUDGED))
+        for a, b, winner in ((right, wrong, "A"), (wrong, right, "B")):
+            shown = {"judgement_a": a, "judgement_b": b}
+            question = COMPARISON.format(prompt=ask_opposite(word), response=response, **shown)
+            yield _conversation(question, f"The opposite is {opposite}. Winner: {winner}")
 
 
 def _other_judgements(seed_tasks: Path, draw: random.Random, longest: int = 140) -> Iterator[dict[str, Any]]:

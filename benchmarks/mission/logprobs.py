@@ -72,13 +72,13 @@ def measure(
     checks = work / f"checks_{_digest('logprob_[bcp]*.py')}.json"
     speed = work / f"speed_{_digest('logprob_speed.py')}{'_nemo_rl' if nemo_rl else ''}.json"
     tests = work / f"tests_{_digest('nemo_rl_plugin.py')}.xml"
-    programs = {
-        checks: Program("checks", ("benchmarks.mission.logprob_checks", str(model), str(checks))),
-        speed: Program("speed", ("benchmarks.mission.logprob_speed", str(speed), *given)),
-    }
+    programs = [
+        Program("checks", ("benchmarks.mission.logprob_checks", str(model), str(checks))),
+        Program("speed", ("benchmarks.mission.logprob_speed", str(speed), *given)),
+    ]
     if nemo_rl is not None:
-        programs[tests] = _tests("lockstep_logprobs", nemo_rl.resolve(), tests)
-    run_all([program for file, program in programs.items() if not file.exists()], work, jobs)
+        programs.append(_tests("lockstep_logprobs", nemo_rl.resolve(), tests))
+    run_all(programs, work, jobs)
     found: dict[str, Any] = {"names": json.loads(checks.read_text()), "speed": json.loads(speed.read_text())}
     found["nemo_rl"] = (earlier or {}).get("nemo_rl")
     if nemo_rl is not None:

@@ -252,17 +252,27 @@ def test_a_planted_line_is_there_once(engine: str) -> None:
     assert Path(edit.file).read_text().splitlines()[edit.line - 1].strip().startswith(edit.text)
 
 
-def test_programs_that_ended_are_not_run_again_and_the_long_form_adds_tables(tmp_path: Path) -> None:
-    every = agreement.list_missing(tmp_path, tmp_path, long=True)
-    short = agreement.list_missing(tmp_path, tmp_path, long=False)
-    assert {one.name for one in every} - {one.name for one in short} == {
-        "fp32_whole", "bf16_whole", "fp32_8000", "bf16_8000"
-    }  # fmt: skip
-    for result in ("certificate.json", "fp32/report.json"):
-        (tmp_path / result).parent.mkdir(exist_ok=True)
-        (tmp_path / result).write_text("{}")
-    left = agreement.list_missing(tmp_path, tmp_path, long=False)
-    assert {one.name for one in short} - {one.name for one in left} == {"certify", "fp32"}
+def test_the_long_form_adds_tables(tmp_path: Path) -> None:
+    every = {one.name for one in agreement.list_programs(tmp_path, long=True)}
+    short = {one.name for one in agreement.list_programs(tmp_path, long=False)}
+    assert every - short == {"fp32_whole", "bf16_whole", "fp32_8000", "bf16_8000"}
+
+
+def test_a_program_that_ended_is_not_run_again_and_a_failed_one_is(tmp_path: Path) -> None:
+    text = tmp_path / "one.json"
+    text.write_text("1")
+    program = Program("program", ("json.tool", str(text), str(tmp_path / "out.json")))
+    seconds = program.finish(tmp_path)
+    (tmp_path / "out.json").unlink()
+    assert program.finish(tmp_path) == seconds
+    assert not (tmp_path / "out.json").exists()
+    Program("program", (*program.arguments, "--indent=1")).finish(tmp_path)
+    assert (tmp_path / "out.json").exists(), "other arguments are another program"
+    failing = Program("failing", ("json.tool", "missing"))
+    for _ in range(2):
+        with pytest.raises(MissionError, match="missing"):
+            failing.finish(tmp_path)
+    assert json.loads((tmp_path / "failing.ended.json").read_text())["ended"] is False
 
 
 LATER = {
