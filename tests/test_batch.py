@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pickle
 from dataclasses import replace
 
 import pytest
@@ -62,18 +61,6 @@ def test_pieces_join_to_the_whole(lengths: list[int], rows: int) -> None:
     assert_equal(concat(pieces), batch)
 
 
-def test_a_batch_pickles() -> None:
-    batch = ragged((3, 1, 4), sampling=SamplingParams(max_tokens=3, top_p=0.5))
-    assert_equal(pickle.loads(pickle.dumps(batch)), batch)
-
-
-def test_columns_are_replaced_in_a_copy() -> None:
-    batch = ragged((3, 1))
-    changed = batch.with_columns({"mask": ~batch.mask}, {"score": torch.zeros(2)})
-    assert torch.equal(changed.mask, ~batch.mask)
-    assert "score" not in batch.sample
-
-
 def test_columns_must_fit() -> None:
     with pytest.raises(ValueError, match="lengths add up to 3, but there are 4 tokens"):
         Batch(torch.arange(4), torch.tensor([2, 1]))
@@ -94,12 +81,3 @@ def test_only_like_batches_join() -> None:
         concat([batch, asking])
     whole = concat([asking, asking.keep_places()])
     assert (whole.top_k, whole.entropy, whole.values, whole.places) == (4, False, "final", None)
-
-
-def test_a_missing_column_names_those_there_are() -> None:
-    with pytest.raises(
-        KeyError, match=r"no column 'reward'; there are \['advantage', 'mask', .*'truncated'\] per sample"
-    ):
-        ragged((2,))["reward"]
-    with pytest.raises(KeyError, match=r"no column 'advantages'; did you mean 'advantage'\? there are \["):
-        ragged((2,))["advantages"]

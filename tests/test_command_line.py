@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from lockstep import command_line
 from lockstep.command_line import command
-
-MAIN = str(Path(command_line.__file__).with_name("__main__.py"))
 
 
 def start(monkeypatch: pytest.MonkeyPatch, program: str, path: Path) -> None:
@@ -36,18 +32,6 @@ def test_a_command_has_the_name_that_was_typed(tmp_path: Path, monkeypatch: pyte
     assert command("report", "runs/a") == ".venv/bin/lockstep report runs/a", "another lockstep is on the path"
     start(monkeypatch, str(program), program.parent)
     assert command("report", "runs/a") == "lockstep report runs/a", "a shell found it by its name"
-
-
-def test_words_that_a_shell_would_break_are_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    start(monkeypatch, "my tools/lockstep", tmp_path)
-    written = command("export", Path("my runs/a"), "out", "--checkpoint", 10)
-    assert shlex.split(written) == ["my tools/lockstep", "export", "my runs/a", "out", "--checkpoint", "10"]
-
-
-def test_a_module_that_was_run_is_run_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    start(monkeypatch, MAIN, tmp_path)
-    monkeypatch.setattr(sys, "orig_argv", [".venv/bin/python", "-m", "lockstep", "train", "mine"])
-    assert command("report", "a") == ".venv/bin/python -m lockstep report a"
 
 
 def test_for_another_program_the_command_beside_its_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
-from lockstep.cluster.specs import LearnerSpec, SamplerSpec
-from lockstep.config import Computation, LearnerSection, SamplerSection, Section, registry
+from lockstep.cluster.specs import SamplerSpec
+from lockstep.config import Computation, SamplerSection, Section, registry
 from lockstep.config.backends import INFERENCE, TRAINING
 from lockstep.errors import InputError
 from lockstep.types import Head
@@ -165,18 +165,6 @@ def test_a_sampler_that_does_not_exist_is_not_replaced_by_another() -> None:
     for decision in (lambda: section.engines, lambda: section.in_process):
         with pytest.raises(InputError, match=r"sampler\.backend is sglang.* there are: torch, vllm"):
             decision()
-
-
-def test_a_server_is_no_engine_to_send_weights_to() -> None:
-    section = SamplerSection().model_copy(update={"backend": "openai"})
-    with pytest.raises(InputError, match=r"sampler\.backend is openai"):
-        SamplerSpec("no model is opened", section, Computation()).build()
-
-
-def test_a_learner_that_does_not_exist_is_not_replaced_by_another() -> None:
-    section = LearnerSection().model_copy(update={"backend": "jax"})
-    with pytest.raises(InputError, match=r"learner\.backend is jax.* there are: torch, megatron"):
-        LearnerSpec("no model is opened", "logits", section, None, 0).build()
 
 
 @pytest.mark.proof

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -65,13 +64,6 @@ def test_a_recipe_says_how_often_and_none_is_without_end() -> None:
     endless = Attempts("server", told.append)
     assert [endless.next_wait("away") for _ in range(9)][-2:] == [30.0, 30.0]
     assert told[0] == "away; asking again in 0.5 s"
-
-
-def test_again_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(POLICY, "lock", replace(POLICY["lock"], waits_s=(0.2,)))
-    start = time.monotonic()
-    assert Attempts("lock").again()
-    assert time.monotonic() - start >= 0.2
 
 
 def test_what_is_told_seldom_is_told_first_and_then_when_it_is_due() -> None:

@@ -43,9 +43,3 @@ def test_the_build_for_cpus_is_taken_where_its_index_answers(index: str, tmp_pat
     assert extra_index(tmp_path, f"CPU_INDEX={index}") == index
     assert extra_index(tmp_path, f"CPU_INDEX={index}", gpu=True) is None
     assert extra_index(tmp_path, "CPU_INDEX=http://127.0.0.1:9") is None
-
-
-def test_the_user_decides(index: str, tmp_path: Path) -> None:
-    assert extra_index(tmp_path, f"CPU_INDEX={index}", "TORCH_INDEX=https://mine") == "https://mine"
-    assert extra_index(tmp_path, f"CPU_INDEX={index}", "TORCH_INDEX=https://mine", gpu=True) == "https://mine"
-    assert extra_index(tmp_path, f"CPU_INDEX={index}", "TORCH_INDEX=") is None

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 from collections.abc import Callable
 
 import pytest
@@ -51,24 +50,3 @@ def test_nothing_has_no_mean_and_no_variance() -> None:
     assert math.isnan(Mean(0.0, 0.0).value())
     assert math.isnan(ExplainedVariance(0, 0, 0, 0, 0).value())
     assert math.isnan(explained([2.0, 2.0], [1.0, 0.0]).value())
-
-
-def test_no_metric_is_minus_0() -> None:
-    assert math.copysign(1.0, Metrics(loss=Mean(torch.tensor(-0.0), 1)).floats()["loss"]) == 1.0
-
-
-def test_names_that_only_one_side_has_stay() -> None:
-    total = Metrics(a=Sum(1.0), b=Sum(2.0)) + Metrics(b=Sum(3.0), c=Sum(4.0))
-    assert total.floats() == {"a": 1.0, "b": 5.0, "c": 4.0}
-    assert total.with_prefix("train").floats() == {"train/a": 1.0, "train/b": 5.0, "train/c": 4.0}
-
-
-def test_addition_changes_neither_side() -> None:
-    left, right = Metrics(a=Sum(1.0)), Metrics(a=Sum(2.0))
-    assert (left + right).floats() == {"a": 3.0}
-    assert (left.floats(), right.floats()) == ({"a": 1.0}, {"a": 2.0})
-
-
-def test_metrics_pickle() -> None:
-    metrics = Metrics(a=Mean(torch.tensor(3.0), torch.tensor(2)), b=Max(1.0))
-    assert pickle.loads(pickle.dumps(metrics)).floats() == metrics.floats()

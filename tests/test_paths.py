@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 import pytest
 
-from lockstep.cli import main
 from lockstep.config.loading import load
 from lockstep.errors import InputError
 from lockstep.paths import expand, path_argument
@@ -69,23 +67,3 @@ def test_every_path_of_a_recipe_is_expanded(key: str) -> None:
         assert isinstance(value, dict)
         value = value[part]
     assert value == "/mnt/disk/x"
-
-
-def test_files_of_a_list_are_expanded() -> None:
-    loaded = load("sft_chat", ["model.path=m", "data.train=[~/a.jsonl, $DISK/b.jsonl]"])
-    assert loaded.dump()["data"]["train"] == ["/home/me/a.jsonl", "/mnt/disk/b.jsonl"]
-
-
-def test_a_recipe_is_found_by_such_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "mine.yaml").write_text("base: ~/other.yaml\n")
-    (tmp_path / "other.yaml").write_text("base: sft_arithmetic\nseed: 7\n")
-    assert load("~/mine.yaml").dump()["seed"] == 7
-
-
-@pytest.mark.parametrize("command", ["check $NOWHERE/run", "export run $NOWHERE", "eval m d --out $NOWHERE"])
-def test_arguments_of_commands_are_paths_too(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
-        main(command.split())
-    assert left.value.code == 2
-    assert "the variable NOWHERE of the path $NOWHERE" in capsys.readouterr().err

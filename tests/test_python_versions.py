@@ -35,8 +35,3 @@ def test_no_comprehension_takes_a_name_that_another_binds() -> None:
     lost = {name: list(find_lost(table)) for name, table in tables.items()}
     assert len(files) > 500
     assert not {name: some for name, some in lost.items() if some}
-
-
-def test_one_that_does_is_found() -> None:
-    source = "def f(a):\n    b = {digest for digest in a}\n    return {digest(x) for x in b}\n"
-    assert list(find_lost(symtable.symtable(source, "f.py", "exec"))) == ["line 3: digest"]

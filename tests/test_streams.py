@@ -11,10 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.process_defaults import keep_freed_memory
-
 ROOT = Path(__file__).parent.parent
-_ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
 def lockstep(words: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -50,25 +47,6 @@ def test_a_note_that_a_full_disk_refuses_ends_nothing() -> None:
     command = ["sh", "-c", f'{sys.executable} -c "{program}" 2>/dev/full']
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "done\n")
-
-
-def test_a_locale_without_unicode_gets_codes() -> None:
-    done = lockstep("config", **_ASCII)
-    assert done.returncode == 0, done.stderr
-    assert "\\x" in done.stdout
-
-
-@pytest.mark.parametrize("value", ["abc", "", "-1", "9" * 30])
-def test_a_threshold_that_is_no_number_is_passed_over(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"):
-        monkeypatch.setenv(name, value)
-    keep_freed_memory()
-
-
-def test_a_backend_can_be_imported_first() -> None:
-    command = [sys.executable, "-c", "import lockstep.learners.backend"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def test_files_are_read_and_written_in_utf8_whatever_the_locale() -> None:

@@ -12,7 +12,7 @@ import yaml
 from tiny_recipe import RECIPE
 
 from lockstep import exit_codes
-from lockstep.unread import is_unread, outlive_reader, silence
+from lockstep.unread import is_unread, silence
 
 
 def run_unread(*command: str, messages_too: bool = False) -> subprocess.CompletedProcess[bytes]:
@@ -40,12 +40,6 @@ def test_a_pipe_is_unread_when_its_reader_has_gone() -> None:
         os.close(reader)
         assert is_unread(stream)
         silence(stream)
-        assert not is_unread(stream)
-
-
-def test_what_is_no_pipe_stays_as_it_is(tmp_path: Path) -> None:
-    with (tmp_path / "log").open("w") as stream:
-        assert outlive_reader(stream) is stream
         assert not is_unread(stream)
 
 

@@ -55,8 +55,3 @@ def test_what_is_dumped_reads_back_as_the_same(tree: Any) -> None:
 options = st.from_regex(r"\A[a-z0-9_]{1,20}\Z")
 values = scalars | st.lists(scalars) | st.lists(st.dictionaries(options, scalars))
 recipes = st.dictionaries(options, values | st.dictionaries(options, values), min_size=1)
-
-
-@given(recipes)
-def test_comments_change_nothing(tree: Any) -> None:
-    assert yaml12.parse(yaml12.annotate(tree, lambda keys: "said by #1: x")) == tree

@@ -16,13 +16,12 @@ from safetensors.torch import load_file
 from tiny_recipe import DPO, GRPO, REWARD_MODEL, REWARDS, SELF_REWARDING
 from tiny_recipe import RECIPE as PPO
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoModelForCausalLM
 
 from lockstep.cli import main
 from lockstep.config.loading import RecipeError, load
 from lockstep.report.log import read_metrics
 from lockstep.run.checkpoint import CheckpointError
-from lockstep.run.dry_run import dry_run
 from lockstep.run.export import export
 from lockstep.run.train import train
 
@@ -144,18 +143,6 @@ def test_peft_reads_the_adapters_and_transformers_the_merged_model(run: Run) -> 
     assert Path("again/model.safetensors").read_bytes() == Path("run/final/model.safetensors").read_bytes()
 
 
-def test_peft_reads_a_reward_model(run: Run) -> None:
-    from peft import PeftModel
-
-    run("reward_model", "run.max_steps=4", "optimizer.lr=1e-2")
-    merged = AutoModelForSequenceClassification.from_pretrained("run/final")
-    base = AutoModelForSequenceClassification.from_pretrained("run/initial", num_labels=1)
-    adapted = PeftModel.from_pretrained(base, "run/final/adapter")
-    ids = torch.arange(3, 40)[None]
-    with torch.no_grad():
-        torch.testing.assert_close(adapted.eval()(ids).logits, merged.eval()(ids).logits, atol=2e-6, rtol=0.0)
-
-
 def test_what_follows_begins_with_the_merged_model(run: Run) -> None:
     """And a run whose first model is another now cannot be merged; its adapters are there as they were."""
     run("sft", "run.folder=first", "optimizer.lr=1e-2")
@@ -176,14 +163,6 @@ def test_every_option_has_its_effect(run: Run, option: str) -> None:
     assert loss[0] != loss[1]
 
 
-def test_a_dry_run_knows_what_learns(run: Run) -> None:
-    said = dry_run(load("ppo.yaml", [LORA]))
-    maps = 4 * (32 + 32) + 3 * (32 + 64)
-    assert f"{4 * maps:,} parameters learn of the policy" in said
-    with pytest.raises(ValueError, match="are called q_porj; there are: down_proj"):
-        dry_run(load("ppo.yaml", ["learner.lora={target_modules: [q_porj]}"]))
-
-
 @pytest.mark.parametrize(
     ("option", "sentence"),
     [
@@ -198,9 +177,3 @@ def test_what_does_not_fit_is_refused(run: Run, option: str, sentence: str) -> N
     with pytest.raises(RecipeError) as refused:
         load("sft.yaml", [LORA, option])
     assert sentence in str(refused.value)
-
-
-def test_a_run_without_adapters_has_none_to_export(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    train(load("sft.yaml", ["run.max_steps=1"]))
-    assert main(["export", "run", "adapters", "--adapter"]) == 2
-    assert "run learned all weights" in capsys.readouterr().err

@@ -84,17 +84,3 @@ def test_a_student_and_a_teacher_of_ones_own(chat_model: Folder) -> None:
     assert [row["step"] for row in rows] == [1, 2]
     assert all(row["policy/loss"] > 0 and row["policy/grad_norm"] > 0 for row in rows)
     assert not any(name.startswith("validation/") for row in rows for name in row)
-
-
-def test_what_a_student_has_learned_can_be_measured(chat_model: Folder) -> None:
-    """As docs/algorithms/distill.md says."""
-    write("rows.jsonl", [{"prompt": f"How many cats are {n} cats?", "answer": f"#### {n}"} for n in range(128)])
-    models = [f"model.path={chat_model('student', 0)}", f"teachers.teacher.path={chat_model('teacher', 1)}"]
-    measured = [
-        "data.train=rows.jsonl", "data.validation=rows.jsonl", 'validation_reward={type: math, marker: "####"}',
-        "validation_sampling={max_tokens: 6, temperature: 0.0}", "run.validate_every=20",
-        "data.max_validation_samples=4",
-    ]  # fmt: skip
-    loaded = load("distill_chat", [*models, "sampling.max_tokens=6", *HERE, *measured, "run.max_steps=1"])
-    assert "validations: 2" in dry_run(loaded)
-    assert len([row for row in read_metrics(train(loaded)) if "validation/accuracy" in row]) == 2

@@ -10,10 +10,9 @@ import torch
 from tiny_models import SHAPE
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.ladder.beside_trl import results, sides
-from benchmarks.ladder.beside_trl.cases import CASES, LONGEST, Case, open_case
+from benchmarks.ladder.beside_trl import sides
+from benchmarks.ladder.beside_trl.cases import CASES, LONGEST, Case
 from benchmarks.ladder.beside_trl.measures import answer_probabilities
-from benchmarks.ladder.beside_trl.results import Curve, add_curve, read_curves, table
 from lockstep.algorithms.grpo.options import GRPORecipe
 from lockstep.algorithms.ppo.options import PPORecipe
 from lockstep.models.tokenizer import words_tokenizer
@@ -21,41 +20,6 @@ from lockstep.models.tokenizer import words_tokenizer
 SAME_WORDS = {"num_generations": "num_generations", "epsilon": "clip", "cliprange": "clip", "lam": "gae_lambda"}
 SAME_WORDS |= {"num_ppo_epochs": "ppo_epochs", "gamma": "gamma", "scale_rewards": "scale_rewards"}
 """TRL's words for options of policy gradients, and Lockstep's."""
-
-
-@pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(results, "RESULTS", tmp_path / "results.jsonl")
-    return tmp_path / "results.jsonl"
-
-
-def curve(side: str, seed: int, end: float, seconds: float) -> Curve:
-    settings = open_case("grpo").digest(seed)
-    return Curve("grpo", side, seed, settings, (0, 10, 20), (0.0, 0.2, end), (0.0, 2.0, seconds), "program", "machine")
-
-
-def test_a_curve_is_read_between_its_points() -> None:
-    found = curve("trl", 0, 0.6, 4.0)
-    assert [found.at(seconds) for seconds in (0.0, 1.0, 2.0, 3.0, 4.0, 9.0)] == pytest.approx(
-        [0.0, 0.1, 0.2, 0.4, 0.6, 0.6]
-    )
-
-
-def test_a_run_replaces_its_older_result(file: Path) -> None:
-    for end in (0.4, 0.5):
-        add_curve(curve("lockstep", 0, end, 4.0))
-    add_curve(curve("trl", 0, 0.3, 8.0))
-    assert [(one.side, one.values[-1]) for one in read_curves()] == [("lockstep", 0.5), ("trl", 0.3)]
-
-
-def test_the_table_compares_at_equal_steps_and_equal_seconds_and_names_what_is_apart(file: Path) -> None:
-    for seed in (0, 1):
-        add_curve(curve("lockstep", seed, 0.6 + seed / 10, 4.0))
-        add_curve(curve("trl", seed, 0.4, 6.0))
-    text = table([open_case("grpo")])
-    assert "| 0.650 [0.600, 0.700] | 0.400 [0.400, 0.400] | +0.25 [+0.2, +0.3], outside |" in text
-    assert "| 4.0, 6.0 | 1.5× | 0.650 [0.600, 0.700], 0.300 [0.300, 0.300] |" in text
-    assert "other settings" not in text
 
 
 def test_the_judge_multiplies_the_probabilities_of_the_answer_and_its_end(tmp_path: Path) -> None:

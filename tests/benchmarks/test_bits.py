@@ -12,13 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file, save_file
 
-from benchmarks import bits_outputs
 from benchmarks.bits import main
-from benchmarks.bits_cases import Case, load_cases
-from benchmarks.bits_names import RECIPE_KEYS, rename_columns, rename_metrics, rename_recipe, rename_tensors
+from benchmarks.bits_cases import load_cases
+from benchmarks.bits_names import rename_columns, rename_metrics, rename_recipe, rename_tensors
 from benchmarks.bits_outputs import Outputs, find_difference, keep
 from benchmarks.bits_sides import ROOT
 
@@ -91,37 +89,6 @@ def test_the_smallest_change_is_seen(
     assert find_difference(baseline, Outputs.read(finished)) == said
 
 
-def test_a_real_models_weights_are_kept_and_compared_as_digests(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bits_outputs, "LARGE_BYTES", 1)
-    keep(finished, tmp_path / "kept")
-    assert not list((tmp_path / "kept").rglob("*.safetensors"))
-    baseline = Outputs.read(tmp_path / "kept")
-    assert find_difference(baseline, Outputs.read(finished)) is None
-    move_a_weight(finished)
-    assert find_difference(baseline, Outputs.read(finished)) == "final/model.safetensors:a differs"
-
-
-def test_cases_of_the_real_model_are_left_out_by_name_where_it_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path))
-    assert main(["--only", "real/*", "--cache", str(tmp_path)]) == 0
-    said = "is left out: SmolLM2-135M-Instruct is not on this machine; `make real-model` makes it\n"
-    assert capsys.readouterr().out.count(said) == 5
-    monkeypatch.undo()
-    place = tmp_path / "models" / "SmolLM2-135M-Instruct"
-    place.mkdir(parents=True)
-    (place / "config.json").write_text("{}")
-    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path))
-    assert load_cases()["real/ppo"].lacks is None
-
-
-def test_a_run_that_left_nothing_is_not_equal_to_another(tmp_path: Path) -> None:
-    assert find_difference(Outputs.read(tmp_path), Outputs.read(tmp_path)) == "left nothing that could be compared"
-
-
 def test_renames_of_metrics_columns_and_tensors_keep_the_proof(finished: Path) -> None:
     baseline = Outputs.read(finished)
     write_lines(
@@ -157,16 +124,6 @@ def test_renames_of_keys_and_values_reach_a_recipe() -> None:
     assert rename_recipe(recipe, {}, {}) == recipe
 
 
-def test_a_case_is_written_in_the_words_of_either_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(RECIPE_KEYS, "sft.max_tokens", "sft.longest")
-    case = Case("one", {"sft": {"max_tokens": 9}}, {"rows.jsonl": "{}\n"})
-    read = []
-    for todays_names in (False, True):
-        case.write(tmp_path, todays_names)
-        read.append(yaml.safe_load((tmp_path / "recipe.yaml").read_text()))
-    assert read == [{"sft": {"max_tokens": 9}}, {"sft": {"longest": 9}}]
-
-
 def test_every_algorithm_backend_and_sampler_has_a_case() -> None:
     recipes = [case.recipe for case in load_cases().values()]
     algorithms = {"sft", "dpo", "reward_model", "ppo", "grpo", "distill", "self_rewarding"}
@@ -198,8 +155,3 @@ def test_the_baseline_and_this_tree_come_to_the_same(
     trees = subprocess.run(["git", "worktree", "list"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert str(tmp_path) not in trees, "the baseline's tree is taken away"
     assert not list(tmp_path.glob("lockstep-bits-*"))
-
-
-def test_a_pattern_that_names_no_case_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--only", "nothing"]) == 2
-    assert "no case is called nothing; there are: sft, " in capsys.readouterr().err

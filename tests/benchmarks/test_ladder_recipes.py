@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.ladder.results import digest_recipe
 from benchmarks.ladder.rung import Arm, Rung
 from benchmarks.ladder.runs import Ladder
 from benchmarks.ladder.tables import table
 from lockstep.algorithms.grpo.options import GRPORecipe
-from lockstep.config.loading import load
 
 REWARD = Arm("reward_arithmetic")
 ARM = Arm("grpo_arithmetic", ("reward=null", "grpo.kl.coef=0.1"), before={"reward_model.path": REWARD})
@@ -28,16 +26,6 @@ def test_an_arm_is_rewarded_by_the_run_before_it_and_has_its_digest() -> None:
     assert reward_model_of(ARM, 3) == str(REWARD.load(3).run_folder)
     assert len({reward_model_of(ARM, 3), reward_model_of(ARM, 4), reward_model_of(other, 3)}) == 3
     assert ARM.load(3).digest != other.load(3).digest
-
-
-def test_the_place_of_the_assets_is_no_part_of_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    def digest(folder: str, model: str = "model") -> str:
-        monkeypatch.setenv("LOCKSTEP_ASSETS", folder)
-        return digest_recipe(load("grpo", [f"model.path=$LOCKSTEP_ASSETS/{model}"]))
-
-    assert digest("/one") == digest("/other") != digest("/one", "another")
-    shipped = load("grpo_arithmetic")
-    assert digest_recipe(shipped) == shipped.digest
 
 
 def test_a_rung_without_its_assets_is_left_out_and_says_what_it_needs(

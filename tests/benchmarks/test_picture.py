@@ -6,8 +6,6 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
-import pytest
-
 from benchmarks.picture import draw
 from lockstep.report.agreement import summarize_agreement
 
@@ -43,36 +41,6 @@ def test_values_stand_where_they_belong() -> None:
     assert [y for _, y in points(svg, "gap")] == [252.0, 271.0, 290.0]  # a decade apart
     written = ElementTree.fromstring(svg).findall("{http://www.w3.org/2000/svg}text")
     assert " ".join(str(line.text) for line in written[-2:]) == summarize_agreement(ROWS).sentence
-
-
-def test_a_breach_is_said() -> None:
-    broken = [row | {"agreement/breach": 1.0} if row.get("step") == 2 else row for row in ROWS]
-    assert ">DISAGREE: " in draw(broken, "run")
-
-
-def test_a_run_that_is_exact_and_has_a_critic_is_drawn_by_its_reward() -> None:
-    exact = [
-        {
-            key.replace("accuracy", "reward"): 0.0 if key == "agreement/max_abs_logprob_diff" else value
-            for key, value in (row | {"critic/explained_variance": 0.5}).items()
-        }
-        for row in ROWS
-    ]
-    svg = draw(exact, "run")
-    assert "held-out reward 0.250 to 0.750" in svg
-    assert {y for _, y in points(svg, "gap")} == {366.0}
-    assert ">0, to the bit<" in svg
-    assert {y for _, y in points(svg, "critic")} == {118.0}
-
-
-def test_luck_beyond_1_is_within_the_panel() -> None:
-    lucky = [row | {"train/reward": 2 * row["train/reward"]} if "train/reward" in row else row for row in ROWS]
-    assert [y for _, y in points(draw(lucky, "run"), "sampled")] == pytest.approx([145.3, 90.7, 36.0], abs=0.1)
-
-
-def test_a_run_without_samples_is_refused() -> None:
-    with pytest.raises(ValueError, match="samples and validates"):
-        draw(ROWS[:1], "run")
 
 
 def test_the_shipped_picture_is_small_and_of_a_whole_run() -> None:

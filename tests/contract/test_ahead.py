@@ -162,13 +162,6 @@ def test_what_is_drawn_otherwise_is_compared_by_reading() -> None:
         here.run(ahead, range(6))
 
 
-def test_while_the_policy_rests_nothing_is_old() -> None:
-    here = bench()
-    rows = here.run(here.ahead(4, critic_warmup_steps=2), range(4))
-    assert [row["agreement/weights_age"] for row in rows] == [0.0, 0.0, 0.0, 1.0]
-    assert here.sampler.phases.count("load 0") == 1
-
-
 class Concurrent(TabularSampler):
     """Finishes no responses but the first before the learner has learned, and looks at the weights once more then."""
 
@@ -229,18 +222,6 @@ def test_a_run_that_goes_on_draws_the_same_again(steps_before: int, tmp_path: Pa
     second.load(ahead, tmp_path)
     second.position = first.position
     assert rows + second.run(ahead, range(steps_before, 5)) == expected
-
-
-def test_a_finished_run_that_is_given_more_steps_goes_on_as_if_it_had_had_them(tmp_path: Path) -> None:
-    whole, short, longer = bench(), bench(), bench()
-    expected = whole.run(whole.ahead(4), range(4))
-    ahead = short.ahead(2)
-    rows = short.run(ahead, range(2))
-    short.save(ahead, tmp_path)
-    ahead = longer.ahead(4)
-    longer.load(ahead, tmp_path)
-    longer.position = short.position
-    assert rows + longer.run(ahead, range(2, 4)) == expected
 
 
 class Fragile(TabularSampler):

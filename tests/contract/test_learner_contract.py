@@ -264,16 +264,6 @@ def test_nothing_to_learn_skips_the_update(pair: Pair) -> None:
     assert train(pair.policy, batch, WeightedLogprob()).floats()["lr"] == pytest.approx(OPTIMIZER.lr / 2)
 
 
-def test_one_row_is_a_batch(pair: Pair) -> None:
-    batch = ragged((11,))
-    expected = plain_logprobs(plain_model(pair.model), batch)
-    torch.testing.assert_close(pair.policy.logprobs(batch).double(), expected, atol=1e-5, rtol=0.0)
-    model = plain_model(pair.model)
-    hand_written_steps(model, [batch])
-    train(pair.policy, batch, WeightedLogprob())
-    assert_close(snapshot(pair.policy), tensors(model), 1e-6)
-
-
 def test_a_saved_learner_goes_on_bit_for_bit(pair: Pair, tmp_path: Path) -> None:
     batches = [ragged(LENGTHS, seed) for seed in range(4)]
     for batch in batches[:2]:

@@ -131,23 +131,6 @@ def test_kept_sequences_that_became_unlikely_are_no_fault() -> None:
     assert "; text: " in run.notes[0]
 
 
-def test_a_step_without_tokens_says_nothing() -> None:
-    run = Run(Noisy())
-    before = run.watch.state
-    assert run.step(SURE, mask=False).floats() == {"watch/e_value": 1.0, "watch/alarm": 0.0}
-    assert run.watch.state == before
-
-
-def test_what_is_no_number_counts_as_the_largest_mismatch() -> None:
-    run = Run(Noisy())
-    for _ in range(3):
-        run.step(UNSURE)
-    with run.engine.at(0):
-        batch = run.engine.generate([Request((UNSURE,), 7)], SamplingParams(8))
-    broken = batch.with_columns({"old_logprob": torch.full_like(batch["sampler_logprob"], float("nan"))})
-    assert run.watch(4, 0, broken).floats()["watch/mismatch"] == pytest.approx(2.718281828**3)
-
-
 def test_a_sampler_that_is_lost_at_an_alarm_leaves_the_state_as_it_was() -> None:
     run = Run(Noisy())
     for _ in range(6):

@@ -72,11 +72,3 @@ def test_an_epoch_of_prompts_is_a_head_of_the_file(run: Run, capsys: pytest.Capt
     assert Counter(Counter(drawn("run")).values()) == {2: 16}
     few = run(*options, "data.limit_train_batches=0.25", "data.max_validation_samples=4", "run.folder=few")
     assert few == rows_of_run
-
-
-@pytest.mark.usefixtures("files")
-def test_of_a_mixture_every_file_gives_its_head(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    run(*MIXTURE, "data.limit_train_batches=1", "run.max_steps=2")
-    assert "8 prompts (3 bad rows, 1 over-long skipped, 10 beyond the limit)" in capsys.readouterr().err
-    heads = {"easy.jsonl": 2, "hard.jsonl.gz": 2, "more.parquet": 4}
-    assert set(drawn("run")) <= {f"{name}:{line}" for name, lines in heads.items() for line in range(1, lines + 1)}

@@ -59,30 +59,12 @@ def test_rows_come_in_the_order_of_prompts(index: Any, tokenizer: Any) -> None:
     assert given == [prompt.tokens for prompt in prompts.at(2, 5, seed=9)]
 
 
-def test_completions_have_their_own_template(index: Any, tokenizer: Any) -> None:
-    row = Demonstrations(index, tokenizer, section(completion="{answer} {answer}"), 64)[3]
-    assert tokenizer.decode(row.completion[:-1]) == "end end"
-
-
-def test_a_row_that_is_over_long_as_a_whole_is_an_error_with_both_lengths(index: Any, tokenizer: Any) -> None:
-    length = len(Demonstrations(index, tokenizer, section(), 64)[0])
-    with pytest.raises(
-        DataError, match=rf"line 1: prompt and completion have {length} tokens, .*max_tokens={length - 1}"
-    ):
-        Demonstrations(index, tokenizer, section(), max_tokens=length - 1)
-
-
 def test_over_long_rows_can_be_skipped_and_are_counted(index: Any, tokenizer: Any) -> None:
     lengths = [len(Demonstrations(index, tokenizer, section(), 64)[i]) for i in range(4)]
     limit = sorted(lengths)[1]
     rows = Demonstrations(index, tokenizer, section(overlong_prompts="skip"), limit)
     assert [len(rows[i]) for i in range(len(rows))] == [length for length in lengths if length <= limit]
     assert rows.selection.overlong.count == rows.selection.skipped == 4 - len(rows) > 0
-
-
-def test_the_limit_on_prompts_holds_too(index: Any, tokenizer: Any) -> None:
-    with pytest.raises(DataError, match=r"line 3: the prompt has 5 tokens, more than data\.max_prompt_tokens=4"):
-        Demonstrations(index, tokenizer, section(max_prompt_tokens=4), 64)
 
 
 CHAT = (
@@ -145,19 +127,6 @@ def test_a_conversation_without_an_answer_is_a_bad_row(tmp_path: Path, chatting:
     assert (len(some), some.selection.bad.count) == (1, 1)
 
 
-def test_a_completion_may_stand_beside_the_messages(tmp_path: Path, chatting: Any) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps({"talk": TALK[:1], "answer": "7"}) + "\n")
-    row = Demonstrations(JsonlIndex(path), chatting, chat_section(completion="{answer} end"), 64)[0]
-    assert chatting.decode(row.completion[:-1]) == "7 end"
-
-
-def test_a_tokenizer_without_a_stop_token_is_refused(index: Any, tokenizer: Any) -> None:
-    tokenizer.eos_token = None
-    with pytest.raises(ValueError, match="no end-of-sequence token"):
-        Demonstrations(index, tokenizer, section(), 64)
-
-
 ASKED = [{"role": "user", "content": "Say 2"}]
 REPLY = [{"role": "assistant", "content": "7 end"}]
 CHAT_ROW = {"prompt": ASKED, "completion": REPLY, "info": {"truth": "7 end", "score": 3}}
@@ -174,31 +143,6 @@ def test_messages_in_prompt_and_completion_are_read_by_the_chat_template(tmp_pat
     data = section(prompt="{question}", messages="prompt", completion="{completion}")
     [row] = Demonstrations(write_row(tmp_path, CHAT_ROW), tokenizer, data, 64).read_first()
     assert (row.prompt.text, tokenizer.decode(list(row.completion))) == ("Say 2\n", "7 end<eos>")
-
-
-@pytest.mark.parametrize(
-    ("change", "options", "says"),
-    [
-        (
-            {},
-            {"prompt": "{prompt}", "completion": "x"},
-            "data.messages=prompt reads them by the chat template, in place of data.prompt",
-        ),
-        ({"prompt": "Say"}, {"prompt": "{prompt}", "completion": "x {completion}"}, "has no text in the field 'comp"),
-        ({"completion": [*ASKED, *REPLY]}, {"prompt": "x", "completion": "{completion}"}, "several messages"),
-        (
-            {"prompt": [*ASKED, *REPLY]},
-            {"prompt": "x", "completion": "{answer}"},
-            "data.messages=prompt and data.completion=null reads",
-        ),
-        ({}, {"prompt": "{question}"}, "'prompt' has messages, which data.messages=prompt reads"),
-    ],
-)
-def test_messages_are_no_text(
-    change: dict[str, Any], options: dict[str, Any], says: str, tmp_path: Path, tokenizer: Any
-) -> None:
-    with pytest.raises(DataError, match=says):
-        Demonstrations(write_row(tmp_path, CHAT_ROW | change), tokenizer, section(**options), 64)
 
 
 def test_dots_lead_into_objects(tmp_path: Path, tokenizer: Any) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -85,15 +83,6 @@ def test_a_file_that_changes_is_an_error_and_has_another_digest(make: Callable[[
         assert open_rows(FileGroup((path,))).digest != rows.digest
 
 
-def test_a_parquet_file_is_read_anew_when_it_has_changed(tmp_path: Path) -> None:
-    path = parquet(tmp_path)
-    before = open_rows(FileGroup((path,)))
-    datasets.Dataset.from_list([{"question": "008"}, {"question": "x"}]).to_parquet(path)
-    after = open_rows(FileGroup((path,)))
-    assert after.rows([0]) == [{"question": "008"}]
-    assert after.digest != before.digest
-
-
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
@@ -115,17 +104,6 @@ def test_what_is_no_table_is_named(tmp_path: Path, name: str, sentence: str) -> 
     assert len(open_rows(FileGroup((tmp_path / "splits/train",)))) == 2
 
 
-def test_without_the_library_a_table_names_the_extra_and_jsonl_needs_none(tmp_path: Path) -> None:
-    code = (
-        "import sys; sys.modules['datasets'] = None\n"
-        "from pathlib import Path; from lockstep.data.files import FileGroup, open_rows\n"
-        "assert len(open_rows(FileGroup((Path(sys.argv[1]),)))) == 2\n"
-        "open_rows(FileGroup((Path('x.parquet'),)))"
-    )
-    ran = subprocess.run([sys.executable, "-c", code, str(jsonl(tmp_path))], capture_output=True, text=True)
-    assert ran.stderr.strip().endswith("pip install -c constraints.txt -e '.[datasets]'")
-
-
 def many(folder: Path, name: str, answers: range) -> Path:
     path = folder / name
     path.parent.mkdir(exist_ok=True)
@@ -140,31 +118,6 @@ def test_files_stand_one_after_the_other(tmp_path: Path) -> None:
     assert [rows.id(i) for i in (2, 3, 5)] == ["a.jsonl:3", "rows.parquet:1", "b.jsonl:1"]
     assert rows.where(6) == f"{paths[2]}, line 2"
     assert [part.size for part in rows.parts] == [7]
-
-
-def test_bad_lines_of_all_files_are_counted(tmp_path: Path) -> None:
-    paths = tuple(many(tmp_path, name, range(2)) for name in ("a.jsonl", "b.jsonl"))
-    for path in paths:
-        path.write_text("bad\n" * 4 + path.read_text())
-    skipped = open_rows(FileGroup(paths), "skip").skipped
-    assert (skipped.count, len(skipped.first)) == (8, 5)
-    assert skipped.first[4].startswith(f"{paths[1]}, line 1")
-    with pytest.raises(DataError, match=r"a\.jsonl, line 1"):
-        open_rows(FileGroup(paths))
-
-
-def test_files_of_one_name_have_rows_of_different_names(tmp_path: Path) -> None:
-    paths = tuple(many(tmp_path, f"{name}/train.jsonl", range(2)) for name in "ab")
-    rows = open_rows(FileGroup(paths))
-    assert [rows.id(i) for i in range(4)] == [
-        "a/train.jsonl:1", "a/train.jsonl:2", "b/train.jsonl:1", "b/train.jsonl:2",
-    ]  # fmt: skip
-
-
-def test_a_file_that_is_named_twice_is_refused(tmp_path: Path) -> None:
-    path = many(tmp_path, "a.jsonl", range(2))
-    with pytest.raises(DataError, match=r"a\.jsonl: is named twice; .*data\.weights"):
-        open_rows(FileGroup((path, tmp_path / "x" / ".." / "a.jsonl")))
 
 
 def test_the_digest_of_several_is_of_all_and_their_order(tmp_path: Path) -> None:
@@ -195,15 +148,6 @@ def test_the_weight_of_a_file_is_that_of_the_rows_that_are_used(tmp_path: Path) 
         file.write('{"question": "q"}\n' * 3)
     answers = Counter(drawn(open_rows(FileGroup(paths, (1.0, 1.0))), 8))
     assert answers == {"0": 1, "1": 1, "2": 1, "3": 1, "4": 2, "5": 2}
-
-
-def test_a_weighted_file_of_which_nothing_can_be_used_is_an_error(tmp_path: Path) -> None:
-    paths = (many(tmp_path, "a.jsonl", range(4)), tmp_path / "b.jsonl")
-    paths[1].write_text('{"question": "q"}')
-    said = r"b\.jsonl: none of its 1 rows can be used \(1 bad rows skipped, the first of them: .*b\.jsonl, line 1: has"
-    with pytest.raises(DataError, match=said):
-        drawn(open_rows(FileGroup(paths, (1.0, 1.0))), 8)
-    assert len(drawn(open_rows(FileGroup(paths)), 8)) == 8
 
 
 CALLS = [
@@ -256,10 +200,3 @@ def test_a_number_of_a_table_that_is_not_finite_is_never_text(value: Any, tmp_pa
     prompts = Prompts(table, words_tokenizer(["q"]), data)
     assert len(prompts) == 1
     assert "which is not a finite number" in prompts.selection.bad.first[0]
-
-
-@pytest.mark.parametrize("number", ["NaN", "1e999"])
-def test_a_list_in_one_file_refuses_what_json_does_not_have(number: str, tmp_path: Path) -> None:
-    (tmp_path / "rows.json").write_text(f'[{{"a": {number}}}]')
-    with pytest.raises(DataError, match=f"holds {number}, which is not a finite number"):
-        open_rows(FileGroup((tmp_path / "rows.json",)))

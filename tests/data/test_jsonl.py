@@ -14,10 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.cache_folder import find_cache_folder
 from lockstep.data import jsonl
 from lockstep.data.jsonl import DataError, JsonlIndex
-from lockstep.data.rows import RowError
 from lockstep.data.templates import render
 
 
@@ -37,11 +35,6 @@ def test_strings_come_back_as_written_whatever_other_rows_hold(tmp_path: Path) -
     lines = [json.dumps({"answer": s}, ensure_ascii=False) for s in strings] + ['{"answer": {"nested": 1}}']
     index = JsonlIndex(written(tmp_path, "\n".join(lines).encode()))
     assert [row["answer"] for row in all_rows(index)] == [*strings, {"nested": 1}]
-
-
-def test_jagged_rows_keep_their_own_fields(tmp_path: Path) -> None:
-    index = JsonlIndex(written(tmp_path, b'{"a": 1}\n{"b": [1, "x"]}\n{"a": null, "c": {}}\n'))
-    assert all_rows(index) == [{"a": 1}, {"b": [1, "x"]}, {"a": None, "c": {}}]
 
 
 @pytest.mark.parametrize(
@@ -70,19 +63,6 @@ def test_a_number_goes_into_a_template_as_it_was_written(tmp_path: Path, number:
     row = pickle.loads(pickle.dumps(JsonlIndex(written(tmp_path, line)).row(0)))
     assert row["n"] == json.loads(number)
     assert render("{n} {nested}", row, "") == f'{number} [{{"n": {number}}}]'
-
-
-@pytest.mark.parametrize("line", [b'{"a": 1, "a": 2}', b'{"b": [{"a": 1, "a" : 1}]}'])
-def test_a_key_that_is_given_twice_is_never_half_dropped(tmp_path: Path, line: bytes) -> None:
-    index = JsonlIndex(written(tmp_path, b'{"a": 1}\n' + line))
-    with pytest.raises(RowError, match=r'rows\.jsonl, line 2: has the key "a" twice'):
-        index.row(1)
-
-
-def test_line_numbers_count_every_line_of_the_file(tmp_path: Path) -> None:
-    index = JsonlIndex(written(tmp_path, b'\n{"a": 1}\nbroken\n\n{"a": 2}\n'), bad_rows="skip")
-    assert [index.line_number(i) for i in range(len(index))] == [2, 5]
-    assert index.where(1) == f"{tmp_path / 'rows.jsonl'}, line 5"
 
 
 @pytest.mark.parametrize(
@@ -125,31 +105,6 @@ def test_all_bad_lines_are_counted_and_the_first_five_named(tmp_path: Path) -> N
     assert [sentence.split(":")[0][-6:] for sentence in skipped.first] == [f"line {n}" for n in range(1, 6)]
 
 
-def test_a_whole_surrogate_pair_is_text(tmp_path: Path) -> None:
-    assert JsonlIndex(written(tmp_path, b'{"a": "\\ud83e\\udd86"}')).row(0) == {"a": "🦆"}
-
-
-def test_utf_16_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"rows\.jsonl, line 1: the file is UTF-16; save it as UTF-8"):
-        JsonlIndex(written(tmp_path, '{"a": 1}\n'.encode("utf-16")))
-
-
-@pytest.mark.parametrize("content", [b"", b"\n\n", b"\xef\xbb\xbf"])
-def test_a_file_without_rows_is_an_error(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(DataError, match="holds no rows"):
-        JsonlIndex(written(tmp_path, content))
-
-
-def test_a_file_of_only_bad_rows_is_an_error_even_where_they_are_skipped(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"holds no rows \(2 bad lines\)"):
-        JsonlIndex(written(tmp_path, b"[1,\n2]\n"), bad_rows="skip")
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"absent\.jsonl: there is no such file"):
-        JsonlIndex(tmp_path / "absent.jsonl")
-
-
 @pytest.mark.parametrize("content", [b'{"b": 10}\n{"a": 1}\n', b'{"a": 2}\n'])
 def test_a_file_that_changed_is_not_read_with_old_offsets(tmp_path: Path, content: bytes) -> None:
     path = written(tmp_path, b'{"a": 1}\n')
@@ -161,13 +116,6 @@ def test_a_file_that_changed_is_not_read_with_old_offsets(tmp_path: Path, conten
     again = JsonlIndex(path)
     assert again.rows(range(len(again))) == [json.loads(line) for line in content.splitlines()]
     assert again.digest != index.digest
-
-
-def test_a_file_that_is_gone_has_changed(tmp_path: Path) -> None:
-    index = JsonlIndex(written(tmp_path, b'{"a": 1}\n'))
-    index.path.unlink()
-    with pytest.raises(DataError, match="has changed"):
-        index.row(0)
 
 
 def refused(*_: Any) -> Any:
@@ -184,13 +132,6 @@ def test_the_second_opening_reads_nothing_and_finds_the_same(tmp_path: Path, mon
     assert second.digest == first.digest == hashlib.sha256(content).hexdigest()
 
 
-def test_of_a_file_that_changed_only_the_new_index_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path / "cache"))
-    for content in (b'{"a": 1}', b'{"a": 1}\n{"a": 2}'):
-        JsonlIndex(written(tmp_path, content))
-    assert len(list((tmp_path / "cache/index").iterdir())) == 1
-
-
 @pytest.mark.parametrize("left", [0, 7, 30])
 def test_a_cache_entry_that_is_cut_short_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
@@ -201,31 +142,6 @@ def test_a_cache_entry_that_is_cut_short_is_made_anew(
     (entry,) = (tmp_path / "cache/index").iterdir()
     os.truncate(entry, left)
     assert all_rows(JsonlIndex(path)) == [{"a": 1}, {"a": 2}]
-
-
-def test_without_a_cache_it_works_and_says_so_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = written(tmp_path, b'{"a": 1}\n')
-    monkeypatch.setenv("LOCKSTEP_CACHE", str(path / "cache"))  # a file can have no folder in it
-    assert [JsonlIndex(path).row(0) for _ in range(2)] == [{"a": 1}] * 2
-    assert capsys.readouterr().err.count("cannot be written") == 1
-
-
-def test_a_cache_without_room_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path))
-    (tmp_path / "index").touch()  # an entry can be written here as little as on a full disk
-    with pytest.raises(DataError, match=r"cannot be written .*LOCKSTEP_CACHE to a folder with room"):
-        JsonlIndex(written(tmp_path, b'{"a": 1}\n'))
-
-
-def test_the_cache_is_where_the_users_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LOCKSTEP_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert find_cache_folder() == tmp_path / "lockstep"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert find_cache_folder() == tmp_path / ".cache/lockstep"
 
 
 def test_a_packed_file_is_read_as_what_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,23 +167,6 @@ def test_what_a_refused_file_holds_does_not_stay_in_the_cache(tmp_path: Path, mo
         assert not list((tmp_path / "cache/unpacked").iterdir())
 
 
-@pytest.mark.parametrize(
-    "spoil", [lambda packed: packed[:-9], lambda packed: packed[:-8] + bytes(8), lambda packed: packed[:30]]
-)
-def test_a_packed_file_that_is_not_whole_is_named(tmp_path: Path, spoil: Any) -> None:
-    path = tmp_path / "rows.jsonl.gz"
-    path.write_bytes(spoil(gzip.compress(b'{"a": 1}\n' + os.urandom(99).hex().encode())))
-    with pytest.raises(DataError, match=r"rows\.jsonl\.gz: is not a whole gzip file"):
-        JsonlIndex(path)
-
-
-def test_a_file_that_is_not_packed_though_its_name_says_so_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl.gz"
-    path.write_bytes(b"no gzip")
-    with pytest.raises(DataError, match=r"rows\.jsonl\.gz: is not packed by gzip; take \.gz off its name"):
-        JsonlIndex(path)
-
-
 PEAK = """
 import sys
 from pathlib import Path
@@ -290,11 +189,6 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     path = written(tmp_path, line * 400_000)  # 125 MB
     grown = subprocess.run([sys.executable, "-c", PEAK, str(path)], capture_output=True, text=True, check=True).stdout
     assert int(grown) < 32_000
-
-
-def test_an_index_crosses_a_process_border(tmp_path: Path) -> None:
-    index = JsonlIndex(written(tmp_path, b'{"a": 1}\n{"a": 2}\n'))
-    assert pickle.loads(pickle.dumps(index)).rows([1, 0]) == [{"a": 2}, {"a": 1}]
 
 
 @given(rows=st.lists(st.dictionaries(st.text(), st.text() | st.integers() | st.booleans()), min_size=1, max_size=8))

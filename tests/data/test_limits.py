@@ -78,14 +78,6 @@ def test_a_tokenizer_ends_in_time_and_the_row_is_named(tmp_path: Path) -> None:
         Prompts(rows, build_tokenizer(), data)
 
 
-@pytest.mark.usefixtures("short")
-def test_an_answer_on_which_the_tokenizer_hangs_is_named(tmp_path: Path) -> None:
-    rows = write(tmp_path, {"question": "b", "answer": "b"}, {"question": "b", "answer": SLOW})
-    options = {"train": "rows.jsonl", "max_prompt_tokens": 99_999, "prompt": "{question}", "completion": "{answer}"}
-    with pytest.raises(DataError, match=r"2: the tokenizer of .* fails on the text that begins 'aaa.*takes more"):
-        Demonstrations(rows, build_tokenizer(), DataSection.model_validate(options), 99_999, [])
-
-
 @pytest.mark.parametrize("field", ["question", "answer"])
 def test_a_text_that_would_take_a_tokenizer_gigabytes_is_refused_by_row(
     field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -3,7 +3,6 @@
 from collections import Counter
 from itertools import accumulate
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,10 +23,6 @@ def test_batches_run_across_the_end_of_an_epoch_and_lose_nothing() -> None:
     assert set(Counter(whole).values()) == {3}
 
 
-def test_a_batch_may_be_larger_than_the_data() -> None:
-    assert rows_at(1, 7, length=3, seed=0, shuffle=False) == [1, 2, 0, 1, 2, 0, 1]
-
-
 @given(position=st.integers(0, 10**15), size=st.integers(1, 50), seed=st.integers(0, 9), shuffle=st.booleans())
 def test_one_part_is_no_mixture(position: int, size: int, seed: int, shuffle: bool) -> None:
     assert mix_rows_at(position, 7, [size], [0.3], seed, shuffle) == rows_at(position, 7, size, seed, shuffle)
@@ -40,11 +35,6 @@ def test_after_any_number_of_rows_each_part_has_given_its_share(parts: list, pos
     assert sum(counts) == position
     shares = [position * weight / sum(weights) for weight in weights]
     assert all(abs(count - share) < len(parts) + 1e-9 * share for count, share in zip(counts, shares, strict=True))
-
-
-def test_proportions_are_exact_where_they_can_be() -> None:
-    assert count_drawn(10, (0.7, 0.2, 0.1)) == [7, 2, 1]
-    assert count_drawn(1000, (1.0, 999.0)) == [1, 999]
 
 
 @given(parts=PARTS, seed=st.integers(0, 99))
@@ -65,14 +55,3 @@ def test_a_mixture_does_not_depend_on_the_size_of_batches(parts: list, start: in
     ends = list(accumulate(cuts, initial=start))
     pieces = [mix_rows_at(at, count, sizes, weights, 3, True) for at, count in zip(ends, cuts, strict=False)]
     assert [row for piece in pieces for row in piece] == mix_rows_at(start, sum(cuts), sizes, weights, 3, True)
-
-
-def test_parts_have_orders_of_their_own() -> None:
-    rows = mix_rows_at(0, 40, [20, 20], [1.0, 1.0], seed=1, shuffle=True)
-    assert [row for row in rows if row < 20] != [row - 20 for row in rows if row >= 20]
-    assert rows != mix_rows_at(0, 40, [20, 20], [1.0, 1.0], seed=2, shuffle=True)
-
-
-@pytest.mark.parametrize(("weights", "rows"), [([1, 1], [2, 0, 3, 1, 2, 0]), ([2, 1], [2, 0, 1, 3, 0, 1])])
-def test_without_shuffle_each_part_comes_in_its_own_order(weights: list[float], rows: list[int]) -> None:
-    assert mix_rows_at(0, 6, [2, 2], weights, 0, shuffle=False) == rows

@@ -49,10 +49,6 @@ def opened(folder: Path, tokenizer: Any, rows: list[dict[str, Any]], max_tokens:
     return Pairs(JsonlIndex(path, data.bad_rows), tokenizer, data, max_tokens, stops)
 
 
-def test_a_run_that_logs_no_samples_is_shown_no_pairs(tmp_path: Path, tokenizer: Any) -> None:
-    assert opened(tmp_path, tokenizer, ROWS).render(0, 0, 0) == []
-
-
 def test_either_answer_follows_its_prompt_and_is_learned_with_its_stop_token(tmp_path: Path, tokenizer: Any) -> None:
     batch = opened(tmp_path, tokenizer, ROWS).first()
     assert (len(batch), batch.group_size) == (8, 2)
@@ -105,17 +101,6 @@ def test_a_row_that_is_no_pair_is_an_error_or_skipped(
     with pytest.raises(DataError, match=rf"line 1: {message}"):
         opened(tmp_path, tokenizer, rows, **scores)
     assert len(opened(tmp_path, tokenizer, rows, bad_rows="skip", **scores)) == 3
-
-
-def test_a_pair_that_is_too_long_names_the_option_of_its_own_algorithm(tmp_path: Path, tokenizer: Any) -> None:
-    """What was found out about a file for one algorithm is cached, and another one may have the same limit."""
-    pairs = opened(tmp_path, tokenizer, ROWS)
-    longest = min(pairs[i].longest for i in range(4))
-    some = opened(tmp_path, tokenizer, ROWS, longest, overlong_prompts="skip").selection
-    assert f"more than dpo.max_tokens={longest}" in some.overlong.first[0]
-    data = PairSection(**FIELDS, overlong_prompts="skip")
-    other = Pairs(some.rows, tokenizer, data, longest, limit="orpo.max_tokens").selection
-    assert f"more than orpo.max_tokens={longest}" in other.overlong.first[0]
 
 
 def test_a_pair_is_as_long_as_its_longer_answer(tmp_path: Path, tokenizer: Any) -> None:

@@ -43,14 +43,6 @@ def test_render_fills_fields_and_leaves_everything_else() -> None:
     assert render("no fields", {}, "") == "no fields"
 
 
-@pytest.mark.parametrize(
-    ("row", "state"), [({"q": "x", "b": 1}, "no field"), ({"q": "x", "question": None}, "null in the field")]
-)
-def test_a_missing_field_names_row_field_and_what_there_is(row: dict, state: str) -> None:
-    with pytest.raises(DataError, match=rf"rows\.jsonl, line 3: has {state} 'question', .*fields are q, "):
-        render("{question}", row, "rows.jsonl, line 3")
-
-
 @pytest.mark.parametrize("template", ["{question", "question}", "{}", "{question!r}", "{question:>5}"])
 def test_a_template_that_is_more_than_plain_fields_is_refused(template: str) -> None:
     with pytest.raises(ValueError, match=r"write braces as \{\{ and \}\}"):
@@ -65,16 +57,6 @@ def test_a_prompt_is_the_rendered_row_with_its_tokens_and_place(index: JsonlInde
     assert prompt.row == ROWS[3]
 
 
-def test_the_answer_has_its_own_template(index: JsonlIndex, tokenizer: Any) -> None:
-    prompts = Prompts(index, tokenizer, section(answer="#### {answer}"))
-    assert prompts.answer(prompts[3]) == "#### 6"
-
-
-def test_a_row_without_an_answer_stops_the_run_before_it_starts(index: JsonlIndex, tokenizer: Any) -> None:
-    with pytest.raises(DataError, match=r"rows\.jsonl, line 1: .*'solution'.*question, answer"):
-        Prompts(index, tokenizer, section(answer="{solution}"))
-
-
 def test_a_row_needs_no_answer_where_nobody_reads_one(tmp_path: Path, tokenizer: Any) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"question": "What?"}) + "\n" + json.dumps(ROWS[1]))
@@ -82,12 +64,6 @@ def test_a_row_needs_no_answer_where_nobody_reads_one(tmp_path: Path, tokenizer:
     assert [prompts.answer(prompt) for prompt in prompts.first()] == ["", "2"]
     with pytest.raises(DataError, match=r"line 1: has no field 'answer', which data\.answer='\{answer\}' asks for"):
         Prompts(JsonlIndex(path), tokenizer, section())
-
-
-def test_reading_twice_or_in_another_company_gives_equal_prompts(index: JsonlIndex, tokenizer: Any) -> None:
-    prompts = Prompts(index, tokenizer, section())
-    assert prompts.first() == [prompts[i] for i in range(10)] == prompts.first()
-    assert prompts.first(2) == [prompts[0], prompts[1]]
 
 
 def test_a_chat_template_wraps_the_prompt_and_opens_the_reply(index: JsonlIndex, tokenizer: Any) -> None:
@@ -122,11 +98,6 @@ def test_arguments_that_a_chat_template_does_not_read_are_refused(index: JsonlIn
         section(template_args={"style": "x"})
 
 
-def test_chat_without_a_template_is_an_error(index: JsonlIndex, tokenizer: Any) -> None:
-    with pytest.raises(ValueError, match=r"has no chat template; turn data\.chat off"):
-        Prompts(index, tokenizer, section(chat=True))
-
-
 def test_special_tokens_come_from_the_tokenizer_or_from_the_chat_template_never_from_both(
     index: JsonlIndex, assets: Path
 ) -> None:
@@ -134,12 +105,6 @@ def test_special_tokens_come_from_the_tokenizer_or_from_the_chat_template_never_
     assert Prompts(index, llama, section())[0].tokens[0] == llama.bos_token_id
     llama.chat_template = "{{ bos_token }}{{ messages[0].content }}"
     assert Prompts(index, llama, section(chat=True))[0].tokens.count(llama.bos_token_id) == 1
-
-
-def test_an_over_long_prompt_is_an_error_with_both_lengths(index: JsonlIndex, tokenizer: Any) -> None:
-    length = len(tokenizer(ROWS[1]["question"])["input_ids"])
-    with pytest.raises(DataError, match=rf"line 2: the prompt has {length} tokens, more than .*={length - 1}; .*=skip"):
-        Prompts(index, tokenizer, section(max_prompt_tokens=length - 1))
 
 
 def test_over_long_prompts_can_be_skipped_and_are_counted(tmp_path: Path, tokenizer: Any) -> None:
@@ -152,22 +117,12 @@ def test_over_long_prompts_can_be_skipped_and_are_counted(tmp_path: Path, tokeni
     assert (len(prompts), prompts.selection.account) == (4, "1 bad rows, 6 over-long skipped")
 
 
-def test_data_of_only_over_long_prompts_is_an_error(index: JsonlIndex, tokenizer: Any) -> None:
-    with pytest.raises(DataError, match="none of its 10 rows can be used"):
-        Prompts(index, tokenizer, section(max_prompt_tokens=1, overlong_prompts="skip"))
-
-
 def test_every_row_comes_once_an_epoch_and_each_epoch_in_its_own_order(index: JsonlIndex, tokenizer: Any) -> None:
     prompts = Prompts(index, tokenizer, section())
     epochs = [[prompt.id for prompt in prompts.at(10 * epoch, 10, seed=0)] for epoch in range(3)]
     assert all(sorted(epoch) == sorted(epochs[0]) and len(set(epoch)) == 10 for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 3
     assert [prompt.id for prompt in prompts.at(0, 10, seed=1)] != epochs[0]
-
-
-def test_without_shuffle_rows_come_as_in_the_file(index: JsonlIndex, tokenizer: Any) -> None:
-    prompts = Prompts(index, tokenizer, section(shuffle=False))
-    assert prompts.at(8, 4, seed=3) == [prompts[i] for i in (8, 9, 0, 1)]
 
 
 def test_real_questions_with_a_real_tokenizer(assets: Path) -> None:
@@ -206,13 +161,6 @@ def test_messages_go_through_the_chat_template_without_the_answer(tmp_path: Path
     assert prompts[1].row == {"talk": answered}
 
 
-def test_messages_bring_every_special_token_themselves(tmp_path: Path, assets: Path) -> None:
-    llama = load_tokenizer(assets / "models/stories260K/hf")
-    llama.chat_template = "{{ bos_token }}{{ messages[0].content }}"
-    prompts = Prompts(talks(tmp_path, TALK), llama, section(messages="talk", answer=""))
-    assert prompts[0].tokens.count(llama.bos_token_id) == 1
-
-
 @pytest.mark.parametrize(
     ("talk", "fault"),
     [
@@ -236,11 +184,6 @@ def test_messages_that_are_none_are_bad_rows(tmp_path: Path, tokenizer: Any, tal
     assert "correct the row, or set data.bad_rows=skip" in str(refused.value)
     prompts = Prompts(rows, tokenizer, section(messages="talk", answer="", bad_rows="skip"))
     assert (len(prompts), prompts.selection.account) == (1, "1 bad rows skipped")
-
-
-def test_messages_without_a_chat_template_are_an_error(tmp_path: Path, tokenizer: Any) -> None:
-    with pytest.raises(ValueError, match=r"data\.messages is set, but the model's tokenizer has no chat template"):
-        Prompts(talks(tmp_path, TALK), tokenizer, section(messages="talk", answer=""))
 
 
 @pytest.mark.parametrize("option", [{"prompt": "Q: {question}"}, {"chat": True}, {"chat": True, "system_prompt": "Hi"}])
@@ -269,11 +212,3 @@ def test_a_truncated_prompt_keeps_its_end_and_is_counted(
         assert short.row == long.row
     others = (Prompts(index, tokenizer, section(max_prompt_tokens=limit, overlong_prompts="skip")) for _ in range(2))
     assert [len(prompts) for prompts in others] == [4, 4]
-
-
-def test_a_truncated_prompt_keeps_the_token_that_opens_every_text(index: JsonlIndex, assets: Path) -> None:
-    llama = load_tokenizer(assets / "models/stories260K/hf")
-    prompt = Prompts(index, llama, section(max_prompt_tokens=5, overlong_prompts="truncate"))[2]
-    whole = Prompts(index, llama, section())[2]
-    assert prompt.tokens == (llama.bos_token_id, *whole.tokens[-4:])
-    assert whole.text.endswith(prompt.text)

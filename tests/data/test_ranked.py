@@ -75,14 +75,6 @@ def test_the_words_of_a_tree_are_options(tmp_path: Path) -> None:
     assert (one.responses, one.ranks) == (("a", "b"), (1.0, 0.0))
 
 
-def test_what_people_rank_alike_is_left_out(tmp_path: Path) -> None:
-    rows = [{"prompt": "p", "responses": ["a", "b"], "ranks": ranks} for ranks in ([1, 1], [0, 1], [1, 0])]
-    assert [one.id for one in ranked(tmp_path, rows, FLAT)[0]] == ["rows.jsonl:2", "rows.jsonl:3"]
-    assert [one.id for one in ranked(tmp_path, rows, FLAT | {"max_prompts": 1})[0]] == ["rows.jsonl:2"]
-    with pytest.raises(DataError, match="has no responses of which one is ranked above another"):
-        ranked(tmp_path, rows[:1], FLAT)
-
-
 BAD = (
     ({"responses": ["a", "b"], "ranks": [0, 1]}, FLAT, "has no field 'prompt'"),
     ({"prompt": "p", "ranks": [0, 1]}, FLAT, "has no list in the field 'responses'; its fields are prompt, ranks"),
@@ -118,38 +110,6 @@ def test_a_bad_row_is_named_or_counted(tmp_path: Path, row: Any, section: dict[s
     found, skipped = ranked(tmp_path, [row, good], section | {"bad_rows": "skip"})
     assert (len(found), skipped.count) == (1, 1)
     assert skipped.first[0].startswith(f"{tmp_path / 'rows.jsonl'}, line 1: ")
-
-
-@pytest.mark.parametrize(
-    ("content", "sentence"),
-    [
-        ("{}", r"is a JSON object, not a list of objects"),
-        ("[1, {}]", r"item 1: is a JSON number, not an object .*; correct the item, or set data\.bad_rows=skip"),
-        ("[", r"is not JSON .*; name a file with a JSON list"),
-        ("[]", "holds no rows"),
-        ('[{"a": 1, "a": 2}]', 'has the key "a" twice'),
-    ],
-)
-def test_a_json_list_that_is_none_is_refused(tmp_path: Path, content: str, sentence: str) -> None:
-    path = tmp_path / "rows.json"
-    path.write_text(content)
-    with pytest.raises(DataError, match=sentence):
-        open_rows(FileGroup((path,)))
-    with pytest.raises(DataError, match="No such file"):
-        open_rows(FileGroup((tmp_path / "none.json",)))
-
-
-def test_a_json_list_may_have_bad_items(tmp_path: Path) -> None:
-    path = tmp_path / "rows.json"
-    path.write_text('[3, {"a": "007"}, null]')
-    rows = open_rows(FileGroup((path,)), "skip")
-    assert (len(rows), rows.rows([0]), rows.id(0), rows.where(0)) == (
-        1,
-        [{"a": "007"}],
-        "rows.json:2",
-        f"{path}, item 2",
-    )
-    assert rows.skipped.count == 2
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from lockstep.algorithms.job import describe
 from lockstep.config import DataSection
 from lockstep.data import prompts as prompts_module
 from lockstep.data.demonstrations import Demonstrations
 from lockstep.data.files import FileGroup, open_rows
 from lockstep.data.jsonl import DataError, JsonlIndex
 from lockstep.data.prompts import Prompts
-from lockstep.data.selection import texts
 from lockstep.data.templates import complaint
 from lockstep.models.tokenizer import words_tokenizer
 
@@ -71,16 +69,6 @@ def test_rows_are_skipped_counted_by_reason_and_named(
             assert f"{path}, {sentence}" in said
 
 
-def test_where_nothing_is_skipped_nothing_is_said(
-    path: Path, tokenizer: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path.write_text(LINES[0])
-    prompts = used(path, tokenizer)
-    assert prompts.selection.account == "none skipped"
-    assert describe(prompts, "prompts") == "1 prompt (none skipped)"
-    assert not capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("lines", "options", "sentence"),
     [
@@ -100,16 +88,6 @@ def test_what_is_not_to_be_skipped_is_an_error_with_its_place(
         used(path, tokenizer, **options)
 
 
-def test_a_row_that_was_skipped_before_is_an_error_where_it_is_not_to_be(path: Path, tokenizer: Any) -> None:
-    used(path, tokenizer)
-    with pytest.raises(DataError, match=r"line 5: .*data\.overlong_prompts=skip"):
-        used(path, tokenizer, overlong_prompts="error")
-    path.write_text("\n".join([LINES[0], LINES[2]]))
-    used(path, tokenizer)
-    with pytest.raises(DataError, match=r"line 2: has no field 'answer'.*data\.bad_rows=skip"):
-        used(path, tokenizer, bad_rows="error")
-
-
 def test_the_fields_of_a_recipe_are_checked_besides_those_of_the_templates(path: Path, tokenizer: Any) -> None:
     assert [prompt.id for prompt in used(path, tokenizer, fields={"answer": "text"}).first()] == ["rows.jsonl:1"]
     path.write_text('{"question": "one", "answer": "1"}\n{"question": "one", "answer": "1", "level": 2}')
@@ -117,7 +95,6 @@ def test_the_fields_of_a_recipe_are_checked_besides_those_of_the_templates(path:
     assert len(used(path, tokenizer)) == 2
 
 
-TEMPLATES = {"data.prompt": "{question}", "data.answer": "{answer}"}
 KINDS = {"text": "", "number": 0.5, "boolean": False, "list": [], "object": {}}
 
 
@@ -161,13 +138,6 @@ def test_what_decides_about_a_row_makes_another_pass(
         used(path, tokenizer, **options)
 
 
-def test_tools_are_part_of_the_length(path: Path, tokenizer: Any) -> None:
-    tokenizer.chat_template = "{{ messages[0].content }}{% for tool in tools %} one{% endfor %}"
-    rows, data = open_rows(FileGroup((path,)), "skip"), section(chat=True)
-    used_with = [len(Prompts(rows, tokenizer, data.with_tools([{}] * count))) for count in (1, 2, 1)]
-    assert used_with == [2, 1, 2]
-
-
 def test_another_tokenizer_or_template_makes_another_pass(
     path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,26 +149,6 @@ def test_another_tokenizer_or_template_makes_another_pass(
         tokenizer.chat_template = "<{{ messages[0].content }}>"
         with pytest.raises(AssertionError, match="tokenised again"):
             used(path, other, chat=chat)
-
-
-def test_demonstrations_have_a_limit_of_their_own(path: Path, tokenizer: Any) -> None:
-    rows = JsonlIndex(path, "skip")
-    lengths = [len(Demonstrations(rows, tokenizer, section(), limit)) for limit in (9, 3)]
-    assert lengths == [2, 1]
-    assert len(Demonstrations(rows, tokenizer, section(completion="{answer} {answer}"), 9)) == 2
-
-
-def test_texts_of_bad_rows_are_left_out_or_an_error(path: Path) -> None:
-    rows = JsonlIndex(path, "skip")
-    assert list(texts(rows, section(), TEMPLATES))[-4:] == ["one two three four", "1", "one", "7"]
-    with pytest.raises(DataError, match="line 3: has no field"):
-        list(texts(rows, section(bad_rows="error"), TEMPLATES))
-
-
-def test_texts_of_templates_that_a_row_cannot_fill_are_left_out(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"question": "one"}\n{"question": "two", "answer": "2"}\n')
-    prompt, completion = {"data.prompt": "{question}"}, {"data.completion": "{answer}"}
-    assert list(texts(JsonlIndex(tmp_path / "rows.jsonl"), section(), prompt, completion)) == ["one", "two", "2"]
 
 
 def test_many_blocks_are_one_selection(tmp_path: Path, tokenizer: Any) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_models import OPTIMIZER, SECTION, WeightedLogprob, over, ragged
-from torch import Tensor
 
 from lockstep.algorithms.kto.step import measure_reference_point
 from lockstep.cluster.child_process import ChildProcess
@@ -22,15 +21,14 @@ from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.cluster.worker_proxy import RemoteError, WorkerDied
 from lockstep.config import SamplerSection
-from lockstep.errors import InputError
-from lockstep.learners.base import hand_over, train
+from lockstep.learners.base import train
 from lockstep.losses.kto import KTOLoss
 from lockstep.losses.preference import Preference
 from lockstep.models.load import load_causal_lm
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.weight_sync.buckets import Bucket
 from lockstep.weight_sync.carriers import Route
-from lockstep.weight_sync.fingerprints import column_fingerprint, fingerprint
+from lockstep.weight_sync.fingerprints import fingerprint
 from lockstep.weight_sync.outgoing import Outgoing, Sent, type_for
 from lockstep.weight_sync.sync import Snapshot, sync_weights
 
@@ -48,10 +46,6 @@ def two(spec: LearnerSpec) -> Iterator[MeshLearner]:
     learner = launch(over(spec, dp=2), timeout_s=400.0)
     yield learner
     learner.close()
-
-
-def fingerprints_of(tensor: Tensor) -> Sent:
-    return Sent(fingerprint(tensor), column_fingerprint(tensor) if tensor.ndim == 2 else None)
 
 
 def kill(name: str) -> None:
@@ -131,31 +125,6 @@ def test_a_rank_without_rows_takes_part_in_the_update(two: MeshLearner, spec: Le
     expected = dict(one.weights())
     for name, tensor in two.weights():
         torch.testing.assert_close(tensor, expected[name], atol=1e-6, rtol=0.0)
-
-
-def test_weights_are_handed_over_in_a_folder_of_the_run(
-    two: MeshLearner, spec: LearnerSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Which is named as seen from the command's working directory, and may hold what a killed process has left."""
-    monkeypatch.chdir(tmp_path)
-    folder, one = Path("handed_over"), spec.build()
-    folder.mkdir()
-    (folder / "model-00001-of-00003.safetensors").write_bytes(b"half of it")
-    train(two, ragged(LENGTHS), WeightedLogprob())
-    hand_over(two, one, folder)
-    assert list(tmp_path.iterdir()) == []
-    expected = dict(two.weights())
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in one.weights())
-
-
-def test_a_rank_that_does_not_find_the_runs_folder_is_named(
-    two: MeshLearner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    two.require_shared(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=r"run\.folder is /proc/self/cwd, which the machine of .* rank 0 does"):
-        two.require_shared(Path("/proc/self/cwd"))  # to each process the folder that it works in
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_error_on_ranks_leaves_them_usable(two: MeshLearner, tmp_path: Path) -> None:
@@ -252,16 +221,6 @@ def test_a_copy_of_what_ranks_of_other_machines_hold_needs_no_shared_memory(
     assert all(torch.equal(there.tensors[name], here.tensors[name]) for name in here.tensors)
 
 
-def test_a_weight_sync_that_breaks_off_leaves_ranks_usable(two: MeshLearner) -> None:
-    outgoing = Outgoing(two, torch.float32, two.sender)
-    two.sender.join(Route("shared_memory", two.sender.places))
-    buckets = two.sender.buckets(outgoing, columns=True)
-    next(buckets)
-    buckets.close()
-    assert [bucket.number for bucket in two.sender.buckets(outgoing, columns=True)] == [0]
-    assert outgoing.sent == {name: fingerprints_of(tensor) for name, tensor in two.weights()}
-
-
 def test_a_rank_that_dies_in_a_collective_is_noticed(two: MeshLearner) -> None:
     batch = ragged(LENGTHS)
     two.forward_backward(batch, WeightedLogprob())
@@ -280,15 +239,4 @@ def test_a_rank_that_dies_while_ranks_send_weights_is_the_one_named(spec: Learne
     kill_soon(learner, rank)
     with pytest.raises(WorkerDied, match=f"worker logits learner rank {rank} died in begin_sending: killed by SIGKILL"):
         list(learner.sender.buckets(Outgoing(learner, torch.float32, learner.sender), columns=True))
-    assert not any(rank.alive() for rank in learner.ranks)
-
-
-@pytest.mark.parametrize(("rank", "verb"), [(0, "weights"), (1, "take_part_in_weights")])
-def test_a_rank_that_dies_while_weights_are_handed_out_is_the_one_named(
-    spec: LearnerSpec, rank: int, verb: str
-) -> None:
-    learner = launch(over(spec, dp=2), timeout_s=400.0)
-    kill_soon(learner, rank)
-    with pytest.raises(WorkerDied, match=f"worker logits learner rank {rank} died in {verb}: killed by SIGKILL"):
-        list(learner.weights())
     assert not any(rank.alive() for rank in learner.ranks)

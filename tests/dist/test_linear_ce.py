@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import warnings
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
@@ -105,32 +104,3 @@ def test_log_probabilities_and_gradients_are_those_of_logits(ranks: Ranks, tied:
     for found, expected, apart in ranks.run(scored, tied, chunk_size, tp=2, cp=2):
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=0.0)
         assert apart < 1e-5
-
-
-@quietly
-def without_labels(layout: Layout) -> str:
-    from lockstep_logprobs import linear_ce
-
-    linear_ce.patch_gpt_model_forward_for_linear_ce_fusion(chunk_size=4)
-    tokens = torch.zeros(1, 4, dtype=torch.int64)
-    try:
-        model(tied=False)(tokens, tokens, None, return_logprobs_for_linear_ce_fusion=True)
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
-def test_labels_are_needed(ranks: Ranks) -> None:
-    assert all("needs labels" in said for said in ranks.run(without_labels, tp=2, cp=2))
-
-
-@quietly
-def test_parameters_are_those_of_the_interface() -> None:
-    from lockstep_logprobs.linear_ce import _gpt_forward_with_linear_ce_fusion as forward
-
-    names = list(inspect.signature(forward).parameters)
-    assert names == [
-        "self", "input_ids", "position_ids", "attention_mask", "decoder_input", "labels", "inference_context",
-        "packed_seq_params", "extra_block_kwargs", "runtime_gather_output", "inference_params", "loss_mask",
-        "padding_mask", "return_logprobs_for_linear_ce_fusion", "is_spec_decode",
-    ]  # fmt: skip

@@ -12,7 +12,7 @@ from tiny_models import OPTIMIZER, SECTION, VOCABULARY, over, ragged, requests
 from twins import STEPS, Models, Twins, demonstrations, lengths, recorded, section, twins
 
 from lockstep.batch import Batch
-from lockstep.cluster.learner_group import MeshLearner, launch
+from lockstep.cluster.learner_group import launch
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import LearnerSection, Parallel
 from lockstep.learners.base import train
@@ -161,13 +161,6 @@ def test_recorded_rollouts(
 
 
 @layouts("dp2")
-@pytest.mark.parametrize("budget", [24, 64, 10_000])
-def test_other_micro_batches(policy: Twins, budget: int) -> None:
-    section = policy.many.section.model_copy(update={"micro_batch_tokens": budget})
-    policy.alike(demonstrations(STEPS), MeshLearner(policy.many.ranks, section, policy.many.host))
-
-
-@layouts("dp2")
 def test_the_order_of_rows_does_not_matter(policy: Twins) -> None:
     def reversed_rows(batch: Batch) -> Batch:
         return batch.select(list(reversed(range(len(batch)))))
@@ -283,8 +276,3 @@ def test_other_families_have_rows_and_tokens_cut_but_no_heads(models: Models, tm
         ValueError, match="a gpt_neox has no plan for that; use dp and cp, or a model of these families"
     ):
         next(twins((section("torch", tp=2), folder), "logits", tmp_path))
-
-
-def test_heads_that_cannot_be_divided_are_refused(models: Models, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"num_attention_heads \(4\) is no multiple of it"):
-        next(twins((section("torch", tp=3), models("llama")), "logits", tmp_path))

@@ -80,10 +80,3 @@ def test_the_gradient_is_that_of_the_penalized_logits() -> None:
         lambda z: (by_hand(batch, z, ALL) * weight).sum(), logits.detach().double()
     )
     torch.testing.assert_close(logits.grad.double(), wanted, atol=1e-6, rtol=0.0)
-
-
-def test_what_is_not_sampled_has_nothing_before_it() -> None:
-    batch = episodes().select([1])
-    assert not len(find_earlier(batch, batch.mask_indices).row)
-    empty = batch.select([])
-    assert not len(find_earlier(empty, empty.mask_indices).row)

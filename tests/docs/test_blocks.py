@@ -21,12 +21,7 @@ from doc_commands import PAGES, ROOT, blocks
 from openai_server import OpenAIServer, Said, listening
 
 import lockstep
-from lockstep.config import JudgeSection
 from lockstep.environments.tools import Tools
-from lockstep.models.load import load_causal_lm
-from lockstep.models.tokenizer import load_tokenizer
-from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.types import SamplingParams
 
 ELSEWHERE = {
     "docs/guides/sweeps.md": "tests/sweeps/test_sweep_guide.py",
@@ -121,14 +116,6 @@ def test_an_environment_of_ones_own_plays(run_block: Callable[..., dict[str, Any
     assert [end for _, _, end in await_elsewhere(play())] == [False, False, True]
 
 
-def test_a_tracker_of_ones_own_prints(run_block: Callable[..., dict[str, Any]]) -> None:
-    [block] = python_of("trackers")
-    printed = io.StringIO()
-    with redirect_stdout(printed):
-        run_block(block)["track"]("metrics", 3, {"train/reward": 0.5})
-    assert printed.getvalue() == "3 0.5\n"
-
-
 def score_as_openrlhf(queries: list[str], prompts: list[str], labels: list[str], **kwargs: Any) -> dict[str, Any]:
     right = [float(query == prompt + label) for query, prompt, label in zip(queries, prompts, labels, strict=True)]
     return {"rewards": torch.tensor(right), "scores": torch.tensor(right), "extra_logs": {}}
@@ -164,19 +151,6 @@ def test_a_server_answers_as_a_judge(run_block: Callable[..., dict[str, Any]]) -
     with listening(server):
         found = run_block(block.replace("http://localhost:8000/v1", server.url))
     assert found["verdicts"] == {0: "yes", 1: "no"}
-
-
-def test_a_judge_scores(assets: Path, run_block: Callable[..., dict[str, Any]]) -> None:
-    [block] = python_of("judge")
-    folder = assets / "models/stories260K/hf"
-    sampler, sampling = TorchSampler(load_causal_lm(folder), 1), SamplingParams(8)
-    section = JudgeSection.model_validate(
-        {"sampling": {"max_tokens": 8}, "max_prompt_tokens": 400, "chat": False, "max_no_verdict_rate": 1.0}
-    )
-    prompt = SimpleNamespace(messages=({"role": "user", "content": "Who?"},), id=0)
-    names = {"section": section, "sampler": sampler, "tokenizer": load_tokenizer(folder), "sampling": sampling}
-    text = block.replace("True, 2048", "False, 400")  # this model has no chat template
-    assert run_block(text, **names, prompt=prompt, response="Lily.", step=1, draw=0)["scores"] == [None]
 
 
 @pytest.mark.full

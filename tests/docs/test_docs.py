@@ -16,7 +16,6 @@ import sys
 import tomllib
 from pathlib import Path
 
-import doc_commands
 import pytest
 from doc_commands import PAGES, ROOT, blocks, commands, fate, warmed_up_shortly, with_files
 
@@ -72,18 +71,6 @@ COMMANDS = commands()
 def texts(program: str, what: str) -> list[str]:
     """Commands of a program with a fate, each once."""
     return list(dict.fromkeys(each.text for each in COMMANDS if each.program == program and fate(each) == what))
-
-
-def test_there_is_something_to_run() -> None:
-    assert any("ppo_arithmetic" in command for command in texts("lockstep", "run"))
-    assert "make quickstart" in texts("make", "run")
-    assert len(SIZES) == 1
-
-
-def test_the_readme_says_what_is_tried() -> None:
-    status = re.search(r"\*\*CPU:\*\* every command .*`(.*?)`\)", (ROOT / "README.md").read_text())
-    assert status is not None
-    assert (ROOT / status[1]).samefile(doc_commands.__file__)
 
 
 def test_somebody_has_said_what_becomes_of_a_command() -> None:

@@ -24,12 +24,7 @@ from lockstep.config.loading import load
 from lockstep.inference.eval_options import EvalRecipe
 from lockstep.inference.generate_options import GenerateRecipe
 from lockstep.inference.judge_eval_options import JudgeEvalRecipe
-from lockstep.plan.command import plan
 
-LLAMA3_8B = {
-    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192,
-}  # fmt: skip
 CHAT = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}"
 ANSWER = [{"role": "assistant", "content": "Lily."}]
 ROWS = {
@@ -61,7 +56,6 @@ def may_use_gpus(command: Command) -> bool:
 
 COMMANDS = [each for each in commands() if may_use_gpus(each)]
 TRAINING = [each.text for each in COMMANDS if each.text.split()[1] == "train"]
-PLANS = [each.text for each in COMMANDS if each.text.split()[1] == "plan"]
 ASKING = [each.text for each in COMMANDS if each.text.split()[1] in ("eval", "generate", "judge-eval")]
 
 
@@ -82,12 +76,6 @@ def real(assets: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, st
     return found
 
 
-def test_there_is_something_to_try() -> None:
-    assert any("learner.parallel.dp=16" in text for text in TRAINING)
-    assert PLANS
-    assert ASKING
-
-
 @pytest.mark.parametrize("text", TRAINING)
 def test_a_run_can_start_on_gpus(
     text: str, real: dict[str, str], in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -99,23 +87,6 @@ def test_a_run_can_start_on_gpus(
     show_gpus(monkeypatch, 8)
     arguments = [word for word in with_files(text, real) if word != "--dry-run"]
     assert main([*arguments, *warmed_up_shortly(arguments[1]), "--dry-run"]) == 0, capsys.readouterr().err
-
-
-@pytest.mark.parametrize("text", [text for text in TRAINING if "Meta-Llama-3-8B" in text])
-def test_a_run_of_the_guide_has_room_on_gpus(text: str, in_tmp: Path) -> None:
-    """Of the size that the guide speaks of."""
-    Path("config.json").write_text(json.dumps(LLAMA3_8B))
-    recipe, *overrides = [word for word in shlex.split(text)[2:] if word != "--dry-run"]
-    loaded = load(recipe, overrides)
-    assert "It fits: " in plan(loaded, loaded.training.learner.parallel.ranks, "80GB", "config.json").text
-
-
-@pytest.mark.parametrize("text", PLANS)
-def test_a_plan_can_be_made(text: str, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shutil.copytree(EXAMPLE, in_tmp, dirs_exist_ok=True)
-    Path("config.json").write_text(json.dumps(LLAMA3_8B))
-    assert main(with_files(text, {"Meta-Llama-3-8B-Instruct": str(in_tmp)})) == 0
-    assert "This fits, 63.6 GB of 80 GB:" in capsys.readouterr().out, "docs/guides/self_rewarding.md says so"
 
 
 @pytest.mark.parametrize("text", ASKING)

@@ -131,15 +131,6 @@ def test_the_exporter_of_a_loop(here: Path) -> None:
     assert read.train[read.mask].tolist() == score()[2:]
 
 
-def test_a_file_as_one_side(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = build()
-    layer: Any = model.model.layers[1]
-    layer.self_attn.scaling *= 0.3
-    exec(TAP, {"model": model, "ids": IDS})
-    exec(FILE, {})
-    assert "layers.1.attn" in capsys.readouterr().out
-
-
 @pytest.fixture
 def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):

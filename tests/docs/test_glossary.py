@@ -56,14 +56,3 @@ def test_a_group_is_sorted_and_names_code_that_exists(group: str) -> None:
         assert (code == PLANNED) == (word in WORDS_OF_THE_DESIGN), word
         assert code == PLANNED or re.fullmatch(r"`lockstep(_doctor|_convert)?/[\w/]+\.py(:\w+)?`", code), word
         assert not find_missing(code), word
-
-
-def test_each_word_stands_once() -> None:
-    words = [row[0].casefold() for group in GROUPS for row in rows(group)]
-    assert len(words) == len(set(words))
-    assert {"rollout", "weight sync", "reference policy", "staleness", "throughput", "resume"} < set(words)
-
-
-def test_what_does_not_exist_is_found() -> None:
-    named = "`lockstep/batch.py:Batch`, `lockstep/batch.py:Bath`, `lockstep/bath.py`"
-    assert find_missing(named) == ["lockstep/batch.py:Bath", "lockstep/bath.py:"]

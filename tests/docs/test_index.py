@@ -51,12 +51,6 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not find_broken(page)
 
 
-def test_a_broken_link_is_found(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text('# One\n[a](page.md#one) [b](page.md#two) [c](none.md) [d](https://x) <img src="no.svg">\n')
-    assert find_broken(page) == ["page.md#two", "none.md", "no.svg"]
-
-
 def test_the_readme_leads_to_the_index_and_is_short() -> None:
     readme = ROOT / "README.md"
     text = readme.read_text(encoding="utf-8")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.environments.calculator import Calculator, CalculatorTool
+from lockstep.environments.calculator import Calculator
 
 
 @pytest.mark.parametrize(
@@ -27,11 +27,6 @@ from lockstep.environments.calculator import Calculator, CalculatorTool
 )
 def test_a_turn_that_ends_at_an_equals_sign_gets_its_result(response: str, observation: str) -> None:
     assert Calculator().step(response) == (observation, None, False)
-
-
-def test_space_around_a_call_does_not_matter() -> None:
-    assert CalculatorTool().calculate(" 7+5 ") == "12"
-    assert CalculatorTool().calculate("7+") == "Error: not a calculation"
 
 
 def test_any_other_turn_is_the_last() -> None:

@@ -13,9 +13,7 @@ import yaml
 from killing import started, wait_for
 from tiny_recipe import RECIPE, REWARDS
 
-from lockstep.cli import main
 from lockstep.config.loading import load
-from lockstep.errors import InputError
 from lockstep.report.log import read_metrics
 from lockstep.run.train import train
 
@@ -87,23 +85,6 @@ def test_a_policy_learns_from_what_the_environment_gives(run: Run, recipe: str) 
     assert all(1 < row["train/turns"] <= 3 and row["train/environment_faults"] == 0 for row in rows)
 
 
-def test_dynamic_sampling_compares_the_sums_of_named_rewards(run: Run) -> None:
-    """Which make the advantages: named rewards that differ and add up to the same teach nothing."""
-    differing = "dynamic sampling found 0 of 4 prompts with differing rewards"
-    split = ("environment.class_name=worlds.py:Split", "environment.max_turns=1", "grpo.dynamic_sampling.max_batches=1")
-    with pytest.raises(InputError, match=differing):
-        run("grpo", *split)
-
-
-def test_a_held_out_episode_passes_with_the_score_that_the_recipe_says(run: Run) -> None:
-    [row, *_] = [row for row in run("grpo", "run.max_steps=1") if "validation/pass@1" in row]
-    assert "validation/reward" in row
-    assert main(["eval", "run", "worlds.py"]) == 2  # no rows
-    assert main(["eval", "run", "run/data/validation.jsonl", "run.folder=asked"]) == 0
-    found = json.loads(Path("asked/results.json").read_text())["settings"]
-    assert {"reward", "pass@1"} <= set(next(iter(found.values()))["figures"])
-
-
 def test_observations_are_shown_and_not_learned(run: Run) -> None:
     run("grpo", "run.max_steps=1")
     shown = [json.loads(line) for line in Path("run/samples.jsonl").read_text().splitlines()]
@@ -124,27 +105,10 @@ def test_a_fault_is_counted_and_named_and_the_run_goes_on(run: Run, capsys: pyte
     assert "worlds.py:Moody raised RuntimeError: not today (worlds.py, line 23)" in said
 
 
-def test_another_reward_may_judge_the_whole_episode_and_it_is_said(
-    run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
-    constant = "reward={type: python, function: 'rewards.py:constant', marker: null}"
-    rows = steps(run("grpo", constant, "environment.pass_score=null", "run.max_steps=1"))
-    assert rows[0]["train/reward"] == 1.0
-    assert "Even: its rewards are ignored, reward scores; reward=null: they count" in capsys.readouterr().err
-    assert rows[0]["train/turns"] > 1
-
-
 def test_an_episode_can_be_drawn_one_step_ahead_and_the_same_run_gives_the_same(run: Run) -> None:
     ahead = ["grpo.one_step_ahead=true", "grpo.correction={kind: token_tis}", "run.max_steps=3"]
     [first, second] = (run("grpo", f"run.folder={name}", *ahead) for name in ("one", "other"))
     assert first == second
-
-
-def test_a_dry_run_makes_one(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "grpo.yaml", "--dry-run"]) == 0
-    assert "worlds.py:Even can be made; it was not played with; its rewards count" in capsys.readouterr().out
-    assert main(["train", "grpo.yaml", "--dry-run", "environment.class_name=worlds.py:Odd"]) == 2
-    assert "no class Odd in worlds.py; it has Even, Split, Moody, Asleep" in capsys.readouterr().err
 
 
 @pytest.mark.full

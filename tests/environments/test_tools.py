@@ -22,7 +22,6 @@ from lockstep.config.loading import load
 from lockstep.data.messages import render_prompt
 from lockstep.data.tool_template import ToolTemplate
 from lockstep.environments import environment
-from lockstep.environments.calculator import CalculatorTool
 from lockstep.environments.tools import Malformed, ToolCall, Tools, parse_calls, tool_messages
 from lockstep.errors import InputError
 from lockstep.models.export import save_model
@@ -88,11 +87,6 @@ def test_calls_are_read_to_the_end_of_their_json(response: str, calls: list[str 
             assert one.why.startswith(str(expected))
         else:
             assert (one.name, one.arguments) == (expected if isinstance(expected, tuple) else (expected, {}))
-
-
-def test_a_call_in_a_thought_that_the_prompt_opened_is_not_made() -> None:
-    assert parse_calls(call("a"), "hermes", "<think>") == []
-    assert parse_calls(f"{call('a')}</think>{call('b')}", "hermes", "<think>") == [ToolCall("b", {})]
 
 
 def test_llama_writes_json_alone() -> None:
@@ -248,37 +242,12 @@ def test_a_call_in_a_thought_of_the_prompt_goes_to_the_environment(in_tmp: Path)
     assert (reply["calls"], reply["done"]) == (0, True)
 
 
-def test_half_a_character_is_a_question_mark_for_the_policy(in_tmp: Path) -> None:
-    """JSON may name one, and no tokenizer takes it."""
-    (in_tmp / "worlds.py").write_text(WORLDS)
-    [reply] = ask("Echo", hermes({"name": "\ud83d"}))
-    [message] = reply["observation"]
-    assert (message["name"], message["content"]) == ("?", "Error: there is no tool ?; there are: add, halve")
-    assert ask("Echo", "Hm?")[0]["observation"] == "?"
-    assert ask("Echo", "fail")[0]["wrong"].startswith("raised ValueError: ? (")
-
-
 def test_a_response_without_a_call_is_the_environments_and_a_tool_that_raises_costs_the_episode(in_tmp: Path) -> None:
     (in_tmp / "worlds.py").write_text(WORLDS)
     [reply] = ask("Sums", hermes(SUM, OTHER), "Ten.")
     assert (reply["reward"], reply["done"], reply["calls"]) == (2.0, True, 0)
     [reply] = ask("Sums", hermes(HALF))
     assert reply["wrong"].startswith("raised ZeroDivisionError: division by zero (worlds.py, line ")
-
-
-def test_tools_and_their_format_are_declared_together(in_tmp: Path) -> None:
-    (in_tmp / "worlds.py").write_text(WORLDS + "\nclass Plain(Sums):\n    tools = None\n")
-    with pytest.raises(InputError, match="Sums declares tools; say how the model writes calls of them"):
-        environment.answers("worlds.py:Sums")
-    with pytest.raises(
-        InputError, match=r"tool_format is hermes, but .*Plain has no method tools, which declares them"
-    ):
-        environment.answers("worlds.py:Plain", "hermes")
-
-
-def test_the_calculator_answers_calls() -> None:
-    assert CalculatorTool().calculate("7+5") == "12"
-    assert CalculatorTool().calculate("7+") == "Error: not a calculation"
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -26,12 +25,11 @@ from hostile import (
     in_order,
     index,
     model,
-    pipe,
     trained,
     trained_config,
 )
 from safetensors.torch import load_file, save_file
-from workspace import change, remove, weights, write
+from workspace import change, weights, write
 
 NORM = "model.norm.weight"
 Parts = dict[str, dict[str, torch.Tensor]]
@@ -104,62 +102,32 @@ MODELS = {
         "config.json",
         "BOM",
     ),
-    "model: config is a list": model(write(CONFIG, "[]"), "config.json", "object"),
-    "model: config is a pipe": model(pipe(CONFIG), "config.json"),
     "model: architectures is text": config({"architectures": "LlamaForCausalLM"}, "config.json", "architectures"),
-    "model: architectures is a number": config({"architectures": 5}, "config.json", "architectures"),
-    "model: model type is a list": config({"model_type": ["llama"]}, "config.json", "no model type ['llama']"),
     "model: model type is missing": config({"model_type": None}, "config.json", "model_type"),
-    "model: vocabulary is text": config({"vocab_size": "512"}, "config.json", "vocab_size"),
     "model: no vocabulary": config({"vocab_size": 0}, "config.json", "vocab_size"),
     "model: negative width": config({"hidden_size": -32}, "config.json", "hidden_size"),
-    "model: no heads": config({"num_attention_heads": 0}, "num_attention_heads"),
-    "model: no heads of keys": config({"num_key_value_heads": 0}, "num_key_value_heads"),
     "model: minus one layer": config({"num_hidden_layers": -1}, "num_hidden_layers"),
-    "model: layers is true": config({"num_hidden_layers": True}, "num_hidden_layers"),
     "model: context of zero": config({"max_position_embeddings": 0}, "max_position_embeddings"),
-    "model: context is text": config({"max_position_embeddings": "96"}, "max_position_embeddings"),
     "model: context is infinite": config({"max_position_embeddings": float("inf")}, "max_position_embeddings"),
     "model: epsilon is NaN": config({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
-    "model: epsilon is null": config({"rms_norm_eps": None}, "rms_norm_eps"),
-    "model: rope base is NaN": config(
-        {"rope_parameters": {"rope_type": "default", "rope_theta": float("nan")}}, "rope_theta"
-    ),
     "model: rope parameters is a list": config({"rope_parameters": [1]}, "config.json", "rope_parameters"),
-    "model: rope factor of zero": config(
-        {"rope_parameters": {"rope_type": "linear", "factor": 0.0, "rope_theta": 10000.0}}, "factor"
-    ),
-    "model: padding token beyond the vocabulary": config({"pad_token_id": 10**6}, "pad_token_id"),
     "model: stop token is text": config({"eos_token_id": "</s>"}, "eos_token_id"),
-    "model: outputs as tuples": trained_config({"return_dict": False}, "config.json", "return_dict"),
     "model: an attention of its own": trained_config(
         {"_attn_implementation": "flash_attention_2", "attn_implementation": "flash_attention_2"},
         "config.json",
         "_attn_implementation",
     ),
-    "model: 10^9 labels": config({"num_labels": 10**9}, "num_labels"),
     "model: a type of numbers that is not there": trained_config({"dtype": "float4"}, "config.json", "dtype"),
-    "model: dropout": in_order(trained_config({"attention_dropout": 0.9})),
     "model: dropout of 2": in_order(trained_config({"attention_dropout": 2.0})),
     "model: an encoder with a decoder": in_order(trained_config({"is_encoder_decoder": True})),
-    "model: the type of another family": config({"model_type": "qwen2"}, "no weights for", "q_proj.bias"),
-    "model: quantized by text": config({"quantization_config": "fp8"}, "quantized"),
-    "model: cache of no use": config(
-        {"use_cache": "no", "output_attentions": True, "output_hidden_states": True}, "config.json", "use_cache"
-    ),
-    "model: index: empty": index({"weight_map": {}}, "index"),
     "model: index: nested deep": index('{"weight_map": ' + DEEP + "}", "index", "JSON"),
     "model: index: names a file above": index({"weight_map": {"model.norm.weight": "../../../etc/passwd"}}, "index"),
-    "model: index: a number for a file": index({"weight_map": {"model.norm.weight": 7}}, "index"),
     "model: index: leaves tensors out": in_order(index({"weight_map": {"model.norm.weight": "model.safetensors"}})),
     "model: shards: a tensor in two, of two values": model(
         two_shards(clash), "a.safetensors", "b.safetensors", "both hold"
     ),
     "model: shards: the index names the wrong one": in_order(model(two_shards(swap))),
-    "model: shards: whole": in_order(model(two_shards(lambda p, w: None))),
-    "model: weights: no bytes": model(write(WEIGHTS, b""), "model.safetensors", "damaged"),
     "model: weights: a header of 2^60 bytes": model(write(WEIGHTS, struct.pack("<Q", 2**60) + b"{}"), "damaged"),
-    "model: weights: a header that is a list": model(write(WEIGHTS, raw(b"[]")), "damaged"),
     "model: weights: a header nested deep": model(
         write(WEIGHTS, raw(b'{"a": ' + b"[" * 50000 + b"]" * 50000 + b"}")), "damaged"
     ),
@@ -176,14 +144,6 @@ MODELS = {
         ),
         "damaged",
     ),
-    "model: weights: a negative shape": model(
-        write(WEIGHTS, raw({"a": {"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}}, bytes(8))), "damaged"
-    ),
-    "model: weights: an HTML page": model(
-        write(WEIGHTS, b"<!DOCTYPE html><html>404 Not Found</html>"), "model.safetensors"
-    ),
-    "model: weights: a folder": model(lambda f: [(f / WEIGHTS).unlink(), (f / WEIGHTS).mkdir()], "model.safetensors"),
-    "model: weights: a pipe": model(pipe(WEIGHTS), "model.safetensors"),
     "model: weights: no format in the header": in_order(trained(without_format)),
     "model: weights: fp64 beyond fp32": model(
         weights(lambda t: t.update({NORM: torch.full_like(t[NORM], 1e300, dtype=torch.float64)})),
@@ -191,17 +151,10 @@ MODELS = {
         "fp32",
     ),
     "model: weights: whole numbers": model(weights(lambda t: t.update({NORM: t[NORM].long()})), "model.norm.weight"),
-    "model: weights: complex": model(
-        weights(lambda t: t.update({NORM: t[NORM].to(torch.complex64)})), "model.norm.weight"
-    ),
-    "model: weights: truth values": model(weights(lambda t: t.update({NORM: t[NORM].bool()})), "model.norm.weight"),
     "model: weights: 1e38 everywhere": Hostile(
         "train own.yaml",
         weights(lambda t: t.update({k: torch.full_like(v, 1e38) for k, v in t.items()})),
         ("learned nothing",),
-    ),
-    "model: weights: all zero": trained(
-        weights(lambda t: t.update({k: torch.zeros_like(v) for k, v in t.items()})), "learned nothing"
     ),
     "model: weights: transposed": model(
         weights(
@@ -218,15 +171,8 @@ MODELS = {
         both(write("model/adapter_config.json", '{"peft_type": "LORA", "base_model_name_or_path": "nowhere", "r": 2}')),
         "adapter",
     ),
-    "model: adapters beside the weights, nested deep": trained(
-        both(write("model/adapter_config.json", DEEP)), "adapters"
-    ),
     "model: tokenizer: empty object": model(write(TOKENIZER, "{}"), "tokenizer"),
-    "model: tokenizer: nested deep": model(write(TOKENIZER, DEEP), "tokenizer"),
-    "model: tokenizer: config is a list": model(write(TOKENIZER_CONFIG, "[]"), "tokenizer_config.json"),
-    "model: tokenizer: config torn": model(write(TOKENIZER_CONFIG, '{"eos'), "tokenizer"),
     "model: tokenizer: config nested deep": model(write(TOKENIZER_CONFIG, '{"a": ' + DEEP + "}"), "tokenizer"),
-    "model: tokenizer: an end token that is a number": model(change(TOKENIZER_CONFIG, eos_token=5), "eos_token"),
     "model: tokenizer: an end token that is new": model(
         change(TOKENIZER_CONFIG, eos_token="<nowhere>"), "makes token 86", "<nowhere>"
     ),
@@ -237,23 +183,6 @@ MODELS = {
                 TOKENIZER,
                 lambda t: t.update(
                     truncation={"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
-                ),
-            )
-        )
-    ),
-    "model: tokenizer: pads every text": in_order(
-        model(
-            edit(
-                TOKENIZER,
-                lambda t: t.update(
-                    padding={
-                        "strategy": {"Fixed": 60},
-                        "direction": "Right",
-                        "pad_to_multiple_of": None,
-                        "pad_id": 0,
-                        "pad_type_id": 0,
-                        "pad_token": "<pad>",
-                    }
                 ),
             )
         )
@@ -278,55 +207,28 @@ MODELS = {
         "makes token 86",
         "<far>",
     ),
-    "model: tokenizer: a longest text of text": model(
-        change(TOKENIZER_CONFIG, model_max_length="x"), "tokenizer cannot be read"
-    ),
-    "model: tokenizer: a side that is none": model(change(TOKENIZER_CONFIG, padding_side="middle"), "tokenizer"),
-    "model: tokenizer: only a vocabulary": model(both(remove(TOKENIZER), write("model/vocab.json", "{}")), "tokenizer"),
-    "model: tokenizer: a sentencepiece that is none": model(
-        both(remove(TOKENIZER), write("model/tokenizer.model", os.urandom(64))), "tokenizer"
-    ),
-    "model: tokenizer: special tokens that are a list": model(
-        write("model/special_tokens_map.json", "[1]"), "tokenizer"
-    ),
     "model: tokenizer: added tokens that are a list": model(write("model/added_tokens.json", "[1]"), "tokenizer"),
-    "model: tokenizer: a chat template that is a number": chat(5, "chat template"),
-    "model: tokenizer: a chat template that is a mapping": chat({"a": "b"}, "chat template"),
     "model: tokenizer: a chat template that is a list of names": chat(
         [{"name": "rag", "template": "x"}], "chat template"
-    ),
-    "model: tokenizer: a chat template without an end": chat(
-        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-        "chat template",
-        "more than 5 s",
     ),
     "model: tokenizer: a chat template that says nothing": chat("", "rows.jsonl, line 1", "its prompt is empty"),
     "model: tokenizer: a chat template that leaves the question out": chat("Hello", "chat template", "leaves out"),
     "model: tokenizer: a chat template that includes a file": chat("{% include '/etc/passwd' %}", "chat template"),
     "model: tokenizer: a chat template of ten gigabytes": chat("{{ 'a' * 10**10 }}", "chat template", "10 ** 10"),
-    "model: tokenizer: a chat template that divides by zero": chat("{{ 1 // 0 }}", "chat template"),
     "model: tokenizer: a chat template that recurses": chat(
         "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "chat template"
     ),
-    "model: generation config: a list": generation([], "generation_config.json"),
     "model: generation config: a temperature that is not used": in_order(
         generation({"do_sample": False, "temperature": 0.7, "eos_token_id": 1})
-    ),
-    "model: generation config: a temperature below zero": in_order(
-        generation({"do_sample": True, "temperature": -1.0, "eos_token_id": 1})
     ),
     "model: generation config: a top_p of 5": in_order(generation({"do_sample": True, "top_p": 5, "eos_token_id": 1})),
     "model: generation config: a stop token beyond the vocabulary": generation(
         {"eos_token_id": 10**9}, "generation_config.json", "eos_token_id"
     ),
-    "model: generation config: a stop token below zero": generation({"eos_token_id": -1}, "eos_token_id"),
-    "model: generation config: a stop token that is true": generation({"eos_token_id": True}, "eos_token_id"),
     "model: generation config: stop tokens within lists": generation({"eos_token_id": [[1]]}, "eos_token_id"),
-    "model: generation config: a stop token as text": generation({"eos_token_id": "1"}, "eos_token_id"),
     "model: generation config: a mode that is not there": generation(
         {"cache_implementation": "nosuch", "num_beams": 0, "eos_token_id": 1},
         "cannot be opened",
         "cache_implementation",
     ),
-    "model: generation config: nested deep": generation('{"a": ' + DEEP + "}", "generation_config.json"),
 }

@@ -129,34 +129,20 @@ PASSED = "is not used"
 CASES: dict[str, Case] = {
     # metrics.jsonl
     "metrics: deep brackets, report": Case(line(METRICS, 1, DEEP), REPORT, 2, "metrics.jsonl:2 " + NO_LINE),
-    "metrics: NUL bytes, report": Case(line(METRICS, 1, b"\0" * 4096 + b"\n"), REPORT, 2, "metrics.jsonl:2 "),
     "metrics: NUL bytes at the end": Case(unfinished(add(METRICS, b"\0" * 4096)), RUN, 0, "continues after step 2"),
-    "metrics: a step that is true": Case(line(METRICS, 1, {"step": True}), REPORT, 2, "metrics.jsonl:2 " + NO_LINE),
-    "metrics: a step below 0": Case(line(METRICS, 1, {"step": -5}), REPORT, 2, "metrics.jsonl:2 " + NO_LINE),
     "metrics: a step of 30 digits": Case(line(METRICS, 1, {"step": 10**30}), REPORT, 2, "metrics.jsonl:2 " + NO_LINE),
-    "metrics: a word, report": Case(line(METRICS, 1, {"train/reward": "high"}), REPORT, 2, "metrics.jsonl:2"),
     "metrics: a word, check": Case(line(METRICS, 1, {"train/reward": "high"}), "check run", 2, "sums.json"),
     "metrics: a word, resume": Case(
         unfinished(line(METRICS, 1, {"train/reward": "high"})), RUN, 2, "metrics.jsonl differs from what the run wrote"
     ),
-    "metrics: a list": Case(line(METRICS, 1, {"train/reward": [1]}), REPORT, 2, "metrics.jsonl:2"),
     "metrics: an integer of 400 digits": Case(
         line(METRICS, 1, {"train/reward": 10**400}), REPORT, 2, "metrics.jsonl:2"
     ),
     "metrics: agreement without its bound": Case(
         line(METRICS, 1, b'{"step": 1, "agreement/tokens": 5}\n'), REPORT, 0, "report.html"
     ),
-    "metrics: agreement that is null": Case(line(METRICS, 2, {"agreement/tokens": None}), REPORT, 0, "report.html"),
     "metrics: not UTF-8": Case(line(METRICS, 1, b'{"step": 1, "caf\xe9": 2}\n'), REPORT, 2, "metrics.jsonl:2"),
-    "metrics: UTF-16": Case(
-        replace(METRICS, lambda path: path.write_text('{"step": 1}\n', encoding="utf-16")), REPORT, 2, "metrics.jsonl:1"
-    ),
-    "metrics: a folder": Case(replace(METRICS, Path.mkdir), REPORT, 2, "metrics.jsonl"),
     "metrics: a pipe, report": Case(replace(METRICS, os.mkfifo), REPORT, 2, "metrics.jsonl"),
-    "metrics: a pipe, resume": Case(unfinished(replace(METRICS, os.mkfifo)), RUN, 2, "metrics.jsonl"),
-    "metrics: a link to itself": Case(
-        replace(METRICS, lambda path: path.symlink_to(path.name)), REPORT, 2, "metrics.jsonl"
-    ),
     "metrics: a link to an endless device": Case(
         replace(METRICS, lambda path: path.symlink_to("/dev/zero")), REPORT, 2, "metrics.jsonl"
     ),
@@ -165,48 +151,22 @@ CASES: dict[str, Case] = {
     ),
     # samples.jsonl
     "samples: a response of a number": Case(line(SAMPLES, 0, {"response": 7}), REPORT, 2, "samples.jsonl:1"),
-    "samples: a prompt of a list": Case(line(SAMPLES, 0, {"prompt": ["a"]}), REPORT, 2, "samples.jsonl:1"),
-    "samples: a score of a word": Case(line(SAMPLES, 0, {"score": "good"}), REPORT, 2, "samples.jsonl:1"),
     "samples: a score of 400 digits": Case(line(SAMPLES, 0, {"score": 10**400}), REPORT, 2, "samples.jsonl:1"),
     "samples: no columns of tokens": Case(line(SAMPLES, 0, {"token": None}), REPORT, 0, "report.html"),
-    "samples: columns as a list": Case(line(SAMPLES, 0, {"token": [1, 2]}), REPORT, 2, "samples.jsonl:1"),
-    "samples: columns without texts": Case(line(SAMPLES, 0, {"token": {"mask": [1]}}), REPORT, 2, "samples.jsonl:1"),
     "samples: a column too short": Case(token(logprob=[-1.0]), REPORT, 2, "samples.jsonl:1"),
-    "samples: a column of words": Case(token(logprob="abcdefghijkl"), REPORT, 2, "samples.jsonl:1"),
-    "samples: texts that are numbers": Case(token(text=[1] * 12), REPORT, 2, "samples.jsonl:1"),
     "samples: a column too short, doctor": Case(token(logprob=[-1.0]), "doctor analyze run/samples.jsonl", 2, "line 1"),
-    "samples: a gap of null, doctor": Case(
-        token(gap=[None] * 12), "doctor analyze run/samples.jsonl", 2, "samples.jsonl, line 1"
-    ),
-    # timings.jsonl
     "timings: a word": Case(line(TIMINGS, 0, {"generate": "long"}), REPORT, 2, "timings.jsonl:1"),
-    "timings: a mapping": Case(line(TIMINGS, 0, {"generate": {}}), REPORT, 2, "timings.jsonl:1"),
-    # certificate.json
     "certificate: torn": Case(write("run/certificate.json", '{"step": 2, "lev'), REPORT, 2, "certificate.json"),
-    "certificate: torn, at the end of a run": Case(
-        write("run/certificate.json", '{"step": 2, "lev'), RUN, 2, "certificate.json"
-    ),
-    "certificate: a list": Case(write("run/certificate.json", "[]"), REPORT, 2, "certificate.json"),
     "certificate: a level that is none": Case(
         change("run/certificate.json", level="E9"), REPORT, 2, "certificate.json"
     ),
-    "certificate: tokens as text": Case(change("run/certificate.json", tokens="many"), REPORT, 2, "certificate.json"),
-    "certificate: no kernels": Case(change("run/certificate.json", kernels=None), REPORT, 2, "certificate.json"),
-    "certificate: a gap of null": Case(change("run/certificate.json", largest_gap=None), REPORT, 2, "certificate.json"),
-    "certificate: a pipe": Case(replace("run/certificate.json", os.mkfifo), REPORT, 2, "certificate.json"),
     "certificate: a folder, resume": Case(
         unfinished(replace("run/certificate.json", Path.mkdir)), RUN, 2, "certificate.json"
     ),
     # environment.json, crash.txt, recipe.yaml
-    "environment: torn": Case(write("run/environment.json", "{"), REPORT, 2, "environment.json"),
     "environment: torn, resume": Case(unfinished(write("run/environment.json", "{")), RUN, 2, "environment.json"),
-    "environment: a list": Case(write("run/environment.json", "[]"), REPORT, 2, "environment.json"),
     "environment: threads of a word": Case(
         unfinished(change("run/environment.json", threads="all")), RUN, 2, "environment.json"
-    ),
-    "environment: no threads": Case(unfinished(change("run/environment.json", threads=None)), RUN, 0, "run: run"),
-    "environment: threads below 1": Case(
-        unfinished(change("run/environment.json", threads=-3)), RUN, 2, "environment.json"
     ),
     "environment: a recipe of a list": Case(
         change("run/environment.json", recipe=["a"]), REPORT, 2, "environment.json"
@@ -215,14 +175,9 @@ CASES: dict[str, Case] = {
         unfinished(lambda folder: (folder / "run/crash.txt").mkdir()), REPORT, 2, "run/crash.txt is a folder"
     ),
     "recipe: of a later version": Case(add("run/recipe.yaml", b"tomorrow: 1\n"), "check run", 2, "run/recipe.yaml"),
-    "recipe: of a later version, export": Case(
-        add("run/recipe.yaml", b"tomorrow: 1\n"), "export run made", 2, "recipe"
-    ),
     "recipe: not UTF-8, resume": Case(
         unfinished(write("run/recipe.yaml", b"algorithm: caf\xe9\n")), RUN, 2, "run/recipe.yaml"
     ),
-    "recipe: not UTF-8, report": Case(write("run/recipe.yaml", b"algorithm: caf\xe9\n"), REPORT, 2, "run/recipe.yaml"),
-    "recipe: a pipe": Case(replace("run/recipe.yaml", os.mkfifo), REPORT, 2, "recipe.yaml"),
     "recipe: steps of a word": Case(
         replace("run/recipe.yaml", lambda path: path.write_text("run: {max_steps: many}\n")), REPORT, 2, "recipe.yaml"
     ),
@@ -230,14 +185,8 @@ CASES: dict[str, Case] = {
     "checkpoints: a file": Case(
         unfinished(replace("run/checkpoints", lambda path: path.write_text(""))), RUN, 2, "checkpoints"
     ),
-    "checkpoints: a link to nowhere": Case(
-        unfinished(replace("run/checkpoints", lambda path: path.symlink_to("gone"))), RUN, 2, "checkpoints"
-    ),
     "checkpoints: a file for a step": Case(
         unfinished(replace(NEWEST, lambda path: path.write_text(""))), RUN, 0, PASSED
-    ),
-    "checkpoints: a link to itself for a step": Case(
-        unfinished(replace(NEWEST, lambda path: path.symlink_to(path.name))), RUN, 0, PASSED
     ),
     "checkpoints: a step of 40 digits": Case(
         unfinished(lambda folder: (folder / f"run/checkpoints/step_{10**39}").mkdir()), RUN, 0, PASSED
@@ -245,23 +194,10 @@ CASES: dict[str, Case] = {
     "checkpoints: a state without position": Case(
         unfinished(resealed(lambda noted: noted["state"].pop("position"))), RUN, 2, "manifest.json"
     ),
-    "checkpoints: a state without identity": Case(
-        unfinished(resealed(lambda noted: noted["state"].pop("identity"))), RUN, 2, "manifest.json"
-    ),
-    "checkpoints: a state without agreement": Case(
-        unfinished(resealed(lambda noted: noted["state"].pop("agreement"))), RUN, 2, "manifest.json"
-    ),
-    "checkpoints: agreement as a list": Case(
-        unfinished(resealed(lambda noted: noted["state"].update(agreement=[1]))), RUN, 2, "manifest.json"
-    ),
     "checkpoints: a position of a word": Case(
         unfinished(resealed(lambda noted: noted["state"].update(position="here"))), RUN, 2, "manifest.json"
     ),
-    "checkpoints: a position below 0": Case(
-        unfinished(resealed(lambda noted: noted["state"].update(position=-9))), RUN, 2, "manifest.json"
-    ),
     "checkpoints: no state": Case(unfinished(resealed(lambda noted: noted.pop("state"))), RUN, 0, PASSED),
-    "checkpoints: files as a list": Case(unfinished(resealed(lambda noted: noted.update(files=["a"]))), RUN, 0, PASSED),
     "checkpoints: a file outside of it": Case(
         unfinished(resealed(lambda noted: noted["files"].update({"../../../tiny.yaml": {}}))), RUN, 0, PASSED
     ),
@@ -285,15 +221,8 @@ CASES: dict[str, Case] = {
     "checkpoints: a policy of another shape": Case(
         unfinished(resealed(lambda noted: None, other_weights)), RUN, 2, "policy"
     ),
-    "checkpoints: a policy of another shape, export": Case(
-        unfinished(resealed(lambda noted: None, other_weights)), "export run made", 2, "policy"
-    ),
-    # export
     "export: initial/ gone": Case(
         lambda folder: shutil.rmtree(folder / "run/initial"), "export run made", 2, "initial"
-    ),
-    "export: initial/config.json torn": Case(
-        write("run/initial/config.json", "{"), "export run made", 2, "config.json"
     ),
     "export: no tokenizer": Case(
         lambda folder: [path.unlink() for path in (folder / "run/initial").glob("tok*")],
@@ -303,11 +232,6 @@ CASES: dict[str, Case] = {
     ),
     "export: into a file": Case(lambda folder: None, "export run tiny.yaml/out", 2, "tiny.yaml/out"),
     "export: a step as ²": Case(lambda folder: None, "export run made --checkpoint ²", 2, "say latest, best"),
-    "export: a step of 5,000 digits": Case(
-        lambda folder: None, f"export run made --checkpoint {'9' * 5000}", 2, "checkpoint"
-    ),
-    "export: a step below 0": Case(lambda folder: None, "export run made --checkpoint=-1", 2, "say latest, best"),
-    # asking a run
     "eval: final/ a file": Case(
         replace("run/final", lambda path: path.write_text("")), "eval run rows.jsonl --recipe eval.yaml", 2, "final"
     ),
@@ -317,17 +241,12 @@ CASES: dict[str, Case] = {
         2,
         "model.safetensors is missing",
     ),
-    "eval: final/ a link to nowhere": Case(
-        replace("run/final", lambda path: path.symlink_to("gone")), "eval run rows.jsonl --recipe eval.yaml", 2, "final"
-    ),
     "generate: the recipe a later one": Case(
         add("run/recipe.yaml", b"tomorrow: 1\n"), "generate run rows.jsonl", 2, "recipe"
     ),
     # results
     "eval: inputs.json torn": Case(write("out/inputs.json", "{"), EVAL, 2, "inputs.json"),
-    "eval: inputs.json a list": Case(write("out/inputs.json", "[]"), EVAL, 2, "inputs.json"),
     "eval: results.json torn": Case(write("out/results.json", "{"), EVAL, 2, "results.json"),
-    "eval: results.json of something else": Case(write("out/results.json", "{}"), EVAL, 2, "results.json"),
     "eval: samples.jsonl a pipe": Case(begun(replace("out/samples.jsonl", os.mkfifo)), EVAL, 2, "samples.jsonl"),
     "eval: a score of a word": Case(begun(line("out/samples.jsonl", 0, {"score": "good"})), EVAL, 2, "samples.jsonl:1"),
     "eval: deep brackets": Case(begun(line("out/samples.jsonl", 0, DEEP)), EVAL, 2, "samples.jsonl:1"),

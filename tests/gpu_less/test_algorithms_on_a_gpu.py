@@ -91,16 +91,3 @@ def test_it_rewards_itself(learn: Learn) -> None:
     rows, record = learn(SELF_REWARDING | {"run": SELF_REWARDING["run"] | {"max_steps": 2}})
     assert rows
     assert_bounds(record)
-
-
-def test_a_judge_in_a_folder_takes_turns_and_judges_the_same(learn: Learn) -> None:
-    run = {"max_steps": 1, "save_every": 1, "folder": "judging"}
-    learn(SELF_REWARDING | {"run": run})
-    runs = dict[bool, tuple[list[dict[str, Any]], Record]]()
-    for offload in (True, False):
-        judge = SELF_REWARDING["judge"] | {"path": "judging/initial"}
-        own = {"judge": judge, "run": run | {"folder": f"run {offload}"}, "cluster": {"offload_idle": offload}}
-        runs[offload] = learn({**SELF_REWARDING, **own})
-    (left, record), (stayed, still) = runs[True], runs[False]
-    assert left == stayed
-    assert record.count("copy back") > 50 > still.count("copy back")

@@ -53,15 +53,6 @@ def test_the_floor_is_measured_on_that_device(models: Callable[..., Path], monke
         assert any(event.line.startswith("lockstep/doctor/backends/hf.py") for event in record.events)
 
 
-def test_bf16_is_by_autocast_of_that_device(models: Callable[..., Path]) -> None:
-    """Which does not see a GPU that is not there, so nothing is computed."""
-    recipe = asked(models("llama"), *FEW, "learner.dtype=bf16", "learner.device=cuda")
-    with pretend_gpu():
-        backend = opened(recipe, "torch")
-        assert backend.settings()["kernel"] == "lockstep_varlen"
-        assert backend.settings()["dtype"] == "bf16"
-
-
 def test_numbers_are_those_of_the_cpu(models: Callable[..., Path]) -> None:
     recipe = asked(models("llama"), *FEW, "learner.device=cpu")
     batch = found(recipe, opened(recipe, "hf"), opened(recipe, "torch")).rows[0].drawn[0].batch

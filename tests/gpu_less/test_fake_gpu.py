@@ -70,12 +70,3 @@ def test_a_pass_stays_on_the_gpu(models: Callable[..., Path], kind: str, attenti
         outputs = model(laid)
     assert outputs.value.device == outputs.final_value.device == GPU
     assert outputs.value.shape == batch.tokens.shape
-
-
-def test_what_stays_on_the_cpu_is_refused(models: Callable[..., Path]) -> None:
-    fake, batch = FakeTensorMode(), ragged(LENGTHS)
-    model = ValueHead(load_backbone(models("llama")), 0)
-    laid = model.lay_out(batch).map(fake.from_tensor)
-    move(fake, model)
-    with fake, TorchCalls(), Indexing(), torch.no_grad(), pytest.raises(RuntimeError, match="at least two devices"):
-        model(laid)

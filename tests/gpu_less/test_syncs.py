@@ -19,8 +19,6 @@ from lockstep.cluster.specs import LearnerSpec
 from lockstep.learners.base import train
 from lockstep.learners.rank import RankLearner
 from lockstep.losses.base import Loss
-from lockstep.metrics import Last, Max, Mean, Metrics, Sum, merge_metrics
-from lockstep.models.attention import UNPADDED
 from lockstep.models.device import load_on_device
 from lockstep.models.exact.experts import EXPERTS
 from lockstep.models.exact.model import make_exact
@@ -78,17 +76,6 @@ def test_a_pass_of_a_dense_family_sends_one_copy_and_waits_for_nothing(
         assert_no_wait(record, PASSES)
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2 window"])
-def test_a_pass_without_padding_waits_for_nothing(models: Callable[..., Path], kind: str) -> None:
-    folder = models(kind)
-    with pretend_gpu() as record:
-        learner = build(folder, "logits")
-        lm: Any = learner.model.get_submodule("lm")
-        lm.set_attn_implementation(UNPADDED)  # in fp32: autocast does not see this GPU
-        train(learner, ragged(LENGTHS), WeightedLogprob())
-        assert_no_wait(record, PASSES)
-
-
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_any_distribution_is_scored_without_waiting(models: Callable[..., Path], sampling: str) -> None:
     folder = models("llama")
@@ -121,19 +108,6 @@ def test_a_layer_of_exact_experts_is_waited_for_once(experts: Callable[[str], Pr
         assert outputs.logprob is not None
         outputs.logprob.sum().backward()
         assert record.count("sync") - before == int(lm.config.num_hidden_layers), record.lines()
-
-
-@pytest.mark.parametrize("kind", MOE)
-def test_experts_of_bf16_are_not_waited_for(experts: Callable[[str], PreTrainedModel], kind: str) -> None:
-    """As transformers has them; in fp32 a GPU has no grouped products, and is waited for at each."""
-    lm = experts(kind)
-    layer: Any = next(module for module in lm.modules() if type(module).__name__ in EXPERTS)
-    with pretend_gpu() as record:
-        layer.bfloat16().to("cuda")
-        hidden = torch.randn(9, 32, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-        chosen = torch.arange(18, device="cuda").remainder(4).view(9, 2)
-        layer(hidden, chosen, torch.rand(9, 2, device="cuda", dtype=torch.bfloat16)).sum().backward()
-        assert not record.count("sync"), record.lines()
 
 
 @pytest.mark.parametrize("kind", MOE)
@@ -215,13 +189,3 @@ def test_a_sender_waits_for_each_bucket_once_and_for_its_fingerprints_once(
         count, kinds = send()
         assert count > 2
         assert kinds == ["sync"] * (count + 1), record.lines()
-
-
-def test_metrics_of_a_step_come_to_the_host_together() -> None:
-    numbers = torch.tensor([3.0, 4.0, 2.0])
-    made = [Metrics(a=Mean(*x[:2]), b=Sum(x[2]), c=Max(x[0]), d=Last(0.5)) for x in (numbers, numbers + 1)]
-    with pretend_gpu() as record:
-        there = numbers.to("cuda")
-        found = [Metrics(a=Mean(*x[:2]), b=Sum(x[2]), c=Max(x[0]), d=Last(0.5)) for x in (there, there + 1)]
-        assert merge_metrics(found).floats() == merge_metrics(made).floats()
-        assert record.count("sync") == 1, record.lines()

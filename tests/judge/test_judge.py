@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -36,9 +36,6 @@ from lockstep.judge.templates import (
     PAIRWISE,
     SCORE_FIELDS,
     Template,
-    as_text,
-    control_tokens,
-    escaping,
 )
 from lockstep.types import Request, SamplingParams
 
@@ -136,14 +133,6 @@ def test_each_case_is_asked_as_often_as_wanted_and_the_score_is_the_mean() -> No
         assert score_variance(one) == pytest.approx(math.fsum((score - mean) ** 2 for score in expected) / 3)
 
 
-def test_draws_do_not_depend_on_what_else_is_judged() -> None:
-    asks, _ = judge(by_key)
-    whole = asks(CASES)
-    assert [asks([case])[0] for case in reversed(CASES)] == whole[::-1]
-    assert replace(asks, seed=4)(CASES) != whole
-    assert replace(asks, role="other")(CASES) != whole
-
-
 def test_a_judgement_keeps_its_question_and_its_reply() -> None:
     asks, sampler = judge(lambda question, key: "Good. Score: 4")
     answer = asks(CASES[:1])[0].judgements[0].answer
@@ -170,19 +159,6 @@ def test_no_verdict_is_never_a_number() -> None:
     assert score_variance(judged[1]) is None
     found = judge_metrics(judged).floats()
     assert (found["no_verdict"], found["parse_failures"], found["no_verdict_unfinished"]) == (0.8, 0.8, 2)
-
-
-def test_the_score_is_the_mean_of_what_was_valid() -> None:
-    first = keyed.key(3, "judge", 1, 0, 0)
-    asks, _ = judge(lambda question, key: "Score: ?" if key == first else "Score: 2", num_evals_to_average=3)
-    (judged,) = asks(CASES[:1])
-    assert judged.values == [2.0, 2.0]
-    assert (mean_score(judged), score_variance(judged)) == (2.0, 0.0)
-
-
-def test_a_reply_that_was_cut_off_is_read_where_the_recipe_says_so() -> None:
-    asks, _ = judge(lambda question, key: "Score: 2" + "." * 200, unfinished_judgements="read")
-    assert scored(asks(CASES[:1])) == [2.0]
 
 
 def test_too_many_without_a_verdict_stop_with_one_sentence() -> None:
@@ -222,18 +198,6 @@ def test_a_response_is_shortened_by_as_much_as_must_be_and_counted() -> None:
     assert judge_metrics(judged).floats()["truncated_judge_prompts"] == 0.5
 
 
-@pytest.mark.parametrize(
-    ("prompt", "response"), [("p" * 400, "y"), ("p", "y" * 900), ("p" * 150, LONG), ("p" * 400, "")]
-)
-def test_what_would_leave_less_than_half_is_not_judged(prompt: str, response: str) -> None:
-    options = {"template": PLAIN, "max_prompt_tokens": 300, "overlong_judge_prompts": "truncate_response"}
-    asks, sampler = judge(by_key, max_no_verdict_rate=1, **options)
-    (judged,) = asks([response_case([{"role": "user", "content": prompt}], response, (1,))])
-    assert [one.verdict.cause for one in judged.judgements] == ["prompt_too_long"] * 2
-    assert not judged.shortened
-    assert not sampler.asked
-
-
 def test_both_of_a_pair_are_shortened_to_one_length() -> None:
     options = section(max_prompt_tokens=330, overlong_judge_prompts="truncate_response")
     sampler = Scripted(lambda question, key: "Winner: Response B")
@@ -256,18 +220,6 @@ def test_a_meta_judge_sees_both_judgements_in_their_order() -> None:
     assert asks.role == "meta_judge"
 
 
-def test_a_model_without_chat_template_is_asked_plainly() -> None:
-    asks, sampler = judge(by_key, chat=False, template=PLAIN)
-    asks(CASES[:1])
-    assert TOKENIZER.decode(list(sampler.asked[0].tokens)) == "Q What is 2+2? R 0 "
-    bare = byte_tokenizer()
-    bare.chat_template = None
-    with pytest.raises(
-        ValueError, match=r"judge\.chat is on, but the tokenizer of the model that is asked has no chat template; set"
-    ):
-        Reader(bare, True, 10)
-
-
 def test_only_a_plain_question_gets_the_tokens_that_stand_around_text() -> None:
     tokenizer, stop = byte_tokenizer(), TOKENIZER.eos_token_id
     around = processors.TemplateProcessing(single="</s> $A", special_tokens=[("</s>", stop)])
@@ -275,22 +227,6 @@ def test_only_a_plain_question_gets_the_tokens_that_stand_around_text() -> None:
     tokenizer.backend_tokenizer.post_processor = around
     firsts = [Reader(tokenizer, chat, 99).tokens([ASKED])[0][0] for chat in (True, False)]
     assert firsts == [tokenizer.convert_tokens_to_ids("<|im_start|>"), stop]
-
-
-def test_a_system_prompt_comes_first() -> None:
-    asks, sampler = judge(by_key, system_prompt="Be strict.")
-    asks(CASES[:1])
-    assert str(TOKENIZER.decode(list(sampler.asked[0].tokens))).startswith("<|im_start|>system\nBe strict.<|im_end|>")
-
-
-def test_earlier_turns_are_plain_text() -> None:
-    talk = [
-        {"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"},
-        {"role": "assistant", "content": "Hello"}, {"role": "user", "content": "2+2?"},
-        {"role": "tool", "content": "4"},
-    ]  # fmt: skip
-    assert as_text(talk) == "System: Be kind.\n\nUser: Hi\n\nAssistant: Hello\n\nUser: 2+2?\n\nTool: 4"
-    assert as_text(talk[1:2]) == "Hi"
 
 
 def test_a_judge_sees_answers_and_is_read_after_its_own_thought() -> None:
@@ -332,71 +268,12 @@ def test_no_text_becomes_a_control_token(prompt: list[str], response: list[str],
     assert controls[0] == controls[1]
 
 
-def test_a_control_token_can_still_be_read() -> None:
-    asks, sampler = judge(by_key)
-    asks([response_case(ASKED, "It is <|im_end|>.", (1,))])
-    assert "It is < |im_end|>." in TOKENIZER.decode(list(sampler.asked[0].tokens))
-
-
-def test_controls_are_what_is_never_text() -> None:
-    tokenizer = byte_tokenizer()
-    tokenizer.add_tokens(["<tool>", "word", "  "])
-    assert control_tokens(tokenizer) == tuple(sorted({*CONTROLS, "<tool>", "  "}))
-    assert escaping(["<|a|>", "|>b", "+", "  "])("<|a|>b + <|A|>  c") == "< |a| >b   < |A|>  c"
-    assert escaping([])("<|a|>") == "<|a|>"
-    assert escaping([" <a>", "\n|"])("b <a>\n|") == "b < a> "  # broken before its first sign, a token would come again
-
-
 @pytest.mark.parametrize(("text", "fields"), [(ADDITIVE, SCORE_FIELDS), (PAIRWISE, PAIR_FIELDS), (META, META_FIELDS)])
 def test_the_templates_that_ship_have_their_fields(text: str, fields: tuple[str, ...]) -> None:
     template = Template(text, fields, "judge.template")
     filled = template.fill({name: f"<<{name}>>" for name in fields})
     assert all(filled.count(f"<<{name}>>") == 1 for name in fields)
     assert "{" not in filled
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("Rate {response}", r"lacks \{prompt\}; its fields must be \{prompt\}, \{response\}"),
-        ("{prompt} {response} {answer}", r"has \{answer\}, which nothing fills; its fields must be"),
-        ("{question}", r"lacks \{prompt\}, \{response\} and has \{question\}, which nothing fills"),
-        ("{prompt} {response", "is malformed"),
-    ],
-)
-def test_a_template_with_other_fields_is_refused_at_the_start(text: str, sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        judge(by_key, template=text)
-
-
-def test_braces_and_fields_in_texts_stay_text() -> None:
-    asks, sampler = judge(by_key, template="Q {prompt} {{R}} {response}")
-    asks([response_case([{"role": "user", "content": "{response}"}], "{prompt} {{", (1,))])
-    assert "Q {response} {R} {prompt} {{" in TOKENIZER.decode(list(sampler.asked[0].tokens))
-
-
-def test_nothing_to_judge_asks_nobody() -> None:
-    asks, sampler = judge(by_key)
-    assert asks([]) == []
-    assert not sampler.asked
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"judge_score_low": 5}, "judge_score_low must be below judge_score_high"),
-        ({"judge_score_high": 10}, "the rubric that ships counts from 0 to 5; another scale needs a template of yours"),
-        ({"sampling": {"max_tokens": 9, "temperature": 0}}, "num_evals_to_average must be 1"),
-        ({"score_pattern": "("}, r"'\(' is no regular expression"),
-        ({"chat": False, "system_prompt": "x"}, "system_prompt needs chat: true"),
-        ({"sampler": {"backend": "torch"}}, "the policy judges with its own sampler"),
-        ({"chat": False, "sampler": {"backend": "openai", "openai": {"base_url": "http://a/v1", "model": "m"}}},
-         "leave chat on"),
-    ],
-)  # fmt: skip
-def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        section(**options)
 
 
 def test_every_option_of_the_parser_takes_effect() -> None:

@@ -7,16 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from lockstep import keyed
 from lockstep.config import DataSection, NewPromptsSection
 from lockstep.data.jsonl import JsonlIndex
 from lockstep.data.prompts import Prompts
 from lockstep.data.text_field import TextField, text_field
 from lockstep.judge.asking import Answer, Conversation
-from lockstep.judge.new_prompts import PromptWriter, TooFewPromptsError, request_template
+from lockstep.judge.new_prompts import PromptWriter, request_template
 from lockstep.judge.templates import Template
 from lockstep.models.tokenizer import words_tokenizer
 
@@ -78,14 +75,6 @@ def test_what_is_no_new_prompt_is_counted_by_cause_and_asked_for_again(prompts: 
     assert len(set(answering.keys)) == 8
 
 
-def test_requests_that_are_too_long_are_not_sent(prompts: Prompts) -> None:
-    answering = Scripted(said(*(f"What is {number}?" for number in range(9))), too_long="2 + 2")
-    written = writer(prompts, answering, max_attempts=8)(0, 3)
-    assert written.outcomes["request_too_long"] > 0
-    assert not any("2 + 2" in text for text in answering.asked)
-    assert len(answering.asked) == 3
-
-
 def test_examples_are_different_prompts_of_the_data_drawn_anew(prompts: Prompts) -> None:
     def asked(iteration: int) -> list[str]:
         answering = Scripted(said(*(f"What is {number}?" for number in range(12))))
@@ -98,13 +87,6 @@ def test_examples_are_different_prompts_of_the_data_drawn_anew(prompts: Prompts)
         "What is 1 + 1?", "What is 2 + 2?", "what  is 3 + 3?", "< s> 4"
     }  # fmt: skip
     assert asked(0) == asked(0) != asked(1)
-
-
-def test_attempts_are_limited(prompts: Prompts) -> None:
-    answering = Scripted(said("new", "", "", "", "", ""))
-    with pytest.raises(TooFewPromptsError, match=r"iteration 1: 6 attempts gave 1 new prompts of 2 \(5 empty\)"):
-        writer(prompts, answering)(1, 2)
-    assert len(answering.asked) == 6
 
 
 def test_the_shipped_request_shows_eight_prompts() -> None:
@@ -121,16 +103,3 @@ def test_conversations_give_the_first_that_the_user_says_and_take_a_text() -> No
     more = [{"role": "assistant", "content": "Yes?"}, {"role": "user", "content": "And?"}]
     assert field.text({"talk": [*said, *more]}) == "Hi"
     assert field.row("Why?") == {"talk": [{"role": "user", "content": "Why?"}]}
-
-
-@given(length=st.integers(1, 60), count=st.integers(0, 60), seed=st.integers(0, 9))
-def test_samples_are_different_numbers(length: int, count: int, seed: int) -> None:
-    chosen = keyed.sample(length, min(count, length), seed)
-    assert len(set(chosen)) == min(count, length) == len(chosen)
-    assert all(0 <= number < length for number in chosen)
-    assert chosen == keyed.sample(length, min(count, length), seed)
-
-
-def test_samples_are_uniform() -> None:
-    first = [keyed.sample(10**12, 2, number)[1] / 10**12 for number in range(2000)]
-    assert sum(first) / len(first) == pytest.approx(0.5, abs=0.03)

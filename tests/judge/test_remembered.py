@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
 from lockstep.batch import Batch
-from lockstep.errors import InputError
 from lockstep.judge.asking import Answer, Conversation, Reader, SamplerAnswers
-from lockstep.judge.remembered import RememberedAnswers, count_asked
+from lockstep.judge.remembered import RememberedAnswers
 from lockstep.models.tokenizer import load_tokenizer
 from lockstep.types import Request, SamplingParams
 
@@ -63,11 +60,3 @@ def test_a_reply_loses_its_stop_token_and_keeps_what_completes_a_stop_string(ass
     texts = [sampled._answer((1,), drawn, False).text for drawn in (said, [*said, 2])]
     assert texts == [texts[0]] * 2
     assert texts[0].endswith("5")
-
-
-def test_a_damaged_question_names_file_and_line(tmp_path: Path) -> None:
-    file = tmp_path / "replies.jsonl"
-    file.write_text('{"question": "zz", "text": "x", "finished": true}\n')
-    with pytest.raises(InputError, match=r"replies\.jsonl:1 is no reply of a judge"):
-        RememberedAnswers(Flaky(""), file, "judge")
-    assert count_asked(tmp_path / "absent.jsonl") == (0, 0)

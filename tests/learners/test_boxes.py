@@ -44,26 +44,6 @@ def test_any_box_is_read_from_any_boxes(
         assert saved.names() == ["matrix", "step"]
 
 
-def test_a_file_of_whole_tensors_needs_no_header(tmp_path: Path) -> None:
-    assert FileContents({"matrix": WHOLE}).header == {}
-    save_file({"matrix": WHOLE.bfloat16()}, tmp_path / "model.safetensors")
-    with Boxes(find_written(tmp_path, "model")) as saved:
-        read = saved.read("matrix", (2, 1), (3, 4))
-    assert read.dtype == torch.float32
-    assert torch.equal(read, WHOLE[2:5, 1:5])
-
-
-def test_a_copy_on_another_rank_does_not_stand_for_a_missing_part(tmp_path: Path) -> None:
-    write(tmp_path, 3, 0, missing=1)
-    (tmp_path / "model-00002-of-00003.safetensors").write_bytes(
-        (tmp_path / "model-00001-of-00003.safetensors").read_bytes()
-    )
-    with Boxes(find_written(tmp_path, "model")) as saved:
-        assert torch.equal(saved.read("matrix", (0, 0), (3, 5)), WHOLE[:3])
-        with pytest.raises(ValueError, match="matrix is not whole"):
-            saved.read("matrix", (0, 0), (7, 5))
-
-
 def test_a_part_that_is_missing_is_told(tmp_path: Path) -> None:
     write(tmp_path, 3, 0, missing=1)
     with Boxes(find_written(tmp_path, "model")) as saved:

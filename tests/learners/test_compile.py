@@ -73,13 +73,6 @@ def test_inductor_computes_the_same(models: Callable[..., Path]) -> None:
             assert found == pytest.approx(expected, rel=1e-5)
 
 
-def test_without_a_compiler_it_is_refused(models: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    section = SECTION.model_copy(update={"compile": True})
-    with pytest.raises(ValueError, match=r"learner\.compile needs a C\+\+ compiler"):
-        LearnerSpec(str(models("llama")), "logits", section, None, seed=0).build()
-
-
 @pytest.mark.full  # the first test sees that no graph breaks
 @pytest.mark.parametrize("kind", ["llama", "qwen2 window"])
 def test_a_layer_is_one_graph_with_its_attention(models: Callable[..., Path], kind: str) -> None:

@@ -12,10 +12,10 @@ import yaml
 from killing import assert_same, child_process, final, killing
 from safetensors.torch import load_file
 from tiers import full
-from tiny_recipe import KTO, ONLINE_DPO, ORPO, RECIPE, REWARDS, SIMPO
+from tiny_recipe import KTO, ONLINE_DPO, ORPO, REWARDS, SIMPO
 from workspace import furnish
 
-from lockstep.config.loading import RecipeError, load
+from lockstep.config.loading import load
 from lockstep.report.log import read_metrics
 from lockstep.run.stop import Stopped
 from lockstep.run.train import train
@@ -116,32 +116,6 @@ def test_rooms_of_answers_and_optimizers_by_name_learn_what_they_learn_by_torch(
     assert ours.keys() == theirs.keys()
     for name, weight in theirs.items():
         assert torch.allclose(ours[name], weight, rtol=0, atol=1e-5), name
-
-
-def test_the_twin_recipe_differs_in_who_learns_alone() -> None:
-    here = ["model.path=model", "data.train=rows.jsonl", "data.validation=rows.jsonl"]
-    twins = [load(f"ppo_qwen2.5_1.5b_gsm8k_1n8g_{name}", here) for name in ("dtensor", "megatron")]
-    torch, megatron = (twin.training.model_dump() for twin in twins)
-    assert torch.pop("learner") | {"backend": "megatron"} == megatron.pop("learner")
-    assert torch == megatron
-    assert torch["acceptance"]
-    assert [twin.run_folder.name.split("-")[0][-8:] for twin in twins] == ["_dtensor", "megatron"]
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("learner.parallel.pp=2",), r"layers are shared by learner\.backend=megatron alone"),
-        (("learner=megatron", "learner.parallel.dp_replicate=2"), r"every rank of parallel\.dp has a copy"),
-        (("learner=megatron", "learner.compile=true"), r"compile is of learner\.backend=torch"),
-    ],
-)
-def test_what_a_backend_lacks_is_said_when_the_recipe_is_read(
-    in_tmp: Path, options: tuple[str, ...], said: str
-) -> None:
-    (in_tmp / "tiny.yaml").write_text(yaml.safe_dump(RECIPE))
-    with pytest.raises(RecipeError, match=said):
-        load("tiny.yaml", list(options))
 
 
 @pytest.mark.parametrize(

@@ -106,15 +106,6 @@ def test_the_optimizer_may_begin_anew_while_its_moments_are_away(models: Models)
     assert_same(snapshot(stays), snapshot(leaves))
 
 
-def test_a_sampler_keeps_the_weights_that_it_computes_with(models: Models) -> None:
-    learner = build(models("llama"))
-    weights = bytes_of(learner)
-    train(learner, ragged(LENGTHS), WeightedLogprob())
-    assert bytes_of(learner) > 2.9 * weights
-    learner.offload(keep_weights=True)
-    assert bytes_of(learner) == weights
-
-
 def test_every_alias_of_a_memory_leaves_and_comes_back_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lockstep.learners.host_memory._CHUNK", 1 << 10)
     whole = torch.randn(700)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import inspect
 import math
 import re
 from pathlib import Path
@@ -14,8 +13,6 @@ from torch import nn
 from lockstep.api.values import read_arguments
 from lockstep.config import Optimizer, Schedule
 from lockstep.config.loading import RecipeError, load_section
-from lockstep.config.optimizer import CLASSES, OptimizerName
-from lockstep.errors import InputError
 from lockstep.learners.boxes import Boxes, find_written
 from lockstep.learners.optimizer import TorchOptimizer, learning_rate
 from lockstep.learners.pieces import Piece, norm
@@ -24,10 +21,6 @@ from lockstep.learners.torch.pieces import TorchPiece
 
 def rates(schedule: Schedule, updates: int) -> list[float]:
     return [learning_rate(Optimizer(lr=2.0, schedule=schedule), update) for update in range(updates)]
-
-
-def test_constant() -> None:
-    assert rates(Schedule(), 3) == [2.0, 2.0, 2.0]
 
 
 def test_warmup_rises_to_the_full_rate_and_is_never_zero() -> None:
@@ -43,17 +36,6 @@ def test_cosine_decay() -> None:
     expected = [2.0 * 0.5 * (1 + math.cos(math.pi * update / 8)) for update in range(9)]
     assert rates(Schedule(decay="cosine", decay_steps=8), 9) == pytest.approx(expected)
     assert rates(Schedule(decay="cosine", decay_steps=8), 20)[-1] == 0.0
-
-
-def test_a_decay_no_longer_than_the_warmup_ends_at_once() -> None:
-    assert rates(Schedule(warmup_steps=3, decay="linear", decay_steps=3), 5) == pytest.approx(
-        [2 / 3, 4 / 3, 2.0, 2.0, 0.0]
-    )
-
-
-def test_a_decay_that_ends_within_the_warmup_is_refused() -> None:
-    with pytest.raises(ValueError, match="it takes at least warmup_steps, 4"):
-        Schedule(warmup_steps=4, decay="linear", decay_steps=3)
 
 
 def pieces(model: nn.Module) -> list[Piece]:
@@ -96,24 +78,6 @@ def test_restored_moments_go_on_bit_for_bit(tmp_path: Path) -> None:
     step(copy, restored, pieces(copy), 2)
     assert torch.equal(model.weight, copy.weight)
     assert torch.equal(model.bias, copy.bias)
-
-
-def test_restoring_a_fresh_optimizer_forgets_what_came_after(tmp_path: Path) -> None:
-    model = linear()
-    optimizer, held = TorchOptimizer(pieces(model), Optimizer(lr=0.1)), pieces(model)
-    with written_moments(optimizer, held, tmp_path) as saved:
-        assert saved.names() == []
-        step(model, optimizer, held, 1)
-        assert list(optimizer.moments(held))
-        optimizer.restore(saved)
-    assert not list(optimizer.moments(held))
-
-
-def test_what_the_optimizer_is_not_given_is_left_alone() -> None:
-    model = linear()
-    held, before = pieces(model)[:1], model.bias.clone()
-    step(model, TorchOptimizer(held, Optimizer(lr=0.1, weight_decay=0.5)), held, 1)
-    assert torch.equal(model.bias, before)
 
 
 OTHERS: list[tuple[str, dict[str, bool | float]]] = [
@@ -172,21 +136,6 @@ def test_pieces_of_a_weight_are_updated_as_the_whole(name: str, options: dict[st
     torch.testing.assert_close(
         torch.cat([one.weight.detach() for one in half]), whole.weight.detach(), atol=slack, rtol=0.0
     )
-
-
-def test_moments_of_another_optimizer_are_refused(tmp_path: Path) -> None:
-    model = linear()
-    optimizer, held = TorchOptimizer(pieces(model), build("SGD", momentum=0.9)), pieces(model)
-    step(model, optimizer, held, 1)
-    with written_moments(optimizer, held, tmp_path) as saved, pytest.raises(InputError, match="keeps exp_avg"):
-        TorchOptimizer(held, build("AdamW")).restore(saved)
-
-
-@pytest.mark.parametrize("name", CLASSES)
-def test_the_table_has_the_options_of_torchs_signature(name: OptimizerName) -> None:
-    its = inspect.signature(getattr(torch.optim, name)).parameters
-    how = {"params", "lr", "foreach", "maximize", "capturable", "differentiable", "fused"}
-    assert {*CLASSES[name].takes, *CLASSES[name].options} == its.keys() - how
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 from ranks import Collectives, HostWaits, Layout, Ranks
 from torch import Tensor
 
-from lockstep_logprobs.collectives import Gradient, all_gather
+from lockstep_logprobs.collectives import Gradient
 from lockstep_logprobs.context import gather, take, zigzag
 
 
@@ -47,22 +47,6 @@ def test_early_and_late_chunks_are_dealt_in_pairs(size: int) -> None:
     assert (work == work[0]).all()
 
 
-def test_one_rank_holds_any_length_in_order() -> None:
-    assert zigzag(5, 1).tolist() == [[0, 1, 2, 3, 4]]
-
-
-def test_a_length_that_cannot_be_cut_is_named() -> None:
-    with pytest.raises(ValueError, match=r"10 positions cannot be cut into 4 .* pad it to a multiple of 4"):
-        zigzag(10, 2)
-
-
-def test_without_a_group_nothing_is_done() -> None:
-    x = torch.randn(2, 5)
-    assert take(x, None) is x
-    assert gather(x, None) is x
-    assert torch.equal(all_gather(x, None), x[None])
-
-
 @pytest.mark.parametrize("gradient", ["sum", "local"])
 @pytest.mark.parametrize("dim", [0, 1, -1])
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -80,37 +64,8 @@ def test_gather_is_the_inverse_of_take(ranks: Ranks, size: int, dim: int, gradie
         assert got["waits"] == []
 
 
-def test_the_gradient_of_a_share_lies_at_its_positions(ranks: Ranks) -> None:
-    x, upstream = torch.randn(2, 2, 8, generator=torch.Generator().manual_seed(0))
-    for rank, got in enumerate(ranks.run(there_and_back, x, 1, "sum", upstream, cp=2)):
-        expected = torch.zeros(2, 8).index_copy(1, zigzag(8, 2)[rank], upstream[:, :4])
-        assert torch.equal(got["grad"], expected)
-
-
 def test_one_collective_each_way_and_none_back_where_the_gradient_is_local(ranks: Ranks) -> None:
     x = torch.randn(2, 8)
     summed, local = (ranks.run(there_and_back, x, 1, gradient, x, cp=2)[0] for gradient in ("sum", "local"))
     assert sum(summed["forward"].values()) == sum(summed["backward"].values()) == sum(local["forward"].values()) == 1
     assert local["backward"] == {}
-
-
-def backward_of_sum(layout: Layout) -> tuple[Tensor | None, Tensor]:
-    x, upstream = torch.ones(2, 4, requires_grad=True), torch.ones(layout.cp, 2, 4)
-    gather(x, layout.cp_group).sum().backward()
-    all_gather(x, layout.cp_group).backward(upstream)
-    return x.grad, upstream
-
-
-def test_an_expanded_gradient_works_and_the_callers_stays_whole(ranks: Ranks) -> None:
-    for grad, upstream in ranks.run(backward_of_sum, cp=2):
-        assert torch.equal(grad, torch.full((2, 4), 4.0))
-        assert torch.equal(upstream, torch.ones(2, 2, 4))
-
-
-def odd_share(layout: Layout) -> Tensor:
-    return gather(torch.zeros(1, 3), layout.cp_group)
-
-
-def test_a_share_that_is_no_two_chunks_is_named(ranks: Ranks) -> None:
-    with pytest.raises(AssertionError, match="two chunks of equal length, but this one has 3 positions"):
-        ranks.run(odd_share, cp=2)

@@ -152,12 +152,6 @@ def test_rows_far_apart_in_memory() -> None:
     assert torch.equal(near, far)
 
 
-def test_columns_that_do_not_lie_side_by_side() -> None:
-    logits, token = random(300, 4).to(DEVICE), random_tokens(4, 1, vocabulary=300).to(DEVICE)
-    apart, beside = (vocab.score(z, token, Scoring()).logprob for z in (logits.t(), logits.t().contiguous()))
-    assert torch.equal(apart, beside)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_gradient_is_written_over_the_logits(dtype: torch.dtype) -> None:
     source, token = random(3, 5003).to(DEVICE, dtype), torch.tensor([[7, 7], [0, 9], [5002, 1]], device=DEVICE)
@@ -173,22 +167,6 @@ def test_the_gradient_is_written_over_the_logits(dtype: torch.dtype) -> None:
     assert torch.equal(*gradients)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         logprob.sum().backward()
-
-
-def test_no_rows_and_no_columns() -> None:
-    for shape in ((0, 5), (2, 0)):
-        sums, picked = fused.row_sums(
-            torch.empty(shape, device=DEVICE),
-            torch.zeros(shape[0], 1, dtype=torch.int64, device=DEVICE),
-            None,
-            0,
-            1.0,
-            True,
-            None,
-            False,
-        )
-        assert torch.equal(sums, RowSums.zeros(shape[0], True, sums.device).rows())
-        assert not picked.any()
 
 
 def test_kernels_take_plain_tensors_and_stand_for_their_functions() -> None:

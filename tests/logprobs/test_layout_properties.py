@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from ranks import Fetches, HostWaits
 
 from lockstep_logprobs.packed import Packing
 
@@ -62,11 +61,6 @@ def test_each_rank_holds_an_early_and_a_late_chunk_of_every_sequence(row: Row) -
         assert row.packing.positions(rank).tolist() == row.held(rank)
 
 
-@given(whole_rows())
-def test_one_rank_holds_all_in_order(row: Row) -> None:
-    assert row.packing.positions(0).tolist() == row.packing.gather_index().tolist() == list(range(row.packing.tokens))
-
-
 @given(rows())
 def test_gathered_rows_are_put_in_order(row: Row) -> None:
     ranks = [position for rank in range(row.size) for position in row.held(rank)]
@@ -86,14 +80,3 @@ def test_sequences_are_laid_into_rows_without_their_last_tokens(row: Row, width:
     for found, piece in zip(cells.tolist(), row.pieces, strict=False):
         expected = list(piece[:-1])[:width]
         assert found == expected + [nowhere] * (width - len(expected))
-
-
-@given(rows())
-def test_nothing_waits_for_the_device(row: Row) -> None:
-    packing = row.packing
-    with HostWaits() as waits, Fetches() as fetches:
-        packing.positions(1)
-        packing.following()
-        packing.gather_index()
-        packing.rows(5)
-    assert waits.found == fetches.found == []

@@ -22,22 +22,6 @@ def test_tokens_of_a_rank(size: int, seq_dim: int) -> None:
         assert torch.equal(found, tokens.index_select(seq_dim, positions))
 
 
-def test_tokens_of_a_rank_by_default_are_those_of_rows() -> None:
-    tokens = torch.arange(8).view(1, 8)
-    assert facade._get_tokens_on_this_cp_rank(tokens, 1, 2).tolist() == [[2, 3, 4, 5]]
-
-
-@pytest.mark.parametrize(("length", "size"), [(7, 2), (6, 2), (4, 4), (1, 2)])
-def test_a_length_that_does_not_divide_is_refused(length: int, size: int) -> None:
-    with pytest.raises(ValueError, match=rf"(?s)\b{length}\b.*\b{2 * size}\b") as refusal:
-        facade._get_tokens_on_this_cp_rank(torch.zeros(1, length), 0, size)
-    assert "\n" not in str(refusal.value)
-
-
-def test_any_length_is_one_ranks_own() -> None:
-    assert facade._get_tokens_on_this_cp_rank(torch.arange(7)[None], 0, 1).tolist() == [list(range(7))]
-
-
 Gathered = tuple[Tensor, Tensor, Tensor, int, int]
 
 
@@ -70,26 +54,6 @@ def test_gather_is_the_inverse_and_sums_the_gradients_of_all_ranks(
         assert (forward, backward) == (1, 1)
 
 
-def by_defaults(layout: Layout, whole: Tensor, by_class: bool) -> tuple[Tensor, Tensor]:
-    """Of rows, and with the gradient of a sum: one number, expanded to all elements without memory of its own."""
-    share = whole[:, dense.zigzag(whole.shape[1], layout.cp, layout.cp_rank)].requires_grad_()
-    function = facade.AllGatherCPTensor.apply if by_class else facade.allgather_cp_sharded_tensor
-    found = function(share, layout.cp_group)
-    found.sum().backward()
-    assert share.grad is not None
-    return found.detach(), share.grad
-
-
-@pytest.mark.parametrize("by_class", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_gradient_of_a_sum(ranks: Ranks, by_class: bool, dtype: torch.dtype) -> None:
-    whole = random(3, 8, 2).to(dtype)
-    for found, gradient in ranks.run(by_defaults, whole, by_class, cp=2):
-        assert torch.equal(found, whole)
-        assert gradient.dtype == dtype
-        assert torch.equal(gradient, torch.full((3, 4, 2), 2.0, dtype=dtype))
-
-
 # Vocabulary shards of all rows to all columns of some rows. ----------------------------------------------------------
 
 
@@ -106,26 +70,3 @@ def test_all_to_all(ranks: Ranks, tp: int, dtype: torch.dtype) -> None:
         assert torch.equal(rows, logits.chunk(tp, 0)[rank])
         assert torch.equal(columns, logits.chunk(tp, 1)[rank])
         assert rows.dtype == columns.dtype == dtype
-
-
-def refused(layout: Layout, name: str, shape: tuple[int, ...]) -> str:
-    with pytest.raises(ValueError, match=r"\S") as refusal:
-        vars(facade)[name](torch.zeros(shape), layout.tp_group)
-    return str(refusal.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "names"),
-    [
-        ("all_to_all_vp2sq", (2, 4, 6), "2"),
-        ("all_to_all_sq2vp", (6,), "2"),
-        ("all_to_all_vp2sq", (5, 6), "5"),
-        ("all_to_all_sq2vp", (4, 7), "7"),
-    ],
-)
-def test_all_to_all_of_what_does_not_divide_is_refused(
-    ranks: Ranks, name: str, shape: tuple[int, ...], names: str
-) -> None:
-    for message in ranks.run(refused, name, shape, tp=2):
-        assert names in message
-        assert "\n" not in message

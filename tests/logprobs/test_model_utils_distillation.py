@@ -58,20 +58,6 @@ def test_topk_of_equal_bf16_and_excluded_logits(ranks: Ranks) -> None:
         assert all(len(set(row)) == 20 for row in ids.flatten(0, 1).tolist())
 
 
-def test_topk_of_no_rows(ranks: Ranks) -> None:
-    for values, ids, _ in ranks.run(top, Cut(even(V, 4)), torch.empty(0, S, V), 11, None, tp=4):
-        assert values.shape == ids.shape == (0, S, 11)
-
-
-def of_no_column(layout: Layout) -> None:
-    with pytest.raises(AssertionError):
-        facade.distributed_vocab_topk(torch.zeros(1, 2, 4), 2, layout.tp_group, vocab_start_index=4, vocab_end_index=4)
-
-
-def test_topk_of_an_empty_range_is_refused(ranks: Ranks) -> None:
-    ranks.run(of_no_column)
-
-
 # Raw logits at given ids. --------------------------------------------------------------------------------------------
 
 
@@ -109,17 +95,6 @@ def test_gather_logits(ranks: Ranks, tp: int, cp: int, chunk: int | None, length
     assert together.forward["allreduce"] <= 1
     assert together.forward.total() <= 2
     assert together.backward.total() <= (1 if cp > 1 else 0)
-
-
-@pytest.mark.parametrize("padding", [0, 2])
-@pytest.mark.parametrize("bounds", [(0, 0, V), (0, 5, V)], ids=str)
-def test_gather_logits_of_uneven_shards(ranks: Ranks, bounds: tuple[int, ...], padding: int) -> None:
-    logits, index = random(B, S, V), random_tokens(B, S, K, vocabulary=V)
-    upstream = [random(B, S, K, seed=4, scale=1.0)]
-    together = run(ranks, gathered, Cut(bounds, padding=padding), logits, index, None, upstream=upstream)
-    (value,), gradient = dense_of(dense_gathered, logits, index, upstream=upstream)
-    assert torch.equal(together.result, value.float())
-    close(together.gradient, gradient)
 
 
 # Distillation. -------------------------------------------------------------------------------------------------------
@@ -215,74 +190,9 @@ def test_distillation_without_tensor_parallelism(ranks: Ranks, cp: int, zero_out
 
 
 @pytest.mark.parametrize("zero_outside", [True, False])
-@pytest.mark.parametrize("cp", [1, 2])
-def test_distillation_at_the_same_token_twice(ranks: Ranks, cp: int, zero_outside: bool) -> None:
-    index = random_tokens(B, S, K, vocabulary=V)
-    index[..., 1] = index[..., 0]
-    check(ranks, distilled, Cut(even(V, 2), cp), random(B, S, V), index, zero_outside, True)
-
-
-@pytest.mark.parametrize("zero_outside", [True, False])
-def test_distillation_of_rows_filled_up_for_context_parallelism(ranks: Ranks, zero_outside: bool) -> None:
-    index = random_tokens(B, S - 3, K, vocabulary=V)
-    check(ranks, distilled, Cut(even(V, 2), 2), random(B, S, V), index, zero_outside, True)
-
-
-@pytest.mark.parametrize("zero_outside", [True, False])
 def test_distillation_in_bf16(ranks: Ranks, zero_outside: bool) -> None:
     index = random(B, S, V, seed=2).topk(K).indices
     check(ranks, distilled, Cut(even(V, 2)), random(B, S, V).bfloat16(), index, zero_outside, False)
-
-
-def same_entropy(layout: Layout, cut: Cut, logits: Tensor, index: Tensor) -> list[Tensor | None]:
-    local, teacher = cut.local(logits, layout.tp_rank, layout.cp_rank), torch.zeros(index.shape)
-    place = Place(layout, 0, 0)
-    return [distilled(local, place, teacher, index, zero_outside, True)[2] for zero_outside in (True, False)]
-
-
-def test_the_entropy_does_not_depend_on_the_columns_asked_for(ranks: Ranks) -> None:
-    index = random_tokens(B, S, K, vocabulary=V)
-    for one, other in ranks.run(same_entropy, Cut(even(V, 2)), random(B, S, V), index, tp=2):
-        assert torch.equal(one, other)
-
-
-def test_distillation_of_no_rows(ranks: Ranks) -> None:
-    nothing = torch.empty(0, S, K)
-    (outcome,) = ranks.run(of_no_rows, nothing)
-    assert outcome == [(0, S - 1, K), (0, S - 1, K), (0, S - 1)]
-
-
-def of_no_rows(layout: Layout, nothing: Tensor) -> list[tuple[int, ...]]:
-    found = facade.get_distillation_topk_logprobs_from_logits(
-        torch.empty(0, S, V), nothing, nothing.long(), zero_outside_topk=True, calculate_entropy=True
-    )
-    return [tuple(part.shape) for part in found if part is not None]
-
-
-def zeros(layout: Layout) -> str:
-    nothing = torch.zeros(1, 4, 0)
-    with pytest.raises(ValueError, match="topk must be positive") as refusal:
-        facade.get_distillation_topk_logprobs_from_logits(torch.zeros(1, 4, V), nothing, nothing.long(), True, False)
-    return str(refusal.value)
-
-
-def test_distillation_of_no_column_is_refused(ranks: Ranks) -> None:
-    (message,) = ranks.run(zeros)
-    assert "\n" not in message
-
-
-def without_rank(layout: Layout) -> str:
-    index = torch.zeros(1, 4, 2, dtype=torch.long)
-    with pytest.raises(AssertionError) as refusal:
-        facade.get_distillation_topk_logprobs_from_logits(
-            torch.zeros(1, 4, V), index.float(), index, True, False, None, layout.tp_group
-        )
-    return str(refusal.value)
-
-
-def test_a_group_without_a_rank_is_refused(ranks: Ranks) -> None:
-    (message,) = ranks.run(without_rank)
-    assert "vocab_parallel_rank" in message
 
 
 def test_tokens_outside_the_top_k_are_not_moved() -> None:

@@ -28,14 +28,6 @@ def chunked(logits: Tensor, place: Place, target: Tensor) -> Tensor:
     return facade.ChunkedDistributedLogprob.apply(logits, target, place.start, place.end, 3, place.layout.tp_group)
 
 
-def picked(logits: Tensor, place: Place, index: Tensor) -> Tensor:
-    return facade.ChunkedDistributedGatherLogprob.apply(logits, index, place.start, place.end, 3, place.layout.tp_group)
-
-
-def entropy(logits: Tensor, place: Place, target: None) -> Tensor:
-    return facade.ChunkedDistributedEntropy.apply(logits, 3, place.layout.tp_group)
-
-
 def cross_entropy(logits: Tensor, place: Place, teacher: Tensor) -> Tensor:
     return facade.DistributedCrossEntropy.apply(logits, teacher[..., place.start : place.end], place.layout.tp_group)
 
@@ -50,10 +42,6 @@ def chunk_sampled(logits: Tensor, place: Place, target: Tensor, top_k: int | Non
 
 def wrapped(logits: Tensor, place: Place, target: Tensor, sampling: Any = None) -> Tensor:
     return facade.from_parallel_logits_to_logprobs(logits, target, *place.bounds_and_group, sampling_params=sampling)
-
-
-def dense_entropy(logits: Tensor, target: None) -> Tensor:
-    return dense.sum_p_log_p(logits)
 
 
 def dense_wrapped(logits: Tensor, target: Tensor) -> Tensor:
@@ -112,38 +100,6 @@ def test_logprob_of_what_is_left(ranks: Ranks, where: str, function: Any, refere
     compare(ranks, function, reference, TWO, EXCLUDED[where], random_tokens(B, S, vocabulary=V))
 
 
-@ANY
-def test_picked_columns(ranks: Ranks, where: str) -> None:
-    """The columns at the edges of shards too, which a product with a mask would turn into NaN."""
-    index = torch.tensor([0, 5, V - 1]).expand(B, S, K)
-    compare(ranks, picked, dense.picked_logprobs, TWO, EXCLUDED[where], index)
-
-
-@ANY
-def test_entropy(ranks: Ranks, where: str) -> None:
-    compare(ranks, entropy, dense_entropy, TWO, EXCLUDED[where], None)
-
-
-@ANY
-def test_cross_entropy_with_the_same_columns_excluded(ranks: Ranks, where: str) -> None:
-    teacher = random(B, S, V, seed=4).masked_fill(EXCLUDED[where].isinf(), -INF)
-    compare(ranks, cross_entropy, dense_cross, TWO, EXCLUDED[where], teacher)
-
-
-def dense_cross(logits: Tensor, teacher: Tensor) -> Tensor:
-    return -dense.sum_p_log_q(teacher.double(), logits)
-
-
-@ANY
-@pytest.mark.parametrize("function", [sampled, chunk_sampled])
-@pytest.mark.parametrize(("top_k", "top_p"), [(3, 1.0), (None, 0.8), (4, 0.8), (V, 1.0)])
-def test_supports_of_what_is_left(ranks: Ranks, where: str, function: Any, top_k: int | None, top_p: float) -> None:
-    likeliest = EXCLUDED[where].argmax(-1)
-    _, gradient = compare(ranks, function, dense_sampled, TWO, EXCLUDED[where], likeliest, top_k, top_p)
-    outside = dense.filtered(EXCLUDED[where].double(), top_k, top_p).isneginf()
-    assert not gradient[outside].any()
-
-
 # Targets outside the vocabulary. -------------------------------------------------------------------------------------
 
 
@@ -182,26 +138,6 @@ def test_targets_outside_give_zero_and_move_nothing(
     assert together.gradient[1].any()
 
 
-@pytest.mark.parametrize("stranger", [-100, -1, V, V + 7])
-def test_indices_outside_give_zero_and_the_others_their_due(ranks: Ranks, stranger: int) -> None:
-    index = torch.tensor([stranger, 5, 5]).expand(B, S, K)
-    result, gradient = compare(ranks, picked, dense.picked_logprobs, TWO, random(B, S, V), index)
-    assert not result[..., 0].any()
-    assert gradient.any()
-    alone = run(ranks, picked, TWO, random(B, S, V), torch.full((B, S, K), stranger), upstream=[torch.ones(B, S, K)])
-    assert not alone.gradient.any()
-
-
-def test_filling_columns_are_outside(ranks: Ranks) -> None:
-    """A target that points at a rank's filling points, as an id, at the next rank's column or at nothing."""
-    cut = Cut((0, 6, V), padding=4)
-    target = torch.tensor([5, 6, 9, V - 1]).expand(B, S)
-    compare(ranks, logprob, dense.logprobs, cut, random(B, S, V), target)
-    beyond = run(ranks, logprob, cut, random(B, S, V), torch.full((B, S), V + 1), upstream=[torch.ones(B, S)])
-    assert not beyond.result.any()
-    assert not beyond.gradient.any()
-
-
 @pytest.mark.parametrize("function", [logprob, chunked])
 @pytest.mark.parametrize("bounds", [(0, 1, V), (0, V - 1, V), (0, 2, 3, 11, V), (0, 0, V), (0, V, V)], ids=str)
 @pytest.mark.parametrize("padding", [0, 3])
@@ -209,13 +145,6 @@ def test_uneven_shards_with_filling(ranks: Ranks, function: Any, bounds: tuple[i
     """Down to ranks without a column of their own."""
     target = random_tokens(B, S, vocabulary=V)
     compare(ranks, function, dense.logprobs, Cut(bounds, padding=padding), random(B, S, V), target)
-
-
-@pytest.mark.parametrize("bounds", [(0, 1, V), (0, 2, 3, 11, V), (0, 0, V)], ids=str)
-@pytest.mark.parametrize("padding", [0, 3])
-def test_picked_columns_of_uneven_shards(ranks: Ranks, bounds: tuple[int, ...], padding: int) -> None:
-    index = random_tokens(B, S, K, vocabulary=V)
-    compare(ranks, picked, dense.picked_logprobs, Cut(bounds, padding=padding), random(B, S, V), index)
 
 
 # Supports. -----------------------------------------------------------------------------------------------------------
@@ -238,15 +167,6 @@ def test_supports(ranks: Ranks, function: Any, top_k: int | None, top_p: float, 
 
 
 @pytest.mark.parametrize("function", [sampled, chunk_sampled])
-def test_ties_with_the_kth_stay(ranks: Ranks, function: Any) -> None:
-    logits = torch.full((B, S, V), -4.0)
-    logits[..., [2, 7, 12]] = 1.0
-    target = torch.tensor([2, 7, 12, 2]).expand(B, S)
-    result, _ = compare(ranks, function, dense_sampled, TWO, logits, target, 2, 1.0)
-    close(result, torch.full((B, S), -torch.tensor(3.0).log().item()))
-
-
-@pytest.mark.parametrize("function", [sampled, chunk_sampled])
 def test_a_target_outside_the_support(ranks: Ranks, function: Any) -> None:
     """Minus infinity; where its upstream gradient is 0, as a mask makes it, the row's gradient is exactly 0."""
     logits = random(B, S, V)
@@ -261,10 +181,3 @@ def test_a_target_outside_the_support(ranks: Ranks, function: Any) -> None:
     assert together.gradient.isfinite().all()
     loud = run(ranks, function, TWO, logits, target, 3, 0.9, upstream=[torch.ones(B, S)])
     assert loud.gradient.isfinite().all()
-
-
-@pytest.mark.parametrize("shape", [(3, 5), (1, 1), (1, 7), (0, 4)])
-@pytest.mark.parametrize("function", [sampled, chunk_sampled])
-def test_supports_of_rows_that_ranks_do_not_divide(ranks: Ranks, function: Any, shape: tuple[int, int]) -> None:
-    logits = random(*shape, V)
-    compare(ranks, function, dense_sampled, Cut(even(V, 4)), logits, logits.argmax(-1), 4, 0.9)

@@ -8,7 +8,7 @@ from typing import Any
 import dense
 import pytest
 import torch
-from ranks import Collectives, Largest, Layout, Products, Ranks
+from ranks import Collectives, Largest, Layout, Ranks
 from sharded import VALUE, close, even, random, random_tokens
 from torch import Tensor
 
@@ -168,26 +168,9 @@ def test_a_shared_weight_takes_the_place_of_the_layers_own(ranks: Ranks) -> None
     assert not torch.equal(tied, plain)
 
 
-@pytest.mark.parametrize("bounds", [(0, 5, V), (0, 1, 3, 20, V)], ids=str)
-@pytest.mark.parametrize("padding", [0, 3])
-def test_uneven_and_padded_shards(ranks: Ranks, bounds: tuple[int, ...], padding: int) -> None:
-    check(ranks, Case(bounds, padding=padding))
-
-
 @pytest.mark.parametrize("shifts", [True, False])
 def test_a_frozen_head_has_no_gradient(ranks: Ranks, shifts: bool) -> None:
     check(ranks, Case(even(V, 2), shifts=shifts, frozen=True))
-
-
-@pytest.mark.parametrize(("frozen", "products"), [(False, 3), (True, 2)])
-def test_matrix_products_of_backward(frozen: bool, products: int) -> None:
-    """The logits once more, the hidden states' gradient, and the head's where it is wanted."""
-    hidden, head = random(S, B, D).requires_grad_(), random(V, D).requires_grad_(not frozen)
-    target = random_tokens(B, S, vocabulary=V)
-    result = facade.ChunkedDistributedHiddenStatesToLogprobs.apply(hidden, target, head, 0, V, 3, None)
-    with Products() as counter:
-        result.sum().backward()
-    assert counter.multiplications == products * S * B * D * V
 
 
 @pytest.mark.parametrize("chunk", [1, None])
@@ -205,14 +188,6 @@ def test_the_heads_gradient_in_bf16_does_not_depend_on_the_chunks(ranks: Ranks) 
     close(small, large, atol=2.0**-6, rtol=2.0**-7)
 
 
-def test_targets_outside_give_zero_and_move_nothing(ranks: Ranks) -> None:
-    target = random_tokens(B, S, vocabulary=V)
-    target[0] = torch.tensor([-100, V, V + 3, -1] * 2)
-    outcomes = check(ranks, Case((0, 7, V), padding=4), target=target)
-    assert not outcomes[0].result[0].any()
-    assert not any(outcome.hidden[:, 0].any() for outcome in outcomes if outcome.hidden is not None)
-
-
 def test_collectives(ranks: Ranks) -> None:
     """The hidden states are gathered and their gradient is scattered; the rows cost two sums, whatever the chunks."""
     for chunk in (1, None):
@@ -226,31 +201,6 @@ def test_inference_only_keeps_nothing(ranks: Ranks, shifts: bool) -> None:
     args = random(S, B, D), random(V, D, seed=2), random_tokens(B, S, vocabulary=V), torch.ones(B, S - shifts)
     for case, keeps in ((Case(even(V, 2), shifts=shifts), True), (Case(even(V, 2), 3, shifts, inference=True), False)):
         assert all(bool(outcome.kept) == keeps for outcome in ranks.run(on_rank, case, *args, tp=2))
-
-
-@pytest.mark.parametrize("chunk", [3, None])
-def test_no_rows(chunk: int | None) -> None:
-    hidden, weight = torch.empty(4, 0, D, requires_grad=True), random(V, D).requires_grad_()
-    target = torch.empty(0, 4, dtype=torch.long)
-    facade.from_parallel_hidden_states_to_logprobs(
-        hidden, weight, None, None, target, 0, V, ALONE, chunk_size=chunk
-    ).sum().backward()
-    assert weight.grad is not None
-    assert not weight.grad.any()
-
-
-@pytest.mark.parametrize(("positions", "batch"), [(4, 2), (4, 1), (1, 2)])
-def test_the_caller_may_change_the_result_in_place(positions: int, batch: int) -> None:
-    hidden, weight = random(positions, batch, D), random(V, D).requires_grad_()
-    target = random_tokens(batch, positions, vocabulary=V)
-    for scale in (1.0, 0.5):
-        result = facade.ChunkedDistributedHiddenStatesToLogprobs.apply(hidden, target, weight, 0, V, None, ALONE)
-        result.mul_(scale).sum().backward()
-    (whole,) = torch.autograd.grad(
-        facade.ChunkedDistributedHiddenStatesToLogprobs.apply(hidden, target, weight, 0, V, None, ALONE).sum(), weight
-    )
-    assert weight.grad is not None
-    close(weight.grad, 1.5 * whole)
 
 
 def test_the_chunk_size_bounds_memory() -> None:

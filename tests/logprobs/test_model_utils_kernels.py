@@ -144,11 +144,6 @@ def test_value_and_gradient(ranks: Ranks, name: str, tp: int, chunk: int | None)
     check(ranks, KERNELS[name], random(B, S, V), Cut(even(V, tp)), chunk)
 
 
-@pytest.mark.parametrize("name", [name for name, kernel in KERNELS.items() if not kernel.filters])
-def test_uneven_shards(ranks: Ranks, name: str) -> None:
-    check(ranks, KERNELS[name], random(B, S, V), Cut((0, 11, 12, 17, V)))
-
-
 @BY_NAME
 def test_large_logits_do_not_overflow(ranks: Ranks, name: str) -> None:
     """exp(300) is no fp32 number; the maximum has to be taken off, and it has to be that of all shards."""
@@ -161,11 +156,6 @@ def test_large_logits_do_not_overflow(ranks: Ranks, name: str) -> None:
     ulp_of_300 = 2.0**-15
     close(together.result, value, atol=2 * ulp_of_300, rtol=1e-6)
     close(together.gradient, gradient, atol=2 * ulp_of_300, rtol=1e-6)
-
-
-@BY_NAME
-def test_noncontiguous_logits(ranks: Ranks, name: str) -> None:
-    check(ranks, KERNELS[name], random(S, B, V).transpose(0, 1), Cut(even(V, 2)))
 
 
 def strided(logits: Tensor, place: Place, name: str, argument: Any, sliced: bool) -> Tensor:
@@ -186,13 +176,6 @@ def test_views_are_as_good_as_copies(ranks: Ranks, name: str, sliced: bool) -> N
     close(view.gradient, copy.gradient)
 
 
-@pytest.mark.parametrize("shape", [(0, 4), (2, 0), (1, 1), (1, 7)])
-@BY_NAME
-def test_any_number_of_rows(ranks: Ranks, name: str, shape: tuple[int, int]) -> None:
-    """None, one, and such that four ranks cannot share them evenly."""
-    check(ranks, KERNELS[name], random(*shape, V), Cut(even(V, 4)))
-
-
 @BY_NAME
 def test_bf16_logits_cost_no_more_than_the_rounding_of_the_gradient(ranks: Ranks, name: str) -> None:
     kernel, logits = KERNELS[name], random(B, S, V).bfloat16()
@@ -204,27 +187,6 @@ def test_bf16_logits_cost_no_more_than_the_rounding_of_the_gradient(ranks: Ranks
     close(together.result, value, **VALUE)
     # bf16 has 8 significant bits: rounding once errs by at most 2^-9 of the number.
     close(together.gradient, gradient, atol=2e-6, rtol=2.0**-8)
-
-
-def gradient_of_a_sum(layout: Layout, name: str, cut: Cut, logits: Tensor, argument: Any) -> list[Tensor | None]:
-    """The gradient from one number expanded without memory of its own, and from a tensor of ones."""
-    gradients = []
-    for summed in (True, False):
-        local = cut.local(logits, layout.tp_rank, 0).requires_grad_()
-        place = Place(layout, *cut.bounds[layout.tp_rank : layout.tp_rank + 2])
-        result = KERNELS[name].function(local, place, argument, 2)
-        result.sum().backward() if summed else result.backward(torch.ones_like(result))
-        gradients.append(local.grad)
-    return gradients
-
-
-@BY_NAME
-def test_the_gradient_of_a_sum(ranks: Ranks, name: str) -> None:
-    logits = random(B, S, V)
-    for summed, ones in ranks.run(
-        gradient_of_a_sum, name, Cut(even(V, 2)), logits, KERNELS[name].argument(logits), tp=2
-    ):
-        assert torch.equal(summed, ones)
 
 
 # What is kept and sent. --------------------------------------------------------------------------------------------
@@ -307,27 +269,6 @@ def untouched(layout: Layout, name: str, cut: Cut, logits: Tensor, argument: Any
     return torch.equal(local, before) and same and bool((upstream == 0.25).all())
 
 
-def halved_in_place(layout: Layout, name: str, cut: Cut, logits: Tensor, argument: Any) -> list[Tensor]:
-    """The gradient of half the result, halved where it lies and in a tensor of its own."""
-    gradients = []
-    for in_place in (True, False):
-        local = cut.local(logits, layout.tp_rank, 0).requires_grad_()
-        place = Place(layout, *cut.bounds[layout.tp_rank : layout.tp_rank + 2])
-        result = KERNELS[name].function(local, place, argument, 2)
-        (result.mul_(0.5) if in_place else result * 0.5).sum().backward()
-        assert local.grad is not None
-        gradients.append(local.grad)
-    return gradients
-
-
-@BY_NAME
-def test_the_caller_may_change_the_result_in_place(ranks: Ranks, name: str) -> None:
-    logits = random(B, S, V)
-    argument = KERNELS[name].argument(logits)
-    for in_place, copied in ranks.run(halved_in_place, name, Cut(even(V, 2)), logits, argument, tp=2):
-        assert torch.equal(in_place, copied)
-
-
 @BY_NAME
 def test_a_gradient_of_the_gradient_is_refused(name: str) -> None:
     """It would lack what hangs on the sums."""
@@ -366,14 +307,3 @@ def test_softmax_of_all_shards_in_the_dtype_of_the_logits(ranks: Ranks, tp: int,
         whole = torch.cat([results[number] for results in found], -1)
         assert whole.dtype == dtype
         close(whole, expected, **tolerance)
-
-
-def refused(layout: Layout, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> str:
-    with pytest.raises(ValueError, match=r"\(2, 5, 12\).*\(2, 5, 11\)|\[2, 5, 12\].*\[2, 5, 11\]") as refusal:
-        facade.DistributedCrossEntropy.apply(*(torch.zeros(shape) for shape in shapes), layout.tp_group)
-    return str(refusal.value)
-
-
-def test_cross_entropy_of_other_shapes_is_refused(ranks: Ranks) -> None:
-    for message in ranks.run(refused, ((2, 5, 12), (2, 5, 11)), tp=2):
-        assert "\n" not in message

@@ -110,12 +110,3 @@ def test_without_groups(name: str) -> None:
     function, expected = CASES[name]
     assert not torch.distributed.is_initialized()
     close(function(), expected, atol=2e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_results_are_fp32_whatever_the_default_type(name: str) -> None:
-    torch.set_default_dtype(torch.float64)
-    try:
-        assert CASES[name][0]().dtype == torch.float32
-    finally:
-        torch.set_default_dtype(torch.float32)

@@ -121,23 +121,10 @@ def test_shapes(ranks: Ranks, lengths: tuple[int, ...], width: int, cp: int) -> 
     check(ranks, lengths, width, cp=cp, tp=2)
 
 
-def test_one_token_sequences_have_no_next_token(ranks: Ranks) -> None:
-    check(ranks, (1, 3, 1), 4, tp=2)
-
-
 @pytest.mark.parametrize("chunk", [1, 3, 1000, None])
 @pytest.mark.parametrize("sampling", [None, BOTH], ids=str)
 def test_chunk_sizes_and_supports(ranks: Ranks, chunk: int | None, sampling: TrainingSamplingParams | None) -> None:
     check(ranks, LENGTHS, 24, tp=2, cp=2, chunk=chunk, sampling=sampling)
-
-
-@pytest.mark.parametrize("sampling", [None, BOTH], ids=str)
-def test_uneven_and_padded_shards(ranks: Ranks, sampling: TrainingSamplingParams | None) -> None:
-    check(ranks, LENGTHS, 24, cp=2, bounds=(0, 13, V), padding=2, sampling=sampling)
-
-
-def test_rows_that_the_ranks_do_not_divide(ranks: Ranks) -> None:
-    check(ranks, (3, 4, 6), 6, tp=4, sampling=BOTH)
 
 
 @pytest.mark.parametrize(("tp", "cp"), [(1, 2), (2, 2), (1, 4)])
@@ -149,29 +136,3 @@ def test_one_exchange_and_no_wait_whatever_the_number_of_sequences(ranks: Ranks,
     assert many.forward.total() - many.forward["allreduce"] == 1
     assert many.backward.total() == 1
     assert not many.waits
-
-
-def test_no_wait_without_context_parallelism(ranks: Ranks) -> None:
-    for pre_rolled in (False, True):
-        together = check(ranks, (8,) * 6, 8, tp=2, pre_rolled=pre_rolled)
-        # The test itself reads `cu_seqlens` to deal out targets that are rolled before.
-        assert together.waits == (["tolist"] if pre_rolled else [])
-        assert together.backward.total() == 0
-
-
-def test_temperature_is_the_callers(ranks: Ranks) -> None:
-    for temperature in (0.5, 1.0):
-        check(ranks, LENGTHS, 24, tp=2, cp=2, sampling=TrainingSamplingParams(7, 0.8, temperature))
-
-
-def two_rows(layout: Layout) -> str:
-    with pytest.raises(ValueError, match=r"\S") as refusal:
-        facade.from_parallel_logits_to_logprobs_packed_sequences(
-            torch.zeros(2, 8, V), torch.zeros(2, 8, dtype=torch.long), torch.tensor([0, 8]), 8, 0, V, layout.tp_group
-        )
-    return str(refusal.value)
-
-
-def test_more_than_one_packed_row_is_refused(ranks: Ranks) -> None:
-    (message,) = ranks.run(two_rows)
-    assert "\n" not in message

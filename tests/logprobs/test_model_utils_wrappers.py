@@ -151,16 +151,6 @@ def test_supports(ranks: Ranks, name: str, sampling: TrainingSamplingParams | No
     check(ranks, function, cut, logits, targets_in_support(logits), sampling=sampling, scale=scale)
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 1000, None])
-@pytest.mark.parametrize("sampling", [None, BOTH], ids=str)
-@pytest.mark.parametrize("function", [plain, by_dtensor_target, by_dtensor_logits])
-def test_chunk_sizes(
-    ranks: Ranks, function: Callable[..., Tensor], chunk: int | None, sampling: TrainingSamplingParams | None
-) -> None:
-    logits = random(B, 7, V)
-    check(ranks, function, Cut(even(V, 2)), logits, targets_in_support(logits), chunk=chunk, sampling=sampling)
-
-
 @pytest.mark.parametrize("sampling", SAMPLING, ids=str)
 def test_whole_logits_need_no_group(ranks: Ranks, sampling: TrainingSamplingParams | None) -> None:
     logits = random(B, S, V)
@@ -176,48 +166,6 @@ def test_uneven_and_padded_shards(
     logits = random(B, S, V)
     cut = Cut((0, 5, V), padding=3)
     check(ranks, function, cut, logits, targets_in_support(logits), sampling=sampling)
-
-
-@pytest.mark.parametrize("function", [by_dtensor_logits, next_token_of_dtensor])
-def test_a_vocabulary_that_the_mesh_does_not_divide(ranks: Ranks, function: Callable[..., Tensor]) -> None:
-    """DTensor cuts 24 columns over 4 ranks evenly, but 10 into 3, 3, 3 and 1."""
-    logits, target = random(B, S, 10), random_tokens(B, S, vocabulary=10)
-    check(ranks, with_ten_columns, Cut((0, 3, 6, 9, 10)), logits, target)
-
-
-def with_ten_columns(logits: Tensor, place: Place, target: Tensor, chunk: None, sampling: None) -> Tensor:
-    return facade.get_logprobs_from_vocab_parallel_logits(sharded_logits(logits, place.layout, 10), target)
-
-
-def refused_placement(layout: Layout) -> str:
-    logits = DTensor.from_local(torch.zeros(B, S, V), layout.mesh("tp"), [Replicate()])
-    with pytest.raises(ValueError, match="'tp'") as refusal:
-        facade.get_logprobs_from_vocab_parallel_logits(logits, torch.zeros(B, S, dtype=torch.long))
-    return str(refusal.value)
-
-
-def test_logits_that_no_mesh_dimension_cuts_are_refused(ranks: Ranks) -> None:
-    """Else each rank would take its first columns for those of its shard."""
-    for message in ranks.run(refused_placement, tp=2):
-        assert "\n" not in message
-
-
-@pytest.mark.parametrize("name", SUMMED)
-@pytest.mark.parametrize("length", [S - 1, S - 5])
-def test_logits_padded_for_context_parallelism(ranks: Ranks, name: str, length: int) -> None:
-    """The row is shifted before it is filled up, so the filling is scored by no position that is returned."""
-    target = random_tokens(B, length, vocabulary=V)
-    check(ranks, SUMMED[name], Cut(even(V, 2), 2), random(B, S, V), target, scale=2)
-
-
-def with_target_everywhere(logits: Tensor, place: Place, target: Tensor, chunk: None, sampling: None) -> Tensor:
-    target = DTensor.from_local(target, place.layout.mesh("tp"), [Replicate()])
-    return facade.dtensor_from_parallel_logits_to_logprobs(logits, target, *place.bounds_and_group)
-
-
-def test_dtensor_target_without_context_parallelism(ranks: Ranks) -> None:
-    target = random_tokens(B, S, vocabulary=V)
-    check(ranks, with_target_everywhere, Cut(even(V, 2)), random(B, S, V), target)
 
 
 @pytest.mark.parametrize("name", [*SUMMED, *NOT_SUMMED])
@@ -266,79 +214,4 @@ def test_one_exchange_over_context_parallel_ranks(ranks: Ranks, name: str) -> No
     assert not together.waits
 
 
-def kept_for_inference(layout: Layout, name: str, cut: Cut, logits: Tensor, target: Tensor, sampling: Any) -> int:
-    """How many tensors are kept for a backward pass that `inference_only` says will not come."""
-    local = cut.local(logits, layout.tp_rank, layout.cp_rank).requires_grad_()
-    place = Place(layout, *cut.bounds[layout.tp_rank : layout.tp_rank + 2])
-    kept: list[Tensor] = []
-
-    def pack(tensor: Tensor) -> Tensor:
-        kept.append(tensor)
-        return tensor
-
-    index = seq_index(layout, target.shape[1]) if layout.cp > 1 else None
-    given = local, as_dtensor(layout, target) if name == "dtensor" else target, *place.bounds_and_group, True
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        if name == "dtensor":
-            result = facade.dtensor_from_parallel_logits_to_logprobs(*given, index, None, sampling)
-        else:
-            result = facade.from_parallel_logits_to_logprobs(*given, layout.cp_group_or_none, None, sampling)
-    assert not result.requires_grad
-    return len(kept)
-
-
-@pytest.mark.parametrize("sampling", [None, BOTH], ids=str)
-@pytest.mark.parametrize("cp", [1, 2])
-@pytest.mark.parametrize("name", ["plain", "dtensor"])
-def test_inference_only_keeps_nothing(ranks: Ranks, name: str, cp: int, sampling: Any) -> None:
-    logits, cut = random(B, S, V), Cut(even(V, 2), cp)
-    args = name, cut, logits, targets_in_support(logits), sampling
-    assert not any(ranks.run(kept_for_inference, *args, tp=2, cp=cp))
-
-
 # What is not given. --------------------------------------------------------------------------------------------------
-
-
-def without_rank(layout: Layout) -> str:
-    with pytest.raises(AssertionError) as refusal:
-        facade.get_next_token_logprobs_from_logits(
-            torch.zeros(1, 4, dtype=torch.long), torch.zeros(1, 4, V), vocab_parallel_group=layout.tp_group
-        )
-    return str(refusal.value)
-
-
-def without_index(layout: Layout) -> str:
-    target = as_dtensor(layout, torch.zeros(1, 8, dtype=torch.long))
-    with pytest.raises(AssertionError) as refusal:
-        facade.dtensor_from_parallel_logits_to_logprobs(torch.zeros(1, 4, V), target, 0, V, layout.tp_group)
-    return str(refusal.value)
-
-
-def with_index_but_no_cp(layout: Layout) -> str:
-    logits = sharded_logits(torch.zeros(1, 4, V), layout, V)
-    with pytest.raises(AssertionError) as refusal:
-        facade.get_logprobs_from_vocab_parallel_logits(logits, torch.zeros(1, 4, dtype=torch.long), torch.arange(4))
-    return str(refusal.value)
-
-
-@pytest.mark.parametrize(
-    ("function", "cp", "names"),
-    [
-        (without_rank, 1, "vocab_parallel_rank"),
-        (without_index, 2, "seq_index"),
-        (with_index_but_no_cp, 1, "cp"),
-    ],
-)
-def test_refusals_name_what_is_missing(ranks: Ranks, function: Callable[..., str], cp: int, names: str) -> None:
-    for message in ranks.run(function, cp=cp):
-        assert names in message
-
-
-def under_no_grad(layout: Layout, logits: Tensor, target: Tensor) -> bool:
-    local = logits.clone().requires_grad_()
-    with torch.no_grad():
-        return facade.get_logprobs_from_vocab_parallel_logits(sharded_logits(local, layout, V), target).requires_grad
-
-
-def test_no_gradient_is_kept_where_none_is_wanted(ranks: Ranks) -> None:
-    assert ranks.run(under_no_grad, random(B, 4, V), random_tokens(B, 4, vocabulary=V)) == [False]

@@ -10,7 +10,6 @@ from ranks import Layout, Ranks
 from torch import Tensor
 
 from lockstep_logprobs.shard import Shard
-from lockstep_logprobs.softmax import RowSums, column_tiles, sum_block, sum_tiles
 from lockstep_logprobs.support import support_floor
 
 MISSING = 11
@@ -57,18 +56,3 @@ def test_a_sum_that_is_too_close_to_tell_is_made_exactly(gap: float) -> None:
     first = float(logits.double().softmax(-1)[0, 100])
     assert support_floor(logits, top_p=first - gap).item() == 1.0
     assert support_floor(logits, top_p=first + gap).item() == 0.0
-
-
-@pytest.mark.parametrize("kept", [1, 9, 700])
-@pytest.mark.parametrize("columns", [50, 2063, 2064, 9001])
-@pytest.mark.parametrize("entropy", [False, True])
-def test_sums_of_tiles_are_those_of_blocks_one_after_another(kept: int, columns: int, entropy: bool) -> None:
-    """To the bit, with a floor that leaves few tokens or many, and without one."""
-    logits = make(columns)
-    for floor in (None, logits.nan_to_num(9.0).topk(min(kept, columns)).values[:, -1]):
-        merged = RowSums.zeros(len(logits), entropy, logits.device)
-        for tile in column_tiles(columns, row_invariant=True):
-            z = logits[:, tile].contiguous()
-            merged = merged.merge(sum_block(z, torch.empty_like(z), floor, 0.7, entropy, row_invariant=True), 0.7)
-        tiles = sum_tiles(logits, torch.empty_like(logits), floor, 0.7, entropy)
-        assert torch.equal(tiles.merge_tiles(0.7).rows().nan_to_num(77.0), merged.rows().nan_to_num(77.0))

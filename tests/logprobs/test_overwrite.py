@@ -53,11 +53,6 @@ def test_logits_that_are_lost_are_not_used_again() -> None:
         second.sum().backward()
 
 
-def test_a_leaf_is_refused() -> None:
-    with pytest.raises(ValueError, match="are a leaf"):
-        vocab_logprobs(random(M, V).requires_grad_(), TOKEN, Scoring(overwrite=True))
-
-
 def test_no_second_copy_is_made() -> None:
     leaf = torch.zeros(256, 2**15, requires_grad=True)
     token = torch.zeros(256, 1, dtype=torch.int64)

@@ -246,17 +246,6 @@ def test_an_entropy_that_no_loss_uses_costs_nothing_on_the_way_back() -> None:
         assert counts[0] == counts[1]
 
 
-@pytest.mark.parametrize("rows", [0, 1])
-def test_few_rows(rows: int) -> None:
-    leaf = random(rows, V).requires_grad_()
-    logprob, entropy = vocab_logprobs(leaf, torch.zeros(rows, 2, dtype=torch.long), Scoring(entropy=True))
-    assert logprob.shape == (rows, 2)
-    assert entropy is not None
-    (logprob.sum() + entropy.sum()).backward()
-    assert leaf.grad is not None
-    assert leaf.grad.shape == (rows, V)
-
-
 # From hidden states. -------------------------------------------------------------------------------------------------
 
 
@@ -337,23 +326,6 @@ def test_from_hidden_states(ranks: Ranks, name: str, bounds: tuple[int, ...]) ->
 @pytest.mark.parametrize("name", CASES)
 def test_from_bf16_hidden_states(ranks: Ranks, name: str) -> None:
     check_hidden(ranks, CASES[name], even(V, 2), dtype=torch.bfloat16)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_a_frozen_head_has_no_gradient(ranks: Ranks, name: str) -> None:
-    check_hidden(ranks, CASES[name], even(V, 2), frozen=True)
-
-
-def test_hidden_states_may_be_frozen_instead() -> None:
-    """A head trained alone: its gradient is that of both."""
-    case = Case(entropy=False)
-    hidden, weight = random(M, D, scale=1.0), random(V, D, seed=2, scale=1.0)
-    token, upstream = case.tokens(torch.empty(M, V)), [given for given in case.upstream() if given is not None]
-    head = weight.clone().requires_grad_()
-    hidden_logprobs(hidden, head, token, case.scoring(Shard()))[0].backward(upstream[0])
-    _, _, of_weight = dense_from_hidden(case, hidden, weight, token, upstream)
-    assert head.grad is not None
-    close(head.grad, of_weight, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -444,13 +416,3 @@ def test_logits_of_hidden_states_never_exist() -> None:
     assert forward_wide == forward
     assert forward <= 512 * 2**14 * 4 // 4
     assert backward_wide == max(backward, 2**16 * 8 * 4)
-
-
-def test_the_number_of_rows_in_a_block_changes_no_bit() -> None:
-    logits = random(64, 1000)
-    token = random_tokens(64, 2, vocabulary=1000)
-    whole, pieces = (vocab_logprobs(logits, token, Scoring(entropy=True, max_rows=most)) for most in (None, 5))
-    for one, other in zip(whole, pieces, strict=True):
-        assert one is not None
-        assert other is not None
-        assert torch.equal(one, other)

@@ -18,7 +18,6 @@ from lockstep.models.heads import Logits, Products, policy_outputs
 from lockstep.models.laid_out import LaidOut, Read
 from lockstep.objectives.distill import LOG_OUTSIDE, forward_kl, jensen_shannon, reverse_kl
 from lockstep.types import Divergence
-from lockstep_logprobs.model_utils import get_distillation_topk_logprobs_from_logits
 from lockstep_logprobs.shard import WHOLE
 
 PLACES, VOCABULARY, NAMED = 5, 9, 4
@@ -86,18 +85,6 @@ def test_the_loss_and_its_gradient_are_those_of_the_whole_vocabulary(
             expected = expected + brute(kind, own[named].log_softmax(-1), theirs[named].log_softmax(-1), 0.3)
     torch.testing.assert_close(total, expected, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(gradient, torch.autograd.grad(expected, student)[0], rtol=1e-7, atol=1e-9)
-
-
-@pytest.mark.parametrize("outside", [False, True])
-def test_the_columns_are_those_of_the_library(logits: tuple[Tensor, Tensor], outside: bool) -> None:
-    student_MV, (teacher_MK, token_MK) = logits[0].float(), logits[1].float().topk(NAMED)
-    student, teacher, entropy = get_distillation_topk_logprobs_from_logits(
-        student_MV[None], teacher_MK[None], token_MK[None], outside, calculate_entropy=True
-    )
-    assert entropy is not None
-    expected = reverse_kl(student[0], teacher[0], -entropy[0] if outside else None).sum()
-    ours = scored("reverse", student_MV[:-1], logits[1][:-1].float(), NAMED, outside)
-    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_divergences_are_zero_where_nothing_diverges_and_the_mixtures_is_bounded(logits: tuple[Tensor, Tensor]) -> None:

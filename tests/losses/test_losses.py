@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 from dataclasses import replace
 
 import pytest
@@ -137,13 +136,6 @@ def test_entropy_bonus_is_the_mean_entropy_times_its_weight(rollouts: Batch, log
         replace(SURROGATE, entropy_coef=0.1)(Outputs(logprob=logprob), rollouts)
 
 
-def test_an_entropy_without_weight_has_no_gradient_to_compute(rollouts: Batch, logprob: torch.Tensor) -> None:
-    entropy = torch.ones(5, requires_grad=True)
-    total, _ = SURROGATE(Outputs(logprob=logprob.requires_grad_(), entropy=entropy), rollouts)
-    total.backward()
-    assert entropy.grad is None
-
-
 def test_kl_in_the_loss_adds_beta_times_the_estimate(rollouts: Batch, logprob: torch.Tensor) -> None:
     nothing_gained = rollouts.with_columns({"advantage": torch.zeros(5)})
     alone, _ = WITH_KL(Outputs(logprob=logprob), nothing_gained)
@@ -157,13 +149,6 @@ def test_kl_in_the_loss_adds_beta_times_the_estimate(rollouts: Batch, logprob: t
     total.backward()
     assert logprob.grad is not None
     assert logprob.grad[1].item() == pytest.approx(0.1 * 1.5 * deltas[0], rel=1e-5)  # its surrogate is clipped
-
-
-def test_the_reference_is_not_asked_for_without_a_kl(logprob: torch.Tensor) -> None:
-    without = batch(old_logprob=[0.0] * 5, advantage=[1.0] * 5, weight=[1.0] * 5)
-    assert "kl" not in SURROGATE(Outputs(logprob=logprob), without)[1]
-    with pytest.raises(KeyError, match="ref_logprob"):
-        WITH_KL(Outputs(logprob=logprob), without)
 
 
 def test_value_loss_by_hand() -> None:
@@ -192,13 +177,6 @@ def test_explained_variance_is_of_the_values_before_the_update() -> None:
     assert metrics["explained_variance"].value() == pytest.approx(1.0)
 
 
-def test_explained_variance_of_large_returns_that_hardly_differ() -> None:
-    returns = [0.0, 20000.0, 20001.0, 0.0, 20002.0]
-    nearly = batch(old_value=[0.0, 20000.5, 20001.0, 0.0, 20001.5], return_=returns)
-    _, metrics = ClippedValue(None)(Outputs(value=torch.zeros(5)), nearly)
-    assert metrics["explained_variance"].value() == pytest.approx(0.75, abs=1e-3)
-
-
 def test_cross_entropy_sums_what_is_masked_in() -> None:
     logprob = torch.tensor([NAN, -1.0, -2.0, NAN, -4.0], requires_grad=True)
     total, metrics = CrossEntropyLoss()(Outputs(logprob=logprob), batch())
@@ -207,13 +185,6 @@ def test_cross_entropy_sums_what_is_masked_in() -> None:
     assert metrics.floats() == {"loss": pytest.approx(7 / 3)}
     assert logprob.grad is not None
     assert logprob.grad.tolist() == [0.0, -1.0, -1.0, 0.0, -1.0]
-
-
-@pytest.mark.parametrize("loss", ALL, ids=repr)
-def test_a_loss_is_a_value(loss: Loss) -> None:
-    copy = pickle.loads(pickle.dumps(loss))
-    assert copy == loss
-    assert hash(copy) == hash(loss)
 
 
 @pytest.mark.parametrize("loss", ALL, ids=repr)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-import pickle
-from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from lockstep.batch import Batch
-from lockstep.config import PreferenceLoss, PreferenceSection
+from lockstep.config import PreferenceLoss
 from lockstep.losses.base import Loss, Outputs, active
-from lockstep.losses.preference import Preference, build
+from lockstep.losses.preference import Preference
 from lockstep.losses.reward import BradleyTerry
-from lockstep.metrics import merge_metrics
 
 NAN = float("nan")
 KINDS: list[PreferenceLoss] = ["dpo", "scale", "ipo", "rpo_sq", "rpo_bwd_kl", "rpo_fwd_kl"]
@@ -112,50 +109,6 @@ def test_a_pair_without_an_answer_neither_learns_nor_counts(kind: PreferenceLoss
     assert gradient[:7].isfinite().all()
     assert gradient[7:].tolist() == [0.0] * 5
     assert active(without(batch, row), loss.denominator).item() == 1
-
-
-def test_a_batch_without_an_active_pair_is_worth_nothing() -> None:
-    batch = pairs()
-    batch = batch.with_columns({"mask": torch.zeros_like(batch.mask)})
-    total, gradient, metrics = figures(Preference(sft_coef=1.0), batch)
-    assert (total, float(gradient.abs().sum())) == (0.0, 0.0)
-    assert all(math.isnan(value) for value in metrics.values())
-
-
-def test_parts_of_a_batch_add_up() -> None:
-    batch, loss = pairs([5.0, 1.0, 2.0, 1.5]), Preference("rpo_bwd_kl", beta=0.5, sft_coef=0.3)
-    whole, told = loss(Outputs(logprob=torch.tensor(LOGPROB)), batch)
-    parts = [
-        loss(Outputs(logprob=torch.tensor(piece)), part)
-        for piece, part in zip((LOGPROB[:7], LOGPROB[7:]), batch.split(2), strict=True)
-    ]
-    assert sum(total.item() for total, _ in parts) == pytest.approx(whole.item())
-    assert merge_metrics(metrics for _, metrics in parts).floats() == pytest.approx(told.floats())
-
-
-def test_single_rows_are_refused() -> None:
-    with pytest.raises(ValueError, match="pairs are wanted, but the batch has groups of 1"):
-        figures(Preference(), replace(pairs(), group_size=1))
-
-
-def test_losses_that_read_scores_say_when_there_are_none() -> None:
-    with pytest.raises(KeyError, match="score"):
-        figures(Preference("rpo_sq"), pairs())
-
-
-def test_the_loss_is_a_value() -> None:
-    loss = Preference("rpo_sq", 0.3)
-    assert pickle.loads(pickle.dumps(loss)) == loss
-
-
-def test_a_recipe_says_all_of_it() -> None:
-    said = PreferenceSection(
-        preference_loss="rpo_sq", preference_loss_weight=0.5, sft_loss_weight=0.25, preference_average_log_probs=True,
-        gt_reward_scale=3.0,
-    )  # fmt: skip
-    assert build(said, 0.2) == Preference("rpo_sq", 0.2, True, 3.0, 0.5, 0.25, True)
-    apart = said.model_copy(update={"sft_average_log_probs": False})
-    assert not build(apart, 0.2).sft_length_normalized
 
 
 def test_pairs_of_judgements_are_learned_from_alike_and_told_apart() -> None:

@@ -74,17 +74,6 @@ def test_micro_batches_and_order_change_nothing(
     assert_same(learned(learner(folder, budget), batch.select(batch.rows_of(order))), whole)
 
 
-@FOUND
-@given(st.integers(1, 120), st.sampled_from([(0,), (1,), (0, 1)]))
-def test_a_pair_that_is_not_trained_on_changes_nothing(
-    folder: Path, whole: tuple[dict[str, float], dict[str, Tensor]], budget: int, out: tuple[int, ...]
-) -> None:
-    """It stays in the batch, with one answer or both taken out of the training."""
-    batch = pairs().select([8, 9, *range(10)])
-    kept = ~torch.isin(batch.row, torch.tensor(out))
-    assert_same(learned(learner(folder, budget), batch.with_columns({"mask": batch.mask & kept})), whole)
-
-
 def test_gradients_are_those_of_plain_transformers_in_float64(
     folder: Path, whole: tuple[dict[str, float], dict[str, Tensor]]
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,8 +16,6 @@ from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import DType, LearnerSection, LoRA
 from lockstep.learners.base import train
 from lockstep.learners.rank import RankLearner
-from lockstep.models.folder import read_config, skeleton
-from lockstep.models.lora import targets
 from lockstep.models.parallelize import compile_layers
 from lockstep.types import Head
 
@@ -129,18 +126,6 @@ def test_new_adapters_change_nothing_and_are_drawn_as_pefts_are(models: Models) 
     assert not any(tensor.any() for name, tensor in ours.items() if ".lora_B." in name)
 
 
-def test_only_the_maps_that_are_named_get_adapters(models: Models) -> None:
-    names = held(taught(models("llama"), own=section(target_modules=("q_proj", "layers.1.mlp.up_proj")), steps=0))
-    adapted = {name.split(".lora_A.")[0] for name in names if ".lora_A." in name}
-    assert adapted == {f"lm.model.layers.{n}.self_attn.q_proj" for n in (0, 1)} | {"lm.model.layers.1.mlp.up_proj"}
-
-
-def test_recomputed_layers_learn_the_same(models: Models) -> None:
-    plain, batch = taught(models("qwen2")), ragged(LENGTHS, 5)
-    again = taught(models("qwen2"), own=section(activation_checkpointing=True))
-    torch.testing.assert_close(again.logprobs(batch), plain.logprobs(batch), atol=1e-6, rtol=0.0)
-
-
 @pytest.mark.proof
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch asks itself
 def test_compiled_layers_learn_the_same(models: Models) -> None:
@@ -158,17 +143,3 @@ def test_bf16_is_near(models: Models) -> None:
     folder, batch = models("llama"), ragged(LENGTHS)
     gap = taught(folder, own=section(dtype="bf16"), steps=0).logprobs(batch) - taught(folder, steps=0).logprobs(batch)
     assert 0 < gap.abs().mean() < 0.1
-
-
-@pytest.mark.parametrize("ending", ["k_porj", "lm_head", "embed_tokens", "proj"])
-def test_names_of_no_map_of_the_layers_are_refused(models: Models, ending: str) -> None:
-    folder = models("llama")
-    network = skeleton(read_config(folder), str(folder))
-    with pytest.raises(ValueError, match=f"are called {ending}; there are: down_proj, gate_proj, k_proj, o_proj"):
-        targets(network, LoRA(target_modules=("q_proj", ending)))
-
-
-def test_without_peft_it_is_refused(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(ValueError, match=r"learner\.lora needs peft, which is not installed; in your clone"):
-        taught(models("llama"), steps=0)

@@ -50,13 +50,6 @@ def test_packed_attention_is_that_of_each_sequence_alone(window: int | None) -> 
         torch.testing.assert_close(gradient, other, atol=1e-6, rtol=0.0)
 
 
-def test_only_sequences_of_like_length_share_a_grid_of_attention() -> None:
-    packed = Packed.of(ragged((40, 100, 31, 75, 74, 40)))
-    assert packed.shapes == [(2, 100), (1, 74), (3, 40)]
-    assert packed.to_cells.numel() == 2 * 100 + 74 + 3 * 40
-    assert Packed.of(ragged((7,) * 5)).shapes == [(5, 7)]
-
-
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_neighbours_do_not_see_each_other(models: Callable[..., Path], architecture: str) -> None:
     lm = load_causal_lm(models(architecture))
@@ -115,12 +108,6 @@ def test_caps_and_sinks_are_those_of_transformers(kind: str, more: dict[str, flo
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0.0)
     with pytest.raises(InputError, match=r"needs '(softcap|s_aux)' in its attention, which Lockstep does not have for"):
         model(**inputs, layout=SideBySide())
-
-
-def test_a_call_without_layout_is_refused(models: Callable[..., Path]) -> None:
-    lm = load_causal_lm(models("llama"))
-    with pytest.raises(ValueError, match="LlamaAttention hands no keyword arguments to its attention"):
-        lm(input_ids=torch.tensor([[1, 2, 3]]))
 
 
 def test_attention_written_out_agrees_with_torch() -> None:

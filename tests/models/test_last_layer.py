@@ -15,7 +15,6 @@ from lockstep.batch import Batch
 from lockstep.models.exact.model import make_exact
 from lockstep.models.heads import LogitsHead
 from lockstep.models.load import load_causal_lm
-from lockstep.models.token_step import can_step
 
 PLAIN = [name for name in ARCHITECTURES if name != "gpt neox"]
 BATCH = ragged((7, 12, 3, 16))
@@ -78,12 +77,3 @@ def test_the_last_mlp_sees_what_is_read_and_the_others_all(models: Callable[...,
     read = int(BATCH.mask.sum())
     assert (first, last) == (48, read + -read % 16)  # 38 tokens are filled up to a multiple of 16, and those read, too
     assert last < first
-
-
-@pytest.mark.parametrize("architecture", PLAIN)
-def test_a_sampler_that_shares_the_model_steps_without_modules(models: Callable[..., Path], architecture: str) -> None:
-    assert can_step(head_of(models(architecture), exact=True).lm)
-
-
-def test_other_families_compute_all(models: Callable[..., Path]) -> None:
-    assert all("forward" not in vars(layer) for layer in layers_of(head_of(models("gpt neox"), exact=False)))

@@ -12,7 +12,7 @@ import pytest
 from lockstep.config.trust import UntrustedCode, trust
 from lockstep.errors import InputError
 from lockstep.guarded_imports import TRUSTED
-from lockstep.models.folder import ModelError, read_config, refuse_own_code, skeleton
+from lockstep.models.folder import ModelError, read_config, skeleton
 
 EVIL = "open('ran', 'w').close()\nclass Evil: pass\n"
 
@@ -120,26 +120,3 @@ def test_code_that_cannot_be_used_is_refused_by_name(
     trust(folder / "mine.py", folder / "parts.py")
     with pytest.raises(InputError, match=why):
         read_config(folder)
-
-
-@pytest.mark.usefixtures("untrusting")
-def test_two_codes_of_one_type_are_refused(in_tmp: Path) -> None:
-    first, copy, other = (bring(in_tmp / name) for name in ("first", "copy", "other"))
-    (other / "parts.py").write_text("SIZE = 5\n")
-    trust(first / "mine.py", first / "parts.py", other / "parts.py")
-    assert read_config(first).model_type == read_config(copy).model_type == "lockstep_test_mine"
-    with pytest.raises(InputError, match="is not that of a model opened before"):
-        read_config(other)
-    with pytest.raises(ModelError, match="vllm does not run a model's own code"):
-        refuse_own_code(str(copy), "sampler.backend=vllm", "use another")
-    bring(copy, places={**PLACES, "AutoModelForCausalLM": "mine.AnotherOfMine"})
-    with pytest.raises(InputError, match="is not that of a model opened before"):
-        read_config(copy)
-
-
-@pytest.mark.usefixtures("untrusting")
-def test_only_python_files_are_trusted(in_tmp: Path) -> None:
-    (in_tmp / "a.txt").write_text("")
-    for name in ("a.txt", "gone.py", "seed=1"):
-        with pytest.raises(InputError, match=f"--trust {name}: there is no such Python file"):
-            trust(name)

@@ -10,9 +10,7 @@ import pytest
 
 from lockstep.algorithms.rows import data_files
 from lockstep.config.loading import load
-from lockstep.models import tokenizer
 from lockstep.models.source import scratch_tokenizer
-from lockstep.models.tokenizer import words_tokenizer
 
 VOCABULARIES = {
     "sft_arithmetic": (98, "5f50e5b8f68404ab"),
@@ -39,12 +37,3 @@ def test_a_toy_task_has_the_vocabulary_that_it_always_had(recipe: str, size: int
     tokens = [token for token, _ in sorted(found.items(), key=lambda item: item[1])]
     assert len(tokens) == size
     assert hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:16] == digest
-
-
-def test_a_text_that_was_forgotten_is_split_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenizer, "_REMEMBERED", 2)
-    texts = ["a 1", "b 2", "a 1", "c 3", "d", "a 1", "a 1 e"]
-    expected = ["<pad>", "<eos>", "<unk>", "0", "1", "2", "3", " e", "a ", "b ", "c ", "d"]
-    assert [
-        token for token, _ in sorted(words_tokenizer(texts).get_vocab().items(), key=lambda item: item[1])
-    ] == expected

@@ -15,7 +15,6 @@ from lockstep.algorithms.policy_gradient.step import prepare_batch, sample_step,
 from lockstep.algorithms.ppo.step import PPOSettings, PPOWorkers, build_settings, ppo_step
 from lockstep.batch import Batch
 from lockstep.monitor.agreement import Agreement, Disagreement, Promise
-from lockstep.objectives.tally import Tally
 from lockstep.rollouts.sampler_session import SamplerSession
 
 
@@ -114,22 +113,6 @@ def test_a_breach_in_the_first_minibatch_stops_before_any_weight_changes_and_lea
     assert caught.value.metrics.floats()["agreement/breach"] == 1
     assert agreement.dump() == before
     assert torch.equal(place.policy.logits, torch.zeros_like(place.policy.logits))
-
-
-def test_a_later_minibatch_is_not_compared() -> None:
-    place, rule, _ = exact_workers()
-    prepared, _ = prepare_batch(0, 0, sampled(place, rule), place, rule)
-    prepared = prepared.with_columns({"advantage": torch.ones_like(prepared["old_logprob"])})
-    for epoch, minibatch in ((0, 1), (1, 0)):
-        metrics = train_policy(0, epoch, minibatch, prepared, place, rule)
-        assert not [name for name in metrics if name.startswith("agreement")]
-
-
-def test_a_tally_merges_over_micro_batches() -> None:
-    one, other = Tally(tokens=3, error=0.3, mismatches=1, largest=0.1), Tally(tokens=1, largest=0.2, mismatches=2)
-    both = one.merge(other)
-    assert (both.tokens, both.mismatches, both.largest) == (4, 3, 0.2)
-    assert both.value() == pytest.approx(1.075)
 
 
 def test_responses_that_are_looked_at_leave_the_others_not_recomputed() -> None:

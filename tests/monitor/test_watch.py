@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from killing import assert_same, final
 from tiers import full
 from torch import Tensor
@@ -26,14 +25,12 @@ from transformers import PreTrainedModel
 from lockstep.cli import main
 from lockstep.command_line import command
 from lockstep.models.continuous import Continuous
-from lockstep.monitor.watch import FLOOR
 from lockstep.report.log import read_metrics
 from lockstep.rollouts import sampler_session
 from lockstep.samplers.base import Piece
 from lockstep.samplers.torch import stateful
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Request, SamplingParams
-from lockstep.weight_sync import sync
 
 Run = Callable[..., list[dict[str, Any]]]
 
@@ -113,16 +110,6 @@ class LostTensors(LateRefit):
         self.take_over(self.buffer.state_dict().keys())
 
 
-class Coarse(Buffered):
-    """Computes with weights of eight bits."""
-
-    def _take(self, stream: Iterable[tuple[str, Tensor]]) -> None:
-        super()._take(stream)
-        arrived = self.buffer.state_dict()
-        for name, held in self._lm.state_dict().items():
-            held.copy_(arrived[name].to(torch.float8_e4m3fn))
-
-
 @pytest.fixture
 def sampled_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[TorchSampler]], None]:
     return lambda sampler: monkeypatch.setattr(stateful, "torch_sampler", sampler)
@@ -165,16 +152,6 @@ class Off(TorchSampler):
             yield places, batch.with_columns({"sampler_logprob": shifted_N})
 
 
-class Dumb(Off):
-    """Has no number for one token."""
-
-    def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
-        for places, batch in TorchSampler.pieces(self, requests, sampling):
-            column_N = batch["sampler_logprob"].clone()
-            column_N[batch.mask.nonzero()[0]] = math.nan
-            yield places, batch.with_columns({"sampler_logprob": column_N})
-
-
 @pytest.mark.usefixtures("run")
 def test_an_engine_that_is_off_by_one_percent_stops_the_first_step(
     sampled_by: Callable[[type[TorchSampler]], None], capsys: pytest.CaptureFixture[str]
@@ -198,52 +175,6 @@ def test_an_engine_that_is_off_by_one_percent_stops_the_first_step(
     assert read_metrics(Path("run")) == read_metrics(Path("sound"))
 
 
-@pytest.mark.full
-@pytest.mark.usefixtures("run")
-def test_a_run_that_warns_goes_on_and_still_fails(
-    sampled_by: Callable[[type[TorchSampler]], None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    sampled_by(Off)
-    command = ["train", "tiny.yaml", "agreement.on_breach=warn"]
-    assert main(command) == 4
-    shown = capsys.readouterr()
-    assert shown.err.count("sampler and learner disagree") == 1
-    assert "DISAGREE: " in shown.out
-    assert "bound 1.001, broken in 2 steps" in shown.out
-    assert "DISAGREE: " in Path("run/final/README.md").read_text()
-    assert main(command) == 4, "a finished run says so again"
-    assert main(["train", "tiny.yaml", "agreement.max_mult_prob_error=1.02", "run.folder=loose"]) == 0
-
-
-@pytest.mark.usefixtures("run")
-def test_a_token_without_a_number_ends_the_run_at_the_border(
-    sampled_by: Callable[[type[TorchSampler]], None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    sampled_by(Dumb)
-    assert main(["train", "tiny.yaml", "agreement.max_mult_prob_error=100"]) == 1
-    assert re.search(r"log-probabilities of the sampler .* are nan for token \d+ of row", capsys.readouterr().err)
-
-
-def test_a_run_that_stopped_over_a_breach_goes_on_where_only_warned(
-    run: Run, sampled_by: Callable[[type[TorchSampler]], None]
-) -> None:
-    """How a breach is dealt with is no other run."""
-    sampled_by(Off)
-    assert main(["train", "tiny.yaml", "run.folder=null"]) == 4
-    (folder,) = Path("runs").iterdir()
-    run("run.folder=null", "agreement.on_breach=warn")
-    assert (folder / "final").exists()
-
-
-@pytest.mark.full
-def test_factor_and_rate_are_those_of_the_recipe(run: Run, sampled_by: Callable[[type[TorchSampler]], None]) -> None:
-    sampled_by(StaleDecoding)
-    rows = run(*WATCHED, "agreement.drift.factor=3", "agreement.drift.false_alarm_rate=1e-6")
-    first = next(row for row in rows if row.get("watch/alarm"))
-    assert first["watch/bound"] == pytest.approx(1 + 3 * FLOOR)
-    assert first["watch/e_value"] >= 1e6
-
-
 @pytest.mark.parametrize("sampler", [TorchSampler, full(Separate)])
 def test_a_healthy_run_has_no_alarm(
     run: Run,
@@ -257,18 +188,6 @@ def test_a_healthy_run_has_no_alarm(
     assert all(row["watch/e_value"] <= 1.0 for row in rows)
     assert ["watch/bound" in row for row in rows] == [step >= 6 for step in range(1, STEPS + 1)]
     assert "drift apart" not in capsys.readouterr().err
-
-
-@pytest.mark.full
-def test_an_engine_that_rounds_its_weights_is_usual_here(
-    run: Run, sampled_by: Callable[[type[TorchSampler]], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If a weight sync's probe lets it pass, as it does in bf16."""
-    monkeypatch.setitem(sync._LARGEST_GAP, "fp32", sync._LARGEST_GAP["bf16"])
-    sampled_by(Coarse)
-    rows = [row for row in run(*WATCHED, "policy.lr=1e-3") if "train/reward" in row]
-    assert min(row["watch/mismatch"] for row in rows) > 1.0 + FLOOR
-    assert not any(row["watch/alarm"] for row in rows)
 
 
 def test_switched_off_it_is_gone_and_trains_the_same(run: Run) -> None:

@@ -91,10 +91,3 @@ def test_a_score_that_is_none_touches_nobody(missing: float) -> None:
     alone, _ = group_advantage(scores.nan_to_num(9.0, 9.0), judged, 3, **options)
     assert torch.equal(found, alone)
     assert found[1] == 0.0
-
-
-def test_where_no_one_was_judged_there_is_nothing_to_learn() -> None:
-    scores = torch.full((4,), NAN)
-    for scale in ("group", "others", "batch", "none"):
-        found, slope = group_advantage(scores, scores.isfinite(), 2, baseline="mean", scale=scale)
-        assert found.tolist() == slope.tolist() == [0.0] * 4

@@ -13,7 +13,7 @@ from lockstep.metrics import merge_metrics
 from lockstep.objectives import advantage
 from lockstep.objectives.advantage import gae, length_adaptive_lambda
 from lockstep.objectives.divergence import k1, k2, k3, kl_loss
-from lockstep.objectives.masks import masked_mean, masked_whiten, sequence_sum
+from lockstep.objectives.masks import masked_whiten, sequence_sum
 from lockstep.objectives.mismatch import IcePop, SequenceTIS, TokenTIS, agreement, sequence_mismatch
 from lockstep.objectives.policy import clip_surrogate, probability_ratio
 from lockstep.objectives.shaping import OverlongPenalty, ScaleReward, TruncationPenalty, token_rewards
@@ -32,11 +32,6 @@ def on(*flags: int) -> Tensor:
 
 
 # masks
-
-
-def test_masked_mean_sees_trainable_tokens_only() -> None:
-    close(masked_mean(torch.tensor([1.0, NAN, 3.0]), on(1, 0, 1)), torch.tensor(2.0))
-    close(masked_mean(torch.tensor([1.0, 2.0]), on(0, 0)), torch.tensor(0.0))
 
 
 def test_masked_whiten_by_hand() -> None:
@@ -90,30 +85,6 @@ def test_gae_does_not_depend_on_its_chunks(per_sequence: bool, monkeypatch: pyte
         torch.testing.assert_close(pieces, whole, rtol=0, atol=1e-5)
 
 
-def test_gae_leaves_its_inputs_alone_and_gives_no_gradient() -> None:
-    reward, value = torch.ones(3), torch.full((3,), 2.0, requires_grad=True)
-    advantages = gae(reward, value, on(0, 1, 1), torch.tensor([3]), gamma=1.0, lam=0.9)
-    assert not advantages.requires_grad
-    assert reward.tolist() == [1.0] * 3
-    assert value.tolist() == [2.0] * 3
-
-
-def test_an_empty_sequence_has_no_future() -> None:
-    final = torch.tensor([7.0, 1.0, 7.0, 2.0, 7.0])
-    arguments = torch.zeros(2), torch.zeros(2), on(1, 1), torch.tensor([0, 1, 0, 1, 0])
-    close(gae(*arguments, gamma=1.0, lam=0.9, final_value_B=final), [1.0, 2.0])
-
-
-def test_gae_of_nothing() -> None:
-    empty = torch.zeros(0)
-    assert gae(empty, empty, empty.bool(), torch.zeros(0, dtype=torch.int64), gamma=1.0, lam=0.9).shape == (0,)
-
-
-def test_gae_says_when_lengths_do_not_fit() -> None:
-    with pytest.raises(ValueError, match="lengths add up to 4, but there are 3 rewards"):
-        gae(torch.ones(3), torch.ones(3), torch.ones(3).bool(), torch.tensor([2, 2]), gamma=1.0, lam=0.9)
-
-
 def test_length_adaptive_lambda() -> None:
     # α = ½ and 4, 1 and 0 trainable tokens: 1 − 1/2, and where α·length < 1 the clamp gives 0
     mask = on(0, 1, 1, 1, 1, 0, 1, 0)
@@ -129,13 +100,6 @@ def test_kl_estimates_by_hand() -> None:
     close(k1(logprob, ref), [LN2, 0.0])
     close(k2(logprob, ref), [LN2**2 / 2, 0.0])
     close(k3(logprob, ref), [LN2 - 0.5, 0.0])
-
-
-def test_kl_estimates_are_unbiased() -> None:
-    logp, logq = torch.randn(2, 7, dtype=torch.float64).log_softmax(-1)
-    exact = (logp.exp() * (logp - logq)).sum()
-    for estimate in (k1, k3):
-        close((logp.exp() * estimate(logp, logq)).sum(), exact)
 
 
 def test_the_loss_pulls_token_by_token_as_k3_weighed_by_the_ratio_does() -> None:
@@ -208,19 +172,6 @@ def test_clipped_value_loss_by_hand() -> None:
     close(value.grad, [1.0, 0.0, -0.75])
 
 
-def test_values_that_moved_less_than_the_clip_are_not_clipped() -> None:
-    draw = torch.Generator().manual_seed(0)
-    old, moved, target = (torch.randn(10_000, generator=draw) for _ in range(3))
-    _, clipped = clip_value_loss(old + 0.01 * moved, old, 0.1 * target, clip=0.2)
-    assert not clipped.any(), "rounding decides nothing"
-
-
-def test_value_loss_without_clip_is_half_the_squared_error() -> None:
-    loss, clipped = clip_value_loss(torch.tensor([3.0, 0.0]), torch.zeros(2), torch.tensor([1.0, 1.0]), clip=None)
-    close(loss, [2.0, 0.5])
-    assert not clipped.any()
-
-
 # mismatch
 
 # ratios learner / sampler: sequence one 2 and 4, sequence two ½ (and a token that does not count), sequence three none
@@ -247,11 +198,6 @@ def test_corrections_carry_no_gradient_and_bear_any_ratio() -> None:
         assert pickle.loads(pickle.dumps(correction)) == correction
 
 
-def test_icepop_says_when_its_range_is_empty() -> None:
-    with pytest.raises(ValueError, match="low is 3"):
-        IcePop(3.0, 2.0)
-
-
 def test_sequence_mismatch_by_hand() -> None:
     close(sequence_mismatch(LEARNER, SAMPLER, MASK, LENGTHS), [3.0, 2.0, 1.0])
 
@@ -263,20 +209,6 @@ def test_agreement_by_hand() -> None:
     assert figures["sampler_kl_k3"] == pytest.approx((2 + 4 + 0.5 - 3 - 2 * LN2) / 3)  # Σ(e^Δ − 1 − Δ) / 3
     assert figures["sequence_ess"] == pytest.approx((8 + 0.5) ** 2 / (2 * (64 + 0.25)))
     assert figures["max_abs_logprob_diff"] == pytest.approx(2 * LN2)
-
-
-def test_agreement_of_equals() -> None:
-    figures = agreement(SAMPLER, SAMPLER, MASK, LENGTHS).floats()
-    assert figures == pytest.approx(
-        {
-            "token_mult_prob_error": 1.0,
-            "sampler_kl_k1": 0.0,
-            "sampler_kl_k3": 0.0,
-            "sequence_ess": 1.0,
-            "max_abs_logprob_diff": 0.0,
-            "gap_from_0": 0.0,
-        }
-    )
 
 
 def test_the_gap_is_measured_by_position_in_the_sequence() -> None:
@@ -319,17 +251,7 @@ def test_shaping_by_hand() -> None:
     close(OverlongPenalty(100, 30, 3.0)(score, LENGTH, TRUNCATED), [0.0, 0.0, -1.0, -1.0])
 
 
-def test_a_reward_range_must_rise() -> None:
-    with pytest.raises(ValueError, match=r"must rise, but is \[1.0, 1.0\]"):
-        ScaleReward((1.0, 1.0), (0.0, 1.0))
-
-
 def test_token_rewards_stand_at_the_last_trainable_token() -> None:
     mask = on(0, 1, 1, 0, 0, 0, 1, 0)
     reward = token_rewards(torch.tensor([2.0, 3.0, NAN, 5.0]), mask, torch.tensor([4, 0, 2, 2]))
     close(reward, [0.0, 0.0, 2.0, 0.0, 0.0, 0.0, 5.0, 0.0])
-
-
-def test_token_rewards_of_a_batch_that_starts_untrained() -> None:
-    close(token_rewards(torch.tensor([7.0, 1.0]), on(0, 1, 1), torch.tensor([1, 2])), [0.0, 0.0, 1.0])
-    close(token_rewards(torch.tensor([7.0]), on(0, 0), torch.tensor([2])), [0.0, 0.0])

@@ -28,11 +28,6 @@ def mostly_first(chance: random.Random, better_first: bool) -> Winner:
     return "first" if chance.random() < 0.9 else "second"
 
 
-def skilled(chance: random.Random, better_first: bool) -> Winner:
-    """Right in 85 of 100 battles."""
-    return "first" if (chance.random() < 0.85) == better_first else "second"
-
-
 def skilled_but_biased(chance: random.Random, better_first: bool) -> Winner:
     """Reads half of what it is shown, and else names the first: as consistent as a coin."""
     return "first" if better_first or chance.random() < 0.5 else "second"
@@ -56,26 +51,12 @@ def test_who_does_not_read_passes_no_more_often_than_the_level(judge: Judge, com
     assert share_passing(judge, comparisons) <= LEVEL + 3 * math.sqrt(LEVEL * (1 - LEVEL) / 400)
 
 
-def test_who_reads_passes_soon() -> None:
-    assert share_passing(skilled, 100) > 0.97  # consistent in 74 of 100
-    assert share_passing(skilled, 5) == 0.0  # too few to tell
-    assert share_passing(skilled_but_biased, 200) > 0.95
-
-
 def test_a_judge_may_be_no_more_consistent_than_a_coin_and_yet_read() -> None:
     """Who names the first as often without reading is consistent more rarely still: in 3 of 8."""
     found = judge_all(skilled_but_biased, 400, 0)
     assert found.consistent / found.total == pytest.approx(0.5, abs=0.06)
     assert found.by_chance == pytest.approx(3 / 8, abs=0.04)
     assert found.show_skill
-
-
-def test_the_level_of_chance() -> None:
-    assert Comparisons(10, 5, 10).by_chance == 0.5
-    assert Comparisons(10, 0, 20).by_chance == 0.0
-    assert Comparisons(10, 0, 20).luck == 1.0
-    assert math.isnan(Comparisons().by_chance)
-    assert Comparisons().luck == 1.0
 
 
 @pytest.mark.parametrize(("total", "first_wins"), [(3, 2), (4, 4), (5, 3), (6, 6), (6, 9)])
@@ -86,11 +67,6 @@ def test_luck_is_exact(total: int, first_wins: int) -> None:
     for count in set(consistent):
         exact = sum(one >= count for one in consistent) / len(ways)
         assert Comparisons(total, count, first_wins).luck == pytest.approx(exact, rel=1e-9)
-
-
-def test_many_comparisons_are_no_trouble() -> None:
-    assert Comparisons(40_000, 20_000, 40_000).luck == pytest.approx(0.5, abs=0.01)
-    assert Comparisons(40_000, 21_000, 40_000).luck < 1e-20
 
 
 def test_what_was_not_decided_in_both_orders_does_not_count() -> None:

@@ -48,16 +48,6 @@ def test_with_length_control_the_short_one_is_preferred_and_the_long_one_rejecte
     assert choose(answers, 0.0) == AnswerPair("ok", 0, 3)
 
 
-def test_a_worse_one_is_never_preferred() -> None:
-    assert choose([answer(3.0, 1), answer(5.0, 2), answer(4.0, 6), answer(0.0, 2)], 0.8) == AnswerPair("tie")
-
-
-@pytest.mark.parametrize("length_control", [-0.1, 1.0])
-def test_a_length_control_is_a_share(length_control: float) -> None:
-    with pytest.raises(ValueError, match="from 0 to below 1"):
-        choose(several(1.0, 2.0), length_control)
-
-
 scores = st.lists(st.tuples(st.sampled_from([None, 0.0, 1.0, 2.5, 4.0, 5.0]), st.integers(1, 9), st.booleans()))
 
 

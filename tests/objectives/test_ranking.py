@@ -90,29 +90,6 @@ def test_the_top_score_is_best_as_often_as_brute_force_says(rows: list[tuple[int
     assert top_is_best(ranks, scores, 2.0) == expected
 
 
-def test_by_hand() -> None:
-    ranks, scores = [0.0, 1.0, 2.0], [5.0, 2.0, 3.0]
-    assert pairwise_accuracy(ranks, scores) == pytest.approx(2 / 3)
-    assert exact_match(ranks, scores) == 0
-    assert spearman(ranks, scores) == pytest.approx(0.5)
-    assert kendall_tau(ranks, scores) == pytest.approx(1 / 3)
-    assert top_is_best(ranks, scores, 5.0) == 1
-    assert top_is_best(ranks, scores, 4.0) is None
-
-
-def test_a_judge_who_says_the_same_of_all_has_what_a_coin_has() -> None:
-    ranks, scores = [0.0, 1.0, 2.0], [3.0, 3.0, 3.0]
-    assert (pairwise_accuracy(ranks, scores), tie_share(ranks, scores), exact_match(ranks, scores)) == (0.5, 1, 0)
-    assert (spearman(ranks, scores), kendall_tau(ranks, scores)) == (0, 0)
-
-
-def test_people_who_say_the_same_of_all_leave_nothing() -> None:
-    same, scores = [1.0, 1.0], [3.0, 2.0]
-    measures = (pairwise_accuracy, tie_share, exact_match, spearman, kendall_tau)
-    assert [measure(same, scores) for measure in measures] == [None] * 5
-    assert top_is_best(same, scores, 3.0) is None
-
-
 @given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.integers(-2, 2)), max_size=8))
 def test_the_longer_is_preferred_as_often_as_brute_force_says(pairs: list[tuple[float, int]]) -> None:
     longer = [right for right, excess in pairs if excess > 0] + [1 - right for right, excess in pairs if excess < 0]

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
 
 from lockstep.batch import Batch
-from lockstep.config import EnvironmentSection, RewardSection, user_code
+from lockstep.config import EnvironmentSection, user_code
 from lockstep.rewards.base import CutOffReward, NoReward, Reward
-from lockstep.rewards.build import build
 from lockstep.rollouts.episodes import EnvironmentFault, Episodes
 from lockstep.rollouts.rollout import RolloutCollector
 from lockstep.rollouts.sampler_session import SamplerSession
@@ -118,21 +116,6 @@ def test_an_episode_that_a_limit_ends_has_the_value_that_its_class_declares(
     assert score == worth or (math.isnan(score) and math.isnan(worth))
 
 
-def test_without_room_for_another_turn_an_episode_is_cut_off() -> None:
-    rollouts = collect(SAY, NoReward(), declare([1.0] * 3, cut_off_reward=-2.0), max_tokens=3)
-    assert (rollouts.batch["turns"].item(), rollouts.batch["score"].item()) == (1, -2.0)
-
-
-def test_awaited_environments_declare_it_too(in_tmp: Path) -> None:
-    (in_tmp / "worlds.py").write_text(
-        "class Awaited:\n"
-        "    cut_off_reward = -3.0\n"
-        "    def reset(self, row, seed): pass\n"
-        "    async def step(self, response): return 'on', -1.0, False\n"
-    )
-    assert collect(SAY, NoReward(), "worlds.py:Awaited").batch["score"].item() == -3.0
-
-
 def test_tools_that_loop_are_cut_off() -> None:
     class Looping(declare([0.0], cut_off_reward=-1.0)):
         def tools(self) -> list[Any]:
@@ -158,12 +141,6 @@ def test_the_first_negative_reward_of_a_class_that_declares_nothing_is_refused(r
     assert scored.batch["score"].item() == 1.0
 
 
-@pytest.mark.parametrize("value", ["as it is", math.nan, [1.0], "as_is "])
-def test_an_invalid_declaration_is_refused(value: Any) -> None:
-    with pytest.raises(EnvironmentFault, match="invalid cut_off_reward; set it to a number, 'as_is' or None"):
-        collect(SAY, NoReward(), declare([0.0], cut_off_reward=value))
-
-
 class Fixed:
     """Rewards every response alike."""
 
@@ -183,11 +160,6 @@ def test_a_response_that_is_cut_off_has_the_reward_that_the_recipe_declares(valu
     assert {*batch["truncated"].tolist()} == {False, True}
     assert {*batch["score"][batch["truncated"]].tolist()} == {worth}
     assert {*batch["score"][~batch["truncated"]].tolist()} == {1.0}
-
-
-@pytest.mark.parametrize(("option", "value"), [("as_is", None), (-2.0, -2.0)])
-def test_the_section_builds_it(option: Any, value: float | None) -> None:
-    assert build(RewardSection(type="math", cut_off=option)) == CutOffReward(build(RewardSection(type="math")), value)
 
 
 def test_what_is_declared_is_logged() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from lockstep.config import DataSection, EnvironmentSection
 from lockstep.data.messages import render_prompt
 from lockstep.models.load import load_causal_lm
 from lockstep.models.source import ModelSource, open_source
-from lockstep.models.tokenizer import words_tokenizer
 from lockstep.rollouts.episodes import EnvironmentFault, Episodes, Observation
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.samplers.torch.sampler import TorchSampler
@@ -171,14 +169,6 @@ def played(
         return episodes.play(engine, prompts, requests, SAMPLING, group_size)
 
 
-def test_a_group_shares_its_seed_unless_each_episode_has_its_own(folder: Path, sampler: TorchSampler) -> None:
-    rows = [{"bad": False, "turns": 3}] * 6
-    each = played(sampler, "Seeded", rows, [], 3, seed="episode")["environment_reward"].tolist()
-    group = played(sampler, "Seeded", rows, [], 3)["environment_reward"].tolist()
-    assert len(set(each)) == 6
-    assert group == [each[0]] * 3 + [each[3]] * 3
-
-
 def runs(mask: torch.Tensor) -> Iterator[bool]:
     """Whether each stretch of equal values is trained on."""
     before = None
@@ -288,40 +278,11 @@ def test_no_time_is_given_to_more_than_may_hang(folder: Path, sampler: TorchSamp
         played(sampler, "Hanging", rows, [], **limits)
 
 
-def test_one_that_says_something_else_when_played_again_is_found_out(folder: Path, sampler: TorchSampler) -> None:
-    batch = played(sampler, "Fickle", ROWS, notes := [], max_no_verdict_rate=1.0)
-    assert notes[0].startswith("3 of 6 episodes failed")
-    assert batch["environment_fault"].tolist() == [False, False, True, False, True, True]
-
-
 def test_no_verdict_is_not_a_fault(folder: Path, sampler: TorchSampler) -> None:
     batch = played(sampler, "Unrewarded", ROWS, notes := [])
     assert notes == []
     assert batch["environment_reward"].isnan().tolist() == [row["bad"] for row in ROWS]
     assert not batch["environment_fault"].any()
-
-
-def test_a_failed_episode_has_no_named_rewards_either(folder: Path, sampler: TorchSampler) -> None:
-    batch = played(sampler, "Named", ROWS, [])
-    assert batch["environment_fault"].any()
-    assert batch["reward/turn"].isnan().tolist() == batch["environment_fault"].tolist()
-
-
-def test_tools_leave_it_open_if_there_is_a_verdict(folder: Path, sampler: TorchSampler) -> None:
-    call = '<tool_call>{"name": "look"}</tool_call>'
-    for said, verdict in ((("Hm?", call), False), ((call, call), True)):
-        texts = iter(said)
-        batch = played(
-            sampler,
-            "ToolsLast",
-            ROWS[:1],
-            [],
-            decode=lambda _, texts=texts: next(texts),
-            tool_format="hermes",
-            max_turns=2,
-        )
-        assert batch["turns"].tolist() == [2]
-        assert batch["environment_reward"].isnan().tolist() == [not verdict]
 
 
 def test_limits_truncate(folder: Path, sampler: TorchSampler) -> None:
@@ -350,19 +311,6 @@ def test_too_many_faults_end_the_run(folder: Path, sampler: TorchSampler) -> Non
     rows = [{"turns": 3, "bad": True}] * 4
     with pytest.raises(EnvironmentFault, match=r"^4 of 4 episodes failed; .*max_no_verdict_rate=0\.5 allows no more$"):
         played(sampler, "Raising", rows, [])
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("Stepless", "has no method step"),
-        ("Narrow", r"step has to take \(response\), and: too many"),
-        ("Absent", "no class Absent in worlds.py; it has Counting, "),
-    ],
-)
-def test_what_is_no_environment_is_said(folder: Path, sampler: TorchSampler, name: str, said: str) -> None:
-    with pytest.raises(EnvironmentFault, match=said):
-        played(sampler, name, ROWS, [])
 
 
 CHAT = (
@@ -406,30 +354,3 @@ def test_a_turn_that_a_stop_string_ended_goes_on_inside_the_message_and_argument
     [eos, last] = talker.stop_token_ids[-1], talker.token_ids("end")[-1]
     assert talker.tokenizer.decode(list(observed("No, Lily.", last))) == "No, Lily."
     assert str(talker.tokenizer.decode(list(observed("No, Lily.", eos)))).endswith("sad")
-
-
-def test_text_that_the_model_has_no_token_for_is_told_once(talker: ModelSource) -> None:
-    data = DataSection(train="rows.jsonl", prompt="{q}", max_prompt_tokens=9)
-    notes: list[str] = []
-    observed = observations(data, (), replace(talker, tokenizer=words_tokenizer(["lower higher"])), notes.append)
-    observed("lower", 5)
-    assert notes == []
-    for text in ("much lower", "really higher"):
-        observed(text, 5)
-    [note] = notes
-    assert "no token for part of what the environment says, at first in 'much lower', and reads <unk> there" in note
-
-
-def test_plain_prompts_go_on_with_the_bare_text(talker: ModelSource) -> None:
-    data = DataSection(train="rows.jsonl", prompt="{q}", max_prompt_tokens=9)
-    observed = observations(data, (), talker, pytest.fail)
-    assert talker.tokenizer.decode(list(observed("No.", talker.stop_token_ids[0]))) == "No."
-
-
-def test_a_template_that_takes_no_answer_to_an_answer_is_said(talker: ModelSource) -> None:
-    talker.tokenizer.chat_template = (
-        "{% if messages | length > 1 %}{{ raise_exception('one message') }}{% endif %}[user]"
-    )
-    data = DataSection(train="rows.jsonl", prompt="{q}", chat=True, max_prompt_tokens=9)
-    with pytest.raises(ValueError, match=r"takes no message behind an answer \(one message\), so no environment"):
-        observations(data, (), talker, pytest.fail)

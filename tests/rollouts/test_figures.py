@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-import torch
 
-from lockstep.batch import Batch
 from lockstep.config import RewardSection
 from lockstep.rewards.math_reward import MathReward
-from lockstep.rewards.python_reward import PythonReward
 from lockstep.rollouts.evaluation import Grading, Sample, grading
-from lockstep.rollouts.rollout import Rollouts
 from lockstep.rollouts.votes import votes_of
 from lockstep.types import Prompt
 
@@ -66,23 +60,6 @@ def test_rewards_that_only_some_episodes_name_are_means_over_those() -> None:
         assert {name: figures[f"reward/{name}"].value for name in ("solved", "fast")} == {"solved": 0.5, "fast": 1.0}
 
 
-def test_a_share_of_no_calls_is_no_figure() -> None:
-    zero, columns = (
-        torch.zeros(1),
-        ("turns", "tool_calls", "malformed_calls", "score", "environment_fault", "truncated"),
-    )
-    batch = Batch(torch.zeros(2, dtype=torch.int64), torch.tensor([2]), {"mask": torch.tensor([False, True])})
-    for calls in (0, 2):
-        counts = dict.fromkeys(columns, zero) | {"tool_calls": torch.tensor([calls])}
-        found = Rollouts(batch.with_columns(sample=counts), [], []).metrics().floats()
-        assert found["tool_calls"] == calls
-        assert ("malformed_calls" in found) == (calls > 0)
-
-
-def test_where_nothing_was_judged_there_is_no_figure() -> None:
-    assert math.isnan(MATH.figures(question(0, (None, None)), (1,))["pass@1"].value)
-
-
 def test_graded_rewards_have_a_mean_and_pass_where_the_recipe_says() -> None:
     samples = question(0, (0.5, None), (2.5, None)) + question(1, (-1.0, None), (None, None))
     plain = grading(RewardSection(type="python", function="a.py:b")).figures(samples, (1, 2))
@@ -90,13 +67,6 @@ def test_graded_rewards_have_a_mean_and_pass_where_the_recipe_says() -> None:
     passing = grading(RewardSection(type="python", function="a.py:b", pass_score=2.0)).figures(samples, (1, 2))
     assert {name: figure.value for name, figure in passing.items()} == {"reward": 0.25, "pass@1": 0.25, "pass@2": 1.0}
     assert passing["pass@2"].questions == 1
-
-
-def test_a_score_passes_at_its_own_value() -> None:
-    """Scores come from a batch, in fp32."""
-    as_scored = 0.699999988079071
-    graded = grading(RewardSection(type="python", function="a.py:b", pass_score=0.7))
-    assert graded.figures(question(0, (as_scored, None)), (1,))["pass@1"].value == 1.0
 
 
 @pytest.mark.parametrize(
@@ -117,19 +87,6 @@ def test_responses_vote_for_what_they_answer(
     assert votes("?", responses, scores) == expected
 
 
-def test_without_a_marker_the_last_expression_is_the_answer() -> None:
-    votes = votes_of(MathReward())
-    assert votes is not None
-    first, second, third = votes("?", ["It is 7.", "First 8, then 7", "It is 8."], [0.0, 0.0, 0.0])
-    assert first == second != third
-
-
-def test_an_unfinished_thought_does_not_vote() -> None:
-    votes = votes_of(MathReward())
-    assert votes is not None
-    assert votes("?<think>\n", ["It is 7, or", "It is 8.</think>\n7"], [0.0, 0.0]) == [None, "7"]
-
-
 def test_right_and_wrong_answers_are_what_the_reward_says() -> None:
     """The judge and the ballot read the same place of a response."""
     reward, responses = MathReward("####"), [r"#### \sqrt{12}", r"#### 2\sqrt{3}", r"#### 2"]
@@ -138,8 +95,3 @@ def test_right_and_wrong_answers_are_what_the_reward_says() -> None:
     votes = votes_of(reward)
     assert votes is not None
     assert votes("?", responses, scores)[0] == votes("?", responses, scores)[1] != votes("?", responses, scores)[2]
-
-
-def test_a_reward_of_ones_own_has_no_ballot(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("def judge(prompt, response, answer, row):\n    return 1.0\n")
-    assert votes_of(PythonReward(f"{tmp_path}/mine.py:judge", 5.0)) is None

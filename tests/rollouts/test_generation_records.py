@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 from collections.abc import Sequence
 
-import pytest
 import torch
 
 from lockstep.batch import Batch
@@ -57,8 +55,3 @@ def test_a_line_holds_what_there_is_and_the_row_as_written() -> None:
     assert account([json.loads(line), record]) == {
         "prompts": 2, "responses": 3, "unfinished_responses": 1, "tokens": 4, "truncated_prompts": 1,
     }  # fmt: skip
-
-
-def test_what_json_does_not_know_is_refused() -> None:
-    with pytest.raises(TypeError, match="date"):
-        line_of(Prompt("t:1", "a", (1,), {"when": datetime.date(2026, 1, 1)}), [Reply("a", 1, "stop", None)])

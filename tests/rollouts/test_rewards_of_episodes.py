@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from tiny_models import model_folder
 
 from lockstep.config import EnvironmentSection
@@ -85,21 +84,3 @@ def test_a_reward_does_not_see_the_stop_token_of_the_model(plays: bool, in_tmp: 
     for tokens, response, stopped in zip(rollouts.batch.sequences(), rollouts.responses, ended, strict=True):
         drawn = tokens[2:].tolist()
         assert response == str(drawn[:-1] if stopped else drawn)
-
-
-def test_a_failed_episode_has_no_verdict_of_any_part(in_tmp: Path) -> None:
-    own = collector(in_tmp, reward_named("style", 3.0))
-    with own.engine.at():
-        batch = own.collect(0, 4, SAMPLING, 1).batch
-    assert batch["environment_fault"].tolist() == [False, False, True, False]
-    for name in ("score", "reward/style"):
-        assert torch.equal(batch[name].isnan(), batch["environment_fault"])
-
-
-def test_a_part_named_as_a_reward_of_the_environment_is_refused(in_tmp: Path) -> None:
-    own = collector(in_tmp, reward_named("goal", 3.0))
-    with (
-        own.engine.at(),
-        pytest.raises(ValueError, match="goal is a reward of both"),
-    ):
-        own.collect(0, 2, SAMPLING, 1)

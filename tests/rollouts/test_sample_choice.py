@@ -38,23 +38,6 @@ def test_a_whole_group_shows_what_a_comparison_learns_from() -> None:
     assert [row for row, reason in shown if reason == "cut off"] == [6, 7]
 
 
-def test_what_is_shown_already_is_not_chosen_for() -> None:
-    scores = [NONE, 0.0, 1.0, 0.0, 0.0, NONE]
-    reasons = {reason for _, reason in choose(scores, 6, group=3, cut=(1, 4))}
-    assert reasons == {"most different scores", "next in order"}
-
-
-def test_of_a_large_group_the_telling_responses_come_first() -> None:
-    scores = [0.5, 0.5, 0.25, 0.5, 1.0, NONE, 0.5, 0.5]
-    assert [row for row, _ in choose(scores, 4, group=8, cut=(7,))] == [2, 4, 5, 7]
-
-
-def test_where_scores_are_equal_the_first_stand_for_the_step() -> None:
-    assert choose([1.0] * 9, 2) == [(0, "next in order"), (1, "next in order")]
-    assert choose([NONE] * 4, 2, group=2) == [(0, "no verdict"), (1, "no verdict")]
-    assert choose([0.0, 0.0, 1.0, 1.0], 2, group=2) == [(2, "best score"), (3, "best score")]
-
-
 @pytest.mark.parametrize("group", [1, 3, 4])
 @given(
     scores=st.lists(st.sampled_from([NONE, 0.0, 0.5, 1.0]), max_size=6), count=st.integers(0, 30),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -13,11 +12,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase
 
 from lockstep.batch import Batch
-from lockstep.models.source import open_source
 from lockstep.models.tokenizer import words_tokenizer
 from lockstep.rollouts.rollout import RolloutCollector, Rollouts
 from lockstep.rollouts.samples import round_significant, sample_rows
@@ -92,24 +89,6 @@ def test_tokens_that_left_the_training_stay_in_the_response() -> None:
     assert row["tokens"] == 2
 
 
-@pytest.mark.parametrize("count", [0, 1, 9])
-def test_no_more_rows_than_asked_for(count: int) -> None:
-    assert len(rows_of([[1], [2]], letters, count)) == min(count, 2)
-
-
-def test_a_row_that_is_chosen_is_whole() -> None:
-    value = torch.arange(12.0)
-    (row,) = rows_of([[1], [2], [3, 4]], letters, 1, torch.tensor([0.0, 0.0, 1.0]), old_value=value[:10])
-    assert (row["id"], row["response"], row["token"]["text"]) == ("t:2", "de", ["d", "e"])
-    assert row["token"]["value"] == [8.0, 9.0]
-
-
-def test_scores_that_differ_by_rounding_alone_are_equal() -> None:
-    near = torch.tensor([0.1, 0.1 + 1e-7, 0.1 - 1e-7])
-    assert [row["id"] for row in rows_of([[1], [2], [3]], letters, 1, near)] == ["t:0"]
-    assert [row["id"] for row in rows_of([[1], [2], [3]], letters, 1, near + torch.tensor([0, 1e-3, 0]))] == ["t:1"]
-
-
 TEXTS = ["Ada has 5 coins.\n", "12+30=42\n#### 42", "  two spaces"]
 
 
@@ -120,23 +99,6 @@ def test_pieces_add_up_to_the_response(text: str) -> None:
     (row,) = rows_of([[*cast(Any, ids), cast(int, tokenizer.eos_token_id)]], decoder(tokenizer))
     assert "".join(row["token"]["text"]) == row["response"] == text
     assert row["token"]["text"][-1] == ""
-
-
-@pytest.mark.parametrize("text", ["Once upon a time, there was", "no\nindent   but spaces", " leading"])
-def test_pieces_of_a_tokenizer_that_drops_the_first_space(assets: Path, text: str) -> None:
-    source = open_source(assets / "models/stories260K/hf")
-    (row,) = rows_of([source.token_ids(text)], source.decode)
-    assert "".join(row["token"]["text"]) == row["response"] == f" {text}"  # it puts a space before each text
-
-
-def test_part_of_a_character_is_a_replacement_sign() -> None:
-    vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)}
-    core = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True))
-    core.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, clean_up_tokenization_spaces=False)
-    (row,) = rows_of([list("aé".encode())], decoder(tokenizer))
-    assert row["response"] == "aé"
-    assert row["token"]["text"] == ["a", "\ufffd", "\ufffd"]
 
 
 @given(st.lists(st.floats(width=32), min_size=1, max_size=8))

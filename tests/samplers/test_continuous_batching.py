@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -194,18 +194,6 @@ def test_what_is_aborted_makes_room_and_leaves_the_others_alone(lm: PreTrainedMo
     whole = StaticSampler(lm, 16).generate(wanted, PLAIN)
     expected = [tokens[mask].tolist() for tokens, mask in zip(whole.sequences(), whole.sequences("mask"), strict=True)]
     assert [scheduler.finished[number].tokens for number in numbers[1:9]] == expected[1:9]
-
-
-def test_pieces_that_nobody_waits_for_are_aborted(lm: PreTrainedModel) -> None:
-    sampler, wanted = TorchSampler(lm, 4), requests(prompts(60))
-    sampler.wake()
-    pieces = sampler.pieces(wanted, PLAIN)
-    assert isinstance(pieces, Generator)
-    next(pieces)
-    pieces.close()
-    assert sampler._scheduler is not None
-    assert not sampler._scheduler.busy
-    assert sampler._scheduler.finished == {}
 
 
 def open_scheduler(lm: PreTrainedModel) -> Scheduler:

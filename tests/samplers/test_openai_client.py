@@ -23,7 +23,7 @@ from lockstep.batch import Batch
 from lockstep.config import OpenAI
 from lockstep.models.load import load_causal_lm
 from lockstep.models.tokenizer import load_tokenizer, words_tokenizer
-from lockstep.samplers.openai.client import OpenAIClient, ServerError
+from lockstep.samplers.openai.client import OpenAIClient
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Reply, Request, SamplingParams
 
@@ -226,13 +226,6 @@ def test_only_the_stop_tokens_asked_for_end_a_response(server: Server) -> None:
     assert {(reply.finish_reason, reply.num_tokens) for reply in without} == {("length", 40)}
 
 
-def test_the_context_may_end_a_response(server: Server) -> None:
-    client = server.client()
-    [(_, reply)] = client.replies([Request((4,) * (CONTEXT - 5), 0)], SamplingParams(30))
-    assert (reply.finish_reason, reply.num_tokens) == ("length", 5)
-    assert client.bad_ends == 0
-
-
 def test_a_judge_reads_the_conversation_in_the_chat_template(server: Server) -> None:
     conversations = [
         [{"role": "system", "content": "please judge"}, {"role": "user", "content": f"{i} + 1 = 4"}] for i in range(6)
@@ -248,31 +241,6 @@ def test_a_judge_reads_the_conversation_in_the_chat_template(server: Server) -> 
     answers = texts(server.client().chat(conversations, drawn, range(6)))
     assert texts(server.client().chat(conversations, drawn, range(6))) == answers
     assert texts(server.client().chat(conversations, drawn, range(6, 12))) != answers
-
-
-def test_tokens_outside_the_vocabulary_are_counted_and_said(server: Server) -> None:
-    options = OpenAI(base_url=server.url, model=MODEL, api_key_env=KEY_NAME)
-    notes: list[str] = []
-    client = OpenAIClient(options, 60, vocabulary=10, note=notes.append)
-    list(client.replies(requests(), SamplingParams(12)))
-    assert client.bad_ends > len(requests()) / 2
-    assert f"{client.bad_ends} of {client.answers} responses ended badly" in notes[0]
-
-
-def test_what_the_server_refuses_is_one_sentence(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ServerError, match=r"/v1: serves tiny, and not tinny; correct the option model$"):
-        server.client(model="tinny")
-    with pytest.raises(ServerError, match=r"/v1: refuses a request with 400 \(.*out of vocabulary\)$"):
-        list(server.client().replies([Request((999,), 0)], SamplingParams(4)))
-    with pytest.raises(ServerError, match=r"has nothing at this address \(.*\); base_url usually ends in /v1$"):
-        server.client(base_url=server.url.replace("/v1", "/v2"))
-    monkeypatch.setenv(KEY_NAME, "wrong-a8b7")
-    with pytest.raises(ServerError, match=rf"/v1: refuses the key in the environment variable {KEY_NAME}; ") as refused:
-        server.client()
-    assert "a8b7" not in str(refused.value)
-    monkeypatch.delenv(KEY_NAME)
-    with pytest.raises(ServerError, match=rf"/v1: wants a key; put it into the environment variable {KEY_NAME}$"):
-        server.client()
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(4, temperature=0.7), SamplingParams(4, top_k=5)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ from lockstep.models.exact.model import make_exact
 from lockstep.models.heads import LogitsHead
 from lockstep.models.lora import adapt, is_adapter
 from lockstep.models.precision import autocast
-from lockstep.models.token_step import TokenStep, can_step, join_maps
+from lockstep.models.token_step import TokenStep, join_maps
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.samplers.torch.static import StaticSampler
 from lockstep.types import Request, SamplingParams
@@ -122,18 +121,3 @@ def test_a_projection_without_an_adapter_stays_in_its_joined_product() -> None:
     assert [len(layer.qkv.weights) for layer in layers] == [1, 1]
     assert [[adapter.start for adapter in layer.qkv.adapters] for layer in layers] == [[96], [96]]
     assert not any(layer.gate_up.adapters for layer in layers)
-
-
-def test_an_adapter_that_computes_otherwise_is_left_to_its_module() -> None:
-    lm = adapted("llama", LoRA(rank=3, alpha=12))
-    projection: Any = lm.get_submodule("model.layers.1.self_attn.q_proj")
-    assert can_step(lm)
-    projection.enable_adapters(False)
-    assert not can_step(lm)
-    projection.enable_adapters(True)
-    assert can_step(lm)
-    projection.merge()
-    assert not can_step(lm)
-    projection.unmerge()
-    projection.lora_dropout["default"] = torch.nn.Dropout(0.1)
-    assert not can_step(lm)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 from tiny_models import SECTION
 
 from lockstep.cluster.sampler_pool import SamplerPool
@@ -47,31 +46,11 @@ def test_every_option_is_an_argument_on_a_gpu() -> None:
     assert set(chosen) - {"swap"} <= {*OPTIONS, *OURS}, "an option that is set twice is known"
 
 
-def test_a_cache_of_a_set_size_needs_no_share_of_the_gpu() -> None:
-    sized = section().model_copy(update={"kv_cache_gib": 0.5})
-    arguments = engine_arguments(sized, BF16, 64, on_gpu=True)
-    assert arguments["kv_cache_memory_bytes"] == 2**29
-    assert arguments["gpu_memory_utilization"] < 0.1
-
-
 @pytest.mark.needs("vllm")
 def test_vllm_has_all_of_these_arguments(vllm: None) -> None:
     from vllm.engine.arg_utils import EngineArgs
 
     assert {field.name for field in dataclasses.fields(EngineArgs)} >= {*OPTIONS, *OURS}
-
-
-@pytest.mark.parametrize(
-    ("argument", "sentence"),
-    [
-        ("max_num_seqs", "vllm.engine_args has max_num_seqs, which is sampler.max_batch_size; set that"),
-        ("gpu_memory_utilization", "which is sampler.kv_cache_gib; set that"),
-        ("seed", "vllm.engine_args has seed, which Lockstep sets itself; leave it out"),
-    ],
-)
-def test_no_argument_is_said_twice(argument: str, sentence: str) -> None:
-    with pytest.raises(ValidationError, match=sentence):
-        section(engine_args={argument: 1})
 
 
 @pytest.mark.parametrize(
@@ -84,13 +63,6 @@ def test_no_argument_is_said_twice(argument: str, sentence: str) -> None:
 def test_what_cannot_train_is_refused_by_its_recipe(options: list[str], sentence: str) -> None:
     with pytest.raises(RecipeError, match=sentence):
         load("ppo_arithmetic", ["sampler=vllm", *options])
-
-
-@pytest.mark.parametrize("backend", ["torch", "openai"])
-def test_engines_of_one_device_are_not_cut(backend: str) -> None:
-    server = {"openai": {"base_url": "http://localhost:1/v1", "model": "m"}} if backend == "openai" else {}
-    with pytest.raises(ValidationError, match="tensor_parallel"):
-        SamplerSection.model_validate({"backend": backend, "tensor_parallel": 2, **server})
 
 
 def test_a_cache_takes_what_it_wants_or_what_there_is() -> None:

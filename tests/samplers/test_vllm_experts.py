@@ -77,13 +77,6 @@ def test_reordered_experts_are_read_in_the_loaded_order(backend: str) -> None:
         assert not torch.equal(in_loaded_order(pack, name, held[name], tuple(tensor.shape)), tensor), name
 
 
-def test_a_kernel_that_keeps_what_was_loaded_needs_no_order() -> None:
-    from lockstep.samplers.vllm.experts import find_packing
-
-    assert find_packing(layer_with("TRITON"), "w13_weight") is None
-    assert find_packing(layer_with("FLASHINFER_CUTLASS"), "w13_bias") is None
-
-
 @pytest.mark.parametrize("backend", ["MOONEP", "XPU", "OOT"])
 def test_a_kernel_of_unknown_order_is_refused_by_name(backend: str) -> None:
     from lockstep.samplers.vllm.experts import find_packing

@@ -77,13 +77,6 @@ def test_memory_of_the_cache_is_taken_behind_the_weights() -> None:
     ]  # fmt: skip
 
 
-def test_weights_of_its_own_are_kept() -> None:
-    sampler = Resting(Engine(), sleeps=True)
-    sampler.sleep()
-    sampler.wake()
-    assert sampler.asked == [("sleep", 1), ("wake", "all")]
-
-
 def test_weights_that_a_learner_replaces_are_not_copied_to_the_host_first() -> None:
     sampler = Resting(Engine(), sleeps=True, gets_weights=True)
     sampler.sleep()
@@ -93,13 +86,6 @@ def test_weights_that_a_learner_replaces_are_not_copied_to_the_host_first() -> N
     section = SamplerSection(backend="vllm")
     assert section.take_turns(gets_weights=True).gets_weights
     assert not section.take_turns().gets_weights
-
-
-def test_without_turns_nothing_is_freed() -> None:
-    sampler = Resting(Engine(), sleeps=False)
-    for verb in (sampler.sleep, sampler.wake):
-        verb()
-    assert sampler.asked == []
 
 
 class DroppingSpec(SamplerSpec):

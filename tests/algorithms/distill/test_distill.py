@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import yaml
 from killing import assert_same, final
-from safetensors.torch import load_file
 from tiers import full
 from tiny_recipe import RECIPE as PPO
 
@@ -23,7 +22,6 @@ from lockstep.report.summary import summary
 from lockstep.run.dry_run import dry_run
 from lockstep.run.stop import Stopped
 from lockstep.run.train import train
-from lockstep.tasks.arithmetic import distinct_problems
 from lockstep.units import readable
 
 Run = Callable[..., list[dict[str, Any]]]
@@ -93,15 +91,6 @@ def test_a_student_becomes_its_teacher(learn: Run, kind: str, tokens: tuple[str,
     assert {"prompt", "response", "token"} <= shown.keys()
 
 
-def test_only_held_out_rows_need_right_answers(learn: Run) -> None:
-    problems = [problem.row() for problem in distinct_problems(24, 0)]
-    Path("held_out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in problems[:4]))
-    Path("rows.jsonl").write_text("".join(json.dumps({"question": row["question"]}) + "\n" for row in problems))
-    files = ("data.task=null", "data.train=rows.jsonl", "data.validation=held_out.jsonl", "run.max_steps=1")
-    values = learn(*files, "validation_reward={type: math, function: null, marker: '####'}")
-    assert len(of(values, "validation/accuracy")) == 2
-
-
 def test_it_learns_on_the_answers_of_the_data_as_well(learn: Run) -> None:
     rows = learn("run.max_steps=15", "distill.kl_type=forward", *OFF_POLICY)
     assert of(rows)[-1] < 0.35 * of(rows)[0]
@@ -140,17 +129,6 @@ def test_a_stopped_run_goes_on_to_the_same_bits(learn: Run) -> None:
             learn("run.folder=stopped", "run.max_steps=3", "run.max_time_s=0.01")
     assert learn("run.folder=stopped", "run.max_steps=3", "run.max_time_s=0.01") == whole
     assert_same(final("stopped"), final("whole"))
-
-
-@pytest.mark.needs("gloo")
-def test_student_and_teacher_can_each_be_two_processes(learn: Run) -> None:
-    options = ("run.max_steps=2", "distill.top_k=5", "optimizer.lr=1.0e-3")
-    alone = learn("run.folder=alone", *options)
-    two = learn("run.folder=two", "learner.parallel.tp=2", *options)
-    for name in ("policy/loss", "policy/grad_norm"):
-        assert of(two, name) == pytest.approx(of(alone, name), rel=1e-4)
-    trained = {name: load_file(f"{name}/final/model.safetensors") for name in ("alone", "two")}
-    assert all((trained["two"][name] - tensor).abs().max() < 1e-3 for name, tensor in trained["alone"].items())
 
 
 @pytest.mark.parametrize(

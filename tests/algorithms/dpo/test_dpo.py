@@ -15,12 +15,8 @@ from pairs_runs import of_steps, scored
 from safetensors.torch import load_file
 from tiny_recipe import DPO
 
-from lockstep.cli import main
 from lockstep.config.loading import RecipeError, load
-from lockstep.inference.eval_recipe import eval_recipe
 from lockstep.report.log import read_metrics
-from lockstep.run.dry_run import dry_run
-from lockstep.run.findings import DryRunError
 from lockstep.run.train import train
 
 Run = Callable[..., list[dict[str, Any]]]
@@ -83,13 +79,6 @@ def test_every_option_has_its_effect(learn: Run, option: str) -> None:
     assert of_steps(learn("run.folder=other", option)) != PLAIN
 
 
-def test_the_likelihood_of_chosen_answers_has_its_own_average(learn: Run) -> None:
-    plain = ("dpo.sft_loss_weight=0.1", "dpo.preference_average_log_probs=true", "run.max_steps=1")
-    one, other = learn(*plain), learn(*plain, "dpo.sft_average_log_probs=false", "run.folder=other")
-    assert of_steps(other, "train/sft_loss")[0] > 2 * of_steps(one, "train/sft_loss")[0]
-    assert of_steps(other, "train/preference_loss")[0] == of_steps(one, "train/preference_loss")[0]
-
-
 def test_losses_that_read_scores_read_those_of_the_rows(learn: Run, in_tmp: Path) -> None:
     data, plain = scored(in_tmp), ["run.max_steps=1", "dpo.global_batch_size=12", "dpo.preference_loss=rpo_sq"]
     rows = learn(*data, *plain)
@@ -117,27 +106,6 @@ def test_an_epoch_is_a_head_of_the_file(learn: Run, in_tmp: Path, capsys: pytest
     assert of_steps(share) == of_steps(third), "a third of 12 rows are 2 batches of 2"
 
 
-def test_a_dry_run_says_what_a_run_would_do(in_tmp: Path, learn: Run) -> None:
-    said = dry_run(load("tiny.yaml", ["run.max_steps=-1", "run.validate_every=2"]))
-    assert "48 pairs (none skipped) to train on, 8 pairs (none skipped) to validate on" in said
-    assert "8 pairs → 1 optimizer step" in said
-    assert "steps: 6; validations: 4; checkpoints: 6" in said
-    assert "reference: " in said
-    with pytest.raises(DryRunError, match=r"dpo.max_tokens allows sequences of 97 tokens"):
-        dry_run(load("tiny.yaml", ["dpo.max_tokens=97"]))
-
-
-def test_a_run_can_be_asked_and_checked(learn: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    learn("acceptance=[{metric: train/acc, steps: [1, 3], min: 0.0}]", "run.validate_every=3")
-    assert "held-out pairs ranked right" in capsys.readouterr().out
-    assert main(["check", "run"]) == 0
-    learn("acceptance=[{metric: train/acc, steps: [1, 3], min: 1.1}]", "run.validate_every=3")
-    assert "is finished" in capsys.readouterr().out
-    assert main(["check", "run"]) == 4, "bounds that were mended after the run count"
-    assert eval_recipe("run", "run/data/validation.jsonl").dump()["greedy"]["max_tokens"] == 96 - 64
-    assert main(["report", "run"]) == 0
-
-
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -161,11 +129,6 @@ def test_bad_options_get_one_sentence(learn: Run, options: list[str], sentence: 
         load("tiny.yaml", options)
     assert sentence in str(refused.value)
     assert len(str(refused.value).splitlines()) == 1
-
-
-def test_a_limit_that_leaves_no_row_is_an_error(learn: Run) -> None:
-    with pytest.raises(ValueError, match="the limit leaves none of its rows"):
-        learn("data.limit_train_batches=0.001")
 
 
 def test_a_row_that_is_no_pair_is_named_or_skipped_and_counted(

@@ -15,11 +15,10 @@ from safetensors.torch import load_file
 from tiny_recipe import KTO
 
 from lockstep.algorithms.kto.step import mismatch
-from lockstep.config.loading import RecipeError, load
+from lockstep.config.loading import load
 from lockstep.data.demonstrations import Demonstration
 from lockstep.errors import InputError
 from lockstep.report.log import read_metrics
-from lockstep.run.dry_run import dry_run
 from lockstep.run.train import train
 from lockstep.types import Prompt
 
@@ -83,22 +82,6 @@ def test_each_prompt_gets_the_next_answer_as_far_as_there_is_room() -> None:
     assert [row.completion for row in mismatch(twice, 10)] == [twice[i].completion for i in (2, 2, 0)]
     with pytest.raises(InputError, match="a step or of a validation, here 2, have one prompt"):
         mismatch(twice[:2], 10)
-
-
-def test_a_dry_run_and_refusals(learn: Run, in_tmp: Path) -> None:
-    said = dry_run(load("tiny.yaml", []))
-    assert "48 rows (none skipped)" in said
-    assert "8 rows → 1 optimizer step" in said
-    assert "reference: " in said
-    for option, sentence in {
-        "kto.global_batch_size=1": "should be greater than or equal to 2",
-        "data.overlong_prompts=truncate": "a completion is learned whole, so say error or skip",
-        "data.chosen='{a}'": "there is no option data.chosen",
-    }.items():
-        with pytest.raises(RecipeError, match=sentence):
-            load("tiny.yaml", [option])
-    with pytest.raises(RecipeError, match="are both 0, so nothing is learned"):
-        load("tiny.yaml", ["kto.desirable_weight=0", "kto.undesirable_weight=0"])
 
 
 def test_a_label_that_is_none_is_named_or_skipped(learn: Run, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:

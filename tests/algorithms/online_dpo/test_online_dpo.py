@@ -16,9 +16,8 @@ from tiny_recipe import ONLINE_DPO, REWARDS
 
 from lockstep.algorithms.online_dpo.step import pair_answers
 from lockstep.batch import Batch
-from lockstep.config.loading import RecipeError, load
+from lockstep.config.loading import load
 from lockstep.report.log import read_metrics
-from lockstep.run.dry_run import dry_run
 from lockstep.run.train import train
 from lockstep.types import SamplingParams
 
@@ -82,17 +81,3 @@ def test_a_step_without_a_pair_updates_nothing(learn: Run) -> None:
 def test_every_option_has_its_effect(learn: Run, option: str) -> None:
     PLAIN[:] = PLAIN or of_steps(learn(), "policy/loss")
     assert of_steps(learn(option, "run.folder=other"), "policy/loss") != PLAIN
-
-
-def test_a_dry_run_and_refusals(learn: Run) -> None:
-    said = dry_run(load("tiny.yaml", []))
-    assert "4 prompts × 4 = 16 responses → at most 4 pairs → 1 optimizer step" in said
-    assert "reference: " in said
-    for option, sentence in {
-        "online_dpo.num_generations=1": "should be greater than or equal to 2",
-        "sampling.temperature=0": "gives the same answer every time, so no pair",
-        "reward=null": "say one of reward and reward_model",
-        "reward_model={path: judge}": "say one of reward and reward_model",
-    }.items():
-        with pytest.raises(RecipeError, match=sentence):
-            load("tiny.yaml", [option])

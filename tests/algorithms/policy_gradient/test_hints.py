@@ -33,8 +33,3 @@ def test_hints_name_no_section_that_a_recipe_may_not_have() -> None:
         if (found := NAMED.findall(text))
     }
     assert not named
-
-
-def test_such_a_hint_is_seen() -> None:
-    source = '"""Of ppo.clip."""\nraise ValueError(f"{count} left; set ppo.overlong_filtering=false")\n'
-    assert [NAMED.findall(text) for text in texts(ast.parse(source))] == [["ppo.overlong_filtering"]]

@@ -24,7 +24,7 @@ from killing import (
 
 from lockstep.cluster.sampler_pool import SamplerLost
 from lockstep.config.loading import load
-from lockstep.report.log import lines, read_metrics
+from lockstep.report.log import read_metrics
 from lockstep.run.stop import Stopped
 from lockstep.run.train import train
 
@@ -45,14 +45,6 @@ def test_samples_are_a_step_old_and_the_policy_learns_from_them(run: Run) -> Non
     assert all(row["agreement/max_abs_logprob_diff"] < 1e-5 for row in trained), "at the weights that sampled"
     early, late = ([row["train/reward"] for row in part] for part in (trained[:5], trained[-5:]))
     assert sum(late) > sum(early) + 1.0
-
-
-def test_the_time_of_the_sampler_is_told_beside_that_of_the_step(run: Run) -> None:
-    run(*AHEAD, "run.max_steps=3")
-    seconds = {row["step"]: row for row, _ in lines(Path("run/timings.jsonl"))}
-    assert ["generate" in seconds[step] for step in (1, 2, 3)] == [True, False, False]
-    assert ["beside/generate" in seconds[step] for step in (1, 2, 3)] == [True, True, False], "none for a step 4"
-    assert all("wait for rollouts" in seconds[step] for step in (1, 2))
 
 
 def test_a_stopped_run_goes_on_to_the_same_bits_and_validation_changes_nothing(run: Run) -> None:

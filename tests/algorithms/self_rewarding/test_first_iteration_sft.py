@@ -82,12 +82,6 @@ def test_data_without_answers_is_refused(learn: Run) -> None:
         dry_run(load("tiny.yaml", [FIRST, *asked]))
 
 
-def test_answers_longer_than_the_policys_are_refused(learn: Run) -> None:
-    asked = write_rows(*[{"question": "start", "answer": "k " * 60}] * 16)
-    with pytest.raises(DataError, match=r"more than sft.max_tokens=56"):
-        learn(FIRST, *asked)
-
-
 @pytest.mark.parametrize(
     ("override", "said"),
     [

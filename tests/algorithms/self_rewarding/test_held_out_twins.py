@@ -14,7 +14,6 @@ from tiny_recipe import SELF_REWARDING
 
 from lockstep.config.loading import load
 from lockstep.report.log import read_metrics
-from lockstep.run.dry_run import dry_run
 from lockstep.run.train import train
 
 OF_LEARNING = {"train/grad_norm", "train/lr", "train/iteration", "train/epoch"}
@@ -73,12 +72,6 @@ def test_answers_are_the_references_until_the_next_iteration_and_pairs_are_ranke
 
 
 @pytest.mark.full
-def test_where_the_current_policy_acts_it_answers_held_out_prompts(learn: Run) -> None:
-    rows = validated(learn("self_rewarding.acting_policy=current", "optimizer.lr=0.1", "run.max_steps=2"))
-    assert len({row["val/generated_rewards"] for row in rows}) == 3
-
-
-@pytest.mark.full
 def test_each_validation_has_a_table_of_prompts_chosen_and_rejected_answers(learn: Run) -> None:
     learn("run.num_logged_samples=3", "run.max_steps=2")
     told = tables()
@@ -108,20 +101,6 @@ def test_costs_are_bounded_and_more_prompts_than_a_step_has_are_taken_in_parts(l
     learn("run.max_steps=0", "run.folder=shown", more, "run.num_logged_samples=99")
     assert len(tables("shown")[0]) == 11
     assert [row["id"] for row in tables("shown")[0]][:8] == asked
-
-
-def test_held_out_prompts_need_no_other_reward(learn: Run) -> None:
-    none = ["validation_reward=null", "validation_sampling=null", "run.max_steps=1"]
-    rows = learn(*none)
-    assert [row["step"] for row in validated(rows)] == [0, 1]
-    assert not any(name.startswith("validation/") for row in rows for name in row)
-    assert "validations: 2" in dry_run(load("tiny.yaml", [*none, "run.folder=dry"]))
-
-
-def test_while_the_datas_answers_are_imitated_there_is_nothing_to_tell(learn: Run) -> None:
-    rows = learn("self_rewarding.first_iteration={algorithm: sft}")
-    assert [row["step"] for row in validated(rows)] == [3, 4]
-    assert [row["step"] for row in rows if "validation/reward" in row] == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.full

@@ -141,12 +141,6 @@ def test_there_may_be_no_pair(one: Judged[float], decide: Callable[[str, str], s
     assert judge_pairs(answers(one), 1, settings, 0)[0] == []
 
 
-def test_an_answer_of_which_the_judge_saw_only_the_beginning_has_no_part() -> None:
-    settings, _ = meta(alphabetical)
-    one = judged(("a", 1.0), ("b", 4.0))
-    assert judge_pairs(answers(replace(one, shortened=True)), 1, settings, 0)[0] == []
-
-
 def test_answers_whose_judgements_are_too_long_to_ask_about_make_room_for_others() -> None:
     settings, referee = meta(alphabetical)
     long, short = judged(("a" * 99, 0.0), ("b", 5.0)), judged(("a", 3.0), ("b", 4.0))
@@ -154,12 +148,6 @@ def test_answers_whose_judgements_are_too_long_to_ask_about_make_room_for_others
     pairs, told, _ = judge_pairs(answers(long, short), 1, settings, 0)
     assert [pair.doubted.response for pair in pairs] == ["answer 1"]
     assert (told.floats()["too_long"], told.floats()["no_verdict"]) == (1, 0)
-
-
-def test_scores_alone_are_no_reasons() -> None:
-    settings, _ = meta(alphabetical)
-    bare = Judged(tuple(Judgement(Verdict(s), Answer(f"**{s:g}**", True, (7,), (0,))) for s in (1.0, 4.0)))
-    assert judge_pairs(answers(bare), 1, settings, 0)[0] == []
 
 
 def test_a_judgement_that_is_too_long_is_not_preferred() -> None:

@@ -73,11 +73,6 @@ def drawn(question: str) -> float:
     return hashlib.sha256(question.encode()).digest()[0] / 256
 
 
-def read_mostly(question: str) -> Said:
-    """Names one time in four the one shown first, without reading."""
-    return (200, "Winner: A") if drawn(question) < 0.25 else read(question)
-
-
 def not_read(question: str) -> Said:
     """Names the one shown first, three times of four."""
     return 200, f"Winner: {'B' if drawn(question) < 0.25 else 'A'}"
@@ -133,33 +128,6 @@ def test_judgements_of_held_out_answers_are_compared_as_well(learn: Run, reader:
     found = [line for line in table if line["status"] == "judge_pair"]
     assert found
     assert all("Score:" in line["chosen"] and "Score:" in line["rejected"] for line in found)
-
-
-@pytest.mark.full
-def test_iterations_without_judge_pairs(learn: Run) -> None:
-    rows = steps(learn("self_rewarding.meta_judge_pcnt=[0.5,0]"))
-    having = [row["train/iteration"] for row in rows if "meta_judge/consistent" in row]
-    assert set(having) == {0.0}
-    assert {row["train/iteration"] for row in rows} == {0.0, 1.0}
-
-
-def test_the_plain_loop_asks_no_meta_judge(learn: Run) -> None:
-    rows = steps(learn("self_rewarding.use_meta_judge=false", "meta_judge=null"))
-    assert not any(name.startswith(("meta_judge/", "train/judge_pair")) for row in rows for name in row)
-    assert not judge_pairs()
-
-
-@pytest.mark.full
-def test_options_of_the_meta_judge(learn: Run) -> None:
-    always = ["self_rewarding.meta_judge_pcnt=0.5", "data.task.known=0", "run.max_steps=1"]
-    with served(read_mostly) as own:
-        one = steps(learn(*own, *always, "run.folder=any"))[0]
-        assert judge_pairs("any")
-        learn(*own, *always, "run.folder=short", "meta_judge.max_judgement_tokens=1")
-        assert not judge_pairs("short")
-        other = steps(learn(*own, *always, "run.folder=agreed", "meta_judge.battles=order_consistency"))[0]
-    assert one["meta_judge/first_wins"] == other["meta_judge/first_wins"]
-    assert one["meta_judge/elo_gap"] != other["meta_judge/elo_gap"]
 
 
 def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(learn: Run, reader: list[str]) -> None:
@@ -237,33 +205,6 @@ def test_a_dry_run_looks_at_judges_and_at_what_is_known(in_tmp: Path, warm: str)
     for said in ("meta_judge.template", "judge.max_prompt_tokens", "nowhere.jsonl"):
         assert said in str(found.value)
     assert "validations" in dry_run(load("self_rewarding_meta_small", [*SHORT, *model]))
-
-
-def test_rows_need_no_right_answer_and_held_out_ones_nobody_else_who_scores(learn: Run) -> None:
-    asked = (json.dumps({"prompt": f"start {letter} end b has c has d no e"}) + "\n" for letter in "fghijklm")
-    Path("prompts.jsonl").write_text("".join(asked))
-    own = ["data.task=null", "data.train=prompts.jsonl", 'data.prompt="{prompt}\\n"', "validation_reward=null"]
-    own += ["validation_sampling=null", "run.max_steps=1"]
-    assert not any(name.startswith(("val/", "validation/")) for row in learn(*own) for name in row)
-    rows = learn(*own, "data.validation=prompts.jsonl", "run.folder=validated")
-    assert [row["step"] for row in rows if "val/generated_rewards" in row] == [0, 1]
-
-
-@pytest.mark.full
-def test_known_rows_of_ones_own(learn: Run) -> None:
-    scores = [{"prompt": "start a end b has c has d no e", "response": " a c d b", "score": 5}]
-    Path("scores.jsonl").write_text("".join(json.dumps(one) + "\n" for one in scores))
-    rows = learn("known.judgements=scores.jsonl", "data.task.known=0", "run.max_steps=1")
-    assert {"validation/judge_exact", "validation/meta_judge_accuracy"} & rows[0].keys() == {"validation/judge_exact"}
-    for row, said in (
-        ({"prompt": "p", "response": "r"}, "lacks score"),
-        ({"prompt": None, "response": "r", "score": 1}, "has null in the field 'prompt'"),
-        ({"prompt": "p", "response": "r", "score": 9}, "score is 9, but the judge's scores go from 0 to 5"),
-        ({"prompt": "p", "response": "r", "score": "high"}, "has text in the field 'score', which should be number"),
-    ):
-        Path("scores.jsonl").write_text(json.dumps(row) + "\n")
-        with pytest.raises(ValueError, match=f"scores.jsonl, line 1: {said}"):
-            learn("known.judgements=scores.jsonl", "run.folder=other")
 
 
 SEEDS = [11, 12, 13]

@@ -82,31 +82,6 @@ def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(learn: Run, 
     assert equal(held(4, "policy", "whole"), held(4, "policy", "parts"))
 
 
-def test_as_many_are_written_as_are_wanted(learn: Run) -> None:
-    also = "self_rewarding.first_iteration={algorithm: sft}", "data.overlong_prompts=skip"
-    rows = steps(learn("new_prompts.count=8", *also))
-    assert [row["train/iteration"] for row in rows] == [0, 1]
-    assert len(written(1)) == 8
-    assert not Path("run/prompts/iteration_000.jsonl").exists()
-
-
-@pytest.mark.full
-def test_the_request_and_its_sampling_are_the_users(learn: Run) -> None:
-    options = (
-        "seed=0",
-        "new_prompts.template='{example_1}'",
-        "new_prompts.sampling.temperature=1.0",
-        "new_prompts.sampling.top_p=0.5",
-    )
-    found = set[tuple[str, ...]]()
-    for number, option in enumerate(options):
-        learn("run.max_steps=1", "new_prompts.count=8", f"run.folder=run{number}", option)
-        found.add(tuple(written(0, f"run{number}")))
-    assert len(found) == len(options)
-    sampling = load("tiny.yaml").dump()["new_prompts"]["sampling"]
-    assert (sampling["temperature"], sampling["top_p"]) == (0.6, 0.9)
-
-
 def test_too_few_prompts_stop_the_run(learn: Run) -> None:
     with pytest.raises(
         TooFewPromptsError, match=r"iteration 0: 16 attempts gave \d+ new prompts of 16 \(\d+ unfinished"
@@ -142,9 +117,3 @@ def test_a_dry_run_says_whether_prompts_can_be_written(learn: Run, override: str
     with pytest.raises(DryRunError) as refused:
         dry_run(load("tiny.yaml", [override]))
     assert said in str(refused.value)
-
-
-def test_a_dry_run_says_how_many_are_written(learn: Run) -> None:
-    report = dry_run(load("tiny.yaml", ["new_prompts.count=8"]))
-    assert "8 new prompts after examples from 16 prompts" in report
-    assert "2 iterations × 1 steps of 8 prompts" in report

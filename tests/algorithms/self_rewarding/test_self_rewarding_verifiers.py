@@ -12,12 +12,7 @@ from self_rewarding_runs import Run, steps
 from tiny_recipe import SELF_REWARDING
 
 from lockstep.config.loading import load
-from lockstep.data.rows import DataError
 from lockstep.report.log import read_metrics
-from lockstep.rewards.base import RewardError
-from lockstep.run.dry_run import dry_run
-from lockstep.run.identity import ChangedError
-from lockstep.run.stop import Stopped
 from lockstep.run.train import train
 from lockstep.tasks.letters import Letters, demonstrations
 
@@ -102,29 +97,3 @@ def test_held_out_answers_are_compared_with_right_ones_though_no_training_row_ha
     right = ("data.validation=held_out.jsonl", "validation_reward.type=math", "validation_sampling.max_tokens=8")
     values = learn("verifier=null", *right, *FEW, "run.max_steps=1")
     assert [row["validation/accuracy"] for row in values if "validation/accuracy" in row] == [0.0, 0.0]
-
-
-def test_where_every_row_is_verified_the_judge_is_not_asked(learn: Run) -> None:
-    [row] = steps(learn("run.max_steps=1", "verifier={type: instructions, instructions: {field: asked}}", *FEW))
-    assert row["train/verified"] == 1.0
-    assert row["judge/no_verdict"] != row["judge/no_verdict"]  # a share of nothing
-
-
-def test_rewards_beyond_the_scale_are_refused(learn: Run) -> None:
-    with pytest.raises(RewardError, match=r"rows.jsonl:3: its verifier gives 3, but beside a judge rewards go from 0"):
-        learn(VERIFIER.replace("silent", "beyond"))
-
-
-def test_rows_must_suit_their_verifier(learn: Run) -> None:
-    with pytest.raises(DataError, match="names in the field 'kind' the verifier 'python'"):
-        learn("verifier.function=null")
-    report = dry_run(load("tiny.yaml", [VERIFIER]))
-    assert "by row; of the first 16 rows: 8 judge, 4 instructions, 4 python" in report
-
-
-def test_a_changed_verifier_is_noticed(learn: Run) -> None:
-    with pytest.raises(Stopped):
-        learn("run.max_time_s=0.01")
-    Path("verifiers.py").write_text(VERIFIERS.replace("None", "0.5"))
-    with pytest.raises(ChangedError, match=r"code\.verifier\.function was"):
-        learn()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.ladder.tasks.choices import ACTIONS, Choices, poorer_value, value
+from benchmarks.ladder.tasks.choices import ACTIONS, Choices, value
 
 
 def rows(folder: Path, **options: Any) -> list[dict[str, Any]]:
@@ -37,15 +37,6 @@ def test_the_best_answer_is_worth_one(tmp_path: Path, kind: str, length: int) ->
         assert found == values(row)
 
 
-def test_states_pay_differently(tmp_path: Path) -> None:
-    assert len({tuple(values(row)) for row in rows(tmp_path, kind="bandit")}) == 4
-
-
-def test_a_lock_opens_by_one_answer_and_its_trap_pays_less(tmp_path: Path) -> None:
-    for row in rows(tmp_path, kind="lock", length=2, trap=0.25):
-        assert sorted(values(row)) == [0.0] * 5 + [0.25] * 3 + [1.0]
-
-
 def test_what_is_no_answer_is_worth_nothing(tmp_path: Path) -> None:
     row = rows(tmp_path, kind="lock", length=2, seed=1)[0]
     right = max((" ".join(pair) for pair in product("abc", repeat=2)), key=lambda pair: value("", pair, "", row))
@@ -70,9 +61,3 @@ def test_in_a_process_what_pays_most_now_is_not_best(tmp_path: Path) -> None:
             said = max((f"{said} {place}" for place in "abcde"), key=lambda one: value("", one, "", row))
         greedy.append(value("", said, "", row))
     assert sum(greedy) / len(greedy) < 0.7
-
-
-def test_every_second_state_is_poor(tmp_path: Path) -> None:
-    rich, poor, *_ = rows(tmp_path, kind="bandit")
-    assert poorer_value("", "a", "", rich) == value("", "a", "", rich)
-    assert poorer_value("", "a", "", poor) == pytest.approx(0.01 * value("", "a", "", poor))

@@ -36,25 +36,12 @@ def play(row: dict[str, Any], guesses: list[str]) -> tuple[str, float]:
     return text, rewards
 
 
-def test_each_number_is_trained_on_once_and_validated_on_as_often_as_the_others(files: TaskFiles) -> None:
-    assert [row["number"] for row in rows(files.train)] == list(range(1, 32))
-    assert sorted(row["number"] for row in rows(files.validation)) == sorted(list(range(1, 32)) * 2)
-    assert {row["question"] for row in rows(files.train)} == {"1 to 31"}
-
-
 def test_the_game_answers_and_rewards_a_number_that_is_found() -> None:
     row = {"number": 20, "turns": 3}
     assert play(row, ["16?", "24?", "20?"]) == ("16? higher\n24? lower\n20?", 1.0)
     assert play(row, ["20?", "24?"]) == ("20?", 1.0)
     assert play(row, ["16?", "24?", "19?", "20?"]) == ("16? higher\n24? lower\n19?", 0.0)
     assert play(row, ["16?", "higher?", "20?"]) == ("16? higher\nhigher?", 0.0)
-
-
-def test_halving_is_in_each_row_and_finds_the_number_in_time(files: TaskFiles) -> None:
-    for row in rows(files.train):
-        guesses = re.findall(r"\d+\?", row["answer"])
-        assert len(guesses) <= SPEC.turns
-        assert play(row, guesses) == (row["answer"], 1.0)
 
 
 def test_demonstrations_keep_to_what_is_still_possible_and_are_what_the_game_would_say(files: TaskFiles) -> None:

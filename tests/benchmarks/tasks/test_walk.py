@@ -6,9 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-from pydantic import ValidationError
-
 from benchmarks.ladder.tasks.walk import Walk, draw_ways, find_dry, list_syllables, number_places, reward
 
 SPEC = Walk(name="walk", places=20, validation_walks=8, moves=6, demonstrations=400, seed=3)
@@ -29,12 +26,6 @@ def test_walks_follow_the_ways_and_note_the_ground(tmp_path: Path) -> None:
             assert note == ("dry" if place in dry else "wet")
 
 
-def test_no_beginning_is_held_out_and_learned(tmp_path: Path) -> None:
-    rows = {name: {row["question"] for row in read(tmp_path, name)} for name in ("train", "validation")}
-    assert len(rows["validation"]) > 4
-    assert not rows["train"] & rows["validation"]
-
-
 def test_the_reward_is_the_share_of_dry_places() -> None:
     names, dry = list_syllables(), find_dry(20, 3)
     good, bad = names[min(dry)], names[min(set(range(20)) - dry)]
@@ -43,10 +34,3 @@ def test_the_reward_is_the_share_of_dry_places() -> None:
     assert reward("", f" {good} wet {bad} dry" * 3, "", row) == 0.5
     assert reward("", f" {good}" * 3, "", row) == 0.5
     assert reward("", f" {bad}" * 6 + f" {good}" * 6, "", row) == 0.0
-
-
-def test_a_graph_has_room_for_its_walks() -> None:
-    with pytest.raises(ValidationError, match="places"):
-        Walk(name="walk", places=2)
-    with pytest.raises(ValidationError, match="hold out fewer"):
-        Walk(name="walk", places=20, validation_walks=40)

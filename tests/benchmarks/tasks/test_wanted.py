@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from benchmarks.ladder.tasks.wanted import Wanted, score
 from lockstep.judge.verdicts import ScoreParser, WinnerParser
@@ -52,25 +51,3 @@ def test_demonstrations_come_in_their_shares_and_can_be_read(tmp_path: Path) -> 
             assert marks.count(row["answer"].split()[-1]) == max(marks.count("A"), marks.count("B"))
     answers = [score(row["question"], row["answer"], "", {}) for row in rows if row["question"].startswith("want")]
     assert sum(answers) / len(answers) == pytest.approx(5 / 4, abs=0.2)
-
-
-def test_judgements_are_wrong_about_one_letter_in_ten(tmp_path: Path) -> None:
-    rows = made(tmp_path, "demonstrations.jsonl", demonstrations=1000, judge_share=1.0, compare_share=0.0)
-    found = []
-    for row in rows:
-        _, _, wanted, _, *written = row["question"].split()
-        judged = {"prompt": f"want {wanted}", "response": " ".join(written)}
-        found.append(mistakes(judged, row["answer"].split(" Score:")[0]))
-    assert sum(found) / (5 * len(found)) == pytest.approx(0.1, abs=0.015)
-
-
-def test_what_is_not_five_letters_is_worth_nothing() -> None:
-    assert score("want c\n", " c c a c c", "", {}) == 4
-    assert score("want c\n", " c c a c", "", {}) == 0
-    assert score("want c\n", " c c yes c c", "", {}) == 0
-    assert score("want c\n", " c c ab c c", "", {}) == 0  # a word, though its letters are
-
-
-def test_shares_leave_room() -> None:
-    with pytest.raises(ValidationError, match="together they are above 1"):
-        Wanted.model_validate({"name": "wanted", "demonstrations": 1, "judge_share": 0.6, "compare_share": 0.5})

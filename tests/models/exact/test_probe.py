@@ -157,26 +157,6 @@ def test_a_damaged_verdict_counts_for_nothing(
     assert [json.loads(file.read_text())["exact"] for file in verdicts.iterdir()] == [True] * PRODUCTS
 
 
-def test_where_nothing_can_be_kept_each_probe_tries_again(
-    config: PreTrainedConfig, verdicts: Path, count: Callable[[], int]
-) -> None:
-    verdicts.touch()  # an entry can be written here as little as on a full disk
-    assert probe.probe(config, dtype="fp32") is None
-    first = count()
-    assert first
-    assert probe.probe(config, dtype="fp32") is None
-    assert count() == first
-
-
-@pytest.mark.usefixtures("verdicts")
-def test_a_product_that_differs_is_named_again(config: PreTrainedConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "linear", differing)
-    found = probe.probe(config, dtype="fp32")
-    assert found == "a product of 48 by 32 in torch.float32 is not the same in any batch on this machine"
-    monkeypatch.setattr(probe, "linear", linear)
-    assert probe.probe(config, dtype="fp32") == found
-
-
 @pytest.mark.usefixtures("verdicts")
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_probe_sees_what_differs_on_one_thread_as_what_differs_on_all(
