@@ -82,25 +82,3 @@ def test_the_reader_of_a_sample_chooses_when_new_ones_come(live: tuple[Path, Pag
     page.click("#renew")
     page.wait_for_selector(".line >> text=second")
     assert page.locator(".line:visible").count() == 2
-
-
-@pytest.mark.full
-def test_an_alarm_appears_at_the_head(live: tuple[Path, Page]) -> None:
-    folder, page = live
-    broken = {"agreement/token_mult_prob_error": 1.5, "agreement/bound": 1.001, "agreement/breach": 1.0}
-    Logs(folder).metrics(3, broken)
-    page.wait_for_selector(".alarms li")
-    assert page.locator("#alarms").inner_text() == ("step 3: sampler and learner disagree: mean e^|Δ| 1.5, bound 1.001")
-
-
-@pytest.mark.full
-def test_the_page_says_that_its_server_is_gone(written: Written, browser: Browser) -> None:
-    folder = written(metrics=METRICS)
-    page = browser.new_page()
-    with open_server(LiveRuns([folder], folder.parent), 0) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        page.goto(f"http://127.0.0.1:{server.server_port}/")
-        page.wait_for_selector("#curves[data-made] > *")
-        server.shutdown()
-    page.wait_for_selector("#made:has-text('lockstep watch does not answer')")
-    page.close()

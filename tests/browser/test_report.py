@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Page
-from report_pages import METRICS, REWARDS, page_of, rows, sample, token_columns, traces, until
+from report_pages import METRICS, page_of, rows, sample, token_columns, traces, until
 
 from lockstep.cli import main
 
@@ -33,22 +33,6 @@ def test_curves_show_what_was_logged_and_gaps_where_that_is_no_number(written: W
 
 
 @pytest.mark.full
-def test_smoothing_is_a_mean_that_fades(written: Written, opened: Opened) -> None:
-    page = opened(page_of(written(metrics=METRICS)))
-    page.locator("#smoothing").fill("0.5")
-    until(page, "document.querySelector(`[data-metric='train/reward'] .chart`).data?.length === 2")
-    faint, smooth = traces(page, "train/reward")
-    assert faint["y"] == [0.1, 0.5, 0.2, None, 0.4]
-    expected, seen = [], []
-    for reward in REWARDS:
-        seen += [reward] if math.isfinite(reward) else []
-        weights = [0.5 ** (len(seen) - 1 - i) for i in range(len(seen))]
-        mean = sum(w * x for w, x in zip(weights, seen, strict=True)) / sum(weights)
-        expected.append(mean if math.isfinite(reward) else None)
-    assert smooth["y"] == pytest.approx(expected)
-
-
-@pytest.mark.full
 def test_runs_lie_over_each_other_and_can_be_switched_off(written: Written, opened: Opened) -> None:
     other = [{"train/reward": 0.7}]
     page = opened(page_of(written("one", METRICS, [[sample()]]), written("two", other, [[sample(), sample()]])))
@@ -59,32 +43,6 @@ def test_runs_lie_over_each_other_and_can_be_switched_off(written: Written, open
     page.click("text=Samples")
     page.wait_for_selector(".line")
     assert rows(page, 0) == ["two", "two"]
-
-
-@pytest.mark.full
-def test_zooming_one_curve_zooms_all(written: Written, opened: Opened) -> None:
-    page = opened(page_of(written(metrics=METRICS)))
-    for metric in ("train/reward", "policy/loss"):
-        traces(page, metric)
-    box = page.locator("[data-metric='train/reward'] .u-over").first.bounding_box()
-    assert box is not None
-    middle = box["y"] + box["height"] / 2
-    page.mouse.move(box["x"] + box["width"] * 0.25, middle)
-    page.mouse.down()
-    page.mouse.move(box["x"] + box["width"] * 0.75, middle, steps=5)
-    page.mouse.up()
-    other = "document.querySelector(`[data-metric='policy/loss'] .chart`).layout.xaxis.range"
-    until(page, f"state.steps !== null && {other}[0] > 1.5")  # charts are drawn one by one
-    low, high = page.evaluate(other)
-    assert (low, high) == (pytest.approx(2.0, abs=0.1), pytest.approx(4.0, abs=0.1))
-
-
-@pytest.mark.full
-def test_the_logarithmic_axis(written: Written, opened: Opened) -> None:
-    page = opened(page_of(written(metrics=METRICS)))
-    traces(page, "train/reward")
-    page.locator("#logarithmic").check()
-    until(page, "document.querySelector(`[data-metric='train/reward'] .chart`).layout.yaxis.type === 'log'")
 
 
 def test_agreement_times_and_recipes_are_there(written: Written, opened: Opened) -> None:
@@ -118,13 +76,6 @@ def test_samples_sort_by_a_column_and_what_has_no_score_comes_last(written: Writ
     assert rows(page, 1) == ["3", "0.5", "−0.25", "−2", "–"]
 
 
-@pytest.mark.full
-def test_samples_sort_by_text(written: Written, opened: Opened) -> None:
-    page = opened(page_of(written(samples=[[sample(text) for text in ("b", "c", "a")]])), "samples")
-    page.click(".head:has-text('response')")
-    assert rows(page, 5) == ["a", "b", "c"]
-
-
 def test_samples_are_filtered_by_step_and_text(written: Written, opened: Opened) -> None:
     logged = [[sample("apples"), sample("pears")], [sample("Apples", truncated=True)], [sample("apples")]]
     page = opened(page_of(written(samples=logged)), "samples")
@@ -151,32 +102,6 @@ def test_a_rollout_opens_token_by_token(written: Written, opened: Opened) -> Non
     assert shown["value"] == "0.2"
     assert shown["train − sample"] == "−2.000e−6"
     assert shown["probability"] == "0.1353"
-
-
-def test_what_an_environment_said_has_no_value(written: Written, opened: Opened) -> None:
-    token = {**token_columns(["spin", "20", "yes"], value=[1.0, -99.0, 6.0]), "mask": [1, 0, 1]}
-    page = opened(page_of(written(samples=[[sample(token=token)]])), "samples")
-    choose(page)
-    page.click("[data-colouring=value]")
-    painted = page.locator(".token").evaluate_all("tokens => tokens.map(token => token.style.backgroundColor !== '')")
-    assert painted == [True, False, True]
-    assert page.locator(".ends").all_inner_texts() == ["0", "6"]
-    page.hover(".token >> nth=1")
-    assert "−99" not in page.locator(".tip").inner_text()
-
-
-def test_a_character_in_two_tokens_is_seen_in_the_response(written: Written, opened: Opened) -> None:
-    samples = [
-        sample("é", token=token_columns(["\ufffd", "\ufffd"], value=[0.0, 1.0])),
-        sample("old", token={"text": []}),
-    ]
-    page = opened(page_of(written(samples=[samples])), "samples")
-    choose(page)
-    assert page.locator(".token").all_inner_texts() == ["\ufffd", "\ufffd"]
-    assert page.locator(".tokens + .text").inner_text() == "é"
-    choose(page, 1)
-    page.wait_for_selector(".rollout .text:text-is('old')")
-    assert page.locator(".token").count() == 0
 
 
 def test_a_pair_shows_both_answers_and_what_the_judge_said(written: Written, opened: Opened) -> None:
@@ -228,19 +153,6 @@ def luminance(colour: str) -> float:
     shares = [int(number) / 255 for number in re.findall(r"\d+", names.get(colour, colour))]
     linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-@pytest.mark.full
-def test_keys_walk_through_rows_and_tokens(written: Written, opened: Opened) -> None:
-    page = opened(page_of(written(samples=[[sample(score=score) for score in range(40)]])), "samples")
-    choose(page)
-    for key in ("ArrowDown", "ArrowDown", "ArrowUp", "PageDown", "End"):
-        page.keyboard.press(key)
-    assert page.locator(".line[aria-selected=true] span").nth(1).inner_text() == "39"
-    page.wait_for_selector(".rollout dd:text-is('39')")
-    page.locator(".token").first.focus()
-    page.keyboard.press("ArrowRight")
-    assert page.locator(".tip strong").inner_text() == '"+5"'
 
 
 HOSTILE = [
@@ -312,25 +224,6 @@ def test_a_million_rows_stay_usable(written: Written, opened: Opened) -> None:
     assert page.locator("#samples *").count() < 500
 
 
-@pytest.mark.full
-def test_a_page_of_a_run_under_way(written: Written, opened: Opened) -> None:
-    folder = written(metrics=METRICS, samples=[[sample()]], timings=[{"generate": 1.0}])
-    for name in ("metrics", "samples", "timings"):
-        with (folder / f"{name}.jsonl").open("a") as file:
-            file.write('{"step": 6, "train/rew')
-    page = opened(page_of(folder))
-    assert "step 5 of 30 · not finished" in page.locator(".run").inner_text()
-    assert traces(page, "train/reward")[0]["x"] == [1, 2, 3, 4, 5]
-
-
-@pytest.mark.full
-def test_a_page_of_a_run_that_has_barely_begun(written: Written, opened: Opened) -> None:
-    page = opened(page_of(written()))
-    for view in ("Agreement", "Time", "Samples", "Curves"):
-        page.click(f"nav >> text={view}")
-        page.wait_for_selector(f"#{view.lower()} .empty")
-
-
 def test_each_validation_has_a_table_of_held_out_prompts_the_newest_first(written: Written, opened: Opened) -> None:
     def validated(chosen: str) -> dict[str, Any]:
         pair = {"chosen": chosen, "chosen_score": 4.0, "rejected": "bad\nend", "rejected_score": 1.5}
@@ -350,28 +243,6 @@ def test_each_validation_has_a_table_of_held_out_prompts_the_newest_first(writte
     page.click("nav >> text=Samples")
     page.wait_for_selector(".line")
     assert rows(page, 1) == ["", "held out", "", "held out", "held out"]
-
-
-@pytest.mark.full
-def test_held_out_figures_have_their_interval_and_their_best_step(written: Written, opened: Opened) -> None:
-    validated = [
-        {"validation/accuracy": value, "validation/accuracy_low": value - 0.1, "validation/accuracy_high": value + 0.05}
-        for value in (0.25, 0.75, 0.5)
-    ]
-    page = opened(page_of(written(metrics=validated)))
-    assert [trace["y"] for trace in traces(page, "validation/accuracy")] == [
-        [0.25, 0.75, 0.5], pytest.approx([0.15, 0.65, 0.4]), pytest.approx([0.3, 0.8, 0.55]), [0.75]
-    ]  # fmt: skip
-    assert traces(page, "validation/accuracy")[-1]["x"] == [2]  # the ring around the best step
-    assert not page.locator("[data-metric='validation/accuracy_low']").count()
-    told = page.locator(".run").inner_text().replace("\xa0", " ")  # an interval stays on its line
-    assert "held-out accuracy 0.250 [0.150, 0.300] → 0.500 [0.400, 0.550] · best 0.750 [0.650, 0.800] at step 2" in told
-
-
-def test_infinite_options_and_steps_without_an_end(written: Written, opened: Opened) -> None:
-    page = opened(page_of(written(metrics=METRICS, run={"max_steps": -1}, ppo={"clip": math.inf})), "recipe")
-    assert "Infinity" in page.locator("#recipe").inner_text()
-    assert "step 5 · not finished" in page.locator(".run").inner_text()
 
 
 def test_the_command_writes_one_file(written: Written, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:

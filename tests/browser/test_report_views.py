@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page
-from report_pages import METRICS, page_of, rows, sample, traces, until
+from report_pages import METRICS, page_of, rows, sample, traces
 
 from lockstep.cli import main
 from lockstep.config.loading import describe, load
@@ -18,32 +18,6 @@ from lockstep.run.certificate import write_run_certificate
 pytestmark = pytest.mark.needs("browser")
 Written = Callable[..., Path]
 Opened = Callable[..., Page]
-
-
-def test_tabs_stay_in_sight(written: Written, opened: Opened) -> None:
-    metrics = [{f"train/metric{number}": float(step) for number in range(40)} for step in range(3)]
-    page = opened(page_of(written(metrics=metrics, samples=[[sample()]])))
-    for tab in ("Recipe", "Curves"):
-        page.click(f"nav >> text={tab}")
-        page.wait_for_selector(f"#{tab.lower()}[data-made] > *")
-        assert page.locator("h1").evaluate("heading => heading.getBoundingClientRect().top") >= 0
-    page.mouse.wheel(0, 3000)
-    until(page, "window.scrollY > 500")
-    assert page.locator("nav").evaluate("tabs => tabs.getBoundingClientRect().top") == 0
-    page.click("nav >> text=Agreement")
-    until(page, "!document.querySelector('#agreement').hidden")
-    assert page.locator("nav").evaluate("tabs => tabs.getBoundingClientRect().top") >= 0
-    page.go_back()
-    until(page, "!document.querySelector('#curves').hidden")
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_each_phase_has_a_color_of_its_own(written: Written, opened: Opened, scheme: str) -> None:
-    timings = [{f"phase {number}": 1.0 for number in range(20)}]
-    page = opened(page_of(written(metrics=METRICS, timings=timings)), "time", color_scheme=scheme)
-    until(page, "Boolean(document.querySelector('[data-plot=phases] .chart').data)")
-    colors = page.evaluate("document.querySelector('[data-plot=phases] .chart').data.map((trace) => trace.line.color)")
-    assert len(set(colors)) == len(colors) == 20
 
 
 def test_who_works_and_who_waits(written: Written, opened: Opened) -> None:
@@ -122,16 +96,6 @@ def test_constant_metrics_share_a_line_and_each_metric_has_a_sentence(written: W
     assert sentence == "Mean advantage of the trained tokens, before whitening."
 
 
-def test_validations_are_dots(written: Written, opened: Opened) -> None:
-    metrics = [{"validation/accuracy": step / 100, "train/reward": step / 100} for step in range(60)]
-    page = opened(page_of(written(metrics=metrics)))
-    modes = {}
-    for metric in ("validation/accuracy", "train/reward"):
-        traces(page, metric)
-        modes[metric] = page.evaluate(f"document.querySelector(`[data-metric='{metric}'] .chart`).data[0].mode")
-    assert modes == {"validation/accuracy": "lines+markers", "train/reward": "lines"}
-
-
 def test_samples_of_one_prompt_stand_together_and_the_first_is_open(written: Written, opened: Opened) -> None:
     logged = [
         sample(text, id=prompt, logged_as="best score", **{"reward/math": 0.25})
@@ -150,32 +114,6 @@ def test_samples_of_one_prompt_stand_together_and_the_first_is_open(written: Wri
     assert page.locator(".line.begins").count() == 0
 
 
-def test_the_newest_samples_are_on_top(written: Written, opened: Opened) -> None:
-    folders = [written(name, samples=[[sample(f"{name}{step}")] for step in (1, 2)]) for name in ("one", "two")]
-    page = opened(page_of(*folders), "samples")
-    assert rows(page, 6) == ["one2", "two2", "one1", "two1"]
-
-
-def test_marks_on_an_axis_are_told_apart(written: Written, opened: Opened) -> None:
-    page = opened(page_of(written(metrics=METRICS)))
-    tell = "splits => tickTexts(splits, 'linear')"
-    assert page.evaluate(tell, [0.9999995, 1, 1.0000005]) == ["0.9999995", "1.0000000", "1.0000005"]
-    assert page.evaluate(tell, [0, 1e-5, 2e-5, 4e-5]) == ["0", "1e−5", "2e−5", "4e−5"]
-    assert page.evaluate(tell, [1e-5, 1.5e-5]) == ["1.0e−5", "1.5e−5"]
-    assert page.evaluate(tell, [0.5, 0.75, 1]) == ["0.50", "0.75", "1.00"]
-    assert page.evaluate(tell, [2e6, 2.5e6]) == ["2.0e6", "2.5e6"]
-    assert page.evaluate(tell, [10, 20]) == ["10", "20"]
-
-
-def test_what_goes_on_in_a_phase_is_said(written: Written, opened: Opened) -> None:
-    timings = [{"generate": 1.0, "mine": 3.0, "beside/generate": 9.0, "beside/mine": 8.0}]
-    page = opened(page_of(written(metrics=METRICS, timings=timings)), "time")
-    told = page.locator("#time td:last-child").all_inner_texts()
-    scored = "the sampler answers prompts, and the answers are scored"
-    beside = "while the phases above went on"
-    assert told == ["", scored, "", f"{scored}, {beside}", beside]
-
-
 def test_a_recipe_is_searched_and_compared_with_the_shipped_one(written: Written, opened: Opened) -> None:
     folder = written(metrics=METRICS)
     loaded = load("ppo_arithmetic", ["ppo.clip=0.3"])
@@ -188,15 +126,6 @@ def test_a_recipe_is_searched_and_compared_with_the_shipped_one(written: Written
     page.fill("#option", "critic.LR".lower())
     shown = [row.locator("td").first.inner_text() for row in page.locator("#recipe tbody tr:visible").all()]
     assert shown == ["critic.lr"]
-
-
-def test_a_kl_that_is_asked_for_is_at_the_head(written: Written, opened: Opened) -> None:
-    metrics = [{"train/kl": 0.0}, {"train/kl": 0.25}]
-    page = opened(
-        page_of(written("asked", metrics, ppo={"kl": {"coef": 0.1}}), written("not", metrics, ppo={"kl": None}))
-    )
-    told = page.locator(".run").all_inner_texts()
-    assert ["KL from the reference per token 0.000 → 0.250" in text for text in told] == [True, False]
 
 
 BAND_COLOURS = """card => {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from pathlib import Path
 
@@ -44,13 +43,3 @@ def test_pages_are_listed_for_programs(site: Path) -> None:
     twin = (site / "reference/lockstep_algorithms.md").read_text()
     assert ":::" not in twin
     assert "generated: int = 0" in twin
-
-
-def test_pages_that_are_rarely_sought_come_late_and_named_pages_are_links(site: Path) -> None:
-    index = json.loads((site / "search/search_index.json").read_text())
-    boosts = {entry["location"].partition("#")[0]: entry.get("boost", 1.0) for entry in index["docs"]}
-    late = {place for place, boost in boosts.items() if boost < 1.0}
-    assert {"measured.html", "changes.html"} < late
-    assert all(place in late for place in boosts if place.startswith("adr/"))
-    assert "guides/environments.html" not in late
-    assert "`docs/algorithms/ppo.md`](ppo.md)" in (site / "algorithms/grpo.md").read_text()

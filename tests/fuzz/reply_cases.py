@@ -52,7 +52,6 @@ def served(*models: Any) -> Reply:
 
 BODY = json.dumps(completed()).encode()
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
-PROTOCOL = "is not as OpenAI's protocol has it"
 
 POSTS: dict[str, tuple[Reply, str]] = {
     # counts

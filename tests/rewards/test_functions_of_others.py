@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from lockstep.errors import InputError
 from lockstep.rewards.reward_function import answers
 
 FUNCTIONS = """
@@ -50,24 +49,3 @@ def test_functions_of_verl_get_what_its_rows_have(name: str, expected: list[floa
     asked = answers(functions + name, "reward", "batch" if name.startswith("many") else "")
     question = [["18 is?", "yes", "", ROW], ["18 is?", "yes", "17", OTHER]]
     assert [found["reward"] for found in asked(question)] == expected
-
-
-@pytest.mark.parametrize(
-    ("row", "missing"), [(OTHER, "no field reward_model.ground_truth, and data.answer is empty"), ({}, "data_source")]
-)
-def test_a_row_that_is_none_of_verls_is_refused(row: dict[str, Any], missing: str, functions: str) -> None:
-    for name in ("compute_score", "later"):
-        [found] = answers(functions + name, "reward")([["18 is?", "yes", "", row]])
-        assert missing in found["wrong"], found
-
-
-@pytest.mark.parametrize("name", ["of_three", "of_five"])
-def test_one_that_cannot_take_what_verl_gives_is_refused_before_it_is_called(name: str, functions: str) -> None:
-    with pytest.raises(InputError, match=r"is called with \(data_source, .*, extra_info\); let it take these four"):
-        answers(functions + name, "reward")
-
-
-@pytest.mark.parametrize("name", ["trl", "trl_of_two", "verl_in_another_order"])
-def test_others_are_refused(name: str, functions: str) -> None:
-    with pytest.raises(InputError, match=r"as functions of another library do, .* docs/guides/rewards\.md"):
-        answers(functions + name, "reward")

@@ -140,53 +140,6 @@ def test_the_share_or_all_or_nothing() -> None:
     assert score("a b", *asked[:3], all_or_nothing=True) == 1.0
 
 
-KNOWN = "words, sentences, paragraphs, parts, "
-
-
-@pytest.mark.parametrize(
-    ("asked", "sentence"),
-    [
-        ({"id": "word", "at_least": 3}, 'whose id is "word"; there are: ' + KNOWN),
-        ({"at_least": 3}, "that has no id; there are: " + KNOWN),
-        ({"id": ["words"]}, "whose id is a list; there are: " + KNOWN),
-        ("words", 'that is not {"id": text, ...}; ids are: ' + KNOWN),
-        ({"id": "words", "at_lest": 3}, "words, that takes no at_lest; it takes at_least, at_most"),
-        ({"id": "json", "at_least": 3}, "json, that takes no at_least; it takes nothing"),
-        ({"id": "words"}, "words, that cannot be followed: say at_least, at_most or both"),
-        (
-            {"id": "words", "at_least": 5, "at_most": 2},
-            "words, that cannot be followed: at_least is 5 and at_most 2, so no",
-        ),
-        ({"id": "words", "at_least": -3}, "words, whose at_least is -3: input should be greater than or equal to 0"),
-        ({"id": "words", "at_least": "3"}, 'words, whose at_least is "3": input should be a valid integer'),
-        ({"id": "words", "at_least": True}, "words, whose at_least is true: input should be a valid integer"),
-        ({"id": "keywords", "at_least": 1}, "keywords, that lacks words"),
-        (
-            {"id": "keywords", "at_least": 1, "words": []},
-            "keywords, whose words is a list: list should have at least 1",
-        ),
-        ({"id": "keywords", "at_least": 1, "words": ["a", ""]}, 'keywords, whose words.1 is "": string should have'),
-        ({"id": "letter", "at_most": 1, "letter": "ab"}, 'letter, whose letter is "ab": string should have at most 1'),
-    ],
-)
-def test_what_is_no_instruction_is_told_when_rows_are_read(asked: Any, sentence: str) -> None:
-    said = instruction_reward.fault({"asked": [{"id": "title"}, asked]}, "asked")
-    assert said is not None
-    assert said.startswith(f"has in the field 'asked' an instruction, number 2, {sentence}")
-
-
-@pytest.mark.parametrize(
-    ("row", "sentence"),
-    [
-        ({}, "has no field 'asked', which a template, data.fields or the reward asks for"),
-        ({"asked": {"id": "title"}}, "has object in the field 'asked', which should be list"),
-        ({"asked": []}, "has in the field 'asked' no instruction"),
-    ],
-)
-def test_a_row_must_have_some(row: dict[str, Any], sentence: str) -> None:
-    assert str(instruction_reward.fault(row, "asked")).startswith(sentence)
-
-
 def test_numbers_of_a_file_and_nulls_of_a_table_are_taken(tmp_path: Path) -> None:
     asked = [{"id": "words", "at_least": 2, "at_most": None, "text": None}, {"id": "json", "at_least": None}]
     (tmp_path / "rows.jsonl").write_text(json.dumps({"asked": asked}) + "\n")

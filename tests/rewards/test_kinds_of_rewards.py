@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 from scoring_server import serving
 
 from lockstep.config import RewardSection
@@ -125,24 +124,6 @@ def test_a_sum_is_rounded_once_so_the_order_of_its_parts_is_nothing_to_it() -> N
         assert WeightedSum(parts)(PROMPTS[5:], ["5"], ["a"]) == [exact]
 
 
-def test_a_batch_function_sees_all_responses_at_once() -> None:
-    assert reward_of("ranked", batch=True) == [n / 6 for n in range(6)]
-
-
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("too_few", "called for a batch, returned 1 rewards for 6 responses; return one for each"),
-        ("no_list", "called for a batch, returned 1.0; return a list of rewards"),
-        ("one_bad", r"rows\.jsonl:3: reward\.function mine\.py:one_bad returned nan"),
-        ("value", "called for a batch, raised TypeError"),
-    ],
-)
-def test_a_batch_function_that_returns_no_rewards_is_refused(name: str, says: str) -> None:
-    with pytest.raises(RewardError, match=says):
-        reward_of(name, batch=True)
-
-
 @pytest.mark.parametrize("concurrency", [1, 4])
 def test_an_async_function_is_awaited_so_often_at_once_and_rewards_keep_their_order(concurrency: int) -> None:
     rewards = reward_of("most_at_once", concurrency=concurrency)
@@ -159,11 +140,6 @@ def test_an_async_function_that_fails_or_hangs_names_the_row() -> None:
             reward_of(name)
     with pytest.raises(RewardError, match=r"rows\.jsonl:3: .* did not answer within 0\.5 s and was ended"):
         reward_of("hangs", timeout_s=0.5)
-
-
-def test_concurrency_is_refused_where_calls_wait_for_one_another() -> None:
-    with pytest.raises(RewardError, match="is no `async def`"):
-        reward_of("value", concurrency=4)
 
 
 def served(reply: Callable[[dict[str, Any]], Any], **options: Any) -> list[float | None]:
@@ -233,25 +209,3 @@ def test_a_server_that_comes_back_is_asked_again_and_its_key_is_told_to_it_alone
         section = RewardSection.model_validate({"type": "server", "server": {"url": f"{url}/score"}})
         build(section)(PROMPTS, RESPONSES, ANSWERS)
     assert seen == [("/score", None)], "no key, no header"
-
-
-MATH: dict[str, Any] = {"type": "math"}
-
-
-@pytest.mark.parametrize(
-    ("section", "says"),
-    [
-        (MATH | {"parts": {"a": MATH}}, "parts goes with type: sum, and only with it"),
-        ({"type": "sum", "parts": {}}, "a sum has parts; name at least one"),
-        ({"type": "sum", "parts": {"a": MATH | {"weight": 0.0}}}, "every part of the sum has weight 0"),
-        ({"type": "sum", "parts": {"tampering": MATH}}, "is no name of a part"),
-        ({"type": "sum", "parts": {"a": {"type": "sum"}}}, "a part of a sum is no sum"),
-        (MATH | {"batch": True}, "batch and concurrency go with type: python"),
-        ({"type": "python", "function": "f.py:f", "batch": True, "concurrency": 2}, "a batch is one call"),
-        ({"type": "server"}, "type: server needs server"),
-        ({"type": "server", "server": {"url": "localhost/score"}}, "address begins with http"),
-    ],
-)
-def test_a_section_that_means_nothing_is_refused(section: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValidationError, match=says):
-        RewardSection.model_validate(section)

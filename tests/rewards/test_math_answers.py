@@ -9,7 +9,7 @@ import pytest
 
 from lockstep.config import RewardSection
 from lockstep.rewards.math_answer import find_answer, find_boxes, find_marked, find_right_answer
-from lockstep.rewards.math_reward import MathReward, read_right_answer
+from lockstep.rewards.math_reward import MathReward
 from lockstep.rewards.row_rules import rule_of
 from lockstep.types import Prompt
 
@@ -59,12 +59,6 @@ def test_only_rows_of_mathematics_need_a_right_answer_that_can_be_read() -> None
     assert "reward.marker" in str(rule.answer_fault({"by": "math"}, "many"))
 
 
-def test_a_prompt_that_opens_the_thought_leaves_no_answer_in_it() -> None:
-    opened = Prompt("rows.jsonl:7", "What?<think>\n", (1,), {})
-    assert score("4", r"It is \boxed{4}", prompt=opened) == 0.0
-    assert score("4", "hm \\boxed{5}\n</think>\n\\boxed{4}", prompt=opened) == 1.0
-
-
 def test_a_power_without_end_is_no_verdict() -> None:
     assert score("4", r"\boxed{9^{9^{9^{9}}}}") is None
 
@@ -104,8 +98,3 @@ def test_reading_takes_time_linear_in_the_text(name: str) -> None:
         return time.process_time() - start
 
     assert seconds(40_000) < 16 * seconds(10_000) + 1.0  # quadratic would be minutes
-
-
-def test_a_right_answer_is_read_once() -> None:
-    for _ in range(100_000):
-        assert read_right_answer(r"\frac{3}{4}", None) is not None

@@ -86,36 +86,3 @@ def test_one_that_is_killed_each_time_ends_the_run_and_names_the_row(quick: Path
         RewardLost, match=r"rows\.jsonl:1: .* ended its process \(killed by SIGKILL\), 2 times in a row; "
     ):
         score("if response == '1': os.kill(os.getpid(), 9)")
-
-
-def test_an_import_that_is_killed_is_tried_again(quick: Path) -> None:
-    Path("mine.py").write_text(f"{COUNTING}\nif count('n') < 2: os.kill(os.getpid(), 9)\ndef f(*given): return 1.0\n")
-    told: list[str] = []
-    assert PythonReward("mine.py:f", 60.0, note=told.append)(PROMPTS[:1], [""], [""]) == [1.0]
-    ended = "reward.function mine.py:f: importing it ended the process (killed by SIGKILL)"
-    assert told == [f"{ended}; starting it again (1 of 1 times)"]
-
-
-def test_an_import_that_is_killed_while_a_killed_one_is_started_again_is_tried_again(quick: Path) -> None:
-    Path("mine.py").write_text(
-        f"{COUNTING}\nif count('n') == 2: os.kill(os.getpid(), 9)\n"
-        "def f(*given):\n    if count('m') < 2: os.kill(os.getpid(), 9)\n    return 1.0\n"
-    )
-    told: list[str] = []
-    assert PythonReward("mine.py:f", 60.0, note=told.append)(PROMPTS[:1], [""], [""]) == [1.0]
-    assert ["importing it ended" in line for line in told] == [False, True]
-
-
-def test_one_that_is_killed_while_it_is_told_what_to_score_is_started_again(quick: Path) -> None:
-    Path("mine.py").write_text(
-        f"{COUNTING}\nimport threading, time\n"
-        "def end():\n    time.sleep(0.5)\n    os.kill(os.getpid(), 9)\n"
-        "if count('n') < 2:\n    threading.Thread(target=end).start()\n"
-        "    import socket\n    socket.SocketIO.readinto = lambda *given: time.sleep(9)\n"
-        "def f(*given): return 1.0\n"
-    )
-    told: list[str] = []
-    assert PythonReward("mine.py:f", 60.0, note=told.append)(PROMPTS[:1], ["a" * 10_000_000], [""]) == [1.0]
-    assert told == [
-        "reward.function mine.py:f: its process ended (killed by SIGKILL); starting it again (1 of 1 times)"
-    ]

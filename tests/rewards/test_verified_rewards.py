@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from lockstep.config.loading import load
 from lockstep.inference.eval_recipe import eval_recipe
 from lockstep.inference.evaluate import evaluate
-from lockstep.run.dry_run import dry_run
 from lockstep.tasks.arithmetic import distinct_problems
 
 Run = Callable[..., list[dict[str, Any]]]
@@ -52,31 +50,6 @@ def test_ppo_trains_on_rows_of_several_verifiers(run: Run) -> None:
     assert first["validation/reward"] == pytest.approx((4 * 0.5 + 0.0) / 12)
     assert first["validation/pass@1"] == 0.0
     assert first["validation/no_verdict"] == 4
-
-
-def test_all_or_nothing_is_an_accuracy(run: Run) -> None:
-    rows = run(
-        *write_rows(8),
-        "reward={type: instructions, function: null, instructions: {field: asked, all_or_nothing: true}}",
-        "data.bad_rows=skip",
-        "ppo.num_prompts_per_step=4",
-        "run.max_steps=1",
-    )
-    assert rows[0]["validation/accuracy"] == rows[0]["validation/pass@1"] == 0.0
-    assert "validation/reward" not in rows[0]
-
-
-def test_rows_that_their_verifier_cannot_read_are_counted(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    run(*write_rows(12), BY_ROW.replace("asked}", "absent}"), "data.bad_rows=skip", "run.max_steps=1")
-    assert "3 bad rows skipped" in capsys.readouterr().err
-
-
-def test_a_dry_run_says_what_the_rows_name(run: Run, in_tmp: Path) -> None:
-    report = dry_run(load("tiny.yaml", [*write_rows(16), BY_ROW]))
-    assert "by row; of the first 16 rows: 4 math, 4 instructions, 4 none, 4 code" in report
-    assert "the right answers of the first 4 rows can be read" in report
-    tested = "reward={type: code, function: null, code: {tests: tests}}"
-    assert "every row has tests" in dry_run(load("tiny.yaml", [*write_rows(16), tested, "data.bad_rows=skip"]))
 
 
 def test_an_evaluation_counts_what_passes_wholly(assets: Path, in_tmp: Path) -> None:
