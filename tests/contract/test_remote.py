@@ -8,8 +8,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -45,13 +46,17 @@ PLACE = Place(0, (0,), 0, on_gpu=False)
 KILLED = "(killed by SIGKILL|Ray says: The actor died unexpectedly.*)"
 
 
-@pytest.fixture(scope="module", params=["child", pytest.param("actor", marks=pytest.mark.needs("ray"))])
-def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
-    """Over each transport."""
-    if request.param == "actor":
-        request.getfixturevalue("ray")
-    section = ClusterSection(backend="local" if request.param == "child" else "ray")
-    with show_progress("tests") as shown, workers_of(section, Computation(device="cpu"), shown, ranks=2) as workers:
+@contextmanager
+def open_workers(backend: Literal["local", "ray"]) -> Iterator[Workers]:
+    section, computation = ClusterSection(backend=backend), Computation(device="cpu")
+    with show_progress("tests") as shown, workers_of(section, computation, shown, ranks=2) as workers:
+        yield workers
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    """Child processes."""
+    with open_workers("local") as workers:
         yield workers
 
 
@@ -143,17 +148,6 @@ def test_an_error_brings_its_traceback(shared: Remote) -> None:
     assert shared.call("echo", 1) == 1
 
 
-def test_an_unknown_verb_is_an_error(shared: Remote) -> None:
-    with pytest.raises(RemoteError, match="'Abacus' object has no attribute 'subtract'"):
-        shared.call("subtract", 1)
-
-
-def test_what_cannot_be_pickled_is_not_sent(shared: Remote) -> None:
-    with pytest.raises(AttributeError, match="lambda"):
-        shared.call("echo", lambda: None)
-    assert shared.call("echo", 1) == 1
-
-
 def test_streams_come_item_by_item(shared: Remote) -> None:
     pieces = shared.stream("pieces", 1000, 100_000)
     assert next(pieces)[0] == 0
@@ -174,12 +168,6 @@ def test_a_stream_that_breaks_says_so(shared: Remote) -> None:
     assert next(pieces) == 1
     with pytest.raises(RemoteError, match="the second piece is missing"):
         next(pieces)
-    assert shared.call("echo", 1) == 1
-
-
-def test_a_stream_is_no_result(shared: Remote) -> None:
-    with pytest.raises(TypeError, match=r"pieces of worker abacus streams its result; use Remote\.stream"):
-        shared.call("pieces", 3, 2)
     assert shared.call("echo", 1) == 1
 
 
@@ -248,6 +236,36 @@ def test_a_death_is_told_before_the_errors_it_may_have_caused(shared: Remote, ow
     assert failing.is_done(wait_s=5.0)
     with pytest.raises(WorkerDied, match=KILLED):
         outcomes([failing, own.submit("end", signal.SIGKILL)])
+
+
+def test_an_actor_keeps_the_contract_of_a_child(ray: None) -> None:
+    """Calls, refusals, errors, streams, a deadline, a death and a restart, over the other transport."""
+    with open_workers("ray") as workers:
+        own = abacus(workers, start=10)
+        assert own.call("echo", "x", twice=True) == ("x", "x")
+        assert own.call("add", 2) == 12
+        with pytest.raises(RemoteInputError, match=r"policy\.lr is -1"):
+            own.call("refuse")
+        with pytest.raises(RemoteError, match="fail of worker abacus raised LookupError: no such thing"):
+            own.call("fail")
+        assert [piece.tolist() for piece in own.stream("pieces", 2, 2)] == [[0, 0], [1, 1]]
+        pieces = own.stream("broken_pieces")
+        assert next(pieces) == 1
+        with pytest.raises(RemoteError, match="the second piece is missing"):
+            next(pieces)
+        pid = own.call("pid")
+        pending = own.submit("sleep", 60.0)
+        with pytest.raises(RuntimeError, match="was asked for add while sleep is under way"):
+            own.submit("add", 1)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(WorkerDied, match=KILLED):
+            pending.result()
+        own.restart()
+        assert own.call("add", 1) == 11, "afresh"
+        own.timeout_s = 0.5
+        with pytest.raises(RemoteTimeout, match=r"took longer than 0\.5 s over sleep and was ended"):
+            own.call("sleep", 60.0)
+        assert not own.alive()
 
 
 def test_threads_are_shared_out(own: Remote) -> None:
