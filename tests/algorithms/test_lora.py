@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from lockstep.cli import main
-from lockstep.config.loading import RecipeError, load
+from lockstep.config.loading import load
 from lockstep.report.log import read_metrics
 from lockstep.run.checkpoint import CheckpointError
 from lockstep.run.export import export
@@ -161,19 +161,3 @@ def test_what_follows_begins_with_the_merged_model(run: Run) -> None:
 def test_every_option_has_its_effect(run: Run, option: str) -> None:
     loss = [series(run("sft", f"run.folder=of_{n}", *more), LOSS["sft"])[-1] for n, more in enumerate(((), (option,)))]
     assert loss[0] != loss[1]
-
-
-@pytest.mark.parametrize(
-    ("option", "sentence"),
-    [
-        ("learner.parallel.tp=2", "lora has adapters of whole linear maps, which tp cuts; use parallel.dp and"),
-        ("learner.backend=megatron", "lora is of learner.backend=torch; leave it out"),
-        ("learner.lora.rank=0", "should be greater than 0"),
-        ("learner.lora.dropout=0.1", "there is no option learner.lora.dropout"),
-        ("learner.lora.target_modules=[]", "learner.lora.target_modules"),
-    ],
-)  # fmt: skip
-def test_what_does_not_fit_is_refused(run: Run, option: str, sentence: str) -> None:
-    with pytest.raises(RecipeError) as refused:
-        load("sft.yaml", [LORA, option])
-    assert sentence in str(refused.value)

@@ -141,22 +141,6 @@ def test_what_it_forgets_to_declare_is_told_when_it_runs(example: Path, capsys: 
     assert "Traceback" not in told
 
 
-@pytest.mark.parametrize(
-    ("named", "told"),
-    [
-        ("reinforce.py:Reinfroce", "algorithm reinforce.py:Reinfroce: no class Reinfroce in reinforce.py; it has "),
-        ("elsewhere.py:Reinforce", "elsewhere.py cannot be imported (FileNotFoundError: there is no file "),
-        ("reinforce.py:Step", "reinforce.py:Step is none; derive it from lockstep.algorithms.base.Algorithm"),
-        ("reinforce.Reinforce", "one of your own is named by its place, file.py:Class or package.module:Class"),
-    ],
-)
-def test_one_that_is_not_there_is_told_of(
-    named: str, told: str, example: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["train", "recipe.yaml", f"algorithm={named}"]) == 2
-    assert told in capsys.readouterr().err
-
-
 def test_a_file_is_what_it_is_in_this_folder_now(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = registry.find("reinforce.py:Reinforce")
     assert registry.find("./reinforce.py:Reinforce") is here
@@ -193,61 +177,3 @@ def test_an_installed_package_brings_one_by_its_name(example: Path, capsys: pyte
     assert '"code.algorithm"' in Path("run/checkpoints/step_000002/manifest.json").read_text()
     unknown = run("train", "recipe.yaml", "algorithm=baseline")
     assert re.search(r'algorithm is "baseline"; there are: sft, .*, baselined; one of your own', unknown.stderr)
-
-
-EVIL = """
-import pathlib
-
-pathlib.Path("{mark}").touch()
-
-
-def judge(prompt, response, answer, row):
-    return 1.0
-"""
-
-
-@pytest.fixture
-def stranger(example: Path) -> Path:
-    """A finished run that somebody sends, with code in its folder that leaves a mark when it is run."""
-    train(load("recipe.yaml", [*SHORT, "run.max_steps=1", "run.folder=sent"]))
-    for name in ("reinforce.py", "x.py"):
-        Path("sent", name).write_text(EVIL.format(mark=example / "mark") + Path("reinforce.py").read_text())
-    return Path("sent")
-
-
-def sends(stranger: Path, old: str, new: str) -> None:
-    recipe = (stranger / "recipe.yaml").read_text()
-    assert old in recipe
-    (stranger / "recipe.yaml").write_text(recipe.replace(old, new))
-
-
-ASKING = [["export", "sent", "out"], ["check", "sent"], ["eval", "sent", "rows.jsonl"]]
-
-
-def test_a_report_runs_no_code_of_a_recipe(stranger: Path) -> None:
-    for named in ("x.py:Evil", "sent/x.py:Reinforce", str(stranger.resolve() / "x.py:Reinforce")):
-        recipe = (stranger / "recipe.yaml").read_text()
-        (stranger / "recipe.yaml").write_text(re.sub(r"^algorithm:.*", f"algorithm: {named}", recipe, flags=re.M))
-        assert main(["report", "sent"]) == 0
-        assert (stranger / "report.html").stat().st_size
-        (stranger / "report.html").unlink()
-    assert not Path("mark").exists()
-
-
-@pytest.mark.parametrize("command", ASKING, ids=lambda command: command[0])
-@pytest.mark.parametrize(
-    ("option", "old", "new"),
-    [
-        ("algorithm", "algorithm: reinforce.py:", "algorithm: sent/x.py:"),
-        ("reward.function", "rewards.py:even_digits", "sent/x.py:judge"),
-    ],
-)
-def test_code_in_a_runs_own_folder_is_not_run(
-    option: str, old: str, new: str, command: list[str], stranger: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sends(stranger, old, new)
-    assert main(command) == 2
-    told = capsys.readouterr().err
-    assert f"sent/recipe.yaml: {option} sent/x.py:" in told
-    assert "code that lies in the run's own folder, where nothing is run" in told
-    assert not Path("mark").exists()

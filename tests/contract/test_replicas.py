@@ -134,15 +134,6 @@ def test_a_learner_that_dies_during_a_refit_is_no_samplers_death(
     assert replicas.restarts == 0
 
 
-def test_blocks_have_the_same_bits_whoever_answers_them(start: Start) -> None:
-    blocks = [requests(tuple(range(1, 8)), role=str(number)) for number in range(7)]
-    alone, three = (dict(start(replicas=count).blocks(enumerate(blocks), SAMPLING)) for count in (1, 3))
-    assert alone.keys() == three.keys()
-    for number in alone:
-        assert torch.equal(alone[number].tokens, three[number].tokens)
-        assert torch.equal(alone[number]["sampler_logprob"], three[number]["sampler_logprob"])
-
-
 def test_a_refused_request_leaves_the_workers_alive(start: Start) -> None:
     replicas = start(replicas=2)
     with pytest.raises(ValueError, match="request 3 has 0 prompt tokens"):

@@ -169,16 +169,6 @@ def test_the_context_ends_a_response(subject: Subject) -> None:
     assert batch["truncated"].all()
 
 
-def test_what_is_drawn_after_the_context_is_nothing(models: Callable[..., Path]) -> None:
-    """Rows that have ended go on beside the others until enough have; a stop token they meet then is not theirs."""
-    wanted = requests((CONTEXT - 3,) * 60 + (4,) * 540)
-    even = SamplingParams(max_tokens=12, temperature=1e4, stop_token_ids=(7,))
-    batch = TorchSampler(load_causal_lm(models("qwen2")), 600).generate(wanted, even)
-    drawn = responses(batch)
-    assert batch["truncated"].tolist() == [response[-1] != 7 for response in drawn]
-    assert all(len(response) <= 3 for response in drawn[:60])
-
-
 @pytest.mark.parametrize("length", [0, CONTEXT, CONTEXT + 5])
 def test_a_prompt_without_room_is_refused(subject: Subject, length: int) -> None:
     with pytest.raises(ValueError, match=f"request 1 has {length} prompt tokens; .* at most {CONTEXT - 1}"):
@@ -310,12 +300,3 @@ def test_logits_that_are_not_finite_name_model_step_and_row(
         RunError, match=r"step 7, gives logits that are not finite for token 1 of the response to row 1 of 3"
     ):
         sampler.generate(asked, sampling)
-
-
-def test_a_real_model_tells_a_story(assets: Path) -> None:
-    lm = load_causal_lm(assets / "models/stories260K/hf")
-    learner, sampler = TorchLearner(LogitsHead(lm), SECTION), TorchSampler(lm, 16)
-    sampling = SamplingParams(max_tokens=40, temperature=0.8, top_p=0.95, stop_token_ids=(1, 2))
-    batch = sampler.generate([Request((1,), keyed.key("story", i)) for i in range(8)], sampling)
-    torch.testing.assert_close(batch["sampler_logprob"], learner.logprobs(batch), atol=1e-5, rtol=0.0)
-    assert batch["sampler_logprob"][batch.mask].mean() > -2.5

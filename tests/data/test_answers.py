@@ -177,24 +177,6 @@ def test_tools_of_a_row_are_given_to_the_template(tmp_path: Path, tools: Any) ->
     assert f"system\n{json.dumps([SCHEMA])}<|im_end|>" in prompts[0].text
 
 
-@pytest.mark.parametrize(
-    ("template", "tools", "message"),
-    [(CHATML, [SCHEMA], "does not write the tools"), (CALLS, "hammer", "is not a list of JSON schemas")],
-)
-def test_tools_that_no_model_sees_are_noted(
-    tmp_path: Path, template: str, tools: Any, message: str, capsys: Any
-) -> None:
-    row = {"talk": [user("2+2?"), assistant("4")], "tools": tools}
-    assert len(open_rows(tmp_path, build_tokenizer(template), row, messages="talk")) == 1
-    assert message in capsys.readouterr().err
-
-
-def test_text_answers_of_conversations_go_through_the_template(tmp_path: Path) -> None:
-    tokenizer = build_tokenizer(THINKS)
-    row = open_rows(tmp_path, tokenizer, {"question": "2+2?", "answer": "4"}, chat=True)[0]
-    assert tokenizer.decode(list(row.completion)) == "<think>\n\n</think>\n\n4<|im_end|>"
-
-
 @pytest.mark.parametrize(("answer", "learned"), [("x<|im_end|>", "x<|im_end|>"), ("x", "x<|endoftext|>")])
 def test_text_that_already_ends_gets_no_second_end(tmp_path: Path, answer: str, learned: str) -> None:
     tokenizer = build_tokenizer(None, end=TEXT_END)

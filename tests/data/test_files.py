@@ -120,13 +120,6 @@ def test_files_stand_one_after_the_other(tmp_path: Path) -> None:
     assert [part.size for part in rows.parts] == [7]
 
 
-def test_the_digest_of_several_is_of_all_and_their_order(tmp_path: Path) -> None:
-    a, b = many(tmp_path, "a.jsonl", range(2)), many(tmp_path, "b.jsonl", range(3))
-    digests = [open_rows(FileGroup(paths)).digest for paths in ((a, b), (b, a), (a,), (b,))]
-    assert len(set(digests)) == 4
-    assert open_rows(FileGroup((a, b), (1.0, 2.0))).digest == digests[0]
-
-
 def drawn(rows: Rows, count: int, **options: Any) -> list[str]:
     data = DataSection(**{"train": "x", "max_prompt_tokens": 9, "bad_rows": "skip", **options})
     prompts = Prompts(rows, words_tokenizer(["q"]), data)

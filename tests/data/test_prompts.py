@@ -43,12 +43,6 @@ def test_render_fills_fields_and_leaves_everything_else() -> None:
     assert render("no fields", {}, "") == "no fields"
 
 
-@pytest.mark.parametrize("template", ["{question", "question}", "{}", "{question!r}", "{question:>5}"])
-def test_a_template_that_is_more_than_plain_fields_is_refused(template: str) -> None:
-    with pytest.raises(ValueError, match=r"write braces as \{\{ and \}\}"):
-        render(template, {"question": "x"}, "")
-
-
 def test_a_prompt_is_the_rendered_row_with_its_tokens_and_place(index: JsonlIndex, tokenizer: Any) -> None:
     prompt = Prompts(index, tokenizer, section(prompt="{question}\n", answer="#### {answer}"))[3]
     assert prompt.id == "rows.jsonl:4"
@@ -136,10 +130,6 @@ def test_real_questions_with_a_real_tokenizer(assets: Path) -> None:
 
 
 TALK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 7?"}]
-REFUSING = (
-    "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
-    "{{ m.content }}{% endfor %}"
-)
 
 
 def talks(tmp_path: Path, *talks: Any) -> JsonlIndex:
@@ -159,39 +149,6 @@ def test_messages_go_through_the_chat_template_without_the_answer(tmp_path: Path
     ]  # fmt: skip
     assert [prompt.messages for prompt in prompts] == [tuple(TALK), tuple(TALK), tuple(longer)]
     assert prompts[1].row == {"talk": answered}
-
-
-@pytest.mark.parametrize(
-    ("talk", "fault"),
-    [
-        (None, "null in the field 'talk', which"),
-        ("Hi", "text in the field 'talk', which should be list"),
-        ([], "in the field 'talk' no message that could be answered"),
-        ([{"role": "assistant", "content": "Hi"}], "in the field 'talk' no message that could be answered"),
-        ([*TALK, "Hi"], """in the field 'talk' a message, number 3, that is not {"role": text, "content": text}"""),
-        ([{"role": "user"}], "in the field 'talk' a message, number 1, that is not"),
-        ([{"role": "user", "content": [{"type": "image"}]}], "in the field 'talk' a message, number 1, that is not"),
-        ([{"role": "tool", "content": "x"}], "messages that the tokenizer's chat template refuses (no tools here)"),
-    ],
-)
-def test_messages_that_are_none_are_bad_rows(tmp_path: Path, tokenizer: Any, talk: Any, fault: str) -> None:
-    tokenizer.chat_template = REFUSING
-    rows = talks(tmp_path, TALK, talk)
-    with pytest.raises(DataError) as refused:
-        Prompts(rows, tokenizer, section(messages="talk", answer=""))
-    assert "line 2: has" in str(refused.value)
-    assert fault in str(refused.value)
-    assert "correct the row, or set data.bad_rows=skip" in str(refused.value)
-    prompts = Prompts(rows, tokenizer, section(messages="talk", answer="", bad_rows="skip"))
-    assert (len(prompts), prompts.selection.account) == (1, "1 bad rows skipped")
-
-
-@pytest.mark.parametrize("option", [{"prompt": "Q: {question}"}, {"chat": True}, {"chat": True, "system_prompt": "Hi"}])
-def test_there_is_one_way_to_ask(option: dict[str, Any]) -> None:
-    with pytest.raises(
-        ValueError, match=r"say one of prompt and messages|messages always go through the chat template"
-    ):
-        section(messages="talk", **option)
 
 
 def test_a_truncated_prompt_keeps_its_end_and_is_counted(

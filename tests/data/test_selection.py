@@ -138,19 +138,6 @@ def test_what_decides_about_a_row_makes_another_pass(
         used(path, tokenizer, **options)
 
 
-def test_another_tokenizer_or_template_makes_another_pass(
-    path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    used(path, tokenizer)
-    tokenizer.chat_template = "{{ messages[0].content }}"
-    used(path, tokenizer, chat=True)
-    monkeypatch.setattr(prompts_module, "token_ids", refused)
-    for other, chat in ((words_tokenizer(["one two"]), False), (tokenizer, True)):
-        tokenizer.chat_template = "<{{ messages[0].content }}>"
-        with pytest.raises(AssertionError, match="tokenised again"):
-            used(path, other, chat=chat)
-
-
 def test_many_blocks_are_one_selection(tmp_path: Path, tokenizer: Any) -> None:
     rows = [{"question": "one" + " one" * (n % 5), "answer": str(n)} for n in range(2500)]
     path = tmp_path / "many.jsonl"

@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,11 +18,10 @@ from lockstep.cluster.child_process import ChildProcess
 from lockstep.cluster.learner_group import MeshLearner, RankSender, launch
 from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
-from lockstep.cluster.worker_proxy import RemoteError, WorkerDied
+from lockstep.cluster.worker_proxy import WorkerDied
 from lockstep.config import SamplerSection
 from lockstep.learners.base import train
 from lockstep.losses.kto import KTOLoss
-from lockstep.losses.preference import Preference
 from lockstep.models.load import load_causal_lm
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.weight_sync.buckets import Bucket
@@ -65,34 +63,6 @@ def kill_soon(learner: MeshLearner, rank: int) -> None:
     threading.Timer(0.5, os.kill, (pid, signal.SIGKILL)).start()
 
 
-def test_two_ranks_step_as_one(two: MeshLearner, spec: LearnerSpec) -> None:
-    one = spec.build()
-    for seed in range(3):
-        batch = ragged(LENGTHS, seed)
-        alone, together = (train(learner, batch, WeightedLogprob()).floats() for learner in (one, two))
-        assert together == pytest.approx(alone, rel=1e-6)
-    expected = dict(one.weights())
-    for name, tensor in two.weights():
-        torch.testing.assert_close(tensor, expected[name], atol=1e-6, rtol=0.0)
-
-
-def test_two_ranks_learn_pairs_as_one(two: MeshLearner, spec: LearnerSpec, tmp_path: Path) -> None:
-    """Of which none is torn apart; an answer is taken out, so that ranks have unequal numbers of active pairs."""
-    two.save(tmp_path)
-    assert two.poll_save(wait=True)
-    one = spec.build()
-    one.load(tmp_path)
-    batch = replace(ragged((7, 1, 19, 4, 33, 2), 5), group_size=2)
-    mask = (batch.mask | (batch.position == 0)) & (batch.row != 3)
-    batch = batch.with_columns({"mask": mask, "ref_logprob": torch.full((len(mask),), -2.0)})
-    torch.testing.assert_close(two.logprobs(batch), one.logprobs(batch), atol=1e-5, rtol=0.0)
-    alone, together = (train(learner, batch, Preference(beta=0.3)).floats() for learner in (one, two))
-    assert together == pytest.approx(alone, rel=1e-5)
-    expected = dict(one.weights())
-    for name, tensor in two.weights():
-        torch.testing.assert_close(tensor, expected[name], atol=1e-6, rtol=0.0)
-
-
 def test_two_ranks_learn_labeled_rows_as_one(two: MeshLearner, spec: LearnerSpec, tmp_path: Path) -> None:
     """With KTO's reference point, which is of the whole batch."""
     two.save(tmp_path)
@@ -125,16 +95,6 @@ def test_a_rank_without_rows_takes_part_in_the_update(two: MeshLearner, spec: Le
     expected = dict(one.weights())
     for name, tensor in two.weights():
         torch.testing.assert_close(tensor, expected[name], atol=1e-6, rtol=0.0)
-
-
-def test_an_error_on_ranks_leaves_them_usable(two: MeshLearner, tmp_path: Path) -> None:
-    batch = ragged(LENGTHS)
-    with pytest.raises(RemoteError, match="no column 'advantage'"):
-        two.forward_backward(replace(batch, token={"mask": batch.mask}), WeightedLogprob())
-    two.save(tmp_path)
-    assert two.poll_save(wait=True)
-    two.load(tmp_path)
-    assert "grad_norm" in train(two, batch, WeightedLogprob())
 
 
 @pytest.mark.parametrize("transfer", ["shared_memory", "process_group"])

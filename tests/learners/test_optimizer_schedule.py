@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import nn
 
 from lockstep.api.values import read_arguments
 from lockstep.config import Optimizer, Schedule
-from lockstep.config.loading import RecipeError, load_section
+from lockstep.config.loading import load_section
 from lockstep.learners.boxes import Boxes, find_written
 from lockstep.learners.optimizer import TorchOptimizer, learning_rate
 from lockstep.learners.pieces import Piece, norm
@@ -136,24 +135,3 @@ def test_pieces_of_a_weight_are_updated_as_the_whole(name: str, options: dict[st
     torch.testing.assert_close(
         torch.cat([one.weight.detach() for one in half]), whole.weight.detach(), atol=slack, rtol=0.0
     )
-
-
-@pytest.mark.parametrize(
-    ("said", "sentence"),
-    [
-        ({"name": "LBFGS"}, "LBFGS computes the loss again and again within one step; there are: AdamW"),
-        ({"name": "Muon"}, "Muon makes whole matrices orthogonal, of which a rank holds pieces"),
-        ({"name": "adamw"}, "name is \"adamw\", but should be 'AdamW'"),
-        ({"name": "SGD", "options": {"momentun": 0.9}}, "SGD has no option momentun; it has: momentum, dampening"),
-        ({"name": "SGD", "options": {"momentum": 1.5}}, "momentum is 1.5, but should be a number from 0 to below 1"),
-        ({"name": "SGD", "options": {"nesterov": True}}, "nesterov needs a momentum, and no dampening"),
-        ({"name": "SGD", "options": {"dampening": 0.5}}, "dampening does nothing where momentum is 0"),
-        ({"name": "SGD", "betas": [0.5, 0.5]}, "betas does nothing with name: SGD"),
-        ({"name": "Adamax", "options": {"amsgrad": True}}, "Adamax has no option amsgrad; it has none"),
-        ({"options": {"amsgrad": 1.0}}, "amsgrad is 1.0, but should be true or false"),
-        ({"options": {"eps": 1.0}}, "options has eps, which has a key of its own: say eps beside options"),
-    ],
-)
-def test_what_an_optimizer_cannot_do_is_one_sentence(said: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(RecipeError, match=re.escape(sentence)):
-        load_section(Optimizer, read_arguments("optimizer", {"lr": 0.1, **said}))

@@ -127,31 +127,6 @@ def test_a_number_that_is_none_is_not_lost(wrong: float, column: int) -> None:
     assert leaf.grad.isnan().any(1).tolist() == [False, True]
 
 
-@pytest.mark.parametrize("keep", [None, 2])
-def test_a_row_of_nothing_is_no_nan(keep: int | None) -> None:
-    leaf = torch.full((2, 5003), -torch.inf, device=DEVICE, requires_grad=True)
-    floor = None if keep is None else torch.full((2,), 3.0, device=DEVICE)
-    logprob, entropy = vocab_logprobs(
-        leaf, torch.zeros(2, 1, dtype=torch.int64, device=DEVICE), Scoring(entropy=True), floor
-    )
-    assert entropy is not None
-    assert torch.equal(logprob.cpu(), torch.full((2, 1), -torch.inf))
-    assert torch.equal(entropy.cpu(), torch.zeros(2))
-    entropy.sum().backward()
-    assert leaf.grad is not None
-    assert not leaf.grad.any()
-
-
-def test_rows_far_apart_in_memory() -> None:
-    """More than 2³¹ numbers from the first: an offset in 32 bits would read elsewhere."""
-    memory = torch.empty(2**31 + 300, dtype=torch.bfloat16, device=DEVICE)  # of which two pages are touched
-    logits = memory.as_strided((3, 300), (2**30, 1))
-    logits.copy_(random(3, 300))
-    token = random_tokens(3, 1, vocabulary=300).to(DEVICE)
-    near, far = (vocab.score(z, token, Scoring()).logprob for z in (logits.clone(), logits))
-    assert torch.equal(near, far)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_gradient_is_written_over_the_logits(dtype: torch.dtype) -> None:
     source, token = random(3, 5003).to(DEVICE, dtype), torch.tensor([[7, 7], [0, 9], [5002, 1]], device=DEVICE)

@@ -48,16 +48,6 @@ def test_topk(ranks: Ranks, bounds: tuple[int, ...], k: int, chunk: int | None) 
         assert collectives <= 2
 
 
-def test_topk_of_equal_bf16_and_excluded_logits(ranks: Ranks) -> None:
-    """Which of equals are taken is free; that they are different tokens with those values is not."""
-    logits = random(B, S, V).round().bfloat16()
-    logits[..., 3:9] = -torch.inf
-    for values, ids, _ in ranks.run(top, Cut(even(V, 4)), logits, 20, None, tp=4):
-        assert torch.equal(values, logits.float().topk(20).values)
-        assert torch.equal(logits.float().gather(-1, ids), values)
-        assert all(len(set(row)) == 20 for row in ids.flatten(0, 1).tolist())
-
-
 # Raw logits at given ids. --------------------------------------------------------------------------------------------
 
 
@@ -187,12 +177,6 @@ def test_distillation(
 def test_distillation_without_tensor_parallelism(ranks: Ranks, cp: int, zero_outside: bool, entropy: bool) -> None:
     logits, index = random(B, S, V), random(B, S, V, seed=2).topk(K).indices
     check(ranks, distilled_without_tp_group, Cut((0, V), cp), logits, index, zero_outside, entropy)
-
-
-@pytest.mark.parametrize("zero_outside", [True, False])
-def test_distillation_in_bf16(ranks: Ranks, zero_outside: bool) -> None:
-    index = random(B, S, V, seed=2).topk(K).indices
-    check(ranks, distilled, Cut(even(V, 2)), random(B, S, V).bfloat16(), index, zero_outside, False)
 
 
 def test_tokens_outside_the_top_k_are_not_moved() -> None:

@@ -28,10 +28,6 @@ def chunked(logits: Tensor, place: Place, target: Tensor) -> Tensor:
     return facade.ChunkedDistributedLogprob.apply(logits, target, place.start, place.end, 3, place.layout.tp_group)
 
 
-def cross_entropy(logits: Tensor, place: Place, teacher: Tensor) -> Tensor:
-    return facade.DistributedCrossEntropy.apply(logits, teacher[..., place.start : place.end], place.layout.tp_group)
-
-
 def sampled(logits: Tensor, place: Place, target: Tensor, top_k: int | None, top_p: float) -> Tensor:
     return facade.DistributedLogprobWithSampling.apply(logits, target, place.layout.tp_group, top_k, top_p)
 
@@ -50,10 +46,6 @@ def dense_wrapped(logits: Tensor, target: Tensor) -> Tensor:
 
 def dense_sampled(logits: Tensor, target: Tensor, top_k: int | None, top_p: float) -> Tensor:
     return dense.logprobs(dense.filtered(logits, top_k, top_p), target)
-
-
-def dense_far_cross_entropy(logits: Tensor, teacher: Tensor) -> Tensor:
-    return -dense.sum_p_log_q(teacher.float().masked_fill(teacher < -100.0, -INF).double(), logits)
 
 
 def compare(
@@ -101,13 +93,6 @@ def test_logprob_of_what_is_left(ranks: Ranks, where: str, function: Any, refere
 
 
 # Targets outside the vocabulary. -------------------------------------------------------------------------------------
-
-
-def test_cross_entropy_where_a_shard_has_no_share_of_the_target(ranks: Ranks) -> None:
-    """e^-200 is 0 in fp32, and 0 times what the student excludes is 0."""
-    teacher, logits = random(B, S, V, seed=9), all_but(V - 1)
-    teacher[..., V // 2 :] -= 200.0
-    compare(ranks, cross_entropy, dense_far_cross_entropy, TWO, logits, teacher)
 
 
 @pytest.mark.parametrize("stranger", [-100, -1, V, V + 7, 2**31])

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import dense
 import pytest
 import torch
-from ranks import Collectives, Largest, Layout, Ranks
+from ranks import Collectives, Layout, Ranks
 from sharded import VALUE, close, even, random, random_tokens
 from torch import Tensor
 
 from lockstep_logprobs import model_utils as facade
 
 B, S, V, D = 2, 8, 24, 6
-ALONE: Any = None
-"""The group of one process."""
 
 
 @dataclass(frozen=True)
@@ -178,16 +175,6 @@ def test_bf16(ranks: Ranks, chunk: int | None) -> None:
     check(ranks, Case(even(V, 2), chunk), torch.bfloat16)
 
 
-def test_the_heads_gradient_in_bf16_does_not_depend_on_the_chunks(ranks: Ranks) -> None:
-    """It is summed in fp32 and rounded once, so that many small chunks err no more than one large."""
-    hidden, weight = random(64, B, D, scale=1.0).bfloat16(), random(V, D, seed=2, scale=1.0).bfloat16()
-    args = hidden, weight, random_tokens(B, 64, vocabulary=V), torch.ones(B, 63)
-    small, large = (ranks.run(on_rank, Case((0, V), chunk), *args)[0].weight for chunk in (1, None))
-    assert small is not None
-    assert large is not None
-    close(small, large, atol=2.0**-6, rtol=2.0**-7)
-
-
 def test_collectives(ranks: Ranks) -> None:
     """The hidden states are gathered and their gradient is scattered; the rows cost two sums, whatever the chunks."""
     for chunk in (1, None):
@@ -201,23 +188,3 @@ def test_inference_only_keeps_nothing(ranks: Ranks, shifts: bool) -> None:
     args = random(S, B, D), random(V, D, seed=2), random_tokens(B, S, vocabulary=V), torch.ones(B, S - shifts)
     for case, keeps in ((Case(even(V, 2), shifts=shifts), True), (Case(even(V, 2), 3, shifts, inference=True), False)):
         assert all(bool(outcome.kept) == keeps for outcome in ranks.run(on_rank, case, *args, tp=2))
-
-
-def test_the_chunk_size_bounds_memory() -> None:
-    hidden, weight = random(64, B, D), random(512, D)
-    target = random_tokens(B, 64, vocabulary=512)
-    sizes = []
-    for chunk in (2, None):
-        with Largest() as largest:
-            facade.ChunkedDistributedHiddenStatesToLogprobs.apply(hidden, target, weight, 0, 512, chunk, ALONE)
-        sizes.append(largest.bytes)
-    assert sizes[1] >= 64 * B * 512 * 4
-    assert sizes[0] <= sizes[1] / 4
-
-
-@pytest.mark.parametrize("tp", [2, 4])
-def test_backward_keeps_the_shard_of_the_hidden_states_and_gathers_again(ranks: Ranks, tp: int) -> None:
-    """The gathered states would take tp times the memory from forward to backward."""
-    for outcome in check(ranks, Case(even(V, tp))):
-        assert S * B * D not in outcome.kept
-        assert S * B * D // tp in outcome.kept

@@ -9,15 +9,13 @@ from typing import Any
 import dense
 import pytest
 import torch
-from ranks import Largest, Layout, Ranks
+from ranks import Layout, Ranks
 from sharded import GRADIENT, VALUE, Cut, Place, close, dense_of, even, random, random_tokens, run
 from torch import Tensor
 
 from lockstep_logprobs import model_utils as facade
 
 B, S, V, K = 2, 5, 24, 3
-ALONE: Any = None
-"""The group of one process."""
 CHUNKS = (1, 3, 1000, None)
 
 
@@ -158,24 +156,6 @@ def test_large_logits_do_not_overflow(ranks: Ranks, name: str) -> None:
     close(together.gradient, gradient, atol=2 * ulp_of_300, rtol=1e-6)
 
 
-def strided(logits: Tensor, place: Place, name: str, argument: Any, sliced: bool) -> Tensor:
-    """The kernel on a view whose rows do not follow each other, as a sequence-first model gives."""
-    wide = torch.cat([logits, logits], -1)[..., : logits.shape[-1]] if sliced else logits.mT.contiguous().mT
-    assert not wide.is_contiguous()
-    return KERNELS[name].function(wide, place, argument, 2)
-
-
-@pytest.mark.parametrize("sliced", [True, False])
-@BY_NAME
-def test_views_are_as_good_as_copies(ranks: Ranks, name: str, sliced: bool) -> None:
-    kernel, logits = KERNELS[name], random(B, S, V)
-    argument, upstream = kernel.argument(logits), [random(*kernel.shape, seed=3)]
-    view = run(ranks, strided, Cut(even(V, 2)), logits, name, argument, sliced, upstream=upstream)
-    copy = run(ranks, kernel.function, Cut(even(V, 2)), logits, argument, 2, upstream=upstream)
-    close(view.result, copy.result)
-    close(view.gradient, copy.gradient)
-
-
 @BY_NAME
 def test_bf16_logits_cost_no_more_than_the_rounding_of_the_gradient(ranks: Ranks, name: str) -> None:
     kernel, logits = KERNELS[name], random(B, S, V).bfloat16()
@@ -235,19 +215,6 @@ def test_collectives_do_not_depend_on_the_chunk_size(ranks: Ranks, name: str) ->
     assert not any("alltoall" in kind for kind in counts[0]), "the vocabulary moves"
 
 
-@pytest.mark.parametrize("name", [name for name, kernel in KERNELS.items() if kernel.chunked])
-def test_the_chunk_size_bounds_memory(name: str) -> None:
-    logits = random(B, 32, 512).bfloat16()
-    place, argument = Place(Layout(1, 1, 0, ALONE, ALONE), 0, 512), KERNELS[name].argument(logits)
-    sizes = []
-    for chunk in (1, None):
-        with Largest() as largest:
-            KERNELS[name].function(logits, place, argument, chunk)
-        sizes.append(largest.bytes)
-    assert sizes[1] >= B * 32 * 512 * 4
-    assert sizes[0] <= sizes[1] / 4
-
-
 @BY_NAME
 def test_the_caller_keeps_its_tensors(ranks: Ranks, name: str) -> None:
     kernel, logits = KERNELS[name], random(B, S, V)
@@ -267,16 +234,6 @@ def untouched(layout: Layout, name: str, cut: Cut, logits: Tensor, argument: Any
     result.backward(upstream)
     same = given is argument or torch.equal(given, argument)
     return torch.equal(local, before) and same and bool((upstream == 0.25).all())
-
-
-@BY_NAME
-def test_a_gradient_of_the_gradient_is_refused(name: str) -> None:
-    """It would lack what hangs on the sums."""
-    logits = random(B, S, V).requires_grad_()
-    place = Place(Layout(1, 1, 0, ALONE, ALONE), 0, V)
-    result = KERNELS[name].function(logits, place, KERNELS[name].argument(logits.detach()), 2)
-    with pytest.raises(RuntimeError, match="automatic differentiation"):
-        torch.autograd.grad(result.sum(), logits, create_graph=True)
 
 
 # The two functions that have no gradient, and refusals. --------------------------------------------------------------

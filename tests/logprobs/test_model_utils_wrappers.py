@@ -168,19 +168,6 @@ def test_uneven_and_padded_shards(
     check(ranks, function, cut, logits, targets_in_support(logits), sampling=sampling)
 
 
-@pytest.mark.parametrize("name", [*SUMMED, *NOT_SUMMED])
-def test_bf16(ranks: Ranks, name: str) -> None:
-    function = (SUMMED | NOT_SUMMED)[name]
-    logits, target = random(B, S, V).bfloat16(), random_tokens(B, S, vocabulary=V)
-    upstream = [random(B, S - 1, seed=5, scale=1.0)]
-    together = run(ranks, function, Cut(even(V, 2)), logits, target, None, None, upstream=upstream)
-    (value,), gradient = dense_of(reference, logits, target, upstream=upstream)
-    assert together.result.dtype == torch.float32
-    assert together.gradient_dtype == torch.bfloat16
-    close(together.result, value, **VALUE)
-    close(together.gradient, gradient, atol=2e-6, rtol=2.0**-8)
-
-
 @pytest.mark.parametrize(("top_k", "top_p"), [(None, 1.0), (9, 1.0), (None, 0.8), (9, 0.8)])
 @pytest.mark.parametrize("name", [*SUMMED, *NOT_SUMMED])
 def test_temperature_is_the_callers(ranks: Ranks, name: str, top_k: int | None, top_p: float) -> None:

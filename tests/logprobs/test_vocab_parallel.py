@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import dense
 import pytest
 import torch
-from ranks import Collectives, HostWaits, Largest, Layout, Operations, Products, Ranks
+from ranks import Collectives, HostWaits, Largest, Layout, Products, Ranks
 from sharded import GRADIENT, VALUE, Cut, Place, close, dense_of, even, random, random_tokens, run
 from torch import Tensor
 
@@ -199,20 +199,6 @@ def test_a_row_of_nothing_is_no_nan(keep: int | None) -> None:
     assert not leaf.grad[1].any()
 
 
-def test_a_chosen_token_that_has_become_impossible_is_no_nan() -> None:
-    leaf = random(1, V)
-    leaf[0, 3] = -torch.inf
-    floor, leaf = Case(keep=2).floor(leaf), leaf.requires_grad_()
-    scoring = Scoring(entropy=True, sampled=True)
-    logprob, entropy = vocab_logprobs(leaf, torch.tensor([[3]]), scoring, floor)
-    assert entropy is not None
-    assert logprob.item() == -torch.inf
-    close(entropy, -dense.sum_p_log_p(leaf.detach().topk(2).values.double()))
-    (0.0 * logprob.sum() + entropy.sum()).backward()
-    assert leaf.grad is not None
-    assert leaf.grad.isfinite().all()
-
-
 def test_the_caller_may_change_results_in_place() -> None:
     case = WITH_FLOOR["chosen"]
     hidden, token = random(M, D), case.tokens(torch.empty(M, V))
@@ -228,22 +214,6 @@ def test_the_caller_may_change_results_in_place() -> None:
             results = (logprob.mul_(0.5), entropy.mul_(2.0)) if in_place else (0.5 * logprob, 2.0 * entropy)
             gradients += torch.autograd.grad([result.sum() for result in results], leaf)
         assert torch.equal(*gradients)
-
-
-def test_an_entropy_that_no_loss_uses_costs_nothing_on_the_way_back() -> None:
-    hidden, weight, token = random(M, D).requires_grad_(), random(V, D), torch.zeros(M, 1, dtype=torch.long)
-    logits = random(M, V).requires_grad_()
-    for function in (
-        lambda scoring: vocab_logprobs(logits, token, scoring)[0],
-        lambda scoring: hidden_logprobs(hidden, weight, token, scoring)[0],
-    ):
-        counts = []
-        for entropy in (False, True):
-            logprob = function(Scoring(entropy=entropy))
-            with Operations() as operations:
-                logprob.sum().backward()
-            counts.append(operations.count)
-        assert counts[0] == counts[1]
 
 
 # From hidden states. -------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import pytest
 import torch
 from tiny_models import ARCHITECTURES, ragged
 from torch import Tensor
-from torch.nn import functional as F
 from transformers import AutoConfig
 
 from lockstep.batch import Batch
@@ -108,11 +107,3 @@ def test_caps_and_sinks_are_those_of_transformers(kind: str, more: dict[str, flo
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0.0)
     with pytest.raises(InputError, match=r"needs '(softcap|s_aux)' in its attention, which Lockstep does not have for"):
         model(**inputs, layout=SideBySide())
-
-
-def test_attention_written_out_agrees_with_torch() -> None:
-    query, key, value = (x[0] for x in projections(Batch(torch.arange(7), torch.tensor([7])), 2))
-    expected = F.scaled_dot_product_attention(
-        query[None], key[None], value[None], is_causal=True, scale=0.3, enable_gqa=True
-    )
-    torch.testing.assert_close(alone(query, key, value, None), expected[0].transpose(0, 1), atol=1e-6, rtol=0.0)

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +7,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import SHAPE
-from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from lockstep.models.folder import read_config, skeleton
@@ -20,31 +17,11 @@ from lockstep.models.weight_files import check_weights
 FIELDS = {key: value for key, value in SHAPE.items() if key not in ("vocab_size", "eos_token_id")}
 
 
-@pytest.fixture
-def broken(models: Callable[..., Path], tmp_path: Path) -> Path:
-    """A copy of a model folder to break."""
-    return Path(shutil.copytree(models("llama"), tmp_path / "model"))
-
-
 def test_masters_are_fp32_and_attention_is_ours(models: Callable[..., Path], tmp_path: Path) -> None:
     load_causal_lm(models("qwen2")).bfloat16().save_pretrained(tmp_path)
     for lm in (load_causal_lm(tmp_path), load_backbone(tmp_path)):
         assert {parameter.dtype for parameter in lm.parameters()} == {torch.float32}
         assert lm.config._attn_implementation == "lockstep"
-
-
-def test_nothing_drops_out(broken: Path) -> None:
-    config = json.loads((broken / "config.json").read_text())
-    (broken / "config.json").write_text(json.dumps({**config, "attention_dropout": 0.5}))
-    lm = load_causal_lm(broken).train()
-    assert all(module.p == 0.0 for module in lm.modules() if isinstance(module, nn.Dropout))
-
-
-def test_weights_of_another_shape_are_named_without_reading_them(broken: Path) -> None:
-    config = json.loads((broken / "config.json").read_text())
-    (broken / "config.json").write_text(json.dumps({**config, "vocab_size": 65}))
-    with pytest.raises(ModelError, match=r"weight has shape \[64, 32\], but config\.json asks for \[65, 32\]"):
-        load_causal_lm(broken)
 
 
 def test_a_model_from_scratch_is_made_by_its_seed() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import threading
 import time
@@ -20,7 +19,6 @@ from lockstep.inference.generate import generate
 from lockstep.inference.generate_recipe import generate_recipe
 from lockstep.models.tokenizer import load_tokenizer
 from lockstep.samplers.openai.client import OpenAIClient, ServerError
-from lockstep.servers import bounded
 from lockstep.types import Reply, Request, SamplingParams
 
 KEY_NAME, KEY = "LOCKSTEP_TEST_KEY", "sesame-9f1c"
@@ -134,13 +132,6 @@ def test_a_server_that_hangs_is_given_up(script: Script) -> None:
         script.reply(timeout_s=0.2, max_retries=0)
 
 
-def test_a_reply_without_an_end_is_not_read_to_it(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded, "LARGEST_REPLY", 2**20)
-    script.says = lambda n: (200, itertools.repeat(b" " * 2**16))
-    with pytest.raises(ServerError, match="/v1: its reply is longer than 1 MiB; look at what serves there"):
-        script.reply(max_retries=0)
-
-
 def test_prompts_do_not_follow_a_server_elsewhere(script: Script) -> None:
     other = Script()
     with listening(other):
@@ -181,24 +172,6 @@ def test_a_bad_end_is_counted_with_ids_and_without(script: Script, answer: Said,
     list(client.replies([Request((5, 6), 7)], SAMPLING))
     assert (client.answers, client.bad_ends) == (1, bad)
     assert len(notes) == bad
-
-
-@pytest.mark.parametrize(("bad", "warned"), [(0, 0), (1, 0), (2, 1), (9, 1)])
-def test_bad_ends_are_said_once_from_one_percent(script: Script, bad: int, warned: int) -> None:
-    script.says = lambda n: completed(token_ids=[2, 3, 4, 99 if n < bad else 5])
-    notes: list[str] = []
-    client = OpenAIClient(OpenAI(base_url=script.url, model="m"), 20, vocabulary=64, note=notes.append)
-    for _ in range(2):
-        list(client.replies([Request((5, 6), key) for key in range(200)], SAMPLING))
-    assert (client.answers, client.bad_ends) == (400, bad)
-    assert [f"{bad} of 200" in note for note in notes] == [True] * warned
-
-
-@pytest.mark.parametrize("logprobs", [None, {"token_logprobs": [-1.0]}])
-def test_log_probabilities_that_do_not_come_are_said(script: Script, logprobs: object) -> None:
-    script.says = first(completed(token_ids=[2, 3, 4, 5], logprobs=logprobs))
-    with pytest.raises(ServerError, match=r"4 tokens came with [01] log-probabilities; do without them$"):
-        list(script.client().replies([Request((5, 6), 7)], SAMPLING, logprobs=True))
 
 
 def test_no_more_is_under_way_than_allowed_and_no_less(script: Script) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -12,10 +10,7 @@ from self_rewarding_runs import Run, equal, held, trained
 from tiny_recipe import SELF_REWARDING
 
 from lockstep.config.loading import RecipeError, load
-from lockstep.data.rows import DataError
 from lockstep.report.log import read_metrics
-from lockstep.run.dry_run import dry_run
-from lockstep.run.findings import DryRunError
 from lockstep.run.stop import Stopped
 from lockstep.run.train import train
 
@@ -28,12 +23,6 @@ def learn(in_tmp: Path) -> Run:
     """Runs the small recipe with overrides in an empty folder; returns the rows of metrics.jsonl."""
     Path("tiny.yaml").write_text(yaml.safe_dump(SELF_REWARDING | NO_VALIDATION))
     return lambda *overrides: read_metrics(train(load("tiny.yaml", list(overrides))))
-
-
-def write_rows(*rows: dict[str, Any]) -> tuple[str, str]:
-    """Writes a data file; returns the overrides that read it."""
-    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return ("data.task=null", "data.train=rows.jsonl")
 
 
 def test_the_first_iteration_is_a_run_of_sft(learn: Run) -> None:
@@ -67,19 +56,6 @@ def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(learn: Run) 
     assert learn(FIRST, "run.folder=parts") == whole
     for name in ("policy", "reference"):
         assert equal(held(4, name, "whole"), held(4, name, "parts"))
-
-
-def test_data_without_answers_is_refused(learn: Run) -> None:
-    learn("run.max_steps=1", "run.folder=first")
-    only, model = {"question": "start k end c"}, ("model.scratch=null", "model.path=first/final")
-    asked = write_rows(*[only] * 16)
-    with pytest.raises(DataError, match=r"self_rewarding.first_iteration: .* no field 'answer'"):
-        learn(FIRST, *asked, *model, "data.answer='-'")
-    asked = write_rows(*[only | {"answer": " "}] * 16)
-    with pytest.raises(DataError, match=r"first_iteration: rows.jsonl, line 1: has an empty answer"):
-        learn(FIRST, *asked)
-    with pytest.raises(DryRunError, match=r"rows.jsonl, line 1: has an empty answer"):
-        dry_run(load("tiny.yaml", [FIRST, *asked]))
 
 
 @pytest.mark.parametrize(

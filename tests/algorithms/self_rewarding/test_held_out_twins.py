@@ -85,30 +85,3 @@ def test_each_validation_has_a_table_of_prompts_chosen_and_rejected_answers(lear
         assert row["chosen_score"] > row["rejected_score"]
     learn("run.num_logged_samples=0", "run.max_steps=1", "run.folder=quiet")
     assert not tables("quiet")
-
-
-@pytest.mark.full
-def test_costs_are_bounded_and_more_prompts_than_a_step_has_are_taken_in_parts(learn: Run) -> None:
-    def parts(name: str, *overrides: str) -> float:
-        rows = validated(learn("run.max_steps=0", f"run.folder={name}", *overrides))
-        return rows[0]["val/pairs/ok"] + rows[0]["val/bad_samples_per_GBS"]
-
-    more = "data.task.validation_prompts=11"
-    assert parts("all", more) == pytest.approx(1.0)
-    assert parts("few", more, "data.max_validation_samples=3") == pytest.approx(1.0)
-    assert [len(tables(name)[0]) for name in ("all", "few")] == [8, 3]
-    asked = [row["id"] for row in tables("all")[0]]
-    learn("run.max_steps=0", "run.folder=shown", more, "run.num_logged_samples=99")
-    assert len(tables("shown")[0]) == 11
-    assert [row["id"] for row in tables("shown")[0]][:8] == asked
-
-
-@pytest.mark.full
-def test_each_validation_is_told_and_the_best_by_a_twin_can_be_kept(
-    learn: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = validated(learn("run.best={metric: val/acc}", "run.keep=1"))
-    told = capsys.readouterr().err
-    for row in rows:
-        ends = f"[{row['val/acc_low']:.3f}, {row['val/acc_high']:.3f}]"
-        assert f", val/loss {row['val/loss']:.3f}, val/acc {row['val/acc']:.3f} {ends}, val/generated_rewards" in told

@@ -141,22 +141,6 @@ def test_there_may_be_no_pair(one: Judged[float], decide: Callable[[str, str], s
     assert judge_pairs(answers(one), 1, settings, 0)[0] == []
 
 
-def test_answers_whose_judgements_are_too_long_to_ask_about_make_room_for_others() -> None:
-    settings, referee = meta(alphabetical)
-    long, short = judged(("a" * 99, 0.0), ("b", 5.0)), judged(("a", 3.0), ("b", 4.0))
-    referee.limit = 60
-    pairs, told, _ = judge_pairs(answers(long, short), 1, settings, 0)
-    assert [pair.doubted.response for pair in pairs] == ["answer 1"]
-    assert (told.floats()["too_long"], told.floats()["no_verdict"]) == (1, 0)
-
-
-def test_a_judgement_that_is_too_long_is_not_preferred() -> None:
-    settings, _ = meta(alphabetical)
-    one = answers(judged(("aaaa", 1.0), ("b", 4.0)))
-    assert named(judge_pairs(one, 1, replace(settings, max_judgement_tokens=4), 0)[0]) == [("answer 0", "aaaa", "b")]
-    assert judge_pairs(one, 1, replace(settings, max_judgement_tokens=3), 0)[0] == []
-
-
 def test_no_score_is_preferred_more_often_than_its_share() -> None:
     settings, _ = meta(alphabetical)
     said = [judged(("a", score), ("b", 0.0)) for score in (5.0, 5.0, 5.0, 4.0)]

@@ -12,7 +12,7 @@ from self_rewarding_runs import Run, equal, held, steps, trained
 from tiers import full
 from tiny_recipe import SELF_REWARDING
 
-from lockstep.config.loading import RecipeError, load
+from lockstep.config.loading import load
 from lockstep.judge.new_prompts import OUTCOMES, TooFewPromptsError
 from lockstep.report.log import read_metrics
 from lockstep.run.dry_run import dry_run
@@ -89,19 +89,6 @@ def test_too_few_prompts_stop_the_run(learn: Run) -> None:
         learn("new_prompts.max_attempts=1")
     with pytest.raises(TooFewPromptsError, match=r"32 attempts gave 0 new prompts of 16 \(32 request_too_long\)"):
         learn("new_prompts.max_attempts=2", "new_prompts.max_prompt_tokens=4", "run.folder=other")
-
-
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [
-        ("new_prompts=null", "new_prompts goes with self_rewarding.prompt_source=new"),
-        ("self_rewarding.prompt_source=same", "new_prompts goes with self_rewarding.prompt_source=new"),
-        ("verifier={type: math}", "with prompt_source=new no row is answered"),
-    ],
-)
-def test_what_cannot_work_is_refused(learn: Run, override: str, said: str) -> None:
-    with pytest.raises(RecipeError, match=said):
-        learn(override)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,11 +31,6 @@ def verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of verdicts; there are none yet."""
     monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path))
     return tmp_path / "exact"
-
-
-def differing(x: Tensor, weight: Tensor) -> Tensor:
-    """A product whose rows depend on their number, of 48 numbers."""
-    return linear(x, weight) + (len(x) == 5 and x.shape[1] == 48) * 1e-2
 
 
 @pytest.fixture
@@ -130,31 +124,6 @@ def test_what_decides_a_verdict_makes_it_another(
     finally:
         torch.set_float32_matmul_precision(precision)
     assert count() >= first
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda text: "",
-        lambda text: text[:-9],
-        lambda text: "[]",
-        lambda text: "null",
-        lambda text: '{"exact": false}',
-        lambda text: text.replace("false", "0"),
-        lambda text: text.replace(torch.__version__, "2.0.0"),
-        lambda text: text.replace("_Map", "\xff"),
-    ],
-)
-def test_a_damaged_verdict_counts_for_nothing(
-    config: PreTrainedConfig, verdicts: Path, damage: Callable[[str], str]
-) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(probe, "linear", differing)
-        assert probe.probe(config, dtype="fp32") is not None
-    for file in verdicts.iterdir():
-        file.write_text(damage(file.read_text()), encoding="latin-1")
-    assert probe.probe(config, dtype="fp32") is None
-    assert [json.loads(file.read_text())["exact"] for file in verdicts.iterdir()] == [True] * PRODUCTS
 
 
 @pytest.mark.usefixtures("verdicts")
