@@ -103,6 +103,12 @@ def test_what_flash_attention_does_not_do_is_padded_and_said(
     assert describe_attention(of, device, dtype).startswith("varlen_attn" if reason is None else "scaled_dot_product")
 
 
+def test_an_old_gpu_pads(monkeypatch: pytest.MonkeyPatch) -> None:
+    show_gpus(monkeypatch, 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 5))
+    assert "compute capability" in str(explain_padding(config(), GPU, dtype="bf16"))
+
+
 def test_it_is_chosen_when_a_model_is_opened(monkeypatch: pytest.MonkeyPatch, models: Callable[..., Path]) -> None:
     show_gpus(monkeypatch, 1)
     lm = load_causal_lm(models("llama"))
