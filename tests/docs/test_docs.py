@@ -1,7 +1,8 @@
 """Every command of the documentation is tried, as `doc_commands.fate` says.
 
-`lockstep …` is run here, `train` for two steps, and `make …` as far as make says without doing; of the others is asked
-that what they name is there. `test_docs_on_gpus.py` tries what may compute on GPUs.
+`lockstep …` is run here, `train` for two steps, or as a dry run where another test trains so, and `make …` as far as
+make says without doing; of the others is asked that what they name is there. `test_docs_on_gpus.py` tries what may
+compute on GPUs.
 """
 
 from __future__ import annotations
@@ -55,12 +56,16 @@ SIZES = re.findall(r"`(\w+\.json)`:\n\n```json\n(.*?)```", (ROOT / "docs/guides/
 """Names and content of the configurations of models that are not here."""
 FOREIGN = re.findall(r"`(\w+\.\w+)`:\n\n```\w+\n(.*?)```", (ROOT / "docs/coming_from.md").read_text(), re.DOTALL)
 """Names and content of configs of other libraries."""
-RATHER_LONG = (
-    "cluster=", "learner=", "sampler=vllm", "vllm]", "megatron", "learner.parallel", "learner.lora.rank=8 policy",
-    "one_step_ahead", "=my_run", "=my_reward_run ppo", "run=", "run.folder=", "train recipe.yaml", "grpo_gsm8k",
-    "lockstep sweep",
-)  # fmt: skip
-LONGEST = ("cluster=ray", "learner.parallel.pp", "lockstep gpu-check")
+RATHER_LONG = ("sampler=vllm", "vllm]", "megatron", "run=", "grpo_gsm8k", "lockstep sweep")
+PROVEN = (
+    *(file.stem for file in (ROOT / "tests/golden").glob("*.txt")),
+    "learner",
+    "cluster=",
+    "_ahead",
+    "run=",
+    "=my_run",
+)
+"""What stands in a command whose training other tests have, on fewer rows: here its dry run is tried."""
 [REWARD] = re.findall(r"```python\n(.*?)```", (ROOT / "docs/guides/first_steps.md").read_text(), re.DOTALL)
 [MIXED] = re.findall(r"```jsonl\n(.*?)```", (ROOT / "docs/guides/rewards.md").read_text(), re.DOTALL)
 
@@ -186,11 +191,15 @@ LABELED = '{{"prompt": "Once upon a time {}", "completion": " there was a cat.",
 
 
 def marks(command: str) -> list[pytest.MarkDecorator]:
-    """What several processes, another backend or another run takes part in waits for `make test-all`."""
-    full = [pytest.mark.full] if any(part in command for part in RATHER_LONG) else []
-    # tests/cluster/test_cluster.py and tests/learners/test_megatron.py have runs with these options.
-    proof = [pytest.mark.proof] if any(part in command for part in LONGEST) else []
-    return [*full, *proof, *([pytest.mark.needs("ray")] if "cluster=ray" in command else [])]
+    """What starts another engine or takes several runs waits for `make test-all`."""
+    dry = command.startswith("lockstep train") and is_proven(command)
+    if "gpu-check" in command:
+        return [pytest.mark.proof]
+    return [pytest.mark.full] if not dry and any(part in command for part in RATHER_LONG) else []
+
+
+def is_proven(command: str) -> bool:
+    return any(part in command for part in PROVEN)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +254,7 @@ def test_command_runs(
             if f"{algorithm}_gsm8k" in arguments
         ]
         short = SHORT[1:] if "run.max_steps=1" in arguments else SHORT
-        arguments += short + tiny + (fitting if chat else [])
+        arguments += short + tiny + (fitting if chat else []) + ["--dry-run"] * is_proven(command)
     if arguments[0] == "eval":
         arguments += FEW
     if arguments[0] == "generate":
