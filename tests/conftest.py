@@ -92,10 +92,10 @@ def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def run(in_tmp: Path) -> Callable[..., list[dict[str, Any]]]:
-    """Runs the small recipe with overrides in an empty folder; returns the rows of metrics.jsonl."""
+def run(request: pytest.FixtureRequest, in_tmp: Path) -> Callable[..., list[dict[str, Any]]]:
+    """Runs a small recipe, or the file's `TINY_RECIPE`, in an empty folder; returns the lines of metrics.jsonl."""
     (in_tmp / "rewards.py").write_text(REWARDS)
-    (in_tmp / "tiny.yaml").write_text(yaml.safe_dump(RECIPE))
+    (in_tmp / "tiny.yaml").write_text(yaml.safe_dump(getattr(request.module, "TINY_RECIPE", RECIPE)))
 
     def go(*overrides: str) -> list[dict[str, Any]]:
         return read_metrics(train(load("tiny.yaml", list(overrides))))

@@ -13,6 +13,7 @@ import yaml
 from tiny_recipe import RECIPE, REWARDS
 
 from lockstep.algorithms.rows import data_files
+from lockstep.cli import main
 from lockstep.config.loading import load
 from lockstep.models.source import scratch_tokenizer
 from lockstep.report.log import read_metrics
@@ -48,11 +49,11 @@ def made(in_tmp: Path) -> Path:
     return in_tmp
 
 
-def test_a_class_of_ones_own_is_trained_once_it_is_trusted(made: Path) -> None:
-    refused = lockstep("train", "tiny.yaml")
-    assert refused.returncode == 2
-    assert f"'sandwich' by Python code of its own, which is not run: {made / FILE} (sha256 " in refused.stderr
-    assert refused.stderr.endswith(f"if you have read it and trust it: {command('train', 'tiny.yaml', *TRUST)}\n")
+def test_a_class_of_ones_own_is_trained_once_it_is_trusted(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "tiny.yaml"]) == 2
+    refusal = capsys.readouterr().err
+    assert f"'sandwich' by Python code of its own, which is not run: {made / FILE} (sha256 " in refusal
+    assert refusal.endswith(f" train tiny.yaml {' '.join(TRUST)}\n")
     assert not (made / "run").exists()
 
     trained = lockstep("train", "tiny.yaml", "sampler.replicas=2", *TRUST)  # in processes of their own, too
@@ -69,10 +70,5 @@ def test_a_class_of_ones_own_is_trained_once_it_is_trusted(made: Path) -> None:
     with (made / FILE).open("a") as file:
         file.write("# another\n")
     shutil.rmtree("run/final")  # or the run is finished, and reads no model
-    changed = lockstep("train", "tiny.yaml", "sampler.replicas=2", *TRUST)
-    assert changed.returncode == 2
-    assert "model.modeling_sandwich.py was " in changed.stderr
-
-
-def command(*words: str) -> str:
-    return " ".join([sys.executable, "-m", "lockstep", *words])
+    assert main(["train", "tiny.yaml", "sampler.replicas=2", *TRUST]) == 2
+    assert "model.modeling_sandwich.py was " in capsys.readouterr().err

@@ -9,29 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from pairs_runs import of_steps, scored
 from safetensors.torch import load_file
 from tiny_recipe import DPO
-
-from lockstep.config.loading import load
-from lockstep.report.log import read_metrics
-from lockstep.run.train import train
 
 Run = Callable[..., list[dict[str, Any]]]
 PLAIN: list[float] = []
 """The losses of a run with which those with an option are compared; it is made once."""
 
 
-@pytest.fixture
-def learn(in_tmp: Path) -> Run:
-    """Runs the small recipe with overrides in an empty folder; returns the rows of metrics.jsonl."""
-    (in_tmp / "tiny.yaml").write_text(yaml.safe_dump(DPO))
-    return lambda *overrides: read_metrics(train(load("tiny.yaml", list(overrides))))
+TINY_RECIPE = DPO
 
 
-def test_a_policy_begins_at_ln_2_and_learns_which_answers_are_better(learn: Run) -> None:
-    rows = learn("run.max_steps=12", "optimizer.lr=1e-2", "run.validate_every=6")
+def test_a_policy_begins_at_ln_2_and_learns_which_answers_are_better(run: Run) -> None:
+    rows = run("run.max_steps=12", "optimizer.lr=1e-2", "run.validate_every=6")
     loss, held_out = of_steps(rows), of_steps(rows, "validation/loss")
     assert (loss[0], held_out[0]) == pytest.approx((math.log(2), math.log(2)), abs=1e-6)
     assert loss[-1] < 0.3
@@ -41,13 +32,13 @@ def test_a_policy_begins_at_ln_2_and_learns_which_answers_are_better(learn: Run)
     assert {"train/grad_norm", "train/lr", "train/rewards_chosen_mean", "train/reject_lengths"} <= rows[1].keys()
 
 
-def test_a_stopped_run_goes_on_to_the_same_bits(learn: Run) -> None:
-    whole = learn("run.folder=whole", "run.max_steps=4", "run.validate_every=2")
+def test_a_stopped_run_goes_on_to_the_same_bits(run: Run) -> None:
+    whole = run("run.folder=whole", "run.max_steps=4", "run.validate_every=2")
     options = ("run.folder=stopped", "run.max_steps=4", "run.validate_every=2", "run.save_every=2")
-    learn(*options)
+    run(*options)
     shutil.rmtree("stopped/final")
     shutil.rmtree("stopped/checkpoints/step_000004")
-    assert learn(*options) == whole
+    assert run(*options) == whole
     weights = [load_file(f"{folder}/final/model.safetensors") for folder in ("whole", "stopped")]
     assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
 
@@ -61,45 +52,45 @@ def test_a_stopped_run_goes_on_to_the_same_bits(learn: Run) -> None:
         "optimizer.lr=1e-2", "data.shuffle=false",
     ],
 )  # fmt: skip
-def test_every_option_has_its_effect(learn: Run, option: str) -> None:
-    PLAIN[:] = PLAIN or of_steps(learn())
-    assert of_steps(learn("run.folder=other", option)) != PLAIN
+def test_every_option_has_its_effect(run: Run, option: str) -> None:
+    PLAIN[:] = PLAIN or of_steps(run())
+    assert of_steps(run("run.folder=other", option)) != PLAIN
 
 
-def test_losses_that_read_scores_read_those_of_the_rows(learn: Run, in_tmp: Path) -> None:
+def test_losses_that_read_scores_read_those_of_the_rows(run: Run, in_tmp: Path) -> None:
     data, plain = scored(in_tmp), ["run.max_steps=1", "dpo.global_batch_size=12", "dpo.preference_loss=rpo_sq"]
-    rows = learn(*data, *plain)
+    rows = run(*data, *plain)
     aims = [1 + n % 3 - 0.5 for n in range(12)]
     assert of_steps(rows) == pytest.approx([sum(aim**2 for aim in aims) / 12])
     assert of_steps(rows, "train/chosen_generated_rewards") == [2.0]
-    twice = learn(*data, *plain, "dpo.gt_reward_scale=2", "run.folder=twice")
+    twice = run(*data, *plain, "dpo.gt_reward_scale=2", "run.folder=twice")
     assert of_steps(twice) == pytest.approx([4 * sum(aim**2 for aim in aims) / 12])
 
 
-def test_an_epoch_is_a_head_of_the_file(learn: Run, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_epoch_is_a_head_of_the_file(run: Run, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All steps of `max_epochs`, with validation; drawn are the first rows and no others."""
     data = [*scored(in_tmp), "run.max_steps=-1", "run.max_epochs=2", "dpo.global_batch_size=2", "run.validate_every=3"]
-    whole = learn(*data, "run.folder=whole")
+    whole = run(*data, "run.folder=whole")
     assert len(of_steps(whole)) == 12
     capsys.readouterr()
-    third = learn(*data, "data.limit_train_batches=2", "data.limit_val_batches=0.5")
+    third = run(*data, "data.limit_train_batches=2", "data.limit_val_batches=0.5")
     assert "4 pairs (none skipped, 8 beyond the limit)" in capsys.readouterr().err
     assert len(of_steps(third)) == 4
     assert [row["step"] for row in third if "validation/loss" in row] == [0, 3, 4]
     assert of_steps(third, "validation/chosen_generated_rewards")[0] == (1 + 2 + 3 + 1 + 2 + 3) / 6
     epochs = [of_steps(third, "train/chosen_generated_rewards")[i : i + 2] for i in (0, 2)]
     assert [sum(epoch) / 2 for epoch in epochs] == [(1 + 2 + 3 + 1) / 4] * 2
-    share = learn(*data, "data.limit_train_batches=0.34", "run.folder=share")
+    share = run(*data, "data.limit_train_batches=0.34", "run.folder=share")
     assert of_steps(share) == of_steps(third), "a third of 12 rows are 2 batches of 2"
 
 
 def test_a_row_that_is_no_pair_is_named_or_skipped_and_counted(
-    learn: Run, in_tmp: Path, capsys: pytest.CaptureFixture[str]
+    run: Run, in_tmp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = scored(in_tmp)
     with Path("pairs.jsonl").open("a") as file:
         file.write('{"question": "Ada", "chosen": "1", "rejected": "1", "better": 1, "worse": 0}\n')
     with pytest.raises(ValueError, match=r"pairs\.jsonl, line 13: has the same answer twice"):
-        learn(*data)
-    learn(*data, "data.bad_rows=skip")
+        run(*data)
+    run(*data, "data.bad_rows=skip")
     assert "12 pairs (1 bad rows skipped)" in capsys.readouterr().err

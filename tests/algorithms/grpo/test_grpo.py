@@ -8,14 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from tiers import every
-from tiny_recipe import GRPO, REWARDS
+from tiny_recipe import GRPO
 
-from lockstep.config.loading import load
 from lockstep.report.agreement import summarize_agreement
-from lockstep.report.log import read_metrics
-from lockstep.run.train import train
 
 Run = Callable[..., list[dict[str, Any]]]
 PLAIN: list[dict[str, Any]] = []
@@ -32,12 +28,7 @@ RELATIVES = {
 }
 
 
-@pytest.fixture
-def run(in_tmp: Path) -> Run:
-    """Runs the small recipe with overrides in an empty folder; returns the rows of metrics.jsonl."""
-    (in_tmp / "tiny.yaml").write_text(yaml.safe_dump(GRPO))
-    (in_tmp / "rewards.py").write_text(REWARDS)
-    return lambda *overrides: read_metrics(train(load("tiny.yaml", list(overrides))))
+TINY_RECIPE = GRPO
 
 
 def steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -9,17 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from pairs_runs import of_steps
 from safetensors.torch import load_file
 from tiny_recipe import KTO
 
 from lockstep.algorithms.kto.step import mismatch
-from lockstep.config.loading import load
 from lockstep.data.demonstrations import Demonstration
 from lockstep.errors import InputError
-from lockstep.report.log import read_metrics
-from lockstep.run.train import train
 from lockstep.types import Prompt
 
 Run = Callable[..., list[dict[str, Any]]]
@@ -27,15 +23,11 @@ PLAIN: list[float] = []
 """The losses of a run with which those with an option are compared; it is made once."""
 
 
-@pytest.fixture
-def learn(in_tmp: Path) -> Run:
-    """Runs the small recipe with overrides in an empty folder; returns the rows of metrics.jsonl."""
-    (in_tmp / "tiny.yaml").write_text(yaml.safe_dump(KTO))
-    return lambda *overrides: read_metrics(train(load("tiny.yaml", list(overrides))))
+TINY_RECIPE = KTO
 
 
-def test_good_answers_become_likelier_than_bad_ones(learn: Run) -> None:
-    rows = learn("run.max_steps=8", "optimizer.lr=1e-2", "run.validate_every=8")
+def test_good_answers_become_likelier_than_bad_ones(run: Run) -> None:
+    rows = run("run.max_steps=8", "optimizer.lr=1e-2", "run.validate_every=8")
     loss, point = of_steps(rows), of_steps(rows, "train/reference_point")
     assert (loss[0], point[0]) == (0.5, 0.0), "at the initial policy every row is at its reference point"
     assert loss[-1] < 0.4
@@ -45,16 +37,16 @@ def test_good_answers_become_likelier_than_bad_ones(learn: Run) -> None:
     assert of_steps(rows, "validation/lengths_desirable")[0] > of_steps(rows, "validation/lengths_undesirable")[0]
 
 
-def test_a_stopped_run_resumes_to_the_same_bits_and_micro_batches_change_no_reference_point(learn: Run) -> None:
+def test_a_stopped_run_resumes_to_the_same_bits_and_micro_batches_change_no_reference_point(run: Run) -> None:
     options = ("run.max_steps=4", "run.save_every=2", "optimizer.lr=1e-2")
-    whole = learn("run.folder=whole", *options)
-    learn("run.folder=stopped", *options)
+    whole = run("run.folder=whole", *options)
+    run("run.folder=stopped", *options)
     shutil.rmtree("stopped/final")
     shutil.rmtree("stopped/checkpoints/step_000004")
-    assert learn("run.folder=stopped", *options) == whole
+    assert run("run.folder=stopped", *options) == whole
     weights = [load_file(f"{folder}/final/model.safetensors") for folder in ("whole", "stopped")]
     assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
-    cut = learn("run.folder=cut", "learner.micro_batch_tokens=160", *options)
+    cut = run("run.folder=cut", "learner.micro_batch_tokens=160", *options)
     for name in ("train/reference_point", "train/loss", "train/grad_norm"):
         assert of_steps(cut, name) == pytest.approx(of_steps(whole, name), rel=1e-4)
 
@@ -64,9 +56,9 @@ def test_a_stopped_run_resumes_to_the_same_bits_and_micro_batches_change_no_refe
     ["kto.ref_policy_kl_penalty=0.5", "kto.desirable_weight=2", "kto.undesirable_weight=0", "kto.global_batch_size=4",
      "data.completion='{answer}'"],
 )  # fmt: skip
-def test_every_option_has_its_effect(learn: Run, option: str) -> None:
-    PLAIN[:] = PLAIN or of_steps(learn("run.max_steps=2"))
-    assert of_steps(learn("run.folder=other", "run.max_steps=2", option)) != PLAIN
+def test_every_option_has_its_effect(run: Run, option: str) -> None:
+    PLAIN[:] = PLAIN or of_steps(run("run.max_steps=2"))
+    assert of_steps(run("run.folder=other", "run.max_steps=2", option)) != PLAIN
 
 
 def demonstration(prompt: int, completion: int) -> Demonstration:
@@ -84,7 +76,7 @@ def test_each_prompt_gets_the_next_answer_as_far_as_there_is_room() -> None:
         mismatch(twice[:2], 10)
 
 
-def test_a_label_that_is_none_is_named_or_skipped(learn: Run, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_label_that_is_none_is_named_or_skipped(run: Run, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"question": f"Is it {n}?", "completion": str(n), "is": {"good": n % 2 == 0}} for n in range(8)]
     file = in_tmp / "rows.jsonl"
     data = [
@@ -101,6 +93,6 @@ def test_a_label_that_is_none_is_named_or_skipped(learn: Run, in_tmp: Path, caps
         last = {"question": "Is it?", "completion": "no"} | ({} if wrong is None else {"is": {"good": wrong}})
         file.write_text("".join(json.dumps(row) + "\n" for row in [*rows, last]))
         with pytest.raises(ValueError, match=rf"rows\.jsonl, line 9: .*{sentence}"):
-            learn(*data)
-    learn(*data, "data.bad_rows=skip")
+            run(*data)
+    run(*data, "data.bad_rows=skip")
     assert "8 rows (1 bad rows skipped)" in capsys.readouterr().err

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
 from pairs_runs import of_steps
 from safetensors.torch import load_file
-from tiny_recipe import ONLINE_DPO, REWARDS
+from tiny_recipe import ONLINE_DPO
 
 from lockstep.algorithms.online_dpo.step import pair_answers
 from lockstep.batch import Batch
-from lockstep.config.loading import load
-from lockstep.report.log import read_metrics
-from lockstep.run.train import train
 from lockstep.types import SamplingParams
 
 Run = Callable[..., list[dict[str, Any]]]
@@ -27,12 +22,7 @@ PLAIN: list[float] = []
 """The losses of a run with which those with an option are compared; it is made once."""
 
 
-@pytest.fixture
-def learn(in_tmp: Path) -> Run:
-    """Runs the small recipe with overrides in an empty folder; returns the rows of metrics.jsonl."""
-    (in_tmp / "rewards.py").write_text(REWARDS)
-    (in_tmp / "tiny.yaml").write_text(yaml.safe_dump(ONLINE_DPO))
-    return lambda *overrides: read_metrics(train(load("tiny.yaml", list(overrides))))
+TINY_RECIPE = ONLINE_DPO
 
 
 def answers(scores: list[float]) -> Batch:
@@ -55,21 +45,21 @@ def test_the_best_and_the_worst_are_a_pair_and_ties_are_dropped_and_counted() ->
     assert pair_answers(answers([1.0] * 4), 4)[0] is None
 
 
-def test_a_stopped_run_resumes_to_the_same_bits(learn: Run) -> None:
+def test_a_stopped_run_resumes_to_the_same_bits(run: Run) -> None:
     options = ("run.max_steps=4", "run.save_every=2", "optimizer.lr=1e-2")
-    whole = learn("run.folder=whole", *options)
+    whole = run("run.folder=whole", *options)
     assert all(row["agreement/mismatches"] == 0 for row in whole if "agreement/mismatches" in row)
     assert of_steps(whole, "policy/preference_loss")[0] == pytest.approx(0.693147, abs=1e-5)
-    learn("run.folder=stopped", *options)
+    run("run.folder=stopped", *options)
     shutil.rmtree("stopped/final")
     shutil.rmtree("stopped/checkpoints/step_000004")
-    assert learn("run.folder=stopped", *options) == whole
+    assert run("run.folder=stopped", *options) == whole
     weights = [load_file(f"{folder}/final/model.safetensors") for folder in ("whole", "stopped")]
     assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
 
 
-def test_a_step_without_a_pair_updates_nothing(learn: Run) -> None:
-    rows = learn("reward.function=rewards.py:constant", "run.max_steps=1")
+def test_a_step_without_a_pair_updates_nothing(run: Run) -> None:
+    rows = run("reward.function=rewards.py:constant", "run.max_steps=1")
     assert (of_steps(rows, "train/tie"), of_steps(rows, "policy/updates_skipped")) == ([1.0], [1.0])
 
 
@@ -78,6 +68,6 @@ def test_a_step_without_a_pair_updates_nothing(learn: Run) -> None:
     ["online_dpo.ref_policy_kl_penalty=1", "online_dpo.num_generations=2", "online_dpo.preference_loss=rpo_sq",
      "online_dpo.label_smoothing=0.2", "online_dpo.sft_loss_weight=0.5", "sampling.temperature=0.5"],
 )  # fmt: skip
-def test_every_option_has_its_effect(learn: Run, option: str) -> None:
-    PLAIN[:] = PLAIN or of_steps(learn(), "policy/loss")
-    assert of_steps(learn(option, "run.folder=other"), "policy/loss") != PLAIN
+def test_every_option_has_its_effect(run: Run, option: str) -> None:
+    PLAIN[:] = PLAIN or of_steps(run(), "policy/loss")
+    assert of_steps(run(option, "run.folder=other"), "policy/loss") != PLAIN

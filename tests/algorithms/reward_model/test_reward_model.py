@@ -24,15 +24,11 @@ from lockstep.run.train import train
 Run = Callable[..., list[dict[str, Any]]]
 
 
-@pytest.fixture
-def learn(in_tmp: Path) -> Run:
-    """Runs the small recipe with overrides in an empty folder; returns the rows of metrics.jsonl."""
-    (in_tmp / "tiny.yaml").write_text(yaml.safe_dump(REWARD_MODEL))
-    return lambda *overrides: read_metrics(train(load("tiny.yaml", list(overrides))))
+TINY_RECIPE = REWARD_MODEL
 
 
-def test_it_learns_which_answers_are_better_and_is_written_as_a_sequence_classifier(learn: Run) -> None:
-    rows = learn("run.max_steps=12", "optimizer.lr=1e-2", "run.validate_every=6", "run.num_logged_samples=8")
+def test_it_learns_which_answers_are_better_and_is_written_as_a_sequence_classifier(run: Run) -> None:
+    rows = run("run.max_steps=12", "optimizer.lr=1e-2", "run.validate_every=6", "run.num_logged_samples=8")
     assert of_steps(rows)[0] == pytest.approx(math.log(2), abs=0.2)
     assert of_steps(rows)[-1] < 0.3
     low, right, high = (of_steps(rows, f"validation/{name}")[-1] for name in ("acc_low", "acc", "acc_high"))
@@ -50,8 +46,8 @@ def test_it_learns_which_answers_are_better_and_is_written_as_a_sequence_classif
     assert [sum(rewards) / len(rewards) for rewards in read.values()] == pytest.approx(means, rel=1e-4, abs=1e-5)
 
 
-def test_it_judges_answers_in_place_of_a_language_model(learn: Run, in_tmp: Path) -> None:
-    learn("run.max_steps=12", "optimizer.lr=1e-2")
+def test_it_judges_answers_in_place_of_a_language_model(run: Run, in_tmp: Path) -> None:
+    run("run.max_steps=12", "optimizer.lr=1e-2")
     recipe = {
         **{name: PPO[name] for name in ("data", "learner", "sampling")},
         "algorithm": "self_rewarding",
@@ -75,25 +71,25 @@ def test_it_judges_answers_in_place_of_a_language_model(learn: Run, in_tmp: Path
         load("judged.yaml", ["verifier={type: math}"])
 
 
-def test_a_margin_asks_for_more(learn: Run, in_tmp: Path) -> None:
+def test_a_margin_asks_for_more(run: Run, in_tmp: Path) -> None:
     data, once = scored(in_tmp), ["run.max_steps=1", "reward_model.global_batch_size=12"]
-    plain, asked = learn(*data, *once), learn(*data, *once, "reward_model.margin=true", "run.folder=asked")
+    plain, asked = run(*data, *once), run(*data, *once, "reward_model.margin=true", "run.folder=asked")
     assert of_steps(asked)[0] > of_steps(plain)[0] + 0.1
 
 
-def test_centred_rewards_stay_around_zero(learn: Run) -> None:
+def test_centred_rewards_stay_around_zero(run: Run) -> None:
     options = ("run.max_steps=12", "optimizer.lr=1e-2")
-    centred = learn(*options, "reward_model.center_rewards_coefficient=1.0")
-    free = learn(*options, "run.folder=free")
+    centred = run(*options, "reward_model.center_rewards_coefficient=1.0")
+    free = run(*options, "run.folder=free")
     both = [abs(of_steps(rows, "train/rewards_all_mean")[-1]) for rows in (centred, free)]
     assert both[0] < 0.2
     assert both[0] < both[1]
 
 
 def test_ppo_is_rewarded_by_it_and_its_critic_begins_with_it(
-    learn: Run, in_tmp: Path, caplog: pytest.LogCaptureFixture
+    run: Run, in_tmp: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    learn("run.max_steps=12", "optimizer.lr=1e-2")
+    run("run.max_steps=12", "optimizer.lr=1e-2")
     recipe = {
         **PPO,
         "model": {"path": "run/initial"},

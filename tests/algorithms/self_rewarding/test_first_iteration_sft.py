@@ -18,15 +18,11 @@ FIRST = "self_rewarding.first_iteration={algorithm: sft}"
 NO_VALIDATION = {"validation_reward": None, "validation_sampling": None}
 
 
-@pytest.fixture
-def learn(in_tmp: Path) -> Run:
-    """Runs the small recipe with overrides in an empty folder; returns the rows of metrics.jsonl."""
-    Path("tiny.yaml").write_text(yaml.safe_dump(SELF_REWARDING | NO_VALIDATION))
-    return lambda *overrides: read_metrics(train(load("tiny.yaml", list(overrides))))
+TINY_RECIPE = SELF_REWARDING | NO_VALIDATION
 
 
-def test_the_first_iteration_is_a_run_of_sft(learn: Run) -> None:
-    rows = learn(FIRST, "agreement.exact=false")[:4]  # as sft computes, which samples nothing
+def test_the_first_iteration_is_a_run_of_sft(run: Run) -> None:
+    rows = run(FIRST, "agreement.exact=false")[:4]  # as sft computes, which samples nothing
     sft = {name: SELF_REWARDING[name] for name in ("model", "data", "learner", "optimizer")}
     sft |= {"algorithm": "sft", "sft": {"global_batch_size": 8, "max_tokens": 56}}
     Path("sft.yaml").write_text(yaml.safe_dump(sft | {"run": {"max_steps": 2, "save_every": 1, "keep": 9}}))
@@ -39,8 +35,8 @@ def test_the_first_iteration_is_a_run_of_sft(learn: Run) -> None:
     assert not any(name.startswith(("judge/", "refit/")) for row in rows[:2] for name in row)
 
 
-def test_what_was_imitated_becomes_the_reference(learn: Run) -> None:
-    rows = learn(FIRST)[:4]
+def test_what_was_imitated_becomes_the_reference(run: Run) -> None:
+    rows = run(FIRST)[:4]
     assert not equal(held(1, "policy"), held(1, "reference"))
     assert equal(held(3, "reference"), held(2, "policy"))
     assert equal(held(4, "reference"), held(3, "reference"))
@@ -48,12 +44,12 @@ def test_what_was_imitated_becomes_the_reference(learn: Run) -> None:
     assert [row["step"] for row in trained()] == [3] * 8 + [4] * 8
 
 
-def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(learn: Run) -> None:
-    whole = learn(FIRST, "run.folder=whole")
+def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(run: Run) -> None:
+    whole = run(FIRST, "run.folder=whole")
     for _ in range(3):
         with pytest.raises(Stopped):
-            learn(FIRST, "run.folder=parts", "run.max_time_s=0.01")
-    assert learn(FIRST, "run.folder=parts") == whole
+            run(FIRST, "run.folder=parts", "run.max_time_s=0.01")
+    assert run(FIRST, "run.folder=parts") == whole
     for name in ("policy", "reference"):
         assert equal(held(4, name, "whole"), held(4, name, "parts"))
 
@@ -77,6 +73,6 @@ def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(learn: Run) 
         ),
     ],
 )
-def test_what_cannot_work_is_refused(learn: Run, override: str, said: str) -> None:
+def test_what_cannot_work_is_refused(run: Run, override: str, said: str) -> None:
     with pytest.raises(RecipeError, match=said):
-        learn(FIRST, override)
+        run(FIRST, override)

@@ -7,18 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from self_rewarding_runs import Run, equal, held, steps, trained
 from tiers import full
 from tiny_recipe import SELF_REWARDING
 
 from lockstep.config.loading import load
 from lockstep.judge.new_prompts import OUTCOMES, TooFewPromptsError
-from lockstep.report.log import read_metrics
 from lockstep.run.dry_run import dry_run
 from lockstep.run.findings import DryRunError
 from lockstep.run.stop import Stopped
-from lockstep.run.train import train
 
 NEW: dict[str, Any] = {
     "new_prompts": {
@@ -31,13 +28,14 @@ NEW: dict[str, Any] = {
 SEVENTEEN = " ".join(f"{{example_{number}}}" for number in range(1, 18))
 
 
-@pytest.fixture
-def learn(in_tmp: Path) -> Run:
-    """Runs the small recipe with overrides in an empty folder; returns the rows of metrics.jsonl."""
-    own = {"self_rewarding": SELF_REWARDING["self_rewarding"] | {"prompt_source": "new"}}
-    own["data"] = SELF_REWARDING["data"] | {"max_prompt_tokens": 14}
-    Path("tiny.yaml").write_text(yaml.safe_dump(SELF_REWARDING | NEW | own))
-    return lambda *overrides: read_metrics(train(load("tiny.yaml", list(overrides))))
+TINY_RECIPE = (
+    SELF_REWARDING
+    | NEW
+    | {
+        "self_rewarding": SELF_REWARDING["self_rewarding"] | {"prompt_source": "new"},
+        "data": SELF_REWARDING["data"] | {"max_prompt_tokens": 14},
+    }
+)
 
 
 def written(iteration: int, folder: str = "run") -> list[str]:
@@ -46,8 +44,8 @@ def written(iteration: int, folder: str = "run") -> list[str]:
     return [json.loads(line)["question"] for line in lines]
 
 
-def test_each_iteration_answers_prompts_of_its_own(learn: Run) -> None:
-    rows = steps(learn())
+def test_each_iteration_answers_prompts_of_its_own(run: Run) -> None:
+    rows = steps(run())
     given = [json.loads(line)["question"] for line in Path("run/data/train.jsonl").read_text().splitlines()]
     assert not {" ".join(text.split()) for text in written(0)} & set(given)
     assert len(set(written(0))) == len(set(written(1))) == 16
@@ -59,8 +57,8 @@ def test_each_iteration_answers_prompts_of_its_own(learn: Run) -> None:
     assert [row["refit/version"] for row in rows] == [0, 0, 2, 2]
 
 
-def test_what_became_of_attempts_is_told_once_for_each_iteration(learn: Run) -> None:
-    rows = steps(learn())
+def test_what_became_of_attempts_is_told_once_for_each_iteration(run: Run) -> None:
+    rows = steps(run())
     assert ["prompts/attempts" in row for row in rows] == [True, False, True, False]
     for row in rows[::2]:
         assert row["prompts/made"] == 16
@@ -69,26 +67,26 @@ def test_what_became_of_attempts_is_told_once_for_each_iteration(learn: Run) -> 
 
 
 @pytest.mark.parametrize("acting", ["reference", full("current")])
-def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(learn: Run, acting: str) -> None:
+def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(run: Run, acting: str) -> None:
     """Also in the middle of an iteration: its prompts are then written again."""
     who = f"self_rewarding.acting_policy={acting}"
-    whole = learn(who, "run.folder=whole")
+    whole = run(who, "run.folder=whole")
     for _ in range(3):
         with pytest.raises(Stopped):
-            learn(who, "run.folder=parts", "run.max_time_s=0.01")
-    assert learn(who, "run.folder=parts") == whole
+            run(who, "run.folder=parts", "run.max_time_s=0.01")
+    assert run(who, "run.folder=parts") == whole
     assert [written(i, "parts") for i in (0, 1)] == [written(i, "whole") for i in (0, 1)]
     assert Path("whole/samples.jsonl").read_bytes() == Path("parts/samples.jsonl").read_bytes()
     assert equal(held(4, "policy", "whole"), held(4, "policy", "parts"))
 
 
-def test_too_few_prompts_stop_the_run(learn: Run) -> None:
+def test_too_few_prompts_stop_the_run(run: Run) -> None:
     with pytest.raises(
         TooFewPromptsError, match=r"iteration 0: 16 attempts gave \d+ new prompts of 16 \(\d+ unfinished"
     ):
-        learn("new_prompts.max_attempts=1")
+        run("new_prompts.max_attempts=1")
     with pytest.raises(TooFewPromptsError, match=r"32 attempts gave 0 new prompts of 16 \(32 request_too_long\)"):
-        learn("new_prompts.max_attempts=2", "new_prompts.max_prompt_tokens=4", "run.folder=other")
+        run("new_prompts.max_attempts=2", "new_prompts.max_prompt_tokens=4", "run.folder=other")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +98,7 @@ def test_too_few_prompts_stop_the_run(learn: Run) -> None:
         ("data.prompt='{question} {answer}'", "but data.prompt has 2 fields: answer, question"),
     ],
 )
-def test_a_dry_run_says_whether_prompts_can_be_written(learn: Run, override: str, said: str) -> None:
+def test_a_dry_run_says_whether_prompts_can_be_written(run: Run, override: str, said: str) -> None:
     with pytest.raises(DryRunError) as refused:
         dry_run(load("tiny.yaml", [override]))
     assert said in str(refused.value)

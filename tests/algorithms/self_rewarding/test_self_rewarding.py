@@ -28,12 +28,7 @@ from lockstep.run.stop import Stopped
 from lockstep.run.train import train
 from lockstep.tasks.letters import score
 
-
-@pytest.fixture
-def learn(in_tmp: Path) -> Run:
-    """Runs the small recipe with overrides in an empty folder; returns the rows of metrics.jsonl."""
-    (in_tmp / "tiny.yaml").write_text(yaml.safe_dump(SELF_REWARDING))
-    return lambda *overrides: read_metrics(train(load("tiny.yaml", list(overrides))))
+TINY_RECIPE = SELF_REWARDING
 
 
 def updates(step: int) -> int:
@@ -43,8 +38,8 @@ def updates(step: int) -> int:
     return known
 
 
-def test_the_reference_stands_still_within_an_iteration_and_then_becomes_the_policy(learn: Run) -> None:
-    rows = steps(learn())
+def test_the_reference_stands_still_within_an_iteration_and_then_becomes_the_policy(run: Run) -> None:
+    rows = steps(run())
     assert summarize_agreement(rows).word == "AGREE"
     assert [row["train/iteration"] for row in rows] == [0, 0, 1, 1]
     assert not equal(held(1, "policy"), held(1, "reference"))
@@ -59,25 +54,25 @@ def test_the_reference_stands_still_within_an_iteration_and_then_becomes_the_pol
     assert rows[1]["train/preference_loss"] != pytest.approx(math.log(2), abs=1e-6)
 
 
-def test_the_current_policy_may_act(learn: Run) -> None:
-    rows = steps(learn("self_rewarding.acting_policy=current"))
+def test_the_current_policy_may_act(run: Run) -> None:
+    rows = steps(run("self_rewarding.acting_policy=current"))
     assert [row["refit/version"] for row in rows] == [0, 1, 2, 3]
     assert summarize_agreement(rows).word == "AGREE"
 
 
-def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(learn: Run) -> None:
-    whole = learn("run.folder=whole", "run.validate_every=1")
+def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(run: Run) -> None:
+    whole = run("run.folder=whole", "run.validate_every=1")
     for _ in range(2):  # within the first iteration, and at its end
         with pytest.raises(Stopped):
-            learn("run.folder=parts", "run.validate_every=1", "run.max_time_s=0.01")
-    assert learn("run.folder=parts", "run.validate_every=1") == whole
+            run("run.folder=parts", "run.validate_every=1", "run.max_time_s=0.01")
+    assert run("run.folder=parts", "run.validate_every=1") == whole
     for name in ("policy", "reference"):
         assert equal(held(4, name, "whole"), held(4, name, "parts"))
     assert Path("whole/samples.jsonl").read_bytes() == Path("parts/samples.jsonl").read_bytes()
 
 
-def test_pairs_are_those_of_the_scores(learn: Run) -> None:
-    rows = steps(learn())
+def test_pairs_are_those_of_the_scores(run: Run) -> None:
+    rows = steps(run())
     samples = trained()
     assert len(samples) == 4 * 8
     for one in (one for one in samples if one["status"] == "ok"):
@@ -96,14 +91,14 @@ def test_pairs_are_those_of_the_scores(learn: Run) -> None:
 
 
 @pytest.mark.full
-def test_prompts_of_iterations_are_the_same_or_split(learn: Run) -> None:
+def test_prompts_of_iterations_are_the_same_or_split(run: Run) -> None:
     def asked(folder: str) -> list[set[str]]:
         ids = [row["id"] for row in trained(folder)]
         return [set(ids[: len(ids) // 2]), set(ids[len(ids) // 2 :])]
 
-    learn("run.folder=same")
+    run("run.folder=same")
     assert asked("same")[0] == asked("same")[1]
-    rows = steps(learn("run.folder=split", "self_rewarding.prompt_source=split"))
+    rows = steps(run("run.folder=split", "self_rewarding.prompt_source=split"))
     assert [row["train/iteration"] for row in rows] == [0, 1]
     assert not asked("split")[0] & asked("split")[1]
 
@@ -125,20 +120,20 @@ LAYOUTS = {
         pytest.param("stages", marks=[pytest.mark.needs("megatron"), pytest.mark.proof]),
     ],
 )
-def test_two_ranks_choose_the_same_pairs(learn: Run, layout: str, request: pytest.FixtureRequest) -> None:
+def test_two_ranks_choose_the_same_pairs(run: Run, layout: str, request: pytest.FixtureRequest) -> None:
     if layout == "stages":
         request.getfixturevalue("megatron")
     deep = "model.scratch.config.num_hidden_layers=2"
-    learn("run.folder=one", deep, "agreement.exact=false")  # as two ranks compute
-    learn("run.folder=two", deep, *LAYOUTS[layout], "run.max_steps=3")  # beyond the end of an iteration
+    run("run.folder=one", deep, "agreement.exact=false")  # as two ranks compute
+    run("run.folder=two", deep, *LAYOUTS[layout], "run.max_steps=3")  # beyond the end of an iteration
     assert trained("one")[: 3 * 8] == trained("two")
 
 
 @pytest.mark.full
 @pytest.mark.needs("vllm")
 @pytest.mark.usefixtures("vllm")
-def test_vllm_acts_and_judges_with_the_weights_of_the_iterations_beginning(learn: Run) -> None:
-    rows = steps(learn("sampler=vllm", "sampler.kv_cache_gib=0.05", "run.save_every=9"))
+def test_vllm_acts_and_judges_with_the_weights_of_the_iterations_beginning(run: Run) -> None:
+    rows = steps(run("sampler=vllm", "sampler.kv_cache_gib=0.05", "run.save_every=9"))
     assert [row["refit/version"] for row in rows] == [0, 0, 2, 2]
     assert all(row["refit/probe_gap_max"] < 1e-4 for row in rows)
     for row in (rows[0], rows[2]):  # where the policy is the reference
@@ -146,23 +141,23 @@ def test_vllm_acts_and_judges_with_the_weights_of_the_iterations_beginning(learn
         assert 0 < row["judge/parse_failures"] < 1
 
 
-def test_a_judge_that_says_one_thing_to_everything_is_told_once(learn: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    learn("self_rewarding.max_class_share=0.05")
+def test_a_judge_that_says_one_thing_to_everything_is_told_once(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run("self_rewarding.max_class_share=0.05")
     told = capsys.readouterr().err
     assert told.count("of the verdicts are one and the same score") == 1
     assert "at step 1 " in told
 
 
-def test_without_a_pair_nothing_is_learned(learn: Run) -> None:
-    rows = steps(learn("judge.judge_score_low=90", "judge.judge_score_high=91", "run.max_steps=1"))
+def test_without_a_pair_nothing_is_learned(run: Run) -> None:
+    rows = steps(run("judge.judge_score_low=90", "judge.judge_score_high=91", "run.max_steps=1"))
     assert (rows[0]["train/bad_samples_per_GBS"], rows[0]["train/updates_skipped"]) == (1.0, 1.0)
     assert equal(held(1, "policy"), held(1, "reference"))
 
 
-def test_the_guide_speaks_of_every_metric_and_every_option(learn: Run) -> None:
+def test_the_guide_speaks_of_every_metric_and_every_option(run: Run) -> None:
     guide = (Path(__file__).parents[3] / "docs/guides/self_rewarding.md").read_text()
-    learned = steps(learn("run.max_steps=1"))
-    nothing = steps(learn("run.max_steps=1", "judge.judge_score_low=90", "judge.judge_score_high=91", "run.folder=no"))
+    learned = steps(run("run.max_steps=1"))
+    nothing = steps(run("run.max_steps=1", "judge.judge_score_low=90", "judge.judge_score_high=91", "run.folder=no"))
     metrics = {name for row in learned + nothing for name in row if name.startswith(("train/", "judge/"))}
     assert "`val/…`" in guide
     assert not [name for name in metrics if f"`{name}`" not in guide]
@@ -170,9 +165,9 @@ def test_the_guide_speaks_of_every_metric_and_every_option(learn: Run) -> None:
     assert not [name for name in own if f"`{name}`" not in guide]
 
 
-def test_it_can_ask_for_a_report_of_the_doctor(learn: Run, models: Callable[..., Path]) -> None:
+def test_it_can_ask_for_a_report_of_the_doctor(run: Run, models: Callable[..., Path]) -> None:
     with pytest.raises(ValueError, match="there is no doctor's report"):
-        learn("model.scratch=null", f"model.path={models('llama')}", "run.require_doctor=true")
+        run("model.scratch=null", f"model.path={models('llama')}", "run.require_doctor=true")
 
 
 @pytest.mark.proof
