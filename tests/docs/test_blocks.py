@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 import torch
 from doc_commands import PAGES, ROOT, blocks
-from openai_server import OpenAIServer, Said, listening
 
 import lockstep
 from lockstep.environments.tools import Tools
@@ -136,21 +135,6 @@ def test_a_reward_of_ones_own_scores(run_block: Callable[..., dict[str, Any]], m
     names = {"lockstep": lockstep, "rows": rows, "right": score, "well_formed": score}
     parts = run_block(several, **names)["trainer"].loaded.recipe.reward.parts
     assert {name: part.weight for name, part in parts.items()} == {"format": 0.2, "answer": 1.0}
-
-
-def test_a_server_answers_as_a_judge(run_block: Callable[..., dict[str, Any]]) -> None:
-    class Polite(OpenAIServer):
-        def answer(self, body: dict[str, Any]) -> Said:
-            text = "yes" if "Good day" in body["messages"][0]["content"] else "no"
-            message = {"role": "assistant", "content": text}
-            usage = {"prompt_tokens": 9, "completion_tokens": 1}
-            return 200, {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": usage}
-
-    [block] = python_of("servers")
-    server = Polite(model="my-model")
-    with listening(server):
-        found = run_block(block.replace("http://localhost:8000/v1", server.url))
-    assert found["verdicts"] == {0: "yes", 1: "no"}
 
 
 @pytest.mark.full

@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from lockstep.algorithms.episodes import observations
 from lockstep.config import DataSection, user_code
 from lockstep.config.loading import load
 from lockstep.data.messages import render_prompt
-from lockstep.data.tool_template import ToolTemplate
 from lockstep.environments import environment
 from lockstep.environments.tools import Malformed, ToolCall, Tools, parse_calls, tool_messages
 from lockstep.errors import InputError
@@ -290,27 +288,6 @@ def test_results_follow_a_reply_as_the_template_writes_them(talker: Callable[[st
     assert json.dumps(SCHEMAS[0]["function"]["description"]) in whole
 
 
-class NewYear(datetime):
-    @classmethod
-    def now(cls, tz: tzinfo | None = None) -> NewYear:
-        return cls(2099, 1, 1)
-
-
-def test_results_follow_on_any_day_and_after_any_token_that_ends_a_call(
-    talker: Callable[[str], ModelSource], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where a template writes the date, and ends calls with another token than the policy did."""
-    source = talker("{{ strftime_now('%Y') }}" + QWEN.replace("<|im_end|>", "{{ eos_token }}"))
-    eom, eos = source.stop_token_ids
-    template = ToolTemplate(source.tokenizer, DATA.with_tools(SCHEMAS).template_values, source.stop_token_ids)
-    results = tool_messages([(ToolCall("add", {}), "3")])
-    tokens = list(template.tokens(results, eos))
-    assert str(source.tokenizer.decode(tokens)).startswith("\n<|im_start|>user<tool_response>\n3\n")
-    assert list(template.tokens(results, eom)) == tokens
-    monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", NewYear)
-    assert list(template.tokens(results, eos)) == tokens
-
-
 @pytest.mark.parametrize(
     ("template", "said"),
     [
@@ -385,29 +362,6 @@ def test_a_message_follows_a_reply_as_the_template_writes_it_after_any_token_tha
     follows = source.token_ids(whole.partition("Ann.")[2])
     assert follows[0] == eos
     assert observed("Colder.\n", eos) == observed("Colder.\n", other) == follows[1:]
-
-
-def test_a_message_stays_whole_where_the_template_ends_those_of_users_alone(
-    talker: Callable[[str], ModelSource],
-) -> None:
-    source = talker(CHAT.replace("{{ eos_token }}", "{{ eos_token if m.role == 'user' }}"))
-    tokens = observations(DATA, (), source, pytest.fail)("Colder.", source.stop_token_ids[1])
-    assert tokens == source.token_ids("\n[user]Colder.</s>\n[assistant]")
-
-
-def test_a_token_that_opens_messages_ends_a_reply_and_is_not_lost_where_another_one_did(
-    talker: Callable[[str], ModelSource],
-) -> None:
-    """As where `<|user|>` and `<|observation|>` are stop tokens."""
-    opened = CHAT.replace("{{ eos_token }}\n", "").replace(
-        "[{{ m.role }}]", "{{ '[assistant]' if m.role == 'assistant' else '</s>' }}"
-    )
-    source = talker("{{ tools }}" + opened)
-    other, eos = source.stop_token_ids
-    observed = observations(DATA.with_tools(SCHEMAS), (), source, pytest.fail)
-    for said in ("Colder.", tool_messages([(ToolCall("add", {}), "Colder.")])):
-        assert observed(said, eos) == source.token_ids("</s>Colder.[assistant]")[1:]
-        assert observed(said, other) == source.token_ids("</s>Colder.[assistant]")
 
 
 def unlearned(sample: dict[str, Any]) -> str:

@@ -12,7 +12,6 @@ import torch
 from pretend_gpu import Record, Verb, pretend_gpu
 from tiers import full
 from tiny_models import ARCHITECTURES, OPTIMIZER, SECTION, SquaredError, WeightedLogprob, ragged
-from torch import nn
 from transformers import PreTrainedModel
 
 from lockstep.cluster.specs import LearnerSpec
@@ -21,12 +20,9 @@ from lockstep.learners.rank import RankLearner
 from lockstep.losses.base import Loss
 from lockstep.models.device import load_on_device
 from lockstep.models.exact.experts import EXPERTS
-from lockstep.models.exact.model import make_exact
-from lockstep.models.heads import LogitsHead
-from lockstep.models.load import load_causal_lm
 from lockstep.models.open_kernels import open_kernels
 from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.types import Head, SamplingParams
+from lockstep.types import Head
 from lockstep.weight_sync import buckets
 from lockstep.weight_sync.carriers import Route
 from lockstep.weight_sync.fingerprints import column_fingerprint, fingerprint, read, take, take_columns
@@ -36,11 +32,6 @@ from lockstep.weight_sync.sync import sync_weights
 
 LENGTHS = (7, 2, 19, 4, 33, 12, 9, 3)
 PASSES = 3
-SAMPLINGS = {
-    "all": SamplingParams(max_tokens=9, temperature=1.3),
-    "top-k": SamplingParams(max_tokens=9, top_k=5),
-    "top-p": SamplingParams(max_tokens=9, top_p=0.8),
-}
 ON_GPU = SECTION.model_copy(update={"device": "cuda", "rows_per_pass": 3})
 
 
@@ -74,40 +65,6 @@ def test_a_pass_of_a_dense_family_sends_one_copy_and_waits_for_nothing(
         learner = build(folder, head)
         train(learner, ragged(LENGTHS), loss)
         assert_no_wait(record, PASSES)
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_any_distribution_is_scored_without_waiting(models: Callable[..., Path], sampling: str) -> None:
-    folder = models("llama")
-    with pretend_gpu() as record:
-        learner = build(folder, "logits")
-        train(learner, ragged(LENGTHS, sampling=SAMPLINGS[sampling]), WeightedLogprob())
-        assert_no_wait(record, PASSES)
-
-
-@pytest.fixture
-def experts(models: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Callable[[str], PreTrainedModel]:
-    """Opens a small mixture of experts."""
-
-    def build_kind(kind: str) -> PreTrainedModel:
-        monkeypatch.setitem(ARCHITECTURES, kind, {"model_type": kind, **MOE[kind]})
-        return load_causal_lm(models(kind))
-
-    return build_kind
-
-
-@pytest.mark.parametrize("kind", MOE)
-def test_a_layer_of_exact_experts_is_waited_for_once(experts: Callable[[str], PreTrainedModel], kind: str) -> None:
-    lm, batch = experts(kind), ragged(LENGTHS)
-    make_exact(lm)
-    with pretend_gpu() as record:
-        nn.Module.to(lm, "cuda")
-        head = LogitsHead(lm)
-        laid, before = head.lay_out(batch).to("cuda"), record.count("sync")
-        outputs = head(laid)
-        assert outputs.logprob is not None
-        outputs.logprob.sum().backward()
-        assert record.count("sync") - before == int(lm.config.num_hidden_layers), record.lines()
 
 
 @pytest.mark.parametrize("kind", MOE)

@@ -74,18 +74,6 @@ def test_smoothed_labels_are_a_mixture_that_the_robust_loss_undoes(gap: float, b
     assert of_noise.item() == pytest.approx(right, rel=1e-8, abs=1e-9), "on average over flips, DPO of the true label"
 
 
-@given(gaps, betas)
-def test_without_smoothing_both_are_dpo_to_the_bit(gap: float, beta: float) -> None:
-    losses = (dpo, lambda x, b: conservative_dpo(x, b, 0.0), lambda x, b: robust_dpo(x, b, 0.0))
-    found = []
-    for loss in losses:
-        x = torch.tensor([gap], dtype=torch.float32, requires_grad=True)
-        loss(x, beta).sum().backward()
-        assert x.grad is not None
-        found.append((loss(x, beta).item(), x.grad.item()))
-    assert found[0] == found[1] == found[2]
-
-
 means = st.floats(-12.0, -1e-3)
 
 
@@ -97,16 +85,6 @@ def test_losses_of_means_are_their_formulas(chosen: float, rejected: float, beta
     assert log_odds(number(chosen)).item() == pytest.approx(math.log(odds[0]), rel=1e-9, abs=1e-9)
     expected = -math.log(1 / (1 + odds[1] / odds[0]))
     assert odds_ratio(number(chosen), number(rejected)).item() == pytest.approx(expected, rel=1e-7, abs=1e-12)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_odds_of_what_is_certain_or_impossible_have_gradients(dtype: torch.dtype) -> None:
-    mean = torch.tensor([0.0, -1e-7, -0.7, -90.0, -1e4], dtype=dtype, requires_grad=True)
-    loss = odds_ratio(mean, mean.detach().flip(0))
-    loss.sum().backward()
-    assert mean.grad is not None
-    assert loss.isfinite().all()
-    assert mean.grad.isfinite().all()
 
 
 def test_at_the_initial_policy() -> None:

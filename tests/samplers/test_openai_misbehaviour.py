@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from openai_server import OpenAIServer, Said, listening
-from raw_server import http, sending
 
 from lockstep.config import OpenAI
 from lockstep.inference.generate import generate
@@ -97,18 +96,6 @@ def test_a_server_that_is_busy_is_asked_again(script: Script, status: int) -> No
     assert [line.split("; ")[-1] for line in script.told] == ["asking again in 0.5 s (1 of 1 times)"]
 
 
-@pytest.mark.parametrize(("asked", "least_s"), [("1", 1.0), ("²", 0.5), ("soon", 0.5)])
-def test_a_busy_server_is_left_alone_as_long_as_it_asks(asked: str, least_s: float) -> None:
-    busy = http({"error": {"message": "busy"}}, "503 Busy", {"Retry-After": asked})
-    start, told = time.monotonic(), list[str]()
-    with sending(busy) as url:
-        client = OpenAIClient(OpenAI(base_url=url, model="m", max_retries=1), 20.0, vocabulary=64, note=told.append)
-        with pytest.raises(ServerError, match="answers 503 after 2 attempts"):
-            list(client.replies([Request((5, 6), 7)], SAMPLING))
-    assert time.monotonic() - start >= least_s
-    assert [line.split("; ")[-1] for line in told] == [f"asking again in {least_s:g} s (1 of 1 times)"]
-
-
 @pytest.mark.parametrize("status", [400, 422])
 def test_a_refused_request_is_not_sent_again(script: Script, status: int) -> None:
     script.says = first((status, {"error": {"message": "no"}}), completed())
@@ -124,12 +111,6 @@ def test_a_server_that_stays_busy_is_given_up(script: Script, status: int) -> No
     with pytest.raises(ServerError, match=rf"/v1: answers {status} after 2 attempts \(too much\); .*max_concurrency"):
         script.reply()
     assert len(script.bodies) == 2
-
-
-def test_a_server_that_hangs_is_given_up(script: Script) -> None:
-    script.says = lambda n: time.sleep(3) or completed()
-    with pytest.raises(ServerError, match=r"/v1: no answer within 0\.2 s, in 1 attempts; .*raise timeout_s$"):
-        script.reply(timeout_s=0.2, max_retries=0)
 
 
 def test_prompts_do_not_follow_a_server_elsewhere(script: Script) -> None:
