@@ -20,6 +20,7 @@ from lockstep.learners.rank import RankLearner
 from lockstep.losses.base import Loss
 from lockstep.models.device import load_on_device
 from lockstep.models.exact.experts import EXPERTS
+from lockstep.models.load import load_causal_lm
 from lockstep.models.open_kernels import open_kernels
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Head
@@ -65,6 +66,17 @@ def test_a_pass_of_a_dense_family_sends_one_copy_and_waits_for_nothing(
         learner = build(folder, head)
         train(learner, ragged(LENGTHS), loss)
         assert_no_wait(record, PASSES)
+
+
+@pytest.fixture
+def experts(models: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Callable[[str], PreTrainedModel]:
+    """Opens a small mixture of experts."""
+
+    def build_kind(kind: str) -> PreTrainedModel:
+        monkeypatch.setitem(ARCHITECTURES, kind, {"model_type": kind, **MOE[kind]})
+        return load_causal_lm(models(kind))
+
+    return build_kind
 
 
 @pytest.mark.parametrize("kind", MOE)
