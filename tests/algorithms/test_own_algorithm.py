@@ -72,17 +72,6 @@ def test_it_is_planned_with_its_critic(example: Path, capsys: pytest.CaptureFixt
     assert re.search(r"^critic +[\d.]+ MB per rank", told, re.MULTILINE)
 
 
-def test_its_recipe_is_printed_and_explained(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["config", "recipe.yaml", "num_prompts_per_step=32"]) == 0
-    told = capsys.readouterr().out
-    assert yaml.safe_load(told)["critic"]["weight_decay"] == 0.0
-    assert re.search(r"^num_prompts_per_step: 32 +# override", told, re.MULTILINE)
-    assert main(["config", "recipe.yaml", "num_prompts_per_step"]) == 0
-    assert "prompts that a step answers, once each" in capsys.readouterr().out
-    assert main(["config", "recipe.yaml", "num_prompt_per_step=32"]) == 2
-    assert "did you mean num_prompts_per_step?" in capsys.readouterr().err
-
-
 @pytest.mark.proof
 def test_killed_at_any_instant_it_ends_as_if_it_had_not_been(example: Path) -> None:
     """Within a step, and while a checkpoint is written."""

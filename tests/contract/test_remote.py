@@ -308,7 +308,7 @@ def test_a_script_without_a_main_guard_fails_in_one_sentence(tmp_path: Path) -> 
         [sys.executable, tmp_path / "script.py"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=500,
         env={**os.environ, **paths},
     )
     assert done.returncode == 1

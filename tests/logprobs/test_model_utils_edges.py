@@ -13,11 +13,9 @@ from sharded import GRADIENT, VALUE, Cut, Place, close, dense_of, even, random, 
 from torch import Tensor
 
 from lockstep_logprobs import model_utils as facade
-from lockstep_logprobs.logits_sampling_utils import TrainingSamplingParams
 
 B, S, V, K = 2, 4, 16, 3
 TWO = Cut(even(V, 2))
-INF = float("inf")
 
 
 def logprob(logits: Tensor, place: Place, target: Tensor) -> Tensor:
@@ -34,14 +32,6 @@ def sampled(logits: Tensor, place: Place, target: Tensor, top_k: int | None, top
 
 def chunk_sampled(logits: Tensor, place: Place, target: Tensor, top_k: int | None, top_p: float) -> Tensor:
     return facade.ChunkedDistributedLogprobWithSampling.apply(logits, target, place.layout.tp_group, top_k, top_p, 3)
-
-
-def wrapped(logits: Tensor, place: Place, target: Tensor, sampling: Any = None) -> Tensor:
-    return facade.from_parallel_logits_to_logprobs(logits, target, *place.bounds_and_group, sampling_params=sampling)
-
-
-def dense_wrapped(logits: Tensor, target: Tensor) -> Tensor:
-    return dense.logprobs(logits, dense.shift(target))[:, :-1]
 
 
 def dense_sampled(logits: Tensor, target: Tensor, top_k: int | None, top_p: float) -> Tensor:
@@ -65,62 +55,7 @@ def compare(
 # Excluded logits. ----------------------------------------------------------------------------------------------------
 
 
-def all_but(*columns: int | slice) -> Tensor:
-    """Logits in which these columns are excluded, in every row but the first."""
-    logits = random(B, S, V)
-    for column in columns:
-        logits[:, 1:, column] = -INF
-    return logits
-
-
-EXCLUDED = {
-    "first of each shard": all_but(0, V // 2),
-    "last of each shard": all_but(V // 2 - 1, V - 1),
-    "the first shard": all_but(slice(0, V // 2)),
-    "the last shard": all_but(slice(V // 2, V)),
-    "all but one": all_but(slice(0, 5), slice(6, V)),
-}
-ANY = pytest.mark.parametrize("where", EXCLUDED)
-
-
-@ANY
-@pytest.mark.parametrize(
-    ("function", "reference"), [(logprob, dense.logprobs), (chunked, dense.logprobs), (wrapped, dense_wrapped)]
-)
-def test_logprob_of_what_is_left(ranks: Ranks, where: str, function: Any, reference: Any) -> None:
-    compare(ranks, function, reference, TWO, EXCLUDED[where], torch.full((B, S), 5))
-    compare(ranks, function, reference, TWO, EXCLUDED[where], random_tokens(B, S, vocabulary=V))
-
-
 # Targets outside the vocabulary. -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("stranger", [-100, -1, V, V + 7, 2**31])
-@pytest.mark.parametrize(
-    ("function", "args"),
-    [
-        (logprob, ()),
-        (chunked, ()),
-        (sampled, (4, 0.9)),
-        (sampled, (None, 1.0)),
-        (chunk_sampled, (4, 0.9)),
-        (wrapped, ()),
-        (wrapped, (TrainingSamplingParams(top_k=4),)),
-    ],
-)
-def test_targets_outside_give_zero_and_move_nothing(
-    ranks: Ranks, function: Any, args: tuple[object, ...], stranger: int
-) -> None:
-    logits, target = random(B, S, V), random(B, S, V).argmax(-1)
-    target[0] = stranger
-    target[1] = target[1].roll(1) if function is wrapped else target[1]
-    upstream = [torch.ones(B, S - (function is wrapped))]
-    cut = TWO if function in (sampled, chunk_sampled) else Cut((0, 7, V), padding=2)
-    together = run(ranks, function, cut, logits, target, *args, upstream=upstream)
-    assert not together.result[0].any()
-    assert not together.gradient[0].any()
-    assert together.result[1].any()
-    assert together.gradient[1].any()
 
 
 @pytest.mark.parametrize("function", [logprob, chunked])

@@ -173,18 +173,3 @@ def test_a_frozen_head_has_no_gradient(ranks: Ranks, shifts: bool) -> None:
 @pytest.mark.parametrize("chunk", [1, None])
 def test_bf16(ranks: Ranks, chunk: int | None) -> None:
     check(ranks, Case(even(V, 2), chunk), torch.bfloat16)
-
-
-def test_collectives(ranks: Ranks) -> None:
-    """The hidden states are gathered and their gradient is scattered; the rows cost two sums, whatever the chunks."""
-    for chunk in (1, None):
-        for outcome in check(ranks, Case(even(V, 2), chunk)):
-            assert outcome.forward <= 1 + 2
-            assert outcome.backward <= 2
-
-
-@pytest.mark.parametrize("shifts", [True, False])
-def test_inference_only_keeps_nothing(ranks: Ranks, shifts: bool) -> None:
-    args = random(S, B, D), random(V, D, seed=2), random_tokens(B, S, vocabulary=V), torch.ones(B, S - shifts)
-    for case, keeps in ((Case(even(V, 2), shifts=shifts), True), (Case(even(V, 2), 3, shifts, inference=True), False)):
-        assert all(bool(outcome.kept) == keeps for outcome in ranks.run(on_rank, case, *args, tp=2))

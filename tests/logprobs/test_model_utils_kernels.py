@@ -172,37 +172,6 @@ def test_bf16_logits_cost_no_more_than_the_rounding_of_the_gradient(ranks: Ranks
 # What is kept and sent. --------------------------------------------------------------------------------------------
 
 
-def counted(layout: Layout, name: str, cut: Cut, logits: Tensor, argument: Any, inference: bool) -> tuple[int, str]:
-    """How many tensors the kernel keeps for backward, and how backward then ends."""
-    kept: list[Tensor] = []
-    local = cut.local(logits, layout.tp_rank, 0).requires_grad_()
-    place = Place(layout, *cut.bounds[layout.tp_rank : layout.tp_rank + 2])
-
-    def pack(tensor: Tensor) -> Tensor:
-        kept.append(tensor)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        result = KERNELS[name].function(local, place, argument, 2, inference)
-    try:
-        result.sum().backward()
-    except Exception:
-        return len(kept), "no backward"
-    return len(kept), "a gradient" if local.grad is not None else "nothing"
-
-
-@BY_NAME
-def test_inference_only_keeps_nothing(ranks: Ranks, name: str) -> None:
-    kernel, logits, cut = KERNELS[name], random(B, S, V), Cut(even(V, 2))
-    argument = kernel.argument(logits)
-    for kept, ending in ranks.run(counted, name, cut, logits, argument, True, tp=2):
-        assert kept == 0
-        assert ending == "no backward"
-    for kept, ending in ranks.run(counted, name, cut, logits, argument, False, tp=2):
-        assert kept > 0
-        assert ending == "a gradient"
-
-
 @BY_NAME
 def test_collectives_do_not_depend_on_the_chunk_size(ranks: Ranks, name: str) -> None:
     kernel, logits = KERNELS[name], random(B, S, V)
@@ -213,27 +182,6 @@ def test_collectives_do_not_depend_on_the_chunk_size(ranks: Ranks, name: str) ->
     ]
     assert counts[0] == counts[1]
     assert not any("alltoall" in kind for kind in counts[0]), "the vocabulary moves"
-
-
-@BY_NAME
-def test_the_caller_keeps_its_tensors(ranks: Ranks, name: str) -> None:
-    kernel, logits = KERNELS[name], random(B, S, V)
-    argument = kernel.argument(logits)
-    for unchanged in ranks.run(untouched, name, Cut(even(V, 2)), logits, argument, tp=2):
-        assert unchanged
-
-
-def untouched(layout: Layout, name: str, cut: Cut, logits: Tensor, argument: Any) -> bool:
-    """Logits, argument and upstream gradient are what they were before."""
-    local = cut.local(logits, layout.tp_rank, 0).requires_grad_()
-    place = Place(layout, *cut.bounds[layout.tp_rank : layout.tp_rank + 2])
-    before = local.detach().clone()
-    given = argument.clone() if isinstance(argument, Tensor) else argument
-    result = KERNELS[name].function(local, place, argument, 2)
-    upstream = torch.full_like(result, 0.25)
-    result.backward(upstream)
-    same = given is argument or torch.equal(given, argument)
-    return torch.equal(local, before) and same and bool((upstream == 0.25).all())
 
 
 # The two functions that have no gradient, and refusals. --------------------------------------------------------------

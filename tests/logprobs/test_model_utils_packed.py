@@ -125,14 +125,3 @@ def test_shapes(ranks: Ranks, lengths: tuple[int, ...], width: int, cp: int) -> 
 @pytest.mark.parametrize("sampling", [None, BOTH], ids=str)
 def test_chunk_sizes_and_supports(ranks: Ranks, chunk: int | None, sampling: TrainingSamplingParams | None) -> None:
     check(ranks, LENGTHS, 24, tp=2, cp=2, chunk=chunk, sampling=sampling)
-
-
-@pytest.mark.parametrize(("tp", "cp"), [(1, 2), (2, 2), (1, 4)])
-def test_one_exchange_and_no_wait_whatever_the_number_of_sequences(ranks: Ranks, tp: int, cp: int) -> None:
-    few, many = (check(ranks, lengths, 32, tp=tp, cp=cp) for lengths in ((64,), (8,) * 8))
-    assert few.forward == many.forward
-    assert few.backward == many.backward
-    assert many.forward["allreduce"] <= 2
-    assert many.forward.total() - many.forward["allreduce"] == 1
-    assert many.backward.total() == 1
-    assert not many.waits

@@ -157,17 +157,6 @@ def test_whole_logits_need_no_group(ranks: Ranks, sampling: TrainingSamplingPara
     check(ranks, next_token_of_whole_logits, Cut((0, V)), logits, targets_in_support(logits), sampling=sampling)
 
 
-@pytest.mark.parametrize("sampling", [None, TOP_K, TOP_P, BOTH], ids=str)
-@pytest.mark.parametrize("function", [plain, by_dtensor_target])
-def test_uneven_and_padded_shards(
-    ranks: Ranks, function: Callable[..., Tensor], sampling: TrainingSamplingParams | None
-) -> None:
-    """Columns past `vocab_end_index` lie in the tensor only; they are in no softmax and in no top-k."""
-    logits = random(B, S, V)
-    cut = Cut((0, 5, V), padding=3)
-    check(ranks, function, cut, logits, targets_in_support(logits), sampling=sampling)
-
-
 @pytest.mark.parametrize(("top_k", "top_p"), [(None, 1.0), (9, 1.0), (None, 0.8), (9, 0.8)])
 @pytest.mark.parametrize("name", [*SUMMED, *NOT_SUMMED])
 def test_temperature_is_the_callers(ranks: Ranks, name: str, top_k: int | None, top_p: float) -> None:

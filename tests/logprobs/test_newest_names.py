@@ -13,7 +13,6 @@ from sharded import GRADIENT, VALUE, close, even, random, random_tokens
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
-from lockstep_logprobs import logits_sampling_utils
 from lockstep_logprobs import model_utils as facade
 
 B, S, V = 2, 8, 24
@@ -166,13 +165,3 @@ def test_sampling_parameters_of_another_program_are_as_good(ranks: Ranks, filter
     [foreign, *_] = ranks.run(scored, logits, target, ForeignParams(**filters), tp=2)
     [ours, *_] = ranks.run(scored, logits, target, facade.TrainingSamplingParams(**filters), tp=2)
     assert torch.equal(foreign, ours)
-
-
-def test_what_needs_filtering() -> None:
-    needed = logits_sampling_utils.need_top_k_or_top_p_filtering
-    assert logits_sampling_utils.TOP_K_TOP_P_CHUNK_SIZE == 256
-    assert not needed(None)
-    assert not needed(ForeignParams())
-    assert not needed(ForeignParams(top_k=-1, temperature=0.3))
-    assert needed(ForeignParams(top_k=1))
-    assert needed(ForeignParams(top_p=0.99))

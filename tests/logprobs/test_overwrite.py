@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ranks import Largest
 from sharded import random, random_tokens
 from torch import Tensor
 
@@ -41,26 +40,3 @@ def test_logits_that_cannot_be_overwritten_get_a_gradient_of_its_own(logits: str
     made = [(leaf * 1.0).t() if logits == "apart" else (leaf * 1.0).expand(M, V) for _ in range(2)]
     plain, over = gradient_of(leaf, made[0], overwrite=False), gradient_of(leaf, made[1], overwrite=True)
     assert torch.equal(plain, over)
-
-
-def test_logits_that_are_lost_are_not_used_again() -> None:
-    leaf = random(M, V).requires_grad_()
-    logits = leaf * 1.0
-    first, _ = vocab_logprobs(logits, TOKEN, Scoring(overwrite=True))
-    second, _ = vocab_logprobs(logits, TOKEN)
-    first.sum().backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        second.sum().backward()
-
-
-def test_no_second_copy_is_made() -> None:
-    leaf = torch.zeros(256, 2**15, requires_grad=True)
-    token = torch.zeros(256, 1, dtype=torch.int64)
-    taken = []
-    for overwrite in (False, True):
-        logprob, _ = vocab_logprobs(leaf + 1.0, token, Scoring(overwrite=overwrite))
-        with Largest() as seen:
-            torch.autograd.grad(logprob.sum(), leaf)
-        taken.append(seen.bytes)
-    assert taken[0] == 4 * leaf.numel()
-    assert taken[1] <= leaf.numel()

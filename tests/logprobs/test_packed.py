@@ -38,10 +38,3 @@ def test_the_number_of_operations_is_that_of_one_sequence(name: str) -> None:
         return len(events)
 
     assert operations(torch.arange(0, 4001, 4)) == operations(torch.tensor([0, 4000]))
-
-
-@pytest.mark.parametrize("bounds", [[0, 10, 20], [0, 12, 8, 20], [4, 12, 20], [0, 12, 24]], ids=str)
-def test_bounds_that_do_not_fit_are_refused(bounds: list[int]) -> None:
-    """A GPU says so itself, later; on the CPU it is an error at once."""
-    with pytest.raises(RuntimeError, match=r"do not cut a packed row of 20 tokens .* 4 apart or a multiple of that"):
-        Packing(torch.tensor(bounds), 20, 2)

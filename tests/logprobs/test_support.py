@@ -100,25 +100,6 @@ def test_tokens_that_equal_the_one_that_reaches_p_stay(columns: int) -> None:
     assert support_floor(flat, top_p=0.5).item() == 8.0
 
 
-@pytest.mark.parametrize("columns", [FEW, MANY])
-def test_a_row_on_one_token_and_rows_of_nothing(columns: int) -> None:
-    logits = torch.full((4, columns), -INF)
-    logits[0, 3] = 5.0
-    logits[1, 5:] = -200.0
-    logits[2] = math.nan
-    floor = support_floor(logits, top_p=0.9)
-    assert floor[[0, 1, 3]].tolist() == [5.0, -200.0, -INF]
-    assert not (logits[2] < floor[2]).any(), "a row that is not a number stays one"
-    assert support_floor(logits, top_k=3, top_p=0.9)[0].item() == 5.0
-
-
-def test_a_tail_far_below_the_likeliest_is_not_taken_as_one() -> None:
-    """Together likelier than the likeliest, each 2^-13 of it: p is reached in the middle of them."""
-    logits = torch.cat([torch.zeros(1), torch.linspace(-9.0, -9.5, 2**16)])[None]
-    above = logits[logits > support_floor(logits, top_p=0.9)].double().exp().sum() / logits.double().exp().sum()
-    assert 0.9 - 1e-4 < above < 0.9 + 1e-5
-
-
 def of_shard(layout: Layout, whole: Tensor, cuts: list[int], sampling: Sampling) -> dict[str, Any]:
     start, end = cuts[layout.rank], cuts[layout.rank + 1]
     with Collectives() as collectives, HostWaits() as waits:
@@ -159,12 +140,3 @@ def test_shards_find_the_same_threshold_to_the_bit(ranks: Ranks, name: str) -> N
             assert torch.equal(found["floor"], expected)
             assert found["counts"] == exchanges
             assert found["waits"] == []
-
-
-@pytest.mark.parametrize("top_p", [0.5, 0.6])
-def test_shards_count_what_equals_the_kth_of_all(ranks: Ranks, top_p: float) -> None:
-    """Of {1, 0, 0} the first token has the probability e / (e + 2) = 0.58; the second rank's own two end with −5."""
-    whole = torch.tensor([[1.0, 0.0, -5.0, 0.0, -5.0, -5.0, -5.0]])
-    sampling = Sampling(top_k=2, top_p=top_p)
-    for found in ranks.run(of_shard, whole, [0, 3, 7], sampling, tp=2):
-        assert found["floor"].tolist() == support_floor(whole, **sampling).tolist() == [1.0 if top_p < 0.58 else 0.0]

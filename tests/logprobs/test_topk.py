@@ -34,12 +34,6 @@ def test_the_largest_of_rows_narrow_and_wide(k: int, columns: int, dtype: torch.
     check(logits(9, columns, dtype), k, *vocab_topk(logits(9, columns, dtype), k))
 
 
-def test_blocks_of_rows_change_nothing() -> None:
-    one, many = vocab_topk(logits(9, WIDE), 5, max_rows=2), vocab_topk(logits(9, WIDE), 5)
-    assert all(torch.equal(x, y) for x, y in zip(one, many, strict=True))
-    assert vocab_topk(logits(0, WIDE), 5)[0].shape == (0, 5)
-
-
 def of_shard(layout: Layout, whole: Tensor, cuts: list[int], k: int) -> dict[str, Any]:
     start, end = cuts[layout.rank], cuts[layout.rank + 1]
     with Collectives() as collectives, HostWaits() as waits:
@@ -59,12 +53,6 @@ def test_shards_find_what_one_process_finds(ranks: Ranks, cuts: list[int], k: in
     whole[4] = -whole[4].abs()
     for found in ranks.run(of_shard, whole, cuts, k, tp=len(cuts) - 1):
         check(whole, min(k, 100), found["value"], found["token"])
-
-
-def test_shards_exchange_once_and_wait_for_nothing(ranks: Ranks) -> None:
-    for found in ranks.run(of_shard, logits(6, 100), [0, 50, 100], 7, tp=2):
-        assert list(found["counts"].values()) == [1]
-        assert found["waits"] == []
 
 
 def test_ranks_agree_on_which_of_equal_logits_are_taken(ranks: Ranks) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import dense
 import pytest
 import torch
-from ranks import Collectives, HostWaits, Largest, Layout, Products, Ranks
+from ranks import Collectives, HostWaits, Largest, Layout, Ranks
 from sharded import GRADIENT, VALUE, Cut, Place, close, dense_of, even, random, random_tokens, run
 from torch import Tensor
 
@@ -168,22 +168,6 @@ def test_one_process_needs_no_group(name: str) -> None:
     close(leaf.grad, gradient, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("asked", [0, 1])
-def test_either_result_may_go_unused(asked: int) -> None:
-    """A loss of the log-probability alone, and one of the entropy alone."""
-    case, logits = Case(temperature=0.7), random(1, M, V)
-    token = case.tokens(logits[0])
-    upstream: list[Tensor | None] = [None, None]
-    upstream[asked] = case.upstream()[asked]
-    leaf = logits[0].clone().requires_grad_()
-    result = vocab_logprobs(leaf, token, case.scoring(Shard()))[asked]
-    assert result is not None
-    result.backward(upstream[asked])
-    _, gradient = dense_of(reference, logits[0], token, case, None, upstream=upstream)
-    assert leaf.grad is not None
-    close(leaf.grad, gradient, atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize("keep", [None, 2])
 def test_a_row_of_nothing_is_no_nan(keep: int | None) -> None:
     leaf = random(2, V)
@@ -197,23 +181,6 @@ def test_a_row_of_nothing_is_no_nan(keep: int | None) -> None:
     assert leaf.grad is not None
     assert leaf.grad[0].any()
     assert not leaf.grad[1].any()
-
-
-def test_the_caller_may_change_results_in_place() -> None:
-    case = WITH_FLOOR["chosen"]
-    hidden, token = random(M, D), case.tokens(torch.empty(M, V))
-    for function in (
-        lambda logits: vocab_logprobs(logits, token, case.scoring(Shard()), case.floor(logits.detach())),
-        lambda logits: hidden_logprobs(hidden, logits[:, :D], token % M, Scoring(entropy=True)),
-    ):
-        leaf = random(M, V).requires_grad_()
-        gradients = []
-        for in_place in (False, True):
-            logprob, entropy = function(leaf)
-            assert entropy is not None
-            results = (logprob.mul_(0.5), entropy.mul_(2.0)) if in_place else (0.5 * logprob, 2.0 * entropy)
-            gradients += torch.autograd.grad([result.sum() for result in results], leaf)
-        assert torch.equal(*gradients)
 
 
 # From hidden states. -------------------------------------------------------------------------------------------------
@@ -317,18 +284,6 @@ def test_a_vocabulary_of_many_tiles(temperature: float, dtype: torch.dtype) -> N
     for actual, expected in zip([*results, states.grad, head.grad], [*values, of_hidden, of_weight], strict=True):
         assert actual is not None
         close(actual, expected, **tolerance)
-
-
-@pytest.mark.parametrize(("of_hidden", "of_weight", "backward"), [(True, True, 3), (True, False, 2), (False, True, 2)])
-def test_matrix_products(of_hidden: bool, of_weight: bool, backward: int) -> None:
-    """One on the way there; on the way back the logits once more, and one for each gradient that is wanted."""
-    hidden, weight = random(M, D).requires_grad_(of_hidden), random(V, D).requires_grad_(of_weight)
-    with Products() as there:
-        logprob, _ = hidden_logprobs(hidden, weight, torch.zeros(M, 1, dtype=torch.long))
-    with Products() as back:
-        logprob.sum().backward()
-    assert there.multiplications == M * V * D
-    assert back.multiplications == backward * M * V * D
 
 
 def test_autocast_sets_the_type_of_the_products() -> None:

@@ -33,11 +33,6 @@ def test_decoding_gives_back_any_text_it_was_made_from(texts: list[str]) -> None
         assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 
-def test_the_vocabulary_does_not_depend_on_the_order_of_texts() -> None:
-    texts = TEXT.split("\n")
-    assert words_tokenizer(texts).get_vocab() == words_tokenizer(texts[::-1]).get_vocab()
-
-
 def test_unknown_words_are_unknown_and_special_tokens_are_there() -> None:
     tokenizer = words_tokenizer([TEXT])
     assert tokenizer("Zoe")["input_ids"] == [tokenizer.unk_token_id]

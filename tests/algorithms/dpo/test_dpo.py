@@ -65,32 +65,3 @@ def test_losses_that_read_scores_read_those_of_the_rows(run: Run, in_tmp: Path) 
     assert of_steps(rows, "train/chosen_generated_rewards") == [2.0]
     twice = run(*data, *plain, "dpo.gt_reward_scale=2", "run.folder=twice")
     assert of_steps(twice) == pytest.approx([4 * sum(aim**2 for aim in aims) / 12])
-
-
-def test_an_epoch_is_a_head_of_the_file(run: Run, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """All steps of `max_epochs`, with validation; drawn are the first rows and no others."""
-    data = [*scored(in_tmp), "run.max_steps=-1", "run.max_epochs=2", "dpo.global_batch_size=2", "run.validate_every=3"]
-    whole = run(*data, "run.folder=whole")
-    assert len(of_steps(whole)) == 12
-    capsys.readouterr()
-    third = run(*data, "data.limit_train_batches=2", "data.limit_val_batches=0.5")
-    assert "4 pairs (none skipped, 8 beyond the limit)" in capsys.readouterr().err
-    assert len(of_steps(third)) == 4
-    assert [row["step"] for row in third if "validation/loss" in row] == [0, 3, 4]
-    assert of_steps(third, "validation/chosen_generated_rewards")[0] == (1 + 2 + 3 + 1 + 2 + 3) / 6
-    epochs = [of_steps(third, "train/chosen_generated_rewards")[i : i + 2] for i in (0, 2)]
-    assert [sum(epoch) / 2 for epoch in epochs] == [(1 + 2 + 3 + 1) / 4] * 2
-    share = run(*data, "data.limit_train_batches=0.34", "run.folder=share")
-    assert of_steps(share) == of_steps(third), "a third of 12 rows are 2 batches of 2"
-
-
-def test_a_row_that_is_no_pair_is_named_or_skipped_and_counted(
-    run: Run, in_tmp: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = scored(in_tmp)
-    with Path("pairs.jsonl").open("a") as file:
-        file.write('{"question": "Ada", "chosen": "1", "rejected": "1", "better": 1, "worse": 0}\n')
-    with pytest.raises(ValueError, match=r"pairs\.jsonl, line 13: has the same answer twice"):
-        run(*data)
-    run(*data, "data.bad_rows=skip")
-    assert "12 pairs (1 bad rows skipped)" in capsys.readouterr().err

@@ -44,13 +44,6 @@ def test_every_relative_raises_its_reward(run: Run, relative: str) -> None:
     assert summarize_agreement(rows).word == "AGREE"
 
 
-def test_hints_name_options_of_this_recipe(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    run("grpo.overlong_filtering=true", "sampling.max_tokens=1", "run.max_steps=1")
-    told = capsys.readouterr().err
-    assert "(raise sampling.max_tokens, or set grpo.overlong_filtering=false)" in told
-    assert "ppo." not in told
-
-
 @pytest.mark.parametrize(
     ("option", "changes"),
     every(

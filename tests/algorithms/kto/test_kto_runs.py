@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,25 +72,3 @@ def test_each_prompt_gets_the_next_answer_as_far_as_there_is_room() -> None:
     assert [row.completion for row in mismatch(twice, 10)] == [twice[i].completion for i in (2, 2, 0)]
     with pytest.raises(InputError, match="a step or of a validation, here 2, have one prompt"):
         mismatch(twice[:2], 10)
-
-
-def test_a_label_that_is_none_is_named_or_skipped(run: Run, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [{"question": f"Is it {n}?", "completion": str(n), "is": {"good": n % 2 == 0}} for n in range(8)]
-    file = in_tmp / "rows.jsonl"
-    data = [
-        "data.task=null",
-        "data.train=rows.jsonl",
-        "data.label=is.good",
-        "run.max_steps=1",
-        "kto.global_batch_size=4",
-    ]
-    for wrong, sentence in (
-        ("yes", "'is.good' yes, which is neither true nor false"),
-        (None, "lacks the field 'is.good'"),
-    ):
-        last = {"question": "Is it?", "completion": "no"} | ({} if wrong is None else {"is": {"good": wrong}})
-        file.write_text("".join(json.dumps(row) + "\n" for row in [*rows, last]))
-        with pytest.raises(ValueError, match=rf"rows\.jsonl, line 9: .*{sentence}"):
-            run(*data)
-    run(*data, "data.bad_rows=skip")
-    assert "8 rows (1 bad rows skipped)" in capsys.readouterr().err

@@ -111,13 +111,6 @@ def test_the_most_uncertain_answers_are_looked_at_first() -> None:
     assert [pair.doubted.response for pair in pairs] == ["answer 1"]  # one of each prompt
 
 
-def test_answers_that_a_program_scores_are_not_looked_at() -> None:
-    settings, referee = meta(alphabetical)
-    pairs, _, _ = judge_pairs(answers(judged(), judged(("a", 3.0), ("b", 4.0)), judged()), 9, settings, 0)
-    assert [pair.doubted.response for pair in pairs] == ["answer 1"]
-    assert all(question.split("|")[1] == "answer 1" for question in referee.asked)
-
-
 def test_what_was_not_finished_has_no_part() -> None:
     settings, _ = meta(alphabetical)
     one = judged(("a", 1.0), ("b", 4.0))

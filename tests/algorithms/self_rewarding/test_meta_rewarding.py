@@ -114,22 +114,6 @@ def test_judgements_are_learned_from_beside_answers(learn: Run, reader: list[str
     assert rows[0]["train/preference_loss"] == pytest.approx(0.6931, abs=1e-3)
 
 
-@pytest.mark.full
-def test_judgements_of_held_out_answers_are_compared_as_well(learn: Run, reader: list[str]) -> None:
-    own = [*reader, "self_rewarding.meta_judge_pcnt=[0.5,0]", "data.task.validation_prompts=16", "run.validate_every=2"]
-    rows = learn(*own, "data.task.known=0")
-    validated = {row["step"]: row for row in rows if "val/pairs/ok" in row}
-    assert list(validated) == [0, 2, 4]
-    told = {"val/meta_judge/first_wins", "val/meta_judge/undecided", "val/judge_pair_share", "val/judge_pairs/acc"}
-    assert told <= validated[2].keys()  # at the end of the first iteration, whose share of judge pairs holds
-    assert not told & validated[4].keys()
-    lines = [json.loads(line) for line in Path("run/samples.jsonl").read_text().splitlines()]
-    table = [line for line in lines if line["step"] == 2 and "held_out" in line]
-    found = [line for line in table if line["status"] == "judge_pair"]
-    assert found
-    assert all("Score:" in line["chosen"] and "Score:" in line["rejected"] for line in found)
-
-
 def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(learn: Run, reader: list[str]) -> None:
     """One comparison an answer, so that skill shows after some steps only: what was seen is in the checkpoints."""
     own = [*reader, "judge.num_evals_to_average=2", "data.task.train_prompts=28", "data.task.known=0"]
@@ -166,17 +150,6 @@ def test_a_meta_judge_that_shows_no_skill_teaches_nothing(learn: Run, capsys: py
     assert not judge_pairs()
     said = capsys.readouterr().err
     assert said.count("its pairs of judgements are left out until it shows skill") == 2  # once in each iteration
-
-
-@pytest.mark.full
-def test_a_poor_meta_judge_is_told_before_the_first_step(learn: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = learn("run.max_steps=1")
-    before = next(row for row in rows if row["step"] == 0)
-    assert before["validation/meta_judge_accuracy"] < 0.85
-    assert 0 <= before["validation/judge_exact"] < 0.9
-    assert "after step 0 the meta-judge names the better of two judgements in" in capsys.readouterr().err
-    learn("run.folder=content", "run.max_steps=1", "known.min_meta_accuracy=0")
-    assert "the meta-judge names" not in capsys.readouterr().err
 
 
 def test_a_dry_run_looks_at_judges_and_at_what_is_known(in_tmp: Path, warm: str) -> None:

@@ -12,7 +12,6 @@ from tiers import full
 from tiny_recipe import SELF_REWARDING
 
 from lockstep.config.loading import load
-from lockstep.judge.new_prompts import OUTCOMES, TooFewPromptsError
 from lockstep.run.dry_run import dry_run
 from lockstep.run.findings import DryRunError
 from lockstep.run.stop import Stopped
@@ -57,15 +56,6 @@ def test_each_iteration_answers_prompts_of_its_own(run: Run) -> None:
     assert [row["refit/version"] for row in rows] == [0, 0, 2, 2]
 
 
-def test_what_became_of_attempts_is_told_once_for_each_iteration(run: Run) -> None:
-    rows = steps(run())
-    assert ["prompts/attempts" in row for row in rows] == [True, False, True, False]
-    for row in rows[::2]:
-        assert row["prompts/made"] == 16
-        assert row["prompts/attempts"] == sum(row[f"prompts/{outcome}"] for outcome in OUTCOMES)
-        assert row["prompts/unfinished"] > 0 < row["prompts/too_long"]
-
-
 @pytest.mark.parametrize("acting", ["reference", full("current")])
 def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(run: Run, acting: str) -> None:
     """Also in the middle of an iteration: its prompts are then written again."""
@@ -78,15 +68,6 @@ def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(run: Run, ac
     assert [written(i, "parts") for i in (0, 1)] == [written(i, "whole") for i in (0, 1)]
     assert Path("whole/samples.jsonl").read_bytes() == Path("parts/samples.jsonl").read_bytes()
     assert equal(held(4, "policy", "whole"), held(4, "policy", "parts"))
-
-
-def test_too_few_prompts_stop_the_run(run: Run) -> None:
-    with pytest.raises(
-        TooFewPromptsError, match=r"iteration 0: 16 attempts gave \d+ new prompts of 16 \(\d+ unfinished"
-    ):
-        run("new_prompts.max_attempts=1")
-    with pytest.raises(TooFewPromptsError, match=r"32 attempts gave 0 new prompts of 16 \(32 request_too_long\)"):
-        run("new_prompts.max_attempts=2", "new_prompts.max_prompt_tokens=4", "run.folder=other")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pydantic import ValidationError
 
 from lockstep.algorithms.self_rewarding.collapse import Collapse
 from lockstep.algorithms.self_rewarding.options import SelfRewardingSection
@@ -63,13 +62,6 @@ def test_answers_by_hand() -> None:
 )  # fmt: skip
 def test_only_what_announces_a_verdict_and_gives_one_is_a_leak(answer: str, leaks: float) -> None:
     assert answer_metrics(rollouts([answer]), scored(judged(1.0)), leak_test(None, SCORES)).floats()["leaks"] == leaks
-
-
-def test_a_recipe_may_say_what_a_judgement_looks_like() -> None:
-    leaks = leak_test("yes|no", SCORES)
-    assert [leaks(text) for text in (" a c f", " a yes c f", "Score: 4")] == [False, True, False]
-    with pytest.raises(ValidationError, match="is no regular expression"):
-        SelfRewardingSection(global_batch_size=8, leak_pattern="(")
 
 
 def test_rows_by_what_became_of_them() -> None:

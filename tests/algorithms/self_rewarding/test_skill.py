@@ -34,18 +34,6 @@ def test_evidence_adds_up_within_an_iteration(notes: list[str]) -> None:
     assert "consistent_by_chance" not in Skill(notes.append).metrics()
 
 
-def test_it_is_told_once_until_it_changes(notes: list[str]) -> None:
-    skill = Skill(notes.append)
-    for step, found in enumerate((GUESSES, FIRST, READS, READS, READS, READS, READS)):
-        skill.show(0, step, found)
-    assert len(notes) == 2
-    assert notes[0].startswith("at step 1 the meta-judge has named the same winner in both orders in 10 of 20 ")
-    assert "its pairs of judgements are left out until it shows skill" in notes[0]
-    assert "from now on its pairs of judgements are learned from" in notes[1]
-    skill.show(1, 7, GUESSES)
-    assert len(notes) == 3
-
-
 def test_what_was_shown_is_in_checkpoints(notes: list[str], tmp_path: Path) -> None:
     skill, few = Skill(notes.append), Comparisons(4, 4, 4)
     skill.show(2, 9, few)
