@@ -61,15 +61,6 @@ def test_pieces_join_to_the_whole(lengths: list[int], rows: int) -> None:
     assert_equal(concat(pieces), batch)
 
 
-def test_columns_must_fit() -> None:
-    with pytest.raises(ValueError, match="lengths add up to 3, but there are 4 tokens"):
-        Batch(torch.arange(4), torch.tensor([2, 1]))
-    with pytest.raises(ValueError, match="token column 'mask' has 3 rows for 4 tokens"):
-        Batch(torch.arange(4), torch.tensor([2, 2]), {"mask": torch.ones(3)})
-    with pytest.raises(ValueError, match="sample column 'score' has 3 rows for 2 sequences"):
-        Batch(torch.arange(4), torch.tensor([2, 2]), {}, {"score": torch.ones(3)})
-
-
 def test_only_like_batches_join() -> None:
     batch = ragged((3, 1))
     with pytest.raises(ValueError, match="different columns"):

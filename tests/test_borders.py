@@ -216,35 +216,6 @@ def test_a_teacher_that_breaks_is_named(tmp_path: Path) -> None:
 # Gradients, checkpoints.
 
 
-class _Steep(CrossEntropyLoss):
-    """A loss of the user's that is a number, and has an infinite slope."""
-
-    def __call__(self, outputs: Any, batch: Batch) -> tuple[torch.Tensor, Any]:
-        total, metrics = super().__call__(outputs, batch)
-        return total + (total - total.detach()).sqrt(), metrics
-
-
-class _Nameless(CrossEntropyLoss):
-    """A loss of the user's that is no number."""
-
-    def __call__(self, outputs: Any, batch: Batch) -> tuple[torch.Tensor, Any]:
-        total, metrics = super().__call__(outputs, batch)
-        return total * NAN, metrics
-
-
-def test_a_loss_from_before_a_load_is_not_blamed(tmp_path: Path) -> None:
-    spec = LearnerSpec(str(model_folder(tmp_path, "llama")), "logits", SECTION, OPTIMIZER, 0)
-    learner = cast(RankLearner, spec.build())
-    folder = tmp_path / "saved"
-    folder.mkdir()
-    learner.save(folder)
-    learner.poll_save(wait=True)
-    learner.forward_backward(BATCH, _Nameless())
-    learner.load(folder)
-    with pytest.raises(NotFiniteError, match=r"at update 0, before any update; look at the"):
-        train(learner, BATCH, _Steep())
-
-
 def test_a_gradient_that_breaks_changes_no_weight(tmp_path: Path) -> None:
     learner = broken(tmp_path)
     before = [piece.local.clone() for piece in learner.pieces]

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.bits import main
 from benchmarks.bits_cases import load_cases
-from benchmarks.bits_names import rename_columns, rename_metrics, rename_recipe, rename_tensors
+from benchmarks.bits_names import rename_columns, rename_metrics, rename_tensors
 from benchmarks.bits_outputs import Outputs, find_difference, keep
 from benchmarks.bits_sides import ROOT
 
@@ -110,18 +110,6 @@ def test_renames_of_metrics_columns_and_tensors_keep_the_proof(finished: Path) -
     names = {"train/reward": "train/return", "refit/": "weight_sync/"}
     metrics, columns = partial(rename_metrics, names=names), partial(rename_columns, names={"token": "tokens"})
     assert find_difference(baseline.rename(metrics, columns, tensors), head) is None
-
-
-def test_renames_of_keys_and_values_reach_a_recipe() -> None:
-    recipe = {"algorithm": "ppo", "ppo": {"clip": 0.1, "kl": {"coef": 0.2}}, "environment": {"class_name": "a:B"}}
-    keys = {"ppo": "options", "ppo.kl.coef": "kl.weight", "environment.class_name": "environment.class"}
-    assert rename_recipe(recipe, keys, {"a:B": "c:B"}) == {
-        "algorithm": "ppo",
-        "options": {"clip": 0.1},
-        "kl": {"weight": 0.2},
-        "environment": {"class": "c:B"},
-    }
-    assert rename_recipe(recipe, {}, {}) == recipe
 
 
 def test_every_algorithm_backend_and_sampler_has_a_case() -> None:

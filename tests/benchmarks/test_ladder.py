@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.ladder import results
 from benchmarks.ladder.gallery import write_pictures
-from benchmarks.ladder.results import Key, Result, add_result, read_results
+from benchmarks.ladder.results import Key, Result, read_results
 from benchmarks.ladder.rung import ASSETS, Claim, Rung, list_rungs, open_rung
 from benchmarks.ladder.runs import Ladder
 from benchmarks.ladder.statistics import band, difference, iqm
@@ -41,15 +41,6 @@ def test_the_band_holds_every_resample_of_two_seeds() -> None:
     found = band([0.2, 0.6])
     assert (found.low, found.middle, found.high) == pytest.approx((min(ends), 0.4, max(ends)))
     assert difference([0.5, 0.9], [0.4, 0.7]).low == pytest.approx(0.1)
-
-
-def test_a_result_replaces_the_one_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "RESULTS", tmp_path)
-    for one in (result("b", 0, 0.1), result("a", 1, 0.2), result("a", 0, 0.3), result("b", 0, 0.4)):
-        add_result("some", one)
-    found = [(one.key.arm, one.key.seed, one.end) for one in read_results("some")]
-    assert found == [("a", 0, 0.3), ("a", 1, 0.2), ("b", 0, 0.4)]
-    assert read_results("some")[2] == result("b", 0, 0.4)
 
 
 def test_a_claim_holds_only_if_every_likely_difference_is_above_nothing() -> None:

@@ -131,13 +131,6 @@ def test_what_the_template_writes_after_the_prompt_is_learned(
     assert learn(tmp_path, template, user("2+2?"), answer, stops=(TEXT_END,)) == learned
 
 
-@pytest.mark.parametrize(("arguments", "why"), [('{"a":NaN}', "holds NaN"), ('{"a":1,"a":2}', 'the key "a" twice')])
-def test_arguments_of_calls_that_only_look_like_json_are_refused(tmp_path: Path, arguments: str, why: str) -> None:
-    call = [{"type": "function", "function": {"name": "add", "arguments": arguments}}]
-    with pytest.raises(DataError, match=f"line 1: .*the text of a call's arguments .*{why}"):
-        learn(tmp_path, CALLS, user("2+2?"), assistant(None, tool_calls=call))
-
-
 def test_a_template_may_write_the_last_question_with_more(tmp_path: Path) -> None:
     """Mistral's writes the system message into the last question, and not if an answer follows it."""
     talk = [{"role": "system", "content": "Be brief."}, user("2+2?"), assistant("4")]
@@ -177,13 +170,6 @@ def test_tools_of_a_row_are_given_to_the_template(tmp_path: Path, tools: Any) ->
     assert f"system\n{json.dumps([SCHEMA])}<|im_end|>" in prompts[0].text
 
 
-@pytest.mark.parametrize(("answer", "learned"), [("x<|im_end|>", "x<|im_end|>"), ("x", "x<|endoftext|>")])
-def test_text_that_already_ends_gets_no_second_end(tmp_path: Path, answer: str, learned: str) -> None:
-    tokenizer = build_tokenizer(None, end=TEXT_END)
-    row = open_rows(tmp_path, tokenizer, {"question": "q", "answer": answer}, (END,))[0]
-    assert tokenizer.decode(list(row.completion)) == learned
-
-
 def test_pairs_learn_thoughts_and_calls_too(tmp_path: Path) -> None:
     tokenizer = build_tokenizer(THINKS)
     answers = {name: [assistant("4", reasoning_content=name)] for name in ("chosen", "rejected")}
@@ -221,10 +207,3 @@ def test_a_run_keeps_the_date_that_its_template_writes(tmp_path: Path) -> None:
     (run / "template_date.txt").write_text("2024-07-26\n")
     with keep_date(run):
         assert "26 Jul 2024 00:00" in open_prompts(tmp_path, build_tokenizer(DATED), chat=True)[0].text
-
-
-def test_a_long_template_is_read_in_linear_time_and_refused_by_its_size(tmp_path: Path) -> None:
-    rows = write(tmp_path, {"question": "q" * 20_000})
-    data = DataSection(train="rows.jsonl", max_prompt_tokens=99, prompt="{question}" * 100_000, answer="")
-    with pytest.raises(DataError, match="line 1: a template makes 2,000,000,000 characters of it"):
-        Prompts(rows, build_tokenizer(None), data)

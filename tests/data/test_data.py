@@ -61,14 +61,3 @@ def test_a_mixture_counts_what_it_skips_and_goes_on_to_the_same_bits(
     shutil.rmtree("stopped/checkpoints/step_000004")
     assert run(*MIXTURE, "run.folder=stopped", "run.max_steps=4", "run.save_every=2") == whole
     assert drawn("stopped") == drawn("whole")
-
-
-def test_an_epoch_of_prompts_is_a_head_of_the_file(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    """For PPO as for SFT and DPO: batches of as many prompts as a step takes; also of what is validated on."""
-    options = ["run.max_steps=-1", "run.validate_every=1", "run.max_epochs=2", "run.num_logged_samples=16"]
-    rows_of_run = run(*options, "data.limit_train_batches=2", "data.limit_val_batches=0.5")
-    assert "16 prompts (none skipped, 48 beyond the limit)" in capsys.readouterr().err
-    assert [row["step"] for row in rows_of_run if "train/reward" in row] == [1, 2, 3, 4]
-    assert Counter(Counter(drawn("run")).values()) == {2: 16}
-    few = run(*options, "data.limit_train_batches=0.25", "data.max_validation_samples=4", "run.folder=few")
-    assert few == rows_of_run

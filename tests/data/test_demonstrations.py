@@ -51,14 +51,6 @@ def test_the_prompt_has_the_tokens_that_a_sampler_is_given(index: Any, assets: P
         assert demonstrations[i].completion[-1] == llama.eos_token_id
 
 
-def test_rows_come_in_the_order_of_prompts(index: Any, tokenizer: Any) -> None:
-    data = section(shuffle=True)
-    demonstrations, prompts = Demonstrations(index, tokenizer, data, 64), Prompts(index, tokenizer, data)
-    batch = demonstrations.at(2, 5, seed=9)
-    given = [tuple(t[~m].tolist()) for t, m in zip(batch.sequences(), batch.sequences("mask"), strict=True)]
-    assert given == [prompt.tokens for prompt in prompts.at(2, 5, seed=9)]
-
-
 def test_over_long_rows_can_be_skipped_and_are_counted(index: Any, tokenizer: Any) -> None:
     lengths = [len(Demonstrations(index, tokenizer, section(), 64)[i]) for i in range(4)]
     limit = sorted(lengths)[1]
@@ -113,18 +105,6 @@ def test_an_answer_ends_with_a_token_at_which_the_model_stops(tmp_path: Path, in
     assert Demonstrations(index, chatting, section(chat=True), 64, [turn])[0].completion[-1] == turn
     chatting.chat_template = "{{ raise_exception('no') }}"
     assert Demonstrations(index, chatting, section(), 64, [turn])[0].completion[-1] == chatting.eos_token_id
-
-
-@pytest.mark.parametrize(
-    ("talk", "message"),
-    [(TALK[:3], "no answer by the assistant at the end"), (TALK[1:2], "no message that could be answered")],
-)
-def test_a_conversation_without_an_answer_is_a_bad_row(tmp_path: Path, chatting: Any, talk: Any, message: str) -> None:
-    rows = talks(tmp_path, TALK, talk)
-    with pytest.raises(DataError, match=rf"line 2: .*{message}"):
-        Demonstrations(rows, chatting, chat_section(), 64)
-    some = Demonstrations(rows, chatting, chat_section(bad_rows="skip"), 64)
-    assert (len(some), some.selection.bad.count) == (1, 1)
 
 
 ASKED = [{"role": "user", "content": "Say 2"}]

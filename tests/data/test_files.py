@@ -83,27 +83,6 @@ def test_a_file_that_changes_is_an_error_and_has_another_digest(make: Callable[[
         assert open_rows(FileGroup((path,))).digest != rows.digest
 
 
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("absent.parquet", "there is no such file"),
-        ("junk.parquet", "cannot be read as Parquet"),
-        ("folder", "is no folder that Dataset.save_to_disk wrote"),
-        ("splits", r"holds the splits train, test; name one of them, as in .*splits/train"),
-        ("empty", "holds no rows"),
-    ],
-)
-def test_what_is_no_table_is_named(tmp_path: Path, name: str, sentence: str) -> None:
-    one = datasets.Dataset.from_list(ROWS)
-    (tmp_path / "junk.parquet").write_bytes(b"junk")
-    (tmp_path / "folder").mkdir()
-    datasets.DatasetDict({"train": one, "test": one}).save_to_disk(tmp_path / "splits")
-    one.select([]).save_to_disk(tmp_path / "empty")
-    with pytest.raises(DataError, match=rf"{name}: {sentence}"):
-        open_rows(FileGroup((tmp_path / name,)))
-    assert len(open_rows(FileGroup((tmp_path / "splits/train",)))) == 2
-
-
 def many(folder: Path, name: str, answers: range) -> Path:
     path = folder / name
     path.parent.mkdir(exist_ok=True)
@@ -133,14 +112,6 @@ def test_weights_set_how_often_a_file_is_drawn_from(tmp_path: Path) -> None:
     assert [sum(answers[str(n)] for n in part) for part in (range(10), range(10, 12))] == [10, 30]
     assert set(answers.values()) == {1, 15}
     assert set(Counter(drawn(open_rows(FileGroup(paths)), 24)).values()) == {2}
-
-
-def test_the_weight_of_a_file_is_that_of_the_rows_that_are_used(tmp_path: Path) -> None:
-    paths = (many(tmp_path, "a.jsonl", range(4)), many(tmp_path, "b.jsonl", range(4, 6)))
-    with paths[0].open("a") as file:
-        file.write('{"question": "q"}\n' * 3)
-    answers = Counter(drawn(open_rows(FileGroup(paths, (1.0, 1.0))), 8))
-    assert answers == {"0": 1, "1": 1, "2": 1, "3": 1, "4": 2, "5": 2}
 
 
 CALLS = [

@@ -99,12 +99,6 @@ def test_a_bad_line_is_an_error_with_its_place_or_a_counted_skip(tmp_path: Path,
         JsonlIndex(path)
 
 
-def test_all_bad_lines_are_counted_and_the_first_five_named(tmp_path: Path) -> None:
-    skipped = JsonlIndex(written(tmp_path, b"bad\n" * 9 + b'{"a": 1}'), bad_rows="skip").skipped
-    assert skipped.count == 9
-    assert [sentence.split(":")[0][-6:] for sentence in skipped.first] == [f"line {n}" for n in range(1, 6)]
-
-
 @pytest.mark.parametrize("content", [b'{"b": 10}\n{"a": 1}\n', b'{"a": 2}\n'])
 def test_a_file_that_changed_is_not_read_with_old_offsets(tmp_path: Path, content: bytes) -> None:
     path = written(tmp_path, b'{"a": 1}\n')
@@ -156,15 +150,6 @@ def test_a_packed_file_is_read_as_what_it_holds(tmp_path: Path, monkeypatch: pyt
     for entry in (tmp_path / "cache/unpacked").iterdir():
         entry.unlink()
     assert index.row(1) == {"a": 2}
-
-
-def test_what_a_refused_file_holds_does_not_stay_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(bytes(1 << 20)))
-    for policy in ("error", "skip"):
-        with pytest.raises(DataError, match=r"is not JSON|holds no rows"):
-            JsonlIndex(tmp_path / "rows.jsonl.gz", bad_rows=policy)
-        assert not list((tmp_path / "cache/unpacked").iterdir())
 
 
 PEAK = """

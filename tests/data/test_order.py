@@ -23,11 +23,6 @@ def test_batches_run_across_the_end_of_an_epoch_and_lose_nothing() -> None:
     assert set(Counter(whole).values()) == {3}
 
 
-@given(position=st.integers(0, 10**15), size=st.integers(1, 50), seed=st.integers(0, 9), shuffle=st.booleans())
-def test_one_part_is_no_mixture(position: int, size: int, seed: int, shuffle: bool) -> None:
-    assert mix_rows_at(position, 7, [size], [0.3], seed, shuffle) == rows_at(position, 7, size, seed, shuffle)
-
-
 @given(parts=PARTS, position=st.integers(0, 10**15))
 def test_after_any_number_of_rows_each_part_has_given_its_share(parts: list, position: int) -> None:
     _, weights = split(parts)

@@ -67,14 +67,6 @@ def test_every_message_of_a_tree_with_ranked_replies_is_a_prompt(tmp_path: Path)
     ]  # fmt: skip
 
 
-def test_the_words_of_a_tree_are_options(tmp_path: Path) -> None:
-    replies = [{"who": "bot", "says": text, "below": [], "place": place} for text, place in (("a", 1), ("b", 0))]
-    row = {"top": {"who": "human", "says": "p", "below": replies}}
-    names = {"root": "top", "replies": "below", "text": "says", "rank": "place", "role": "who", "user": "human"}
-    (one,), _ = ranked(tmp_path, [row], {"ranked": "x", "tree": names | {"assistant": "bot"}})
-    assert (one.responses, one.ranks) == (("a", "b"), (1.0, 0.0))
-
-
 BAD = (
     ({"responses": ["a", "b"], "ranks": [0, 1]}, FLAT, "has no field 'prompt'"),
     ({"prompt": "p", "ranks": [0, 1]}, FLAT, "has no list in the field 'responses'; its fields are prompt, ranks"),
@@ -110,20 +102,6 @@ def test_a_bad_row_is_named_or_counted(tmp_path: Path, row: Any, section: dict[s
     found, skipped = ranked(tmp_path, [row, good], section | {"bad_rows": "skip"})
     assert (len(found), skipped.count) == (1, 1)
     assert skipped.first[0].startswith(f"{tmp_path / 'rows.jsonl'}, line 1: ")
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({}, "say exactly one of ranks, best and tree"),
-        ({"ranks": "r", "tree": {}}, "say exactly one of ranks, best and tree"),
-        ({"ranks": "r", "messages": "m", "prompt": "{q}"}, "say one of prompt and messages"),
-        ({"ranks": "r", "responses": ["{a}"]}, "the name of a field or a list of templates"),
-    ],
-)
-def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        RankedSection.model_validate_json(json.dumps({"ranked": "x", **options}))
 
 
 def test_the_real_data_can_be_read(assets: Path) -> None:

@@ -1,7 +1,6 @@
 """Which rows a run uses: the others are counted by reason and named, and the pass over all rows is made once."""
 
 import datetime
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from lockstep.config import DataSection
 from lockstep.data import prompts as prompts_module
 from lockstep.data.demonstrations import Demonstrations
 from lockstep.data.files import FileGroup, open_rows
-from lockstep.data.jsonl import DataError, JsonlIndex
+from lockstep.data.jsonl import JsonlIndex
 from lockstep.data.prompts import Prompts
 from lockstep.data.templates import complaint
 from lockstep.models.tokenizer import words_tokenizer
@@ -69,25 +68,6 @@ def test_rows_are_skipped_counted_by_reason_and_named(
             assert f"{path}, {sentence}" in said
 
 
-@pytest.mark.parametrize(
-    ("lines", "options", "sentence"),
-    [
-        (LINES[:3], {"bad_rows": "error"}, "line 2: is not JSON .*; correct the line, or set data.bad_rows=skip"),
-        (LINES[2:], {"bad_rows": "error"}, "line 1: has no field 'answer'.*; correct the row, or .*bad_rows=skip"),
-        (LINES[6:], {"bad_rows": "error"}, 'line 1: has the key "question" twice.*data.bad_rows=skip'),
-        (LINES[4:5], {"overlong_prompts": "error"}, "line 1: the prompt has 4 tokens.*data.overlong_prompts=skip"),
-        (LINES[5:6], {"bad_rows": "error", "fields": {"answer": "text"}}, "has number in the field 'answer', .* text;"),
-        (LINES[2:4], {}, r"none of its 2 rows can be used \(2 bad rows skipped, the first of them: "),
-    ],
-)
-def test_what_is_not_to_be_skipped_is_an_error_with_its_place(
-    path: Path, tokenizer: Any, lines: list[str], options: dict, sentence: str
-) -> None:
-    path.write_text("\n".join(lines))
-    with pytest.raises(DataError, match=rf"rows\.jsonl.*{sentence}"):
-        used(path, tokenizer, **options)
-
-
 def test_the_fields_of_a_recipe_are_checked_besides_those_of_the_templates(path: Path, tokenizer: Any) -> None:
     assert [prompt.id for prompt in used(path, tokenizer, fields={"answer": "text"}).first()] == ["rows.jsonl:1"]
     path.write_text('{"question": "one", "answer": "1"}\n{"question": "one", "answer": "1", "level": 2}')
@@ -136,13 +116,3 @@ def test_what_decides_about_a_row_makes_another_pass(
     monkeypatch.setattr(prompts_module, "token_ids", refused)
     with pytest.raises(AssertionError, match="tokenised again"):
         used(path, tokenizer, **options)
-
-
-def test_many_blocks_are_one_selection(tmp_path: Path, tokenizer: Any) -> None:
-    rows = [{"question": "one" + " one" * (n % 5), "answer": str(n)} for n in range(2500)]
-    path = tmp_path / "many.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)))
-    kept = used(path, tokenizer).first()
-    assert [prompt.row["answer"] for prompt in kept] == [
-        row["answer"] for row in rows if row["question"].count("one") <= 3
-    ]

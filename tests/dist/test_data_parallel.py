@@ -22,13 +22,10 @@ from lockstep.cluster.worker_proxy import WorkerDied
 from lockstep.config import SamplerSection
 from lockstep.learners.base import train
 from lockstep.losses.kto import KTOLoss
-from lockstep.models.load import load_causal_lm
-from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.weight_sync.buckets import Bucket
 from lockstep.weight_sync.carriers import Route
 from lockstep.weight_sync.fingerprints import fingerprint
 from lockstep.weight_sync.outgoing import Outgoing, Sent, type_for
-from lockstep.weight_sync.sync import Snapshot, sync_weights
 
 pytestmark = pytest.mark.needs("gloo")
 LENGTHS = (7, 1, 19, 4, 33, 2, 12, 9)
@@ -160,25 +157,6 @@ def test_an_engine_that_dies_while_ranks_send_is_started_again_and_gets_all(
         pool.close()
     expected = {name: fingerprint(tensor) for name, tensor in two.weights()}
     assert [dict(one.fingerprints) for one in held] == [expected, expected]
-
-
-def test_a_sampler_in_the_driver_takes_what_ranks_send(two: MeshLearner, models: Callable[..., Path]) -> None:
-    sampler = TorchSampler(load_causal_lm(models("qwen3", seed=1)), 2)
-    sync_weights(two, sampler, 1)
-    for name, tensor in two.weights():
-        assert torch.equal(sampler.show(name), tensor)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_copy_of_what_ranks_of_other_machines_hold_needs_no_shared_memory(
-    two: MeshLearner, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here = Snapshot.of(two, 1, dtype, None)
-    monkeypatch.setattr(two.sender, "one_machine", False)
-    monkeypatch.setattr(two.sender, "join", lambda route: pytest.fail(f"{route} is of one machine"))
-    there = Snapshot.of(two, 1, dtype, None)
-    assert there.tensors.keys() == here.tensors.keys()
-    assert all(torch.equal(there.tensors[name], here.tensors[name]) for name in here.tensors)
 
 
 def test_a_rank_that_dies_in_a_collective_is_noticed(two: MeshLearner) -> None:

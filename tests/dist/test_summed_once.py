@@ -157,15 +157,6 @@ def test_a_layer_is_gathered_before_the_one_in_front_of_it_computes(ranks: Pool,
     assert names[backward:following].count("product") <= 2, "those of the head"
 
 
-def test_several_batches_before_a_step_are_summed_as_one(models: Models) -> None:
-    one, batches = spec_of(models).build(), [ragged(LENGTHS, seed) for seed in range(3)]
-    with closing(launch(over(spec_of(models), dp=2), timeout_s=400.0)) as many:
-        for learner in (one, many):
-            for batch in batches:
-                learner.forward_backward(batch, WeightedLogprob())
-        assert many.optim_step().floats() == pytest.approx(one.optim_step().floats(), rel=1e-6)
-
-
 @pytest.mark.parametrize("steps", [10, pytest.param(100, marks=pytest.mark.proof)])
 def test_a_critic_in_bf16_over_ranks_learns_as_one_in_fp32(models: Models, steps: int) -> None:
     """Returns are a function of the token before, with noise, so that the loss falls and never to nothing."""

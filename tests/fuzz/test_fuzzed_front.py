@@ -92,11 +92,6 @@ def few(test: T) -> T:
     return settings(SHARED, max_examples=25)(test)
 
 
-def many(test: T) -> T:
-    """Gives a property many examples, as a proof."""
-    return pytest.mark.proof(settings(SHARED, max_examples=750)(test))
-
-
 def read_recipe(content: bytes) -> None:
     """Reads a recipe; what is described of it has to be the same recipe."""
     Path("fuzzed.yaml").write_bytes(content)
@@ -207,21 +202,9 @@ def test_a_fuzzed_recipe_gets_an_answer(here: Path, content: bytes) -> None:
     require_answer(lambda: read_recipe(content))
 
 
-@many
-@given(recipes())
-def test_many_fuzzed_recipes_get_answers(here: Path, content: bytes) -> None:
-    require_answer(lambda: read_recipe(content))
-
-
 @few
 @given(overrides())
 def test_fuzzed_overrides_get_an_answer(here: Path, words: list[str]) -> None:
-    require_answer(lambda: read_overrides(*words))
-
-
-@many
-@given(overrides())
-def test_many_fuzzed_overrides_get_answers(here: Path, words: list[str]) -> None:
     require_answer(lambda: read_overrides(*words))
 
 
@@ -246,19 +229,7 @@ def test_fuzzed_rows_get_an_answer(here: Path, **drawn: Any) -> None:
     require_answer(lambda: read_rows(**drawn))
 
 
-@many
-@given(**ROWS)
-def test_many_fuzzed_rows_get_answers(here: Path, **drawn: Any) -> None:
-    require_answer(lambda: read_rows(**drawn))
-
-
 @few
 @given(files_of_models())
 def test_a_fuzzed_model_gets_an_answer(here: Path, files: dict[str, bytes]) -> None:
-    require_answer(lambda: read_model(files))
-
-
-@many
-@given(files_of_models())
-def test_many_fuzzed_models_get_answers(here: Path, files: dict[str, bytes]) -> None:
     require_answer(lambda: read_model(files))

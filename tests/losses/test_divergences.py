@@ -10,15 +10,10 @@ import torch
 from torch import Tensor
 
 from lockstep.batch import Batch
-from lockstep.distributed.ranks import ALONE
 from lockstep.losses.base import Outputs
 from lockstep.losses.distill import Distillation
-from lockstep.models.cut import Cut
-from lockstep.models.heads import Logits, Products, policy_outputs
-from lockstep.models.laid_out import LaidOut, Read
 from lockstep.objectives.distill import LOG_OUTSIDE, forward_kl, jensen_shannon, reverse_kl
 from lockstep.types import Divergence
-from lockstep_logprobs.shard import WHOLE
 
 PLACES, VOCABULARY, NAMED = 5, 9, 4
 KINDS = ("forward", "reverse", "mixed", "jsd")
@@ -115,22 +110,3 @@ def test_only_trained_tokens_count_and_metrics_tell_how_near_the_student_is() ->
     total.backward()
     assert own.grad is not None
     assert (own.grad[~mask] == 0).all()
-
-
-@pytest.mark.parametrize("k", [1, 4, 16, 64, 512])
-@pytest.mark.parametrize("fused", [False, True])
-def test_the_first_choice_is_taken_among_all_tokens(k: int, fused: bool) -> None:
-    """Of distributions that have nothing to do with each other, one in 512 places has the same likeliest token."""
-    draw = torch.Generator().manual_seed(0)
-    places = torch.arange(2_000)
-    hidden, weight = torch.randn(len(places), 32, generator=draw), torch.randn(512, 32, generator=draw)
-    teacher_MK, token_MK = torch.randn(len(places), 512, generator=draw).log_softmax(-1).topk(k)
-    columns = {"mask": places >= 0, "top_token": token_MK, "teacher_logprob": teacher_MK}
-    batch = Batch(places % 512, torch.tensor([len(places)]), columns)
-    laid = LaidOut.of(batch, Cut.of(batch, ALONE), Read(places, places))
-    vocabulary = Products(hidden, weight, WHOLE) if fused else Logits(hidden @ weight.T, WHOLE)
-    outputs = policy_outputs(laid, lambda _: vocabulary)
-    _, metrics = Distillation("forward", outside=True)(outputs, batch)
-    expected = ((hidden @ weight.T).argmax(-1) == token_MK[:, 0]).double().mean().item()
-    assert metrics.floats()["same_first_choice"] == expected
-    assert expected < 0.01

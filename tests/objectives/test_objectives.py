@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 
 import pytest
 import torch
@@ -38,16 +37,6 @@ def test_masked_whiten_by_hand() -> None:
     close(
         masked_whiten(torch.tensor([1.0, NAN, 3.0, 5.0]), on(1, 0, 1, 1)), [-math.sqrt(1.5), 0.0, 0.0, math.sqrt(1.5)]
     )
-
-
-def test_masked_whiten_of_nothing_or_of_equals_is_zero() -> None:
-    close(masked_whiten(torch.tensor([NAN, 4.0]), on(0, 0)), [0.0, 0.0])
-    for value in (4.0, 0.1, 0.3, 0.7, 3000.1):
-        assert masked_whiten(torch.full((48,), value), torch.ones(48).bool()).tolist() == [0.0] * 48, value
-
-
-def test_sequence_sum() -> None:
-    close(sequence_sum(torch.tensor([1.0, 2.0, NAN, 4.0]), on(1, 1, 0, 1), torch.tensor([2, 0, 2])), [3.0, 0.0, 4.0])
 
 
 # advantages: the conformance suite has the cases, the property tests the laws
@@ -97,11 +86,6 @@ def test_the_loss_pulls_token_by_token_as_k3_weighed_by_the_ratio_does() -> None
     ours = torch.autograd.grad(kl_loss(logp, old, ref).sum(), logp)[0]
     close(ours, torch.autograd.grad(((logp - old).exp() * k3(logp, ref)).sum(), logp)[0])
     close(ours, (logp - old).exp() * (logp - ref))
-
-
-def test_the_loss_keeps_its_gradient_where_k3_overflows() -> None:
-    logp, ref = torch.tensor([-100.0], requires_grad=True), torch.zeros(1)
-    close(torch.autograd.grad(kl_loss(logp, logp.detach(), ref).sum(), logp)[0], [-100.0])
 
 
 # policy
@@ -165,15 +149,6 @@ def test_corrections_by_hand() -> None:
     close(SequenceTIS(10.0)(*arguments), [8.0, 8.0, 0.5, 0.0, 0.0])
     close(IcePop(0.6, 3.0)(*arguments), [2.0, 0.0, 0.0, 0.0, 0.0])
     close(IcePop(0.5, 4.0)(*arguments), [2.0, 4.0, 0.5, 0.0, 0.0], atol=1e-5)
-
-
-def test_corrections_carry_no_gradient_and_bear_any_ratio() -> None:
-    learner = torch.tensor([500.0, -500.0], requires_grad=True)
-    for correction in (TokenTIS(2.0), SequenceTIS(2.0), IcePop(0.5, 2.0)):
-        weight = correction(learner, torch.zeros(2), on(1, 1), torch.tensor([1, 1]))
-        assert not weight.requires_grad
-        assert weight.isfinite().all()
-        assert pickle.loads(pickle.dumps(correction)) == correction
 
 
 def test_sequence_mismatch_by_hand() -> None:

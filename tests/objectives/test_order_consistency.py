@@ -28,11 +28,6 @@ def mostly_first(chance: random.Random, better_first: bool) -> Winner:
     return "first" if chance.random() < 0.9 else "second"
 
 
-def skilled_but_biased(chance: random.Random, better_first: bool) -> Winner:
-    """Reads half of what it is shown, and else names the first: as consistent as a coin."""
-    return "first" if better_first or chance.random() < 0.5 else "second"
-
-
 def judge_all(judge: Judge, comparisons: int, seed: int) -> Comparisons:
     chance = random.Random(seed)
     battles: list[Battles] = [
@@ -49,14 +44,6 @@ def share_passing(judge: Judge, comparisons: int) -> float:
 @pytest.mark.parametrize("judge", [always_first, coin, mostly_first])
 def test_who_does_not_read_passes_no_more_often_than_the_level(judge: Judge, comparisons: int) -> None:
     assert share_passing(judge, comparisons) <= LEVEL + 3 * math.sqrt(LEVEL * (1 - LEVEL) / 400)
-
-
-def test_a_judge_may_be_no_more_consistent_than_a_coin_and_yet_read() -> None:
-    """Who names the first as often without reading is consistent more rarely still: in 3 of 8."""
-    found = judge_all(skilled_but_biased, 400, 0)
-    assert found.consistent / found.total == pytest.approx(0.5, abs=0.06)
-    assert found.by_chance == pytest.approx(3 / 8, abs=0.04)
-    assert found.show_skill
 
 
 @pytest.mark.parametrize(("total", "first_wins"), [(3, 2), (4, 4), (5, 3), (6, 6), (6, 9)])

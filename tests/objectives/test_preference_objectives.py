@@ -106,13 +106,3 @@ def test_gradients_are_those_of_finite_differences(gap: float, beta: float, scor
     step = 1e-4
     around = [loss(number(gap + sign * step), beta, number(scores)).item() for sign in (1, -1)]
     assert x.grad.item() == pytest.approx((around[0] - around[1]) / (2 * step), rel=1e-4, abs=1e-6)
-
-
-@pytest.mark.parametrize("name", sorted(ALL))
-def test_far_from_the_reference_all_is_finite(name: str) -> None:
-    gap = torch.tensor([-1e4, 1e4], requires_grad=True)
-    loss = ALL[name](gap, 1.0, torch.tensor([50.0, -50.0]))
-    loss.sum().backward()
-    assert gap.grad is not None
-    assert loss.isfinite().all()
-    assert gap.grad.isfinite().all()

@@ -15,7 +15,6 @@ from lockstep.objectives.ranking import (
     decide_pairs,
     exact_match,
     kendall_tau,
-    longer_preferred,
     pairwise_accuracy,
     spearman,
     tie_share,
@@ -88,10 +87,3 @@ def test_the_top_score_is_best_as_often_as_brute_force_says(rows: list[tuple[int
     there = [rank == min(ranks) for rank, score in rows if score == 4]
     expected = sum(there) / len(there) if there and len(set(ranks)) > 1 else None
     assert top_is_best(ranks, scores, 2.0) == expected
-
-
-@given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.integers(-2, 2)), max_size=8))
-def test_the_longer_is_preferred_as_often_as_brute_force_says(pairs: list[tuple[float, int]]) -> None:
-    longer = [right for right, excess in pairs if excess > 0] + [1 - right for right, excess in pairs if excess < 0]
-    expected = float(torch.tensor(longer, dtype=torch.float64).mean()) if longer else None
-    assert longer_preferred(*zip(*pairs, strict=True)) == expected if pairs else longer_preferred([], []) is None

@@ -35,17 +35,6 @@ def test_every_token_off_by_a_ratio_breaks_the_bound_of_fp32(ratio: float, broke
     assert tally(torch.full((40,), math.log(ratio)), [10] * 4).breaks(FP32) is broken
 
 
-def test_one_outlier_among_few_tokens_breaks_nothing() -> None:
-    delta = torch.full((800,), 0.01)
-    delta[100] = 8.0
-    found = tally(delta, [50] * 16)
-    assert delta.exp().mean() > 4, "e^8 alone would"
-    assert found.mean < 1.04
-    delta[:2] = 3.0
-    assert tally(delta, [50] * 16).mean > BF16
-    assert not tally(delta, [50] * 16).breaks(BF16)
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_breaks_any_bound(value: float) -> None:
     delta = torch.zeros(10_000)

@@ -162,15 +162,6 @@ def test_a_response_that_is_cut_off_has_the_reward_that_the_recipe_declares(valu
     assert {*batch["score"][~batch["truncated"]].tolist()} == {1.0}
 
 
-def test_what_is_declared_is_logged() -> None:
-    kind = declare([0.5] * 3, cut_off_reward="as_is", best_reward=2.0)
-    metrics = collect(SAY, NoReward(), kind, count=4, generations=2).metrics().floats()
-    names = ("reward_cut_off", "cut_off_as_is", "best_reward", "reward_error")
-    assert [metrics[name] for name in names] == [1.5, 1.0, 2.0, 0.0]
-    plain = collect(Speaker(1), Fixed(1.0), count=4).metrics()
-    assert not {*names} & {*plain}
-
-
 def test_responses_to_one_prompt_share_their_luck() -> None:
     class Luck:
         best_reward = 0.0

@@ -278,13 +278,6 @@ def test_no_time_is_given_to_more_than_may_hang(folder: Path, sampler: TorchSamp
         played(sampler, "Hanging", rows, [], **limits)
 
 
-def test_no_verdict_is_not_a_fault(folder: Path, sampler: TorchSampler) -> None:
-    batch = played(sampler, "Unrewarded", ROWS, notes := [])
-    assert notes == []
-    assert batch["environment_reward"].isnan().tolist() == [row["bad"] for row in ROWS]
-    assert not batch["environment_fault"].any()
-
-
 def test_limits_truncate(folder: Path, sampler: TorchSampler) -> None:
     endless = [{"turns": 99, "bad": False}] * 2
     by_turns = played(sampler, "Counting", endless, [], max_turns=2)
@@ -294,17 +287,6 @@ def test_limits_truncate(folder: Path, sampler: TorchSampler) -> None:
     assert all(length <= 25 for length in answers)
     assert by_turns["truncated"].all()
     assert by_tokens["truncated"].all()
-
-
-def test_what_a_limit_ended_is_not_continued_by_the_next_episode_of_its_number(
-    folder: Path, sampler: TorchSampler
-) -> None:
-    section = EnvironmentSection(class_name="worlds.py:Counting", max_tokens=44, max_turns=2)
-    episodes = Episodes(section, STOPS, lambda tokens: "", lambda tools: observed, pytest.fail)
-    prompts = [Prompt("rows.jsonl:0", "", (3, 4), {"turns": 99, "bad": False})]
-    with (engine := SamplerSession(sampler)).at():
-        [first, again] = (episodes.play(engine, prompts, [Request((3, 4), 0)], SAMPLING) for _ in range(2))
-    assert torch.equal(first.tokens, again.tokens)
 
 
 def test_too_many_faults_end_the_run(folder: Path, sampler: TorchSampler) -> None:

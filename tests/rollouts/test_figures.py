@@ -10,7 +10,6 @@ from lockstep.config import RewardSection
 from lockstep.rewards.math_reward import MathReward
 from lockstep.rollouts.evaluation import Grading, Sample, grading
 from lockstep.rollouts.votes import votes_of
-from lockstep.types import Prompt
 
 MATH = Grading(pass_score=1.0, majority=True, graded=False)
 EMPTY = Sample(0, "rows.jsonl:1", 0, "?", "", "18", None, None, 1, False)
@@ -52,14 +51,6 @@ def test_a_response_without_a_verdict_is_left_out_and_counted() -> None:
     assert metrics["accuracy"] == metrics["pass@1"] == 0.5
 
 
-def test_rewards_that_only_some_episodes_name_are_means_over_those() -> None:
-    named = [{}, {"solved": 1.0}, {"solved": 0.0, "fast": 1.0}]
-    samples = [replace(EMPTY, question=i, score=1.0, parts=parts) for i, parts in enumerate(named)]
-    for order in (samples, samples[::-1]):
-        figures = Grading(1.0, False, True).figures(order, ())
-        assert {name: figures[f"reward/{name}"].value for name in ("solved", "fast")} == {"solved": 0.5, "fast": 1.0}
-
-
 def test_graded_rewards_have_a_mean_and_pass_where_the_recipe_says() -> None:
     samples = question(0, (0.5, None), (2.5, None)) + question(1, (-1.0, None), (None, None))
     plain = grading(RewardSection(type="python", function="a.py:b")).figures(samples, (1, 2))
@@ -85,13 +76,3 @@ def test_responses_vote_for_what_they_answer(
     votes = votes_of(MathReward("####"))
     assert votes is not None
     assert votes("?", responses, scores) == expected
-
-
-def test_right_and_wrong_answers_are_what_the_reward_says() -> None:
-    """The judge and the ballot read the same place of a response."""
-    reward, responses = MathReward("####"), [r"#### \sqrt{12}", r"#### 2\sqrt{3}", r"#### 2"]
-    prompt = Prompt("rows.jsonl:1", "?", (1,), {})
-    scores = reward([prompt] * 3, responses, [r"#### 2\sqrt{3}"] * 3)
-    votes = votes_of(reward)
-    assert votes is not None
-    assert votes("?", responses, scores)[0] == votes("?", responses, scores)[1] != votes("?", responses, scores)[2]

@@ -81,14 +81,6 @@ def test_the_gap_is_taken_before_either_is_rounded() -> None:
     assert row["token"]["gap"][0] > 0
 
 
-def test_tokens_that_left_the_training_stay_in_the_response() -> None:
-    (row,) = rows_of([[1, 2]], letters, mask=torch.zeros(4, dtype=torch.bool), old_logprob=torch.ones(4))
-    assert row["token"]["text"] == ["b", "c"]
-    assert row["token"]["mask"] == [0, 0]
-    assert row["token"]["gap"] == [1.0, 1.0]
-    assert row["tokens"] == 2
-
-
 TEXTS = ["Ada has 5 coins.\n", "12+30=42\n#### 42", "  two spaces"]
 
 

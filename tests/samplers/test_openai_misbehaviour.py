@@ -105,14 +105,6 @@ def test_a_refused_request_is_not_sent_again(script: Script, status: int) -> Non
     assert not script.told
 
 
-@pytest.mark.parametrize("status", [429, 500])
-def test_a_server_that_stays_busy_is_given_up(script: Script, status: int) -> None:
-    script.says = first((status, {"error": {"message": "too\nmuch"}}))
-    with pytest.raises(ServerError, match=rf"/v1: answers {status} after 2 attempts \(too much\); .*max_concurrency"):
-        script.reply()
-    assert len(script.bodies) == 2
-
-
 def test_prompts_do_not_follow_a_server_elsewhere(script: Script) -> None:
     other = Script()
     with listening(other):

@@ -112,12 +112,3 @@ def test_refits_of_adapters_are_seen(kind: str, dtype: DType) -> None:
     shared = assert_by_step(sampler, requests(), dtype)
     texts = [batch.tokens.tolist() for batch in (before, sent, shared)]
     assert texts[0] != texts[1] != texts[2] != texts[0]
-
-
-def test_a_projection_without_an_adapter_stays_in_its_joined_product() -> None:
-    """Of q, k and v one product is made, also where v alone has an adapter."""
-    lm = adapted("llama", LoRA(rank=3, alpha=12, target_modules=("v_proj",)), exact=False)
-    layers = TokenStep(lm, "fp32")._layers
-    assert [len(layer.qkv.weights) for layer in layers] == [1, 1]
-    assert [[adapter.start for adapter in layer.qkv.adapters] for layer in layers] == [[96], [96]]
-    assert not any(layer.gate_up.adapters for layer in layers)

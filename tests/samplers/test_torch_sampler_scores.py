@@ -13,7 +13,6 @@ from lockstep.batch import Batch
 from lockstep.models.attention import NAME
 from lockstep.models.exact.model import make_exact
 from lockstep.samplers.torch import model_sampler
-from lockstep.samplers.torch.passes import cut_rows
 from lockstep.samplers.torch.sampler import TorchSampler
 
 VOCABULARY, LENGTH, ROWS = 5000, 8, 6
@@ -68,9 +67,3 @@ def test_passes_of_few_tokens_change_no_bit(
     sampler._lm.base_model.register_forward_pre_hook(lambda *_: passes.append(None))
     assert torch.equal(sampler.logprobs(batch), usual)
     assert len(passes) == 2 + count, "two of a trial, and those of the rows"
-
-
-def test_rows_are_cut_by_their_number_and_their_tokens() -> None:
-    assert cut_rows([3, 3, 3, 9, 1, 1], 2, 5) == [range(1), range(1, 2), range(2, 3), range(3, 4), range(4, 6)]
-    assert cut_rows([1] * 5, 2, 5) == [range(2), range(2, 4), range(4, 5)]
-    assert cut_rows([2, 2, 2, 2, 2], 9, 5) == [range(2), range(2, 4), range(4, 5)]

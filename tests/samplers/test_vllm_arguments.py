@@ -12,7 +12,6 @@ from tiny_models import SECTION
 from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import SamplerSpec
 from lockstep.config import Computation, SamplerSection
-from lockstep.config.loading import RecipeError, load
 from lockstep.errors import InputError
 from lockstep.samplers.cache_budget import USABLE, CacheBudget
 from lockstep.samplers.vllm.arguments import OPTIONS, OURS, engine_arguments
@@ -43,18 +42,6 @@ def test_every_option_is_an_argument_on_a_gpu() -> None:
             assert chosen[name] == value
     assert chosen["swap"] == 1
     assert set(chosen) - {"swap"} <= {*OPTIONS, *OURS}, "an option that is set twice is known"
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (["sampler.vllm.quantization=fp8"], "sampler.vllm.quantization changes weights"),
-        (["sampler.vllm.max_model_len=16"], "but the sampler's longest sequence is set to 16 tokens"),
-    ],
-)
-def test_what_cannot_train_is_refused_by_its_recipe(options: list[str], sentence: str) -> None:
-    with pytest.raises(RecipeError, match=sentence):
-        load("ppo_arithmetic", ["sampler=vllm", *options])
 
 
 def test_a_cache_takes_what_it_wants_or_what_there_is() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -77,16 +76,3 @@ def test_a_number_that_is_another_is_seen_on_whichever_rank_it_is(
     monkeypatch.setattr(sampler, "victim", victim)
     with pytest.raises(WeightSyncError, match=victim):
         sync_weights(learner, sampler, 2, random_probe(VOCABULARY, CONTEXT))
-
-
-def test_what_workers_hold_unlike_is_equal_to_nothing(vllm: None) -> None:
-    from lockstep.samplers.vllm.sampler import agree_on
-
-    one = {"fingerprints": {"norm": 5, "head": 6}, "columns": {"head": 7}, "received": [], "tied": {}}
-    other = {**one, "fingerprints": {"norm": 4, "head": 6}, "columns": {"head": 8}}
-    assert agree_on([one]) == one
-    for answers in ([one, other], [other, one]):
-        found = agree_on(copy.deepcopy(answers))
-        assert found["fingerprints"]["norm"] not in (4, 5)
-        assert found["columns"]["head"] not in (7, 8)
-        assert found["fingerprints"]["head"] == 6

@@ -15,7 +15,6 @@ from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.config import SamplerSection
 from lockstep.rollouts.sampler_session import SamplerSession
-from lockstep.samplers.backend import find_backend
 from lockstep.samplers.vllm.sampler import VLLMSampler
 from lockstep.types import Request, SamplingParams
 from lockstep.weight_sync.buckets import Bucket
@@ -110,12 +109,3 @@ def test_a_session_sends_dropped_weights_again(models: Callable[..., Path], kind
         assert len(sent) == (2 if kind is DroppingSpec else 1)
     finally:
         pool.close()
-
-
-@pytest.mark.parametrize("sleep", [False, True])
-def test_who_drops_weights_is_sent_them_anew(sleep: bool) -> None:
-    awake = SamplerSection.model_validate({"backend": "vllm"})
-    section = awake.take_turns() if sleep else awake
-    backend = find_backend(section)
-    assert backend is not None
-    assert backend.forgets_weights(section) is sleep

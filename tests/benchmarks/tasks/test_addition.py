@@ -44,13 +44,6 @@ def test_answers_are_the_sums_without_leading_zeros(files: TaskFiles) -> None:
         assert score("", row["answer"], row["answer"], row) == 1.0
 
 
-def test_no_question_comes_twice_and_none_is_held_out_and_trained_on(files: TaskFiles) -> None:
-    train = [row["question"] for row in rows(files.train)]
-    validation = [row["question"] for row in rows(files.validation)]
-    assert (len(train), len(validation)) == (500, 100)
-    assert len({*train, *validation}) == 600
-
-
 def test_demonstrations_are_short_sums_with_mistakes(files: TaskFiles) -> None:
     train = {row["question"]: row for row in rows(files.train)}
     shown = rows(files.demonstrations)
