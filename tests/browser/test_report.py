@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -32,19 +31,6 @@ def test_curves_show_what_was_logged_and_gaps_where_that_is_no_number(written: W
     assert "1 value" in page.locator("[data-metric='train/reward'] figcaption").first.inner_text()
 
 
-@pytest.mark.full
-def test_runs_lie_over_each_other_and_can_be_switched_off(written: Written, opened: Opened) -> None:
-    other = [{"train/reward": 0.7}]
-    page = opened(page_of(written("one", METRICS, [[sample()]]), written("two", other, [[sample(), sample()]])))
-    assert [trace["name"] for trace in traces(page, "train/reward")] == ["one", "two"]
-    page.locator("[data-run='0']").uncheck()
-    until(page, "document.querySelector(`[data-metric='train/reward'] .chart`).data.length === 1")
-    assert [trace["name"] for trace in traces(page, "train/reward")] == ["two"]
-    page.click("text=Samples")
-    page.wait_for_selector(".line")
-    assert rows(page, 0) == ["two", "two"]
-
-
 def test_agreement_times_and_recipes_are_there(written: Written, opened: Opened) -> None:
     timings = [{"generate": 1.0, "policy": 3.0, "beside/generate": 9.0}, {"generate": 2.0, "policy": 2.0}]
     deep = [
@@ -64,16 +50,6 @@ def test_agreement_times_and_recipes_are_there(written: Written, opened: Opened)
     page.click("text=Recipe")
     page.wait_for_selector("#recipe[data-made] > *")
     assert page.locator("#recipe table").first.locator("td").all_inner_texts() == ["seed", "0", "1"]
-
-
-@pytest.mark.full
-def test_samples_sort_by_a_column_and_what_has_no_score_comes_last(written: Written, opened: Opened) -> None:
-    scores = [0.5, -2.0, math.nan, 3.0, -0.25]
-    page = opened(page_of(written(samples=[[sample(score=score) for score in scores]])), "samples")
-    page.click(".head:has-text('score')")
-    assert rows(page, 1) == ["−2", "−0.25", "0.5", "3", "–"]
-    page.click(".head:has-text('score')")
-    assert rows(page, 1) == ["3", "0.5", "−0.25", "−2", "–"]
 
 
 def test_samples_are_filtered_by_step_and_text(written: Written, opened: Opened) -> None:
@@ -122,37 +98,6 @@ def test_a_pair_shows_both_answers_and_what_the_judge_said(written: Written, ope
     choose(page, 2)
     page.wait_for_selector(".rollout h3:text-is('Rejected')")
     assert page.locator(".rollout .text").all_inner_texts() == ["Q", "better", "worse"]
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_colours_tell_values_apart_and_text_stays_readable(written: Written, opened: Opened, scheme: str) -> None:
-    ramp = token_columns(
-        ["x"] * 41, **{name: [i / 20 - 1 for i in range(41)] for name in ("logprob", "value", "advantage")}
-    )
-    page = opened(page_of(written(samples=[[sample(token=ramp)]])), "samples", color_scheme=scheme)
-    choose(page)
-    for colouring in ("logprob", "value", "advantage", "mask"):
-        page.click(f"[data-colouring={colouring}]")
-        looks = page.locator(".token").evaluate_all(
-            "tokens => tokens.map(token => [token.style.backgroundColor, token.style.color])"
-        )
-        assert all(contrast(*look) >= 4.5 for look in looks), colouring
-        backgrounds = [background for background, _ in looks]
-        assert len(set(backgrounds)) == {"mask": 1, "logprob": 21}.get(colouring, 41), colouring
-
-
-def contrast(one: str, other: str) -> float:
-    """As WCAG 2 defines it."""
-    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
-    return (light + 0.05) / (dark + 0.05)
-
-
-def luminance(colour: str) -> float:
-    names = {"black": "0, 0, 0", "white": "255, 255, 255"}
-    shares = [int(number) / 255 for number in re.findall(r"\d+", names.get(colour, colour))]
-    linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 HOSTILE = [

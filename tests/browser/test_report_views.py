@@ -11,7 +11,6 @@ from playwright.sync_api import Page
 from report_pages import METRICS, page_of, rows, sample, traces
 
 from lockstep.cli import main
-from lockstep.config.loading import describe, load
 from lockstep.monitor.agreement import Certificate
 from lockstep.run.certificate import write_run_certificate
 
@@ -85,17 +84,6 @@ def test_a_broken_bound_is_marked_and_told_at_the_head(written: Written, opened:
     assert "steps 2 to 3: sampler and learner disagree: mean e^|Δ| 1.2" in page.locator("#alarms").inner_text()
 
 
-def test_constant_metrics_share_a_line_and_each_metric_has_a_sentence(written: Written, opened: Opened) -> None:
-    metrics = [{"train/epoch": 0.0, "train/advantage": float(step), "train/turns": 3.0} for step in range(4)]
-    page = opened(page_of(written(metrics=metrics)))
-    assert page.locator("[data-metric='train/epoch']").count() == 0
-    line = page.locator(".constants summary").inner_text()
-    assert line.split("\n")[0].startswith("2 never change")
-    assert "train/epoch 0 · train/turns 3" in line
-    sentence = page.locator("[data-metric='train/advantage'] .sentence").inner_text()
-    assert sentence == "Mean advantage of the trained tokens, before whitening."
-
-
 def test_samples_of_one_prompt_stand_together_and_the_first_is_open(written: Written, opened: Opened) -> None:
     logged = [
         sample(text, id=prompt, logged_as="best score", **{"reward/math": 0.25})
@@ -112,20 +100,6 @@ def test_samples_of_one_prompt_stand_together_and_the_first_is_open(written: Wri
     page.click(".head:has-text('response')")
     assert rows(page, 5) == ["b2", "b1", "a2", "a1"]
     assert page.locator(".line.begins").count() == 0
-
-
-def test_a_recipe_is_searched_and_compared_with_the_shipped_one(written: Written, opened: Opened) -> None:
-    folder = written(metrics=METRICS)
-    loaded = load("ppo_arithmetic", ["ppo.clip=0.3"])
-    (folder / "recipe.yaml").write_text(describe(loaded))
-    (folder / "environment.json").write_text('{"recipe": "ppo_arithmetic"}')
-    page = opened(page_of(folder), "recipe")
-    differing = page.locator("#recipe section").first
-    assert "What differs from the shipped recipe ppo_arithmetic" in differing.inner_text()
-    assert differing.locator("td").all_inner_texts() == ["ppo.clip", "0.3", "0.2"]
-    page.fill("#option", "critic.LR".lower())
-    shown = [row.locator("td").first.inner_text() for row in page.locator("#recipe tbody tr:visible").all()]
-    assert shown == ["critic.lr"]
 
 
 BAND_COLOURS = """card => {

@@ -33,13 +33,3 @@ def test_pages_ask_for_nothing_outside_and_search_finds(site: Path, name: str, b
     page.close()
     assert complaints == []
     assert not [url for url in asked if not url.startswith(("file:", "data:"))]
-
-
-def test_pages_are_listed_for_programs(site: Path) -> None:
-    listed = (site / "llms.txt").read_text().splitlines()
-    assert any(line.startswith("- [Start: Quick start](guides/quick_start.md): ") for line in listed)
-    named = [line.partition("](")[2].partition(")")[0] for line in listed if line.startswith("- [")]
-    assert not [name for name in named if not (site / name).is_file()]
-    twin = (site / "reference/lockstep_algorithms.md").read_text()
-    assert ":::" not in twin
-    assert "generated: int = 0" in twin

@@ -20,7 +20,6 @@ from lockstep.batch import Batch
 from lockstep.cluster.sampler_pool import SamplerLost
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.cluster.worker_proxy import WorkerDied, spawn_worker
-from lockstep.types import Request
 from lockstep.weight_sync.sync import random_probe, sync_weights
 
 
@@ -131,14 +130,6 @@ def test_a_learner_that_dies_during_a_refit_is_no_samplers_death(
 
     with pytest.raises(WorkerDied, match="worker learner died in weights"):
         sync_weights(Dying(), replicas, 3)
-    assert replicas.restarts == 0
-
-
-def test_a_refused_request_leaves_the_workers_alive(start: Start) -> None:
-    replicas = start(replicas=2)
-    with pytest.raises(ValueError, match="request 3 has 0 prompt tokens"):
-        replicas.generate([*requests((4, 5, 6)), Request((), 0)], SAMPLING)
-    assert len(replicas.generate(requests(), SAMPLING)) == 10
     assert replicas.restarts == 0
 
 

@@ -13,7 +13,6 @@ import torch
 from diary import SAMPLING, Start
 from tiny_models import SECTION, requests
 
-from lockstep.cluster.sampler_pool import SamplerLost
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.weight_sync.sync import sync_weights
@@ -67,12 +66,3 @@ def test_shared_memory_does_not_outlive_its_carrier(start: Start, models: Callab
     replicas.generate(wanted, SAMPLING)
     sync_weights(learner, replicas, 8)
     assert shared_files() - before == once
-
-
-@pytest.mark.full
-def test_whoever_is_lost_is_told_by_its_own_story(start: Start, tmp_path: Path) -> None:
-    replicas, wanted = start(signal.SIGSTOP, max_restarts=0, timeout_s=10.0), requests()
-    (tmp_path / f"doom-{wanted[3].key}").touch()
-    engine = SamplerSession(replicas)
-    with pytest.raises(SamplerLost, match="took longer than 10 s over pieces"), engine.at(0):
-        engine.generate(wanted, SAMPLING)

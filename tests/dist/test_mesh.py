@@ -160,18 +160,6 @@ def test_recorded_rollouts(
     torch.testing.assert_close(policy.many.logprobs(batch), policy.one.logprobs(batch), atol=2e-5, rtol=0.0)
 
 
-@layouts("dp2")
-def test_the_order_of_rows_does_not_matter(policy: Twins) -> None:
-    def reversed_rows(batch: Batch) -> Batch:
-        return batch.select(list(reversed(range(len(batch)))))
-
-    for batch, loss in demonstrations(2):
-        policy.many.load(policy.first)
-        policy.one.load(policy.first)
-        together = train(policy.many, reversed_rows(batch), loss).floats()
-        assert together == pytest.approx(train(policy.one, batch, loss).floats(), rel=1e-5)
-
-
 @layouts("cp2")
 @LENGTHS_OF_RUNS
 def test_a_critic(layout: tuple[LearnerSection, Path], tmp_path: Path, steps: int) -> None:

@@ -105,12 +105,6 @@ def test_a_fault_is_counted_and_named_and_the_run_goes_on(run: Run, capsys: pyte
     assert "worlds.py:Moody raised RuntimeError: not today (worlds.py, line 23)" in said
 
 
-def test_an_episode_can_be_drawn_one_step_ahead_and_the_same_run_gives_the_same(run: Run) -> None:
-    ahead = ["grpo.one_step_ahead=true", "grpo.correction={kind: token_tis}", "run.max_steps=3"]
-    [first, second] = (run("grpo", f"run.folder={name}", *ahead) for name in ("one", "other"))
-    assert first == second
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("processes", [2, pytest.param(1, marks=pytest.mark.proof)])
 def test_an_interrupt_does_not_wait_for_what_hangs(run: Run, in_tmp: Path, processes: int) -> None:
@@ -123,13 +117,3 @@ def test_an_interrupt_does_not_wait_for_what_hangs(run: Run, in_tmp: Path, proce
         assert process.wait(60) == 130
         told = process.stderr.read()
     assert told.endswith("interrupted; the same command resumes from the newest checkpoint\n")
-
-
-def test_a_calculator_takes_over_at_the_equals_sign(run: Run) -> None:
-    calculator = (
-        "environment={class_name: 'lockstep.environments.calculator:Calculator', stop: ['='], max_tokens: 30, "
-        "pass_score: null}"
-    )
-    reward = "reward={type: math, marker: '####'}"
-    rows = run("grpo", calculator, reward, "run.max_steps=2", "sampling.max_tokens=8")
-    assert "validation/accuracy" in rows[0]

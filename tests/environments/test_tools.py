@@ -234,12 +234,6 @@ def test_all_calls_of_a_turn_are_answered_in_their_order(in_tmp: Path, name: str
     assert (reply["calls"], reply["malformed"], reply["reward"], reply["done"]) == (3, 1, 0.0, False)
 
 
-def test_a_call_in_a_thought_of_the_prompt_goes_to_the_environment(in_tmp: Path) -> None:
-    (in_tmp / "worlds.py").write_text(WORLDS)
-    [reply] = ask("Sums", hermes(SUM), opened="<think>")
-    assert (reply["calls"], reply["done"]) == (0, True)
-
-
 def test_a_response_without_a_call_is_the_environments_and_a_tool_that_raises_costs_the_episode(in_tmp: Path) -> None:
     (in_tmp / "worlds.py").write_text(WORLDS)
     [reply] = ask("Sums", hermes(SUM, OTHER), "Ten.")

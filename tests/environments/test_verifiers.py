@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import resource
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -177,13 +175,6 @@ def await_in_a_thread(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         thread.submit(lambda: asyncio.run(work())).result()
 
 
-class Endless:
-    """An environment of verifiers whose episodes wait."""
-
-    async def run_episode(self, task: object, context: object, on_trace: Callable[[Any], None]) -> None:
-        await asyncio.sleep(60)
-
-
 def test_a_taskset_that_failed_is_opened_again_for_the_next_episode(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
 
@@ -200,26 +191,3 @@ def test_a_taskset_that_failed_is_opened_again_for_the_next_episode(monkeypatch:
 
     await_in_a_thread(begin_two)
     assert opened == ["double_it"] * 2
-
-
-def test_episodes_without_open_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (512, limits[1]))
-    try:
-        most = verifiers_bridge._most_episodes()
-        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 2 * most > 512
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    monkeypatch.setattr(verifiers_bridge, "_most_episodes", lambda: 2)
-
-    async def begin_three() -> None:
-        served = verifiers_bridge._Served(Endless(), nullcontext(), ["task"], None)
-        first, _ = (served.begin(0, verifiers_bridge._Calls()) for _ in range(2))
-        with pytest.raises(RuntimeError, match=r"has 2 episodes under way in one process.*raise .*max_concurrency"):
-            served.begin(0, verifiers_bridge._Calls())
-        first.cancel()
-        await asyncio.wait({first})
-        await asyncio.sleep(0)
-        served.begin(0, verifiers_bridge._Calls())
-
-    await_in_a_thread(begin_three)

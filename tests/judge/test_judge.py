@@ -17,9 +17,9 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from lockstep import keyed
 from lockstep.batch import Batch
-from lockstep.config import AskedSection, ComparisonSection, JudgeSection, MetaJudgeSection
+from lockstep.config import AskedSection, ComparisonSection, JudgeSection
 from lockstep.judge.asking import Reader, SamplerAnswers
-from lockstep.judge.build import meta_case, meta_judge, pair_case, pair_judge, response_case, score_judge
+from lockstep.judge.build import meta_case, pair_case, pair_judge, response_case, score_judge
 from lockstep.judge.judge import (
     Judge,
     Judged,
@@ -101,9 +101,6 @@ def judge(script: Script, **options: Any) -> tuple[Judge[float], Scripted]:
     return score_judge(options_of, answering(sampler, options_of), seed=3), sampler
 
 
-META_SECTION = MetaJudgeSection.model_validate({"sampling": {"max_tokens": 200}, "max_prompt_tokens": 4000})
-
-
 def answering(sampler: Scripted, options: AskedSection) -> SamplerAnswers:
     reader = Reader(TOKENIZER, options.chat, options.max_prompt_tokens)
     return SamplerAnswers(sampler, reader, SamplingParams(options.sampling.max_tokens))
@@ -131,19 +128,6 @@ def test_each_case_is_asked_as_often_as_wanted_and_the_score_is_the_mean() -> No
         mean = math.fsum(expected) / 3
         assert mean_score(one) == pytest.approx(mean)
         assert score_variance(one) == pytest.approx(math.fsum((score - mean) ** 2 for score in expected) / 3)
-
-
-def test_a_judgement_keeps_its_question_and_its_reply() -> None:
-    asks, sampler = judge(lambda question, key: "Good. Score: 4")
-    answer = asks(CASES[:1])[0].judgements[0].answer
-    assert answer is not None
-    assert (answer.text, answer.finished) == ("Good. Score: 4", True)
-    assert answer.prompt_tokens == sampler.asked[0].tokens
-    assert answer.tokens == (*TOKENIZER("Good. Score: 4")["input_ids"], TOKENIZER.eos_token_id)
-    question = str(TOKENIZER.decode(list(answer.prompt_tokens or ())))
-    assert question.startswith("<|im_start|>user\nBelow are a user's request")
-    assert question.endswith("Score: <sum><|im_end|>\n<|im_start|>assistant\n")
-    assert "<request>\nWhat is 2+2?\n</request>\n\n<response>\n0 \n</response>" in question
 
 
 def test_no_verdict_is_never_a_number() -> None:
@@ -174,17 +158,6 @@ def test_too_many_without_a_verdict_stop_with_one_sentence() -> None:
 LONG = "y" * 400
 
 
-def test_too_long_a_question_is_not_asked() -> None:
-    asks, sampler = judge(by_key, template=PLAIN, max_prompt_tokens=300, max_no_verdict_rate=1)
-    judged = asks([CASES[0], response_case(ASKED, LONG, (2,))])
-    assert scored(judged)[1] is None
-    assert [one.verdict.cause for one in judged[1].judgements] == ["prompt_too_long"] * 2
-    assert all(one.answer is None for one in judged[1].judgements)
-    assert len(sampler.asked) == 2
-    found = judge_metrics(judged).floats()
-    assert (found["no_verdict_prompt_too_long"], found["parse_failures"], found["truncated_judge_prompts"]) == (2, 0, 0)
-
-
 def test_a_response_is_shortened_by_as_much_as_must_be_and_counted() -> None:
     options = {"template": PLAIN, "max_prompt_tokens": 300, "overlong_judge_prompts": "truncate_response"}
     asks, sampler = judge(by_key, **options)
@@ -211,15 +184,6 @@ def test_both_of_a_pair_are_shortened_to_one_length() -> None:
     assert abs(max(map(len, re.findall("a+", question))) - max(map(len, re.findall("b+", question)))) <= 1
 
 
-def test_a_meta_judge_sees_both_judgements_in_their_order() -> None:
-    sampler = Scripted(lambda question, key: "Winner: [Judgement A]")
-    asks = meta_judge(META_SECTION, answering(sampler, META_SECTION), seed=0)
-    assert asks([meta_case(ASKED, "4", "one Score: 1", "two Score: 5", (1,))])[0].values == ["A"]
-    question = str(TOKENIZER.decode(list(sampler.asked[0].tokens)))
-    assert "<judgement-a>\none Score: 1\n</judgement-a>\n\n<judgement-b>\ntwo Score: 5\n</judgement-b>" in question
-    assert asks.role == "meta_judge"
-
-
 def test_only_a_plain_question_gets_the_tokens_that_stand_around_text() -> None:
     tokenizer, stop = byte_tokenizer(), TOKENIZER.eos_token_id
     around = processors.TemplateProcessing(single="</s> $A", special_tokens=[("</s>", stop)])
@@ -240,17 +204,6 @@ def test_a_judge_sees_answers_and_is_read_after_its_own_thought() -> None:
     assert pair.texts == {"response_a": "4", "response_b": "5"}
     meta = meta_case(ASKED, "<think>a</think>4", "one", "use </think>, two", (1,))
     assert meta.texts == {"response": "4", "judgement_a": "one", "judgement_b": "use </think>, two"}
-
-
-def test_a_thought_that_the_template_opens_and_nothing_closes_holds_no_verdict() -> None:
-    thinking = byte_tokenizer()
-    thinking.chat_template = f"{CHAT}{{{{ '<think>' }}}}"
-    options = section(num_evals_to_average=1, max_no_verdict_rate=1.0)
-    sampler = Scripted(lambda question, key: "Score: 4")
-    answers = SamplerAnswers(sampler, Reader(thinking, True, 4000), SamplingParams(200))
-    assert scored(score_judge(options, answers, seed=3)(CASES[:1])) == [None]
-    sampler.script = lambda question, key: "Score: 1?</think>Score: 4"
-    assert scored(score_judge(options, answers, seed=3)(CASES[:1])) == [4.0]
 
 
 INJECTION = st.lists(

@@ -157,15 +157,6 @@ def test_what_names_no_winner_has_a_cause(reply: str, cause: str) -> None:
     assert (verdict.value, verdict.cause) == (None, cause)
 
 
-def test_the_word_before_the_colon_is_an_option() -> None:
-    rating = ScoreParser(1, 10, r"(?:final )?rating", decimals=True)
-    assert rating("Score: 3\nFinal rating: [[7]]") == Verdict(7.0)
-    assert rating("Score: 3") == Verdict(None, "no_match")
-    assert WinnerParser("best")("Best: B").value == "B"
-    with pytest.raises(ValueError, match=r"'\(' is no regular expression \(missing \), .*\); escape what is meant"):
-        ScoreParser(0, 5, "(", decimals=True)
-
-
 @pytest.mark.parametrize(
     ("reply", "reasons"),
     [
@@ -178,12 +169,6 @@ def test_the_word_before_the_colon_is_an_option() -> None:
 )
 def test_the_reasons_are_what_is_left_without_the_score(reply: str, reasons: str) -> None:
     assert SCORES.without_score(reply) == reasons
-
-
-@given(st.text(), st.integers(0, 50), st.sampled_from(["", "**", "`", "<", "[", '"', "\n"]))
-def test_the_last_announced_score_counts_whatever_stands_before(before: str, tenths: int, mark: str) -> None:
-    closing = {"<": ">", "[": "]"}.get(mark, mark)
-    assert SCORES(f"{before}\nScore: {mark}{tenths / 10:g}{closing}") == Verdict(tenths / 10)
 
 
 QUOTES = st.sampled_from([('"', '"'), ("`", "`"), ("“", "”"), ("«", "»"), ("'", "'"), ("\n> ", "\n")])

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.config import DataSection, NewPromptsSection
+from lockstep.config import DataSection
 from lockstep.data.jsonl import JsonlIndex
 from lockstep.data.prompts import Prompts
 from lockstep.data.text_field import TextField, text_field
 from lockstep.judge.asking import Answer, Conversation
-from lockstep.judge.new_prompts import PromptWriter, request_template
+from lockstep.judge.new_prompts import PromptWriter
 from lockstep.judge.templates import Template
 from lockstep.models.tokenizer import words_tokenizer
 
@@ -87,14 +87,6 @@ def test_examples_are_different_prompts_of_the_data_drawn_anew(prompts: Prompts)
         "What is 1 + 1?", "What is 2 + 2?", "what  is 3 + 3?", "< s> 4"
     }  # fmt: skip
     assert asked(0) == asked(0) != asked(1)
-
-
-def test_the_shipped_request_shows_eight_prompts() -> None:
-    section = NewPromptsSection.model_validate({"sampling": {"max_tokens": 9}, "max_prompt_tokens": 9})
-    template = request_template(section)
-    assert len(template.fields) == 8
-    asked = template.fill({name: f"<{name}>" for name in template.fields})
-    assert asked.index("<example_1>") < asked.index("<example_8>") < asked.index("Request 9:")
 
 
 def test_conversations_give_the_first_that_the_user_says_and_take_a_text() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 
 from lockstep.config import InstructionSection
-from lockstep.data.jsonl import JsonlIndex
 from lockstep.rewards import instruction_reward
 from lockstep.rewards.instruction_kinds import KINDS
 from lockstep.rewards.instruction_reward import InstructionReward
@@ -138,11 +136,3 @@ def test_the_share_or_all_or_nothing() -> None:
     assert score("a b", *asked) == 0.75
     assert score("a b", *asked, all_or_nothing=True) == 0.0
     assert score("a b", *asked[:3], all_or_nothing=True) == 1.0
-
-
-def test_numbers_of_a_file_and_nulls_of_a_table_are_taken(tmp_path: Path) -> None:
-    asked = [{"id": "words", "at_least": 2, "at_most": None, "text": None}, {"id": "json", "at_least": None}]
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"asked": asked}) + "\n")
-    [row] = JsonlIndex(tmp_path / "rows.jsonl").rows([0])
-    assert instruction_reward.fault(row, "asked") is None
-    assert score("a b", *row["asked"]) == 0.5

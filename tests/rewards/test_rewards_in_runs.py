@@ -105,29 +105,6 @@ def test_a_judge_rewards_and_a_resumed_run_has_its_replies_to_the_bit(judging: J
     assert "it prefers the response that people rank higher in 1.000" in agreement
 
 
-def test_an_evaluation_says_what_its_judge_did_also_after_it_was_stopped(
-    judging: JudgeServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run(RECIPE, {"type": "math"}, "run.max_steps=1")
-    server = f"{{backend: openai, openai: {{base_url: '{judging.url}', model: {judging.model}}}}}"
-    asking = (
-        "template: '{prompt}|{response}', max_prompt_tokens: 64, sampling: {max_tokens: 8}, num_evals_to_average: 1"
-    )
-    reward = f"reward={{type: judge, marker: null, judge: {{sampler: {server}, {asking}}}}}"
-    options = ["sampling.num_samples=2", "data.max_validation_samples=4", "run.save_every=2", reward]
-    asked = eval_recipe("run", "run/data/validation.jsonl", options, folder="asked")
-    folder = evaluate(asked)
-    content, whole = (folder / "samples.jsonl").read_bytes(), json.loads((folder / "results.json").read_text())
-    missing = sum(setting["judging"]["judge/no_verdict_no_match"] for setting in whole["settings"].values())
-    assert missing == content.count(b'"score": null') > 0
-    assert "judge/no_verdict" in capsys.readouterr().out
-    (folder / "results.json").unlink()
-    (folder / "samples.jsonl").write_bytes(b"".join(content.splitlines(keepends=True)[:9]))
-    assert evaluate(asked) == folder
-    assert (folder / "samples.jsonl").read_bytes() == content
-    assert json.loads((folder / "results.json").read_text()) == whole
-
-
 def test_the_initial_model_can_judge_and_equal_answers_are_judged_alike() -> None:
     judge = {**SELF_REWARDING["judge"], "num_evals_to_average": 2}
     part = {"type": "judge", "judge": judge, "weight": 3.0}
