@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from gpus import show_gpus
+from pretend_gpu import pretend_gpu
+from tiny_recipe import GRPO, REWARDS
 
+from lockstep.cli import main
 from lockstep.config import Device
+from lockstep.config.loading import load
 from lockstep.models.device import resolve_device
+from lockstep.run.train import train
+
+SENTENCE = "fp32 products: highest precision; TF32 is off"
 
 
 @pytest.fixture(autouse=True)
@@ -33,3 +43,16 @@ def test_a_process_that_computes_on_a_gpu_uses_no_tf32(device: Device, monkeypat
     assert uses_tf32()
     assert resolve_device(device).type == "cuda"
     assert not uses_tf32()
+
+
+def test_a_run_says_so_and_writes_it_down(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("rewards.py").write_text(REWARDS)
+    Path("tiny.yaml").write_text(yaml.safe_dump(GRPO))
+    with pretend_gpu():
+        assert main(["train", "tiny.yaml", "learner.device=cuda", "--dry-run"]) == 0
+        assert SENTENCE in capsys.readouterr().out
+        folder = train(load("tiny.yaml", ["learner.device=cuda", "run.max_steps=1"]))
+    assert SENTENCE in "".join(capsys.readouterr())
+    assert not uses_tf32()
+    assert json.loads((folder / "environment.json").read_text())["precision"] == SENTENCE
+    assert json.loads((folder / "certificate.json").read_text())["machine"]["precision"] == SENTENCE
