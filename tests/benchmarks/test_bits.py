@@ -129,6 +129,7 @@ def baseline_commit() -> None:
         pytest.skip(f"needs commit {commit[:7]}, which this clone has not: git fetch --unshallow")
 
 
+@pytest.mark.full
 def test_the_baseline_and_this_tree_come_to_the_same(
     baseline_commit: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

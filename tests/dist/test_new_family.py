@@ -64,6 +64,7 @@ def compute(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=os.environ | paths, capture_output=True, text=True)
 
 
+@pytest.mark.full
 @pytest.mark.needs("gloo")
 @pytest.mark.needs("megatron")
 @pytest.mark.usefixtures("megatron")
