@@ -131,6 +131,11 @@ def test_what_the_template_writes_after_the_prompt_is_learned(
     assert learn(tmp_path, template, user("2+2?"), answer, stops=(TEXT_END,)) == learned
 
 
+def test_calls_without_content_are_rendered_in_earlier_turns(tmp_path: Path) -> None:
+    talk = [user("2+2?"), assistant(None, tool_calls=CALL), {"role": "tool", "content": "4"}, assistant("It is 4.")]
+    assert learn(tmp_path, CALLS, *talk) == "It is 4.<|im_end|>"
+
+
 def test_a_template_may_write_the_last_question_with_more(tmp_path: Path) -> None:
     """Mistral's writes the system message into the last question, and not if an answer follows it."""
     talk = [{"role": "system", "content": "Be brief."}, user("2+2?"), assistant("4")]
@@ -160,6 +165,11 @@ def test_an_answer_that_cannot_be_learned_is_a_bad_row(
         learn(tmp_path, template, user("2+2?"), answer)
 
 
+def test_a_thought_that_the_template_does_not_write_is_noted(tmp_path: Path, capsys: Any) -> None:
+    assert learn(tmp_path, CHATML, user("2+2?"), assistant("4", reasoning_content="two", id=None)) == "4<|im_end|>"
+    assert "fields left out, and in how many of the first rows: reasoning_content (1)" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("tools", [[SCHEMA], json.dumps([SCHEMA])])
 def test_tools_of_a_row_are_given_to_the_template(tmp_path: Path, tools: Any) -> None:
     row = {"talk": [user("2+2?"), assistant("4")], "tools": tools}
@@ -168,6 +178,13 @@ def test_tools_of_a_row_are_given_to_the_template(tmp_path: Path, tools: Any) ->
     prompts = Prompts(rows.selection.rows, build_tokenizer(CALLS), data)
     assert rows[0].prompt == prompts[0]
     assert f"system\n{json.dumps([SCHEMA])}<|im_end|>" in prompts[0].text
+
+
+@pytest.mark.parametrize(("answer", "learned"), [("x<|im_end|>", "x<|im_end|>"), ("x", "x<|endoftext|>")])
+def test_text_that_already_ends_gets_no_second_end(tmp_path: Path, answer: str, learned: str) -> None:
+    tokenizer = build_tokenizer(None, end=TEXT_END)
+    row = open_rows(tmp_path, tokenizer, {"question": "q", "answer": answer}, (END,))[0]
+    assert tokenizer.decode(list(row.completion)) == learned
 
 
 def test_pairs_learn_thoughts_and_calls_too(tmp_path: Path) -> None:

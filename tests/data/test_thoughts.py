@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from lockstep.data.thoughts import THOUGHT_MARKS, Marks, decode_marked, drop_thought
+from lockstep.data.thoughts import drop_thought, opening_mark
 from lockstep.models.tokenizer import words_tokenizer
 
 ANSWERS = {
@@ -44,6 +44,13 @@ def test_each_kind_of_marks_is_known(marks: Marks) -> None:
     assert drop_thought(f"{thought}\n4") == "4"
     assert drop_thought(f"{thought}\n4", prompt) == "4"
     assert drop_thought("two and two", prompt) == ""
+
+
+def test_a_prompt_that_closes_its_thought_opens_none() -> None:
+    assert opening_mark("<think>\n") == "<think>"
+    assert opening_mark("<think>\n\n</think>\n\n") == ""
+    assert drop_thought("4", "<think>\n\n</think>\n\n") == "4"
+    assert drop_thought("<think>a</think>4", "<think>") == "4", "it is opened twice"
 
 
 def with_specials(*texts: str) -> PreTrainedTokenizerFast:

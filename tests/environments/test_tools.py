@@ -87,6 +87,11 @@ def test_calls_are_read_to_the_end_of_their_json(response: str, calls: list[str 
             assert (one.name, one.arguments) == (expected if isinstance(expected, tuple) else (expected, {}))
 
 
+def test_a_call_in_a_thought_that_the_prompt_opened_is_not_made() -> None:
+    assert parse_calls(call("a"), "hermes", "<think>") == []
+    assert parse_calls(f"{call('a')}</think>{call('b')}", "hermes", "<think>") == [ToolCall("b", {})]
+
+
 def test_llama_writes_json_alone() -> None:
     text = '{"name": "add", "parameters": {"a": 1}}; {"name": "now"}'
     assert parse_calls(text, "llama3_json") == [ToolCall("add", {"a": 1}), ToolCall("now", {})]

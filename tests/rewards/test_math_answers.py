@@ -59,6 +59,12 @@ def test_only_rows_of_mathematics_need_a_right_answer_that_can_be_read() -> None
     assert "reward.marker" in str(rule.answer_fault({"by": "math"}, "many"))
 
 
+def test_a_prompt_that_opens_the_thought_leaves_no_answer_in_it() -> None:
+    opened = Prompt("rows.jsonl:7", "What?<think>\n", (1,), {})
+    assert score("4", r"It is \boxed{4}", prompt=opened) == 0.0
+    assert score("4", "hm \\boxed{5}\n</think>\n\\boxed{4}", prompt=opened) == 1.0
+
+
 def test_a_power_without_end_is_no_verdict() -> None:
     assert score("4", r"\boxed{9^{9^{9^{9}}}}") is None
 
