@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from lockstep.data.thoughts import drop_thought, opening_mark
+from lockstep.data.thoughts import THOUGHT_MARKS, Marks, decode_marked, drop_thought, opening_mark
 from lockstep.models.tokenizer import words_tokenizer
 
 ANSWERS = {
