@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM
 from lockstep.cli import main
 from lockstep.config.loading import load
 from lockstep.report.log import read_metrics
+from lockstep.run.checkpoint import CheckpointError
 from lockstep.run.export import export
 from lockstep.run.train import train
 
@@ -140,6 +141,18 @@ def test_peft_reads_the_adapters_and_transformers_the_merged_model(run: Run) -> 
     assert {path.name for path in Path("adapters").iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
     assert export(Path("run"), Path("again")) == 6
     assert Path("again/model.safetensors").read_bytes() == Path("run/final/model.safetensors").read_bytes()
+
+
+def test_what_follows_begins_with_the_merged_model(run: Run) -> None:
+    """And a run whose first model is another now cannot be merged; its adapters are there as they were."""
+    run("sft", "run.folder=first", "optimizer.lr=1e-2")
+    run("ppo", "run.folder=second", "run.max_steps=1", "model={path: first/final}")
+    shutil.copy("first/initial/model.safetensors", "first/final/model.safetensors")
+    with pytest.raises(
+        CheckpointError, match=r"has adapters of another model than is in first/final now:\n  model\.model"
+    ):
+        export(Path("second"), Path("merged"))
+    assert export(Path("second"), Path("adapters"), adapter=True) == 1
 
 
 @pytest.mark.parametrize(

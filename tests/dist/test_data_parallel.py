@@ -20,7 +20,7 @@ from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.cluster.worker_proxy import WorkerDied
 from lockstep.config import SamplerSection
-from lockstep.learners.base import train
+from lockstep.learners.base import hand_over, train
 from lockstep.losses.kto import KTOLoss
 from lockstep.weight_sync.buckets import Bucket
 from lockstep.weight_sync.carriers import Route
@@ -92,6 +92,21 @@ def test_a_rank_without_rows_takes_part_in_the_update(two: MeshLearner, spec: Le
     expected = dict(one.weights())
     for name, tensor in two.weights():
         torch.testing.assert_close(tensor, expected[name], atol=1e-6, rtol=0.0)
+
+
+def test_weights_are_handed_over_in_a_folder_of_the_run(
+    two: MeshLearner, spec: LearnerSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is named as seen from the command's working directory, and may hold what a killed process has left."""
+    monkeypatch.chdir(tmp_path)
+    folder, one = Path("handed_over"), spec.build()
+    folder.mkdir()
+    (folder / "model-00001-of-00003.safetensors").write_bytes(b"half of it")
+    train(two, ragged(LENGTHS), WeightedLogprob())
+    hand_over(two, one, folder)
+    assert list(tmp_path.iterdir()) == []
+    expected = dict(two.weights())
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in one.weights())
 
 
 @pytest.mark.parametrize("transfer", ["shared_memory", "process_group"])

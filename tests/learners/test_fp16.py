@@ -16,6 +16,7 @@ from lockstep.batch import Batch
 from lockstep.borders import NotFiniteError
 from lockstep.cluster.learner_group import launch
 from lockstep.cluster.specs import LearnerSpec
+from lockstep.config import LearnerSection
 from lockstep.learners.base import Learner, train
 from lockstep.learners.loss_scale import LossScale
 from lockstep.learners.saving import COUNTERS
@@ -138,3 +139,15 @@ def test_an_overflow_of_the_forward_pass_is_named(spec: LearnerSpec, head: Head)
     loss = WeightedLogprob() if head == "logits" else SquaredError()
     with pytest.raises(NotFiniteError, match=r"numbers above 65,504 overflow in fp16; set learner\.dtype=bf16$"):
         train(learner, batch, loss)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"dtype": "fp16", "backend": "megatron"}, "megatron does not compute in fp16; set learner.dtype=bf16"),
+        ({"dtype": "fp8"}, "'fp32', 'bf16' or 'fp16'"),
+    ],
+)
+def test_megatron_in_fp16_and_any_learner_in_fp8_are_refused(options: dict[str, str], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        LearnerSection.model_validate(options)

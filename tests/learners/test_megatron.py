@@ -12,10 +12,10 @@ import yaml
 from killing import assert_same, child_process, final, killing
 from safetensors.torch import load_file
 from tiers import full
-from tiny_recipe import KTO, ONLINE_DPO, ORPO, REWARDS, SIMPO
+from tiny_recipe import KTO, ONLINE_DPO, ORPO, RECIPE, REWARDS, SIMPO
 from workspace import furnish
 
-from lockstep.config.loading import load
+from lockstep.config.loading import RecipeError, load
 from lockstep.report.log import read_metrics
 from lockstep.run.stop import Stopped
 from lockstep.run.train import train
@@ -116,6 +116,22 @@ def test_rooms_of_answers_and_optimizers_by_name_learn_what_they_learn_by_torch(
     assert ours.keys() == theirs.keys()
     for name, weight in theirs.items():
         assert torch.allclose(ours[name], weight, rtol=0, atol=1e-5), name
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("learner.parallel.pp=2",), r"layers are shared by learner\.backend=megatron alone"),
+        (("learner=megatron", "learner.parallel.dp_replicate=2"), r"every rank of parallel\.dp has a copy"),
+        (("learner=megatron", "learner.compile=true"), r"compile is of learner\.backend=torch"),
+    ],
+)
+def test_what_a_backend_lacks_is_said_when_the_recipe_is_read(
+    in_tmp: Path, options: tuple[str, ...], said: str
+) -> None:
+    (in_tmp / "tiny.yaml").write_text(yaml.safe_dump(RECIPE))
+    with pytest.raises(RecipeError, match=said):
+        load("tiny.yaml", list(options))
 
 
 @pytest.mark.parametrize(

@@ -165,6 +165,12 @@ def test_a_shared_weight_takes_the_place_of_the_layers_own(ranks: Ranks) -> None
     assert not torch.equal(tied, plain)
 
 
+@pytest.mark.parametrize("bounds", [(0, 5, V), (0, 1, 3, 20, V)], ids=str)
+@pytest.mark.parametrize("padding", [0, 3])
+def test_uneven_and_padded_shards(ranks: Ranks, bounds: tuple[int, ...], padding: int) -> None:
+    check(ranks, Case(bounds, padding=padding))
+
+
 @pytest.mark.parametrize("shifts", [True, False])
 def test_a_frozen_head_has_no_gradient(ranks: Ranks, shifts: bool) -> None:
     check(ranks, Case(even(V, 2), shifts=shifts, frozen=True))

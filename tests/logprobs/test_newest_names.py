@@ -13,6 +13,7 @@ from sharded import GRADIENT, VALUE, close, even, random, random_tokens
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
+from lockstep_logprobs import logits_sampling_utils
 from lockstep_logprobs import model_utils as facade
 
 B, S, V = 2, 8, 24
@@ -63,6 +64,27 @@ def test_log_softmax_of_shards(ranks: Ranks, tp: int, name: str, temperature: fl
     close(torch.cat([gradient for _, gradient in outcomes], -1), exact.grad, **GRADIENT)
 
 
+def full(layout: Layout, logits: Tensor) -> tuple[Tensor, Tensor]:
+    own = own_columns(logits, layout).requires_grad_()
+    result = facade.vocab_parallel_full_log_softmax(own, 0.7, tp_group=layout.tp_group)
+    (result * UPSTREAM).sum().backward()
+    assert own.grad is not None
+    return result.detach(), own.grad
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_full_log_softmax_counts_a_loss_that_all_compute_once(ranks: Ranks, tp: int) -> None:
+    logits = random(B, S, V)
+    outcomes = ranks.run(full, logits, tp=tp)
+    exact = logits.double().requires_grad_()
+    expected = (exact / 0.7).log_softmax(-1)
+    (expected * UPSTREAM).sum().backward()
+    assert exact.grad is not None
+    for value, _ in outcomes:
+        close(value, expected.detach(), **VALUE)
+    close(torch.cat([gradient for _, gradient in outcomes], -1), exact.grad, **GRADIENT)
+
+
 def columns(layout: Layout, logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     own = own_columns(logits, layout).requires_grad_()
     result = facade.vocab_parallel_gather_columns(own, ids, tp_group=layout.tp_group)
@@ -84,6 +106,13 @@ def test_chosen_columns_and_the_largest(ranks: Ranks, tp: int, dtype: torch.dtyp
         assert torch.equal(logits.gather(-1, largest[..., None])[..., 0], logits.amax(-1))
     twice_rounded = {} if dtype == torch.float32 else {"atol": 0.0, "rtol": 2.0**-6}
     close(torch.cat([gradient for _, gradient, _ in outcomes], -1), expected.to(dtype), **twice_rounded)
+
+
+def test_columns_and_argmax_without_a_group() -> None:
+    logits = random(B, S, V)
+    ids = torch.tensor([3, 21])
+    assert torch.equal(facade.vocab_parallel_gather_columns(logits, ids), logits[..., ids])
+    assert torch.equal(facade.vocab_parallel_argmax(logits), logits.argmax(-1))
 
 
 def shifted(layout: Layout, whole: Tensor, fill: float) -> tuple[Tensor, Tensor | None]:
@@ -165,3 +194,13 @@ def test_sampling_parameters_of_another_program_are_as_good(ranks: Ranks, filter
     [foreign, *_] = ranks.run(scored, logits, target, ForeignParams(**filters), tp=2)
     [ours, *_] = ranks.run(scored, logits, target, facade.TrainingSamplingParams(**filters), tp=2)
     assert torch.equal(foreign, ours)
+
+
+def test_what_needs_filtering() -> None:
+    needed = logits_sampling_utils.need_top_k_or_top_p_filtering
+    assert logits_sampling_utils.TOP_K_TOP_P_CHUNK_SIZE == 256
+    assert not needed(None)
+    assert not needed(ForeignParams())
+    assert not needed(ForeignParams(top_k=-1, temperature=0.3))
+    assert needed(ForeignParams(top_k=1))
+    assert needed(ForeignParams(top_p=0.99))

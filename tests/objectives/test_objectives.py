@@ -42,6 +42,12 @@ def test_masked_whiten_by_hand() -> None:
 # advantages: the conformance suite has the cases, the property tests the laws
 
 
+def test_masked_whiten_of_nothing_or_of_equals_is_zero() -> None:
+    close(masked_whiten(torch.tensor([NAN, 4.0]), on(0, 0)), [0.0, 0.0])
+    for value in (4.0, 0.1, 0.3, 0.7, 3000.1):
+        assert masked_whiten(torch.full((48,), value), torch.ones(48).bool()).tolist() == [0.0] * 48, value
+
+
 def test_gae_takes_a_lambda_per_sequence() -> None:
     reward, value = torch.tensor([0.0, 1.0, 0.0, 1.0, 0.0, 1.0]), torch.zeros(6)
     lam = torch.tensor([1.0, 0.3, 0.0, 0.5])

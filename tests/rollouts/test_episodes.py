@@ -169,6 +169,14 @@ def played(
         return episodes.play(engine, prompts, requests, SAMPLING, group_size)
 
 
+def test_a_group_shares_its_seed_unless_each_episode_has_its_own(folder: Path, sampler: TorchSampler) -> None:
+    rows = [{"bad": False, "turns": 3}] * 6
+    each = played(sampler, "Seeded", rows, [], 3, seed="episode")["environment_reward"].tolist()
+    group = played(sampler, "Seeded", rows, [], 3)["environment_reward"].tolist()
+    assert len(set(each)) == 6
+    assert group == [each[0]] * 3 + [each[3]] * 3
+
+
 def runs(mask: torch.Tensor) -> Iterator[bool]:
     """Whether each stretch of equal values is trained on."""
     before = None
@@ -276,6 +284,12 @@ def test_no_time_is_given_to_more_than_may_hang(folder: Path, sampler: TorchSamp
     limits = {"timeout_s": 2.0, "max_no_verdict_rate": 0.1, "max_concurrency": processes}
     with pytest.raises(EnvironmentFault, match=r"^[34] of 20 episodes failed; .*=0.1 allows no more$"):
         played(sampler, "Hanging", rows, [], **limits)
+
+
+def test_one_that_says_something_else_when_played_again_is_found_out(folder: Path, sampler: TorchSampler) -> None:
+    batch = played(sampler, "Fickle", ROWS, notes := [], max_no_verdict_rate=1.0)
+    assert notes[0].startswith("3 of 6 episodes failed")
+    assert batch["environment_fault"].tolist() == [False, False, True, False, True, True]
 
 
 def test_limits_truncate(folder: Path, sampler: TorchSampler) -> None:

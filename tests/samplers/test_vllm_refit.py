@@ -145,6 +145,17 @@ def test_a_tensor_that_arrived_and_is_not_used_is_named(
         refitted(learner, sampler)
 
 
+def test_a_tied_head_left_behind_is_named(
+    learner: RankLearner, sampler: SamplerPool, forgetting: Callable[[str], object]
+) -> None:
+    refitted(learner, sampler)
+    with torch.no_grad():
+        dict(learner.model.named_parameters())[f"lm.{EMBEDDING}"].mul_(1.1)
+    forgetting("tied head")
+    with pytest.raises(WeightSyncError, match=r"differs from what the learner sent: lm_head\.weight \(arrived, but"):
+        refitted(learner, sampler)
+
+
 def test_a_kept_cache_is_named(learner: RankLearner, sampler: SamplerPool, forgetting: Callable[[str], object]) -> None:
     forgetting("prefix cache")
     with pytest.raises(WeightSyncError, match=r"prefix cache \(was not dropped\)"):

@@ -13,6 +13,7 @@ from tiny_recipe import SELF_REWARDING
 
 from lockstep.config.loading import load
 from lockstep.report.log import read_metrics
+from lockstep.rewards.base import RewardError
 from lockstep.run.train import train
 from lockstep.tasks.letters import Letters, demonstrations
 
@@ -85,6 +86,11 @@ def test_a_verifier_that_cannot_say_scores_nothing(learn: Run) -> None:
     assert row["train/pairs/unscored"] >= 2 / 8
 
 
+def test_rewards_are_laid_over_the_judges_scale(learn: Run) -> None:
+    learn("run.max_steps=1", "judge.judge_score_low=-1", "judge.judge_score_high=7")
+    assert {-1.0, 3.0} <= set(known(samples()[1::4])) <= {-1.0, 3.0, 7.0}
+
+
 def test_held_out_answers_are_compared_with_right_ones_though_no_training_row_has_one(learn: Run) -> None:
     rows = [json.loads(line) for line in Path("rows.jsonl").read_text().splitlines()]
     Path("held_out.jsonl").write_text("".join(json.dumps({**row, "answer": "7"}) + "\n" for row in rows))
@@ -92,3 +98,8 @@ def test_held_out_answers_are_compared_with_right_ones_though_no_training_row_ha
     right = ("data.validation=held_out.jsonl", "validation_reward.type=math", "validation_sampling.max_tokens=8")
     values = learn("verifier=null", *right, *FEW, "run.max_steps=1")
     assert [row["validation/accuracy"] for row in values if "validation/accuracy" in row] == [0.0, 0.0]
+
+
+def test_rewards_beyond_the_scale_are_refused(learn: Run) -> None:
+    with pytest.raises(RewardError, match=r"rows.jsonl:3: its verifier gives 3, but beside a judge rewards go from 0"):
+        learn(VERIFIER.replace("silent", "beyond"))
