@@ -26,6 +26,11 @@ def test_numbers_are_those_of_splitmix64(key: int, counter: int) -> None:
     assert 0.0 < drawn < 1.0
 
 
+def test_keys_are_the_same_everywhere() -> None:
+    """A run that is continued on another machine, or by another Python, draws the same numbers."""
+    assert keyed.key("rollout", 0, "data.jsonl:1", 3) == 7704721978599990550
+
+
 def test_every_part_of_a_key_counts() -> None:
     variants = [("a", 1), ("a", 2), ("b", 1), (1, "a"), ("a", "1"), ("a", 1, 0), ("a",), ("a1",)]
     assert len({keyed.key(*parts) for parts in variants}) == len(variants)

@@ -77,3 +77,9 @@ def test_the_wheel_says_what_it_is_and_has_types(site: Path) -> None:
     assert all(about[name] for name in ("Summary", "Author", "Keywords", "License-Expression", "Requires-Python"))
     assert "Typing :: Typed" in (about.get_all("Classifier") or [])
     assert "lockstep train" in (about["Description"] or ""), "README.md is its description"
+
+
+def test_the_wheel_has_the_tables_of_other_libraries(installed: Lockstep) -> None:
+    words = ("--model_name_or_path", "m", "--dataset_name", "./rows.jsonl", "--max_prompt_length", "8")
+    steps = ("--lr_scheduler_type", "constant", "--max_steps", "1")
+    assert "sft:" in installed("convert", "--from", "trl", "--algorithm", "sft", "--", *words, *steps)

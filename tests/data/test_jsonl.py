@@ -65,6 +65,13 @@ def test_a_number_goes_into_a_template_as_it_was_written(tmp_path: Path, number:
     assert render("{n} {nested}", row, "") == f'{number} [{{"n": {number}}}]'
 
 
+@pytest.mark.parametrize("line", [b'{"a": 1, "a": 2}', b'{"b": [{"a": 1, "a" : 1}]}'])
+def test_a_key_that_is_given_twice_is_never_half_dropped(tmp_path: Path, line: bytes) -> None:
+    index = JsonlIndex(written(tmp_path, b'{"a": 1}\n' + line))
+    with pytest.raises(RowError, match=r'rows\.jsonl, line 2: has the key "a" twice'):
+        index.row(1)
+
+
 @pytest.mark.parametrize(
     ("bad", "what"),
     [

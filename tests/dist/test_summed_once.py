@@ -19,11 +19,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lockstep.algorithms.base import Load
+from lockstep.batch import Batch
 from lockstep.cluster.learner_group import launch
 from lockstep.cluster.specs import LearnerSpec
+from lockstep.cluster.worker_proxy import RemoteError
 from lockstep.config import LearnerSection, LoRA, Parallel
 from lockstep.distributed.ranks import Ranks
 from lockstep.learners.base import train
+from lockstep.losses.base import Denominator, Outputs
+from lockstep.metrics import Metrics
 from lockstep.models.folder import read_config, skeleton
 from lockstep.plan.memory import Rank
 from lockstep.plan.sizes import Sizes
@@ -155,6 +159,44 @@ def test_a_layer_is_gathered_before_the_one_in_front_of_it_computes(ranks: Pool,
     backward = names[first:].index("_allgather_base_") + first
     following = names[backward + 1 :].index("_allgather_base_") + backward + 1
     assert names[backward:following].count("product") <= 2, "those of the head"
+
+
+class FailsLater:
+    """`WeightedLogprob`, which can be computed of one pass alone."""
+
+    denominator: Denominator = "tokens"
+
+    def __init__(self) -> None:
+        self._passes = 0
+
+    def __call__(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
+        self._passes += 1
+        if self._passes == 2:
+            raise ValueError("pass 2")
+        return WeightedLogprob()(outputs, batch)
+
+
+def test_an_interrupted_batch_leaves_nothing_behind(models: Models, tmp_path: Path) -> None:
+    """A pass has left gradients that are not summed yet; loading a checkpoint drops them."""
+    batch = ragged((9,) * 8)
+    with closing(launch(over(spec_of(models), dp=2), timeout_s=400.0)) as many:
+        many.save(tmp_path)
+        assert many.poll_save(wait=True)
+        expected = train(many, batch, WeightedLogprob()).floats()
+        many.load(tmp_path)
+        with pytest.raises(RemoteError, match="pass 2"):
+            many.forward_backward(batch, FailsLater())
+        many.load(tmp_path)
+        assert train(many, batch, WeightedLogprob()).floats() == expected, "bit for bit"
+
+
+def test_several_batches_before_a_step_are_summed_as_one(models: Models) -> None:
+    one, batches = spec_of(models).build(), [ragged(LENGTHS, seed) for seed in range(3)]
+    with closing(launch(over(spec_of(models), dp=2), timeout_s=400.0)) as many:
+        for learner in (one, many):
+            for batch in batches:
+                learner.forward_backward(batch, WeightedLogprob())
+        assert many.optim_step().floats() == pytest.approx(one.optim_step().floats(), rel=1e-6)
 
 
 @pytest.mark.parametrize("steps", [10, pytest.param(100, marks=pytest.mark.proof)])

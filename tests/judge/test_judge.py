@@ -36,6 +36,7 @@ from lockstep.judge.templates import (
     PAIRWISE,
     SCORE_FIELDS,
     Template,
+    as_text,
 )
 from lockstep.types import Request, SamplingParams
 
@@ -145,6 +146,11 @@ def test_no_verdict_is_never_a_number() -> None:
     assert (found["no_verdict"], found["parse_failures"], found["no_verdict_unfinished"]) == (0.8, 0.8, 2)
 
 
+def test_a_reply_that_was_cut_off_is_read_where_the_recipe_says_so() -> None:
+    asks, _ = judge(lambda question, key: "Score: 2" + "." * 200, unfinished_judgements="read")
+    assert scored(asks(CASES[:1])) == [2.0]
+
+
 def test_too_many_without_a_verdict_stop_with_one_sentence() -> None:
     asks, _ = judge(lambda question, key: "Score: 1" if key % 2 else "A fine day.", max_no_verdict_rate=0.1)
     expected = (
@@ -191,6 +197,22 @@ def test_only_a_plain_question_gets_the_tokens_that_stand_around_text() -> None:
     tokenizer.backend_tokenizer.post_processor = around
     firsts = [Reader(tokenizer, chat, 99).tokens([ASKED])[0][0] for chat in (True, False)]
     assert firsts == [tokenizer.convert_tokens_to_ids("<|im_start|>"), stop]
+
+
+def test_a_system_prompt_comes_first() -> None:
+    asks, sampler = judge(by_key, system_prompt="Be strict.")
+    asks(CASES[:1])
+    assert str(TOKENIZER.decode(list(sampler.asked[0].tokens))).startswith("<|im_start|>system\nBe strict.<|im_end|>")
+
+
+def test_earlier_turns_are_plain_text() -> None:
+    talk = [
+        {"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello"}, {"role": "user", "content": "2+2?"},
+        {"role": "tool", "content": "4"},
+    ]  # fmt: skip
+    assert as_text(talk) == "System: Be kind.\n\nUser: Hi\n\nAssistant: Hello\n\nUser: 2+2?\n\nTool: 4"
+    assert as_text(talk[1:2]) == "Hi"
 
 
 def test_a_judge_sees_answers_and_is_read_after_its_own_thought() -> None:

@@ -13,7 +13,7 @@ from lockstep.data.jsonl import JsonlIndex
 from lockstep.data.prompts import Prompts
 from lockstep.data.text_field import TextField, text_field
 from lockstep.judge.asking import Answer, Conversation
-from lockstep.judge.new_prompts import PromptWriter
+from lockstep.judge.new_prompts import PromptWriter, TooFewPromptsError
 from lockstep.judge.templates import Template
 from lockstep.models.tokenizer import words_tokenizer
 
@@ -87,6 +87,13 @@ def test_examples_are_different_prompts_of_the_data_drawn_anew(prompts: Prompts)
         "What is 1 + 1?", "What is 2 + 2?", "what  is 3 + 3?", "< s> 4"
     }  # fmt: skip
     assert asked(0) == asked(0) != asked(1)
+
+
+def test_attempts_are_limited(prompts: Prompts) -> None:
+    answering = Scripted(said("new", "", "", "", "", ""))
+    with pytest.raises(TooFewPromptsError, match=r"iteration 1: 6 attempts gave 1 new prompts of 2 \(5 empty\)"):
+        writer(prompts, answering)(1, 2)
+    assert len(answering.asked) == 6
 
 
 def test_conversations_give_the_first_that_the_user_says_and_take_a_text() -> None:

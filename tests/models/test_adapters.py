@@ -126,6 +126,12 @@ def test_new_adapters_change_nothing_and_are_drawn_as_pefts_are(models: Models) 
     assert not any(tensor.any() for name, tensor in ours.items() if ".lora_B." in name)
 
 
+def test_only_the_maps_that_are_named_get_adapters(models: Models) -> None:
+    names = held(taught(models("llama"), own=section(target_modules=("q_proj", "layers.1.mlp.up_proj")), steps=0))
+    adapted = {name.split(".lora_A.")[0] for name in names if ".lora_A." in name}
+    assert adapted == {f"lm.model.layers.{n}.self_attn.q_proj" for n in (0, 1)} | {"lm.model.layers.1.mlp.up_proj"}
+
+
 @pytest.mark.proof
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch asks itself
 def test_compiled_layers_learn_the_same(models: Models) -> None:

@@ -44,3 +44,13 @@ def test_a_file_is_read_once_for_as_long_as_it_stays(weights: Path, monkeypatch:
     os.utime(weights, (1, 1))
     assert model_files(weights.parent) == found
     assert read == [weights] * 2
+
+
+def test_a_kept_digest_that_the_disk_has_altered_is_not_used(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCKSTEP_CACHE", str(weights.parent / "cache"))
+    found = model_files(weights.parent)
+    (kept,) = (weights.parent / "cache/digest").iterdir()
+    kept.write_text("sha256:0")
+    with pytest.raises(ValueError, match="was altered, and is removed"):
+        model_files(weights.parent)
+    assert model_files(weights.parent) == found

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from lockstep.config.trust import UntrustedCode, trust
+from lockstep.errors import InputError
 from lockstep.guarded_imports import TRUSTED
 from lockstep.models.folder import ModelError, read_config, skeleton
 
@@ -67,3 +68,15 @@ def test_every_file_that_would_run_has_to_be_trusted(in_tmp: Path) -> None:
     with pytest.raises(UntrustedCode, match=r"not run: [^,]*parts\.py \(sha256 [^,]*; if you"):
         read_config(folder)
     assert not (in_tmp / "ran").exists()
+
+
+@pytest.mark.usefixtures("untrusting")
+def test_what_is_trusted_is_the_content_and_nothing_else_of_the_folder(in_tmp: Path) -> None:
+    folder = bring(in_tmp / "model", code=MINE + "import parts\n")
+    (folder / "__pycache__").mkdir()
+    trust(folder / "mine.py", folder / "parts.py")
+    with pytest.raises(InputError, match=r"mine\.py cannot be imported \(ModuleNotFoundError: No module named 'parts'"):
+        read_config(folder)
+    (folder / "parts.py").write_text("SIZE = 4\n")
+    with pytest.raises(UntrustedCode, match=r"not run: [^,]*parts\.py"):
+        read_config(folder)

@@ -175,6 +175,23 @@ def test_an_engine_that_is_off_by_one_percent_stops_the_first_step(
     assert read_metrics(Path("run")) == read_metrics(Path("sound"))
 
 
+@pytest.mark.full
+@pytest.mark.usefixtures("run")
+def test_a_run_that_warns_goes_on_and_still_fails(
+    sampled_by: Callable[[type[TorchSampler]], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    sampled_by(Off)
+    command = ["train", "tiny.yaml", "agreement.on_breach=warn"]
+    assert main(command) == 4
+    shown = capsys.readouterr()
+    assert shown.err.count("sampler and learner disagree") == 1
+    assert "DISAGREE: " in shown.out
+    assert "bound 1.001, broken in 2 steps" in shown.out
+    assert "DISAGREE: " in Path("run/final/README.md").read_text()
+    assert main(command) == 4, "a finished run says so again"
+    assert main(["train", "tiny.yaml", "agreement.max_mult_prob_error=1.02", "run.folder=loose"]) == 0
+
+
 @pytest.mark.parametrize("sampler", [TorchSampler, full(Separate)])
 def test_a_healthy_run_has_no_alarm(
     run: Run,

@@ -124,6 +124,10 @@ def test_a_sum_is_rounded_once_so_the_order_of_its_parts_is_nothing_to_it() -> N
         assert WeightedSum(parts)(PROMPTS[5:], ["5"], ["a"]) == [exact]
 
 
+def test_a_batch_function_sees_all_responses_at_once() -> None:
+    assert reward_of("ranked", batch=True) == [n / 6 for n in range(6)]
+
+
 @pytest.mark.parametrize("concurrency", [1, 4])
 def test_an_async_function_is_awaited_so_often_at_once_and_rewards_keep_their_order(concurrency: int) -> None:
     rewards = reward_of("most_at_once", concurrency=concurrency)

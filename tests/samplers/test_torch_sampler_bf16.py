@@ -39,3 +39,20 @@ def test_weights_are_cast_once_in_a_rollout(models: Callable[..., Path]) -> None
     own = Counter(shapes)  # of what lies one behind the other, and is one product
     own[lm.config.vocab_size, lm.config.hidden_size] -= 1  # a look-up casts nothing
     assert {shape: counted.casts[shape] for shape in own} == dict(own)
+
+
+def test_a_rollout_after_a_refit_casts_the_new_weights(models: Callable[..., Path]) -> None:
+    """Drawn log-probabilities are those of the new weights, to the rounding of bf16; those of the old are far off."""
+    sampler = TorchSampler(load_causal_lm(models("qwen2")), 16, "bf16")
+    sampling = SamplingParams(max_tokens=12)
+    sampler.generate(requests(), sampling)
+    old = load_causal_lm(models("qwen2"))
+    sampler.load_weights(load_causal_lm(models("qwen2", seed=1)).named_parameters(), 1)
+    batch = sampler.generate(requests(), sampling)
+
+    def gap(lm: Any) -> float:
+        scored = TorchSampler(lm, 16, "bf16").logprobs(batch)
+        return float((scored - batch["sampler_logprob"])[batch.mask].abs().mean())
+
+    assert gap(load_causal_lm(models("qwen2", seed=1))) < 0.1
+    assert gap(old) > 0.5

@@ -89,3 +89,11 @@ def test_the_learner_scores_before_the_engine_takes_memory(
     monkeypatch.setattr(learner, "logprobs", lambda batch: order.append("score") or score(batch))
     with SamplerSession(Noting(load_causal_lm(models("llama")), 4), learner, PROBE).at(0):
         assert order == ["score", "wake"]
+
+
+def test_bf16_has_a_bound_of_its_own(models: Callable[..., Path]) -> None:
+    section = SECTION.model_copy(update={"dtype": "bf16"})
+    learner = LearnerSpec(str(models("llama", seed=1)), "logits", section, None, 0).build()
+    probe = random_probe(VOCABULARY, CONTEXT, "bf16")
+    exact = TorchSampler(load_causal_lm(models("llama")), 4)
+    assert 0.001 < sync_weights(learner, exact, 1, probe).floats()["refit/probe_gap"] < 0.1

@@ -18,6 +18,7 @@ from tiny_recipe import RECIPE as PPO
 from lockstep.config.loading import RecipeError, load
 from lockstep.report.agreement import summarize_agreement
 from lockstep.report.log import read_metrics
+from lockstep.report.summary import summary
 from lockstep.run.dry_run import dry_run
 from lockstep.run.stop import Stopped
 from lockstep.run.train import train
@@ -32,6 +33,12 @@ RECIPE = {
     "distill": {"num_prompts_per_step": 8, "num_generations": 2, "global_batch_size": 8},
     "optimizer": {"lr": 1.0e-2},
 }
+
+
+OFF_POLICY = (
+    "distill.on_policy=false", "sampling=null", "distill.max_tokens=96", "distill.num_generations=1",
+    "data.completion='{answer}'",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +91,13 @@ def test_a_student_becomes_its_teacher(learn: Run, kind: str, tokens: tuple[str,
     assert 0.0 <= of(rows, "validation/reward")[-1] <= 1.0
     shown = json.loads(Path("run/samples.jsonl").read_text().splitlines()[0])
     assert {"prompt", "response", "token"} <= shown.keys()
+
+
+def test_it_learns_on_the_answers_of_the_data_as_well(learn: Run) -> None:
+    rows = learn("run.max_steps=15", "distill.kl_type=forward", *OFF_POLICY)
+    assert of(rows)[-1] < 0.35 * of(rows)[0]
+    assert not of(rows, "agreement/max_abs_logprob_diff")
+    assert "NOT MEASURED: no sampled token was scored by both sides" in summary(Path("run"), kept=[])
 
 
 def test_each_row_has_the_teacher_that_it_names(learn: Run, in_tmp: Path) -> None:
