@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from lockstep.data import jsonl
 from lockstep.data.jsonl import DataError, JsonlIndex
+from lockstep.data.rows import RowError
 from lockstep.data.templates import render
 
 
