@@ -6,12 +6,12 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 
 import pytest
+from local_server import serve
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="macOS has one build of torch")
@@ -20,10 +20,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="macOS has one b
 @pytest.fixture
 def index() -> Iterator[str]:
     """An index that answers."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with serve(SimpleHTTPRequestHandler) as address:
+        yield address
 
 
 def extra_index(folder: Path, *words: str, gpu: bool = False) -> str | None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from local_server import serve
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from lockstep_doctor.dumps import read_dump
@@ -145,10 +145,8 @@ def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
             pass
 
     monkeypatch.setenv("no_proxy", "*")
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
+    with serve(Handler) as address:
+        yield address
 
 
 def test_a_server(here: Path, address: str, capsys: pytest.CaptureFixture[str]) -> None:
