@@ -109,18 +109,16 @@ def learn(layout: Layout, spec: LearnerSpec, passes: int) -> list[tuple[str, tor
 
 
 @pytest.mark.parametrize(
-    ("dtype", "options"),
+    ("dtype", "options", "parallel"),
     [
-        ("bf16", {}),
-        ("bf16", {"sync_every_pass": True}),
-        ("bf16", {"activation_checkpointing": True}),
-        ("bf16", {"cpu_offload": True}),
-        ("fp32", {}),
+        ("bf16", {}, {"dp": 4}),
+        ("bf16", {}, {"dp_replicate": 2, "dp": 2}),
+        ("bf16", {"sync_every_pass": True}, {"dp": 4}),
+        ("bf16", {"activation_checkpointing": True}, {"dp": 4}),
+        ("bf16", {"cpu_offload": True}, {"dp": 4}),
+        ("fp32", {}, {"dp": 4}),
     ],
-    ids=["bf16", "every pass", "checkpointed", "offload", "fp32"],
-)
-@pytest.mark.parametrize(
-    "parallel", [{"dp": 4}, pytest.param({"dp_replicate": 2, "dp": 2}, marks=pytest.mark.full)], ids=["dp", "copies"]
+    ids=["bf16", "copies", "every pass", "checkpointed", "offload", "fp32"],
 )
 def test_a_step_sends_what_was_planned(
     ranks: Pool, models: Models, dtype: str, options: dict[str, bool], parallel: dict[str, int]

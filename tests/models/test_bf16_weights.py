@@ -47,7 +47,7 @@ def cast(layer: nn.Module, whole: set[nn.Parameter]) -> None:
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 @pytest.mark.parametrize(
     "family",
-    [pytest.param(name, marks=() if name in DAILY else pytest.mark.full) for name in FAMILIES if name not in REFUSED],
+    [pytest.param(name, marks=() if name in DAILY else pytest.mark.proof) for name in FAMILIES if name not in REFUSED],
 )
 def test_weights_that_come_in_bf16_change_no_bit(family: str) -> None:
     lm = miniature(AutoConfig.for_model(family, **FAMILIES[family]))
