@@ -62,7 +62,7 @@ def there_and_back(layout: Layout, logits: Tensor) -> tuple[Tensor, Tensor]:
     return rows, facade.all_to_all_sq2vp(rows, layout.tp_group)
 
 
-@pytest.mark.parametrize("tp", [1, 2, 4])
+@pytest.mark.parametrize("tp", [1, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
 def test_all_to_all(ranks: Ranks, tp: int, dtype: torch.dtype) -> None:
     logits = torch.arange(8 * 12).view(8, 12).to(dtype)

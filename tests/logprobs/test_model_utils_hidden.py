@@ -135,9 +135,9 @@ def check(ranks: Ranks, case: Case, dtype: torch.dtype = torch.float32, target: 
     return outcomes
 
 
-@pytest.mark.parametrize("tp", [1, 2, 4])
+@pytest.mark.parametrize("tp", [1, 4])
 @pytest.mark.parametrize("shifts", [True, False])
-@pytest.mark.parametrize("chunk", [1, 3, 1000, None])
+@pytest.mark.parametrize("chunk", [3, 1000, None])
 def test_value_and_gradients(ranks: Ranks, tp: int, shifts: bool, chunk: int | None) -> None:
     check(ranks, Case(even(V, tp), chunk, shifts))
 

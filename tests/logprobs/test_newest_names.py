@@ -48,7 +48,7 @@ def log_softmax(layout: Layout, logits: Tensor, temperature: float, name: str) -
     return result.detach(), own.grad
 
 
-@pytest.mark.parametrize("tp", [1, 2, 4])
+@pytest.mark.parametrize("tp", [1, 4])
 @pytest.mark.parametrize(
     ("name", "temperature"),
     [("_compute_distributed_log_softmax_with_grad", 1.0), ("vocab_parallel_log_softmax", 0.7), ("a DTensor", 1.3)],
@@ -94,7 +94,7 @@ def columns(layout: Layout, logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("tp", [1, 2, 4])
+@pytest.mark.parametrize("tp", [1, 4])
 def test_chosen_columns_and_the_largest(ranks: Ranks, tp: int, dtype: torch.dtype) -> None:
     logits, ids = random(B, S, V).to(dtype), torch.tensor([23, 0, 7, 7, 12])
     outcomes = ranks.run(columns, logits, ids, tp=tp)
@@ -164,7 +164,7 @@ def sums(layout: Layout, values: Tensor) -> tuple[Tensor, Tensor, Tensor | None]
     return total.detach(), constant, own.grad
 
 
-@pytest.mark.parametrize("tp", [1, 2, 4])
+@pytest.mark.parametrize("tp", [1, 4])
 def test_sums_over_ranks(ranks: Ranks, tp: int) -> None:
     values = random(tp)
     for total, constant, gradient in ranks.run(sums, values, tp=tp):
