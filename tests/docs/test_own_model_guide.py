@@ -54,7 +54,6 @@ def test_a_class_of_ones_own_is_trained_once_it_is_trusted(made: Path, capsys: p
     refusal = capsys.readouterr().err
     assert f"'sandwich' by Python code of its own, which is not run: {made / FILE} (sha256 " in refusal
     assert "if you have read it and trust it: " in refusal
-    assert " ".join(TRUST) in refusal
     assert not (made / "run").exists()
 
     trained = lockstep("train", "tiny.yaml", "sampler.replicas=2", *TRUST)  # in processes of their own, too
