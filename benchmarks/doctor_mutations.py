@@ -1,7 +1,6 @@
 """Score of `lockstep_doctor.locate` on faults that nobody wrote: random edits of code that models run, and of loaders.
 
     python -m benchmarks.doctor_mutations [--count 25] [--seed TEXT] [--out FOLDER] [--programs NAME ...]
-        [--vllm FILE ...]
 
 Edited are five families' code in `transformers`, the masks and angles that families share there, Lockstep's attention,
 what packs a learner's batch, the torch sampler's passes, what loads a folder, and what carries weights to a sampler.
@@ -9,10 +8,6 @@ Drawn are edits of lines that run. Kept are those after which the program runs a
 three times what rounding makes. The truth is the line that was edited. Each commit draws others, unless `--seed` says
 which. With `--out` the same command resumes where it was stopped; `--count` of a later one may be larger. An edit of
 which the process died is one that crashed.
-
-Beside it stand two plainer means: the first segment that differs where nothing is replayed, and the mean of
-exp |difference|, which says that something is wrong and not where. `--vllm` adds results of
-`benchmarks.doctor_mutations_vllm`.
 """
 
 from __future__ import annotations
@@ -30,10 +25,10 @@ from benchmarks.mutate_code import draw, edits_of, seed_of_commit
 from benchmarks.mutated_programs import Program, find_programs
 from benchmarks.mutation_score import Judge, Score
 
-_FIELDS, _BASELINES = ("segment", "in_function", "in_line", "reproduces"), ("first", "bare")
+_FIELDS = ("segment", "in_function", "in_line", "reproduces")
 _COLUMNS = (
     "Part", "Kept of drawn", "Equivalent", "Crashed", "Segment", "Function in 3", "Line in 3", "Script holds",
-    "Share removed, median", "CPU s, median", "worst", "First difference, no replay: segment", "Bare 1.05 sees",
+    "Share removed, median", "CPU s, median", "worst",
 )  # fmt: skip
 
 
@@ -97,20 +92,6 @@ def _begun(file: Path) -> Path:
     return file.with_suffix(".begun")
 
 
-def read_vllm_scores(file: Path) -> list[Score]:
-    """Rows of a file of results of `doctor_mutations_vllm`, which knows no baseline, without rows that were cut off."""
-    family, _, _ = file.stem.rpartition("_")
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
-    return [
-        Score(
-            f"vLLM's {family}", row["kind"], row["file"], row["line"], row["function"], 0, row["text"], row["outcome"],
-            gap=row["gap"], segment=row["segment"], in_function=row["named"], reproduces=row["reproduces"],
-            removed=row["removed"], cpu_s=row["cpu_s"], found=tuple(row["said"]),
-        )
-        for row in rows
-    ]  # fmt: skip
-
-
 def table_of(scores: Sequence[Score]) -> Iterator[str]:
     """Lines of the table: a row for each program, one for each file that was edited, and one for all."""
     yield f"| {' | '.join(_COLUMNS)} |"
@@ -127,17 +108,10 @@ def _row(name: str, scores: Sequence[Score]) -> str:
     seconds, removed = (
         sorted(found) or [0.0] for found in ([one.cpu_s for one in kept], [one.removed for one in kept])
     )
-    before = [_count([getattr(one, field) for one in kept]) for field in _FIELDS]
-    behind = [_count([getattr(one, field) for one in kept]) for field in _BASELINES]
+    counts = [str(sum(getattr(one, field) for one in kept)) for field in _FIELDS]
     drawn = [f"{len(kept)} of {len(scores)}", f"{outcomes['equivalent']}", f"{outcomes['crashed']}"]
     cpu_s = [f"{seconds[len(seconds) // 2]:.1f}", f"{seconds[-1]:.1f}"]
-    return f"| {' | '.join([name, *drawn, *before, f'{removed[len(removed) // 2]:.0%}', *cpu_s, *behind])} |"
-
-
-def _count(found: Sequence[bool | None]) -> str:
-    """How many hold, of those that were measured."""
-    known = [one for one in found if one is not None]
-    return "–" if not known else f"{sum(known)}" if len(known) == len(found) else f"{sum(known)} of {len(known)}"
+    return f"| {' | '.join([name, *drawn, *counts, f'{removed[len(removed) // 2]:.0%}', *cpu_s])} |"
 
 
 def main() -> None:
@@ -147,7 +121,6 @@ def main() -> None:
     parser.add_argument("--seed", help="which edits are drawn (default: the commit)")
     parser.add_argument("--out", type=Path, help="folder that remembers what is done")
     parser.add_argument("--programs", nargs="*", default=list(programs), choices=list(programs))
-    parser.add_argument("--vllm", nargs="*", type=Path, default=[], help="results of doctor_mutations_vllm")
     options = parser.parse_args()
     logging.set_verbosity_error()  # edited loaders report at length what they miss
     seed = options.seed or seed_of_commit()
@@ -166,7 +139,6 @@ def main() -> None:
             remember(one, file)
             if one.outcome == "kept" and not (one.segment and one.in_function and one.reproduces):
                 print(f"  {one}", flush=True)
-    scores += [one for path in options.vllm for one in read_vllm_scores(path)]
     print(f"seed {seed}", *table_of(scores), sep="\n")
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,56 +37,6 @@ SIZES = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 24,
 }
-VARIANTS: dict[str, dict[str, Any]] = {
-    "granite": {
-        "embedding_multiplier": 3.0,
-        "logits_scaling": 8.0,
-        "residual_multiplier": 0.5,
-        "attention_multiplier": 0.4,
-    },
-    "llama 3.1": {
-        "rope_parameters": {
-            "rope_type": "llama3",
-            "rope_theta": 10000.0,
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 16,
-        }
-    },
-    "qwen3 yarn": {
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "rope_theta": 10000.0,
-            "factor": 4.0,
-            "original_max_position_embeddings": 16,
-        }
-    },
-    "deepseek_v3": {
-        "n_routed_experts": 4,
-        "n_group": 1,
-        "topk_group": 1,
-        "num_key_value_heads": 4,
-        "kv_lora_rank": 8,
-        "q_lora_rank": 16,
-        "qk_nope_head_dim": 8,
-        "qk_rope_head_dim": 8,
-        "v_head_dim": 8,
-        "first_k_dense_replace": 1,
-    },
-    "opt": {"word_embed_proj_dim": 32, "ffn_dim": 48},
-    "mamba2": {
-        "num_heads": 8,
-        "head_dim": 8,
-        "state_size": 8,
-        "n_groups": 1,
-        "chunk_size": 8,
-        "expand": 2,
-        "tie_word_embeddings": False,
-    },
-}
-"""Fields of some models, by name; the first word of a name is the family."""
-
 FAMILIES = ("llama", "gemma2", "qwen3", "qwen3_moe", "phi3")
 TOKENS = 24
 _SHARED = ("transformers.modeling_rope_utils", "transformers.masking_utils", "transformers.integrations.sdpa_attention")
@@ -138,12 +87,10 @@ def find_programs() -> dict[str, Program]:
     return {one.name: one for one in (*families, *shared, *learner, sampler, *carried)}
 
 
-def in_transformers(model: str, modules: Sequence[str] = (), name: str = "") -> Program:
-    """A model as `transformers` computes it, given its weights; by default its family's code is edited."""
-    family = model.split(" ", 1)[0]
+def in_transformers(family: str, modules: Sequence[str] = (), name: str = "") -> Program:
+    """A model as `transformers` computes it; by default its family's code is edited."""
     modules = modules or [f"transformers.models.{family}.modeling_{family}"]
-    kernel = "sdpa" if family != "mamba2" else "eager"
-    return Program(name or model, modules, lambda: build(model, kernel), read, lambda: build(model, kernel).double())
+    return Program(name or family, modules, lambda: build(family), read, lambda: build(family).double())
 
 
 def _in_lockstep(name: str, modules: Sequence[str], reads: Read) -> Program:
@@ -192,12 +139,11 @@ class _Learner:
         yield from self.model.named_parameters()
 
 
-def config_of(name: str) -> PreTrainedConfig:
-    """A small configuration of a family, or of a variant of one."""
-    family = name.split(" ", 1)[0]
+def config_of(family: str) -> PreTrainedConfig:
+    """A small configuration of a family."""
     usual = AutoConfig.for_model(family)
     sizes = {name: size for name, size in SIZES.items() if getattr(usual, name, None) is not None}
-    return AutoConfig.for_model(family, **(sizes | {"pad_token_id": None} | VARIANTS.get(name, {})))
+    return AutoConfig.for_model(family, **(sizes | {"pad_token_id": None}))
 
 
 def build(family: str, kernel: str = "sdpa") -> PreTrainedModel:
@@ -212,7 +158,7 @@ def build(family: str, kernel: str = "sdpa") -> PreTrainedModel:
 
 def settle(model: PreTrainedModel) -> PreTrainedModel:
     """The model in evaluation mode, with experts that compute in float64, too."""
-    if hasattr(model.config, "num_experts") or hasattr(model.config, "n_routed_experts"):
+    if hasattr(model.config, "num_experts"):
         model.set_experts_implementation("eager")
     return model.eval()
 

@@ -1,4 +1,4 @@
-"""What the doctor says about one edited program, beside what simpler means say."""
+"""What the doctor says about one edited program."""
 
 from __future__ import annotations
 
@@ -20,13 +20,10 @@ from torch import Tensor, nn
 from benchmarks.lines import lines_that_run, watch_lines
 from benchmarks.mutate_code import Edit, Swap, lines_of
 from benchmarks.mutated_programs import TOKENS, Program
-from lockstep_doctor import Capture, Location, ModuleTap, locate, modules, write_reproduction
+from lockstep_doctor import Location, ModuleTap, locate, modules, write_reproduction
 from lockstep_doctor.builds import watch_build
-from lockstep_doctor.locate import LEAST, LOOSE, nats
+from lockstep_doctor.locate import LEAST, nats
 from lockstep_doctor.operators import Frame
-
-_BARE = 1.05
-"""The mean of exp |difference| from which a run is stopped."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +42,10 @@ class Score:
         gap: Root mean square difference of log-probabilities, nats.
         segment: True if the segment that was opened, or what built a value that is measured wrong, ran the line, or it
             reads a weight that the line changed.
-        in_line: True if the line is among the first three places; None: not measured.
+        in_line: True if the line is among the first three places.
         in_function: True if its function is.
         reproduces: True if the script fails with the edit and passes without it.
         removed: Share of the gap that undoing the segments removes.
-        bare: True if the mean of exp |difference| is above 1.05; None: not measured.
-        first: True if the first segment with another output, without replay, ran the line; None: not measured.
         cpu_s: Seconds of CPU that locating took.
         found: The segment and the first places, for people.
     """
@@ -65,12 +60,10 @@ class Score:
     outcome: str
     gap: float = 0.0
     segment: bool = False
-    in_line: bool | None = None
+    in_line: bool = False
     in_function: bool = False
     reproduces: bool = False
     removed: float = 0.0
-    bare: bool | None = None
-    first: bool | None = None
     cpu_s: float = 0.0
     found: tuple[str, ...] = ()
 
@@ -110,10 +103,10 @@ class Judge:
         gap = nats(self.right.logits, wrong.logits, self.tokens) if fits else 0.0
         if not fits or gap <= self.least:
             return Score(*about, "equivalent" if fits else "crashed", gap)
-        return self._located(about, edit, tap, wrong, gap)
+        return self._located(about, edit, tap, gap)
 
     def _located(
-        self, about: tuple[str, str, str, int, str, int, str], edit: Edit, tap: EditedTap, wrong: Capture, gap: float
+        self, about: tuple[str, str, str, int, str, int, str], edit: Edit, tap: EditedTap, gap: float
     ) -> Score:
         begun = time.process_time()
         with watch_lines(modules) as traced:
@@ -131,8 +124,6 @@ class Judge:
             any(_is_in(frame, edit) for frame in first),
             bool(found.segments) and self._reproduces(tap, found),
             found.removed,
-            self._mean_ratio(wrong) > _BARE,
-            any(_is_at(frame, edit) for frame in self._first_difference(tap, wrong)),
             cpu_s,
             (*map(str, found.segments[:2]), *(f"{Path(f.file).name}:{f.line} {f.function}" for f in first)),
         )
@@ -143,26 +134,6 @@ class Judge:
         own, right = tap.model.state_dict(), self.model.state_dict()
         changed = [name for name, tensor in right.items() if name not in own or not torch.equal(own[name], tensor)]
         return any(name.startswith(f"{address.split('|')[0]}.") for name in changed)
-
-    def _mean_ratio(self, wrong: Capture) -> float:
-        right, other = (
-            x.logits[:-1].double().log_softmax(-1).gather(-1, self.tokens[1:, None]) for x in (self.right, wrong)
-        )
-        return float((right - other).abs().exp().mean())
-
-    def _first_difference(self, tap: EditedTap, wrong: Capture) -> Sequence[Frame]:
-        """The lines that ran in the first segment whose output differs, without replay."""
-        before = None
-        for cut, value in self.right.seen.items():
-            own = wrong.seen.get(cut)
-            if own is None or value.numel() != own.numel():
-                continue
-            off, size = (own.reshape(value.shape) - value).double(), value.double().square().mean().sqrt()
-            if not float(off.square().mean().sqrt()) <= LOOSE * float(size):
-                ran = tap.trace(self.tokens, {}, before, cut).operators
-                return [frame for operator in ran for frame in operator.stack]
-            before = cut
-        return []
 
     def _reproduces(self, tap: EditedTap, found: Location) -> bool:
         """True if the script of a location fails with the edited model, and passes with the original."""

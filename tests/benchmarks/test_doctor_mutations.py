@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from benchmarks.doctor_mutations import read_scores, remember, table_of
-from benchmarks.historic_faults import HISTORIC, Historic
 from benchmarks.locate_controls import BF16, FP32, HealthyPair
 from benchmarks.mutate_code import Edit, apply, edits_of, patch_of
 from benchmarks.mutated_programs import find_programs
@@ -96,13 +95,6 @@ def test_code_that_carries_weights_is_edited_where_it_runs() -> None:
     weight = tap.model.get_parameter("model.norm.weight")
     assert not torch.equal(weight, program.build().get_parameter("model.norm.weight"))
     assert torch.equal(weight, weight.bfloat16().float())
-
-
-@pytest.mark.parametrize("one", HISTORIC, ids=lambda one: one.what)
-def test_each_fault_of_the_past_is_one_patch_of_todays_code(one: Historic) -> None:
-    edit = one.edit
-    assert edit.function
-    assert ast.dump(apply(edit)) != ast.dump(ast.parse(Path(edit.file).read_text()))
 
 
 @pytest.mark.parametrize("types", [(FP32, FP32), (BF16, BF16)])

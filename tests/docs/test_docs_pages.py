@@ -1,4 +1,4 @@
-"""The reference that the site makes has all that the code has; pictures that are committed are those of the code."""
+"""The reference that the site makes has all that the code has."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-import pytest
-
-from benchmarks.concepts import draw_all, draw_exactness
 from lockstep.config import registry
 from lockstep.config.errors import Shape, list_options
 from lockstep.report.metric_sentences import BY_LAST_WORD, BY_NAME
@@ -32,14 +29,3 @@ def test_the_reference_of_the_site_has_every_option_metric_and_name(tmp_path: Pa
         listed = re.findall(r"^::: (.*)$", (tmp_path / f"{package.replace('.', '_')}.md").read_text(), re.MULTILINE)
         names = {f"{package}.{name}" for name in import_module(package).__all__}
         assert set(listed) == names - {"lockstep.losses", "lockstep.objectives"}, "those have pages of their own"
-
-
-@pytest.mark.parametrize(("name", "svg"), [pytest.param(*each, id=each[0]) for each in draw_all(None)])
-def test_pictures_of_concepts_are_those_of_the_code(name: str, svg: str) -> None:
-    assert (DOCS / "pictures" / name).read_text() == svg, "python -m benchmarks.concepts"
-
-
-def test_gaps_stand_in_their_columns() -> None:
-    svg = draw_exactness({"usual": [0.0, 0.0, 3e-7, 2.5], "exact": [0.0] * 4})
-    counts = [line.partition(">")[2].partition("<")[0] for line in svg.splitlines() if "middle" in line]
-    assert counts[0::2] == ["2", "", "", "1", "", "", "1", "4", "", "", "", "", "", ""]
