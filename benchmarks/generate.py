@@ -8,11 +8,8 @@ equal ones are all as long as they may be. Only tokens up to and including the s
 take their time, at 100 M parameters most of that of uneven responses. First each side decodes greedily, and all must
 write the same tokens. At temperature 1 each has its own random numbers, hence other lengths; `transformers` is not
 asked for log-probabilities, which the samplers always return. `exact` is the torch sampler as a user has it by default,
-`inexact` by PyTorch's own kernels. vLLM, where it is installed, is in a process of its own: what goes to and fro is
-part of its elapsed time, and its CPU seconds are those of its process alone.
-
-Memory is the most that a call adds to what the process held before it. vLLM's is that of its whole process, which holds
-the weights and reserves a cache.
+`inexact` by PyTorch's own kernels. vLLM, where it is installed, is in a process of its own, whose CPU
+seconds alone are counted.
 """
 
 from __future__ import annotations
@@ -21,8 +18,8 @@ import argparse
 import contextlib
 import copy
 import statistics
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
@@ -37,9 +34,8 @@ from benchmarks.generate_sides import (
     build_lm,
     prepare,
     vllm_sampler,
-    worker_peaks_mb,
 )
-from benchmarks.harness import Measurement, MemoryGrowth, Row, environment, measure_interleaved, save, table
+from benchmarks.harness import Measurement, Row, environment, measure_interleaved, save, table
 from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.samplers.torch.sampler import TorchSampler
 
@@ -55,21 +51,19 @@ class Cell:
         name: What was asked for.
         tokens: Tokens that each side wrote, in each repetition.
         times: Seconds that each took.
-        growth: Bytes that a call added at most; only of sides in this process.
     """
 
     name: str
     tokens: dict[str, list[int]]
     times: dict[str, Measurement]
-    growth: dict[str, float]
 
-    def rows(self, clock: Callable[[Measurement], tuple[float, ...]], baseline: str) -> list[Row]:
-        """Tokens per second by a clock, beside one side, the ratio being the median over pairs."""
+    def rows(self) -> list[Row]:
+        """Tokens per CPU second beside `transformers`; the ratio is the median over pairs."""
         speeds = {
-            side: [n / s for n, s in zip(self.tokens[side], clock(taken), strict=True)]
+            side: [n / s for n, s in zip(self.tokens[side], taken.cpu_s, strict=True)]
             for side, taken in self.times.items()
         }
-        theirs = speeds.get(baseline, [])
+        theirs = speeds.pop("transformers")
         return [
             Row(
                 f"{self.name}, {side}",
@@ -78,14 +72,7 @@ class Cell:
                 statistics.median(b / a for a, b in zip(theirs, own, strict=True)),
             )
             for side, own in speeds.items()
-            if theirs and side not in ("transformers", baseline)
         ]
-
-    def memory(self) -> list[Row]:
-        """MB that a call adds."""
-        megabytes = {side: max(grown, 1e5) / 1e6 for side, grown in self.growth.items()}  # below, pages come and go
-        theirs = megabytes.pop("transformers")
-        return [Row(f"{self.name}, {side}", theirs, mb, theirs / mb) for side, mb in megabytes.items()]
 
 
 def compare(
@@ -104,7 +91,6 @@ def compare(
         name,
         {side: made.tokens[1 : 1 + repeats] for side, made in sides.items()},
         dict(zip(sides, times, strict=True)),
-        {side: _growth(made) for side, made in sides.items() if side != "vllm"},
     )
 
 
@@ -113,12 +99,6 @@ def _require_alike(case: Case, lm: LlamaForCausalLM, samplers: Mapping[str, Torc
     for name, sampler in samplers.items():
         if Lockstep(sampler, case)() != expected:
             raise RuntimeError(f"greedy decoding wrote other tokens by {name}, so the speeds cannot be compared")
-
-
-def _growth(side: Side) -> float:
-    grown = MemoryGrowth()
-    side()
-    return grown.peak()
 
 
 def measure_size(size: str, args: argparse.Namespace) -> list[Cell]:
@@ -139,19 +119,8 @@ def measure_size(size: str, args: argparse.Namespace) -> list[Cell]:
             how = "greedy" if temperature == 0 else f"temperature {temperature:g}"
             repeats = min(args.repeats, 3) if size == "100M" else args.repeats
             cells.append(compare(f"{size}, {lengths}, N = {generations}, {how}", case, lm, samplers, repeats))
-            print(table(cells[-1].rows(_cpu, "transformers"), "transformers", "tokens per CPU second"), flush=True)
-        if pool is not None:
-            held = ", ".join(f"{mb:.0f}" for mb in worker_peaks_mb())
-            print(f"{size}: vLLM's process held {held} MB at most, weights and libraries included")
+            print(table(cells[-1].rows(), "transformers", "tokens per CPU second"), flush=True)
     return cells
-
-
-def _cpu(taken: Measurement) -> tuple[float, ...]:
-    return taken.cpu_s
-
-
-def _wall(taken: Measurement) -> tuple[float, ...]:
-    return taken.wall_s
 
 
 def main() -> None:
@@ -167,20 +136,10 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     cells = [cell for size in args.sizes for cell in measure_size(size, args)]
-    print("", environment(), sep="\n")
-    tables: dict[str, list[Row]] = {}
-    for unit, clock in (("tokens per CPU second", _cpu), ("tokens per second", _wall)):
-        for baseline in ("transformers", "vllm"):
-            rows = tables[f"{unit} beside {baseline}"] = [row for cell in cells for row in cell.rows(clock, baseline)]
-            if rows:
-                print(table(rows, baseline, unit), "", sep="\n")
-    memory = [row for cell in cells for row in cell.memory()]
-    print(table(memory, "transformers", "MB that a call adds"))
+    rows = [row for cell in cells for row in cell.rows()]
+    print("", environment(), table(rows, "transformers", "tokens per CPU second"), sep="\n")
     if args.save:
-        first, *others = tables
-        details = {name: [asdict(row) for row in tables[name]] for name in others}
-        details["MB that a call adds"] = [asdict(row) for row in memory]
-        print(save("generate", environment(), tables[first], {"repeats": args.repeats, **details}))
+        print(save("generate", environment(), rows, {"repeats": args.repeats}))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LlamaForCausalLM
 
-from benchmarks.harness import cpu_clock, status_bytes
+from benchmarks.harness import cpu_clock
 from benchmarks.small_llama import SIZES, causal_lm, llama_config, random_prompts
 from lockstep import keyed
 from lockstep.cluster.sampler_pool import SamplerPool
@@ -163,19 +163,14 @@ def _workers() -> list[int]:
     return [child.pid for child in multiprocessing.active_children() if child.pid is not None]
 
 
-def worker_peaks_mb() -> list[float]:
-    """The peak memory of each process of samplers, MB (10⁶ bytes)."""
-    return [status_bytes("VmHWM", pid) / 1e6 for pid in _workers()]
-
-
-def build_lm(size: str, vocab: int | None = None) -> LlamaForCausalLM:
+def build_lm(size: str) -> LlamaForCausalLM:
     """A model of a size, whose logits have about the same spread in all sizes.
 
     Random weights of a smaller spread soon repeat one token when decoded greedily.
     """
     chosen = SIZES[size]
     spread = 0.2 * (128 / chosen.hidden) ** 0.5
-    return causal_lm(llama_config(spread, chosen.hidden, chosen.layers, vocab or chosen.vocab)).eval()
+    return causal_lm(llama_config(spread, chosen.hidden, chosen.layers, chosen.vocab)).eval()
 
 
 def prepare(lm: LlamaForCausalLM, exact: bool) -> LlamaForCausalLM:

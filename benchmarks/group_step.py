@@ -1,4 +1,4 @@
-"""CPU seconds of a step of GRPO, of RLOO and of on-policy distillation beside TRL 1.16.0's trainers of them.
+"""CPU seconds of a step of GRPO and of RLOO beside TRL 1.16.0's trainers of them.
 
     python3 -m venv benchmarks/.venv-trl-preference
     benchmarks/.venv-trl-preference/bin/pip install torch==2.13.0 trl==1.16.0 transformers==5.19.0 \\
@@ -6,11 +6,10 @@
     python -m benchmarks.group_step [--size toy default 512x8] [--save]
 
 All sides train the same Llama, of the sizes asked for, on 16 responses of 32 new tokens at temperature 1, to prompts of
-16 tokens, in one micro-batch and one update, by AdamW in fp32, on one thread: GRPO and RLOO on 2 prompts with 8
-responses each, RLOO with a reference, distillation on 16 prompts with one each, by the reverse KL over the whole
-vocabulary. The clock is CPU time from one step to the next, and the median step counts. These trainers of TRL do not
-call the garbage collector, so that the second table, in which all collecting is taken off TRL's figures, is the first
-one but for what Python collects by itself.
+16 tokens, in one micro-batch and one update, by AdamW in fp32, on one thread, on 2 prompts with 8 responses each, RLOO
+with a reference. The clock is CPU time from one step to the next, and the median step counts. These trainers of TRL do
+not call the garbage collector, so that the second table, in which all collecting is taken off TRL's figures, is the
+first one but for what Python collects by itself.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ TRL_PYTHON = Path(__file__).resolve().parent / ".venv-trl-preference" / "bin" / 
 
 def main() -> None:
     """Entry point."""
-    args = parse(__doc__, "1.16.0", TRL_PYTHON, ("grpo", "rloo", "distill"))
+    args = parse(__doc__, "1.16.0", TRL_PYTHON, ("grpo", "rloo"))
     sides = "benchmarks.baselines.trl_group", "benchmarks.lockstep_group"
     measured = {
         f"{algorithm}, {size}": run_rounds(args, size, *sides, "--algorithm", algorithm)

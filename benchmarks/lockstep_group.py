@@ -1,4 +1,4 @@
-"""Our side of `benchmarks.group_step`: steps of GRPO, RLOO and distillation on the small Llama. Prints one JSON line.
+"""Our side of `benchmarks.group_step`: steps of GRPO and RLOO on the small Llama. Prints one JSON line.
 
 The reward is that of `benchmarks.lockstep_ppo`. As there, a step scores the responses again with the learner, reports
 how well sampler and learner agree, and attests the refit, which the other side does not.
@@ -17,21 +17,16 @@ import torch
 
 from benchmarks.lockstep_ppo import agreement_of, arguments, experience_of, measured
 from benchmarks.small_llama import causal_lm, llama_config
-from lockstep.algorithms.distill import step as distill
-from lockstep.algorithms.distill.options import DistillRecipe
 from lockstep.algorithms.grpo import step as grpo
 from lockstep.algorithms.grpo.options import GRPORecipe
 from lockstep.algorithms.policy_gradient.step import PolicyGradientWorkers
-from lockstep.algorithms.step import RunLength
 from lockstep.config import LearnerSection
 from lockstep.learners.torch.learner import TorchLearner
-from lockstep.losses.distill import Distillation
 from lockstep.models import attention
 from lockstep.models.exact.model import make_exact
 from lockstep.models.heads import LogitsHead
 from lockstep.models.token_step import join_maps
 from lockstep.process_defaults import keep_freed_memory
-from lockstep.rewards.base import NoReward
 from lockstep.types import Phase, skip_timing
 
 SECTION = LearnerSection(device="cpu")
@@ -54,17 +49,12 @@ def step_of(
         make_exact(lm)
         make_exact(other_lm)
     other = TorchLearner(LogitsHead(other_lm), SECTION)
-    common = {
-        "model": {"path": "made by the benchmark"},
-        "data": {"train": "made by the benchmark", "max_prompt_tokens": args.prompt_tokens},
-        "sampling": {"max_tokens": args.new_tokens},
-        "run": {"num_logged_samples": 0},
-    }
-    if args.algorithm == "distill":
-        return _distill(folder, args, LogitsHead(lm), other, common, phase)
     recipe = GRPORecipe.model_validate(
-        common
-        | {
+        {
+            "model": {"path": "made by the benchmark"},
+            "data": {"train": "made by the benchmark", "max_prompt_tokens": args.prompt_tokens},
+            "sampling": {"max_tokens": args.new_tokens},
+            "run": {"num_logged_samples": 0},
             "algorithm": "grpo",
             "reward": {"type": "python", "function": "benchmarks.lockstep_ppo:last_token"},
             "validation_sampling": {"max_tokens": args.new_tokens},
@@ -91,42 +81,9 @@ def step_of(
     )
 
 
-def _distill(
-    folder: Path,
-    args: argparse.Namespace,
-    head: LogitsHead,
-    teacher: TorchLearner,
-    common: dict[str, Any],
-    phase: Phase,
-) -> tuple[Callable[[int], object], list[TorchLearner]]:
-    recipe = DistillRecipe.model_validate(
-        common
-        | {
-            "algorithm": "distill",
-            "teachers": {"one": {"path": "made by the benchmark"}},
-            "distill": {"num_prompts_per_step": args.prompts, "global_batch_size": args.prompts},
-            "optimizer": {"lr": 1e-6},
-        }
-    )
-    student = TorchLearner(head, SECTION, recipe.optimizer)
-    collector = experience_of(folder, args, recipe, student, NoReward(), phase)
-    assert recipe.sampling is not None
-    sampling = recipe.sampling.params()
-    agreement = agreement_of(args, recipe, student, collector)
-    length = RunLength(1, None, args.prompts)
-    sequences = distill.StudentSequences(student, collector, sampling, recipe.distill, length, 0, phase, agreement)
-    workers = distill.DistillWorkers(student, {"one": teacher}, sequences, phase)
-    loss = Distillation(recipe.distill.kl_type)
-    settings = distill.DistillSettings(recipe.distill, length, args.vocab, recipe.seed, loss)
-    return (
-        lambda step: distill.distill_step(step, step * args.prompts, workers, settings).metrics.floats(),
-        [student, teacher],
-    )
-
-
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--algorithm", choices=(*GROUPED, "distill"), required=True)
+    parser.add_argument("--algorithm", choices=GROUPED, required=True)
     parser.add_argument("--generations", type=int, default=8, help="responses to a prompt; all are --prompts")
     torch.set_num_threads(1)
     keep_freed_memory()

@@ -29,7 +29,6 @@ from transformers import PreTrainedTokenizerFast
 
 from benchmarks.harness import peak_rss_mb
 from benchmarks.small_llama import VOCAB, causal_lm, llama_config, random_prompts
-from lockstep.algorithms.distill.options import DistillRecipe
 from lockstep.algorithms.grpo.options import GRPORecipe
 from lockstep.algorithms.ppo.options import PPORecipe
 from lockstep.algorithms.ppo.step import PPOWorkers, build_settings, ppo_step
@@ -43,7 +42,6 @@ from lockstep.models.heads import LogitsHead, ValueHead
 from lockstep.models.token_step import join_maps
 from lockstep.monitor.agreement import Agreement, Promise
 from lockstep.process_defaults import keep_freed_memory
-from lockstep.rewards.base import Reward
 from lockstep.rollouts.rollout import RolloutCollector
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.samplers.torch.sampler import TorchSampler
@@ -127,9 +125,8 @@ def step_of(
 def experience_of(
     folder: Path,
     args: argparse.Namespace,
-    options: PPORecipe | GRPORecipe | DistillRecipe,
+    options: PPORecipe | GRPORecipe,
     policy: TorchLearner,
-    reward: Reward = last_token,
     phase: Phase = skip_timing,
 ) -> RolloutCollector:
     """The small Llama answers, sharing the learner's weights."""
@@ -137,12 +134,12 @@ def experience_of(
     assert isinstance(policy.model, LogitsHead)
     sampler = TorchSampler(policy.model.lm, options.sampler.max_batch_size, options.learner.dtype)
     session = SamplerSession(sampler, policy, phase=phase)
-    return RolloutCollector(session, prompts, reward, partial(_decoded, tokenizer), options.seed)
+    return RolloutCollector(session, prompts, last_token, partial(_decoded, tokenizer), options.seed)
 
 
 def agreement_of(
     args: argparse.Namespace,
-    options: PPORecipe | GRPORecipe | DistillRecipe,
+    options: PPORecipe | GRPORecipe,
     policy: TorchLearner,
     collector: RolloutCollector,
 ) -> Agreement:

@@ -1,4 +1,4 @@
-"""The other side of `benchmarks.group_step`: TRL's GRPO, RLOO and distillation trainers. Prints one JSON line.
+"""The other side of `benchmarks.group_step`: TRL's GRPO and RLOO trainers. Prints one JSON line.
 
 The settings are those that cost it least on a CPU: fp32 without autocast, no gradient checkpointing, the whole batch in
 one micro-batch, nothing logged or saved, no progress bar, and a reward that costs nothing.
@@ -37,9 +37,6 @@ def trainer(args: argparse.Namespace, folder: str, clock: StepClock) -> Any:
         "model": causal_lm(size), "processing_class": tokenizer(args.vocab), "callbacks": [clock],
         "train_dataset": Dataset.from_list(rows),
     }  # fmt: skip
-    if args.algorithm == "distill":
-        config = trl.DistillationConfig(**common, beta=1.0)
-        return trl.DistillationTrainer(args=config, teacher_model=causal_lm(size), **shared)
 
     def last_token(completion_ids: list[list[int]], **_: object) -> list[float]:
         return [ids[-1] / args.vocab for ids in completion_ids]
@@ -54,7 +51,7 @@ def trainer(args: argparse.Namespace, folder: str, clock: StepClock) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--algorithm", choices=("grpo", "rloo", "distill"), required=True)
+    parser.add_argument("--algorithm", choices=("grpo", "rloo"), required=True)
     parser.add_argument("--prompts", type=int, default=16, help="responses of a step")
     parser.add_argument("--generations", type=int, default=8)
     parser.add_argument("--prompt-tokens", type=int, default=16)

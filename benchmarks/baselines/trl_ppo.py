@@ -2,8 +2,7 @@
 
 TRL 1.12.0 is the last release that has a PPO trainer. It needs four models: policy, reference, value and reward. The
 settings here are those that cost it least on a CPU: fp32 without autocast, no gradient checkpointing, the whole batch
-in one micro-batch, no logging to disk, no progress bar, no sampled completions, and by default a reward that costs
-nothing.
+in one micro-batch, no logging to disk, no progress bar, no sampled completions, and a reward that costs nothing.
 
 The trainer calls the garbage collector twice a step. That is a fixed cost (it grows with what is imported, not with the
 model), and on a model as small as this it is half of the step and more: `cpu_without_gc_s` is the step without it.
@@ -84,7 +83,7 @@ def trainer(args: argparse.Namespace, steps: int, folder: str, clock: StepClock)
         processing_class=tokenizer(args.vocab),
         model=causal_lm(llama_config(**size)),
         ref_model=causal_lm(llama_config(**size)),
-        reward_model=FreeReward(args.vocab) if args.reward == "free" else LlamaForSequenceClassification(head),
+        reward_model=FreeReward(args.vocab),
         value_model=LlamaForSequenceClassification(head),
         train_dataset=Dataset.from_dict({"input_ids": prompts}),
         callbacks=[clock],
@@ -99,7 +98,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=4, help="TRL's default is 4")
     parser.add_argument("--minibatches", type=int, default=1, help="updates per epoch")
     parser.add_argument("--kl-coef", type=float, default=0.05)
-    parser.add_argument("--reward", choices=("free", "model"), default="free", help="'model' adds a fourth Llama")
     add_sizes(parser)
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--warmup", type=int, default=3)

@@ -1,4 +1,4 @@
-"""Advantages, losses, divergences and corrections of Lockstep and of six other libraries, beside the papers in float64.
+"""Advantages, losses, divergences and corrections of Lockstep and three other libraries, beside the papers in float64.
 
     python -m benchmarks.formulas                          # Lockstep alone
     python -m benchmarks.formulas --peers FOLDER [--save]  # beside the others

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
 
 from benchmarks.formulas import references as paper
 from benchmarks.formulas.cases import Case
 from benchmarks.formulas.catalog import GSPO
 from benchmarks.formulas.rollouts import Answer, Method, Rollouts
 
-Mean = Literal["tokens", "responses"]
 _BOUND = 10.0
 
 
@@ -43,17 +40,17 @@ def differentiate_k1(run: Method, at: str, options: str) -> Case:
     return Case("kl_loss", run, at, options, "substance", because, instead)
 
 
-def differentiate_k3(run: Method, at: str, options: str, bounded: bool = True, mean: Mean = "tokens") -> Case:
+def differentiate_k3(run: Method, at: str, options: str) -> Case:
     """k3 in the loss, as in GRPO's paper."""
-    because = "k3 differentiated: the gradient of KL(π_ref ‖ π)" + (", 0 where k3 is above 10" if bounded else "")
-    instead = partial(_ONE, slope="k3", bound=_BOUND if bounded else math.inf, mean=mean)
-    return Case("kl_loss", run, at, options, "substance", because + _OVER[mean], instead)
+    because = "k3 differentiated: the gradient of KL(π_ref ‖ π), 0 where k3 is above 10"
+    instead = partial(_ONE, slope="k3", bound=_BOUND)
+    return Case("kl_loss", run, at, options, "substance", because, instead)
 
 
-def differentiate_k2(run: Method, at: str, options: str, mean: Mean = "tokens") -> Case:
+def differentiate_k2(run: Method, at: str, options: str) -> Case:
     """k2 in the loss."""
-    because = "without π/π_old: as if π had sampled" + _OVER[mean]
-    return Case("kl_loss", run, at, options, "convention", because, partial(_ONE, mean=mean))
+    because = "without π/π_old: as if π had sampled"
+    return Case("kl_loss", run, at, options, "convention", because, _ONE)
 
 
 def penalize_by_k3(run: Method, at: str, options: str) -> Case:
@@ -69,4 +66,3 @@ def whiten_by_bessel(formula: str, run: Method, at: str, instead: Method) -> Cas
 
 
 _ONE = partial(paper.kl_gradient, factor="one")
-_OVER = {"tokens": "", "responses": "; a mean over responses"}

@@ -56,18 +56,17 @@ def _differentiate(batch: Rollouts, loss: Callable[[Rollouts], Tensor], by: str 
 # Advantages
 
 
-def gae_advantages(batch: Rollouts, *, skip: bool = True, own_values: bool = False, bootstrap: bool = False) -> Tensor:
+def gae_advantages(batch: Rollouts, *, skip: bool = True, bootstrap: bool = False) -> Tensor:
     """A_t = Σ_k (γλ)^k δ_(t+k), δ_t = r_t + γ·V_(t+1) − V_t (Schulman et al. 2016, eqs. 11, 12 and 16). [N].
 
     Args:
         batch: Rollouts.
         skip: The steps are the tokens that the policy chose; otherwise those of a tool are steps as well, with V = 0.
-        own_values: What is no step of the policy's has its own V.
         bootstrap: After a response that was cut off comes V of the state that it ended in, not 0.
     """
     batch = batch.double()
     reward_N, advantage_N = batch.rewards(), torch.zeros_like(batch.logprob)
-    value_N = batch.old_value if own_values else batch.trained(batch.old_value)
+    value_N = batch.trained(batch.old_value)
     for row in range(batch.num_rows):
         steps = ((batch.row == row) & (batch.mask | (not skip))).nonzero().squeeze(-1)
         reward, value = reward_N[steps], value_N[steps]
@@ -80,36 +79,29 @@ def gae_advantages(batch: Rollouts, *, skip: bool = True, own_values: bool = Fal
     return advantage_N
 
 
-def gae_returns(batch: Rollouts, *, skip: bool = True, own_values: bool = False, bootstrap: bool = False) -> Answer:
+def gae_returns(batch: Rollouts, *, skip: bool = True, bootstrap: bool = False) -> Answer:
     """The critic's target A + V, before anything is whitened."""
-    return Answer(
-        batch.trained(
-            gae_advantages(batch, skip=skip, own_values=own_values, bootstrap=bootstrap) + batch.old_value.double()
-        )
-    )
+    advantage_N = gae_advantages(batch, skip=skip, bootstrap=bootstrap)
+    return Answer(batch.trained(advantage_N + batch.old_value.double()))
 
 
-def whiten(x_N: Tensor, mask_N: Tensor, *, bessel: int = 0, shift: float | None = None) -> Tensor:
+def whiten(x_N: Tensor, mask_N: Tensor, *, bessel: int = 0) -> Tensor:
     """(x − mean) / deviation over all trained tokens; the papers do not say whether by n or n − 1.
 
     Args:
         x_N: The column.
         mask_N: Trained tokens.
         bessel: 1 for n − 1.
-        shift: Taken for the mean.
     """
     x = x_N[mask_N]
-    mean = x.mean() if shift is None else shift
+    mean = x.mean()
     deviation = ((x - mean).square().sum() / (len(x) - bessel)).sqrt()
     return torch.where(mask_N, (x_N - mean) / deviation, 0.0)
 
 
-def gae_whitened(
-    batch: Rollouts, *, bessel: int = 0, skip: bool = True, own_values: bool = False, of_all: bool = False
-) -> Answer:
-    """GAE with mean 0 and variance 1 over the trained tokens of the batch, or over all of its responses' tokens."""
-    advantage_N = gae_advantages(batch, skip=skip, own_values=own_values)
-    return Answer(whiten(advantage_N, batch.mask | of_all, bessel=bessel))
+def gae_whitened(batch: Rollouts, *, bessel: int = 0, skip: bool = True) -> Answer:
+    """GAE with mean 0 and variance 1 over the trained tokens of the batch."""
+    return Answer(whiten(gae_advantages(batch, skip=skip), batch.mask, bessel=bessel))
 
 
 def group(
@@ -151,8 +143,6 @@ def reinforce_plus_plus(
     baseline: bool = False,
     kl: Literal["following", "own", "none"] = "following",
     bessel: int = 0,
-    of_all: bool = False,
-    padded_mean: bool = False,
 ) -> Answer:
     """A_t = r − β·Σ_(i≥t) KL_i, with mean 0 and variance 1 over the batch (Hu 2025, eqs. 4 and 5).
 
@@ -161,8 +151,6 @@ def reinforce_plus_plus(
         baseline: r less the mean of its group (REINFORCE++ with baseline, Hu 2025, §3).
         kl: A token pays for all that follow it, or for itself alone, or there is none.
         bessel: As in `whiten`.
-        of_all: Mean and variance are over all tokens of responses, a tool's too.
-        padded_mean: The mean is over all places of the padded grid, with zeros after the end of a response.
     """
     batch = batch.double()
     score_B = batch.score
@@ -174,8 +162,7 @@ def reinforce_plus_plus(
     if kl == "none":
         paid_N = torch.zeros_like(paid_N)
     advantage_N = score_B[batch.row] - paid_N
-    shift = float(batch.padded(advantage_N).mean()) if padded_mean else None
-    return Answer(whiten(advantage_N, batch.mask | of_all, bessel=bessel, shift=shift))
+    return Answer(whiten(advantage_N, batch.mask, bessel=bessel))
 
 
 def rewards_with_kl(batch: Rollouts, *, estimate: str = "k1", bound: float = math.inf) -> Answer:
@@ -216,9 +203,6 @@ def kl_gradient(
     factor: Literal["ratio", "one", "sampler"] = "ratio",
     slope: Literal["difference", "k1", "k3"] = "difference",
     bound: float = math.inf,
-    mean: Literal["tokens", "responses"] = "tokens",
-    scale: float = 1.0,
-    to: Literal["reference", "sampler"] = "reference",
 ) -> Answer:
     """The gradient of KL(π ‖ π_ref) from tokens that π_old sampled: E_old[ρ·Δ·∇log π], ρ = π/π_old.
 
@@ -229,21 +213,16 @@ def kl_gradient(
         factor: ρ, or 1 as if π had sampled, or π/π_sampler.
         slope: What stands in for Δ: that of k1, which is 1, or of k3, 1 − e^(−Δ), where it is differentiated as it is.
         bound: Tokens whose estimate k3 is above have no gradient.
-        mean: Over all tokens, or over responses of means over tokens.
-        scale: A constant factor.
-        to: The policy that π is compared with.
     """
     batch = batch.double()
     gradient_N = torch.zeros_like(batch.logprob)
     for response in _responses(batch):
-        other = response.ref if to == "reference" else response.sampler
-        delta = response.logprob - other
+        delta = response.logprob - response.ref
         slopes = {"difference": delta, "k1": torch.ones_like(delta), "k3": 1 - torch.exp(-delta)}[slope]
-        slopes = torch.where(estimator("k3", response.logprob, other) <= bound, slopes, 0.0)
+        slopes = torch.where(estimator("k3", response.logprob, response.ref) <= bound, slopes, 0.0)
         behavior = {"ratio": response.old, "one": response.logprob, "sampler": response.sampler}[factor]
         ratio = torch.exp(response.logprob - behavior)
-        count = batch.num_tokens if mean == "tokens" else len(delta) * batch.num_rows
-        gradient_N[response.place] = scale * ratio * slopes / count
+        gradient_N[response.place] = ratio * slopes / batch.num_tokens
     return Answer(None, gradient_N)
 
 
@@ -260,7 +239,6 @@ def policy_loss(
     ratio: Literal["token", "response", "response-token"] = "token",
     per_response: bool = False,
     weigh: Weigh = torch.ones_like,
-    behavior: Literal["old", "sampler"] = "old",
 ) -> Answer:
     """−mean of w·min(ρA, clip(ρ, 1 − low, 1 + high)·A).
 
@@ -279,13 +257,12 @@ def policy_loss(
         ratio: Of a token, of a response, or of a response with a token's gradient.
         per_response: All tokens of a response have its advantage.
         weigh: w.
-        behavior: The policy below the fraction bar.
     """
 
     def loss(given: Rollouts) -> Tensor:
         total = given.logprob.new_zeros(())
         for row, response in enumerate(_responses(given)):
-            delta = response.logprob - (response.old if behavior == "old" else response.sampler)
+            delta = response.logprob - response.old
             rho = delta.exp() if ratio == "token" else delta.mean().exp()
             if ratio == "response-token":
                 rho = rho.detach() * (response.logprob - response.logprob.detach()).exp()
@@ -345,21 +322,14 @@ def icepop(delta: Tensor) -> Tensor:
 # Others
 
 
-def value_loss(batch: Rollouts, *, mean: Literal["tokens", "responses"] = "tokens", scale: float = 1.0) -> Answer:
-    """Mean of ½·max((V − R)², (V_old + clip(V − V_old, ±ε) − R)²) (OpenAI baselines, PPO2).
-
-    Args:
-        batch: Rollouts.
-        mean: Over tokens, or over responses of means over tokens.
-        scale: A constant factor.
-    """
+def value_loss(batch: Rollouts) -> Answer:
+    """Mean over tokens of ½·max((V − R)², (V_old + clip(V − V_old, ±ε) − R)²) (OpenAI baselines, PPO2)."""
 
     def loss(given: Rollouts) -> Tensor:
         moved = (given.value - given.old_value).clamp(-VALUE_CLIP, VALUE_CLIP)
         plain, bounded = (given.value - given.returns) ** 2, (given.old_value + moved - given.returns) ** 2
         error_N = torch.maximum(plain, bounded) / 2
-        shares = [_share(error_N[response.place], given, mean) for response in _responses(given)]
-        return scale * torch.stack(shares).sum()
+        return error_N[given.mask].mean()
 
     return _differentiate(batch, loss, by="value")
 

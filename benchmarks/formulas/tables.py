@@ -34,11 +34,6 @@ PEERS = {
     "verl": Peer("verl", "https://github.com/verl-project/verl", "1dda039b9c6311889a9c9a26040677e1254814f9"),
     "nemo_rl": Peer("NeMo RL", "https://github.com/NVIDIA-NeMo/RL", "7ea279abfbeb698b092856d0dab61e7cf39bc909"),
     "openrlhf": Peer("OpenRLHF", "https://github.com/OpenRLHF/OpenRLHF", "3c3be6234e0cb353e76bb8019947db9dfe99fca7"),
-    "slime": Peer("slime", "https://github.com/THUDM/slime", "624b824a898ab0ec1fcb4d373004c7f3852bf515"),
-    "skyrl": Peer("SkyRL", "https://github.com/NovaSky-AI/SkyRL", "a9564572eb8e91076be43c1bd5e4615e3de17265"),
-    "prime_rl": Peer(
-        "prime-rl", "https://github.com/PrimeIntellect-ai/prime-rl", "559b44772e471d1538537b8805cc77f3824a5e64"
-    ),
 }
 
 
