@@ -1,4 +1,4 @@
-"""The kernels that `benchmarks.logprobs` measures over ranks: inputs, both sides, and the reference's own figures."""
+"""The kernels that `benchmarks.logprobs` measures over ranks: the inputs and the sides."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.baselines import naive_logprobs as naive
-from benchmarks.logprobs_measure import Forward, Work, products
+from benchmarks.logprobs_measure import Forward, Work
 from lockstep_logprobs import model_utils as ours
 
 CHUNK = 256
-"""Positions to a chunk, as in the reference's figures. Lockstep takes it as a bound and needs no such number."""
+"""Positions to a chunk, which NeMo RL's functions take and Lockstep's do not need."""
 K = 64
 HIDDEN = 1024
 PACKED = 64
@@ -92,44 +92,17 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Reference:
-    """The reference's own figures, from a CPU like this one: B4 S1024 V32768, 2 ranks over gloo, chunks of 256.
-
-    Attributes:
-        forward_ms: Milliseconds of `clock`.
-        backward_ms: The same; None where there is no backward.
-        forward_mib: Peak above inputs.
-        total_mib: The same, backward included.
-        collectives: Forward / backward.
-        clock: "CPU", or "wall" where the CPU's was not taken.
-    """
-
-    forward_ms: float
-    backward_ms: float | None
-    forward_mib: float
-    total_mib: float
-    collectives: str
-    clock: str = "CPU"
-
-    @property
-    def seconds(self) -> float:
-        return (self.forward_ms + (self.backward_ms or 0.0)) / 1e3
-
-
-@dataclass(frozen=True)
 class Kernel:
     """One row of the table.
 
     Attributes:
         name: What it computes.
         build: Builds the inputs of a rank.
-        reference: Figures of the reference, if there are any.
         slow: The naive side takes seconds, so there are fewer repetitions.
     """
 
     name: str
     build: Callable[[Place], Work]
-    reference: Reference | None = None
     slow: bool = False
 
 
@@ -141,8 +114,6 @@ def logprob(place: Place, dtype: torch.dtype = torch.float32) -> Work:
         lambda library: [library.DistributedLogprob.apply(logits, target, start, end, group)],
     )
     ways["naive"] = lambda: [naive.logprobs(logits, target, start, group)]
-    if dtype == torch.float32:
-        ways["chunked"] = lambda: [naive.ChunkedLogprobs.apply(logits, target, place.start, CHUNK, place.group)]
     return Work([logits], ways, _tolerance(dtype))
 
 
@@ -184,7 +155,7 @@ def hidden(place: Place, dtype: torch.dtype = torch.float32) -> Work:
     ]
     ways = place.ways(call, call)
     ways["naive"] = lambda: [naive.hidden_logprobs(states, target, weight, place.start, place.group)]
-    return Work([states, weight], ways, 10 * _tolerance(dtype), products(target.numel(), weight))
+    return Work([states, weight], ways, 10 * _tolerance(dtype))
 
 
 def sampled(place: Place, top_k: int | None = None, top_p: float = 1.0) -> Work:
@@ -264,37 +235,22 @@ def _some(tensors: tuple[Tensor | None, ...]) -> list[Tensor]:
 
 
 BF16 = torch.bfloat16
-SAMPLING_PEAK = (1088, 1600)
 KERNELS = (
-    Kernel("log-probability, fp32", logprob, Reference(467, 1467, 128, 576, "12 / 8")),
-    Kernel("log-probability, bf16", partial(logprob, dtype=BF16), Reference(577, 1605, 192, 512, "12 / 8")),
-    Kernel(f"gather K={K}, fp32", gather, Reference(464, 861, 193, 450, "12 / 8")),
+    Kernel("log-probability, fp32", logprob),
+    Kernel("log-probability, bf16", partial(logprob, dtype=BF16)),
+    Kernel(f"gather K={K}, fp32", gather),
     Kernel(f"gather K={K}, bf16", partial(gather, dtype=BF16)),
-    Kernel("entropy, fp32", entropy, Reference(764, 1080, 256, 448, "12 / 12")),
+    Kernel("entropy, fp32", entropy),
     Kernel("entropy, bf16", partial(entropy, dtype=BF16)),
-    Kernel("cross-entropy of two models", cross_entropy, Reference(3217, 725, 768, 1024, "5 / 0", "wall")),
-    Kernel(f"hidden states H={HIDDEN}, fp32", hidden, Reference(1492, 4374, 232, 756, "AG+9 / AG+8+RS"), slow=True),
+    Kernel("cross-entropy of two models", cross_entropy),
+    Kernel(f"hidden states H={HIDDEN}, fp32", hidden, slow=True),
     Kernel(f"hidden states H={HIDDEN}, bf16", partial(hidden, dtype=BF16), slow=True),
-    Kernel(
-        "sampling k=50 p=0.9",
-        partial(sampled, top_k=50, top_p=0.9),
-        Reference(14263, 1056, *SAMPLING_PEAK, "A2A+AG / A2A", "wall"),
-        slow=True,
-    ),
-    Kernel(
-        "sampling k=50",
-        partial(sampled, top_k=50),
-        Reference(1329, 1025, *SAMPLING_PEAK, "A2A+AG / A2A", "wall"),
-        slow=True,
-    ),
+    Kernel("sampling k=50 p=0.9", partial(sampled, top_k=50, top_p=0.9), slow=True),
+    Kernel("sampling k=50", partial(sampled, top_k=50), slow=True),
     Kernel("sampling p=0.9", partial(sampled, top_p=0.9), slow=True),
-    Kernel("distillation with entropy", distillation, Reference(3485, 5438, 770, 1283, "6 / 5", "wall"), slow=True),
-    Kernel(f"top-k k={K}", topk, Reference(547, None, 11, 11, "8 / –", "wall"), slow=True),
-    Kernel("gather of raw logits", gather_logits, Reference(27, 2111, 5, 579, "4 / 0", "wall")),
-    Kernel(
-        f"packed, {PACKED} sequences",
-        partial(packed, context_parallel=False),
-        Reference(2038, 5580, 128, 576, "12 / 8", "wall"),
-    ),
+    Kernel("distillation with entropy", distillation, slow=True),
+    Kernel(f"top-k k={K}", topk, slow=True),
+    Kernel("gather of raw logits", gather_logits),
+    Kernel(f"packed, {PACKED} sequences", partial(packed, context_parallel=False)),
     Kernel(f"packed, {PACKED} sequences, CP", partial(packed, context_parallel=True)),
 )

@@ -3,9 +3,6 @@
 The logits are cast to fp32, log-softmax is written out with one all-reduce for the maxima and one for the sums of
 exponentials, its columns are picked with a mask, and a third all-reduce gives them to all ranks. Sampling brings whole
 rows together by an all-to-all and sorts them. Every function takes a process group, and None means one process.
-
-`chunked_logprobs` goes about it as the reference does: in chunks of positions, with the exchange again in backward. It
-tells whether this machine is as fast as the one on which the reference's figures were taken.
 """
 
 from __future__ import annotations
@@ -190,27 +187,3 @@ def _whole(x: Tensor, context: Group) -> Tensor:
         return x
     chunks = Gathered.apply(x, context, False).chunk(2 * dist.get_world_size(context))
     return torch.cat([*chunks[::2], *reversed(chunks[1::2])])
-
-
-class ChunkedLogprobs(torch.autograd.Function):
-    """log p in chunks of positions: log-softmax and its exchange in each, in forward and again in backward."""
-
-    @staticmethod
-    def forward(ctx: Any, logits_BSv: Tensor, target_BS: Tensor, start: int, chunk: int, group: Group) -> Tensor:
-        ctx.save_for_backward(logits_BSv, target_BS)
-        ctx.start, ctx.chunk, ctx.group = start, chunk, group
-        pairs = zip(logits_BSv.split(chunk, 1), target_BS.split(chunk, 1), strict=True)
-        return torch.cat([logprobs(z, target, start, group) for z, target in pairs], 1)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None, None]:
-        logits_BSv, target_BS = ctx.saved_tensors
-        grad_BSv = torch.zeros_like(logits_BSv)
-        parts = (x.split(ctx.chunk, 1) for x in (logits_BSv, target_BS, grad_outputs[0], grad_BSv))
-        for z, target, upstream, out in zip(*parts, strict=True):
-            p = log_softmax(z, ctx.group).exp()
-            column = target - ctx.start
-            inside = (column >= 0) & (column < z.shape[-1])
-            chosen = F.one_hot(column.where(inside, 0), z.shape[-1]) * inside[..., None]
-            out.copy_(chosen.float().sub_(p).mul_(upstream[..., None]))
-        return grad_BSv, None, None, None, None

@@ -29,20 +29,16 @@ class Arm:
         recipe: A YAML file beside the rung, or a recipe that ships.
         options: Overrides, `key=value`.
         module: The program to run in place of `lockstep`, such as `benchmarks.unshifted`.
-        before: Arms that are trained first, with the same seed, by the option that takes the folder of their run: a
-            reward model by `reward_model.path`. It is named by all that matters, so another one is another result.
     """
 
     recipe: str
     options: tuple[str, ...] = ()
     module: str = "lockstep"
-    before: Mapping[str, Arm] = field(default_factory=dict)
 
     def load(self, seed: int) -> Loaded:
         """Resolves the recipe for a seed."""
         beside = RUNGS / self.recipe
-        folders = [f"{option}={arm.load(seed).run_folder}" for option, arm in self.before.items()]
-        return load(str(beside) if beside.is_file() else self.recipe, [*self.options, *folders, f"seed={seed}"])
+        return load(str(beside) if beside.is_file() else self.recipe, [*self.options, f"seed={seed}"])
 
 
 @dataclass(frozen=True)

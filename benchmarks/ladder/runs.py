@@ -56,8 +56,7 @@ class Ladder:
             return
         folder = self.out / rung.name / f"{name}-{seed}-{key.recipe}-{key.code}"
         log = folder.with_suffix(".log")
-        before = (one.load(seed) for one in arm.before.values())
-        warm_s = sum(self._train_first(first, log) for first in (loaded.warm_start, *before) if first is not None)
+        warm_s = self._train_first(loaded.warm_start, log) if loaded.warm_start is not None else 0.0
         own = (f"run.folder={folder}",)
         cpu_s = self._train(arm.module, (*loaded.arguments, *own), log)
         result = collect(rung, key, folder, cpu_s, warm_s, environment())

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from benchmarks.doctor_mutations import read_scores, remember, table_of
-from benchmarks.locate_controls import BF16, FP32, HealthyPair
 from benchmarks.mutate_code import Edit, apply, edits_of, patch_of
 from benchmarks.mutated_programs import find_programs
 from benchmarks.mutation_score import EditedTap, Judge
@@ -95,11 +94,6 @@ def test_code_that_carries_weights_is_edited_where_it_runs() -> None:
     weight = tap.model.get_parameter("model.norm.weight")
     assert not torch.equal(weight, program.build().get_parameter("model.norm.weight"))
     assert torch.equal(weight, weight.bfloat16().float())
-
-
-@pytest.mark.parametrize("types", [(FP32, FP32), (BF16, BF16)])
-def test_a_healthy_pair_has_no_place(types: tuple[torch.dtype, torch.dtype]) -> None:
-    assert not HealthyPair("llama", "sdpa", types, True, 0).locate().places
 
 
 ATTENTION = str(importlib.import_module("lockstep.models.attention").__file__)
