@@ -56,17 +56,10 @@ class Case:
     temperature: float = 1.0
 
     @classmethod
-    def of(
-        cls,
-        size: str,
-        lengths: Lengths = "uneven",
-        generations: int = 1,
-        responses: int | None = None,
-        max_tokens: int | None = None,
-    ) -> Case:
+    def of(cls, size: str, lengths: Lengths, generations: int) -> Case:
         """Prompts of 8 to 64 tokens, short ones first; of uneven responses one in 13 reaches `max_tokens`."""
-        count, most = (given or usual for given, usual in zip((responses, max_tokens), LOADS[size], strict=True))
-        count, vocab = count // generations, SIZES[size].vocab
+        responses, most = LOADS[size]
+        count, vocab = responses // generations, SIZES[size].vocab
         widths = [LEAST_PROMPT + i * (MOST_PROMPT - LEAST_PROMPT) // max(count - 1, 1) for i in range(count)]
         prompts = tuple(map(tuple, random_prompts(widths, vocab=vocab)))
         stops = range(0, vocab, round(most / math.log(13))) if lengths == "uneven" else ()

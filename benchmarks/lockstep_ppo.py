@@ -1,7 +1,6 @@
 """Our side of `benchmarks.ppo_step`: the step that `lockstep train` runs, on the small Llama. Prints one JSON line.
 
     python -m benchmarks.lockstep_ppo --hidden 1024 --layers 8      # peak memory where weights outweigh the libraries
-    python -m benchmarks.lockstep_ppo --vocab 32768 --new-tokens 240 --epochs 1 --steps 3 [--whole-logits]
 
 The reward is the rank of a response's last token, which costs nothing, as on the other side. What a step does that the
 other side's does not: it scores the responses again with the learner, reports how well sampler and learner agree, and
@@ -95,8 +94,6 @@ def step_of(
     """The step as a function of its number, and the learners that hold the state."""
     options = recipe(args)
     lm = causal_lm(llama_config(hidden=args.hidden, layers=args.layers, vocab=args.vocab)).eval()
-    if args.whole_logits:  # a head with a bias is not fused
-        lm.lm_head.bias = nn.Parameter(torch.zeros(args.vocab))
     join_maps(lm)
     lm.set_attn_implementation(attention.NAME)
     policy = TorchLearner(LogitsHead(lm), options.learner, options.policy)
@@ -178,7 +175,6 @@ def arguments(doc: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--vocab", type=int, default=VOCAB)
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--exact", action="store_true", help="by kernels that give a token the same bits in any batch")
-    parser.add_argument("--whole-logits", action="store_true", help="of a model whose logits cannot be fused")
     return parser
 
 

@@ -1,6 +1,6 @@
 """A weight sync, attestation included, beside a copy of the same bytes in memory: seconds, CPU seconds, peak memory.
 
-    python -m benchmarks.weight_sync [--sizes 1 100 500] [--ways ...] [--repeats 7] [--save]
+    python -m benchmarks.weight_sync [--sizes 2 100 500] [--ways ...] [--repeats 7] [--save]
 
 Models with random weights, fp32; learner, ranks and engine are processes of this machine with one thread each. A copy
 and a weight sync are timed in turn. *ratio* is the rate of the weight sync in rates of the copy, by wall seconds, which
@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.harness import environment, save
+from benchmarks.harness import cpu_clock, environment, save, status_bytes
+from benchmarks.small_llama import causal_lm, llama_config
 from lockstep.cluster.learner_group import launch
 from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
@@ -32,13 +32,12 @@ from lockstep.config import LearnerSection, Parallel, SamplerSection
 from lockstep.learners.base import Learner
 from lockstep.weight_sync.sync import random_probe, sync_weights
 
-VOCABULARY, CONTEXT = 32_000, 256
+VOCABULARY, CONTEXT = 32_000, 512
 SHAPES = {  # millions of parameters: hidden size, layers
-    1: (32, 1),
-    100: (768, 11),
-    500: (1280, 23),
+    2: (32, 1),
+    100: (768, 7),
+    500: (1280, 21),
 }
-_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -102,20 +101,13 @@ def processes() -> dict[str, int]:
 
 
 def cpu_seconds() -> dict[str, float]:
-    """CPU seconds so far of each process, to a hundredth."""
-    ticks = {
-        name: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for name, pid in processes().items()
-    }
-    return {name: (int(fields[11]) + int(fields[12])) * _TICK_S for name, fields in ticks.items()}
+    """CPU seconds so far of each process."""
+    return {name: cpu_clock(pid) for name, pid in processes().items()}
 
 
-def memory_mib(kind: str) -> dict[str, float]:
+def memory_mib(field: str) -> dict[str, float]:
     """Memory of each process, `VmRSS` or, since `forget_peaks`, the largest that it was: `VmHWM`."""
-    found = dict[str, float]()
-    for name, pid in processes().items():
-        (line,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith(kind)]
-        found[name] = int(line.split()[1]) / 1024
-    return found
+    return {name: status_bytes(field, pid) / 2**20 for name, pid in processes().items()}
 
 
 def forget_peaks() -> None:
@@ -126,18 +118,7 @@ def forget_peaks() -> None:
 def model_folder(root: Path, size: int) -> Path:
     """Writes a Llama with about `size` million parameters."""
     hidden, layers = SHAPES[size]
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=hidden,
-        intermediate_size=hidden * 8 // 3 // 32 * 32,
-        num_hidden_layers=layers,
-        num_attention_heads=max(1, hidden // 64),
-        num_key_value_heads=max(1, hidden // 64),
-        max_position_embeddings=CONTEXT,
-        tie_word_embeddings=True,
-    )
-    torch.manual_seed(0)
-    LlamaForCausalLM(config).save_pretrained(root / str(size))
+    causal_lm(llama_config(hidden=hidden, layers=layers, vocab=VOCABULARY)).save_pretrained(root / str(size))
     return root / str(size)
 
 
@@ -189,7 +170,7 @@ def measure_way(folder: Path, name: str, way: Way, repeats: int) -> Row:
         peaks = memory_mib("VmHWM")
     cpu_s = {process: statistics.mean(one[process] for one in spent) for process in spent[0]}
     copy_s, sync_s, copy_cpu_s = (statistics.median(one) for one in (copies, syncs, copies_cpu))
-    busiest = copy_cpu_s / max(max(cpu_s.values()), _TICK_S / repeats)
+    busiest = copy_cpu_s / max(cpu_s.values())
     grown = {process: peak - held[process] for process, peak in peaks.items()}
     return Row(name, copy_s, sync_s, copy_s / sync_s, copy_cpu_s, cpu_s, busiest, grown)
 

@@ -18,11 +18,11 @@ CEILINGS = {
     "lockstep_doctor": (48.5, 60),  # with the doctor's rooms in lockstep, which move there
     "lockstep_logprobs": (27.5, 28),
     "lockstep_convert": (7.0, 9),
-    "benchmarks": (125.5, 90),
+    "benchmarks": (92.5, 90),
     "tests": (488.0, 400),
     "options": (743, 540),
     "protocols": (47, 18),
-    "docs": (69.5, 60),  # 3 of them the page of what the mission measured
+    "docs": (67.6, 60),  # 3 of them the page of what the mission measured
     "LOG.md": (7.0, 8),
 }
 
