@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.harness import Row, environment, save
 from benchmarks.plan_measure import TINY, measured, model_folder
-from lockstep.algorithms.base import Load
+from lockstep.algorithms.roles import Load
 from lockstep.config import LearnerSection, LoRA, Parallel
 from lockstep.models.folder import read_config, skeleton
 from lockstep.plan.memory import Head, Rank

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from lockstep import process_defaults
 from lockstep.guarded_imports import install_guards
 from lockstep.lazy_names import export_lazily
+from lockstep.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from lockstep import losses, objectives
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
     from lockstep.metrics import Metrics
     from lockstep.samplers.base import Sampler
     from lockstep.types import SamplingParams
-
-__version__ = "0.2.0"
 
 __all__ = [
     "DPO",

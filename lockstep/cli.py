@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from lockstep import __version__, exit_codes, process_defaults
+from lockstep import exit_codes, process_defaults
 from lockstep.commands import (
     certify,
     check,
@@ -29,6 +29,7 @@ from lockstep.config.trust import trust
 from lockstep.run.ending import end_with_code
 from lockstep.run.stop import hear_interrupts
 from lockstep.unread import is_unread, name_failures, open_closed_streams, outlive_full_disk, silence
+from lockstep.version import __version__
 
 COMMANDS = (
     train,

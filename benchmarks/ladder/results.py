@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.ladder.rung import ASSETS, Rung
-from lockstep.algorithms.base import Algorithm, Load
+from lockstep.algorithms.base import Algorithm
+from lockstep.algorithms.roles import Load
 from lockstep.config.loading import Loaded, load_run
 from lockstep.report.log import TIMINGS, read_metrics, read_numbers
 

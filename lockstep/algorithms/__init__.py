@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING
 from lockstep.lazy_names import export_lazily
 
 if TYPE_CHECKING:
-    from lockstep.algorithms.base import Algorithm, Inference, Load, ModelRole
-    from lockstep.algorithms.job import (
-        Checkpointable,
-        Job,
-        Validation,
+    from lockstep.algorithms.base import Algorithm
+    from lockstep.algorithms.job import Checkpointable, Job, Validation
+    from lockstep.algorithms.opening import (
         build_agreement,
         build_engine,
         describe,
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
         open_training,
         validate_figures,
     )
+    from lockstep.algorithms.roles import Inference, Load, ModelRole
     from lockstep.algorithms.rows import open_demonstrations, open_pairs, open_prompts
     from lockstep.algorithms.setup import Setup
     from lockstep.algorithms.step import RunLength, StepResult
@@ -73,16 +72,18 @@ __all__ = [
 ]
 
 _PLACES = {
-    "lockstep.algorithms.base": (
-        "Algorithm",
-        "Inference",
-        "Load",
-        "ModelRole",
-    ),
+    "lockstep.algorithms.base": ("Algorithm",),
     "lockstep.algorithms.job": (
         "Job",
         "Checkpointable",
         "Validation",
+    ),
+    "lockstep.algorithms.roles": (
+        "Inference",
+        "Load",
+        "ModelRole",
+    ),
+    "lockstep.algorithms.opening": (
         "build_agreement",
         "build_engine",
         "describe",

@@ -6,137 +6,18 @@ what it declares, and never ask which algorithm it is. docs/guides/own_algorithm
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from lockstep.config import (
-    AgreementSection,
-    AskedSection,
-    Common,
-    LearnerSection,
-    Optimizer,
-    RepeatedSampling,
-    RewardSection,
-    SamplerSection,
-    Sampling,
-)
+from lockstep.algorithms.roles import Inference, Load, ModelRole
+from lockstep.config import AskedSection, Common, RewardSection, registry
 from lockstep.config.backends import INFERENCE
 from lockstep.config.section import rule
-from lockstep.types import Head, SamplingParams
 
 if TYPE_CHECKING:
     from lockstep.algorithms.job import Job
     from lockstep.algorithms.setup import Setup
-
-
-@dataclass(frozen=True)
-class ModelRole:
-    """A model of an algorithm: its initial weights, its head, and its optimizer if it learns.
-
-    Attributes:
-        name: Name of the role, such as policy or critic, in checkpoints and plans.
-        head: Output for each token.
-        learner: Its parallel layout, dtype and device.
-        optimizer: Its optimizer; None: the model is frozen.
-        path: Folder of its initial weights; None: those of the run's initial model.
-        follows: True if the run copies a learner's weights into it, so that it needs the learner's LoRA adapters.
-    """
-
-    name: str
-    head: Head
-    learner: LearnerSection
-    optimizer: Optimizer | None = None
-    path: str | None = None
-    follows: bool = False
-
-    @property
-    def is_saved(self) -> bool:
-        """True if a run changes its weights, so that checkpoints hold them."""
-        return self.optimizer is not None or self.follows
-
-
-@dataclass(frozen=True)
-class Inference:
-    """The inference of an algorithm: its engine, and the distributions that it samples from.
-
-    Attributes:
-        sampler: The inference engine.
-        agreement: The comparison of learner and sampler.
-        sampling: The distribution of training rollouts; None: it trains on no samples.
-        validation_sampling: The distribution of validation; None: validation samples nothing.
-        one_step_ahead: True if the sampler works while the learner does.
-    """
-
-    sampler: SamplerSection
-    agreement: AgreementSection
-    sampling: Sampling | None
-    validation_sampling: RepeatedSampling | None
-    one_step_ahead: bool = False
-
-    @property
-    def penalizes(self) -> bool:
-        """True if a sampling penalty makes the engine keep track of the tokens before."""
-        return any(one is not None and one.params().penalizes for one in (self.sampling, self.validation_sampling))
-
-    def explain_inexact(self, learner: LearnerSection) -> str | None:
-        """Returns the reason why learner and sampler cannot agree bit for bit; None if they can."""
-        if self.sampling is None:
-            return "it trains on no samples"
-        reason = learner.explain_inexact()
-        if reason is not None:
-            return reason
-        if not INFERENCE.find(self.sampler.backend).is_exact:
-            return f"sampler.backend={self.sampler.backend} has kernels of its own"
-        if self.one_step_ahead:
-            return "one_step_ahead samples with older weights than those that are trained"
-        return None
-
-
-_OWN = SamplingParams(1)
-"""The model's own distribution."""
-
-
-@dataclass(frozen=True)
-class Load:
-    """The largest workload of a learner, with every sequence at its maximum length.
-
-    Attributes:
-        sequence: Tokens of the longest sequence.
-        group: Sequences that must share a forward pass: 2 for pairs.
-        rows: Groups per optimizer step.
-        updates: Optimizer steps per step of the algorithm.
-        scored: Groups that each frozen model scores per step of the algorithm, before the update.
-        generated: Tokens of the longest generated sequence, with its prompt; 0: nothing is sampled.
-        sampling: The distribution that tokens are scored under; its `max_tokens` does not matter here.
-    """
-
-    sequence: int
-    group: int
-    rows: int
-    updates: int = 1
-    scored: int = 0
-    generated: int = 0
-    sampling: SamplingParams = _OWN
-
-    @property
-    def shortest(self) -> int:
-        """Tokens of one group: the smallest possible micro-batch."""
-        return self.group * self.sequence
-
-    def together(self, learner: LearnerSection) -> int:
-        """Groups in one micro-batch."""
-        return learner.rows_per_pass or max(1, learner.micro_batch_tokens // self.shortest)
-
-    def tokens(self, learner: LearnerSection) -> int:
-        """Tokens of one micro-batch, over all ranks that share it."""
-        return min(self.together(learner), -(-self.rows // learner.parallel.row_shares)) * self.shortest
-
-    def passes(self, learner: LearnerSection, groups: int) -> int:
-        """Micro-batches of each rank over `groups` groups."""
-        return math.ceil(math.ceil(groups / learner.parallel.row_shares) / self.together(learner))
 
 
 class Algorithm(Common, ABC):
@@ -237,12 +118,13 @@ class Algorithm(Common, ABC):
             if limit is not None
         }
 
-    @abstractmethod
     def open(self, setup: Setup) -> Job:
         """Opens data and models, and returns the job. Everything that can be wrong with the recipe is raised here.
 
-        A dry run calls it as well, with stand-ins for the models, so do not call a model here.
+        A dry run calls it as well, with stand-ins for the models, so do not call a model here. The registry names the
+        function that opens a built-in algorithm; any other overrides this method.
         """
+        return registry.find_opener(self.algorithm)(self, setup)
 
     @property
     def inference(self) -> Inference | None:

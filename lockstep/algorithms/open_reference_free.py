@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from lockstep.algorithms.job import Job, Validate, describe, measure_run_length, validate_figures
+from lockstep.algorithms.job import Job, Validate
 from lockstep.algorithms.open_pairs import open_held_out_pairs, open_train_pairs
+from lockstep.algorithms.opening import describe, measure_run_length, validate_figures
 from lockstep.algorithms.reference_free import ReferenceFreeRecipe
 from lockstep.algorithms.setup import Setup
 from lockstep.algorithms.step import RunLength, StepResult

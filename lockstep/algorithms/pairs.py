@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field, PositiveInt
 
-from lockstep.algorithms.base import Load
+from lockstep.algorithms.roles import Load
 from lockstep.algorithms.supervised import Supervised
 from lockstep.config import Optimizer, PairSection, Section
 

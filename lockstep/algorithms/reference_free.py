@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lockstep.algorithms.base import ModelRole
 from lockstep.algorithms.pairs import PairsRecipe
+from lockstep.algorithms.roles import ModelRole
 
 
 class ReferenceFreeRecipe(PairsRecipe):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from lockstep.algorithms.base import ModelRole
+from lockstep.algorithms.roles import ModelRole
 from lockstep.algorithms.rows import DataFiles
 from lockstep.config import AskedSection, DType, EnvironmentSection, RewardSection
 from lockstep.data.prompts import Prompts

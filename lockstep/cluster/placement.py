@@ -13,7 +13,8 @@ from typing import Self, assert_never
 
 import torch
 
-from lockstep.algorithms.base import Algorithm, ModelRole
+from lockstep.algorithms.base import Algorithm
+from lockstep.algorithms.roles import ModelRole
 from lockstep.config import ClusterSection, Computation, LearnerSection, SamplerSection
 from lockstep.errors import InputError
 from lockstep.learners import backend as learner_backends

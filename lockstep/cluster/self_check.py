@@ -25,7 +25,6 @@ import transformers
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-import lockstep
 import lockstep_logprobs
 from lockstep import keyed
 from lockstep.batch import Batch
@@ -46,6 +45,7 @@ from lockstep.models.parallelize import layers
 from lockstep.models.precision import TORCH_TYPES, autocast
 from lockstep.samplers.torch.stateful import torch_sampler
 from lockstep.types import Request, SamplingParams
+from lockstep.version import __version__
 
 LARGEST_GAP = 1e-3
 """Bound on |Δ log π| of any token, nats, fp32. Of 55 sound families the worst has 6e-4 (Kimi Linear, decoded); a state
@@ -305,7 +305,7 @@ def _refuse_unsupported(config: PreTrainedConfig) -> Iterator[None]:
 
 @cache
 def _versions() -> tuple[str, ...]:
-    return lockstep.__version__, torch.__version__, transformers.__version__, platform.python_version()
+    return __version__, torch.__version__, transformers.__version__, platform.python_version()
 
 
 @cache
@@ -317,7 +317,7 @@ def _machine() -> tuple[str, ...]:
 @cache
 def _source() -> str:
     """A hash of the source in `_PROVEN`."""
-    root, digest = Path(lockstep.__file__).parent, hashlib.sha256()
+    root, digest = Path(__file__).parents[1], hashlib.sha256()
     parts = [*(root / name for name in _PROVEN), Path(lockstep_logprobs.__file__).parent]
     for part in parts:
         files = sorted([part] if part.suffix else part.rglob("*.py"))

@@ -9,20 +9,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pydantic_core import CoreSchema, core_schema
 
+from lockstep.config.section import Section
 from lockstep.config.user_code import load
 from lockstep.errors import InputError
 
-if TYPE_CHECKING:
-    from lockstep.config.machinery import LearnerSection, SamplerSection
-
 B = TypeVar("B")
+S = TypeVar("S", bound=Section)
+"""The section of options: `LearnerSection` or `SamplerSection`, which import this module."""
 
 
-class TrainingOptions(ABC):
+class TrainingOptions(ABC, Generic[S]):
     """The part of a training backend that depends on options alone."""
 
     @property
@@ -31,11 +31,11 @@ class TrainingOptions(ABC):
         return False
 
     @abstractmethod
-    def in_process(self, section: LearnerSection) -> bool:
+    def in_process(self, section: S) -> bool:
         """True if such a learner can run in the caller's process."""
 
     @abstractmethod
-    def refuse_options(self, section: LearnerSection) -> None:
+    def refuse_options(self, section: S) -> None:
         """Raises ValueError for an option that the backend does not have."""
 
 
@@ -54,7 +54,7 @@ class OwnSection:
     changes_no_result: tuple[str, ...] = ()
 
 
-class InferenceOptions(ABC):
+class InferenceOptions(ABC, Generic[S]):
     """The part of an inference backend, an engine that Lockstep starts or a server, that depends on options alone."""
 
     @property
@@ -73,18 +73,18 @@ class InferenceOptions(ABC):
         """The section of options that it alone has; None: it has none."""
 
     @abstractmethod
-    def in_process(self, section: SamplerSection) -> bool:
+    def in_process(self, section: S) -> bool:
         """True if such an engine can run in the caller's process."""
 
     @abstractmethod
-    def refuse_options(self, section: SamplerSection) -> None:
+    def refuse_options(self, section: S) -> None:
         """Raises ValueError for an option that the backend does not support, or that it needs and is not given."""
 
-    def explain_fixed_weights(self, section: SamplerSection) -> str | None:
+    def explain_fixed_weights(self, section: S) -> str | None:
         """Says which option keeps it from taking the weights of a learner; None: none does."""
         return None
 
-    def context_limit(self, section: SamplerSection) -> int | None:
+    def context_limit(self, section: S) -> int | None:
         """Longest sequence that the section allows; None: the model's context."""
         return None
 
@@ -94,7 +94,7 @@ class InferenceOptions(ABC):
         """Backends that the doctor compares for a run with the torch learner and this sampler, the learner's first."""
 
     @abstractmethod
-    def doctor_options(self, section: SamplerSection) -> tuple[str, ...]:
+    def doctor_options(self, section: S) -> tuple[str, ...]:
         """Overrides that give a doctor recipe the options of this section."""
 
 
@@ -142,7 +142,7 @@ class Backends(Generic[B]):
         return core_schema.literal_schema(list(self.names))
 
 
-TRAINING = Backends(
+TRAINING: Backends[TrainingOptions[Any]] = Backends(
     "learner.backend",
     TrainingOptions,
     {
@@ -150,7 +150,7 @@ TRAINING = Backends(
         "megatron": "lockstep.learners.megatron.backend:MegatronTraining",
     },
 )
-INFERENCE = Backends(
+INFERENCE: Backends[InferenceOptions[Any]] = Backends(
     "sampler.backend",
     InferenceOptions,
     {

@@ -6,34 +6,53 @@ A package brings algorithms by entry points of the group `lockstep.algorithms`; 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lockstep.config.named_code import find_code
 from lockstep.config.plugins import Plugins
 from lockstep.config.recipe import Recipe
-from lockstep.config.user_code import find_file
+from lockstep.config.user_code import find_file, load
+from lockstep.errors import InputError
+
+
+@dataclass(frozen=True)
+class Places:
+    """Places of a built-in algorithm: its folder, and in it the class of its options and the function that opens it."""
+
+    folder: str
+    options: str
+    opener: str | None
+
+    @property
+    def options_class(self) -> str:
+        """The place of the options' class, for imports."""
+        return f"{self.folder}.{self.options}"
+
 
 _BUILT_IN = {
-    "sft": "lockstep.algorithms.sft.options:SFTRecipe",
-    "ppo": "lockstep.algorithms.ppo.options:PPORecipe",
-    "grpo": "lockstep.algorithms.grpo.options:GRPORecipe",
-    "dpo": "lockstep.algorithms.dpo.options:DPORecipe",
-    "kto": "lockstep.algorithms.kto.options:KTORecipe",
-    "orpo": "lockstep.algorithms.orpo.options:ORPORecipe",
-    "simpo": "lockstep.algorithms.simpo.options:SimPORecipe",
-    "online_dpo": "lockstep.algorithms.online_dpo.options:OnlineDPORecipe",
-    "reward_model": "lockstep.algorithms.reward_model.options:RewardModelRecipe",
-    "distill": "lockstep.algorithms.distill.options:DistillRecipe",
-    "self_rewarding": "lockstep.algorithms.self_rewarding.options:SelfRewardingRecipe",
-    "eval": "lockstep.inference.eval_options:EvalRecipe",
-    "generate": "lockstep.inference.generate_options:GenerateRecipe",
-    "doctor": "lockstep.doctor.options:DoctorRecipe",
-    "judge_eval": "lockstep.inference.judge_eval_options:JudgeEvalRecipe",
+    "sft": Places("lockstep.algorithms.sft", "options:SFTRecipe", "job:open_sft"),
+    "ppo": Places("lockstep.algorithms.ppo", "options:PPORecipe", "job:open_ppo"),
+    "grpo": Places("lockstep.algorithms.grpo", "options:GRPORecipe", "job:open_grpo"),
+    "dpo": Places("lockstep.algorithms.dpo", "options:DPORecipe", "job:open_dpo"),
+    "kto": Places("lockstep.algorithms.kto", "options:KTORecipe", "job:open_kto"),
+    "orpo": Places("lockstep.algorithms.orpo", "options:ORPORecipe", "job:open_orpo"),
+    "simpo": Places("lockstep.algorithms.simpo", "options:SimPORecipe", "job:open_simpo"),
+    "online_dpo": Places("lockstep.algorithms.online_dpo", "options:OnlineDPORecipe", "job:open_online_dpo"),
+    "reward_model": Places("lockstep.algorithms.reward_model", "options:RewardModelRecipe", "job:open_reward_model"),
+    "distill": Places("lockstep.algorithms.distill", "options:DistillRecipe", "job:open_distill"),
+    "self_rewarding": Places(
+        "lockstep.algorithms.self_rewarding", "options:SelfRewardingRecipe", "job:open_self_rewarding"
+    ),
+    "eval": Places("lockstep.inference", "eval_options:EvalRecipe", "evaluate:evaluate"),
+    "judge_eval": Places("lockstep.inference", "judge_eval_options:JudgeEvalRecipe", "judge_eval:judge_eval"),
+    "generate": Places("lockstep.inference", "generate_options:GenerateRecipe", "generate:generate"),
+    "doctor": Places("lockstep.doctor", "options:DoctorRecipe", None),
 }
-
-_ALGORITHMS = Plugins("algorithm", Recipe, "lockstep.algorithms.base.Algorithm", _BUILT_IN)
+_OPTIONS = {name: places.options_class for name, places in _BUILT_IN.items()}
+_ALGORITHMS = Plugins("algorithm", Recipe, "lockstep.algorithms.base.Algorithm", _OPTIONS)
 
 
 def names() -> tuple[str, ...]:
@@ -48,6 +67,18 @@ def find(algorithm: str) -> type[Recipe] | None:
         InputError: The class that is named cannot be imported, or lacks part of what an algorithm declares.
     """
     return _ALGORITHMS.find(algorithm)
+
+
+def find_opener(algorithm: str) -> Callable[..., Any]:
+    """The function that opens a built-in algorithm, or runs a command: it takes the recipe, and an algorithm's setup.
+
+    Raises:
+        InputError: The algorithm is not built in, and its class does not define `open`.
+    """
+    places = _BUILT_IN.get(algorithm)
+    if places is None or places.opener is None:
+        raise InputError(f"algorithm {algorithm} does not declare: open")
+    return load(f"{places.folder}.{places.opener}", "algorithm", "function")
 
 
 def list_code(options: Mapping[str, Any]) -> dict[str, Path]:

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from lockstep import keyed
-from lockstep.algorithms.base import Load
+from lockstep.algorithms.roles import Load
 from lockstep.batch import Batch
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.config.machinery import Computation, DType, LearnerSection, SamplerSection

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lockstep.types import Head
 
 
-class TrainingBackend(TrainingOptions):
+class TrainingBackend(TrainingOptions["LearnerSection"]):
     """Interface between a training backend and the rest of Lockstep.
 
     A subclass implements the abstract members of this class and of `TrainingOptions`, and imports heavy modules inside

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig
 
-from lockstep.algorithms.base import Algorithm, ModelRole
+from lockstep.algorithms.base import Algorithm
+from lockstep.algorithms.roles import ModelRole
 from lockstep.algorithms.rows import data_files
 from lockstep.config.hub import fetch_names
 from lockstep.config.loading import Loaded

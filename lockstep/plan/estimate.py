@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from lockstep.algorithms.base import Algorithm, Load, ModelRole
+from lockstep.algorithms.base import Algorithm
+from lockstep.algorithms.roles import Load, ModelRole
 from lockstep.cluster.placement import Placement, takes_turns, works_in_engines_turn
 from lockstep.config import AskedSection, LearnerSection
 from lockstep.config.model_recipe import weights_of

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from lockstep.algorithms.base import Load
+from lockstep.algorithms.roles import Load
 from lockstep.config import LearnerSection, SamplerSection
 from lockstep.models.attention import width_of
 from lockstep.models.heads import scores_tokens

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from lockstep.algorithms.base import Load
+from lockstep.algorithms.roles import Load
 from lockstep.config import LearnerSection, Parallel
 from lockstep.errors import InputError
 from lockstep.learners.room import ROOM

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self, assert_never
 
-from lockstep.algorithms.base import Inference
+from lockstep.algorithms.roles import Inference
 from lockstep.cluster.placement import Placement, choose_route
 from lockstep.plan.memory import Rank
 from lockstep.plan.sizes import FP32

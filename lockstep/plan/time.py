@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from lockstep.algorithms.base import Inference
+from lockstep.algorithms.roles import Inference
 from lockstep.errors import InputError
 from lockstep.models.heads import scores_tokens
 from lockstep.monitor.agreement import SHARE

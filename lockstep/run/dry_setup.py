@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from lockstep import machine_memory
-from lockstep.algorithms.base import Algorithm, ModelRole
+from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.episodes import describe_rewards, episodes_of
+from lockstep.algorithms.roles import ModelRole
 from lockstep.algorithms.rows import DataFiles
 from lockstep.algorithms.setup import Policy
 from lockstep.batch import Batch

@@ -9,12 +9,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import lockstep
 from lockstep.config import registry
 from lockstep.config.loading import Loaded
 from lockstep.config.model_recipe import weights_of
 from lockstep.errors import InputError
 from lockstep.models.digests import FULL, digest, model_files
+from lockstep.version import __version__
 
 Identity = dict[str, Any]
 
@@ -36,7 +36,7 @@ def identity(loaded: Loaded, data: Mapping[str, str], model: Path | None) -> Ide
         model: Folder of the initial model; None where it is yet to be made, by what the recipe says.
     """
     found = inputs(loaded, data, model)
-    found["code.lockstep"] = f"{lockstep.__version__} {_own_code()}"
+    found["code.lockstep"] = f"{__version__} {_own_code()}"
     libraries = _LIBRARIES if loaded.training.learner.lora is None else (*_LIBRARIES, "peft")
     return found | {f"code.{name}": importlib.metadata.version(name) for name in libraries}
 
@@ -81,7 +81,7 @@ def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]
 @cache
 def _own_code() -> str:
     """A digest of Lockstep's code, read once, since the files may change while this process runs."""
-    return digest(sorted(Path(lockstep.__file__).parent.rglob("*.py")))
+    return digest(sorted(Path(__file__).parents[1].rglob("*.py")))
 
 
 def _describe_older(then: object, now: object) -> str:

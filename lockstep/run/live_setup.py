@@ -9,8 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from lockstep.algorithms.base import Algorithm, ModelRole
+from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.episodes import describe_rewards, episodes_of
+from lockstep.algorithms.roles import ModelRole
 from lockstep.algorithms.rows import DataFiles
 from lockstep.algorithms.setup import Policy
 from lockstep.cluster.judges import answering, judge_answers, open_judge_reward

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 import transformers
 
-import lockstep
 from lockstep.config.loading import Loaded
 from lockstep.models.device import keep_fp32
 from lockstep.printable import print_text
 from lockstep.report.log import ENVIRONMENT, read_environment
 from lockstep.run.folder import write_once
+from lockstep.version import __version__
 
 
 def environment(loaded: Loaded) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def describe_machine() -> dict[str, Any]:
     """Versions, machine and threads of this process, and how it computes fp32 products where it sees GPUs."""
     precision = {"precision": keep_fp32()} if torch.cuda.is_available() else {}
     return {
-        "lockstep": lockstep.__version__,
+        "lockstep": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lockstep.samplers.base import Sampler, Served
 
 
-class InferenceBackend(InferenceOptions):
+class InferenceBackend(InferenceOptions["SamplerSection"]):
     """Interface between an inference backend that takes weights and the rest of Lockstep.
 
     A subclass implements the abstract members of this class and of `InferenceOptions`, and imports heavy modules inside

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lockstep.algorithms.base import Load
+from lockstep.algorithms.roles import Load
 from lockstep.batch import Batch
 from lockstep.cluster.learner_group import launch
 from lockstep.cluster.specs import LearnerSpec

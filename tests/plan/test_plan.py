@@ -14,7 +14,7 @@ import torch
 from tiny_models import CONTEXT, OPTIMIZER, SECTION, SquaredError, WeightedLogprob, ragged
 from torch import Tensor, nn
 
-from lockstep.algorithms.base import Load, ModelRole
+from lockstep.algorithms.roles import Load, ModelRole
 from lockstep.batch import Batch
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import DType, LearnerSection, LoRA, Parallel, SamplerSection

@@ -12,7 +12,8 @@ import torch
 from tiny_models import OPTIMIZER, SECTION, WeightedLogprob, ragged
 from torch.utils.flop_counter import FlopCounterMode
 
-from lockstep.algorithms.base import Algorithm, Inference, Load
+from lockstep.algorithms.base import Algorithm
+from lockstep.algorithms.roles import Inference, Load
 from lockstep.cli import main
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.config.loading import load

@@ -299,7 +299,7 @@ def test_another_reward_function_is_said_and_refused(unfinished: Run) -> None:
 
 
 def test_another_version_of_the_code_is_said_and_refused(unfinished: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstep.__version__", "9.9.9")
+    monkeypatch.setattr("lockstep.run.identity.__version__", "9.9.9")
     with pytest.raises(ChangedError, match=r'code\.lockstep was ".*", is "9\.9\.9 '):
         unfinished()
 

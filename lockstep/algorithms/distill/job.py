@@ -16,8 +16,8 @@ from lockstep.algorithms.distill.step import (
     StudentSequences,
     distill_step,
 )
-from lockstep.algorithms.job import (
-    Job,
+from lockstep.algorithms.job import Job
+from lockstep.algorithms.opening import (
     build_agreement,
     build_engine,
     describe,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, final
+from typing import Annotated, final
 
 from pydantic import Field, PositiveInt
 
-from lockstep.algorithms.base import Algorithm, Inference, Load, ModelRole
+from lockstep.algorithms.base import Algorithm
+from lockstep.algorithms.roles import Inference, Load, ModelRole
 from lockstep.config import (
     AgreementSection,
     EngineSection,
@@ -20,10 +21,6 @@ from lockstep.config import (
 )
 from lockstep.config.section import rule
 from lockstep.types import Divergence
-
-if TYPE_CHECKING:
-    from lockstep.algorithms.job import Job
-    from lockstep.algorithms.setup import Setup
 
 
 class DistillSection(Section):
@@ -182,8 +179,3 @@ class DistillRecipe(Algorithm):
     @property
     def rewards(self) -> dict[str, RewardSection | None]:
         return {"validation_reward": self.validation_reward}
-
-    def open(self, setup: Setup) -> Job:
-        from lockstep.algorithms.distill.job import open_distill
-
-        return open_distill(self, setup)

@@ -6,8 +6,9 @@ from functools import cache, partial
 
 from lockstep.algorithms.dpo.options import DPORecipe
 from lockstep.algorithms.dpo.step import DPOWorkers, dpo_step, measure_held_out_preference
-from lockstep.algorithms.job import Job, Validate, describe, measure_run_length, validate_figures
+from lockstep.algorithms.job import Job, Validate
 from lockstep.algorithms.open_pairs import open_held_out_pairs, open_train_pairs
+from lockstep.algorithms.opening import describe, measure_run_length, validate_figures
 from lockstep.algorithms.reference import with_reference
 from lockstep.algorithms.setup import Setup
 from lockstep.batch import Batch

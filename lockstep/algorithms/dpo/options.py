@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, final
+from typing import final
 
 from pydantic import Field, PositiveFloat
 
-from lockstep.algorithms.base import Load, ModelRole
 from lockstep.algorithms.pairs import LearnedPairs, PairsRecipe
+from lockstep.algorithms.roles import Load, ModelRole
 from lockstep.config import PreferenceSection
 from lockstep.config.section import rule
-
-if TYPE_CHECKING:
-    from lockstep.algorithms.job import Job
-    from lockstep.algorithms.setup import Setup
 
 
 class DPOSection(LearnedPairs, PreferenceSection):
@@ -58,11 +54,6 @@ class DPORecipe(PairsRecipe):
     @property
     def longest_demonstration(self) -> int:
         return self.dpo.max_tokens
-
-    def open(self, setup: Setup) -> Job:
-        from lockstep.algorithms.dpo.job import open_dpo
-
-        return open_dpo(self, setup)
 
     @rule
     def _scores_are_there(self) -> None:

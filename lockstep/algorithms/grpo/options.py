@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, assert_never, final
+from typing import Literal, assert_never, final
 
 from pydantic import Field
 
 from lockstep.algorithms.policy_gradient.options import PolicyGradient, PolicyGradientRecipe
 from lockstep.config.section import rule
 from lockstep.types import Baseline, LossMean, ScaleRewards
-
-if TYPE_CHECKING:
-    from lockstep.algorithms.job import Job
-    from lockstep.algorithms.setup import Setup
 
 
 class GRPOSection(PolicyGradient):
@@ -115,8 +111,3 @@ class GRPORecipe(PolicyGradientRecipe):
     @property
     def options(self) -> GRPOSection:
         return self.grpo
-
-    def open(self, setup: Setup) -> Job:
-        from lockstep.algorithms.grpo.job import open_grpo
-
-        return open_grpo(self, setup)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from functools import cache, partial
 
-from lockstep.algorithms.job import Job, Validate, describe, measure_run_length, validate_figures
+from lockstep.algorithms.job import Job, Validate
 from lockstep.algorithms.kto.options import KTORecipe
 from lockstep.algorithms.kto.step import KTOWorkers, ScoredRows, kto_step, measure_held_out_value, mismatch, score_rows
+from lockstep.algorithms.opening import describe, measure_run_length, validate_figures
 from lockstep.algorithms.rows import open_demonstrations
 from lockstep.algorithms.setup import Setup
 from lockstep.data.demonstrations import Demonstrations

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, final
+from typing import Annotated, final
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from lockstep.algorithms.base import Load, ModelRole
+from lockstep.algorithms.roles import Load, ModelRole
 from lockstep.algorithms.supervised import Supervised
 from lockstep.config import LabeledSection, Optimizer, Section
 from lockstep.config.section import rule
-
-if TYPE_CHECKING:
-    from lockstep.algorithms.job import Job
-    from lockstep.algorithms.setup import Setup
 
 
 class KTOSection(Section):
@@ -73,8 +69,3 @@ class KTORecipe(Supervised):
     @property
     def longest_demonstration(self) -> int:
         return self.kto.max_tokens
-
-    def open(self, setup: Setup) -> Job:
-        from lockstep.algorithms.kto.job import open_kto
-
-        return open_kto(self, setup)

@@ -6,9 +6,10 @@ from dataclasses import replace
 from functools import partial
 
 from lockstep.algorithms.cut_off_note import REWARD_CUT_OFF, CutOffNote
-from lockstep.algorithms.job import (
-    Job,
-    Validate,
+from lockstep.algorithms.job import Job, Validate
+from lockstep.algorithms.online_dpo.options import OnlineDPORecipe
+from lockstep.algorithms.online_dpo.step import OnlineDPOSettings, OnlineDPOWorkers, online_dpo_step
+from lockstep.algorithms.opening import (
     build_agreement,
     build_engine,
     describe,
@@ -19,8 +20,6 @@ from lockstep.algorithms.job import (
     open_training,
     validate_figures,
 )
-from lockstep.algorithms.online_dpo.options import OnlineDPORecipe
-from lockstep.algorithms.online_dpo.step import OnlineDPOSettings, OnlineDPOWorkers, online_dpo_step
 from lockstep.algorithms.setup import Setup
 from lockstep.data.prompts import Prompts
 from lockstep.losses import preference

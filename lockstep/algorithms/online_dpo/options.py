@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, final
+from typing import Annotated, final
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from lockstep.algorithms.base import Algorithm, Inference, Load, ModelRole
+from lockstep.algorithms.base import Algorithm
+from lockstep.algorithms.roles import Inference, Load, ModelRole
 from lockstep.config import (
     AgreementSection,
     EngineSection,
@@ -19,10 +20,6 @@ from lockstep.config import (
     Sampling,
 )
 from lockstep.config.section import rule
-
-if TYPE_CHECKING:
-    from lockstep.algorithms.job import Job
-    from lockstep.algorithms.setup import Setup
 
 
 class OnlineDPOSection(PreferenceSection):
@@ -117,11 +114,6 @@ class OnlineDPORecipe(Algorithm):
     @property
     def rewards(self) -> dict[str, RewardSection | None]:
         return {"reward": self.reward, "validation_reward": self.validation_reward}
-
-    def open(self, setup: Setup) -> Job:
-        from lockstep.algorithms.online_dpo.job import open_online_dpo
-
-        return open_online_dpo(self, setup)
 
     @rule
     def _one_reward_ranks(self) -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from typing import final
 
 from pydantic import Field, PositiveFloat
 
 from lockstep.algorithms.pairs import LearnedPairs
 from lockstep.algorithms.reference_free import ReferenceFreeRecipe
-
-if TYPE_CHECKING:
-    from lockstep.algorithms.job import Job
-    from lockstep.algorithms.setup import Setup
 
 
 class ORPOSection(LearnedPairs):
@@ -32,9 +28,3 @@ class ORPORecipe(ReferenceFreeRecipe):
     @property
     def pairs(self) -> ORPOSection:
         return self.orpo
-
-    def open(self, setup: Setup) -> Job:
-        from lockstep.algorithms.open_reference_free import open_reference_free
-        from lockstep.losses.reference_free import ORPOLoss
-
-        return open_reference_free(self, setup, ORPOLoss(self.orpo.odds_ratio_weight))

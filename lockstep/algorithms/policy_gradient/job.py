@@ -6,10 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from lockstep.algorithms.cut_off_note import REWARD_CUT_OFF, CutOffNote
-from lockstep.algorithms.job import (
-    Checkpointable,
-    Job,
-    Validate,
+from lockstep.algorithms.job import Checkpointable, Job, Validate
+from lockstep.algorithms.opening import (
     build_agreement,
     build_engine,
     describe,

@@ -6,7 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal, assert_never
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from lockstep.algorithms.base import Algorithm, Inference, Load, ModelRole
+from lockstep.algorithms.base import Algorithm
+from lockstep.algorithms.roles import Inference, Load, ModelRole
 from lockstep.config.agreement import AgreementSection
 from lockstep.config.environment import EnvironmentSection
 from lockstep.config.machinery import EngineSection, SamplerSection

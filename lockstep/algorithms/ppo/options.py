@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from typing import final
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
-from lockstep.algorithms.base import ModelRole
 from lockstep.algorithms.policy_gradient.options import PolicyGradient, PolicyGradientRecipe
+from lockstep.algorithms.roles import ModelRole
 from lockstep.config.optimizer import Optimizer
 from lockstep.config.parallel import Parallel
 from lockstep.config.section import Probability, rule
 from lockstep.config.sources import ModelFolder
-
-if TYPE_CHECKING:
-    from lockstep.algorithms.job import Job
-    from lockstep.algorithms.setup import Setup
 
 
 class PPOSection(PolicyGradient):
@@ -98,8 +94,3 @@ class PPORecipe(PolicyGradientRecipe):
     def models(self) -> tuple[ModelRole, ...]:
         policy, *others = super().models
         return policy, self.critic_role, *others
-
-    def open(self, setup: Setup) -> Job:
-        from lockstep.algorithms.ppo.job import open_ppo
-
-        return open_ppo(self, setup)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from lockstep.algorithms.job import Job, describe, measure_run_length, validate_figures
+from lockstep.algorithms.job import Job
 from lockstep.algorithms.open_pairs import open_held_out_pairs, open_train_pairs
+from lockstep.algorithms.opening import describe, measure_run_length, validate_figures
 from lockstep.algorithms.reward_model.options import RewardModelRecipe
 from lockstep.algorithms.reward_model.step import RewardModelWorkers, measure_held_out_pairs, reward_model_step
 from lockstep.algorithms.setup import Setup

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from typing import final
 
 from pydantic import Field, NonNegativeFloat
 
-from lockstep.algorithms.base import ModelRole
 from lockstep.algorithms.pairs import LearnedPairs, PairsRecipe
+from lockstep.algorithms.roles import ModelRole
 from lockstep.config.section import rule
-
-if TYPE_CHECKING:
-    from lockstep.algorithms.job import Job
-    from lockstep.algorithms.setup import Setup
 
 
 class RewardModelSection(LearnedPairs):
@@ -47,11 +43,6 @@ class RewardModelRecipe(PairsRecipe):
     @property
     def models(self) -> tuple[ModelRole, ...]:
         return (self.reward_role,)
-
-    def open(self, setup: Setup) -> Job:
-        from lockstep.algorithms.reward_model.job import open_reward_model
-
-        return open_reward_model(self, setup)
 
     @rule
     def _margins_are_there(self) -> None:

@@ -9,10 +9,8 @@ from typing import assert_never
 
 from torch import Tensor
 
-from lockstep.algorithms.job import (
-    Job,
-    Validate,
-    Validation,
+from lockstep.algorithms.job import Job, Validate, Validation
+from lockstep.algorithms.opening import (
     build_agreement,
     build_engine,
     describe,

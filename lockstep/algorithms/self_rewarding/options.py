@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal, final
+from collections.abc import Mapping
+from typing import Annotated, Literal, final
 
 from pydantic import Field, JsonValue, PositiveFloat, PositiveInt, field_validator
 
-from lockstep.algorithms.base import Algorithm, Inference, Load, ModelRole
-from lockstep.algorithms.self_rewarding.first_iteration import build_first_recipe
+from lockstep.algorithms.base import Algorithm
+from lockstep.algorithms.roles import Inference, Load, ModelRole
 from lockstep.config import (
     AgreementSection,
     AskedSection,
@@ -25,15 +26,18 @@ from lockstep.config import (
     SamplerSection,
     Sampling,
     Section,
+    registry,
 )
 from lockstep.config.judge import expression
+from lockstep.config.loading import load_section
+from lockstep.config.recipe_files import Layer
 from lockstep.config.section import rule
 
-if TYPE_CHECKING:
-    from lockstep.algorithms.job import Job
-    from lockstep.algorithms.setup import Setup
-
 Control = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+FIRST_ITERATION = "self_rewarding.first_iteration"
+_SHARED: tuple[str, ...] = ("seed", "model", "data", "learner", "cluster", "optimizer")
+"""Sections in which the first iteration follows the recipe."""
 
 
 class SelfRewardingSection(PreferenceSection):
@@ -314,10 +318,31 @@ class SelfRewardingRecipe(Algorithm):
     def rewards(self) -> dict[str, RewardSection | None]:
         return {"verifier": self.verifier, "validation_reward": self.validation_reward}
 
-    def open(self, setup: Setup) -> Job:
-        from lockstep.algorithms.self_rewarding.job import open_self_rewarding
 
-        return open_self_rewarding(self, setup)
+def build_first_recipe(recipe: SelfRewardingRecipe, said: Mapping[str, JsonValue]) -> Algorithm:
+    """The recipe of the first iteration: the sections it shares with `recipe`, and what `said` adds.
+
+    Its own section follows in rows per step and in the longest sequence, unless `said` has them.
+
+    Raises:
+        RecipeError: One of its options is wrong.
+        ValueError: There is no such algorithm, or it cannot take the first iteration.
+    """
+    name = str(said.get("algorithm"))
+    found = registry.find(name)
+    if found is None or not issubclass(found, Algorithm):
+        raise ValueError(f"{FIRST_ITERATION}.algorithm is {name}, and no algorithm; say sft")
+    rows, longest = recipe.self_rewarding.global_batch_size, recipe.data.max_prompt_tokens + recipe.sampling.max_tokens
+    section = said.get(name, {})
+    shared = recipe.model_dump(mode="json", include=set(_SHARED) & found.model_fields.keys())
+    shared["data"].pop("answer")  # of a reward, which the rows of the first iteration have not
+    own = {"global_batch_size": rows, "max_tokens": longest, **(section if isinstance(section, dict) else {})}
+    first = load_section(found, Layer(FIRST_ITERATION, {**shared, "run": {"max_steps": 1}, **said, name: own}))
+    if first.inference is not None:
+        raise ValueError(f"{FIRST_ITERATION}: {name} samples; choose an algorithm that learns from rows, such as sft")
+    if first.models[0] != recipe.policy_role:
+        raise ValueError(f"{FIRST_ITERATION} trains the same policy; leave model, learner and optimizer out of it")
+    return first
 
 
 def _of(values: float | tuple[float, ...], iteration: int) -> float:

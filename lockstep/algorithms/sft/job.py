@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from lockstep.algorithms.job import Job, describe, measure_run_length, validate_figures
+from lockstep.algorithms.job import Job
+from lockstep.algorithms.opening import describe, measure_run_length, validate_figures
 from lockstep.algorithms.rows import open_demonstrations
 from lockstep.algorithms.setup import Setup
 from lockstep.algorithms.sft.options import SFTRecipe

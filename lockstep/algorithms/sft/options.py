@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from typing import final
 
 from pydantic import Field, PositiveInt
 
-from lockstep.algorithms.base import Load, ModelRole
+from lockstep.algorithms.roles import Load, ModelRole
 from lockstep.algorithms.supervised import Supervised
 from lockstep.config import Optimizer, Section
-
-if TYPE_CHECKING:
-    from lockstep.algorithms.job import Job
-    from lockstep.algorithms.setup import Setup
 
 
 class SFTSection(Section):
@@ -55,8 +51,3 @@ class SFTRecipe(Supervised):
     @property
     def longest_demonstration(self) -> int:
         return self.sft.max_tokens
-
-    def open(self, setup: Setup) -> Job:
-        from lockstep.algorithms.sft.job import open_sft
-
-        return open_sft(self, setup)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from typing import final
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from lockstep.algorithms.pairs import LearnedPairs
 from lockstep.algorithms.reference_free import ReferenceFreeRecipe
-
-if TYPE_CHECKING:
-    from lockstep.algorithms.job import Job
-    from lockstep.algorithms.setup import Setup
 
 
 class SimPOSection(LearnedPairs):
@@ -38,10 +34,3 @@ class SimPORecipe(ReferenceFreeRecipe):
     @property
     def pairs(self) -> SimPOSection:
         return self.simpo
-
-    def open(self, setup: Setup) -> Job:
-        from lockstep.algorithms.open_reference_free import open_reference_free
-        from lockstep.losses.reference_free import SimPOLoss
-
-        its = self.simpo
-        return open_reference_free(self, setup, SimPOLoss(its.beta, its.margin, its.sft_loss_weight))

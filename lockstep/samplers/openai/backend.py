@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 @final
-class OpenAIServer(InferenceOptions):
+class OpenAIServer(InferenceOptions["SamplerSection"]):
     """A server that speaks OpenAI's protocol, asked through `samplers.openai.client`."""
 
     @property
