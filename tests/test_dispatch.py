@@ -32,7 +32,6 @@ EXCEPTIONS = {
     "watch.py: evidence.outcome == 'text'": "a finding of the watch",
     "on_cpu.py: device == 'cuda'": "what Megatron asks of torch, not a recipe's device",
     "learner_group.py: device == 'cuda'": "torch's own word for a device that was resolved",
-    "judge_eval_recipe.py: 'judge' in tree": "a section, not a kind of reward",
     "dry_setup.py: read_field(prompt.row, field) == 'math'": "what a row says, which a rule has checked",
     "doctor_reports.py: {'torch', sampler} <= self.backends.keys()": "the learner is compared, whatever samples",
     "heads.py: 'forward' in vars(head)": "a method, not a divergence",

@@ -53,8 +53,8 @@ PATHS = {
     "reward.function": (*GSM8K, "reward={type: python, marker: null}"),
     "known.judgements": ("self_rewarding_meta_small",),
     "known.comparisons": ("self_rewarding_meta_small",),
-    "judge.path": ("judge_eval", "data.ranked=r"),
-    "data.ranked": ("judge_eval", "judge.path=j"),
+    "judge.path": ("eval_judge", "data.ranked=r"),
+    "data.ranked": ("eval_judge", "judge.path=j"),
     "data.prompts": ("generate", "model.path=m"),
 }
 

@@ -93,7 +93,7 @@ def _judge(stage: str, model: Path) -> Program:
     name = f"llmbar_{stage}"
     recipe = ("--recipe", str(FOLDER / "judge_llmbar.yaml"), "--out", name)
     asked = _asks("judge", judgements.QUESTION)
-    return Program(name, ("lockstep", "judge-eval", str(model), "llmbar.jsonl", *recipe, *asked))
+    return Program(name, ("lockstep", "eval", str(model), "llmbar.jsonl", *recipe, *asked))
 
 
 def _read_stage(work: Path, stage: str) -> dict[str, Any]:

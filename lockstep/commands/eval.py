@@ -1,27 +1,35 @@
-"""`lockstep eval`: asks a model the questions of a file and says how many of its answers are right."""
+"""`lockstep eval`: says how many of a model's answers are right, or how far a judge agrees with people."""
 
 from __future__ import annotations
 
 import argparse
 
 from lockstep.commands.arguments import Parsers, add_asking
+from lockstep.paths import model_argument
 from lockstep.process_defaults import spare_modules
 
 
 def add(parsers: Parsers) -> None:
     """Adds the command to a parser."""
     evaluate = parsers.add_parser("eval", help="ask a model the questions of a file; the same command again resumes")
-    add_asking(evaluate, "questions and answers", "sampling.num_samples=4", "eval_gsm8k", "evals/")
+    add_asking(
+        evaluate,
+        "questions and answers; ranked responses with --recipe eval_judge",
+        "sampling.num_samples=4",
+        "eval_gsm8k",
+        "evals/",
+        model_argument,
+    )
     evaluate.set_defaults(command=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command. Returns the exit code."""
+    from lockstep.config import registry
     from lockstep.inference.eval_recipe import eval_recipe
 
     loaded = eval_recipe(options.model, options.data, options.overrides, options.recipe, options.out)
     with spare_modules():
-        from lockstep.inference.evaluate import evaluate
-
+        evaluate = registry.find_opener(loaded.recipe.algorithm)
     evaluate(loaded)
     return 0

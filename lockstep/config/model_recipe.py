@@ -24,8 +24,9 @@ class Command:
         recipe: The shipped recipe that it starts from.
         rows: The option of `data` that names the file.
         sections: The sections that it takes over from a run's recipe.
-        data: The section class of the rows.
+        data: The section class of the rows; None: a run's own rows say nothing of them.
         sampling: Makes sampling options from a run's options, as JSON, and from `room_of_demonstrations`.
+        name_model: The options that name the model, by the command's argument.
     """
 
     name: str
@@ -33,8 +34,9 @@ class Command:
     recipe: str
     rows: str
     sections: tuple[str, ...]
-    data: type[PromptSection]
+    data: type[PromptSection] | None
     sampling: Callable[[dict[str, Any], dict[str, int] | None], dict[str, Any]]
+    name_model: Callable[[str], dict[str, Any]] = lambda model: {"model": {"path": str(weights_of(model))}}
 
     def resolve(
         self, model: str, data: str, overrides: Sequence[str], recipe: str | None, folder: str | None
@@ -54,7 +56,7 @@ class Command:
         """
         first, own = recipe or self.recipe, Path(model) / "recipe.yaml"
         require_command(self.kind, first)
-        options: dict[str, Any] = {"model": {"path": str(weights_of(model))}, "data": {self.rows: data}}
+        options = {**self.name_model(model), "data": {self.rows: data}}
         if folder is not None:
             options["run"] = {"folder": folder}
         base = [self._as_trained(own)] if own.is_file() and recipe is None else []
@@ -67,8 +69,9 @@ class Command:
         training = load_run(own.parent).training
         tree = training.model_dump(mode="json")
         options: dict[str, Any] = {name: tree[name] for name in self.sections if name in tree}
-        names = self.data.model_fields.keys() - {"max_validation_samples"}
-        options["data"] = training.data.model_dump(mode="json", include=names)
+        if self.data is not None:
+            names = self.data.model_fields.keys() - {"max_validation_samples"}
+            options["data"] = training.data.model_dump(mode="json", include=names)
         options["learner"] = computation_of(training)
         return Layer(str(own), options | self.sampling(tree, room_of_demonstrations(training)))
 

@@ -47,7 +47,7 @@ _BUILT_IN = {
         "lockstep.algorithms.self_rewarding", "options:SelfRewardingRecipe", "job:open_self_rewarding"
     ),
     "eval": Places("lockstep.inference", "eval_options:EvalRecipe", "evaluate:evaluate"),
-    "judge_eval": Places("lockstep.inference", "judge_eval_options:JudgeEvalRecipe", "judge_eval:judge_eval"),
+    "eval_judge": Places("lockstep.inference", "eval_judge_options:EvalJudgeRecipe", "evaluate_judge:evaluate_judge"),
     "generate": Places("lockstep.inference", "generate_options:GenerateRecipe", "generate:generate"),
     "doctor": Places("lockstep.doctor", "options:DoctorRecipe", None),
 }

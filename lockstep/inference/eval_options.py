@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
 from lockstep.config.environment import EnvironmentSection
 from lockstep.config.machinery import ClusterSection, Computation, EngineSection, SamplerSection
 from lockstep.config.recipe import Recipe
 from lockstep.config.reward import RewardSection
 from lockstep.config.sampling import Penalties, RepeatedSampling, ResponseEnd, Sampling
-from lockstep.config.section import LocalPath, Section, rule
+from lockstep.config.section import rule
 from lockstep.config.sources import DataSection, ModelFolder, Paths, QuestionSection
+from lockstep.inference.run_options import ResultsRun
 
 
 class EvalData(QuestionSection):
@@ -35,17 +36,6 @@ class Greedy(Penalties, ResponseEnd):
         return Sampling(temperature=0.0, **self.model_dump())
 
 
-class EvalRun(Section):
-    """Folder of the results, and block size."""
-
-    folder: LocalPath | None = Field(
-        default=None, description="folder of the results; null: evals/<model>-<data>-<hash of all that matters>"
-    )
-    save_every: PositiveInt = Field(
-        default=32, description="questions that are answered and written together; a stopped evaluation loses no more"
-    )
-
-
 class EvalRecipe(Recipe):
     """`algorithm: eval`"""
 
@@ -62,7 +52,7 @@ class EvalRecipe(Recipe):
     sampler: EngineSection = SamplerSection()
     learner: Computation = Computation()
     cluster: ClusterSection = ClusterSection()
-    run: EvalRun = EvalRun()
+    run: ResultsRun = ResultsRun()
 
     @property
     def folder(self) -> str | None:

@@ -9,8 +9,9 @@ from pydantic import Field, PositiveInt
 from lockstep.config.machinery import ClusterSection, Computation, SamplerSection
 from lockstep.config.recipe import Recipe
 from lockstep.config.sampling import Sampling
-from lockstep.config.section import LocalPath, Section, rule
+from lockstep.config.section import rule
 from lockstep.config.sources import DataSection, ModelFolder, Paths, PromptSection
+from lockstep.inference.run_options import ResultsRun
 
 
 class GenerateData(PromptSection):
@@ -23,19 +24,6 @@ class GenerateData(PromptSection):
     def in_order(self) -> DataSection:
         """The same rows as a data section, in the order of the file, without right answers."""
         return self.as_data(self.prompts, answer="")
-
-
-class GenerateRun(Section):
-    """Folder of the results, and block size."""
-
-    folder: LocalPath | None = Field(
-        default=None, description="folder of the results; null: generations/<model>-<data>-<hash of all that matters>"
-    )
-    save_every: PositiveInt = Field(
-        default=32,
-        description="prompts of a block, whose responses are sampled and written together; a stop loses no more than "
-        "the blocks in flight",
-    )
 
 
 class GenerateRecipe(Recipe):
@@ -56,7 +44,7 @@ class GenerateRecipe(Recipe):
     sampler: SamplerSection = SamplerSection()
     learner: Computation = Computation()
     cluster: ClusterSection = ClusterSection()
-    run: GenerateRun = GenerateRun()
+    run: ResultsRun = ResultsRun()
 
     @property
     def folder(self) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lockstep.judge.remembered import count_asked
-from lockstep.report.judge_eval import read_judging
+from lockstep.report.judge_table import read_judging
 
 _FOLDER, _REPLIES, _AGREEMENT = "judges", "replies.jsonl", "agreement.json"
 

@@ -200,7 +200,7 @@ def test_an_unknown_backend_names_those_there_are(recipe: str) -> None:
         ("ppo=3", "override ppo=3: ppo is 3, but should be a group of options"),
         ("algorithm=pppo", 'override algorithm=pppo: algorithm is "pppo"; there are: sft, ppo, grpo, dpo, '
          "kto, orpo, simpo, online_dpo, reward_model, distill, self_rewarding, eval, "
-         "generate, doctor, judge_eval; one of your own is named by its "
+         "generate, doctor, eval_judge; one of your own is named by its "
          "place, file.py:Class or package.module:Class"),
         ("ppo.clip", "override 'ppo.clip': say key=value without dashes and spaces, such as seed=1"),
         ("--ppo.clip=0.3", "override '--ppo.clip=0.3': say key=value without dashes and spaces, here ppo.clip=0.3"),

@@ -54,8 +54,8 @@ OTHERS = {
     "lockstep train ppo_gsm8k model.path=MODEL data.train=train.jsonl run.require_doctor=true": (
         "is refused unless the doctor has passed the model; tests/run/test_require_doctor.py shows both"
     ),
-    "lockstep judge-eval http://localhost:8000/v1 ranked.jsonl judge.sampler.openai.model=NAME": (
-        "asks a server; tests/inference/test_judge_eval.py starts one"
+    "lockstep eval http://localhost:8000/v1 ranked.jsonl --recipe eval_judge judge.sampler.openai.model=NAME": (
+        "asks a server; tests/inference/test_eval_judge.py starts one"
     ),
     "lockstep doctor locate MODEL --url http://localhost:8000": (
         "asks a server; tests/doctor/test_doctor_locate_dump.py starts one"

@@ -259,11 +259,9 @@ def test_command_runs(
         short = SHORT[1:] if "run.max_steps=1" in arguments else SHORT
         arguments += short + tiny + (fitting if chat else []) + ["--dry-run"] * is_proven(command)
     if arguments[0] == "eval":
-        arguments += FEW
+        arguments += JUDGED if any("eval_judge" in word for word in arguments) else FEW
     if arguments[0] == "generate":
         arguments += ANSWERED + (["data.max_prompt_tokens=400"] if "MODEL" in command else [])
-    if arguments[0] == "judge-eval":
-        arguments += JUDGED
     if arguments[0] == "doctor":
         arguments += EXAMINED
     if arguments[0] == "certify":

@@ -21,9 +21,9 @@ from lockstep.cluster.placement import Processes, choose_placement
 from lockstep.cluster.specs import require_sampler
 from lockstep.config import SamplerSection
 from lockstep.config.loading import load
+from lockstep.inference.eval_judge_options import EvalJudgeRecipe
 from lockstep.inference.eval_options import EvalRecipe
 from lockstep.inference.generate_options import GenerateRecipe
-from lockstep.inference.judge_eval_options import JudgeEvalRecipe
 
 CHAT = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}"
 ANSWER = [{"role": "assistant", "content": "Lily."}]
@@ -45,7 +45,7 @@ def may_use_gpus(command: Command) -> bool:
     if fate(command) != "run" or words[0] != "lockstep":
         return fate(command) == "gpus"
     match words[1]:
-        case "eval" | "generate" | "judge-eval":
+        case "eval" | "generate":
             return "learner.device=cpu" not in words
         case "train":
             with contextlib.chdir(EXAMPLE):  # where the guide of one's own algorithm is
@@ -56,7 +56,7 @@ def may_use_gpus(command: Command) -> bool:
 
 COMMANDS = [each for each in commands() if may_use_gpus(each)]
 TRAINING = [each.text for each in COMMANDS if each.text.split()[1] == "train"]
-ASKING = [each.text for each in COMMANDS if each.text.split()[1] in ("eval", "generate", "judge-eval")]
+ASKING = [each.text for each in COMMANDS if each.text.split()[1] in ("eval", "generate")]
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def test_a_sampler_can_be_had_on_gpus(text: str, monkeypatch: pytest.MonkeyPatch
     match asked:
         case EvalRecipe() | GenerateRecipe():
             sampler = asked.sampler
-        case JudgeEvalRecipe():
+        case EvalJudgeRecipe():
             sampler = asked.judge.sampler or SamplerSection()
         case _:
             raise AssertionError(f"{recipe} trains")

@@ -85,11 +85,14 @@ COMMANDS: dict[str, Case] = {
     "watch: a port below 0": Case(nothing, "watch run --port=-1", 2, "port -1"),
     "doctor: a budget of NaN": Case(nothing, "doctor table model --budget nan", 2, "budget"),
     "doctor: results in a file": Case(nothing, "doctor table model --out tiny.yaml", 2, "tiny.yaml"),
-    "judge-eval: a server's address without a server": Case(
-        ranked, "judge-eval http:// ranked.jsonl judge.sampler.openai.model=m", 2, "begins with http://"
+    "eval_judge: a server's address without a server": Case(
+        ranked, "eval http:// ranked.jsonl --recipe eval_judge judge.sampler.openai.model=m", 2, "begins with http://"
     ),
-    "judge-eval: an address of another kind": Case(
-        nothing, "judge-eval ftp://localhost/v1 rows.jsonl judge.sampler.openai.model=m", 2, "is an address"
+    "eval_judge: an address of another kind": Case(
+        nothing,
+        "eval ftp://localhost/v1 rows.jsonl --recipe eval_judge judge.sampler.openai.model=m",
+        2,
+        "is an address",
     ),
     "nothing": Case(nothing, "''", 2, ""),
 }

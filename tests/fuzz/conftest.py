@@ -13,8 +13,8 @@ from workspace import furnish
 # What a fork imports itself, every fork pays for.
 import lockstep.doctor.analyze_dump
 import lockstep.inference.evaluate
+import lockstep.inference.evaluate_judge
 import lockstep.inference.generate
-import lockstep.inference.judge_eval
 import lockstep.plan.command
 import lockstep.report.html
 import lockstep.run.dry_run

@@ -158,7 +158,7 @@ def ranked(content: str, *says: str) -> Hostile:
     judge = """judge.chat=false judge.template='"{prompt} {response}"' judge.max_prompt_tokens=40"""
     judge += " judge.sampling.max_tokens=1 judge.unfinished_judgements=read"
     named = """data.prompt='"{p}"' data.responses=responses data.ranks=ranks"""
-    return Hostile(f"judge-eval model ranked.jsonl {judge} {named}", write("ranked.jsonl", content), says)
+    return Hostile(f"eval model ranked.jsonl --recipe eval_judge {judge} {named}", write("ranked.jsonl", content), says)
 
 
 def model(spoil: Spoil, *says: str, options: str = "") -> Hostile:

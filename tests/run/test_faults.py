@@ -102,7 +102,11 @@ def judged() -> Iterator[Scene]:
             "judge.sampler.openai.max_concurrency=1", "judge.sampler.openai.max_retries=2",
         ]  # fmt: skip
         rows = "".join(json.dumps(row) + "\n" for row in RANKED)
-        yield Scene(("judge-eval", server.url, "rows.jsonl", "--out", "run", *options), {"rows.jsonl": rows}, ("run",))
+        yield Scene(
+            ("eval", server.url, "rows.jsonl", "--recipe", "eval_judge", "--out", "run", *options),
+            {"rows.jsonl": rows},
+            ("run",),
+        )
 
 
 @dataclass(frozen=True)

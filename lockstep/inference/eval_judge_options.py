@@ -1,31 +1,21 @@
-"""The options of `lockstep judge-eval`."""
+"""The options of an evaluation of a judge."""
 
 from __future__ import annotations
 
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
 from lockstep.config.judge import ComparisonSection, JudgeSection
 from lockstep.config.machinery import ClusterSection, Computation
 from lockstep.config.ranked import RankedSection
 from lockstep.config.recipe import Recipe
-from lockstep.config.section import LocalPath, Section, rule
+from lockstep.config.section import rule
+from lockstep.inference.run_options import ResultsRun
 
 
-class JudgeEvalRun(Section):
-    """Folder of the results, and block size."""
+class EvalJudgeRecipe(Recipe):
+    """`algorithm: eval_judge`"""
 
-    folder: LocalPath | None = Field(
-        default=None, description="folder of the results; null: judge-evals/<model>-<data>-<hash of all that matters>"
-    )
-    save_every: PositiveInt = Field(
-        default=16, description="prompts whose responses are judged and written together; a stop loses no more"
-    )
-
-
-class JudgeEvalRecipe(Recipe):
-    """`algorithm: judge_eval`"""
-
-    command = "judge-eval MODEL DATA --recipe {recipe}"
+    command = "eval MODEL DATA --recipe {recipe}"
     seed: int = Field(default=0, description="key of every random number")
     data: RankedSection
     judge: JudgeSection
@@ -34,7 +24,7 @@ class JudgeEvalRecipe(Recipe):
     )
     learner: Computation = Computation()
     cluster: ClusterSection = ClusterSection()
-    run: JudgeEvalRun = JudgeEvalRun()
+    run: ResultsRun = ResultsRun()
 
     @property
     def folder(self) -> str | None:

@@ -1,4 +1,4 @@
-"""`lockstep judge-eval`: judges ranked responses, into a folder with every judgement and the agreement with people.
+"""`lockstep eval` of a judge: judges ranked responses, into a folder with judgements and the agreement with people.
 
     judgements.jsonl   one prompt per line: its responses, their ranks, and all of the judge's replies
     results.json       figures with intervals, made of the judgements alone
@@ -24,7 +24,7 @@ from lockstep.config.loading import Loaded
 from lockstep.data.files import open_rows
 from lockstep.data.ranked import RankedResponses, describe, read_ranked
 from lockstep.data.rows import Skipped
-from lockstep.inference.judge_eval_options import JudgeEvalRecipe
+from lockstep.inference.eval_judge_options import EvalJudgeRecipe
 from lockstep.inference.parts import Parts
 from lockstep.inference.results import results_of
 from lockstep.judge.agreement import (
@@ -37,13 +37,13 @@ from lockstep.judge.judge import Judge
 from lockstep.judge.verdicts import Winner
 from lockstep.printable import print_text
 from lockstep.report.evaluation import RESULTS
-from lockstep.report.judge_eval import JUDGEMENTS, judge_table
+from lockstep.report.judge_table import JUDGEMENTS, judge_table
 from lockstep.report.progress import Progress, show_progress
 from lockstep.run.folder import write_once
 from lockstep.run.stop import Stop, Stopped, heed_signals
 
 
-def judge_eval(loaded: Loaded) -> Path:
+def evaluate_judge(loaded: Loaded) -> Path:
     """Judges all prompts that are not done yet, and prints the judge's agreement with people.
 
     Returns:
@@ -55,9 +55,9 @@ def judge_eval(loaded: Loaded) -> Path:
         JudgeError: If too few judgements have a verdict.
     """
     loaded = fetch_names(loaded)
-    recipe = loaded.expect(JudgeEvalRecipe)
+    recipe = loaded.expect(EvalJudgeRecipe)
     files = files_of(recipe.data.ranked)
-    results = results_of(loaded, recipe.judge.path, {"ranked": files}, "judge-evals", "another evaluation")
+    results = results_of(loaded, recipe.judge.path, {"ranked": files}, "evals", "another evaluation")
     with results.open() as started:
         if (results.folder / RESULTS).exists():
             Parts(results.folder / JUDGEMENTS, 0).clear()
@@ -69,7 +69,7 @@ def judge_eval(loaded: Loaded) -> Path:
 
 
 def _judge(
-    recipe: JudgeEvalRecipe, read: tuple[list[RankedResponses], Skipped], folder: Path, started: Callable[[], None]
+    recipe: EvalJudgeRecipe, read: tuple[list[RankedResponses], Skipped], folder: Path, started: Callable[[], None]
 ) -> None:
     """Judges the missing blocks, and writes the results."""
     ranked, skipped = read
@@ -134,6 +134,6 @@ def _leave(stop: Stop, done: int, total: int) -> None:
         )
 
 
-def _who(recipe: JudgeEvalRecipe) -> str:
+def _who(recipe: EvalJudgeRecipe) -> str:
     served = None if recipe.judge.sampler is None else recipe.judge.sampler.openai
     return str(recipe.judge.path) if served is None else f"{served.model} at {served.base_url}"

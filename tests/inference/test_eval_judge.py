@@ -1,4 +1,4 @@
-"""`lockstep judge-eval` with a real model, which judges nothing, and with a server that judges as a test wants."""
+"""`lockstep eval` of a judge: a real model, which judges nothing, and a server that judges as a test wants."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import pytest
 from judge_server import JudgeServer, Said, serve_judge
 
 from lockstep.cli import main
-from lockstep.config.loading import RecipeError
-from lockstep.inference.judge_eval import judge_eval
-from lockstep.inference.judge_eval_recipe import judge_eval_recipe
+from lockstep.errors import InputError
+from lockstep.inference.eval_recipe import eval_recipe
+from lockstep.inference.evaluate_judge import evaluate_judge
 from lockstep.inference.parts import Parts
 from lockstep.judge.judge import JudgeError
 from lockstep.run.stop import Stopped
@@ -58,7 +58,7 @@ def served(server: JudgeServer, in_tmp: Path) -> Callable[..., Path]:
     asked += ["judge.sampler.openai.max_retries=0"]
 
     def go(folder: str | None, *overrides: str) -> Path:
-        return judge_eval(judge_eval_recipe(server.url, "rows.jsonl", [*asked, *overrides], folder=folder))
+        return evaluate_judge(eval_recipe(server.url, "rows.jsonl", [*asked, *overrides], "eval_judge", folder))
 
     return go
 
@@ -199,7 +199,7 @@ def ask(assets: Path, in_tmp: Path) -> Callable[..., Path]:
     def go(folder: str | None, *overrides: str) -> Path:
         model, data = f"{assets}/models/stories260K/hf", f"{assets}/data/oasst/en_100_tree.jsonl"
         limits = ["judge.chat=false", "judge.max_prompt_tokens=400", "data.max_prompts=5", "run.save_every=2"]
-        return judge_eval(judge_eval_recipe(model, data, [*ASKED, *limits, *overrides], "judge_eval_oasst", folder))
+        return evaluate_judge(eval_recipe(model, data, [*ASKED, *limits, *overrides], "eval_judge_oasst", folder))
 
     return go
 
@@ -264,7 +264,7 @@ def test_a_finished_evaluation_is_read_and_another_seed_is_another(ask: Callable
     assert ask(None) == folder
     assert not (folder / "judgements.jsonl").exists()
     assert ask(None, "seed=1") != folder
-    assert folder.parent.name == "judge-evals"
+    assert folder.parent.name == "evals"
 
 
 def test_options_change_what_is_asked(ask: Callable[..., Path], assets: Path, in_tmp: Path) -> None:
@@ -283,20 +283,19 @@ def test_options_change_what_is_asked(ask: Callable[..., Path], assets: Path, in
 def test_the_command_and_its_recipes(assets: Path, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, data = f"{assets}/models/stories260K/hf", f"{assets}/data/llmbar/Natural_dataset.json"
     few = ["judge.chat=false", "judge.max_prompt_tokens=400", "data.max_prompts=2", *ASKED]
-    assert main(["judge-eval", model, data, "--recipe", "judge_eval_llmbar", "--out", "here", *few]) == 0
+    assert main(["eval", model, data, "--recipe", "eval_judge_llmbar", "--out", "here", *few]) == 0
     assert [row["ranks"] for row in lines(Path("here"))] == [[0.0, 1.0], [0.0, 1.0]]
-    assert (
-        main(["judge-eval", model, data, "--recipe", "judge_eval_llmbar", "judge.max_prompt_tokens=600", *ASKED]) == 2
-    )
+    assert main(["eval", model, data, "--recipe", "eval_judge_llmbar", "judge.max_prompt_tokens=600", *ASKED]) == 2
     assert "judge.max_prompt_tokens + judge.sampling.max_tokens allows sequences of 616" in capsys.readouterr().err
-    assert main(["judge-eval", model, data, *few]) == 2
+    assert main(["eval", model, data, "--recipe", "eval_judge", *few]) == 2
     assert "Natural_dataset.json, item 1: has no list in the field 'responses'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"recipe": "eval_gsm8k"}, "eval_gsm8k is for another command: lockstep eval MODEL DATA --recipe eval_gsm8k"),
+        ({"recipe": "generate"}, "generate is for another command: lockstep generate MODEL DATA --recipe generate"),
+        ({"recipe": "eval_gsm8k", "model": "http://a/v1"}, "is an address; give a path"),
         (
             {"overrides": ["judge.path=null"]},
             "there is no policy here that could judge; set judge.path, or name a server",
@@ -306,17 +305,19 @@ def test_the_command_and_its_recipes(assets: Path, in_tmp: Path, capsys: pytest.
     ],
 )
 def test_what_cannot_be_is_one_sentence(in_tmp: Path, arguments: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(RecipeError, match=sentence):
-        judge_eval_recipe(**{"model": "M", "data": "rows.jsonl", **arguments})
+    with pytest.raises(InputError, match=sentence):
+        eval_recipe(**{"model": "M", "data": "rows.jsonl", "recipe": "eval_judge", **arguments})
 
 
 def test_a_server_may_move() -> None:
     asked = ["judge.sampler.openai.model=m"]
-    here, there = (judge_eval_recipe(f"http://{host}/v1", "rows.jsonl", asked) for host in ("a", "b"))
+    here, there = (eval_recipe(f"http://{host}/v1", "rows.jsonl", asked, "eval_judge") for host in ("a", "b"))
     assert here.digest == there.digest
-    assert here.digest != judge_eval_recipe("http://a/v1", "rows.jsonl", ["judge.sampler.openai.model=n"]).digest
+    assert (
+        here.digest != eval_recipe("http://a/v1", "rows.jsonl", ["judge.sampler.openai.model=n"], "eval_judge").digest
+    )
     assert here.name == "m-rows"
 
 
 def test_other_commands_send_its_recipes_here(in_tmp: Path) -> None:
-    assert main(["train", "judge_eval"]) == 2
+    assert main(["train", "eval_judge"]) == 2
