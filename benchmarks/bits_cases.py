@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from benchmarks import real_model
-from benchmarks.bits_names import put, rename_recipe
+from benchmarks.bits_names import COMMANDS, put, rename_recipe
 
 CASES = Path(__file__).with_name("bits_cases.yaml")
 RUN = "run"
@@ -59,12 +59,12 @@ class Case:
             return f"{real_model.NAME} is not on this machine; `make real-model` makes it"
         return None
 
-    @property
-    def arguments(self) -> list[str]:
-        """Arguments of `python -m lockstep`."""
+    def list_arguments(self, todays_names: bool) -> list[str]:
+        """Arguments of `python -m lockstep`, with the names of today or with those of the baseline."""
         if self.command == "train":
             return ["train", "recipe.yaml"]
-        return [self.command, *self.asked, "--recipe", "recipe.yaml", "--out", RUN]
+        command = COMMANDS.get(self.command, self.command) if todays_names else self.command
+        return [command, *self.asked, "--recipe", "recipe.yaml", "--out", RUN]
 
     def write(self, folder: Path, todays_names: bool) -> None:
         """Writes recipes and files, with the names of today or with those of the baseline."""
@@ -80,7 +80,7 @@ class Case:
     def digest(self, cases: Mapping[str, Case]) -> str:
         """Digest of all its inputs, the cases that it needs among them."""
         needed = [cases[name].digest(cases) for name in self.needs]
-        whole = [self.recipe, self.files, self.arguments, self.warm_start, needed]
+        whole = [self.recipe, self.files, self.list_arguments(todays_names=False), self.warm_start, needed]
         return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -140,7 +140,7 @@ def run_case(case: Case, tree: Path, baseline: Baseline, todays_names: bool) -> 
         case.write(folder, todays_names)
         baseline.link_inputs(case, folder)
         start = time.monotonic()
-        command = [sys.executable, "-m", "lockstep", *case.arguments]
+        command = [sys.executable, "-m", "lockstep", *case.list_arguments(todays_names)]
         code, printed = baseline.processes.run(
             command, folder, _environment(tree) | {"LOCKSTEP_CACHE": f"{name}/.cache"}
         )

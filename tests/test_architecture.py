@@ -431,7 +431,7 @@ BROKEN: tuple[tuple[Rule, str, str, int], ...] = (
     (nothing_asks_which_algorithm, "lockstep/plan/a.py", "if recipe.algorithm == 'grpo':\n  1\n", 1),
     (nothing_asks_which_algorithm, "lockstep/run/a.py", "match recipe:\n  case PPORecipe():\n    1\n", 2),
     (nothing_asks_which_algorithm, "lockstep/run/a.py", "critic = hasattr(recipe, 'critic')\n", 1),
-    (nothing_knows_a_task, "lockstep/run/a.py", "import torch\nx = task.name == 'letters'\n", 2),
+    (nothing_knows_a_task, "lockstep/run/a.py", "import torch\nx = task.name == 'quiz'\n", 2),
     (nothing_knows_a_task, "lockstep/models/a.py", "from lockstep.tasks.arithmetic import Arithmetic\n", 1),
     (families_alone_know_model_types, "lockstep/models/load.py", "a = 1\nif config.model_type == 'qwen3': 1\n", 2),
     (families_alone_know_model_types, "lockstep/plan/x.py", "b = c.model_type not in KNOWN\n", 1),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 import pytest
+from ladder_recipes import rung
 
 from lockstep.config.loading import load
 from lockstep.errors import InputError
@@ -51,8 +52,8 @@ PATHS = {
     "reward_model.path": (*GSM8K, "reward=null", "ppo.kl.coef=0.05"),
     "critic_model.path": GSM8K,
     "reward.function": (*GSM8K, "reward={type: python, marker: null}"),
-    "known.judgements": ("self_rewarding_meta_small",),
-    "known.comparisons": ("self_rewarding_meta_small",),
+    "known.judgements": (rung("self_rewarding_meta_small"),),
+    "known.comparisons": (rung("self_rewarding_meta_small"),),
     "judge.path": ("eval_judge", "data.ranked=r"),
     "data.ranked": ("eval_judge", "judge.path=j"),
     "data.prompts": ("generate", "model.path=m"),

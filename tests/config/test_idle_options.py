@@ -25,7 +25,10 @@ RL = {
     "validation_sampling": {"max_tokens": 8},
     "policy": {"lr": 1.0},
 }
-LETTERS = {"task": {"name": "letters", "train_prompts": 8, "validation_prompts": 8}, "max_prompt_tokens": 64}
+LETTERS = {
+    "task": {"name": "benchmarks.ladder.tasks.letters:Letters", "train_prompts": 8, "validation_prompts": 8},
+    "max_prompt_tokens": 64,
+}
 RECIPES: dict[str, dict[str, Any]] = {
     "ppo": {**RL, "critic": {"lr": 1.0}, "ppo": {"num_prompts_per_step": 256, "global_batch_size": 128}},
     "grpo": {**RL, "grpo": {"num_prompts_per_step": 32, "num_generations": 8, "global_batch_size": 128}},

@@ -39,6 +39,9 @@ OTHERS = {
         "downloads a model; tests/config/test_hub.py has a hub of its own"
     ),
     "python -m vllm.entrypoints.openai.api_server --model MODEL": "is a server of vLLM's build for GPUs",
+    "python -m lockstep train benchmarks/ladder/rungs/self_rewarding_small.yaml --dry-run": (
+        "makes a hundred thousand rows; tests/algorithms/self_rewarding/test_rewarding_itself.py trains a small one"
+    ),
     "pip install mlflow": "asks the package index",
     **dict.fromkeys(
         (

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from ladder_recipes import rung
 
 from lockstep.algorithms.rows import data_files
 from lockstep.config.loading import load
@@ -32,7 +33,7 @@ LARGE = {"sft_letters_meta"}
     ],
 )
 def test_a_toy_task_has_the_vocabulary_that_it_always_had(recipe: str, size: int, digest: str, tmp_path: Path) -> None:
-    training = load(recipe).training
+    training = load(rung(recipe) if "letters" in recipe else recipe).training
     found = scratch_tokenizer(training, data_files(training.data, tmp_path).demonstrations).get_vocab()
     tokens = [token for token, _ in sorted(found.items(), key=lambda item: item[1])]
     assert len(tokens) == size

@@ -9,17 +9,21 @@ from pathlib import Path
 import pytest
 import yaml
 
+from benchmarks.ladder.tasks.letters import Letters
 from lockstep.config import Task
 from lockstep.config.help import explain_options
 from lockstep.config.loading import RecipeError, describe, load, load_run
 from lockstep.config.task import find
 from lockstep.tasks import base
 from lockstep.tasks.arithmetic import Arithmetic
-from lockstep.tasks.letters import Letters
 
 FILES = sorted({file.stem for file in Path(base.__file__).parent.glob("*.py")} - {"__init__", "base"})
 RECIPE = "grpo_arithmetic"
-LETTERS = ("data.task.name=letters", "data.task.train_prompts=4", "data.task.validation_prompts=2")
+LETTERS = (
+    "data.task.name=benchmarks.ladder.tasks.letters:Letters",
+    "data.task.train_prompts=4",
+    "data.task.validation_prompts=2",
+)
 
 
 def refusal(*overrides: str, recipe: str = RECIPE) -> str:
@@ -72,7 +76,7 @@ def test_a_section_without_a_name_says_which_there_are(tmp_path: Path) -> None:
 
 
 def test_another_task_takes_back_the_options_of_the_one_before() -> None:
-    assert task(*LETTERS) == Letters(name="letters", train_prompts=4, validation_prompts=2)
+    assert task(*LETTERS) == Letters(name=NAME, train_prompts=4, validation_prompts=2)
     assert task("data.task.seed=3", "data.task.name=arithmetic") == Arithmetic(
         name="arithmetic", train_questions=4096, validation_questions=400, seed=3
     )

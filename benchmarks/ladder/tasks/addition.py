@@ -17,10 +17,11 @@ from typing import Any
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
+from benchmarks.ladder.tasks.words import join_words
 from lockstep.config import Probability
 from lockstep.config.section import rule
 from lockstep.errors import InputError
-from lockstep.tasks.base import Task, TaskFiles, join_words, permute, sample_uniforms, write_rows
+from lockstep.tasks.base import Task, TaskFiles, permute, sample_uniforms, write_rows
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 _BLOCK = 1024

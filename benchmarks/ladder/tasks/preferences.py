@@ -22,8 +22,9 @@ from typing import Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
+from benchmarks.ladder.tasks.words import join_words
 from lockstep.config import Probability
-from lockstep.tasks.base import Task, TaskFiles, join_words, sample_uniforms, write_rows
+from lockstep.tasks.base import Task, TaskFiles, sample_uniforms, write_rows
 
 _LETTERS = "abcdefgh"
 _NORMAL = NormalDist()

@@ -18,15 +18,9 @@ from typing import Any
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
+from benchmarks.ladder.tasks.words import join_words
 from lockstep.config.section import rule
-from lockstep.tasks.base import (
-    Task,
-    TaskFiles,
-    join_words,
-    permute,
-    sample_uniforms,
-    write_rows,
-)
+from lockstep.tasks.base import Task, TaskFiles, permute, sample_uniforms, write_rows
 
 _LONGER = 4  # moves of a demonstration beyond those that count
 DRY, WET = "dry", "wet"

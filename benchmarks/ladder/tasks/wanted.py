@@ -20,8 +20,9 @@ from typing import Any
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
+from benchmarks.ladder.tasks.words import JudgingTask, join_words
 from lockstep.config import Probability
-from lockstep.tasks.base import JudgingTask, TaskFiles, join_words, sample_uniforms, write_rows
+from lockstep.tasks.base import TaskFiles, sample_uniforms, write_rows
 
 LETTERS = "abcdefgh"
 _LENGTH = 5

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from judge_server import Said, serve_judge
+from ladder_recipes import rung
 from safetensors.torch import load_file
 
 from lockstep.config.loading import load
@@ -41,14 +42,14 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> str:
         "model.scratch.config.num_hidden_layers=2", "data.task.demonstrations=7680", "sft.global_batch_size=32",
         "optimizer.schedule.warmup_steps=10", "optimizer.schedule.decay_steps=240", "learner.device=cpu",
     ]  # fmt: skip
-    return str(train(load("sft_letters_meta", [*small, f"run.folder={folder / 'run'}"])) / "final")
+    return str(train(load(rung("sft_letters_meta"), [*small, f"run.folder={folder / 'run'}"])) / "final")
 
 
 @pytest.fixture
 def learn(in_tmp: Path, warm: str) -> Run:
     """Runs the small recipe from there, with overrides; returns the rows of metrics.jsonl."""
     model = ["model.from_recipe=null", f"model.path={warm}"]
-    return lambda *overrides: read_metrics(train(load("self_rewarding_meta_small", [*SHORT, *model, *overrides])))
+    return lambda *overrides: read_metrics(train(load(rung("self_rewarding_meta_small"), [*SHORT, *model, *overrides])))
 
 
 @contextmanager
@@ -156,12 +157,12 @@ def test_a_dry_run_looks_at_judges_and_at_what_is_known(in_tmp: Path, warm: str)
     model = ["model.from_recipe=null", f"model.path={warm}"]
     wrong = ["meta_judge.template=compare {prompt}", "judge.max_prompt_tokens=500", "known.judgements=nowhere.jsonl"]
     with pytest.raises(DryRunError) as found:
-        dry_run(load("self_rewarding_meta_small", [*SHORT, *model, *wrong]))
+        dry_run(load(rung("self_rewarding_meta_small"), [*SHORT, *model, *wrong]))
     with pytest.raises(DryRunError, match="there is no folder nowhere"):
-        dry_run(load("self_rewarding_small", [*model, "learner.device=cpu", "judge.path=nowhere"]))
+        dry_run(load(rung("self_rewarding_small"), [*model, "learner.device=cpu", "judge.path=nowhere"]))
     for said in ("meta_judge.template", "judge.max_prompt_tokens", "nowhere.jsonl"):
         assert said in str(found.value)
-    assert "validations" in dry_run(load("self_rewarding_meta_small", [*SHORT, *model]))
+    assert "validations" in dry_run(load(rung("self_rewarding_meta_small"), [*SHORT, *model]))
 
 
 SEEDS = [11, 12, 13]
@@ -179,7 +180,7 @@ def test_a_good_meta_judge_makes_a_better_judge(
 
     def judged(name: str, *overrides: str) -> list[float]:
         own = [f"seed={seed}", "learner.device=cpu", f"run.folder={name}_{seed}", *overrides]
-        rows = read_metrics(train(load("self_rewarding_meta_small", own)))
+        rows = read_metrics(train(load(rung("self_rewarding_meta_small"), own)))
         told = {key: [row[key] for row in rows if key in row] for key in ("validation/reward", EXACT, ACCURACY)}
         print(f"seed {seed}, {name}: {told}")
         if told[ACCURACY] and name == "meta" and told[ACCURACY][0] < 0.85:

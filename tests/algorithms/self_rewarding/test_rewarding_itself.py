@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import wanted_letter
+from ladder_recipes import rung
 
 from lockstep.algorithms.self_rewarding.options import SelfRewardingRecipe
 from lockstep.config.loading import load
@@ -51,7 +52,7 @@ def learned(folder: Path, flatters: bool) -> None:
         f"sft.global_batch_size={BATCH}", "optimizer.lr=5e-3", "optimizer.schedule.warmup_steps=20",
         f"optimizer.schedule.decay_steps={STEPS}", "learner.device=cpu",
     ]  # fmt: skip
-    train(load("sft_letters", [*SMALL, *options]))
+    train(load(rung("sft_letters"), [*SMALL, *options]))
 
 
 def rewarded(warm: Path, folder: Path, *overrides: str) -> Path:
@@ -62,7 +63,7 @@ def rewarded(warm: Path, folder: Path, *overrides: str) -> Path:
         f"validation_reward.function={wanted_letter.__file__}:score", "self_rewarding.global_batch_size=32",
         "run.num_logged_samples=32",
     ]  # fmt: skip
-    return train(load("self_rewarding_small", [*options, *overrides]))
+    return train(load(rung("self_rewarding_small"), [*options, *overrides]))
 
 
 def of_steps(folder: Path, metric: str) -> list[float]:

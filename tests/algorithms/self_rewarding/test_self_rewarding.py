@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ladder_recipes import rung
 from safetensors.torch import load_file
 from self_rewarding_runs import Run, equal, held, steps, trained
 from tiny_recipe import SELF_REWARDING
 
+from benchmarks.ladder.tasks.letters import score
 from lockstep.algorithms.self_rewarding.options import SelfRewardingSection
 from lockstep.config import PreferenceSection
 from lockstep.config.loading import load
@@ -23,7 +25,6 @@ from lockstep.report.agreement import summarize_agreement
 from lockstep.report.log import read_metrics
 from lockstep.run.stop import Stopped
 from lockstep.run.train import train
-from lockstep.tasks.letters import score
 
 TINY_RECIPE = SELF_REWARDING
 
@@ -161,7 +162,9 @@ def test_its_own_judgement_makes_it_better_by_a_measure_that_it_never_sees(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.chdir(workplace)
-    folder = train(load("self_rewarding_small", [f"seed={seed}", "learner.device=cpu", "run.num_logged_samples=64"]))
+    folder = train(
+        load(rung("self_rewarding_small"), [f"seed={seed}", "learner.device=cpu", "run.num_logged_samples=64"])
+    )
     rows = read_metrics(folder)
     worth = [row["validation/reward"] for row in rows if "validation/reward" in row]
     assert worth == sorted(worth)

@@ -11,11 +11,11 @@ import yaml
 from self_rewarding_runs import Run, steps
 from tiny_recipe import SELF_REWARDING
 
+from benchmarks.ladder.tasks.letters import Letters, demonstrations
 from lockstep.config.loading import load
 from lockstep.report.log import read_metrics
 from lockstep.rewards.base import RewardError
 from lockstep.run.train import train
-from lockstep.tasks.letters import Letters, demonstrations
 
 VERIFIERS = """
 def silent(prompt, response, answer, row):

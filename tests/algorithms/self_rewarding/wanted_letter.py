@@ -1,4 +1,4 @@
-"""A task like `lockstep.tasks.letters`, so small that a model learns in seconds to answer and to judge.
+"""A task like `benchmarks.ladder.tasks.letters`, so small that a model learns in seconds to answer and to judge.
 
 want c                          write five letters, as many of them c as may be
  a c f c b                      an answer that is worth 2

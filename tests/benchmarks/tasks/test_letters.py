@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from benchmarks.ladder.tasks.letters import Letters, score
 from lockstep.judge.verdicts import ScoreParser
-from lockstep.tasks.letters import Letters, score
 
 
 def made(folder: Path, name: str, **spec: Any) -> list[dict[str, Any]]:

@@ -23,10 +23,11 @@ from typing import Any
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
+from benchmarks.ladder.tasks.words import Draws, JudgingTask, join_words
 from lockstep.config import Probability
 from lockstep.config.section import rule
 from lockstep.errors import InputError
-from lockstep.tasks.base import Draws, JudgingTask, TaskFiles, join_words, sample_uniforms, write_rows
+from lockstep.tasks.base import TaskFiles, sample_uniforms, write_rows
 
 LETTERS = tuple("abcdefghijklmopq")
 """The letters in use: without n, which would be near to no."""
