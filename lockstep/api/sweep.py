@@ -91,7 +91,7 @@ def sweep(
     values: Mapping[str, Iterable[Any]],
     *,
     name: str | None = None,
-    jobs: int | None = None,
+    jobs: int = 1,
     **options: Any,
 ) -> Sweep:
     """Runs every combination of some options' values to its end, or resumes the sweep that the same arguments began.
@@ -102,7 +102,7 @@ def sweep(
         recipe: A recipe by its name or file, or an algorithm such as `lockstep.GRPO(...)`.
         values: Options with the values of each: `{"seed": range(5), "ppo.clip": [0.1, 0.2]}`.
         name: Name of its folder in `sweeps/`; None: the recipe's name, with a digest of all options.
-        jobs: Runs at a time; None: as many as there is room for.
+        jobs: Runs at a time.
         options: Options of the recipe, as those of `Trainer`; an algorithm has its own.
 
     Raises:

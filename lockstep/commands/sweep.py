@@ -14,7 +14,7 @@ def add(parsers: Parsers) -> None:
         "sweep", help="run a recipe with several values of its options; the same command again continues the sweep"
     )
     add_recipe(sweep, "options, some with several values: seed=0..4 run.max_steps=10,20")
-    sweep.add_argument("--jobs", type=int, metavar="N", help="runs at a time; default: as many as there is room for")
+    sweep.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time; default: 1")
     sweep.add_argument("--name", help="folder in sweeps/; default: the recipe's name and a digest of all options")
     sweep.add_argument("--dry-run", action="store_true", help="resolve every combination, and start nothing")
     sweep.set_defaults(command=run)
@@ -27,6 +27,6 @@ def run(options: argparse.Namespace) -> int:
 
     plan = plan_words(options.recipe, options.overrides, options.name)
     if options.dry_run:
-        print_text(preview(plan, options.jobs))
+        print_text(preview(plan))
         return 0
     return run_sweep(plan, options.jobs)

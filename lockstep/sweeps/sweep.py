@@ -17,7 +17,7 @@ from lockstep.config.loading import describe
 from lockstep.config.user_code import is_in_program
 from lockstep.errors import InputError
 from lockstep.printable import print_text
-from lockstep.process_defaults import ENDS_WITH, THREADS
+from lockstep.process_defaults import ENDS_WITH, MOST_THREADS, THREADS, count_cores, read_given_threads
 from lockstep.report.html import write_sweep_report
 from lockstep.report.summary import PAGE
 from lockstep.run.checkpoint import Checkpoints
@@ -27,7 +27,6 @@ from lockstep.run.stop import Stop, Stopped, heed_signals
 from lockstep.run.train import judge_finished
 from lockstep.sweeps.plan import PlannedRun, SweepPlan
 from lockstep.sweeps.results import summarize
-from lockstep.sweeps.room import Room, make_room
 from lockstep.whole_files import write_changed
 
 LOG = "sweep.log"
@@ -44,14 +43,12 @@ class SweepJob:
         run: The run.
         code: Exit code of its process, or of a run that was finished before; None: it waits or runs.
         process: Its process; None: it has not been started.
-        slot: Number of its slot in the room.
         logged: Bytes in its log before the process was started.
     """
 
     run: PlannedRun
     code: int | None = None
     process: subprocess.Popen[bytes] | None = None
-    slot: int = -1
     logged: int = 0
 
     @property
@@ -86,13 +83,15 @@ class Runner:
     Attributes:
         folder: The sweep's folder.
         jobs: All runs.
-        room: The slots in which they run.
+        most: Runs at a time.
+        threads: Threads of each.
         asked: Why the sweep was asked to stop, and its exit code; None: it was not asked.
     """
 
     folder: Path
     jobs: Sequence[SweepJob]
-    room: Room
+    most: int
+    threads: int
     asked: tuple[str, int] | None = field(default=None)
 
     def run(self, stop: Stop) -> None:
@@ -106,7 +105,7 @@ class Runner:
                 if self.asked is None:
                     self._forward(stop)
                 if self.asked is None:
-                    self._fill_slots()
+                    self._start_next()
                 time.sleep(_POLL_S)
         finally:
             for job in self._running():
@@ -147,18 +146,17 @@ class Runner:
             assert job.process is not None
             job.process.send_signal(signal.SIGINT)
 
-    def _fill_slots(self) -> None:
-        free = set(range(len(self.room.slots))) - {job.slot for job in self._running()}
-        for slot in sorted(free):
+    def _start_next(self) -> None:
+        while len(self._running()) < self.most:
             job = next_job(self.jobs)
-            if job is not None:
-                job.slot = slot
-                self._start(job)
+            if job is None:
+                return
+            self._start(job)
 
     def _start(self, job: SweepJob) -> None:
         """Starts a run; if its process cannot be started it has failed, and the others go on."""
         loaded = job.run.loaded
-        environment = {**self.room.slots[job.slot], THREADS: str(self.room.threads), ENDS_WITH: str(os.getpid())}
+        environment = {THREADS: str(self.threads), ENDS_WITH: str(os.getpid())}
         recipe = self.folder / "recipes" / job.run.name / f"{loaded.name}.yaml"
         verb = "resumes" if Checkpoints(job.run.folder / "checkpoints", keep=1).find() else "begins"
         note(f"{job.run.name} {verb}; {job.log}")
@@ -207,28 +205,35 @@ def note(text: str) -> None:
     print_text(text, file=sys.stderr)
 
 
-def run_sweep(plan: SweepPlan, jobs: int | None) -> int:
+def share_cores(jobs: int) -> int:
+    """Threads of each run: those of the environment, or a share of the cores."""
+    return read_given_threads() or max(1, min(count_cores() // jobs, MOST_THREADS))
+
+
+def run_sweep(plan: SweepPlan, jobs: int = 1) -> int:
     """Runs a sweep to its end, or resumes it; writes its report, and prints its table.
 
     Args:
         plan: The sweep.
-        jobs: Runs at a time; None: as many as there is room for.
+        jobs: Runs at a time.
 
     Returns:
         0 if every run is finished; else the exit code of the first that failed.
 
     Raises:
-        InputError: If its folder holds another sweep, or more runs at a time are asked for than GPUs have room for.
+        InputError: If its folder holds another sweep.
         Stopped: If it was asked to end early; every run was saved.
     """
-    room = make_room(plan, jobs, plan.require_same())
+    if jobs < 1:
+        raise InputError(f"--jobs is {jobs}; at least one run at a time is needed")
+    threads = plan.require_same() or share_cores(jobs)
     _require_files(plan)
     todo = [_look_up(run) for run in plan.runs]
     plan.folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(plan.folder):
-        plan.write(room.threads)
-        note(f"{plan.folder}: {len(todo)} runs, {room.sentence}")
-        stop, runner = Stop(None), Runner(plan.folder, todo, room)
+        plan.write(threads)
+        note(f"{plan.folder}: {len(todo)} runs, {jobs} at a time, threads of each: {threads}")
+        stop, runner = Stop(None), Runner(plan.folder, todo, jobs, threads)
         with heed_signals(stop, note):
             runner.run(stop)
         if any((run.folder / "recipe.yaml").is_file() for run in plan.runs):
@@ -236,11 +241,11 @@ def run_sweep(plan: SweepPlan, jobs: int | None) -> int:
     return _finish(plan, runner)
 
 
-def preview(plan: SweepPlan, jobs: int | None) -> str:
-    """Describes the runs of `run_sweep`, those that are finished, and how many at a time; it raises the same."""
-    room = make_room(plan, jobs, plan.require_same())
+def preview(plan: SweepPlan) -> str:
+    """Describes the runs of `run_sweep`, and those that are finished; it raises the same."""
+    plan.require_same()
     lines = [f"{run.folder}{', finished' if (run.folder / 'final').is_dir() else ''}" for run in plan.runs]
-    return "\n".join([*lines, f"{len(lines)} runs, {room.sentence}"])
+    return "\n".join([*lines, f"{len(lines)} runs"])
 
 
 def _look_up(run: PlannedRun) -> SweepJob:

@@ -16,13 +16,11 @@ from tiny_recipe import RECIPE, REWARDS
 
 import lockstep
 from lockstep import exit_codes
-from lockstep.cluster.placement import Devices, Placement, Processes
 from lockstep.errors import InputError
 from lockstep.run.checkpoint import Checkpoints
 from lockstep.run.stop import Stop
 from lockstep.sweeps.plan import plan_words
-from lockstep.sweeps.room import Room, divide_gpus, make_room, share_cores
-from lockstep.sweeps.sweep import Runner, SweepJob, next_job
+from lockstep.sweeps.sweep import Runner, SweepJob, next_job, share_cores
 
 SEEDS = "seed=0..1 policy.lr=0.001,0.002"
 
@@ -133,7 +131,7 @@ def test_a_run_that_cannot_be_started_fails_alone(folder: Path, capsys: pytest.C
     plan = plan_words("own.yaml", ["seed=0..1"], "s")
     jobs = [SweepJob(plan.runs[0]), SweepJob(plan.runs[1], code=exit_codes.OK)]
     jobs[0].log.mkdir(parents=True)  # a folder, where its log belongs
-    Runner(plan.folder, jobs, Room(1, ({},), on_gpu=False)).run(Stop(None))
+    Runner(plan.folder, jobs, most=1, threads=1).run(Stop(None))
     assert jobs[0].code == exit_codes.CRASH
     assert "seed=0 failed: it could not be started: " in capsys.readouterr().err
 
@@ -148,14 +146,7 @@ def test_what_several_runs_begin_with_is_trained_by_one_of_them(in_tmp: Path) ->
         assert next_job([one, other]) is other
 
 
-def test_room_is_what_cores_and_gpus_allow(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = plan_words("own.yaml", ["seed=0..4"], "s")
-    assert make_room(plan, 3, None).sentence == "3 at a time, 1 thread each"  # OMP_NUM_THREADS=1, as conftest.py says
-    assert make_room(plan, None, 1000).sentence == "1 at a time, 1000 threads each"
-    monkeypatch.setattr("lockstep.sweeps.room.count_cores", lambda: 64)
-    assert [share_cores(number) for number in (1, 16, 100)] == [8, 4, 1]
-    two = [Placement.of(Devices(1, 5, on_gpu=True), Processes(ranks=2))]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,5,3,2,0")
-    assert divide_gpus(plan, two, None) == ({"CUDA_VISIBLE_DEVICES": "7,5"}, {"CUDA_VISIBLE_DEVICES": "3,2"})
-    with pytest.raises(InputError, match="a run takes 2 of 5 GPUs, so 2 at a time fit"):
-        divide_gpus(plan, two, 3)
+def test_runs_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstep.sweeps.sweep.read_given_threads", lambda: None)
+    monkeypatch.setattr("lockstep.sweeps.sweep.count_cores", lambda: 64)
+    assert [share_cores(jobs) for jobs in (1, 16, 100)] == [8, 4, 1]

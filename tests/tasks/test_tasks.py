@@ -19,8 +19,9 @@ from lockstep.tasks.arithmetic import Arithmetic
 
 FILES = sorted({file.stem for file in Path(base.__file__).parent.glob("*.py")} - {"__init__", "base"})
 RECIPE = "grpo_arithmetic"
+NAME = "benchmarks.ladder.tasks.letters:Letters"
 LETTERS = (
-    "data.task.name=benchmarks.ladder.tasks.letters:Letters",
+    f"data.task.name={NAME}",
     "data.task.train_prompts=4",
     "data.task.validation_prompts=2",
 )
