@@ -11,9 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-Source = Literal[
-    "disk", "checkpoint", "cleanup", "lock", "server", "reward", "helper", "sampler", "ranks", "tracker", "run"
-]
+Source = Literal["disk", "checkpoint", "cleanup", "server", "reward", "helper", "sampler", "ranks", "tracker"]
 
 
 @dataclass(frozen=True)
@@ -39,8 +37,6 @@ POLICY: dict[Source, Persistence] = {
     "checkpoint": Persistence((0.1, 0.4, 1.6), 3),
     # What is not needed cannot be removed. Then: that is told, and another name taken where its own is.
     "cleanup": Persistence((0.1, 0.4, 1.6), 3),
-    # Another process trains the warm start. Then, with the time of the run: one sentence.
-    "lock": Persistence((0.5,), None),
     # A server is lost, late, busy or gives no reply. Then: a judge's question has no verdict, else one sentence.
     "server": Persistence((0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0), None, "asking again"),
     # A reward function loses a connection. Then: one sentence.
@@ -53,8 +49,6 @@ POLICY: dict[Source, Persistence] = {
     "ranks": Persistence((0.0, 1.0, 5.0), None, "resuming from the newest checkpoint"),
     # A tracker fails. It is left alone for so long, and what it missed is told in the end.
     "tracker": Persistence((60.0,), None),
-    # A run crashes under --supervise, and has not saved anew. Then: one sentence.
-    "run": Persistence((1.0, 5.0, 30.0, 120.0), 5, "the same command again"),
 }
 
 

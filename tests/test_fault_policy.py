@@ -14,7 +14,6 @@ from lockstep.fault_policy import POLICY, Attempts, Seldom, Source
 
 SLEEPERS = {
     "fault_policy.py": "the policy itself",
-    "run/supervise.py": "heeds signals while it waits as long as the policy says",
     "helpers/process.py": "looks for a parent that has ended",
     "helpers/descendants.py": "looks for children that have ended",
     "sweeps/sweep.py": "looks for runs that have ended",
@@ -43,15 +42,15 @@ def test_nothing_waits_or_tries_again_beside_the_policy() -> None:
 
 
 def test_waits_grow_to_the_last_and_end_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(POLICY, "run", replace(POLICY["run"], waits_s=(0.0, 1.0, 5.0), limit=4))
+    monkeypatch.setitem(POLICY, "ranks", replace(POLICY["ranks"], waits_s=(0.0, 1.0, 5.0), limit=4))
     told: list[str] = []
-    attempts = Attempts("run", told.append)
+    attempts = Attempts("ranks", told.append)
     assert [attempts.next_wait("it fell") for _ in range(5)] == [0.0, 1.0, 5.0, 5.0, None]
     assert told == [
-        "it fell; the same command again (1 of 4 times)",
-        "it fell; the same command again in 1 s (2 of 4 times)",
-        "it fell; the same command again in 5 s (3 of 4 times)",
-        "it fell; the same command again in 5 s (4 of 4 times)",
+        "it fell; resuming from the newest checkpoint (1 of 4 times)",
+        "it fell; resuming from the newest checkpoint in 1 s (2 of 4 times)",
+        "it fell; resuming from the newest checkpoint in 5 s (3 of 4 times)",
+        "it fell; resuming from the newest checkpoint in 5 s (4 of 4 times)",
     ]
     attempts.renew()
     assert attempts.next_wait("it fell") == 0.0

@@ -19,9 +19,6 @@ def add(parsers: Parsers) -> None:
     train.add_argument(
         "--allow-changes", action="store_true", help="continue even if recipe, data, model or code have changed"
     )
-    train.add_argument(
-        "--supervise", action="store_true", help="run it in a process of its own, and again whenever that crashes"
-    )
     train.set_defaults(command=run)
 
 
@@ -34,20 +31,7 @@ def run(options: argparse.Namespace) -> int:
             from lockstep.run.dry_run import dry_run
         print_text(dry_run(load(options.recipe, options.overrides), options.allow_changes))
         return 0
-    if options.supervise:
-        return _supervise(options)
     sys.stdout = outlive_reader(sys.stdout)  # a run is worth more than what it prints
     with spare_modules():
         from lockstep.run.train import train_to_code
     return train_to_code(load(options.recipe, options.overrides), options.allow_changes)
-
-
-def _supervise(options: argparse.Namespace) -> int:
-    from lockstep.config.loading import load
-    from lockstep.run.supervise import Supervisor
-
-    folder = load(options.recipe, options.overrides).run_folder
-    flags = [flag for flag, given in (("--allow-changes", options.allow_changes),) if given]
-    command = [sys.executable, "-m", "lockstep", *(["--traceback"] if options.traceback else []), "train"]
-    # What --trust names is trusted by the environment, as it is now: read again, a file that was changed would be, too.
-    return Supervisor([*command, *flags, options.recipe, *options.overrides], folder).run()

@@ -120,7 +120,7 @@ class Loaded:
         tree.get("grid", {}).pop("budget_s", None)  # it leaves cells of a doctor's table out, and changes none
         for section in ("trackers", "acceptance"):  # what shows a run, and what a finished run is measured by
             tree.pop(section, None)
-        for option in ("folder", "max_time_s", "require_doctor"):
+        for option in ("folder", "max_time_s"):
             tree["run"].pop(option, None)
         for option in ("on_breach", "max_mult_prob_error"):  # they change a comparison, not a result
             tree.get("agreement", {}).pop(option, None)

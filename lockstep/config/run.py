@@ -46,9 +46,6 @@ class RunSection(Section):
     folder: LocalPath | None = Field(
         default=None, description="run folder; null: runs/<recipe>-<hash of the resolved recipe>"
     )
-    require_doctor: bool = Field(
-        default=False, description="start only with a model that `lockstep doctor table` has passed with this sampler"
-    )
 
     def find_unknown_best(self) -> str | None:
         """Says that checkpoints are saved at steps without the metric of `best`; None if they are not.
@@ -185,11 +182,4 @@ class Common(Recipe):
             raise ValueError(
                 f"{names} need{'s' if len(said) == 1 else ''} rows to validate on; set data.validation, or say "
                 f"{' '.join(said)}"
-            )
-
-    @rule
-    def _the_doctor_can_have_seen_it(self) -> None:
-        if self.run.require_doctor and self.model.path is None:
-            raise ValueError(
-                "run.require_doctor needs a report on a model that is made only now; give a folder by model.path"
             )

@@ -42,7 +42,6 @@ from lockstep.plan.memory import FP32
 from lockstep.plan.page import describe_layouts
 from lockstep.plan.sizes import Sizes
 from lockstep.rewards.build import build as build_reward
-from lockstep.run.doctor_reports import examination
 from lockstep.run.dry_setup import DrySetup
 from lockstep.run.findings import Findings
 from lockstep.run.folder import FRAME, find_changed_options, require_writable, standing
@@ -128,15 +127,11 @@ def _check_layouts(recipe: Algorithm, source: ModelSource, found: Findings) -> N
 
 
 def _check_inference(recipe: Algorithm, found: Findings) -> None:
-    """Checks that the sampler can run here, and adds the doctor's verdict on it."""
+    """Checks that the sampler can run here."""
     if recipe.inference is None:
         return
     with found.problem():
         require_sampler(recipe.inference.sampler, recipe.learner)
-    with found.problem():  # `run.require_doctor` makes a problem of what is missing
-        known = examination(recipe)
-        if known is not None:
-            found.say("doctor", known.sentence)
 
 
 def _decide_exact(recipe: Algorithm, source: ModelSource, found: Findings) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
@@ -18,12 +17,6 @@ _ASKING = {
     signal.SIGHUP: ("SIGHUP", exit_codes.HUNG_UP),
 }
 """Signals that ask for a stop: their name for the user, and the exit code of the process."""
-
-SUPERVISED = "LOCKSTEP_SUPERVISED"
-"""Environment variable of a run under `--supervise`."""
-
-_HANDED_ON_S = 2.0
-"""Time within which a supervisor may forward a signal that this process has received, too."""
 
 
 class Stopped(Exception):
@@ -94,20 +87,11 @@ def heed_signals(stop: Stop, note: Callable[[str], object]) -> Iterator[None]:
     handlers = {number: signal.getsignal(number) for number in _ASKING}
     usual = {number: handler for number, handler in handlers.items() if handler != signal.SIG_IGN}
 
-    first_s = list[float]()
-
     def request_stop(number: int, frame: FrameType | None) -> None:
-        if first_s:
-            if time.monotonic() - first_s[0] > _HANDED_ON_S:
-                signal.signal(number, usual[signal.Signals(number)])
-                signal.raise_signal(number)
-            return
-        first_s.append(time.monotonic())
         name, code = _ASKING[signal.Signals(number)]
         stop.ask(f"{name} was received", code)
-        if SUPERVISED not in os.environ:
-            for other, handler in usual.items():
-                signal.signal(other, handler)
+        for other, handler in usual.items():
+            signal.signal(other, handler)
         text = f"{name}: finishing this step, then saving; once more ends at once, back to the newest checkpoint"
         # In a thread: the interrupted code may itself be printing.
         threading.Thread(target=note, args=(text,)).start()

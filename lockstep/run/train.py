@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -37,12 +37,10 @@ from lockstep.report.progress import Progress, show_progress
 from lockstep.report.summary import has_trained, judge, summary
 from lockstep.run.callbacks import NO_CALLBACKS, Callbacks
 from lockstep.run.checkpoint import Checkpoints
-from lockstep.run.doctor_reports import examination
 from lockstep.run.export import export
 from lockstep.run.finished import require_same_files
 from lockstep.run.folder import (
     FRAME,
-    FolderInUseError,
     adopt,
     find_changed_options,
     is_current,
@@ -61,7 +59,6 @@ from lockstep.run.stop import Stop, Stopped
 from lockstep.run.track import Logs
 from lockstep.run.trackers.run import track_run, views_of
 from lockstep.run.trackers.view import Facts
-from lockstep.run.waiting import patience
 from lockstep.sums import SUMS, finish, require_unaltered
 
 
@@ -124,7 +121,6 @@ def _run(loaded: Loaded, allow_changes: bool, deadline_s: float | None, callback
         return True
     loaded = fetch_names(loaded)
     recipe = loaded.expect(Algorithm)
-    health = examination(recipe)
     with open_run(loaded, folder) as started, ExitStack() as open_:
         if (folder / "final").exists() and not changed:  # another process has just finished it
             return True
@@ -135,8 +131,8 @@ def _run(loaded: Loaded, allow_changes: bool, deadline_s: float | None, callback
         copy_frame(Path(source.folder), folder / FRAME)
         progress = open_.enter_context(show_progress(f"{loaded.name} → {folder}", record=partial(add_message, folder)))
         precision = [keep_fp32()] if resolve_device(recipe.learner.device).type == "cuda" else []
-        said = [None if health is None else health.sentence, describe_passed_end(source, recipe.data)]
-        for remark in [*precision, *filter(None, said), *remarks(recipe, files)]:
+        passed_end = describe_passed_end(source, recipe.data)
+        for remark in [*precision, *([] if passed_end is None else [passed_end]), *remarks(recipe, files)]:
             progress.note(remark)
         inexact = decide_exact(recipe, source.folder, progress.note)
         logs = Logs(folder)
@@ -259,7 +255,7 @@ def _source(
 
 
 def _warm_started(loaded: Loaded, first: Loaded, allow_changes: bool, deadline_s: float | None) -> Path:
-    """The model of the recipe that is trained first; where another process is training it, waits for that."""
+    """The model of the recipe that is trained first."""
     name, final = loaded.name, first.run_folder / "final"
     if not find_changed_options(first, allow_changes) and final.exists():
         if not allow_changes:
@@ -270,19 +266,10 @@ def _warm_started(loaded: Loaded, first: Loaded, allow_changes: bool, deadline_s
         print_text(f"{name} begins with {final}, trained before", file=sys.stderr)
         return final
     print_text(f"stage 1 of 2: {_purpose(first)}; {name} begins with its model", file=sys.stderr)
-    for _ in patience(name, first.run_folder, deadline_s, partial(_say, loaded.run_folder)):
-        with suppress(FolderInUseError):  # where its process ends early, this one continues
-            _run(first, allow_changes, deadline_s)
-            break
+    _run(first, allow_changes, deadline_s)
     require_trained(first.run_folder)
     print_text(f"stage 1 of 2 is done: {final}\nstage 2 of 2: {_purpose(loaded)}", file=sys.stderr)
     return final
-
-
-def _say(folder: Path, text: str) -> None:
-    """Tells the user what happens before a run has a display, and records it."""
-    print_text(text, file=sys.stderr)
-    add_message(folder, None, text)
 
 
 def _purpose(loaded: Loaded) -> str:

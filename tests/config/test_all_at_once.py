@@ -38,7 +38,7 @@ model: {path: FOLDER, from_recipe: sft}
 data: {train: rows.jsonl, system_prompt: be brief}
 sampling: {temperature: 0, top_k: 5}
 learner: {cpu_offload: true}
-run: {require_doctor: true, best: {metric: validation/reward}, save_every: 7, validate_every: 5}
+run: {best: {metric: validation/reward}, save_every: 7, validate_every: 5}
 """,
     )
     sections = [sentence.partition(":")[0] for sentence in faults(recipe)]

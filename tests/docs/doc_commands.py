@@ -54,9 +54,6 @@ OTHERS = {
         ("lockstep watch", "lockstep watch my_run"),
         "serves until it is interrupted; tests/report/test_live.py and tests/browser/test_live_page.py start it",
     ),
-    "lockstep train ppo_gsm8k model.path=MODEL data.train=train.jsonl run.require_doctor=true": (
-        "is refused unless the doctor has passed the model; tests/run/test_require_doctor.py shows both"
-    ),
     "lockstep eval http://localhost:8000/v1 ranked.jsonl --recipe eval_judge judge.sampler.openai.model=NAME": (
         "asks a server; tests/inference/test_eval_judge.py starts one"
     ),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -148,11 +147,6 @@ def test_the_guide_speaks_of_every_metric_and_every_option(run: Run) -> None:
     assert not [name for name in metrics if f"`{name}`" not in guide]
     own = SelfRewardingSection.model_fields.keys() - PreferenceSection.model_fields.keys()
     assert not [name for name in own if f"`{name}`" not in guide]
-
-
-def test_it_can_ask_for_a_report_of_the_doctor(run: Run, models: Callable[..., Path]) -> None:
-    with pytest.raises(ValueError, match="there is no doctor's report"):
-        run("model.scratch=null", f"model.path={models('llama')}", "run.require_doctor=true")
 
 
 @pytest.mark.proof
