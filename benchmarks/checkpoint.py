@@ -28,8 +28,8 @@ from lockstep.learners.base import train
 from lockstep.learners.torch.learner import TorchLearner
 from lockstep.losses.cross_entropy import CrossEntropyLoss
 from lockstep.models.heads import LogitsHead
-from lockstep.run.checkpoint import Checkpoints
-from lockstep.run.saver import Saver
+from lockstep.run.checkpoint.checkpoints import Checkpoints
+from lockstep.run.checkpoint.saver import Saver
 
 HIDDEN, LAYERS = 768, 8
 SAVES = 5

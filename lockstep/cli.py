@@ -25,8 +25,7 @@ from lockstep.commands import (
 )
 from lockstep.commands import eval as evaluate
 from lockstep.config.trust import trust
-from lockstep.run.ending import end_with_code
-from lockstep.run.stop import hear_interrupts
+from lockstep.run.stop import end_with_code, hear_interrupts
 from lockstep.unread import is_unread, name_failures, open_closed_streams, outlive_full_disk, silence
 from lockstep.version import __version__
 

@@ -71,10 +71,6 @@ class Attempts:
         self.limit = self._persistence.limit if limit is None else limit
         self.used = 0
 
-    def renew(self) -> None:
-        """Resets the count, after something has succeeded."""
-        self.used = 0
-
     def next_wait(self, fault: str = "", least_s: float = 0.0) -> float | None:
         """Reports a fault; returns the seconds until the next attempt, at least `least_s`; None if none is left."""
         if self.limit is not None and self.used >= self.limit:

@@ -32,7 +32,7 @@ EXCEPTIONS = {
     "lockstep/cluster/judges.py": "a server judges through its client, and takes no weights",
     "lockstep/inference/answers.py": "a server answers through its client, likewise",
     "lockstep/inference/eval_recipe.py": "a URL stands for a server that speaks OpenAI's protocol",
-    "lockstep/run/machine.py": "the version of a library",
+    "lockstep/run/folder/machine.py": "the version of a library",
 }
 """Path → why this file may know a backend."""
 

@@ -52,8 +52,6 @@ def test_waits_grow_to_the_last_and_end_at_the_limit(monkeypatch: pytest.MonkeyP
         "it fell; resuming from the newest checkpoint in 5 s (3 of 4 times)",
         "it fell; resuming from the newest checkpoint in 5 s (4 of 4 times)",
     ]
-    attempts.renew()
-    assert attempts.next_wait("it fell") == 0.0
 
 
 def test_a_recipe_says_how_often_and_none_is_without_end() -> None:

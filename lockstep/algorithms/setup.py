@@ -1,7 +1,7 @@
 """The setup that a run offers to an algorithm: files, models, samplers, rewards, judges.
 
 A real run implements it with models that compute (`lockstep.run.live_setup`), a dry run with stand-ins that only check
-(`lockstep.run.dry_setup`), so that both go through the same `Algorithm.open`.
+(`lockstep.run.dry_run.setup`), so that both go through the same `Algorithm.open`.
 """
 
 from __future__ import annotations

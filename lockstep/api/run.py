@@ -66,7 +66,7 @@ class Run:
     @property
     def best(self) -> Path | None:
         """The best checkpoint by `run.best`, of those that were saved; None where the recipe names no metric."""
-        from lockstep.run.checkpoint import Checkpoints
+        from lockstep.run.checkpoint.checkpoints import Checkpoints
 
         ranked = Checkpoints(self.folder / "checkpoints", keep=1).rank_by_score()
         return ranked[-1][2] if ranked else None

@@ -80,7 +80,7 @@ class Trainer:
         Raises:
             DryRunError: One sentence for each thing that is wrong.
         """
-        from lockstep.run.dry_run import dry_run
+        from lockstep.run.dry_run.dry_run import dry_run
 
         with speak_python():
             return dry_run(self.loaded)

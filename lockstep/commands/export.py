@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
     from pathlib import Path
 
     with spare_modules():
-        from lockstep.run.export import export
+        from lockstep.run.checkpoint.export import export
 
     step = export(Path(options.run), Path(options.out), options.checkpoint, options.dtype, options.adapter)
     what, opener = ("adapters of the policy", "peft") if options.adapter else ("the policy", "transformers")

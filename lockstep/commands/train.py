@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
 
     if options.dry_run:
         with spare_modules():
-            from lockstep.run.dry_run import dry_run
+            from lockstep.run.dry_run.dry_run import dry_run
         print_text(dry_run(load(options.recipe, options.overrides), options.allow_changes))
         return 0
     sys.stdout = outlive_reader(sys.stdout)  # a run is worth more than what it prints

@@ -31,8 +31,8 @@ from lockstep.models.tokenizer import has_tokenizer, load_tokenizer
 from lockstep.report.doctor_folder import SCHEMA, DoctorFolder
 from lockstep.report.doctor_page import write_doctor_page
 from lockstep.report.terminal import markdown_table
-from lockstep.run.identity import Identity
-from lockstep.run.machine import describe_machine
+from lockstep.run.folder.identity import Identity
+from lockstep.run.folder.machine import describe_machine
 from lockstep.units import readable
 from lockstep.whole_files import write_whole
 from lockstep_doctor.statistics import figures

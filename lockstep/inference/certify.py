@@ -41,8 +41,8 @@ from lockstep.objectives.tally import Tally
 from lockstep.printable import print_text
 from lockstep.report.certificate import ReadCertificate
 from lockstep.report.progress import Progress, show_progress
-from lockstep.run.certificate import write_certificate
-from lockstep.run.folder import standing
+from lockstep.run.folder.certificate import write_certificate
+from lockstep.run.folder.files import standing
 from lockstep.samplers.backend import find_backend
 from lockstep.types import Request, SamplingParams
 

@@ -41,7 +41,7 @@ from lockstep.rewards.row_rules import rule_of
 from lockstep.rollouts.evaluation import Grading, grading, lengths, sample_answers
 from lockstep.rollouts.rollout import RolloutCollector
 from lockstep.rollouts.sampler_session import SamplerSession
-from lockstep.run.folder import write_once
+from lockstep.run.folder.files import write_once
 from lockstep.run.stop import Stop, Stopped, heed_signals
 from lockstep.types import Prompt
 

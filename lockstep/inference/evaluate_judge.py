@@ -39,7 +39,7 @@ from lockstep.printable import print_text
 from lockstep.report.evaluation import RESULTS
 from lockstep.report.judge_table import JUDGEMENTS, judge_table
 from lockstep.report.progress import Progress, show_progress
-from lockstep.run.folder import write_once
+from lockstep.run.folder.files import write_once
 from lockstep.run.stop import Stop, Stopped, heed_signals
 
 

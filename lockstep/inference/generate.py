@@ -32,7 +32,7 @@ from lockstep.printable import print_text
 from lockstep.report.progress import Progress, show_progress
 from lockstep.rollouts.generation import account, line_of
 from lockstep.rollouts.rollout import requests_of
-from lockstep.run.folder import write_once
+from lockstep.run.folder.files import write_once
 from lockstep.run.stop import Stop, Stopped, heed_signals
 from lockstep.types import Prompt, Reply
 

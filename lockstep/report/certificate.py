@@ -10,7 +10,7 @@ from typing import Literal
 from lockstep.records import is_file, read_record
 
 CERTIFICATE = "certificate.json"
-"""The certificate of a run, in its folder (`lockstep.run.certificate`)."""
+"""The certificate of a run, in its folder (`lockstep.run.folder.certificate`)."""
 
 _WORDS = {
     "none": "not measured",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, assert_never
 
 from lockstep.algorithms.job import Job
-from lockstep.algorithms.step import StepEvent
+from lockstep.algorithms.step import RunLength, StepEvent
 from lockstep.cluster.sampler_pool import SamplerLost
 from lockstep.config import RunSection
 from lockstep.errors import InputError
@@ -20,8 +20,8 @@ from lockstep.report.log import suggest_metric
 from lockstep.report.nothing_trained import describe_taken_out
 from lockstep.report.progress import Progress
 from lockstep.run.callbacks import Callbacks
-from lockstep.run.faults import keep_fault
-from lockstep.run.saver import Saver
+from lockstep.run.checkpoint.saver import Saver
+from lockstep.run.folder.faults import keep_fault
 from lockstep.run.trackers.run import RunTracker
 
 
@@ -37,7 +37,7 @@ class Hooks:
         saver: Writes the checkpoints.
         progress: Reports to the user.
         callbacks: Functions of the user's program.
-        identity: Stored in each checkpoint, see `lockstep.run.identity`.
+        identity: Stored in each checkpoint, see `lockstep.run.folder.identity`.
     """
 
     run: RunSection
@@ -159,3 +159,25 @@ class Hooks:
         if not event.finished:
             raise InputError(message)
         self.progress.note(message)
+
+
+def resolve_intervals(run: RunSection, run_length: RunLength) -> RunSection:
+    """The section `run` with `validate_every` in steps, where it is a share of an epoch.
+
+    Raises:
+        InputError: The length of an epoch is unknown, or the best checkpoint would be saved without a validation.
+    """
+    share = run.validate_every
+    if isinstance(share, int):
+        return run
+    if run_length.epoch is None:
+        raise InputError(
+            f"run.validate_every={share:g} is a share of an epoch, and this algorithm does not say how long an epoch "
+            "is; set run.validate_every to a number of steps"
+        )
+    steps = max(1, round(share * run_length.epoch / run_length.rows_per_step))
+    resolved = run.model_copy(update={"validate_every": steps})
+    fault = resolved.find_unknown_best()
+    if fault is not None:
+        raise InputError(f"run.validate_every={share:g} of an epoch is every {steps} steps, and run.{fault}")
+    return resolved

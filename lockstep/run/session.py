@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,22 +12,25 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
 from lockstep.algorithms.job import Job
+from lockstep.algorithms.rows import data_files
 from lockstep.algorithms.step import StepEvent
 from lockstep.config import RunSection
+from lockstep.config.loading import Loaded
+from lockstep.config.model_recipe import weights_of
 from lockstep.errors import InputError
+from lockstep.models.digests import model_files
 from lockstep.records import first_fault
 from lockstep.report.log import read_metrics
 from lockstep.report.progress import Progress
 from lockstep.run.callbacks import Callbacks
-from lockstep.run.certificate import write_run_certificate
-from lockstep.run.checkpoint import Checkpoint, Checkpoints
-from lockstep.run.equal_rewards import EqualRewards
-from lockstep.run.faults import keep_fault
+from lockstep.run.checkpoint.checkpoints import Checkpoint, Checkpoints
+from lockstep.run.checkpoint.saver import Saver
+from lockstep.run.folder.certificate import write_run_certificate
+from lockstep.run.folder.faults import keep_fault
+from lockstep.run.folder.identity import ChangedError, Identity, differences, inputs
 from lockstep.run.hooks import Hooks
-from lockstep.run.identity import ChangedError, Identity, differences
 from lockstep.run.loop import Start, loop
-from lockstep.run.reward_alarms import RewardAlarms
-from lockstep.run.saver import Saver
+from lockstep.run.reward_alarms import EqualRewards, RewardAlarms
 from lockstep.run.stop import Stop, heed_signals
 from lockstep.run.trackers.run import RunTracker
 from lockstep.sums import find_altered_beginnings
@@ -62,7 +65,7 @@ class Session:
         options: The section `run`.
         job: The job to run.
         folder: Folder of the run.
-        identity: All that the results depend on now, see `lockstep.run.identity`.
+        identity: All that the results depend on now, see `lockstep.run.folder.identity`.
         allow_changes: Resume even if the identity has changed.
         tracker: Writes the logs.
         progress: Reports to the user.
@@ -163,3 +166,45 @@ class Session:
                     "beginning by --allow-changes"
                 )
             self.progress.note(f"{text}; the run starts from the beginning")
+
+
+def require_same_files(loaded: Loaded) -> None:
+    """Raises ChangedError where rows, models or code have changed since a run was finished.
+
+    Files that are no longer there, and names of the hub, whose commit the run keeps, are not compared.
+    """
+    folder = loaded.run_folder
+    newest = Checkpoints(folder / "checkpoints", keep=1).newest_unverified()
+    if newest is None:
+        return
+    try:
+        noted = read_state(newest).identity
+    except InputError:  # of another version, or damaged: it does not say what the run was made of
+        return
+    now = _read_files(loaded)
+    then = {name: noted[name] for name in now if name in noted}
+    changed = differences(then, {name: now[name] for name in then})
+    if changed:
+        raise ChangedError(
+            f"{folder} is finished, and was made with something else:\n  " + "\n  ".join(changed) + "\nput it back as "
+            "it was, choose another run.folder, remove this one, or leave it as it is by --allow-changes"
+        )
+
+
+def _read_files(loaded: Loaded) -> Identity:
+    """The digests of the files that a recipe names, as far as they are there."""
+    recipe, found = loaded.training, Identity()
+    readers: list[Callable[[], Identity]] = [lambda: inputs(loaded, {}, None)]
+    if recipe.data.task is None:
+        readers.append(lambda: _read_rows(loaded))
+    if recipe.model.path is not None:
+        readers.append(lambda: dict(model_files(weights_of(str(recipe.model.path)))))
+    for read in readers:
+        with suppress(OSError, InputError):
+            found |= read()
+    return {name: own for name, own in found.items() if not name.startswith("recipe.")}
+
+
+def _read_rows(loaded: Loaded) -> Identity:
+    files = data_files(loaded.training.data, loaded.run_folder)
+    return {f"data.{name}": own for name, own in files.digests().items()}

@@ -17,11 +17,13 @@ from lockstep.cluster.placement import placement_of
 from lockstep.cluster.specs import require_sampler
 from lockstep.cluster.worker_proxy import RemoteTimeout, WorkerDied
 from lockstep.cluster.workers import Workers, workers_of
+from lockstep.command_line import command
 from lockstep.config import registry
 from lockstep.config.hub import fetch_names
 from lockstep.config.known_code import note_run_here
 from lockstep.config.loading import Loaded
 from lockstep.config.named_code import CODE, write_code
+from lockstep.disk import remove_dead_copies
 from lockstep.errors import NothingTrainedError
 from lockstep.fault_policy import Attempts
 from lockstep.models.device import keep_fp32, resolve_device
@@ -34,29 +36,27 @@ from lockstep.printable import print_text
 from lockstep.report.log import read_metrics
 from lockstep.report.nothing_trained import describe_causes
 from lockstep.report.progress import Progress, show_progress
-from lockstep.report.summary import has_trained, judge, summary
+from lockstep.report.summary import PAGE, has_trained, judge, summary
 from lockstep.run.callbacks import NO_CALLBACKS, Callbacks
-from lockstep.run.checkpoint import Checkpoints
-from lockstep.run.export import export
-from lockstep.run.finished import require_same_files
-from lockstep.run.folder import (
+from lockstep.run.checkpoint.checkpoints import Checkpoints
+from lockstep.run.checkpoint.export import export
+from lockstep.run.dry_run.remarks import remarks
+from lockstep.run.folder.files import (
     FRAME,
+    add_message,
     adopt,
     find_changed_options,
     is_current,
     lock_folder,
     require_writable,
 )
-from lockstep.run.identity import identity
-from lockstep.run.intervals import resolve_intervals
+from lockstep.run.folder.identity import identity
+from lockstep.run.folder.opening import open_run
+from lockstep.run.hooks import resolve_intervals
 from lockstep.run.live_setup import LiveSetup, require_lengths
-from lockstep.run.messages import add_message
-from lockstep.run.open_run import open_run
-from lockstep.run.page import finish_page, write_page
-from lockstep.run.remarks import remarks
-from lockstep.run.session import Session
+from lockstep.run.session import Session, require_same_files
 from lockstep.run.stop import Stop, Stopped
-from lockstep.run.track import Logs
+from lockstep.run.trackers.base import Logs
 from lockstep.run.trackers.run import track_run, views_of
 from lockstep.run.trackers.view import Facts
 from lockstep.sums import SUMS, finish, require_unaltered
@@ -285,3 +285,26 @@ def _track_finished(loaded: Loaded, folder: Path) -> None:
         if views:
             with track_run(Logs(folder), views, print) as tracker:
                 tracker.rewind(sys.maxsize)
+
+
+def finish_page(folder: Path, note: Callable[[str], None]) -> None:
+    """Completes the report of a finished run whose process was killed while it wrote it; see `write_page`."""
+    if (folder / PAGE).is_file():
+        remove_dead_copies(folder / PAGE)
+    else:
+        write_page(folder, note)
+
+
+def write_page(folder: Path, note: Callable[[str], None]) -> None:
+    """Writes the report; an error is only noted, since the run is finished and its model is there.
+
+    Args:
+        folder: Folder of the run.
+        note: Shows the user a line that stays.
+    """
+    try:
+        from lockstep.report.html import write_report  # here, so that what it needs can be missing, too
+
+        write_report([folder], folder / PAGE)
+    except Exception as error:
+        note(f"the report was not written, but the run is whole: {error}; `{command('report', folder)}` tries again")

@@ -17,7 +17,7 @@ from lockstep.config.recipe_files import Layer
 from lockstep.errors import InputError
 from lockstep.records import is_file, read_record
 from lockstep.report.sweeps import SWEEP
-from lockstep.run.identity import Identity, differences, recipe_identity
+from lockstep.run.folder.identity import Identity, differences, recipe_identity
 from lockstep.sweeps.grid import Combination, combine, split_words
 from lockstep.whole_files import write_whole
 

@@ -20,10 +20,9 @@ from lockstep.printable import print_text
 from lockstep.process_defaults import ENDS_WITH, MOST_THREADS, THREADS, count_cores, read_given_threads
 from lockstep.report.html import write_sweep_report
 from lockstep.report.summary import PAGE
-from lockstep.run.checkpoint import Checkpoints
-from lockstep.run.ending import end_with_code
-from lockstep.run.folder import lock_folder
-from lockstep.run.stop import Stop, Stopped, heed_signals
+from lockstep.run.checkpoint.checkpoints import Checkpoints
+from lockstep.run.folder.files import lock_folder
+from lockstep.run.stop import Stop, Stopped, end_with_code, heed_signals
 from lockstep.run.train import judge_finished
 from lockstep.sweeps.plan import PlannedRun, SweepPlan
 from lockstep.sweeps.results import summarize

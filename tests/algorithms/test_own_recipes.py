@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from lockstep.config.loading import load
 from lockstep.report.log import read_metrics
-from lockstep.run.dry_run import dry_run
+from lockstep.run.dry_run.dry_run import dry_run
 from lockstep.run.train import train
 
 Folder = Callable[[str, int], Path]

@@ -12,7 +12,7 @@ from report_pages import METRICS, page_of, rows, sample, traces
 
 from lockstep.cli import main
 from lockstep.monitor.agreement import Certificate
-from lockstep.run.certificate import write_run_certificate
+from lockstep.run.folder.certificate import write_run_certificate
 
 pytestmark = pytest.mark.needs("browser")
 Written = Callable[..., Path]

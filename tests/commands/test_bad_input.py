@@ -22,7 +22,7 @@ from workspace import furnish
 from lockstep import exit_codes
 from lockstep.cli import main
 from lockstep.errors import InputError
-from lockstep.run.folder import lock_folder
+from lockstep.run.folder.files import lock_folder
 
 CATALOGUE = {**OWN, **OPTIONS, **HUB, **CONVERTED}
 PAGE = Path(__file__).with_name("messages.md")

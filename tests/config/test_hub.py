@@ -22,7 +22,7 @@ from lockstep.errors import InputError
 from lockstep.inference.eval_recipe import eval_recipe
 from lockstep.models.load import build_causal_lm
 from lockstep.models.tokenizer import words_tokenizer
-from lockstep.run.dry_run import dry_run
+from lockstep.run.dry_run.dry_run import dry_run
 from lockstep.run.train import train
 
 MODEL, ROWS = "hf:ada/tiny", "hf:datasets/ada/sums/train.jsonl"

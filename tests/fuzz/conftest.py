@@ -17,8 +17,8 @@ import lockstep.inference.evaluate_judge
 import lockstep.inference.generate
 import lockstep.plan.command
 import lockstep.report.html
-import lockstep.run.dry_run
-import lockstep.run.export
+import lockstep.run.checkpoint.export
+import lockstep.run.dry_run.dry_run
 import lockstep.run.train
 
 EVAL = """base: eval_gsm8k

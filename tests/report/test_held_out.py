@@ -13,7 +13,7 @@ from lockstep.command_line import command
 from lockstep.report.card import card
 from lockstep.report.held_out import best, figures, headlines, sentence
 from lockstep.report.summary import summary
-from lockstep.run.track import Logs
+from lockstep.run.trackers.base import Logs
 
 ACCURACY = "validation/accuracy"
 

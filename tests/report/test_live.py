@@ -20,8 +20,8 @@ import yaml
 from lockstep.cli import main
 from lockstep.report.live import LiveRuns, open_server
 from lockstep.report.run_state import is_locked, read_left_s, read_state
-from lockstep.run.folder import lock_folder
-from lockstep.run.track import Logs
+from lockstep.run.folder.files import lock_folder
+from lockstep.run.trackers.base import Logs
 
 SAMPLE = {"id": "t:1", "prompt": "Q", "response": "A", "score": 1.0, "token": {"text": ["A"], "mask": [1]}}
 

@@ -9,7 +9,7 @@ import yaml
 
 from lockstep.command_line import command
 from lockstep.report.summary import PAGE, summary
-from lockstep.run.track import Logs
+from lockstep.run.trackers.base import Logs
 
 COMPARED = {
     "agreement/tokens": 100.0,

@@ -20,7 +20,7 @@ from lockstep.inference.evaluate import evaluate
 from lockstep.judge.remembered import count_asked
 from lockstep.report.judge_reward import describe_judges
 from lockstep.report.log import read_metrics
-from lockstep.run.dry_run import dry_run
+from lockstep.run.dry_run.dry_run import dry_run
 from lockstep.run.train import train
 
 RANKED = [{"prompt": "p", "responses": ["worst", "best"], "ranks": [1, 0]}] * 2

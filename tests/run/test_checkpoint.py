@@ -25,8 +25,8 @@ from lockstep.learners import saving
 from lockstep.learners.base import NotSavedError
 from lockstep.learners.boxes import FileContents
 from lockstep.learners.saving import StateWriter
-from lockstep.run.checkpoint import Checkpoint, CheckpointError, Checkpoints
-from lockstep.run.saver import Saver
+from lockstep.run.checkpoint.checkpoints import Checkpoint, CheckpointError, Checkpoints
+from lockstep.run.checkpoint.saver import Saver
 
 Write = Callable[[Path], None]
 
@@ -306,7 +306,8 @@ def test_what_a_killed_process_left_aside_is_no_checkpoint_and_goes_with_the_nex
     save(checkpoints, 10, weights(1), {})
     script = tmp_path / "killed.py"
     script.write_text(
-        "import os, signal, sys\nfrom pathlib import Path\nfrom lockstep.run.checkpoint import Checkpoints\n"
+        "import os, signal, sys\nfrom pathlib import Path\n"
+        "from lockstep.run.checkpoint.checkpoints import Checkpoints\n"
         "def write(folder):\n    (folder / 'half.json').write_text('{')\n    os.kill(os.getpid(), signal.SIGKILL)\n"
         "write(Checkpoints(Path(sys.argv[1]), 2).begin(20))\n"
     )

@@ -6,8 +6,8 @@ import pytest
 
 from lockstep.algorithms.step import StepResult
 from lockstep.metrics import Metrics
-from lockstep.run.equal_rewards import EqualRewards
 from lockstep.run.loop import StepEvent
+from lockstep.run.reward_alarms import EqualRewards
 
 EQUAL, OTHER, MIXED, NONE = (1.0, 1.0), (0.0, 0.0), (0.0, 1.0), ()
 

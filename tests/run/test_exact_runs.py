@@ -25,7 +25,7 @@ from lockstep.monitor.agreement import Certificate, Promise
 from lockstep.objectives.tally import Tally
 from lockstep.report.alarms import find_alarms
 from lockstep.report.log import read_metrics
-from lockstep.run.dry_run import dry_run
+from lockstep.run.dry_run.dry_run import dry_run
 from lockstep.samplers.base import Piece
 from lockstep.samplers.torch import stateful
 from lockstep.samplers.torch.sampler import TorchSampler

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from lockstep.cli import main
 from lockstep.config.loading import load
-from lockstep.run.export import export
+from lockstep.run.checkpoint.export import export
 from lockstep.run.train import train
 
 Run = Callable[..., list[dict[str, Any]]]

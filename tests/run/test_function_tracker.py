@@ -16,8 +16,8 @@ from lockstep.config.named_code import CODE
 from lockstep.config.user_code import import_file
 from lockstep.errors import InputError
 from lockstep.report.log import read_metrics
-from lockstep.run.identity import inputs
-from lockstep.run.track import Logs
+from lockstep.run.folder.identity import inputs
+from lockstep.run.trackers.base import Logs
 from lockstep.run.trackers.guard import Guarded
 from lockstep.run.trackers.run import RunTracker, views_of
 from lockstep.run.trackers.view import Facts

@@ -27,10 +27,10 @@ from lockstep.config.hub_name import PINS
 from lockstep.config.loading import load
 from lockstep.report.judge_reward import agreement_file, replies_file
 from lockstep.report.log import read_metrics
-from lockstep.run import checkpoint
-from lockstep.run.folder import FRAME, lock_folder
-from lockstep.run.footprint import Footprint
-from lockstep.run.identity import ChangedError, differences, identity, inputs
+from lockstep.run.checkpoint import checkpoints
+from lockstep.run.folder.files import FRAME, lock_folder
+from lockstep.run.folder.identity import ChangedError, differences, identity, inputs
+from lockstep.run.folder.opening import Footprint
 from lockstep.run.stop import Stopped
 from lockstep.run.train import train
 
@@ -299,7 +299,7 @@ def test_another_reward_function_is_said_and_refused(unfinished: Run) -> None:
 
 
 def test_another_version_of_the_code_is_said_and_refused(unfinished: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstep.run.identity.__version__", "9.9.9")
+    monkeypatch.setattr("lockstep.run.folder.identity.__version__", "9.9.9")
     with pytest.raises(ChangedError, match=r'code\.lockstep was ".*", is "9\.9\.9 '):
         unfinished()
 
@@ -376,8 +376,8 @@ def test_a_full_disk_ends_the_run_with_the_last_checkpoint_whole(run: Run, in_tm
 def test_a_half_written_checkpoint_never_has_a_name(run: Run, in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The order of things: all bytes are on the disk before the name is."""
     order: list[str] = []
-    sync, rename = checkpoint.sync, Path.rename
-    for module in (checkpoint, disk):
+    sync, rename = checkpoints.sync, Path.rename
+    for module in (checkpoints, disk):
         monkeypatch.setattr(module, "sync", lambda path: (order.append(f"sync {path.name}"), sync(path)))
     monkeypatch.setattr(Path, "rename", lambda path, to: (order.append(f"rename {path.name}"), rename(path, to))[1])
     run("run.max_steps=1")

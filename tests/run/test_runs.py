@@ -17,8 +17,8 @@ from lockstep import exit_codes
 from lockstep.cli import main
 from lockstep.config.loading import load
 from lockstep.report.log import read_metrics
-from lockstep.run.folder import lock_folder
-from lockstep.run.identity import ChangedError
+from lockstep.run.folder.files import lock_folder
+from lockstep.run.folder.identity import ChangedError
 from lockstep.run.train import train
 from lockstep.samplers.torch.sampler import TorchSampler
 

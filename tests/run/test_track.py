@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lockstep.errors import RunError
 from lockstep.report.log import encode, lines, read_metrics
-from lockstep.run.track import Logs, append
+from lockstep.run.trackers.base import Logs, append
 
 
 def steps(folder: Path, name: str) -> list[int]:

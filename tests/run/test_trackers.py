@@ -23,7 +23,7 @@ from read_trackers import (
 
 from lockstep.config import MLflow, TensorBoard, Trackers, WandB
 from lockstep.run.stop import Stopped
-from lockstep.run.track import Logs, Outcome
+from lockstep.run.trackers.base import Logs, Outcome
 from lockstep.run.trackers.guard import Guarded
 from lockstep.run.trackers.run import RunTracker, track_run, views_of
 from lockstep.run.trackers.tensorboard import TensorBoardView

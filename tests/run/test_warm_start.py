@@ -8,7 +8,7 @@ import pytest
 from workspace import furnish
 
 from lockstep.config.loading import load
-from lockstep.run.folder import FolderInUseError, lock_folder
+from lockstep.run.folder.files import FolderInUseError, lock_folder
 from lockstep.run.train import train
 
 pytestmark = pytest.mark.full

@@ -17,7 +17,7 @@ from tiny_recipe import RECIPE, REWARDS
 import lockstep
 from lockstep import exit_codes
 from lockstep.errors import InputError
-from lockstep.run.checkpoint import Checkpoints
+from lockstep.run.checkpoint.checkpoints import Checkpoints
 from lockstep.run.stop import Stop
 from lockstep.sweeps.plan import plan_words
 from lockstep.sweeps.sweep import Runner, SweepJob, next_job, share_cores

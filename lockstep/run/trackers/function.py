@@ -22,7 +22,7 @@ from lockstep.config import user_code
 from lockstep.config.named_code import name_code
 from lockstep.errors import InputError, RunError
 from lockstep.records import is_file, read_record
-from lockstep.run.track import Outcome
+from lockstep.run.trackers.base import Outcome
 from lockstep.run.trackers.view import Facts, replay
 from lockstep.whole_files import write_whole
 

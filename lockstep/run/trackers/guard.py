@@ -10,7 +10,7 @@ from typing import Any
 
 from lockstep.errors import InputError
 from lockstep.fault_policy import POLICY
-from lockstep.run.track import Outcome
+from lockstep.run.trackers.base import Outcome
 from lockstep.run.trackers.view import View
 
 _PAUSE_PER_FAILURE = 9.0  # times as long as the failure took: a dead server costs at most a tenth of the run's time

@@ -19,7 +19,7 @@ from mlflow.tracking import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS
 
 from lockstep.config import MLflow
-from lockstep.run.track import Outcome
+from lockstep.run.trackers.base import Outcome
 from lockstep.run.trackers.view import Facts, replay, sample_kind, table
 
 _STATUS: dict[Outcome, str] = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}

@@ -11,7 +11,7 @@ from lockstep.config import Trackers
 from lockstep.errors import InputError, install_command
 from lockstep.report.log import TIMINGS
 from lockstep.run.stop import Stopped
-from lockstep.run.track import Logs, Outcome, Tracker
+from lockstep.run.trackers.base import Logs, Outcome, Tracker
 from lockstep.run.trackers.function import FunctionView
 from lockstep.run.trackers.guard import Guarded
 from lockstep.run.trackers.view import Facts, View

@@ -10,7 +10,7 @@ from typing import Any
 from torch.utils.tensorboard import SummaryWriter
 
 from lockstep import yaml12
-from lockstep.run.track import Outcome
+from lockstep.run.trackers.base import Outcome
 from lockstep.run.trackers.view import Facts, replay, sample_kind, table
 
 _FLUSH_S = 10  # a chart that is being looked at is at most so far behind

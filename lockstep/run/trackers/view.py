@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from lockstep.config.loading import Loaded
 from lockstep.report.log import METRICS, SAMPLES, TIMINGS, lines, read_environment, read_numbers
-from lockstep.run.track import Tracker
+from lockstep.run.trackers.base import Tracker
 
 
 @dataclass(frozen=True)

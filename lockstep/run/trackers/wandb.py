@@ -18,7 +18,7 @@ from wandb.errors import UsageError
 
 from lockstep.config import WandB
 from lockstep.errors import InputError
-from lockstep.run.track import Outcome
+from lockstep.run.trackers.base import Outcome
 from lockstep.run.trackers.view import Facts, replay, sample_kind, table
 
 _EXIT_CODES: dict[Outcome, int] = {"finished": 0, "failed": 1, "interrupted": 130}

@@ -19,7 +19,7 @@ from lockstep.config.loading import RecipeError, load
 from lockstep.report.agreement import summarize_agreement
 from lockstep.report.log import read_metrics
 from lockstep.report.summary import summary
-from lockstep.run.dry_run import dry_run
+from lockstep.run.dry_run.dry_run import dry_run
 from lockstep.run.stop import Stopped
 from lockstep.run.train import train
 from lockstep.units import readable

@@ -15,7 +15,7 @@ from tiny_recipe import ORPO, SIMPO
 
 from lockstep.config.loading import RecipeError, load
 from lockstep.report.log import read_metrics
-from lockstep.run.dry_run import dry_run
+from lockstep.run.dry_run.dry_run import dry_run
 from lockstep.run.train import train
 
 Run = Callable[..., list[dict[str, Any]]]

@@ -13,7 +13,7 @@ from typing import Any
 from lockstep.algorithms.job import Checkpointable
 from lockstep.cluster.worker_proxy import RemoteRunError
 from lockstep.learners.base import NotSavedError
-from lockstep.run.checkpoint import Checkpoints
+from lockstep.run.checkpoint.checkpoints import Checkpoints
 
 
 @dataclass(frozen=True)

@@ -42,12 +42,12 @@ from lockstep.plan.memory import FP32
 from lockstep.plan.page import describe_layouts
 from lockstep.plan.sizes import Sizes
 from lockstep.rewards.build import build as build_reward
-from lockstep.run.dry_setup import DrySetup
-from lockstep.run.findings import Findings
-from lockstep.run.folder import FRAME, find_changed_options, require_writable, standing
-from lockstep.run.intervals import resolve_intervals
+from lockstep.run.dry_run.findings import Findings
+from lockstep.run.dry_run.remarks import remarks
+from lockstep.run.dry_run.setup import DrySetup
+from lockstep.run.folder.files import FRAME, find_changed_options, require_writable, standing
+from lockstep.run.hooks import resolve_intervals
 from lockstep.run.live_setup import require_lengths, role_folder, self_checked_sampling
-from lockstep.run.remarks import remarks
 from lockstep.run.trackers.run import views_of
 from lockstep.run.trackers.view import Facts
 from lockstep.units import readable

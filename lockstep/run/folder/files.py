@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import json
 import os
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from lockstep.config.loading import Loaded, describe, load_run
-from lockstep.errors import InputError, shorten
+from lockstep.errors import InputError, LockstepError, shorten
 from lockstep.records import is_file, refuse_other
-from lockstep.report.log import LOCK
-from lockstep.run.identity import ChangedError, differences, recipe_identity
+from lockstep.report.log import LOCK, MESSAGES
+from lockstep.run.folder.identity import ChangedError, differences, recipe_identity
 from lockstep.sums import SUMS
-from lockstep.whole_files import write_whole
+from lockstep.whole_files import append, write_whole
 
 FRAME = "initial"
 """Subfolder of a run with all that an export needs besides weights; of a model from scratch, its first weights, too."""
@@ -152,3 +155,16 @@ def write_once(path: Path, text: str) -> None:
     """Writes a small file atomically, unless it exists."""
     if not path.exists():
         write_whole(path, [text.encode()])
+
+
+def add_message(folder: Path, step: int | None, text: str) -> None:
+    """Appends a message; where the disk refuses, the message was at least shown.
+
+    Args:
+        folder: Folder of the run.
+        step: Steps done; None where that is not known.
+        text: The message.
+    """
+    line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "step": step, "message": text}
+    with contextlib.suppress(OSError, LockstepError):
+        append(folder / MESSAGES, json.dumps(line).encode() + b"\n")

@@ -30,9 +30,9 @@ from lockstep.printable import print_text
 from lockstep.report.card import card
 from lockstep.report.held_out import Better, best, figures
 from lockstep.report.log import read_metrics, require_run
-from lockstep.run.checkpoint import Checkpoint, Checkpoints, NoCheckpointError
-from lockstep.run.folder import FRAME
-from lockstep.run.identity import differences
+from lockstep.run.checkpoint.checkpoints import Checkpoint, Checkpoints, NoCheckpointError
+from lockstep.run.folder.files import FRAME
+from lockstep.run.folder.identity import differences
 from lockstep.types import Head
 
 _BETTER: dict[Literal["max", "min"], Better] = {"max": "higher", "min": "lower"}

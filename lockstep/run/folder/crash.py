@@ -13,8 +13,8 @@ import torch
 
 from lockstep.config.loading import Loaded
 from lockstep.report.log import CRASH
-from lockstep.run.checkpoint import Checkpoints
-from lockstep.run.machine import environment
+from lockstep.run.checkpoint.checkpoints import Checkpoints
+from lockstep.run.folder.machine import environment
 
 
 def write_crash(error: BaseException, loaded: Loaded, folder: Path) -> None:

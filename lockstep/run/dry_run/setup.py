@@ -34,7 +34,7 @@ from lockstep.models.source import ModelSource, open_source
 from lockstep.rewards.base import NoReward, Reward
 from lockstep.rewards.math_reward import MathReward
 from lockstep.rollouts.episodes import Episodes
-from lockstep.run.findings import Findings
+from lockstep.run.dry_run.findings import Findings
 from lockstep.run.live_setup import role_folder
 from lockstep.samplers.base import Piece, Sampler
 from lockstep.types import Prompt, Request, SamplingParams, skip_timing

@@ -81,7 +81,7 @@ def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]
 @cache
 def _own_code() -> str:
     """A digest of Lockstep's code, read once, since the files may change while this process runs."""
-    return digest(sorted(Path(__file__).parents[1].rglob("*.py")))
+    return digest(sorted(Path(__file__).parents[2].rglob("*.py")))
 
 
 def _describe_older(then: object, now: object) -> str:
