@@ -1,4 +1,4 @@
-"""`lockstep plan`: prints the memory and network traffic of a recipe, without a GPU and weights."""
+"""`lockstep plan`: prints the memory of a recipe, without a GPU and weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lockstep.process_defaults import spare_modules
 
 def add(parsers: Parsers) -> None:
     """Adds the command to a parser."""
-    plan = parsers.add_parser("plan", help="say what a recipe takes of memory and network, on paper")
+    plan = parsers.add_parser("plan", help="say what a recipe takes of memory, on paper")
     add_recipe(plan, "options of the recipe")
     plan.add_argument("--gpus", type=int, required=True, metavar="N", help="how many there are")
     plan.add_argument("--memory", required=True, metavar="SIZE", help="of each GPU, such as 80GB or 80GiB")

@@ -1,4 +1,4 @@
-"""`lockstep plan RECIPE --gpus N --memory 80GB`: memory and traffic of a run, computed without a GPU and weights."""
+"""`lockstep plan RECIPE --gpus N --memory 80GB`: memory of a run, computed without a GPU and weights."""
 
 from __future__ import annotations
 

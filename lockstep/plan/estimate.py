@@ -1,4 +1,4 @@
-"""The estimated memory and traffic of a run: a rank of every model, an engine, and their sum on a shared GPU."""
+"""The estimated memory of a run: a rank of every model, an engine, and their sum on a shared GPU."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from lockstep.models.folder import read_config, skeleton
 from lockstep.plan.memory import Generation, Rank
 from lockstep.plan.sizes import FP32, Sizes
 from lockstep.plan.sync import SyncEstimate
-from lockstep.plan.traffic import Flow, flows
 from lockstep.samplers.cache_budget import PROCESS_BYTES, CacheBudget, usable_bytes
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """The estimate of a run's memory and traffic.
+    """The estimate of a run's memory.
 
     Attributes:
         learner: The planned learner section; models with a layout of their own have it in their rank.
@@ -228,17 +227,6 @@ class MemoryEstimate:
     @property
     def _passing(self) -> int:
         return max(rank.peak.size - rank.resident for rank in self.ranks.values())
-
-    @property
-    def flows(self) -> list[tuple[str, Flow]]:
-        """Collectives of a rank per step of the algorithm, by learner."""
-        found = [(name, flow) for name, rank in self.ranks.items() for flow in flows(rank)]
-        return found + [("policy", flow) for flow in (self.sync.flows if self.sync is not None else [])]
-
-    @property
-    def sent(self) -> int:
-        """Bytes that a rank sends per step."""
-        return sum(flow.size for _, flow in self.flows)
 
 
 def _rank(role: ModelRole, sizes: Sizes, learner: LearnerSection, load: Load) -> Rank:

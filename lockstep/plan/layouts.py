@@ -129,7 +129,7 @@ class Search:
         return estimate.device + estimate.contexts <= self.memory
 
     def propose(self, gpus: int) -> MemoryEstimate | None:
-        """The layout that sends least among those that fit with the cheapest change; None: nothing fits.
+        """The least cut layout among those that fit with the cheapest change; None: nothing fits.
 
         `sync_every_pass` counts as no change: every layout is tried with it as well, with less memory and more traffic.
         """
@@ -150,9 +150,9 @@ class Search:
         return None
 
     def _cheapest(self, estimates: Iterable[MemoryEstimate | None]) -> MemoryEstimate | None:
-        """The one that sends least among those that fit; None: none does."""
+        """The one that is cut least among those that fit; None: none does."""
         fitting = [one for one in estimates if one is not None and self.fits(one)]
-        return min(fitting, key=lambda one: one.sent, default=None)
+        return min(fitting, key=rank_cuts, default=None)
 
     def smallest(self, gpus: int) -> MemoryEstimate | None:
         """The proposal for the first doubling of `gpus` that is enough; None: none is."""
@@ -192,6 +192,13 @@ class Search:
         except InputError:
             return False
         return True
+
+
+def rank_cuts(estimate: MemoryEstimate) -> tuple[bool, int, int]:
+    """Ranks a layout by its traffic: gradients in every pass, then states in every layer, those of cp the most."""
+    layouts = [rank.learner.parallel for rank in estimate.ranks.values()]
+    cuts = sum(each.tp * each.cp for each in layouts)
+    return estimate.learner.sync_every_pass, cuts, sum(each.cp for each in layouts)
 
 
 def overrides(recipe: Algorithm, estimate: MemoryEstimate) -> list[str]:

@@ -11,7 +11,7 @@ from lockstep.config import LearnerSection, Parallel
 from lockstep.errors import InputError
 from lockstep.learners.room import ROOM
 from lockstep.plan.estimate import MemoryEstimate
-from lockstep.plan.layouts import Changes, Search, cache_override, overrides
+from lockstep.plan.layouts import Changes, Search, cache_override, overrides, rank_cuts
 from lockstep.plan.time import Engines, Rates, StepTime
 from lockstep.report.terminal import summary_table
 from lockstep.units import readable
@@ -33,7 +33,7 @@ class Plan:
 
 
 def page(search: Search, name: str, said: Sequence[str], gpus: int, rates: Rates | None = None) -> Plan:
-    """Writes the plan for a number of GPUs: memory by rank, traffic by collective, layouts, and the proposed one.
+    """Writes the plan for a number of GPUs: memory by rank, layouts, and the proposed one.
 
     Args:
         search: Searches the layouts.
@@ -46,7 +46,7 @@ def page(search: Search, name: str, said: Sequence[str], gpus: int, rates: Rates
     shown = standing or found or _roomiest(search, gpus)
     blocks = [_model(search, name, gpus), _memory(shown)]
     blocks += [] if rates is None else [_time(search, shown, rates)]
-    blocks += [_traffic(shown), _layouts(search, gpus)] if gpus > 1 else []
+    blocks += [_layouts(search, gpus)] if gpus > 1 else []
     text = "\n\n".join([*blocks, _verdict(search, said, gpus, standing, found)])
     return Plan(text, found is not None or (standing is not None and search.fits(standing)))
 
@@ -177,29 +177,23 @@ def _engines(estimate: MemoryEstimate) -> str:
     return amount(processes.engines, "engine") + (f" with {processes.width} each" if processes.width > 1 else "")
 
 
-def _traffic(estimate: MemoryEstimate) -> str:
-    lines = [("sent", f"{readable(estimate.sent)} per rank and step of the algorithm:")]
-    lines += [(who, f"{readable(flow.size):>9} {flow.what} ({flow.over})") for who, flow in estimate.flows]
-    return summary_table(lines)
-
-
 def _layouts(search: Search, gpus: int) -> str:
     rows, again = [], Changes({"activation_checkpointing": True})
     for parallel in search.layouts(gpus):
         plain, less = search.estimate(parallel), search.estimate(parallel, again)
         if plain is not None and less is not None:
             rows.append((plain, less))
-    rows.sort(key=lambda pair: pair[0].sent)
-    lines = [("layout", "a GPU holds · with activation_checkpointing · a rank sends")]
+    rows.sort(key=lambda pair: rank_cuts(pair[0]))
+    lines = [("layout", "a GPU holds · with activation_checkpointing")]
     for plain, less in rows[:_SHOWN]:
         lines.append(
             (
                 _name_layouts(plain),
-                f"{readable(plain.device):>9} · {readable(less.device):>9} · {readable(plain.sent):>9}",
+                f"{readable(plain.device):>9} · {readable(less.device):>9}",
             )
         )
     if len(rows) > _SHOWN:
-        lines.append(("", f"and {len(rows) - _SHOWN} that send more"))
+        lines.append(("", f"and {len(rows) - _SHOWN} more"))
     return summary_table(lines)
 
 

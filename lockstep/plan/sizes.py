@@ -1,4 +1,4 @@
-"""The sizes that memory and traffic depend on: those of a model, by its configuration, and of one pass."""
+"""The sizes that memory depends on: those of a model, by its configuration, and of one pass."""
 
 from __future__ import annotations
 

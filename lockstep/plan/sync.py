@@ -1,15 +1,14 @@
-"""A weight sync on paper: what is sent in a step, and the memory of a GPU that carriers take."""
+"""A weight sync on paper: the memory of a GPU that carriers take."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self, assert_never
+from typing import Self
 
 from lockstep.algorithms.roles import Inference
 from lockstep.cluster.placement import Placement, choose_route
 from lockstep.plan.memory import Rank
 from lockstep.plan.sizes import FP32
-from lockstep.plan.traffic import Flow, ring
 from lockstep.samplers.backend import find_backend
 from lockstep.weight_sync.buckets import CAPACITY
 from lockstep.weight_sync.carriers import BUFFERS, Route
@@ -54,15 +53,6 @@ class SyncEstimate:
         return self.item * self.rank.sizes.policy
 
     @property
-    def flows(self) -> list[Flow]:
-        """Traffic of a weight sync, once per step. Ranks cast before they gather."""
-        found = [
-            Flow("weights gathered for the sampler", "dp·cp·tp", ring(self.weights, self._pieces)),
-            Flow("weights to each sampler", "first rank", self._bytes_to_engine),
-        ]
-        return [flow for flow in found if flow.size]
-
-    @property
     def sender_buckets(self) -> int:
         """Bytes of the buckets that a rank fills alternately on its GPU, which it keeps for the next weight sync."""
         return 0 if self.on_host else BUFFERS * self._bucket
@@ -78,17 +68,6 @@ class SyncEstimate:
         largest = self.rank.sizes.largest
         leaving = 0 if self.on_host else FP32 * largest // self._pieces + 2 * self.item * largest
         return leaving + (0 if self.route.is_between_gpus else self._bucket)
-
-    @property
-    def _bytes_to_engine(self) -> int:
-        """Bytes that an engine gets from the first rank; by CUDA IPC it reads them where they are."""
-        match self.route.transfer:
-            case "cuda_ipc":
-                return 0
-            case "process_group" | "shared_memory":
-                return self.weights
-            case _:
-                assert_never(self.route.transfer)
 
     @property
     def _bucket(self) -> int:
