@@ -61,7 +61,6 @@ def add_asking(
     )
     parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=f"such as {option}")
     parser.add_argument("--recipe", help=f"options to begin with; without it a run's own, or {recipe}")
-    parser.set_defaults(shipped=recipe)  # for completion
     add_trust(parser)
     parser.add_argument(
         "--out", metavar="FOLDER", type=path_argument, help=f"where the results go; without it a folder in {folder}"

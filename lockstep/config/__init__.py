@@ -29,7 +29,7 @@ from lockstep.config.optimizer import Optimizer, Schedule
 from lockstep.config.pairs import PairSection
 from lockstep.config.parallel import Parallel
 from lockstep.config.preference import PreferenceLoss, PreferenceSection
-from lockstep.config.ranked import RankedSection, TreeSection
+from lockstep.config.ranked import RankedSection
 from lockstep.config.recipe import Recipe
 from lockstep.config.reward import (
     CodeSection,
@@ -112,7 +112,6 @@ __all__ = [
     "TaskFiles",
     "TensorBoard",
     "Trackers",
-    "TreeSection",
     "Verifier",
     "WandB",
 ]

@@ -1,6 +1,6 @@
 """Code that a run's recipe names runs only if this user has trained with it on this machine, or trusts it by `--trust`.
 
-A run's folder may come from someone else, and so may the code next to it and the run's own `code.json`. What has run
+A run's folder may come from someone else, and so may the code next to it. What has run
 here is noted in Lockstep's cache folder, by content: each file that a recipe names, and what it imports from its
 folder. Imports nothing heavy.
 """

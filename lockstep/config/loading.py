@@ -41,7 +41,6 @@ from lockstep.config.errors import (
 )
 from lockstep.config.hub_name import read_pins
 from lockstep.config.known_code import distrust, list_references, require_known
-from lockstep.config.named_code import say_changed_code
 from lockstep.config.overlay import add_reward_type, overlay
 from lockstep.config.recipe_files import Layer, find_recipe, read_layers
 from lockstep.config.user_code import refuse_code
@@ -204,8 +203,7 @@ def load_run(folder: Path) -> Loaded:
     """Loads the recipe in a run's folder, which may come from another user.
 
     Code that it names is found from the working directory, as usual. It is refused if it lies in the run's folder, or
-    if the user has neither trained with it on this machine nor trusts it. A note says which code has changed since the
-    run was made.
+    if the user has neither trained with it on this machine nor trusts it.
 
     Raises:
         RecipeError: One sentence for each thing that is wrong.
@@ -213,7 +211,6 @@ def load_run(folder: Path) -> Loaded:
     recipe = str(folder / "recipe.yaml")
     path = find_recipe(recipe, Path(), "")
     layers = read_layers(path, ())
-    say_changed_code(folder, registry.list_code(_join(layers)))
     return replace(_resolve(path, layers, (), (recipe,), folder), pins=read_pins(folder))
 
 

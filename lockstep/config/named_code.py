@@ -1,11 +1,10 @@
-"""Files of code that recipes name: told to the user before the import, noted in a run's folder, compared on reading it.
+"""Files of code that recipes name, which the user is told before they are imported.
 
 A recipe may come from another user, and so may a run's folder. Imports nothing heavy.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,8 @@ from typing import Any
 from lockstep.config.known_code import require_known_here
 from lockstep.config.trust import describe_file
 from lockstep.config.user_code import find_file
-from lockstep.guarded_imports import digest_content
 from lockstep.printable import note_once
-from lockstep.whole_files import write_whole
 from lockstep.yaml12 import value_at
-
-CODE = "code.json"
-"""File in a run's folder: SHA-256 of each file of code that its recipe names, by option and reference."""
 
 _OPTIONS = ("environment.class_name", "data.task.name", "trackers.function")
 _REWARDS = ("reward", "validation_reward", "verifier")
@@ -50,40 +44,3 @@ def _list_functions(options: Mapping[str, Any], reward: str) -> list[str]:
     parts = value_at(options, (reward, "parts"))
     names = parts if isinstance(parts, dict) else {}
     return [f"{reward}.function", *(f"{reward}.parts.{name}.function" for name in names)]
-
-
-def write_code(folder: Path, code: Mapping[str, Path]) -> None:
-    """Notes files of code in a run's folder, by option."""
-    noted = {
-        name: {"file": str(file.resolve()), "sha256": digest_content(file.read_bytes())} for name, file in code.items()
-    }
-    write_whole(folder / CODE, [json.dumps(noted, indent=1).encode() + b"\n"])
-
-
-def say_changed_code(folder: Path, code: Mapping[str, Path]) -> None:
-    """Says which files of code are not those with which a run was made.
-
-    Args:
-        folder: Folder of the run; it may be older than the note.
-        code: The files that would run now, by option.
-    """
-    noted = _read(folder / CODE)
-    if noted is None:
-        note_once(f"{folder / CODE} cannot be read, so whether code has changed since {folder} was made is not known")
-        return
-    for name, file in code.items():
-        before = noted.get(name)
-        if isinstance(before, dict) and before.get("sha256") != digest_content(file.read_bytes()):
-            was = str(before.get("sha256"))[:16]
-            note_once(f"{name} has changed since {folder} was made (sha256 was {was}): {describe_file(file)}")
-
-
-def _read(file: Path) -> dict[str, Any] | None:
-    """Returns what was noted: nothing where there is no note, None where it is damaged."""
-    if not file.exists():
-        return {}
-    try:
-        noted = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None  # no pipe, which would wait
-    except (OSError, ValueError, RecursionError):
-        return None
-    return noted if isinstance(noted, dict) else None

@@ -14,18 +14,6 @@ Responses = Annotated[
 ]
 
 
-class TreeSection(Section):
-    """Rows that hold a conversation tree: a message has replies, and those of the assistant have ranks."""
-
-    root: str = Field(default="prompt", description="field of the row with the first message")
-    replies: str = Field(default="replies", description="field of a message with the messages that reply to it")
-    text: str = Field(default="text", description="field of a message with what it says")
-    rank: str = Field(default="rank", description="field of a message with its rank, the best lowest")
-    role: str = Field(default="role", description="field of a message with its role")
-    user: str = Field(default="prompter", description="what the role says for a user")
-    assistant: str = Field(default="assistant", description="what the role says for an assistant")
-
-
 class RankedSection(Section):
     """The options by which rows of data files become ranked responses."""
 
@@ -43,8 +31,10 @@ class RankedSection(Section):
     best: str | None = Field(
         default=None, description="instead of `ranks`: template of the number of the best response, counted from 1"
     )
-    tree: TreeSection | None = Field(
-        default=None, description="instead of all these: rows are trees; each message with ranked replies is a prompt"
+    tree: bool = Field(
+        default=False,
+        description="instead of all these: rows are conversation trees of OpenAssistant; each message with ranked "
+        "replies is a prompt",
     )
     bad_rows: Literal["error", "skip"] = Field(
         default="error", description="what to do with a row that lacks a field; skipped ones are counted"
@@ -55,7 +45,7 @@ class RankedSection(Section):
 
     @rule
     def _one_way_to_rank(self) -> None:
-        if sum(way is not None for way in (self.ranks, self.best, self.tree)) != 1:
+        if sum((self.ranks is not None, self.best is not None, self.tree)) != 1:
             raise ValueError("say exactly one of ranks, best and tree")
         if self.messages is not None and self.prompt != type(self).model_fields["prompt"].default:
             raise ValueError("say one of prompt and messages; a row's messages need no template")

@@ -6,12 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.config import RankedSection, TreeSection
+from lockstep.config import RankedSection
 from lockstep.data.messages import Message
 from lockstep.data.notes import note
 from lockstep.data.rows import NUM_NAMED, DataError, Row, Rows, Skipped, is_error, read_number
 from lockstep.data.templates import complaint, fields, render
 from lockstep.errors import shorten
+
+_ROLES = {"prompter": "user", "assistant": "assistant"}
+"""Roles in trees of OpenAssistant, and in conversations."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,8 @@ def read_ranked(rows: Rows, section: RankedSection) -> tuple[list[RankedResponse
 
 def _of_row(row: Row, name: str, section: RankedSection) -> list[RankedResponses]:
     """Reads the ranked responses of a flat row; raises DataError that does not name the row."""
-    if section.tree is not None:
-        return list(_of_tree(row, name, section.tree))
+    if section.tree:
+        return list(_of_tree(row, name))
     responses = _responses(row, section)
     ranks = _ranks(row, section, len(responses))
     return [RankedResponses(name, _conversation(row, section), responses, ranks)]
@@ -101,33 +104,30 @@ def _ranks(row: Row, section: RankedSection, count: int) -> tuple[float, ...]:
     return tuple(0.0 if number == int(best) else 1.0 for number in range(1, count + 1))
 
 
-def _of_tree(row: Row, name: str, tree: TreeSection) -> Iterator[RankedResponses]:
+def _of_tree(row: Row, name: str) -> Iterator[RankedResponses]:
     """Reads a tree: every message with two ranked replies or more is a prompt, with the messages before it."""
-    waiting: list[tuple[Mapping[str, Any], tuple[Message, ...], str]] = [(_field(row, tree.root, dict), (), name)]
+    waiting: list[tuple[Mapping[str, Any], tuple[Message, ...], str]] = [(_field(row, "prompt", dict), (), name)]
     while waiting:
         message, before, where = waiting.pop()
-        talk = (*before, {"role": _role(message, tree), "content": _field(message, tree.text, str)})
-        replies = _field(message, tree.replies, list)
+        talk = (*before, {"role": _role(message), "content": _field(message, "text", str)})
+        replies = _field(message, "replies", list)
         if not all(isinstance(reply, dict) for reply in replies):
-            raise DataError(f"has in the field {tree.replies!r} something that is no message")
+            raise DataError("has in the field 'replies' something that is no message")
         ranked = [
-            reply
-            for reply in replies
-            if _role(reply, tree) == "assistant" and read_number(reply.get(tree.rank)) is not None
+            reply for reply in replies if _role(reply) == "assistant" and read_number(reply.get("rank")) is not None
         ]
         if len(ranked) > 1:
-            texts = tuple(_field(reply, tree.text, str) for reply in ranked)
-            yield RankedResponses(where, talk, texts, tuple(float(reply[tree.rank]) for reply in ranked))
+            texts = tuple(_field(reply, "text", str) for reply in ranked)
+            yield RankedResponses(where, talk, texts, tuple(float(reply["rank"]) for reply in ranked))
         inner = [(reply, talk, f"{where}.{number}") for number, reply in enumerate(replies, start=1)]
         waiting += reversed(inner)
 
 
-def _role(message: Mapping[str, Any], tree: TreeSection) -> str:
-    name = _field(message, tree.role, str)
-    roles = {tree.user: "user", tree.assistant: "assistant"}
-    if name not in roles:
-        raise DataError(f"has in the field {tree.role!r} {name!r}, and neither {tree.user!r} nor {tree.assistant!r}")
-    return roles[name]
+def _role(message: Mapping[str, Any]) -> str:
+    name = _field(message, "role", str)
+    if name not in _ROLES:
+        raise DataError(f"has in the field 'role' {name!r}, and neither 'prompter' nor 'assistant'")
+    return _ROLES[name]
 
 
 def _fill(template: str, row: Row) -> str:

@@ -18,19 +18,15 @@ from lockstep.cluster.specs import require_sampler
 from lockstep.cluster.worker_proxy import RemoteTimeout, WorkerDied
 from lockstep.cluster.workers import Workers, workers_of
 from lockstep.command_line import command
-from lockstep.config import registry
 from lockstep.config.hub import fetch_names
 from lockstep.config.known_code import note_run_here
 from lockstep.config.loading import Loaded
-from lockstep.config.named_code import CODE, write_code
 from lockstep.disk import remove_dead_copies
 from lockstep.errors import NothingTrainedError
 from lockstep.fault_policy import Attempts
 from lockstep.models.device import keep_fp32, resolve_device
 from lockstep.models.digests import read_ahead
 from lockstep.models.export import copy_frame
-from lockstep.models.families.own_code import list_own_files
-from lockstep.models.folder import read_fields
 from lockstep.models.source import ModelSource, describe_passed_end, open_source, scratch_model
 from lockstep.printable import print_text
 from lockstep.report.log import read_metrics
@@ -91,13 +87,6 @@ def train(
     return loaded.run_folder
 
 
-def _note_code(loaded: Loaded, folder: Path, model: Path, allow_changes: bool) -> None:
-    """Notes which code the run is made with, for `load_run`: at its first start, and again with `allow_changes`."""
-    if allow_changes or not (folder / CODE).is_file():
-        own = {f"model {file.name}": file for file in list_own_files(model, read_fields(model))}
-        write_code(folder, registry.list_code(loaded.dump()) | own)
-
-
 def _run(loaded: Loaded, allow_changes: bool, deadline_s: float | None, callbacks: Callbacks = NO_CALLBACKS) -> bool:
     """Runs a recipe as `train` does, without a summary. Returns True if it was finished already."""
     recipe = loaded.expect(Algorithm)
@@ -144,7 +133,6 @@ def _run(loaded: Loaded, allow_changes: bool, deadline_s: float | None, callback
             started()
             (folder / SUMS).unlink(missing_ok=True)
             adopt(loaded, changed)
-            _note_code(loaded, folder, Path(source.folder), allow_changes)
             note_run_here(loaded.dump())
             progress.total(job.run_length.steps, f"{job.data}; {job.arithmetic}")
             rest = job.run_length.describe_rest()

@@ -223,15 +223,6 @@ def test_a_step_that_trained_on_nothing_is_noted(here: Path, capsys: pytest.Capt
     [
         ("note: validation that is trained on", "train own.yaml data.validation=copy.jsonl"),
         ("note: a large learning rate", "train own.yaml policy.lr=5"),
-        (
-            "note: bounds that the run does not reach",
-            "train own.yaml run.max_steps=2 'acceptance=[{metric: train/reward, steps: [1, 3], min: 0.1}]'",
-        ),
-        (
-            "note: the best step may not be saved",
-            "train own.yaml data.validation=copy.jsonl run.validate_every=1 "
-            "'run.best={metric: train/reward, mode: max}'",
-        ),
     ],
 )
 def test_what_is_probably_not_meant_is_noted(

@@ -14,7 +14,7 @@ from lockstep.data.ranked import RankedResponses, read_ranked
 from lockstep.data.rows import DataError, Skipped
 
 FLAT: dict[str, Any] = {"ranked": "x", "ranks": "ranks"}
-TREE: dict[str, Any] = {"ranked": "x", "tree": {}}
+TREE: dict[str, Any] = {"ranked": "x", "tree": True}
 
 
 def ranked(
@@ -105,7 +105,7 @@ def test_a_bad_row_is_named_or_counted(tmp_path: Path, row: Any, section: dict[s
 
 
 def test_the_real_data_can_be_read(assets: Path) -> None:
-    section = RankedSection.model_validate({"ranked": "x", "tree": {}})
+    section = RankedSection.model_validate({"ranked": "x", "tree": True})
     found, skipped = read_ranked(open_rows(FileGroup((assets / "data/oasst/en_100_tree.jsonl",))), section)
     assert (len(found), sum(len(one.responses) for one in found), skipped.count) == (212, 641, 0)
     assert {len(one.conversation) % 2 for one in found} == {1}

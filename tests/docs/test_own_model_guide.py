@@ -62,7 +62,6 @@ def test_a_class_of_ones_own_is_trained_once_it_is_trusted(made: Path, capsys: p
     steps = [row for row in read_metrics(made / "run") if "agreement/token_mult_prob_error" in row]
     assert len(steps) == 2
 
-    assert "model modeling_sandwich.py" in (made / "run/code.json").read_text()
     assert (made / "run/final/modeling_sandwich.py").read_text() == MODEL
     assert "trust_remote_code=True" in (made / "run/final/README.md").read_text()
     assert lockstep("eval", "run", "questions.jsonl", *TRUST).returncode == 0

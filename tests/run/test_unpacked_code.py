@@ -195,12 +195,6 @@ def test_packages_and_relative_imports_are_compared(unpacked: Path, monkeypatch:
             Path(name).write_text(texts[name])
 
 
-def test_a_runs_own_record_of_its_code_proves_nothing(elsewhere: Path) -> None:
-    noted = json.loads(Path("run/code.json").read_text())
-    assert noted["reward.function"]["sha256"] == guarded_imports.digest_content(Path("mine.py").read_bytes())
-    assert main(ASKING) == 2
-
-
 def test_installed_packages_within_a_guarded_folder_are_not_guarded(
     unpacked: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

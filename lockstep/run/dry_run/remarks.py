@@ -35,28 +35,7 @@ def remarks(recipe: Common, files: DataFiles) -> list[str]:
             f"data.prompt={data.prompt!r} names no {{field}} of the rows, so all prompts are the same; a field stands "
             "in braces"
         )
-    return [*found, *_bounds_out_of_reach(recipe), *_best_steps_unsaved(recipe)]
-
-
-def _bounds_out_of_reach(recipe: Common) -> Iterator[str]:
-    """Acceptance bounds on steps that a run of this length does not make."""
-    last = recipe.run.max_steps
-    late = sorted({bound.metric for bound in recipe.acceptance if 0 <= last < bound.steps[1]})
-    if late:
-        yield (
-            f"acceptance has bounds on steps after run.max_steps={last} ({', '.join(late)}), so lockstep check of "
-            "this run will fail; give other bounds, or acceptance=[]"
-        )
-
-
-def _best_steps_unsaved(recipe: Common) -> Iterator[str]:
-    run = recipe.run
-    every = run.validate_every
-    if run.best is not None and isinstance(every, int) and every % run.save_every:
-        yield (
-            f"validations every {every} steps are more often than checkpoints, run.save_every="
-            f"{run.save_every}; run.best keeps the best of the steps that are saved"
-        )
+    return found
 
 
 def _optimizers(section: Section) -> Iterator[tuple[str, Optimizer]]:
