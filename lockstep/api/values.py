@@ -65,7 +65,6 @@ def build_tree(options: Mapping[str, Any]) -> dict[str, Any]:
             tree[key] = _sum_rewards(_name_functions(tree[key], key))
         elif _names_functions(tree.get(key)):
             tree[key] = _sum_rewards(tree[key])
-    tree |= {"trackers": _name_tracker(tree["trackers"])} if "trackers" in tree else {}
     if isinstance(tree.get("environment"), str | type):
         tree["environment"] = {"class_name": tree["environment"]}
     return {key: _plain(value, key) for key, value in tree.items()}
@@ -114,15 +113,6 @@ def _name_reward(name: str, key: str) -> dict[str, Any]:
     raise InputError(
         f"{key} is {name!r}; {hint}there are: {', '.join(VERIFIERS)}; or give a function, or its place, file.py:name"
     )
-
-
-def _name_tracker(given: Any) -> Any:
-    """Returns the section `trackers`, with any callable of this program replaced by a name for it."""
-    if callable(given):
-        return {"function": user_code.keep(given)}
-    if isinstance(given, Mapping) and callable(given.get("function")):
-        return {**given, "function": user_code.keep(given["function"])}
-    return given
 
 
 def _name_functions(functions: Sequence[Any], key: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from lockstep.config.user_code import find_file
 from lockstep.printable import note_once
 from lockstep.yaml12 import value_at
 
-_OPTIONS = ("environment.class_name", "data.task.name", "trackers.function")
+_OPTIONS = ("environment.class_name", "data.task.name")
 _REWARDS = ("reward", "validation_reward", "verifier")
 _OWN = Path(__file__).parents[1]
 

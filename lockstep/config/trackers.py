@@ -6,7 +6,7 @@ from typing import Literal, assert_never
 
 from pydantic import Field
 
-from lockstep.config.section import LocalPath, Section
+from lockstep.config.section import Section
 
 
 class TensorBoard(Section):
@@ -47,7 +47,3 @@ class Trackers(Section):
     tensorboard: TensorBoard | None = None
     wandb: WandB | None = None
     mlflow: MLflow | None = None
-    function: LocalPath | None = Field(
-        default=None,
-        description="your own: `file.py:name` or `package.module:name` of a function `track(kind, step, data)`",
-    )

@@ -81,15 +81,6 @@ def refer(found: Callable[..., Any]) -> str:
     return reference
 
 
-def keep(found: Callable[..., Any]) -> str:
-    """Returns a reference to any callable, for an option that is no part of a run's identity."""
-    if inspect.isfunction(found) or inspect.isclass(found):
-        return refer(found)
-    reference = f"{PROGRAM}:{type(found).__name__}-{id(found):x}"
-    _OBJECTS[reference] = found
-    return reference
-
-
 def is_in_program(reference: str) -> bool:
     """True for an object that only this program has."""
     return reference.startswith(f"{PROGRAM}:")

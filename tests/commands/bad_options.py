@@ -55,7 +55,6 @@ OPTIONS = {
     ),
     "chat template: an argument without a space": said("data.chat=true 'data.template_args={think:true}'"),
     "chat template: an argument of no type": said("data.chat=true 'data.template_args={think: [1]}'"),
-    "tracker: arguments": said("trackers.function=rewards.py:narrow"),
     "rule: arguments without a template": said("'data.template_args={think: true}'"),
     "data: messages as text": own(
         write("talks.jsonl", '{"question": [{"role": "user", "content": "Hi"}], "answer": "1"}\n'),

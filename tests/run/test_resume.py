@@ -325,19 +325,6 @@ def test_the_best_checkpoints_stay(run: Run, in_tmp: Path, capsys: pytest.Captur
     assert torch.equal(load_file("best/model.safetensors")["model.norm.weight"], saved["lm.model.norm.weight"])
 
 
-def test_a_better_step_without_a_checkpoint_is_said(run: Run, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    logged = run("run.max_steps=5", "run.save_every=5", "run.best={metric: train/reward}")
-    rewards = {int(row["step"]): row["train/reward"] for row in logged if "train/reward" in row}
-    top = max(rewards, key=rewards.__getitem__)
-    assert top != 5, "the last is saved anyway; choose another seed"
-    capsys.readouterr()
-    assert main(["export", "run", "best", "--checkpoint", "best"]) == 0
-    told = f"train/reward was best at step {top}, {rewards[top]:.4g}, which has no checkpoint; exported is step 5, "
-    assert told in capsys.readouterr().err
-    assert main(["export", "run", "latest"]) == 0
-    assert "no checkpoint" not in capsys.readouterr().err
-
-
 def test_the_lowest_can_be_the_best(run: Run, in_tmp: Path) -> None:
     logged = run("run.max_steps=5", "run.keep=1", "run.best={metric: train/reward, mode: min}")
     rewards = {int(row["step"]): row["train/reward"] for row in logged if "train/reward" in row}

@@ -6,10 +6,8 @@ A checkpoint of a run with `learner.lora` holds adapters alone; a model is those
 from __future__ import annotations
 
 import re
-import sys
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from torch import Tensor
 
@@ -18,7 +16,6 @@ from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import LearnerSection
 from lockstep.config.hub import fetch_names
 from lockstep.config.loading import Loaded, load_run
-from lockstep.config.run import Best
 from lockstep.errors import InputError, shorten
 from lockstep.learners.boxes import Boxes, find_written
 from lockstep.models.digests import model_files
@@ -26,16 +23,12 @@ from lockstep.models.export import FileType, assemble, save_adapter
 from lockstep.models.folder import read_config, require_folder, skeleton
 from lockstep.models.heads import in_folder, scores_tokens
 from lockstep.models.tokenizer import has_tokenizer
-from lockstep.printable import print_text
 from lockstep.report.card import card
-from lockstep.report.held_out import Better, best, figures
-from lockstep.report.log import read_metrics, require_run
+from lockstep.report.log import require_run
 from lockstep.run.checkpoint.checkpoints import Checkpoint, Checkpoints, NoCheckpointError
 from lockstep.run.folder.files import FRAME
 from lockstep.run.folder.identity import differences
 from lockstep.types import Head
-
-_BETTER: dict[Literal["max", "min"], Better] = {"max": "higher", "min": "lower"}
 
 
 def export(run: Path, out: Path, which: str = "latest", dtype: FileType = "fp32", adapter: bool = False) -> int:
@@ -64,8 +57,6 @@ def export(run: Path, out: Path, which: str = "latest", dtype: FileType = "fp32"
     if adapter and lora is None:
         raise InputError(f"{run} learned all weights, since its recipe has no learner.lora; leave --adapter out")
     found = _choose(Checkpoints(run / "checkpoints", keep=1, note=print), which)
-    if which == "best" and recipe.run.best is not None:
-        _tell_better(run, recipe.run.best, found.step)
     is_classifier = not scores_tokens(trained.head)
     network = skeleton(read_config(run / FRAME), str(run))
     if not has_tokenizer(run / FRAME):
@@ -120,20 +111,6 @@ def _make_room(out: Path) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"the folder {out} cannot be made ({error.strerror}); name another place") from error
-
-
-def _tell_better(run: Path, by: Best, exported: int) -> None:
-    """Says so where the run was better at a step that has no checkpoint."""
-    series = figures(read_metrics(run), by.metric)
-    at = [figure.value for figure in series if figure.step == exported]
-    top = best(series, _BETTER[by.mode]) if series else None
-    if top is None or not at or top.value == at[-1]:
-        return
-    print_text(
-        f"note: {by.metric} was best at step {top.step}, {top.value:.4g}, which has no checkpoint; exported is step "
-        f"{exported}, {at[-1]:.4g}; a smaller run.save_every saves more of the steps",
-        file=sys.stderr,
-    )
 
 
 def _choose(checkpoints: Checkpoints, which: str) -> Checkpoint:

@@ -12,7 +12,6 @@ from lockstep.errors import InputError, install_command
 from lockstep.report.log import TIMINGS
 from lockstep.run.stop import Stopped
 from lockstep.run.trackers.base import Logs, Outcome, Tracker
-from lockstep.run.trackers.function import FunctionView
 from lockstep.run.trackers.guard import Guarded
 from lockstep.run.trackers.view import Facts, View
 from lockstep.sums import Sum
@@ -79,7 +78,7 @@ def views_of(recipe: Trackers, facts: Facts) -> dict[str, View]:
     """The views that a recipe asks for, by name, not yet open. Packages of other views are not imported.
 
     Raises:
-        ValueError: If a package is missing, W&B does not know who you are, or the user's function cannot be a tracker.
+        ValueError: If a package is missing, or W&B does not know who you are.
     """
     views: dict[str, View] = {}
     for name, make in _MAKERS.items():
@@ -122,9 +121,5 @@ def _mlflow(recipe: Trackers, facts: Facts) -> View | None:
     return MLflowView(recipe.mlflow, facts)
 
 
-def _function(recipe: Trackers, facts: Facts) -> View | None:
-    return None if recipe.function is None else FunctionView(recipe.function, facts)
-
-
-_MAKERS = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow, "function": _function}
+_MAKERS = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}
 """Makers of views, by the option of `trackers` that asks for one."""

@@ -54,11 +54,11 @@ class View(Tracker, Protocol):
         ...
 
 
-def replay(folder: Path, tracker: Tracker, after: int = -1) -> None:
-    """Replays a run's logs of the steps after `after` into a tracker, step by step, as the run first logged them."""
+def replay(folder: Path, tracker: Tracker) -> None:
+    """Replays a run's logs into a tracker, step by step, as the run first logged them."""
     logs = [_lines(folder, kind) for kind in (METRICS, SAMPLES, TIMINGS)]
     for (step, kind, _), group in groupby(heapq.merge(*logs, key=itemgetter(0)), key=_together):
-        rows = [row for _, _, row in group] if step > after else []
+        rows = [row for _, _, row in group]
         if kind == SAMPLES and rows:
             tracker.samples(step, rows)
         for row in rows if kind != SAMPLES else []:
