@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -18,7 +18,6 @@ from rich.table import Table
 from rich.text import Text
 
 from lockstep.printable import make_printable
-from lockstep.report.notebook import NotebookDisplay, runs_in_notebook
 from lockstep.report.progress_view import ProgressView
 
 HEADLINES = (
@@ -41,16 +40,6 @@ Record = Callable[[int, str], object]
 """Takes the steps done and a note."""
 
 
-class _Display(Protocol):
-    """The display on which a run is shown."""
-
-    def open(self, view: Callable[[], ProgressView]) -> AbstractContextManager[object]: ...
-
-    def note(self, text: str) -> None: ...
-
-    def step(self, view: ProgressView) -> None: ...
-
-
 class Progress:
     """The progress of a run, which the loop reports; see `show_progress`."""
 
@@ -58,7 +47,7 @@ class Progress:
         self,
         title: str,
         total_steps: int | None,
-        display: _Display,
+        display: _Bar | _Lines,
         clock: Callable[[], float],
         record: Record | None = None,
     ) -> None:
@@ -184,10 +173,7 @@ def show_progress(
     """
     out = sys.stderr if stream is None else stream
     console = Console(file=out)
-    if stream is None and runs_in_notebook():
-        display: _Display = NotebookDisplay()
-    else:
-        display = _Bar(console) if out.isatty() and not console.is_dumb_terminal else _Lines(out, clock)
+    display: _Bar | _Lines = _Bar(console) if out.isatty() and not console.is_dumb_terminal else _Lines(out, clock)
     progress = Progress(title, total_steps, display, clock, record)
     with display.open(progress.view):
         yield progress
