@@ -10,8 +10,10 @@ from pydantic import Field, PositiveInt
 from torch import Tensor
 
 import lockstep.algorithms as rl
-from lockstep.config import AgreementSection, Optimizer, RepeatedSampling, RewardSection, SamplerSection, Sampling
+from lockstep.config import Optimizer, RepeatedSampling, SamplerSection, Sampling
 from lockstep.losses.ppo import ClippedValue
+from lockstep.monitor.options import AgreementSection
+from lockstep.rewards.options import RewardSection
 
 
 @final

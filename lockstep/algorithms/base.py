@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from lockstep.algorithms.roles import Inference, Load, ModelRole
-from lockstep.config import AskedSection, Common, RewardSection, registry
+from lockstep.config import Common, registry
 from lockstep.config.backends import INFERENCE
 from lockstep.config.section import rule
+from lockstep.judge.options import AskedSection
+from lockstep.rewards.options import RewardSection
 
 if TYPE_CHECKING:
     from lockstep.algorithms.job import Job

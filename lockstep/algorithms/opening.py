@@ -11,11 +11,12 @@ from lockstep.algorithms.rows import open_prompts
 from lockstep.algorithms.setup import Setup
 from lockstep.algorithms.step import RunLength
 from lockstep.command_line import command
-from lockstep.config import Common, EnvironmentSection, RepeatedSampling, RewardSection
+from lockstep.config import Common, RepeatedSampling
 from lockstep.data.demonstrations import Demonstrations
 from lockstep.data.pairs import Pairs
 from lockstep.data.prompts import Prompts
 from lockstep.data.selection import head
+from lockstep.environments.options import EnvironmentSection
 from lockstep.errors import InputError
 from lockstep.learners.base import Learner
 from lockstep.metrics import Metrics
@@ -24,6 +25,7 @@ from lockstep.monitor.doctor_command import doctor_options
 from lockstep.monitor.watch import FLOOR, Watch
 from lockstep.objectives.sequential import DriftTest
 from lockstep.rewards.base import Reward
+from lockstep.rewards.options import RewardSection
 from lockstep.rewards.reward_model import RewardModelScorer
 from lockstep.rewards.row_rules import rule_of
 from lockstep.rollouts.evaluation import grading, sample_answers

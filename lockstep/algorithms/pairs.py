@@ -8,7 +8,8 @@ from pydantic import Field, PositiveInt
 
 from lockstep.algorithms.roles import Load
 from lockstep.algorithms.supervised import Supervised
-from lockstep.config import Optimizer, PairSection, Section
+from lockstep.config import Optimizer, Section
+from lockstep.data.pair_options import PairSection
 
 
 class LearnedPairs(Section):

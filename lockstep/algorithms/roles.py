@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from lockstep.config import AgreementSection, LearnerSection, Optimizer, RepeatedSampling, SamplerSection, Sampling
+from lockstep.config import LearnerSection, Optimizer, RepeatedSampling, SamplerSection, Sampling
 from lockstep.config.backends import INFERENCE
+from lockstep.monitor.options import AgreementSection
 from lockstep.types import Head, SamplingParams
 
 

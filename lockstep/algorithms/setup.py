@@ -14,12 +14,15 @@ from typing import Protocol, TypeVar
 
 from lockstep.algorithms.roles import ModelRole
 from lockstep.algorithms.rows import DataFiles
-from lockstep.config import AskedSection, DType, EnvironmentSection, RewardSection
+from lockstep.config import DType
 from lockstep.data.prompts import Prompts
+from lockstep.environments.options import EnvironmentSection
 from lockstep.judge.asking import Answering, Generates
+from lockstep.judge.options import AskedSection
 from lockstep.learners.base import Learner
 from lockstep.models.source import ModelSource
 from lockstep.rewards.base import Reward
+from lockstep.rewards.options import RewardSection
 from lockstep.rollouts.episodes import Episodes
 from lockstep.samplers.base import Sampler
 

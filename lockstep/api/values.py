@@ -14,8 +14,8 @@ import numpy as np
 
 from lockstep.config import user_code
 from lockstep.config.recipe_files import Layer
-from lockstep.config.reward import VERIFIERS, RewardSection
 from lockstep.errors import InputError
+from lockstep.rewards.options import VERIFIERS, RewardSection
 from lockstep.whole_files import write_changed
 
 Rows: TypeAlias = str | Path | Iterable[Mapping[str, Any]]

@@ -17,14 +17,16 @@ from lockstep.cluster.sampler_pool import nearest
 from lockstep.cluster.specs import SamplerSpec
 from lockstep.cluster.turns import Turns
 from lockstep.cluster.workers import Workers
-from lockstep.config import AskedSection, Computation, RankedSection, RewardJudge, SamplerSection
+from lockstep.config import Computation, SamplerSection
 from lockstep.config.model_recipe import weights_of
 from lockstep.data.files import open_rows
 from lockstep.data.ranked import RankedResponses, read_ranked
+from lockstep.data.ranked_options import RankedSection
 from lockstep.data.rows import Skipped
 from lockstep.judge.agreement import assess, describe_agreement
 from lockstep.judge.asking import Answer, Answering, Conversation, Generates, Reader, SamplerAnswers
 from lockstep.judge.build import score_judge
+from lockstep.judge.options import AskedSection
 from lockstep.judge.remembered import RememberedAnswers
 from lockstep.judge.templates import COMMON_CONTROLS, escaping
 from lockstep.models.digests import model_files
@@ -32,6 +34,7 @@ from lockstep.models.source import ModelSource, open_source
 from lockstep.report.judge_reward import agreement_file, replies_file
 from lockstep.report.progress import Progress
 from lockstep.rewards.judge_reward import JudgeReward
+from lockstep.rewards.options import RewardJudge
 from lockstep.samplers.base import Sampler
 from lockstep.types import Reply, Request, SamplingParams
 from lockstep.whole_files import write_whole

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lockstep import yaml12
-from lockstep.config import Common, Recipe, RewardServer, Section, registry
+from lockstep.config import Common, Recipe, Section, registry
 from lockstep.config.backends import list_own_sections
 from lockstep.config.errors import (
     KeyPath,
@@ -51,6 +51,8 @@ from lockstep.printable import note_once
 Keys = yaml12.Keys
 R = TypeVar("R", bound=Recipe)
 S = TypeVar("S", bound=Section)
+_MOVING = ("url", "api_key_env", "batch_size", "max_concurrency", "max_retries")
+"""Options of a reward's server that may differ from one session of a run to the next: it may move."""
 _OVERRIDE = re.compile(r"(?P<key>\w+(\.\w+)*)=(?P<value>.*)", re.DOTALL)
 
 
@@ -130,7 +132,7 @@ class Loaded:
                 for option in own.changes_no_result:
                     (sampler.get(own.name) or {}).pop(option, None)
         for server in _find(tree, "server"):
-            for option in RewardServer.moving:
+            for option in _MOVING:
                 server.pop(option, None)
         first = self.warm_start
         if first is not None:

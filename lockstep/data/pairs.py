@@ -11,9 +11,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from lockstep.batch import Batch
-from lockstep.config import PairSection
 from lockstep.data.answers import AnswerEncoder, answer_fault, build_batch, is_empty, read_answer
 from lockstep.data.messages import Message
+from lockstep.data.pair_options import PairSection
 from lockstep.data.prompts import fault_of, note_unread_tools, prompts_of, too_long
 from lockstep.data.rows import Row, Rows, read_number
 from lockstep.data.selection import Head, Needs, Selection

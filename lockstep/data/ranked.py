@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.config import RankedSection
 from lockstep.data.messages import Message
 from lockstep.data.notes import note
+from lockstep.data.ranked_options import RankedSection
 from lockstep.data.rows import NUM_NAMED, DataError, Row, Rows, Skipped, is_error, read_number
 from lockstep.data.templates import complaint, fields, render
 from lockstep.errors import shorten

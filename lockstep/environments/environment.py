@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from lockstep.config import user_code
-from lockstep.config.environment import ToolFormat
+from lockstep.environments.options import ToolFormat
 from lockstep.environments.tools import (
     MARKS,
     Function,

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never, get_type_hints
 
-from lockstep.config.environment import ToolFormat
 from lockstep.config.user_code import show
 from lockstep.data.thoughts import drop_thought
+from lockstep.environments.options import ToolFormat
 from lockstep.errors import InputError
 from lockstep.strict_json import HOOKS
 

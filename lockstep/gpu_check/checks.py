@@ -13,7 +13,7 @@ from lockstep.algorithms.exactness import explain_inexact_sampler
 from lockstep.cluster.learner_group import launch
 from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import SamplerSpec, require_sampler
-from lockstep.config import AgreementSection, SamplerSection
+from lockstep.config import SamplerSection
 from lockstep.config.machinery import DType
 from lockstep.errors import BrokenPromiseError, InputError
 from lockstep.gpu_check.scores import measure_scores
@@ -22,6 +22,7 @@ from lockstep.learners.base import Learner, train
 from lockstep.losses.cross_entropy import CrossEntropyLoss
 from lockstep.models.folder import read_config
 from lockstep.models.open_kernels import describe_attention
+from lockstep.monitor.options import AgreementSection
 from lockstep.objectives.tally import Tally
 from lockstep.plan.time import count_learning
 from lockstep.samplers.base import Sampler

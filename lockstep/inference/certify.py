@@ -24,7 +24,7 @@ from lockstep import exit_codes, keyed
 from lockstep.algorithms.exactness import explain_inexact_sampler
 from lockstep.batch import Batch
 from lockstep.cluster.self_check import require_proof
-from lockstep.config import AgreementSection, Computation, SamplerSection
+from lockstep.config import Computation, SamplerSection
 from lockstep.config.hub import fetch_model
 from lockstep.config.machinery import DType
 from lockstep.errors import InputError
@@ -37,6 +37,7 @@ from lockstep.models.heads import LogitsHead
 from lockstep.models.precision import TORCH_TYPES, autocast
 from lockstep.models.source import ModelSource, open_source
 from lockstep.monitor.agreement import Certificate, Promise
+from lockstep.monitor.options import AgreementSection
 from lockstep.objectives.tally import Tally
 from lockstep.printable import print_text
 from lockstep.report.certificate import ReadCertificate

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from lockstep.config.judge import ComparisonSection, JudgeSection
 from lockstep.config.machinery import ClusterSection, Computation
-from lockstep.config.ranked import RankedSection
 from lockstep.config.recipe import Recipe
 from lockstep.config.section import rule
+from lockstep.data.ranked_options import RankedSection
 from lockstep.inference.run_options import ResultsRun
+from lockstep.judge.options import ComparisonSection, JudgeSection
 
 
 class EvalJudgeRecipe(Recipe):

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 from pydantic import Field
 
-from lockstep.config.environment import EnvironmentSection
 from lockstep.config.machinery import ClusterSection, Computation, EngineSection, SamplerSection
 from lockstep.config.recipe import Recipe
-from lockstep.config.reward import RewardSection
 from lockstep.config.sampling import Penalties, RepeatedSampling, ResponseEnd, Sampling
 from lockstep.config.section import rule
 from lockstep.config.sources import DataSection, ModelFolder, Paths, QuestionSection
+from lockstep.environments.options import EnvironmentSection
 from lockstep.inference.run_options import ResultsRun
+from lockstep.rewards.options import RewardSection
 
 
 class EvalData(QuestionSection):

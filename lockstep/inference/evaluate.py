@@ -23,7 +23,6 @@ from lockstep.cluster.judges import judge_answers, open_judge_reward
 from lockstep.cluster.sampler_pool import nearest
 from lockstep.cluster.specs import SamplerSpec
 from lockstep.cluster.workers import Workers, workers_of
-from lockstep.config import RewardJudge
 from lockstep.config.hub import fetch_names
 from lockstep.config.loading import Loaded
 from lockstep.inference.eval_options import EvalRecipe
@@ -37,6 +36,7 @@ from lockstep.report.judge_reward import describe_judges
 from lockstep.report.progress import Progress, show_progress
 from lockstep.rewards.build import OpenJudge
 from lockstep.rewards.build import build as build_reward
+from lockstep.rewards.options import RewardJudge
 from lockstep.rewards.row_rules import rule_of
 from lockstep.rollouts.evaluation import Grading, grading, lengths, sample_answers
 from lockstep.rollouts.rollout import RolloutCollector

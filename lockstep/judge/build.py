@@ -5,10 +5,10 @@ Where a response is judged, `prompt` is the text that it continues, if known; it
 
 from __future__ import annotations
 
-from lockstep.config import AskedSection, ComparisonSection, JudgeSection, MetaJudgeSection
 from lockstep.data.thoughts import drop_thought
 from lockstep.judge.asking import Answering, Conversation
 from lockstep.judge.judge import Case, Judge, JudgeSettings
+from lockstep.judge.options import AskedSection, ComparisonSection, JudgeSection, MetaJudgeSection
 from lockstep.judge.templates import (
     ADDITIVE,
     META,

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from lockstep.batch import Batch
-from lockstep.config import PreferenceLoss, PreferenceSection
 from lockstep.losses.base import Denominator, Outputs, active_pairs, split_pairs
+from lockstep.losses.preference_options import PreferenceLoss, PreferenceSection
 from lockstep.metrics import Mean, Metrics, StandardDeviation
 from lockstep.objectives import preference
 from lockstep.objectives.estimates import share

@@ -10,8 +10,9 @@ from functools import cache
 from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.roles import Load, ModelRole
 from lockstep.cluster.placement import Placement, takes_turns, works_in_engines_turn
-from lockstep.config import AskedSection, LearnerSection
+from lockstep.config import LearnerSection
 from lockstep.config.model_recipe import weights_of
+from lockstep.judge.options import AskedSection
 from lockstep.models.folder import read_config, skeleton
 from lockstep.plan.memory import Generation, Rank
 from lockstep.plan.sizes import FP32, Sizes

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import assert_never
 
-from lockstep.config import RewardJudge, RewardSection, SingleReward, Verifier
 from lockstep.config.named_code import name_code
 from lockstep.rewards.base import CutOffReward, NoReward, Reward
 from lockstep.rewards.code_reward import CodeReward
 from lockstep.rewards.combined_rewards import ByRow, WeightedPart, WeightedSum
 from lockstep.rewards.instruction_reward import InstructionReward
 from lockstep.rewards.math_reward import MathReward
+from lockstep.rewards.options import RewardJudge, RewardSection, SingleReward, Verifier
 from lockstep.rewards.python_reward import PythonReward
 from lockstep.rewards.server_reward import ServerReward
 

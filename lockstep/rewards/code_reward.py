@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, assert_never
 
-from lockstep.config import CodeSection
 from lockstep.data.rows import Row
 from lockstep.data.templates import complaint, read_field
 from lockstep.data.thoughts import drop_thought
@@ -19,6 +18,7 @@ from lockstep.helpers.sandbox.results import ProgramResult
 from lockstep.helpers.sandbox.sandbox import Sandbox, SandboxError
 from lockstep.rewards.base import DetailedReward, Verdicts
 from lockstep.rewards.code_blocks import find_code_blocks
+from lockstep.rewards.options import CodeSection
 from lockstep.types import Prompt
 
 _PYTHON = ("python", "python3", "py")

@@ -12,12 +12,12 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from lockstep.config import InstructionSection
 from lockstep.config.errors import format_value
 from lockstep.data.rows import Row
 from lockstep.data.templates import complaint, read_field
 from lockstep.data.thoughts import drop_thought
 from lockstep.rewards.instruction_kinds import KINDS, Instruction, Kind
+from lockstep.rewards.options import InstructionSection
 from lockstep.types import Prompt
 
 

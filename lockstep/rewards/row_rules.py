@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import assert_never
 
-from lockstep.config import RewardSection, SingleReward, Verifier
 from lockstep.data.rows import Row
 from lockstep.data.selection import Rule
 from lockstep.data.templates import complaint, read_field
 from lockstep.rewards import code_reward, instruction_reward
 from lockstep.rewards.build import SET_UP
 from lockstep.rewards.math_reward import READING, MathReward
+from lockstep.rewards.options import RewardSection, SingleReward, Verifier
 from lockstep.types import Prompt
 
 JUDGE, UNREWARDED = "judge", "none"

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 
 from pydantic import BaseModel, ConfigDict
 
-from lockstep.config import RewardServer, user_code
+from lockstep.config import user_code
 from lockstep.data.notes import note
 from lockstep.rewards.base import RewardError
+from lockstep.rewards.options import RewardServer
 from lockstep.types import Prompt
 
 

@@ -19,10 +19,11 @@ from torch import Tensor
 from lockstep import keyed
 from lockstep.background import run_in_background, wait_for_all
 from lockstep.batch import Batch
-from lockstep.config import EnvironmentSection, user_code
+from lockstep.config import user_code
 from lockstep.config.named_code import name_code
 from lockstep.data.thoughts import opening_mark
 from lockstep.environments import environment
+from lockstep.environments.options import EnvironmentSection
 from lockstep.environments.tools import Schema
 from lockstep.errors import InputError
 from lockstep.helpers.in_process import build_child, say_slow

@@ -19,11 +19,13 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from lockstep.config import CodeSection, EnvironmentSection, InstructionSection, RepeatedSampling, RewardSection
+from lockstep.config import RepeatedSampling
+from lockstep.environments.options import EnvironmentSection
 from lockstep.errors import InputError
 from lockstep.metrics import Max, Mean, Metrics, Sum
 from lockstep.objectives.estimates import Estimate, majority_at_k, mean, pass_at_k, share
 from lockstep.rewards.base import CutOffReward
+from lockstep.rewards.options import CodeSection, InstructionSection, RewardSection
 from lockstep.rollouts.rollout import PART, RolloutCollector
 from lockstep.rollouts.votes import Votes, votes_of
 from lockstep.types import Prompt, SamplingParams

@@ -22,10 +22,12 @@ from lockstep.cluster.sampler_pool import SamplerPool, nearest, processes
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.cluster.turns import Turns
 from lockstep.cluster.workers import Workers
-from lockstep.config import AskedSection, DType, EnvironmentSection, ModelFolder, RewardJudge, RewardSection
+from lockstep.config import DType, ModelFolder
 from lockstep.config.user_code import find_own_file
 from lockstep.data.prompts import Prompts
+from lockstep.environments.options import EnvironmentSection
 from lockstep.judge.asking import Answering
+from lockstep.judge.options import AskedSection
 from lockstep.learners.backend import find_backend as find_training_backend
 from lockstep.learners.base import Learner
 from lockstep.models.folder import read_config, require_classifier, skeleton
@@ -36,6 +38,7 @@ from lockstep.plan.sizes import Sizes
 from lockstep.report.progress import Progress
 from lockstep.rewards.base import Reward
 from lockstep.rewards.build import build
+from lockstep.rewards.options import RewardJudge, RewardSection
 from lockstep.rollouts.episodes import Episodes
 from lockstep.samplers.backend import find_backend
 from lockstep.samplers.base import Sampler

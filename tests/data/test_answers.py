@@ -11,9 +11,10 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from lockstep.config import DataSection, PairSection
+from lockstep.config import DataSection
 from lockstep.data.demonstrations import Demonstrations
 from lockstep.data.jsonl import JsonlIndex
+from lockstep.data.pair_options import PairSection
 from lockstep.data.pairs import Pairs
 from lockstep.data.prompts import Prompts
 from lockstep.data.rows import DataError

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from lockstep.config import PairSection
 from lockstep.data.jsonl import DataError, JsonlIndex
+from lockstep.data.pair_options import PairSection
 from lockstep.data.pairs import Pairs
 from lockstep.data.prompts import Prompts
 from lockstep.models.tokenizer import words_tokenizer

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from lockstep.config import RankedSection
 from lockstep.data.files import FileGroup, open_rows
 from lockstep.data.ranked import RankedResponses, read_ranked
+from lockstep.data.ranked_options import RankedSection
 from lockstep.data.rows import DataError, Skipped
 
 FLAT: dict[str, Any] = {"ranked": "x", "ranks": "ranks"}

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from strategies import VALUES, corrupted, find_places, json_bytes, near, spoiled, texts_of
 from workspace import furnish
 
-from lockstep.config import DataSection, PairSection
+from lockstep.config import DataSection
 from lockstep.config.loading import describe, load
 from lockstep.data.demonstrations import Demonstrations
 from lockstep.data.files import FileGroup, open_rows
+from lockstep.data.pair_options import PairSection
 from lockstep.data.pairs import Pairs
 from lockstep.data.prompts import Prompts
 from lockstep.errors import LockstepError

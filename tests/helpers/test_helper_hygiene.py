@@ -14,11 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lockstep.config import RewardSection
 from lockstep.helpers import process
 from lockstep.printable import make_printable
 from lockstep.rewards.base import RewardError
 from lockstep.rewards.build import build
+from lockstep.rewards.options import RewardSection
 from lockstep.rewards.python_reward import PythonReward
 from lockstep.types import Prompt
 

@@ -28,6 +28,7 @@ from lockstep.judge.judge import (
     mean_score,
     score_variance,
 )
+from lockstep.judge.options import AskedSection, ComparisonSection, JudgeSection
 from lockstep.judge.templates import (
     ADDITIVE,
     META,

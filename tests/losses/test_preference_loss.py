@@ -12,6 +12,7 @@ from lockstep.batch import Batch
 from lockstep.config import PreferenceLoss
 from lockstep.losses.base import Loss, Outputs, active
 from lockstep.losses.preference import Preference
+from lockstep.losses.preference_options import PreferenceLoss
 
 NAN = float("nan")
 KINDS: list[PreferenceLoss] = ["dpo", "scale", "ipo", "rpo_sq", "rpo_bwd_kl", "rpo_fwd_kl"]

@@ -15,7 +15,6 @@ import psutil
 import pytest
 from killing import meanwhile
 
-from lockstep.config import CodeSection, RewardSection
 from lockstep.helpers.sandbox import filters, linux
 from lockstep.helpers.sandbox.jail import Limits
 from lockstep.helpers.sandbox.sandbox import Sandbox, SandboxError
@@ -25,6 +24,7 @@ from lockstep.rewards.build import build
 from lockstep.rewards.code_reward import CodeReward, extract_code_block
 from lockstep.rewards.combined_rewards import ByRow
 from lockstep.rewards.math_reward import MathReward
+from lockstep.rewards.options import CodeSection, RewardSection
 from lockstep.types import Prompt
 
 SYSTEM_PYTHON = os.path.realpath(f"/usr/bin/python3.{sys.version_info.minor}")  # one that any user may start

@@ -12,6 +12,7 @@ from lockstep.config import InstructionSection
 from lockstep.rewards import instruction_reward
 from lockstep.rewards.instruction_kinds import KINDS
 from lockstep.rewards.instruction_reward import InstructionReward
+from lockstep.rewards.options import InstructionSection
 from lockstep.types import Prompt
 
 GUIDE = Path(__file__).parents[2] / "docs/guides/rewards.md"

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from scoring_server import serving
 
-from lockstep.config import RewardSection
 from lockstep.config.named_code import find_code
 from lockstep.errors import LockstepError
 from lockstep.fault_policy import POLICY
 from lockstep.rewards.base import RewardError, judge
 from lockstep.rewards.build import build
 from lockstep.rewards.combined_rewards import WeightedPart, WeightedSum
+from lockstep.rewards.options import RewardSection
 from lockstep.types import Prompt
 
 PROMPTS = [Prompt(f"rows.jsonl:{n}", f"p{n}", (0,), {"level": n}) for n in range(6)]

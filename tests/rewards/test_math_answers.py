@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.config import RewardSection
 from lockstep.rewards.math_answer import find_answer, find_boxes, find_marked, find_right_answer
 from lockstep.rewards.math_reward import MathReward
+from lockstep.rewards.options import RewardSection
 from lockstep.rewards.row_rules import rule_of
 from lockstep.types import Prompt
 

@@ -20,6 +20,7 @@ from lockstep.rewards.code_reward import CodeReward
 from lockstep.rewards.combined_rewards import ByRow
 from lockstep.rewards.instruction_reward import InstructionReward
 from lockstep.rewards.math_reward import MathReward
+from lockstep.rewards.options import CodeSection, InstructionSection, RewardSection
 from lockstep.rewards.python_reward import PythonReward
 from lockstep.rewards.row_rules import find_unverified
 from lockstep.rollouts.evaluation import Grading, grading

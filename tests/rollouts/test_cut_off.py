@@ -11,6 +11,7 @@ import torch
 
 from lockstep.batch import Batch
 from lockstep.config import EnvironmentSection, user_code
+from lockstep.environments.options import EnvironmentSection
 from lockstep.rewards.base import CutOffReward, NoReward, Reward
 from lockstep.rollouts.episodes import EnvironmentFault, Episodes
 from lockstep.rollouts.rollout import RolloutCollector

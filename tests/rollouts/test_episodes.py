@@ -13,8 +13,9 @@ from tiny_models import model_folder
 from lockstep import keyed
 from lockstep.algorithms.episodes import observations
 from lockstep.batch import Batch
-from lockstep.config import DataSection, EnvironmentSection
+from lockstep.config import DataSection
 from lockstep.data.messages import render_prompt
+from lockstep.environments.options import EnvironmentSection
 from lockstep.models.load import load_causal_lm
 from lockstep.models.source import ModelSource, open_source
 from lockstep.rollouts.episodes import EnvironmentFault, Episodes, Observation

@@ -8,6 +8,7 @@ import pytest
 
 from lockstep.config import RewardSection
 from lockstep.rewards.math_reward import MathReward
+from lockstep.rewards.options import RewardSection
 from lockstep.rollouts.evaluation import Grading, Sample, grading
 from lockstep.rollouts.votes import votes_of
 

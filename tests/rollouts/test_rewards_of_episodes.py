@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tiny_models import model_folder
 
-from lockstep.config import EnvironmentSection
+from lockstep.environments.options import EnvironmentSection
 from lockstep.models.load import load_causal_lm
 from lockstep.rewards.base import NoReward, Reward
 from lockstep.rewards.combined_rewards import WeightedPart, WeightedSum

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.config import EnvironmentSection, registry
+from lockstep.config import registry
 from lockstep.config.user_code import find_file
+from lockstep.environments.options import EnvironmentSection
 from lockstep.helpers import process
 from lockstep.rollouts.episodes import EnvironmentFault, Episodes
 

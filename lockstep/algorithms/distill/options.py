@@ -8,18 +8,10 @@ from pydantic import Field, PositiveInt
 
 from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.roles import Inference, Load, ModelRole
-from lockstep.config import (
-    AgreementSection,
-    EngineSection,
-    ModelFolder,
-    Optimizer,
-    RepeatedSampling,
-    RewardSection,
-    SamplerSection,
-    Sampling,
-    Section,
-)
+from lockstep.config import EngineSection, ModelFolder, Optimizer, RepeatedSampling, SamplerSection, Sampling, Section
 from lockstep.config.section import rule
+from lockstep.monitor.options import AgreementSection
+from lockstep.rewards.options import RewardSection
 from lockstep.types import Divergence
 
 

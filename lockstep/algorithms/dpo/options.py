@@ -9,8 +9,8 @@ from pydantic import Field, PositiveFloat
 
 from lockstep.algorithms.pairs import LearnedPairs, PairsRecipe
 from lockstep.algorithms.roles import Load, ModelRole
-from lockstep.config import PreferenceSection
 from lockstep.config.section import rule
+from lockstep.losses.preference_options import PreferenceSection
 
 
 class DPOSection(LearnedPairs, PreferenceSection):

@@ -8,8 +8,14 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from lockstep.algorithms.roles import Load, ModelRole
 from lockstep.algorithms.supervised import Supervised
-from lockstep.config import LabeledSection, Optimizer, Section
+from lockstep.config import DataSection, Optimizer, Section
 from lockstep.config.section import rule
+
+
+class LabeledSection(DataSection):
+    """Rows with a prompt, one answer, and whether that is desirable."""
+
+    label: str = Field(default="label", description="field with true where the answer is desirable, else false")
 
 
 class KTOSection(Section):

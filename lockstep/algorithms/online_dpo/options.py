@@ -8,18 +8,11 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.roles import Inference, Load, ModelRole
-from lockstep.config import (
-    AgreementSection,
-    EngineSection,
-    ModelFolder,
-    Optimizer,
-    PreferenceSection,
-    RepeatedSampling,
-    RewardSection,
-    SamplerSection,
-    Sampling,
-)
+from lockstep.config import EngineSection, ModelFolder, Optimizer, RepeatedSampling, SamplerSection, Sampling
 from lockstep.config.section import rule
+from lockstep.losses.preference_options import PreferenceSection
+from lockstep.monitor.options import AgreementSection
+from lockstep.rewards.options import RewardSection
 
 
 class OnlineDPOSection(PreferenceSection):

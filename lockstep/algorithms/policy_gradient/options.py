@@ -8,14 +8,14 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 
 from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.roles import Inference, Load, ModelRole
-from lockstep.config.agreement import AgreementSection
-from lockstep.config.environment import EnvironmentSection
 from lockstep.config.machinery import EngineSection, SamplerSection
 from lockstep.config.optimizer import Optimizer
-from lockstep.config.reward import RewardSection
 from lockstep.config.sampling import RepeatedSampling, Sampling
 from lockstep.config.section import Section, rule
 from lockstep.config.sources import ModelFolder
+from lockstep.environments.options import EnvironmentSection
+from lockstep.monitor.options import AgreementSection
+from lockstep.rewards.options import RewardSection
 
 _RIGHT = "the reward takes k1 and the loss k2 · π/π_old, whose gradients are those of KL(π ‖ π_ref)"
 _ESTIMATORS = {

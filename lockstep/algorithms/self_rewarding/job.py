@@ -33,13 +33,13 @@ from lockstep.algorithms.self_rewarding.step import SelfRewardingSettings, SelfR
 from lockstep.algorithms.self_rewarding.verdicts import leak_test
 from lockstep.algorithms.setup import Policy, Setup
 from lockstep.algorithms.step import RunLength
-from lockstep.config import MetaJudgeSection
 from lockstep.data.prompts import Prompts
 from lockstep.data.selection import head
 from lockstep.errors import InputError
 from lockstep.judge.build import meta_judge, score_judge, score_parser
 from lockstep.judge.judge import Judge
 from lockstep.judge.known import KnownScore, KnownWinner
+from lockstep.judge.options import MetaJudgeSection
 from lockstep.metrics import Metrics
 from lockstep.objectives.battles import Battles, consistent_wins, position_weighted_wins
 from lockstep.rewards.row_rules import rule_of

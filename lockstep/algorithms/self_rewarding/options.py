@@ -10,28 +10,25 @@ from pydantic import Field, JsonValue, PositiveFloat, PositiveInt, field_validat
 from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.roles import Inference, Load, ModelRole
 from lockstep.config import (
-    AgreementSection,
-    AskedSection,
     EngineSection,
-    JudgeSection,
-    MetaJudgeSection,
     ModelFolder,
-    NewPromptsSection,
     Optimizer,
-    PreferenceSection,
     Probability,
     RepeatedSampling,
-    RewardSection,
     RowsPath,
     SamplerSection,
     Sampling,
     Section,
     registry,
 )
-from lockstep.config.judge import expression
 from lockstep.config.loading import load_section
 from lockstep.config.recipe_files import Layer
 from lockstep.config.section import rule
+from lockstep.judge.new_prompt_options import NewPromptsSection
+from lockstep.judge.options import AskedSection, JudgeSection, MetaJudgeSection, expression
+from lockstep.losses.preference_options import PreferenceSection
+from lockstep.monitor.options import AgreementSection
+from lockstep.rewards.options import RewardSection
 
 Control = Annotated[float, Field(ge=0.0, lt=1.0)]
 

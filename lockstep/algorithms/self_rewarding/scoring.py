@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from lockstep.config import RewardSection
 from lockstep.judge.build import response_case
 from lockstep.judge.judge import Judge, Judged, judge_metrics, mean_score
 from lockstep.metrics import Mean, Metrics, Sum
 from lockstep.rewards.base import RewardError
+from lockstep.rewards.options import RewardSection
 from lockstep.rewards.row_rules import find_unverified
 from lockstep.rollouts.rollout import Rollouts
 from lockstep.types import Prompt

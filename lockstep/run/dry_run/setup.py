@@ -20,19 +20,22 @@ from lockstep.algorithms.rows import DataFiles
 from lockstep.algorithms.setup import Policy
 from lockstep.batch import Batch
 from lockstep.cluster.judges import policy_answers, read_people
-from lockstep.config import AskedSection, DType, EnvironmentSection, RewardJudge, RewardSection, SingleReward
+from lockstep.config import DType
 from lockstep.data.prompts import Prompts
 from lockstep.data.ranked import describe
 from lockstep.data.templates import read_field
+from lockstep.environments.options import EnvironmentSection
 from lockstep.errors import InputError
 from lockstep.judge.asking import Answer, Answering, Conversation
 from lockstep.judge.build import score_judge
+from lockstep.judge.options import AskedSection
 from lockstep.learners.base import Learner
 from lockstep.losses.base import Loss
 from lockstep.metrics import Metrics
 from lockstep.models.source import ModelSource, open_source
 from lockstep.rewards.base import NoReward, Reward
 from lockstep.rewards.math_reward import MathReward
+from lockstep.rewards.options import RewardJudge, RewardSection, SingleReward
 from lockstep.rollouts.episodes import Episodes
 from lockstep.run.dry_run.findings import Findings
 from lockstep.run.live_setup import role_folder

@@ -13,10 +13,10 @@ from lockstep.algorithms.self_rewarding.meta import JudgePair, MetaJudging, judg
 from lockstep.algorithms.self_rewarding.ranked import RankedAnswers
 from lockstep.algorithms.self_rewarding.scoring import Scored
 from lockstep.batch import Batch
-from lockstep.config import MetaJudgeSection
 from lockstep.judge.asking import Answer, Conversation
 from lockstep.judge.build import meta_judge
 from lockstep.judge.judge import Judged, Judgement
+from lockstep.judge.options import MetaJudgeSection
 from lockstep.judge.verdicts import ScoreParser, Verdict
 from lockstep.objectives.battles import consistent_wins
 from lockstep.objectives.pairing import AnswerPair

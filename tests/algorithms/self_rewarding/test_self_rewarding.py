@@ -20,6 +20,7 @@ from benchmarks.ladder.tasks.letters import score
 from lockstep.algorithms.self_rewarding.options import SelfRewardingSection
 from lockstep.config import PreferenceSection
 from lockstep.config.loading import load
+from lockstep.losses.preference_options import PreferenceSection
 from lockstep.report.agreement import summarize_agreement
 from lockstep.report.log import read_metrics
 from lockstep.run.stop import Stopped

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from lockstep.config.address import require_address
 from lockstep.config.hub_name import ModelPath
-from lockstep.config.judge import JudgeSection
-from lockstep.config.ranked import RankedSection
 from lockstep.config.section import LocalPath, Section, rule
+from lockstep.data.ranked_options import RankedSection
+from lockstep.judge.options import JudgeSection
 
 
 class InstructionSection(Section):
@@ -47,8 +47,6 @@ class CodeSection(Section):
 class RewardServer(Section):
     """A server of yours that scores responses, asked by POST in JSON, see docs/guides/rewards.md."""
 
-    moving: ClassVar = ("url", "api_key_env", "batch_size", "max_concurrency", "max_retries")
-    """Options that may differ from one session of a run to the next: a server may move."""
     url: str = Field(description="where requests go, such as http://localhost:8000/score")
     api_key_env: str = Field(
         default="REWARD_API_KEY", description="environment variable with the server's key; not set: no key is sent"
