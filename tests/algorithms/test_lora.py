@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from lockstep.run.export import export
 from safetensors.torch import load_file
 from tiny_recipe import DPO, GRPO, REWARD_MODEL, REWARDS, SELF_REWARDING
 from tiny_recipe import RECIPE as PPO
@@ -22,7 +21,6 @@ from transformers import AutoModelForCausalLM
 from lockstep.cli import main
 from lockstep.config.loading import load
 from lockstep.report.log import read_metrics
-from lockstep.run.checkpoint import CheckpointError
 from lockstep.run.checkpoint.checkpoints import CheckpointError
 from lockstep.run.checkpoint.export import export
 from lockstep.run.train import train

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from lockstep.batch import Batch
-from lockstep.config import PreferenceLoss
 from lockstep.losses.base import Loss, Outputs, active
 from lockstep.losses.preference import Preference
 from lockstep.losses.preference_options import PreferenceLoss

@@ -10,7 +10,6 @@ from typing import Any
 import psutil
 import pytest
 
-from lockstep.config import CodeSection, InstructionSection, RewardSection
 from lockstep.data.jsonl import JsonlIndex
 from lockstep.helpers.process import Child
 from lockstep.rewards import math_verifier

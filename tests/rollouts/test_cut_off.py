@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lockstep.batch import Batch
-from lockstep.config import EnvironmentSection, user_code
+from lockstep.config import user_code
 from lockstep.environments.options import EnvironmentSection
 from lockstep.rewards.base import CutOffReward, NoReward, Reward
 from lockstep.rollouts.episodes import EnvironmentFault, Episodes

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from lockstep.config import RewardSection
 from lockstep.rewards.math_reward import MathReward
 from lockstep.rewards.options import RewardSection
 from lockstep.rollouts.evaluation import Grading, Sample, grading

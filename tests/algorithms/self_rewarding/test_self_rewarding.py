@@ -18,7 +18,6 @@ from tiny_recipe import SELF_REWARDING
 
 from benchmarks.ladder.tasks.letters import score
 from lockstep.algorithms.self_rewarding.options import SelfRewardingSection
-from lockstep.config import PreferenceSection
 from lockstep.config.loading import load
 from lockstep.losses.preference_options import PreferenceSection
 from lockstep.report.agreement import summarize_agreement
