@@ -25,10 +25,3 @@ class Supervised(Algorithm):
                 f"data.overlong_prompts=truncate is for prompts that a sampler answers; {self.learned} is learned "
                 "whole, so say error or skip"
             )
-
-    @rule
-    def _nothing_samples(self) -> None:
-        if self.run.require_doctor:
-            raise ValueError(
-                "run.require_doctor is about training and sampling, but nothing samples here; leave it out"
-            )
