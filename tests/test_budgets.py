@@ -14,15 +14,15 @@ pytestmark = pytest.mark.full  # some seconds of tokenizing
 
 CEILINGS = {
     # figure: (ceiling, wanted); tokens and words in thousands
-    "lockstep": (434.5, 300),
+    "lockstep": (426, 300),
     "lockstep_doctor": (48.5, 60),  # with the doctor's rooms in lockstep, which move there
     "lockstep_logprobs": (27.5, 28),
     "lockstep_convert": (7.0, 9),
-    "benchmarks": (92.5, 90),
-    "tests": (488.0, 400),
-    "options": (743, 540),
-    "protocols": (47, 18),
-    "docs": (67.6, 60),  # 3 of them the page of what the mission measured
+    "benchmarks": (128.5, 90),
+    "tests": (485, 400),
+    "options": (730, 540),
+    "protocols": (46, 18),
+    "docs": (68.6, 60),  # 3 of them the page of what the mission measured
     "LOG.md": (7.0, 8),
 }
 

@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lockstep.algorithms.base import Load
 from lockstep.algorithms.roles import Load
 from lockstep.batch import Batch
 from lockstep.cluster.learner_group import launch

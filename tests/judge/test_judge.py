@@ -17,7 +17,6 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from lockstep import keyed
 from lockstep.batch import Batch
-from lockstep.config import AskedSection, ComparisonSection, JudgeSection
 from lockstep.judge.asking import Reader, SamplerAnswers
 from lockstep.judge.build import meta_case, pair_case, pair_judge, response_case, score_judge
 from lockstep.judge.judge import (

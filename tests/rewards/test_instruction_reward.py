@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from lockstep.config import InstructionSection
 from lockstep.rewards import instruction_reward
 from lockstep.rewards.instruction_kinds import KINDS
 from lockstep.rewards.instruction_reward import InstructionReward

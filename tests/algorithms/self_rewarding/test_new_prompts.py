@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lockstep.run.findings import DryRunError
 from self_rewarding_runs import Run, equal, held, steps, trained
 from tiers import full
 from tiny_recipe import SELF_REWARDING
 
 from lockstep.config.loading import load
-from lockstep.run.dry_run import dry_run
 from lockstep.run.dry_run.dry_run import dry_run
 from lockstep.run.dry_run.findings import DryRunError
 from lockstep.run.stop import Stopped
