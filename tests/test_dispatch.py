@@ -32,7 +32,7 @@ EXCEPTIONS = {
     "watch.py: evidence.outcome == 'text'": "a finding of the watch",
     "on_cpu.py: device == 'cuda'": "what Megatron asks of torch, not a recipe's device",
     "learner_group.py: device == 'cuda'": "torch's own word for a device that was resolved",
-    "dry_setup.py: read_field(prompt.row, field) == 'math'": "what a row says, which a rule has checked",
+    "setup.py: read_field(prompt.row, field) == 'math'": "what a row says, which a rule has checked",
     "heads.py: 'forward' in vars(head)": "a method, not a divergence",
     "convert.py: options.values.get('grpo.loss') == 'cispo'": "the recipe refuses clip there, and nowhere else",
     "overlay.py: taken.get('type') == 'by_row'": "the one type of reward that any option may belong to",

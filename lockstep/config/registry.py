@@ -19,8 +19,8 @@ from lockstep.errors import InputError
 
 
 @dataclass(frozen=True)
-class Places:
-    """Places of a built-in algorithm: its folder, and in it the class of its options and the function that opens it."""
+class AlgorithmPlaces:
+    """AlgorithmPlaces of a built-in algorithm: its folder, and in it the class of its options and the function that opens it."""
 
     folder: str
     options: str
@@ -33,23 +33,27 @@ class Places:
 
 
 _BUILT_IN = {
-    "sft": Places("lockstep.algorithms.sft", "options:SFTRecipe", "job:open_sft"),
-    "ppo": Places("lockstep.algorithms.ppo", "options:PPORecipe", "job:open_ppo"),
-    "grpo": Places("lockstep.algorithms.grpo", "options:GRPORecipe", "job:open_grpo"),
-    "dpo": Places("lockstep.algorithms.dpo", "options:DPORecipe", "job:open_dpo"),
-    "kto": Places("lockstep.algorithms.kto", "options:KTORecipe", "job:open_kto"),
-    "orpo": Places("lockstep.algorithms.orpo", "options:ORPORecipe", "job:open_orpo"),
-    "simpo": Places("lockstep.algorithms.simpo", "options:SimPORecipe", "job:open_simpo"),
-    "online_dpo": Places("lockstep.algorithms.online_dpo", "options:OnlineDPORecipe", "job:open_online_dpo"),
-    "reward_model": Places("lockstep.algorithms.reward_model", "options:RewardModelRecipe", "job:open_reward_model"),
-    "distill": Places("lockstep.algorithms.distill", "options:DistillRecipe", "job:open_distill"),
-    "self_rewarding": Places(
+    "sft": AlgorithmPlaces("lockstep.algorithms.sft", "options:SFTRecipe", "job:open_sft"),
+    "ppo": AlgorithmPlaces("lockstep.algorithms.ppo", "options:PPORecipe", "job:open_ppo"),
+    "grpo": AlgorithmPlaces("lockstep.algorithms.grpo", "options:GRPORecipe", "job:open_grpo"),
+    "dpo": AlgorithmPlaces("lockstep.algorithms.dpo", "options:DPORecipe", "job:open_dpo"),
+    "kto": AlgorithmPlaces("lockstep.algorithms.kto", "options:KTORecipe", "job:open_kto"),
+    "orpo": AlgorithmPlaces("lockstep.algorithms.orpo", "options:ORPORecipe", "job:open_orpo"),
+    "simpo": AlgorithmPlaces("lockstep.algorithms.simpo", "options:SimPORecipe", "job:open_simpo"),
+    "online_dpo": AlgorithmPlaces("lockstep.algorithms.online_dpo", "options:OnlineDPORecipe", "job:open_online_dpo"),
+    "reward_model": AlgorithmPlaces(
+        "lockstep.algorithms.reward_model", "options:RewardModelRecipe", "job:open_reward_model"
+    ),
+    "distill": AlgorithmPlaces("lockstep.algorithms.distill", "options:DistillRecipe", "job:open_distill"),
+    "self_rewarding": AlgorithmPlaces(
         "lockstep.algorithms.self_rewarding", "options:SelfRewardingRecipe", "job:open_self_rewarding"
     ),
-    "eval": Places("lockstep.inference", "eval_options:EvalRecipe", "evaluate:evaluate"),
-    "eval_judge": Places("lockstep.inference", "eval_judge_options:EvalJudgeRecipe", "evaluate_judge:evaluate_judge"),
-    "generate": Places("lockstep.inference", "generate_options:GenerateRecipe", "generate:generate"),
-    "doctor": Places("lockstep.doctor", "options:DoctorRecipe", None),
+    "eval": AlgorithmPlaces("lockstep.inference", "eval_options:EvalRecipe", "evaluate:evaluate"),
+    "eval_judge": AlgorithmPlaces(
+        "lockstep.inference", "eval_judge_options:EvalJudgeRecipe", "evaluate_judge:evaluate_judge"
+    ),
+    "generate": AlgorithmPlaces("lockstep.inference", "generate_options:GenerateRecipe", "generate:generate"),
+    "doctor": AlgorithmPlaces("lockstep.doctor", "options:DoctorRecipe", None),
 }
 _OPTIONS = {name: places.options_class for name, places in _BUILT_IN.items()}
 _ALGORITHMS = Plugins("algorithm", Recipe, "lockstep.algorithms.base.Algorithm", _OPTIONS)
