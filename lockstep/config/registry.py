@@ -19,8 +19,8 @@ from lockstep.errors import InputError
 
 
 @dataclass(frozen=True)
-class AlgorithmPlaces:
-    """AlgorithmPlaces of a built-in algorithm: its folder, and in it the class of its options and the function that opens it."""
+class BuiltIn:
+    """Places of a built-in algorithm: its folder, and in it the class of its options and the function that opens it."""
 
     folder: str
     options: str
@@ -33,27 +33,23 @@ class AlgorithmPlaces:
 
 
 _BUILT_IN = {
-    "sft": AlgorithmPlaces("lockstep.algorithms.sft", "options:SFTRecipe", "job:open_sft"),
-    "ppo": AlgorithmPlaces("lockstep.algorithms.ppo", "options:PPORecipe", "job:open_ppo"),
-    "grpo": AlgorithmPlaces("lockstep.algorithms.grpo", "options:GRPORecipe", "job:open_grpo"),
-    "dpo": AlgorithmPlaces("lockstep.algorithms.dpo", "options:DPORecipe", "job:open_dpo"),
-    "kto": AlgorithmPlaces("lockstep.algorithms.kto", "options:KTORecipe", "job:open_kto"),
-    "orpo": AlgorithmPlaces("lockstep.algorithms.orpo", "options:ORPORecipe", "job:open_orpo"),
-    "simpo": AlgorithmPlaces("lockstep.algorithms.simpo", "options:SimPORecipe", "job:open_simpo"),
-    "online_dpo": AlgorithmPlaces("lockstep.algorithms.online_dpo", "options:OnlineDPORecipe", "job:open_online_dpo"),
-    "reward_model": AlgorithmPlaces(
-        "lockstep.algorithms.reward_model", "options:RewardModelRecipe", "job:open_reward_model"
-    ),
-    "distill": AlgorithmPlaces("lockstep.algorithms.distill", "options:DistillRecipe", "job:open_distill"),
-    "self_rewarding": AlgorithmPlaces(
+    "sft": BuiltIn("lockstep.algorithms.sft", "options:SFTRecipe", "job:open_sft"),
+    "ppo": BuiltIn("lockstep.algorithms.ppo", "options:PPORecipe", "job:open_ppo"),
+    "grpo": BuiltIn("lockstep.algorithms.grpo", "options:GRPORecipe", "job:open_grpo"),
+    "dpo": BuiltIn("lockstep.algorithms.dpo", "options:DPORecipe", "job:open_dpo"),
+    "kto": BuiltIn("lockstep.algorithms.kto", "options:KTORecipe", "job:open_kto"),
+    "orpo": BuiltIn("lockstep.algorithms.orpo", "options:ORPORecipe", "job:open_orpo"),
+    "simpo": BuiltIn("lockstep.algorithms.simpo", "options:SimPORecipe", "job:open_simpo"),
+    "online_dpo": BuiltIn("lockstep.algorithms.online_dpo", "options:OnlineDPORecipe", "job:open_online_dpo"),
+    "reward_model": BuiltIn("lockstep.algorithms.reward_model", "options:RewardModelRecipe", "job:open_reward_model"),
+    "distill": BuiltIn("lockstep.algorithms.distill", "options:DistillRecipe", "job:open_distill"),
+    "self_rewarding": BuiltIn(
         "lockstep.algorithms.self_rewarding", "options:SelfRewardingRecipe", "job:open_self_rewarding"
     ),
-    "eval": AlgorithmPlaces("lockstep.inference", "eval_options:EvalRecipe", "evaluate:evaluate"),
-    "eval_judge": AlgorithmPlaces(
-        "lockstep.inference", "eval_judge_options:EvalJudgeRecipe", "evaluate_judge:evaluate_judge"
-    ),
-    "generate": AlgorithmPlaces("lockstep.inference", "generate_options:GenerateRecipe", "generate:generate"),
-    "doctor": AlgorithmPlaces("lockstep.doctor", "options:DoctorRecipe", None),
+    "eval": BuiltIn("lockstep.inference", "eval_options:EvalRecipe", "evaluate:evaluate"),
+    "eval_judge": BuiltIn("lockstep.inference", "eval_judge_options:EvalJudgeRecipe", "evaluate_judge:evaluate_judge"),
+    "generate": BuiltIn("lockstep.inference", "generate_options:GenerateRecipe", "generate:generate"),
+    "doctor": BuiltIn("lockstep.doctor", "options:DoctorRecipe", None),
 }
 _OPTIONS = {name: places.options_class for name, places in _BUILT_IN.items()}
 _ALGORITHMS = Plugins("algorithm", Recipe, "lockstep.algorithms.base.Algorithm", _OPTIONS)
