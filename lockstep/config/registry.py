@@ -47,9 +47,9 @@ _BUILT_IN = {
         "lockstep.algorithms.self_rewarding", "options:SelfRewardingRecipe", "job:open_self_rewarding"
     ),
     "eval": BuiltIn("lockstep.inference", "eval_options:EvalRecipe", "evaluate:evaluate"),
-    "eval_judge": BuiltIn("lockstep.inference", "eval_judge_options:EvalJudgeRecipe", "evaluate_judge:evaluate_judge"),
     "generate": BuiltIn("lockstep.inference", "generate_options:GenerateRecipe", "generate:generate"),
     "doctor": BuiltIn("lockstep.doctor", "options:DoctorRecipe", None),
+    "eval_judge": BuiltIn("lockstep.inference", "eval_judge_options:EvalJudgeRecipe", "evaluate_judge:evaluate_judge"),
 }
 _OPTIONS = {name: places.options_class for name, places in _BUILT_IN.items()}
 _ALGORITHMS = Plugins("algorithm", Recipe, "lockstep.algorithms.base.Algorithm", _OPTIONS)
