@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -19,6 +20,7 @@ from lockstep.algorithms.distill.step import DistillSettings, DistillWorkers, ad
 from lockstep.algorithms.policy_gradient import step as policy_gradient
 from lockstep.algorithms.policy_gradient.step import PolicyGradientWorkers
 from lockstep.algorithms.ppo.options import PPORecipe
+from lockstep.algorithms.self_rewarding import step as self_rewarding
 from lockstep.algorithms.step import RunLength
 from lockstep.batch import Batch
 from lockstep.borders import LARGEST_LOGPROB, NotFiniteError, require_finite, require_logprobs
@@ -40,6 +42,9 @@ Run = Callable[..., list[dict[str, Any]]]
 NAN, INF = math.nan, math.inf
 SAMPLING = SamplingParams(max_tokens=4)
 BATCH = ragged((5, 7, 6, 8)).with_columns(sample={"score": torch.tensor([1.0, 0.0, 1.0, 0.5])})
+
+
+PAIRS = replace(BATCH, group_size=2)
 
 
 def broken(root: Path, head: Any = "logits") -> RankLearner:
@@ -203,6 +208,13 @@ def test_models_of_a_policy_gradient_are_named(tmp_path: Path, model: str, name:
     batch = BATCH.with_columns({"sampler_logprob": torch.zeros(26)}, {"version": torch.zeros(4)})
     with pytest.raises(NotFiniteError, match=f"^log-probabilities of {name} are nan for token"):
         policy_gradient.prepare_batch(0, 0, batch, workers, settings)
+
+
+@pytest.mark.usefixtures("run")
+def test_a_reference_of_self_rewarding_is_named(tmp_path: Path) -> None:
+    workers = cast(self_rewarding.SelfRewardingWorkers, SimpleNamespace(reference=broken(tmp_path)))
+    with pytest.raises(NotFiniteError, match="log-probabilities of the reference policy are nan for token"):
+        self_rewarding.with_reference(PAIRS, workers)
 
 
 def test_a_teacher_that_breaks_is_named(tmp_path: Path) -> None:

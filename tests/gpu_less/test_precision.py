@@ -16,6 +16,7 @@ from tiny_recipe import GRPO, REWARDS
 from lockstep.cli import main
 from lockstep.config import Device
 from lockstep.config.loading import load
+from lockstep.errors import InputError
 from lockstep.models.device import resolve_device
 from lockstep.run.train import train
 
@@ -43,6 +44,14 @@ def test_a_process_that_computes_on_a_gpu_uses_no_tf32(device: Device, monkeypat
     assert uses_tf32()
     assert resolve_device(device).type == "cuda"
     assert not uses_tf32()
+
+
+def test_an_environment_that_turns_it_on_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    show_gpus(monkeypatch, 1)
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
+    with pytest.raises(InputError, match="NVIDIA_TF32_OVERRIDE=1 makes CUDA compute fp32 products in TF32"):
+        resolve_device("auto")
+    assert resolve_device("cpu").type == "cpu"
 
 
 def test_a_run_says_so_and_writes_it_down(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from torch import nn
 from lockstep.api.values import read_arguments
 from lockstep.config import Optimizer, Schedule
 from lockstep.config.loading import load_section
+from lockstep.errors import InputError
 from lockstep.learners.boxes import Boxes, find_written
 from lockstep.learners.optimizer import TorchOptimizer, learning_rate
 from lockstep.learners.pieces import Piece, norm
@@ -117,3 +118,11 @@ def test_pieces_of_a_weight_are_updated_as_the_whole(name: str, options: dict[st
     torch.testing.assert_close(
         torch.cat([one.weight.detach() for one in half]), whole.weight.detach(), atol=slack, rtol=0.0
     )
+
+
+def test_moments_of_another_optimizer_are_refused(tmp_path: Path) -> None:
+    model = linear()
+    optimizer, held = TorchOptimizer(pieces(model), build("SGD", momentum=0.9)), pieces(model)
+    step(model, optimizer, held, 1)
+    with written_moments(optimizer, held, tmp_path) as saved, pytest.raises(InputError, match="keeps exp_avg"):
+        TorchOptimizer(held, build("AdamW")).restore(saved)

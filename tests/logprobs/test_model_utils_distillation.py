@@ -179,6 +179,12 @@ def test_distillation_without_tensor_parallelism(ranks: Ranks, cp: int, zero_out
     check(ranks, distilled_without_tp_group, Cut((0, V), cp), logits, index, zero_outside, entropy)
 
 
+@pytest.mark.parametrize("zero_outside", [True, False])
+def test_distillation_of_rows_filled_up_for_context_parallelism(ranks: Ranks, zero_outside: bool) -> None:
+    index = random_tokens(B, S - 3, K, vocabulary=V)
+    check(ranks, distilled, Cut(even(V, 2), 2), random(B, S, V), index, zero_outside, True)
+
+
 def test_tokens_outside_the_top_k_are_not_moved() -> None:
     """Not even by rounding: an optimizer such as Adam makes steps of a gradient however small."""
     logits = torch.randn(2, 5, 40, requires_grad=True)

@@ -172,6 +172,37 @@ def test_bf16_logits_cost_no_more_than_the_rounding_of_the_gradient(ranks: Ranks
 # What is kept and sent. --------------------------------------------------------------------------------------------
 
 
+def counted(layout: Layout, name: str, cut: Cut, logits: Tensor, argument: Any, inference: bool) -> tuple[int, str]:
+    """How many tensors the kernel keeps for backward, and how backward then ends."""
+    kept: list[Tensor] = []
+    local = cut.local(logits, layout.tp_rank, 0).requires_grad_()
+    place = Place(layout, *cut.bounds[layout.tp_rank : layout.tp_rank + 2])
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = KERNELS[name].function(local, place, argument, 2, inference)
+    try:
+        result.sum().backward()
+    except Exception:
+        return len(kept), "no backward"
+    return len(kept), "a gradient" if local.grad is not None else "nothing"
+
+
+@BY_NAME
+def test_inference_only_keeps_nothing(ranks: Ranks, name: str) -> None:
+    kernel, logits, cut = KERNELS[name], random(B, S, V), Cut(even(V, 2))
+    argument = kernel.argument(logits)
+    for kept, ending in ranks.run(counted, name, cut, logits, argument, True, tp=2):
+        assert kept == 0
+        assert ending == "no backward"
+    for kept, ending in ranks.run(counted, name, cut, logits, argument, False, tp=2):
+        assert kept > 0
+        assert ending == "a gradient"
+
+
 @BY_NAME
 def test_collectives_do_not_depend_on_the_chunk_size(ranks: Ranks, name: str) -> None:
     kernel, logits = KERNELS[name], random(B, S, V)

@@ -157,6 +157,14 @@ def test_whole_logits_need_no_group(ranks: Ranks, sampling: TrainingSamplingPara
     check(ranks, next_token_of_whole_logits, Cut((0, V)), logits, targets_in_support(logits), sampling=sampling)
 
 
+@pytest.mark.parametrize("name", SUMMED)
+@pytest.mark.parametrize("length", [S - 1, S - 5])
+def test_logits_padded_for_context_parallelism(ranks: Ranks, name: str, length: int) -> None:
+    """The row is shifted before it is filled up, so the filling is scored by no position that is returned."""
+    target = random_tokens(B, length, vocabulary=V)
+    check(ranks, SUMMED[name], Cut(even(V, 2), 2), random(B, S, V), target, scale=2)
+
+
 @pytest.mark.parametrize(("top_k", "top_p"), [(None, 1.0), (9, 1.0), (None, 0.8), (9, 0.8)])
 @pytest.mark.parametrize("name", [*SUMMED, *NOT_SUMMED])
 def test_temperature_is_the_callers(ranks: Ranks, name: str, top_k: int | None, top_p: float) -> None:

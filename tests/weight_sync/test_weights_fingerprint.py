@@ -52,6 +52,12 @@ def test_it_is_of_the_content_not_the_storage() -> None:
     assert fingerprint(WEIGHT.requires_grad_()) == fingerprint(WEIGHT)
 
 
+def test_zeros_tell_their_shape_and_type() -> None:
+    shapes = [(4, 1), (2, 2), (1, 4), (4,), (5,), (0,), ()]
+    kinds = (torch.float32, torch.int32, torch.float16, torch.bfloat16)
+    assert len({fingerprint(torch.zeros(shape, dtype=kind)) for shape in shapes for kind in kinds}) == 28
+
+
 @given(st.lists(st.floats(width=32), min_size=2, max_size=20), st.data())
 def test_any_change_of_one_number_shows(numbers: list[float], data: st.DataObject) -> None:
     tensor = torch.tensor(numbers)
