@@ -10,7 +10,7 @@ import pytest
 
 import lockstep
 from lockstep.api.words import translate_overrides
-from lockstep.config.loading import RecipeError, load
+from lockstep.config.loading import RecipeError
 from lockstep.errors import InputError
 
 ROWS = [{"question": "Once upon a time there was a dog"}]
@@ -48,14 +48,6 @@ def test_a_run_s_message_is_in_python_s_words(assets: Path, in_tmp: Path) -> Non
             ask()
 
 
-def test_text_needs_no_quotes_of_yaml(in_tmp: Path) -> None:
-    with pytest.raises(RecipeError) as told:
-        grpo(data={"prompt": 3})
-    assert str(told.value) == "lockstep.GRPO: data.prompt is 3, but should be text"
-    with pytest.raises(RecipeError, match="but should be text; quote text that YAML reads as something else"):
-        load("grpo_arithmetic", ["model.path=3"])
-
-
 @pytest.mark.parametrize(
     ("options", "hint"),
     [
@@ -72,26 +64,6 @@ def test_words_of_other_libraries_are_known(in_tmp: Path, options: dict[str, Any
     with pytest.raises(RecipeError) as told:
         grpo(**options)
     assert hint in str(told.value)
-
-
-def test_they_are_known_to_the_command_line_too() -> None:
-    with pytest.raises(RecipeError, match=r"there is no option learning_rate; .* is optimizer\.lr=… here"):
-        load("sft_arithmetic", ["learning_rate=0.1"])
-
-
-@pytest.mark.parametrize(
-    ("reward", "message"),
-    [
-        (
-            "maths",
-            "reward is 'maths'; did you mean 'math'\\? there are: math, instructions, code, python, server, judge; or",
-        ),
-        ("accuracy", "reward is 'accuracy'; there are: math"),
-    ],
-)
-def test_a_reward_s_nearest_name_is_told(in_tmp: Path, reward: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        grpo(reward=reward)
 
 
 def test_numbers_of_numpy_are_numbers(in_tmp: Path, assets: Path) -> None:

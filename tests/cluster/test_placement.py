@@ -76,24 +76,6 @@ def test_cores_have_room_for_any_number(processes: Processes) -> None:
     assert not shared or not processes.apart
 
 
-@pytest.mark.parametrize(
-    ("processes", "sentence"),
-    [
-        (Processes(16), "learner.parallel asks for 16 ranks, but there are 8 GPUs"),
-        (Processes(8, 9), "asks for 9 × 1 GPUs, but there are 8 GPUs"),
-        (
-            Processes(8, 4, 1, apart=True),
-            "asks for 4 × 1 GPUs beside the learner's 8, but there are 8 GPUs; lower them",
-        ),
-        (Processes(1, 1, 3), "sampler.tensor_parallel is 3, of which a machine's 8 GPUs are no multiple"),
-        (Processes(1, 1, 16), "sampler.tensor_parallel is 16, of which a machine's 8 GPUs are no multiple"),
-    ],
-)
-def test_what_has_no_room_is_refused_by_name(processes: Processes, sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence):
-        Placement.of(Devices(1, 8, True), processes)
-
-
 def test_a_process_sees_its_own_gpus_alone() -> None:
     found = Placement.of(Devices(2, 8, True), Processes(16, 8, 2))
     assert found.ranks[9].environment({}) == {"CUDA_VISIBLE_DEVICES": "1"}
@@ -113,15 +95,6 @@ def test_a_child_process_is_given_them(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         remote.close()
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "6,7"
-
-
-def test_it_is_said_in_a_line() -> None:
-    assert Placement.of(Devices(2, 8, True), Processes(16, 4, 4)).describe() == (
-        "learner on GPUs 0 to 15 of 2 machines; 4 engines, 4 each, on GPUs 0 to 15 of 2 machines, in turns"
-    )
-    assert Placement.of(Devices(1, 8, True), Processes(6, 2, 1, apart=True)).describe() == (
-        "learner on GPUs 0 to 5; 2 engines on GPUs 6 to 7"
-    )
 
 
 COLOCATED, SEPARATE = ClusterSection(), ClusterSection(placement="separate")
@@ -162,28 +135,6 @@ def test_weights_take_the_shortest_way_that_there_is(devices: Devices, processes
     placement = Placement.of(devices, processes)
     one_machine = len({place.machine for place in (*placement.ranks, *placement.engines)}) == 1
     assert choose_route(SamplerSection(), placement, one_machine) == route
-
-
-@pytest.mark.parametrize(
-    ("transfer", "devices", "processes", "sentence"),
-    [
-        ("cuda_ipc", Devices(1, 4, False), Processes(1, 1), "engines whose GPUs are those of learner ranks"),
-        ("cuda_ipc", Devices(1, 8, True), Processes(4, 2, apart=True), "engines whose GPUs are those of learner ranks"),
-        ("shared_memory", Devices(2, 8, True), Processes(16, 16), "is within one machine"),
-    ],
-)
-def test_a_way_that_there_is_not_is_refused_by_name(
-    transfer: str, devices: Devices, processes: Processes, sentence: str
-) -> None:
-    section = SamplerSection.model_validate({"transfer": transfer})
-    with pytest.raises(InputError, match=sentence):
-        choose_route(section, Placement.of(devices, processes), devices.machines == 1)
-
-
-def test_weights_of_the_host_go_another_way_than_those_of_a_gpu() -> None:
-    assert WITHIN.from_host(one_machine=True) == NCCL.from_host(one_machine=True) == HOST
-    assert WITHIN.from_host(one_machine=False) == NCCL.from_host(one_machine=False) == GLOO
-    assert (GLOO.from_host(one_machine=True), HOST.from_host(one_machine=True)) == (GLOO, HOST)
 
 
 def test_engines_that_are_opened_one_by_one_are_spread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,20 +212,6 @@ def test_turns_are_taken_where_memory_is_shared(case: str, monkeypatch: pytest.M
     show_gpus(monkeypatch, 8)
     recipe = recipe_of(*overrides)
     assert takes_turns(recipe, placement_of(recipe)) is expected
-
-
-def test_an_engine_beside_a_learner_without_a_plan_needs_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    show_gpus(monkeypatch, 8)
-    shared = ("learner=megatron", "sampler=vllm")
-    with pytest.raises(InputError, match=r"memory of learner\.backend=megatron is not planned.*sampler\.kv_cache_gib"):
-        placement_of(recipe_of(*shared))
-    placement_of(recipe_of(*shared, "sampler.kv_cache_gib=1"))
-    placement_of(recipe_of(*shared, "cluster.placement=separate"))
-
-
-def test_a_cpu_has_no_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    show_gpus(monkeypatch, 0)
-    assert not takes_turns(recipe_of(), placement_of(recipe_of()))
 
 
 def test_weights_in_the_hosts_memory_take_its_way() -> None:

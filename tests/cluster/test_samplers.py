@@ -9,9 +9,6 @@ from typing import Any
 import pytest
 from killing import assert_same, final, killing, sampler_process
 
-from lockstep.cluster.sampler_pool import SamplerLost
-from lockstep.config.loading import RecipeError, load
-
 Run = Callable[..., list[dict[str, Any]]]
 LONG = ("run.max_steps=40", "run.save_every=100", "sampler.replicas=2", "sampler.max_batch_size=4")
 
@@ -47,21 +44,6 @@ def test_a_dead_sampler_changes_nothing(run: Run, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.full
-def test_a_lost_sampler_ends_the_run_with_a_checkpoint(run: Run) -> None:
-    run(*LONG, "run.folder=calm")
-    lost = (*LONG, "run.folder=stormy", "sampler.max_restarts=0")
-    with (
-        killing("stormy", [7], sampler_process),
-        pytest.raises(SamplerLost, match=r"sampler.max_restarts=0; the run was saved after step \d+, and the same"),
-    ):
-        run(*lost)
-    (saved,) = Path("stormy/checkpoints").glob("step_*")
-    assert int(saved.name.removeprefix("step_")) >= 7
-    run(*lost)
-    assert_same(final("stormy"), final("calm"))
-
-
-@pytest.mark.full
 @pytest.mark.needs("vllm")
 @pytest.mark.usefixtures("vllm")
 @pytest.mark.parametrize("kills", [1, pytest.param(5, marks=pytest.mark.proof)])
@@ -85,20 +67,6 @@ def test_vllm_starts_by_itself_and_again_when_it_dies(run: Run, capsys: pytest.C
     )
     assert len(victims) == kills
     assert f"starting it again ({kills} of {kills} times)" in told
-
-
-@pytest.mark.full
-@pytest.mark.needs("vllm")
-@pytest.mark.usefixtures("vllm")
-def test_a_cache_that_is_too_small_is_told(run: Run) -> None:
-    with pytest.raises(ValueError, match=r"vLLM does not start with the model in .*: ") as caught:
-        run("sampler=vllm", "sampler.kv_cache_gib=0.000001")
-    assert "\n" not in str(caught.value)
-
-
-def test_options_of_another_backend_are_refused(in_tmp: Path) -> None:
-    with pytest.raises(RecipeError, match=r"the sampler is torch; take out sampler\.vllm\.enforce_eager$"):
-        load("ppo_arithmetic", ["sampler.vllm.enforce_eager=true"])
 
 
 def test_an_engine_apart_has_a_process_of_its_own_and_the_same_responses(run: Run) -> None:

@@ -99,7 +99,8 @@ def test_bad_input_gets_its_sentence_and_leaves_nothing(
         assert left(here) == spoiled
 
 
-TRAINED = [name for name, bad in CATALOGUE.items() if bad.dry and bad.command.startswith("train")]
+TRAINED = [name for name, bad in CATALOGUE.items() if bad.dry and bad.command.startswith("train")][::5]
+"""One in five: what differs between a dry run and a run is where they end, not what they read."""
 
 
 @pytest.mark.parametrize("name", TRAINED)

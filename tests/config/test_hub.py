@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import pickle
 import shutil
 from collections.abc import Iterator
@@ -14,12 +13,10 @@ import yaml
 from hub_server import HubServer, environment_of, read_files, serve_hub
 from tiny_recipe import RECIPE, REWARDS
 
-from lockstep.config.hub import fetch_model, fetch_names
+from lockstep.config.hub import fetch_names
 from lockstep.config.hub_name import PINS, Fetched, parse_model, parse_rows
-from lockstep.config.loading import Loaded, RecipeError, load, load_run
-from lockstep.doctor.doctor_recipe import doctor_recipe
+from lockstep.config.loading import Loaded, load, load_run
 from lockstep.errors import InputError
-from lockstep.inference.eval_recipe import eval_recipe
 from lockstep.models.load import build_causal_lm
 from lockstep.models.tokenizer import words_tokenizer
 from lockstep.run.dry_run.dry_run import dry_run
@@ -99,13 +96,6 @@ def test_a_run_takes_one_commit_and_keeps_it(
     assert SECRET not in text
     assert "blobs" not in (folder / "samples.jsonl").read_text()
     assert '"train.jsonl' in (folder / "samples.jsonl").read_text()
-
-
-def test_a_start_that_failed_can_be_made_again(hub: HubServer) -> None:
-    for _ in range(2):
-        with pytest.raises(InputError, match=r"rewards\.py cannot be imported|no function typo"):
-            train(tiny("reward.function=rewards.py:typo", "run.folder=run"))
-    assert not Path("run").exists()
 
 
 def test_only_what_is_read_is_fetched(hub: HubServer) -> None:
@@ -190,76 +180,11 @@ def test_shards_are_those_of_the_index(hub: HubServer, files: dict[str, bytes]) 
         fetch_names(tiny("model.path=hf:ada/cut"))
 
 
-def test_signed_addresses_are_not_told(
-    hub: HubServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def warn(*of: object, **options: object) -> None:
-        logging.getLogger("huggingface_hub.file_download").warning("https://cdn/file?Signature=1")
-        raise ConnectionError
-
-    before = logging.getLogger("huggingface_hub").level
-    monkeypatch.setattr("huggingface_hub.HfApi.model_info", warn)
-    with pytest.raises(InputError, match="the hub could not be read"):
-        fetch_names(tiny())
-    assert "Signature" not in caplog.text
-    assert logging.getLogger("huggingface_hub").level == before
-
-
-def test_the_cache_may_be_named_as_in_a_shell(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(Path.cwd()))
-    monkeypatch.setenv("PLACE", "cache")
-    monkeypatch.setenv("HF_HUB_CACHE", "~/$PLACE")
-    assert str(fetch_names(tiny()).training.model.path).startswith(f"{Path.cwd()}/cache/")
-
-
-def test_a_commit_is_taken_at_its_word(hub: HubServer, files: dict[str, bytes]) -> None:
-    old = hub.push("models/ada/old", files)
-    hub.push("models/ada/old", renamed(files, config__json=b"{}"))
-    found = fetch_names(tiny(f"model.path=hf:ada/old@{old}"))
-    assert found.pins[f"hf:ada/old@{old}"] == old
-    assert f"snapshots/{old}" in str(found.training.model.path)
-
-
-def test_other_commands_take_names(hub: HubServer) -> None:
-    evaluated = fetch_names(eval_recipe(MODEL, ROWS, [], None, None))
-    assert evaluated.name == "tiny-train"
-    assert evaluated.dump()["model"]["path"] == MODEL
-    assert doctor_recipe(MODEL).places[MODEL] == str(fetch_model(MODEL)) == evaluated.places[MODEL]
-
-
 def test_a_refusal_tells_no_token(hub: HubServer, files: dict[str, bytes]) -> None:
     hub.gated.add("models/ada/tiny")  # all others: tests/commands/bad_hub.py
     with pytest.raises(InputError, match="given to those alone who accept its terms") as caught:
         fetch_names(tiny())
     assert SECRET not in str(caught.value)
-
-
-def test_a_token_that_cannot_be_sent_is_not_told(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_TOKEN", f"{SECRET}é")
-    with pytest.raises(InputError, match="the hub could not be read") as caught:
-        fetch_names(tiny())
-    assert SECRET not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("override", "sentence"),
-    [
-        ("model.path=hf:tiny", "hf:tiny names no model on the hub: say hf:owner/name"),
-        ("model.path=hf:ada/b--c", "hf:ada/b--c names no model on the hub"),
-        ("model.path=hf:ada/b.", "names no model on the hub"),
-        ("model.path=hf:../..", "names no model on the hub"),
-        ("model.path=hf:ada/tiny@..", "names no model on the hub"),
-        ("data.train=hf:datasets/ada/sums@./x", "names no file of a data set on the hub"),
-        ("data.train=hf:datasets/ada/sums//etc/x", "names no file of a data set on the hub"),
-        ("model.path=hf:datasets/ada", "names no model on the hub"),
-        ("data.train=hf:ada/tiny", "hf:ada/tiny names no file of a data set on the hub"),
-        ("data.train=hf:datasets/ada/sums/../x", "names no file of a data set on the hub"),
-        ("run.folder=hf:ada/tiny", "run.folder: hf:ada/tiny is a name on a hub, which only models and data files may"),
-    ],
-)
-def test_names_that_are_none(hub: HubServer, override: str, sentence: str) -> None:
-    with pytest.raises(RecipeError, match=sentence):
-        tiny(override)
 
 
 def test_parsing() -> None:

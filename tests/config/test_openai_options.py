@@ -36,11 +36,6 @@ def test_a_server_is_refused_where_weights_and_exact_log_probabilities_are_neede
         load(recipe, ["sampler=openai"])
 
 
-def test_a_server_goes_with_its_backend_only() -> None:
-    assert "set sampler.openai.base_url and .model" in refusal(backend="openai")
-    assert "sampler.openai names a server, but the sampler is torch" in refusal(backend="torch", openai=SERVER)
-
-
 def test_a_server_may_move_and_be_asked_more_gently() -> None:
     here = ["sampler.backend=openai", "sampler.openai={base_url: http://localhost:8000/v1, model: m}"]
     there = [*here, "sampler.openai.base_url=http://other:9000/v1", "sampler.openai.max_concurrency=2"]
@@ -53,18 +48,6 @@ def test_a_server_tells_one_kind_of_logprobs() -> None:
     with pytest.raises(RecipeError, match=r"a server does not say whether its logprobs are raw or processed"):
         load("generate", [*server, "logprobs=raw", "sampling.top_p=0.9"])
     assert load("generate", [*server, "logprobs=raw"])
-
-
-@pytest.mark.parametrize("option", ["max_batch_size", "replicas", "max_restarts"])
-def test_options_of_engines_that_lockstep_starts_are_refused(option: str) -> None:
-    assert "a server has its own" in refusal(backend="openai", openai=SERVER, **{option: 2})
-
-
-@pytest.mark.parametrize("base_url", ["localhost:8000/v1", "ftp://localhost/v1", "http:///v1"])
-def test_an_address_is_one_of_http(base_url: str) -> None:
-    assert "a server's address begins with http:// or https://" in refusal(
-        backend="openai", openai=SERVER | {"base_url": base_url}
-    )
 
 
 @pytest.mark.parametrize("base_url", ["http://me:secret@localhost/v1", "http://localhost/v1?key=secret"])

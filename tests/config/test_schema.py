@@ -100,11 +100,6 @@ def test_an_algorithm_of_the_user_has_a_schema(capsys: pytest.CaptureFixture[str
     assert not Draft202012Validator(made).is_valid({**recipe, "algorithm": place, "critik": {}})
 
 
-def test_an_unknown_algorithm_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["schema", "pppo"]) == 2
-    assert "no algorithm 'pppo'; there are: sft, ppo" in capsys.readouterr().err
-
-
 def test_a_schema_imports_no_torch() -> None:
     code = (
         "import sys; from lockstep.cli import main; main(['schema']); main(['schema', 'ppo']); "

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import pytest
 
-from lockstep.config import Computation, DataSection, LearnerSection, Parallel, PromptSection, QuestionSection, Sampling
+from lockstep.config import Computation, LearnerSection, Parallel, PromptSection, QuestionSection, Sampling
 from lockstep.doctor.options import DoctorData
 from lockstep.inference.eval_options import EvalData
 from lockstep.inference.generate_options import GenerateData
@@ -52,9 +52,3 @@ def test_rows_are_read_as_their_section_says(said: PromptSection) -> None:
         assert (data.train, data.shuffle) == ("rows.jsonl", False)
     assert (answered.answer, compared.answer) == ("", "")
     assert options(asked.in_order, QuestionSection) == options(asked, QuestionSection)
-
-
-def test_a_prompt_without_room_is_cut() -> None:
-    data = DoctorData.model_validate(options(TALKS)).cut("rows.jsonl", room=6)
-    assert options(data) == {**options(TALKS), "max_prompt_tokens": 6, "overlong_prompts": "truncate"}
-    assert isinstance(data, DataSection)

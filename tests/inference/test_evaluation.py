@@ -137,21 +137,6 @@ def test_ctrl_c_ends_after_the_block_and_the_same_command_goes_on(
     assert samples(ask("stopped")) == samples(plain)
 
 
-def test_a_line_that_is_no_sample_is_named(ask: Callable[..., Path]) -> None:
-    folder = ask("asked")
-    (folder / "results.json").unlink()
-    (folder / "samples.jsonl").write_bytes(b'{"setting": "greedy"}\n' * 30)
-    with pytest.raises(ValueError, match=r"samples\.jsonl:1 is no sample"):
-        ask("asked")
-
-
-def test_options_may_stand_in_any_order(assets: Path, in_tmp: Path) -> None:
-    first, *rest = SMALL
-    model, data = f"{assets}/models/stories260K/hf", f"{assets}/data/gsm8k/test.jsonl"
-    assert main(["eval", model, data, first, "--out", "asked", *rest, "greedy=null"]) == 0
-    assert list(results(Path("asked"))["settings"]) == ["sampled"]
-
-
 def test_a_finished_evaluation_is_read_and_not_made_again(
     ask: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -217,51 +202,17 @@ def test_more_samples_begin_with_the_fewer(ask: Callable[..., Path]) -> None:
     assert [row for row in many if row["draw"] < 4] == few
 
 
-def test_the_ks_are_those_that_were_asked_for(ask: Callable[..., Path]) -> None:
-    assert list(figures(ask("all"), "sampled")) == ["pass@1", "pass@4", "maj@4"]
-    assert list(figures(ask("some", "sampling.k=[2, 3]"), "sampled")) == [
-        "pass@1",
-        "pass@2",
-        "maj@2",
-        "pass@3",
-        "maj@3",
-    ]
-    assert list(figures(ask("own", JUDGED), "sampled")) == ["reward", "pass@1", "pass@4"]
-
-
-def test_rows_and_limits_of_the_data(ask: Callable[..., Path]) -> None:
-    found = results(ask("few", "data.max_validation_samples=2", "data.max_prompt_tokens=200", "greedy=null"))
-    assert found["questions"] == 2
-    assert found["skipped_rows"] > 0
-    assert list(found["settings"]) == ["sampled"]
-
-
-def test_several_files_are_one_evaluation(ask: Callable[..., Path], in_tmp: Path) -> None:
-    for name in ("one", "two"):
-        (in_tmp / f"{name}.jsonl").write_text(json.dumps({"question": name, "answer": "#### 1"}) + "\n")
-    folder = ask("both", "data.validation=[one.jsonl, two.jsonl]", "greedy=null")
-    assert [row["id"] for row in samples(folder)] == ["one.jsonl:1"] * 4 + ["two.jsonl:1"] * 4
-    assert results(folder)["data"] == "one.jsonl, two.jsonl"
-
-
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["MODEL", "absent.jsonl", *SMALL], "absent.jsonl: there is no such file"),
-        (["absent", "DATA"], "there is no folder absent"),
         (["MODEL", "DATA", "sampling.temperature=0", "sampling.num_samples=1"], "a section of their own, greedy"),
-        (["MODEL", "DATA", "sampling.temperature=0"], "greedy responses have a section of their own"),
         (["MODEL", "DATA", "sampling.k=[32]"], "k is 32, but each question gets num_samples=16 responses"),
         (
             ["MODEL", "DATA", *SMALL, "sampling.k=[2]", UNRATED],
             "sampling.k is of pass@k, and nothing says which responses",
         ),
         (["MODEL", "DATA", "greedy=null", "sampling=null"], "nothing to evaluate"),
-        (["MODEL", "DATA", "sampling.temprature=0.5"], "did you mean sampling.temperature?"),
-        (["MODEL", "DATA", "greedy.max_tokens=600"], "greedy.max_tokens allows sequences of 1112 tokens"),
-        (["MODEL", "DATA", "data.train=x"], "there is no option data.train"),
         (["MODEL", "DATA", "reward.pass_score=1"], "pass_score goes with type: python"),
-        (["MODEL", "DATA", "--recipe", "ppo_gsm8k"], "is for another command: lockstep train ppo_gsm8k"),
     ],
 )
 def test_bad_input_gets_one_sentence(
@@ -273,11 +224,6 @@ def test_bad_input_gets_one_sentence(
     assert sentence in error
     assert "Traceback" not in error
     assert not Path("evals").exists()
-
-
-def test_an_evaluation_is_not_trained(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "eval_gsm8k"]) == 2
-    assert "lockstep eval MODEL DATA --recipe eval_gsm8k" in capsys.readouterr().err
 
 
 def test_a_run_says_how_it_is_evaluated_and_agrees_with_its_validation(run: Run, in_tmp: Path) -> None:
@@ -308,13 +254,6 @@ def test_a_run_says_how_it_is_evaluated_and_agrees_with_its_validation(run: Run,
     assert folder.name.startswith("run-validation-")
 
 
-def test_a_run_that_is_not_finished_says_so(run: Run, in_tmp: Path) -> None:
-    run()
-    shutil.rmtree("run/final")
-    with pytest.raises(ValueError, match="run is a run that has no final/ yet"):
-        eval_recipe("run", "run/data/validation.jsonl")
-
-
 def test_validation_is_drawn_by_its_own_settings(run: Run) -> None:
     """Training's are changed and validation stays; validation's are changed and it does not."""
 
@@ -330,13 +269,6 @@ def test_validation_is_drawn_by_its_own_settings(run: Run) -> None:
     for number, option in enumerate(("temperature=0.2", "top_p=0.3", "top_k=2", "max_tokens=5", "num_samples=2")):
         assert first(f"own-{number}", f"validation_sampling.{option}") != plain, option
     assert first("fewer", "data.max_validation_samples=2") != plain
-
-
-def test_validation_by_math_has_accuracy_and_a_majority(run: Run, in_tmp: Path) -> None:
-    rows = run("reward={type: math, function: null}", "validation_sampling={temperature: 1.0, num_samples: 2}")
-    assert rows[0]["validation/accuracy"] == rows[0]["validation/pass@1"]
-    assert "validation/maj@2" in rows[0]
-    assert "validation/reward" not in rows[0]
 
 
 def test_accuracy_has_its_interval_wherever_a_run_shows_it(
@@ -366,12 +298,6 @@ def test_the_summary_knows_which_checkpoints_are_kept(run: Run, capsys: pytest.C
     assert 0 < found < 4, f"the run is to be best in the middle, but was {worth}"
     exported = command("export", "run", f"run/step-{found}", "--checkpoint", found)
     assert f"at step {found}, whose checkpoint is kept ({exported})" in line
-
-
-def test_the_summary_calls_a_reward_a_reward(run: Run) -> None:
-    run()
-    assert "held-out reward" in summary(Path("run"), kept=[])
-    assert "held-out accuracy" not in summary(Path("run"), kept=[])
 
 
 SFT = {
@@ -421,16 +347,6 @@ def test_held_out_loss_is_the_loss_that_is_trained(in_tmp: Path) -> None:
     assert held_out["validation/loss"] == pytest.approx(trained["policy/loss"], rel=1e-5)
 
 
-def test_an_epoch_of_demonstrations_is_a_head_of_the_file(in_tmp: Path) -> None:
-    """Every step of one epoch, with validation, on the first 2 batches of 8; of a head of either file."""
-    whole = ["run.max_steps=-1", "sft.global_batch_size=8", "run.validate_every=1"]
-    rows = tuned(*whole, "data.limit_train_batches=2", "data.limit_val_batches=0.25")
-    assert [row["step"] for row in rows] == [0, 1, 2]
-    assert rows[0]["validation/loss"] != tuned(*whole, "run.folder=all")[0]["validation/loss"]
-    same = tuned(*whole, "data.limit_train_batches=0.25", "data.max_validation_samples=2", "run.folder=same")
-    assert same == rows
-
-
 CHAT = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
@@ -453,27 +369,3 @@ def test_conversations_are_learned_and_validated_on(assets: Path, in_tmp: Path) 
     assert rows[-1]["validation/loss"] < 0.5 * rows[0]["validation/loss"]
     alone = tuned(*options, "learner.micro_batch_tokens=1", "run.folder=alone")
     assert alone[-1]["validation/loss"] == pytest.approx(rows[-1]["validation/loss"], rel=1e-3)
-
-
-@pytest.mark.needs("gloo")
-def test_two_ranks_validate_as_one(in_tmp: Path) -> None:
-    one, two = tuned(), tuned("run.folder=two", "learner.parallel.dp=2")
-    for alone, together in zip(one, two, strict=True):
-        assert together["validation/loss"] == pytest.approx(alone["validation/loss"], rel=1e-5)
-
-
-def test_a_tuned_run_can_be_evaluated_on_the_answers(in_tmp: Path) -> None:
-    tuned()
-    folder = evaluate(eval_recipe("sft", "sft/data/validation.jsonl", ["sampling=null"]))
-    assert results(folder)["settings"]["greedy"]["sampling"]["max_tokens"] == 32
-    assert 0.0 <= figures(folder, "greedy")["pass@1"] <= 1.0
-
-
-def test_validation_without_rows_is_refused(in_tmp: Path) -> None:
-    for option in ("run.validate_every=2", "data.max_validation_samples=3"):
-        cure = option[:-1] + ("0" if option.startswith("run") else "null")
-        with pytest.raises(ValueError, match=f"needs rows to validate on; set data.validation, or say {cure}$"):
-            load(
-                "ppo_gsm8k",
-                ["data.validation=null", "run.validate_every=0", "data.max_validation_samples=null", option],
-            )

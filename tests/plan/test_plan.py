@@ -24,14 +24,13 @@ from lockstep.models.folder import read_config, skeleton
 from lockstep.models.heads import LogitsHead, ValueHead
 from lockstep.models.load import load_backbone, load_causal_lm
 from lockstep.models.lora import adapt
-from lockstep.plan.command import bytes_of, plan
+from lockstep.plan.command import plan
 from lockstep.plan.estimate import checkpoint_bytes
 from lockstep.plan.logits import WholeLogits
 from lockstep.plan.memory import Generation, Head, Rank
 from lockstep.plan.sizes import Sizes
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Request, SamplingParams
-from lockstep.units import readable
 
 Models = Callable[..., Path]
 
@@ -115,13 +114,6 @@ def test_what_a_pass_with_adapters_keeps_is_what_was_foretold(models: Models, ar
     learner = LearnerSection(device="cpu", dtype=dtype, micro_batch_tokens=48, lora=section)
     foretold = Rank(sizes(folder, section), learner, Load(24, 1, 2)).saved_tensors
     assert kept_by(model, dtype) == pytest.approx(foretold, rel=0.05)
-
-
-@pytest.mark.parametrize(
-    ("size", "text"), [(0, "0 bytes"), (999, "999 bytes"), (1260, "1.26 kB"), (25.3e9, "25.3 GB"), (4.21e14, "421 TB")]
-)
-def test_sizes_are_readable(size: float, text: str) -> None:
-    assert readable(size) == text
 
 
 D, F, V, LAYERS = 32, 48, 64, 2
@@ -235,13 +227,6 @@ def test_an_engine_keeps_what_responses_have_had_for_penalties(models: Models) -
     assert seen["vllm", True].seen == 8 * (V * 4 + -(-V // 32) * 4)
 
 
-def test_fuller_batches_take_more_passes_and_no_more_memory_than_one(models: Models) -> None:
-    one, many = rank(models("llama")), rank(models("llama"), rows=20)
-    assert many.load.passes(many.learner, 20) == 10
-    assert many.load.tokens(many.learner) == one.load.tokens(one.learner) == 48
-    assert many.peak.size - one.peak.size <= one.held, "the gradient that is gathered"
-
-
 def test_gradients_that_are_summed_late_are_whole_until_then(models: Models) -> None:
     options: dict[str, Any] = {"parallel": {"dp": 2}, "rows": 8}
     late, early = rank(models("llama"), **options), rank(models("llama"), sync_every_pass=True, **options)
@@ -263,19 +248,6 @@ def test_what_is_gathered_in_bf16_needs_no_copies(models: Models) -> None:
     }
     offloaded = rank(models("qwen3"), parallel={"dp": 2}, dtype="bf16", cpu_offload=True)
     assert offloaded.gathered_layer == 4 * (LAYER + norms)
-
-
-@pytest.mark.parametrize(
-    ("memory", "size"), [("80GB", 80 * 10**9), ("80 GiB", 80 * 2**30), ("0.5TB", 5 * 10**11), ("900MiB", 900 * 2**20)]
-)
-def test_memory_has_a_unit(memory: str, size: int) -> None:
-    assert bytes_of(memory) == size
-
-
-@pytest.mark.parametrize("memory", ["80", "80 parsecs", "GB", "0GB", "-1GB", "80gb"])
-def test_memory_without_one_is_refused(memory: str) -> None:
-    with pytest.raises(ValueError, match="say how much a GPU has, such as 80GB"):
-        bytes_of(memory)
 
 
 def planned(models: Models, gpus: int, memory: str, *overrides: str) -> str:
@@ -303,19 +275,6 @@ def test_a_sampler_that_fits_nowhere_is_what_is_named(models: Models) -> None:
     said = plan(load("ppo_gsm8k", fields), 2, "0.05MB", str(models("llama"))).text
     assert "the sampler's weights alone are" in said
     assert "sampler=vllm" in said
-
-
-@pytest.mark.parametrize(
-    ("gpus", "overrides", "sentence"),
-    [
-        (0, [], "--gpus is 0; a plan needs at least 1"),
-        (3, ["learner.parallel.tp=3"], r"num_attention_heads \(4\) is no multiple of it"),
-        (100_003, [], "no layout of 100003 GPUs gives every rank something to do"),
-    ],
-)
-def test_what_cannot_be_planned_is_refused(models: Models, gpus: int, overrides: list[str], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        plan(load("sft_chat", overrides), gpus, "80GB", str(models("llama")))
 
 
 def test_a_model_that_is_not_here_is_asked_for_by_its_configuration(tmp_path: Path) -> None:
@@ -399,15 +358,3 @@ def test_where_a_critic_has_a_layout_the_plan_searches_it(seven: Callable[..., s
     again = seven(*(word for word in pasted(found)[1:] if "parallel" in word))
     assert "It fits: 80.1 GB of 83.2 GB." in again
     assert "critic.parallel" not in seven()
-
-
-def test_a_layout_of_the_critic_that_fits_nowhere_is_replaced(seven: Callable[..., str]) -> None:
-    found = seven(DP, "critic.parallel.dp_replicate=8")
-    assert "This fits, 80.1 GB of 83.2 GB:" in found
-    assert "critic.parallel.dp=8 critic.parallel.dp_replicate=1" in found
-
-
-def test_a_critic_that_cannot_be_cut_is_refused_by_its_key(models: Models) -> None:
-    options = ["learner.parallel.dp=3", "critic.parallel.tp=3"]
-    with pytest.raises(ValueError, match=r"critic\.parallel\.tp is 3, but the model's"):
-        plan(load("ppo_gsm8k", options), 3, "80GB", str(models("llama")))

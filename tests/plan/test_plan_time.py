@@ -17,7 +17,6 @@ from lockstep.algorithms.roles import Inference, Load
 from lockstep.cli import main
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.config.loading import load
-from lockstep.errors import InputError
 from lockstep.models.folder import read_config, skeleton
 from lockstep.plan.memory import Rank
 from lockstep.plan.sizes import Sizes
@@ -68,25 +67,6 @@ def test_phases_are_what_the_rates_make_of_them(rank: Rank, inference: Inference
     assert fast.generate == pytest.approx(2 * 32 * rank.sizes.layers * 1e-3, rel=1e-3), "two waves of eight rows"
 
 
-def test_more_ranks_and_engines_share_the_work(rank: Rank, inference: Inference) -> None:
-    one = StepTime.of({"policy": rank}, inference, ENGINES, RATES)
-    learner = SECTION.model_copy(update={"parallel": SECTION.parallel.model_copy(update={"dp": 2})})
-    two = StepTime.of({"policy": replace(rank, learner=learner)}, inference, replace(ENGINES, count=2), RATES)
-    assert two.learn == pytest.approx(one.learn / 2)
-    assert two.generate == pytest.approx(one.generate / 2)
-
-
-def test_a_wide_engine_reads_and_multiplies_faster(rank: Rank, inference: Inference) -> None:
-    free = replace(RATES, layer_s=0.0)
-    one, wide = (StepTime.of({"policy": rank}, inference, replace(ENGINES, width=width), free) for width in (1, 4))
-    assert wide.generate == pytest.approx(one.generate / 4)
-
-
-def test_layers_that_are_computed_again_cost_a_pass_more(rank: Rank) -> None:
-    again = replace(rank, learner=SECTION.model_copy(update={"activation_checkpointing": True}))
-    assert count_learning(again) * 3 == pytest.approx(count_learning(rank) * 4)
-
-
 def test_a_plan_says_the_time_where_rates_are_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "rates.json").write_text(json.dumps({"rates": {"fp32": asdict(RATES)}}))
     words = ["plan", "ppo_arithmetic", "--gpus", "1", "--memory", "80GB"]
@@ -96,12 +76,3 @@ def test_a_plan_says_the_time_where_rates_are_known(tmp_path: Path, capsys: pyte
     told = capsys.readouterr().out
     assert "a step, every response as long as it may be" in told
     assert "learn" in told
-
-
-@pytest.mark.parametrize("text", ["", "{}", '{"rates": {"bf16": {}}}', '{"rates": {"fp32": {"products": 1}}}'])
-def test_a_file_without_rates_is_refused_by_name(tmp_path: Path, text: str) -> None:
-    (tmp_path / "rates.json").write_text(text)
-    with pytest.raises(
-        InputError, match=r"rates\.json: it has to be JSON whose rates\.fp32 has numbers for host, layer_s"
-    ):
-        Rates.read(tmp_path / "rates.json", "fp32")

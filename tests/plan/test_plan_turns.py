@@ -104,14 +104,6 @@ def test_each_further_process_on_a_gpu_takes_memory_of_it(seven_billion: Path) -
     assert alone.processes == 3, "the ranks; an engine has a GPU of its own"
 
 
-def test_a_gpu_that_contexts_fill_does_not_fit(seven_billion: Path) -> None:
-    found = estimated(seven_billion, "cluster.offload_idle=false", "sampler.kv_cache_gib=1")
-    recipe = load("ppo_gsm8k", [f"model.path={seven_billion.parent}"]).expect(Algorithm)
-    search = Search(recipe, sizes(seven_billion.parent), read_config(seven_billion.parent), found.device + 3 * 2**30)
-    assert search.fits(found)
-    assert not replace(search, memory=search.memory - 1).fits(found)
-
-
 def test_copies_of_a_checkpoint_are_counted_once_per_machine(seven_billion: Path) -> None:
     found = estimated(seven_billion)
     parameters = 4 * sum(rank.sizes.count_trainable(rank.head) for rank in found.ranks.values() if rank.trained)
@@ -120,13 +112,6 @@ def test_copies_of_a_checkpoint_are_counted_once_per_machine(seven_billion: Path
     assert estimated(seven_billion, parallel=Parallel(dp=16)).checkpoint_copies == -(-found.checkpoint // 2)
     replicas = estimated(seven_billion, parallel=Parallel(dp=8, dp_replicate=2))
     assert replicas.checkpoint_copies == found.checkpoint, "the first replica alone writes"
-
-
-def test_a_reward_model_stays_beside_the_engine_that_it_scores_for(seven_billion: Path) -> None:
-    judged = ["reward=null", f"reward_model.path={seven_billion.parent}"]
-    found, plain = estimated(seven_billion, *judged), estimated(seven_billion)
-    assert found.beside_engine - plain.beside_engine == found.ranks["reward_model"].peak.size > 0
-    assert found.offloaded == plain.offloaded
 
 
 def test_a_judge_in_a_folder_is_beside_the_engine_and_needs_a_size(
@@ -167,19 +152,6 @@ def test_buckets_are_of_the_type_of_the_engine(
     assert sync is not None
     table = 2 * 4096 * 32000
     assert (sync.sender_buckets, sync.engine_buckets) == (sender_buckets * table, engine_buckets * table)
-
-
-def test_a_sampler_that_shares_the_policys_weights_is_sent_none(seven_billion: Path) -> None:
-    options = ["ppo.kl.coef=0.1", f"model.path={seven_billion.parent}", "sampler=torch"]
-    search = Search(
-        load("ppo_gsm8k", options).expect(Algorithm),
-        sizes(seven_billion.parent),
-        read_config(seven_billion.parent),
-        10**12,
-    )
-    found = search.standing()
-    assert found.sync is None
-    assert found.from_host == found.offloaded
 
 
 def test_32_billion_weights_fit_16_gpus_beside_engines_of_two(tmp_path: Path) -> None:

@@ -37,11 +37,6 @@ def test_a_token_that_differs_is_an_alarm_where_both_sides_are_exact() -> None:
     assert alarm.text.startswith("2 tokens have another log-probability sampled than trained")
 
 
-def test_an_attempt_to_pass_in_another_way_is_one() -> None:
-    (alarm,) = find_alarms(rows(reward__tampering=[0, 3, 0]))
-    assert (alarm.first, alarm.last, alarm.text) == (2, 2, "3 responses attempted to cheat their tests")
-
-
 def test_drift_and_numbers_that_are_none() -> None:
     found = find_alarms(rows(watch__alarm=[0, 1], policy__loss=[0.1, math.nan], critic__grad_norm=[math.inf, 1.0]))
     assert [(alarm.metric, alarm.first) for alarm in found] == [
@@ -61,20 +56,6 @@ def test_equal_rewards_are_one_only_in_five_steps_in_a_row() -> None:
 
     assert of(4) == []
     assert of(5) == [5]
-
-
-def test_rewards_that_are_equal_within_a_step_and_differ_between_steps_are_none() -> None:
-    one = [0.0, 1.0] * 4
-    assert find_alarms(rows(train__reward_min=one, train__reward_max=one, train__reward=one)) == []
-    (found,) = find_alarms(
-        rows(train__reward_min=[1.0] + [0.0] * 5, train__reward_max=[1.0] + [0.0] * 5, train__reward=[1.0] + [0.0] * 5)
-    )
-    assert found.sentence.startswith("steps 2 to 6: every reward was 0,")
-
-
-def test_a_range_that_most_rewards_lie_outside_is_one() -> None:
-    (found,) = find_alarms(rows(train__clamped=[0.0, 0.2, 1.0]))
-    assert (found.first, found.text[:23]) == (3, "100% of rewards lie out")
 
 
 def test_a_healthy_run_has_none_and_a_step_without_the_metric_ends_no_stretch() -> None:
@@ -130,8 +111,3 @@ def test_a_reward_above_that_of_the_best_policy_is_one() -> None:
     assert excess([1.01] * 10, 0.0) == [(10, 10)]
     assert excess([1.0] * 20, 0.0) == []
     assert excess([0.5, 1.5] * 20, 0.25) == []
-
-
-def test_a_task_that_always_fills_its_limit_and_says_so_has_none() -> None:
-    assert find_alarms(rows(train__truncated=[1.0] * 5, train__cut_off_as_is=[1.0] * 5)) == []
-    assert len(find_alarms(rows(train__truncated=[1.0] * 5, train__cut_off_as_is=[0.0] * 5))) == 1

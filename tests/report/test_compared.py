@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
-
-import pytest
 
 from lockstep.report.agreement import summarize_agreement
 
@@ -33,18 +30,3 @@ def test_a_mean_above_the_bound_within_its_error_is_told() -> None:
     found = summarize_agreement([row(1, token_mult_prob_error=1.002)])
     assert found.word == "AGREE"
     assert found.sentence.endswith("bound 1.001, exceeded within three standard errors")
-
-
-@pytest.mark.parametrize("rows", [[], [{"step": 1, "train/reward": 1.0}], [row(1, tokens=0.0)]])
-def test_nothing_compared_is_not_measured(rows: list[dict[str, Any]]) -> None:
-    found = summarize_agreement(rows)
-    assert (found.word, found.exit_code) == ("NOT MEASURED", 0)
-    assert found.sentence == "NOT MEASURED: no sampled token was scored by both sides"
-
-
-def test_what_is_no_number_is_shown_as_that() -> None:
-    found = summarize_agreement(
-        [row(1), row(2, max_abs_logprob_diff=math.nan, token_mult_prob_error=math.nan, breach=1.0)]
-    )
-    assert found.word == "DISAGREE"
-    assert "mean e^|Δ| at most nan" in found.sentence

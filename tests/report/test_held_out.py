@@ -11,7 +11,7 @@ import yaml
 
 from lockstep.command_line import command
 from lockstep.report.card import card
-from lockstep.report.held_out import best, figures, headlines, sentence
+from lockstep.report.held_out import best, figures, headlines
 from lockstep.report.summary import summary
 from lockstep.run.trackers.base import Logs
 
@@ -53,26 +53,11 @@ def test_the_summary_names_interval_and_best_step_and_whether_its_checkpoint_is_
     assert "0.750 [0.650, 0.800] at step 0, before training" in summary(falling, kept=[10])
 
 
-def test_a_run_that_was_validated_once_has_no_best_and_one_without_interval_shows_none(tmp_path: Path) -> None:
-    told = summary(run_folder(tmp_path / "run", [{"step": 0, ACCURACY: 0.5}]), kept=[])
-    assert "0.500 → 0.500" in told
-    assert "best" not in told
-
-
 def test_a_lower_loss_is_the_better_one(tmp_path: Path) -> None:
     rows = [{"step": step, "validation/loss": loss} for step, loss in ((0, 3.0), (4, 1.0), (8, math.nan), (12, 2.0))]
     assert best(figures(rows, "validation/loss"), "lower").step == 4
     assert headlines(rows) == ["held-out loss 3.000 → 2.000", "best 1.000 at step 4"]
     assert "1.000 at step 4" in summary(run_folder(tmp_path / "run", rows), kept=[])
-
-
-def test_of_equals_the_earliest_is_the_best() -> None:
-    assert best(figures([validated(1, 0.5), validated(2, 0.5)], ACCURACY), "higher").step == 1
-
-
-def test_a_validation_in_one_sentence() -> None:
-    assert sentence(10, validated(10, 0.75)) == "after step 10: held-out accuracy 0.750 [0.650, 0.800]"
-    assert sentence(10, {"validation/judge_exact": 0.5}) is None
 
 
 def test_the_card_has_intervals_and_the_best_step_up_to_its_own(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,9 +16,7 @@ from threading import Thread
 import pytest
 import yaml
 
-from lockstep.cli import main
 from lockstep.report.live import LiveRuns, open_server
-from lockstep.report.run_state import is_locked, read_left_s, read_state
 from lockstep.run.folder.files import lock_folder
 from lockstep.run.trackers.base import Logs
 
@@ -97,26 +94,6 @@ def test_the_report_follows_the_run_through_its_states(tmp_path: Path) -> None:
         assert (report(port)[0]["state"], report(port)[0]["left_s"]) == ("finished", None)
 
 
-def test_what_has_not_changed_is_not_sent_again(tmp_path: Path) -> None:
-    logs = begin(tmp_path / "run")
-    with watched(tmp_path / "run") as port:
-        tag = ask(port, "/data/report")[0].headers["ETag"]
-        assert ask(port, "/data/report", If_None_Match=tag)[0].status == 304
-        advance(logs, 2)
-        assert ask(port, "/data/report", If_None_Match=tag)[0].status == 200
-
-
-def test_samples_are_served_as_they_come(tmp_path: Path) -> None:
-    logs = begin(tmp_path / "run")
-    with watched(tmp_path / "run") as port:
-        first = ask(port, "/data/samples-0")[1]
-        advance(logs, 2)
-        assert len(ask(port, "/data/samples-0")[1]) > len(first)
-        assert b'"response": "A"' in ask(port, "/data/tokens-0-0")[1]
-        assert ask(port, "/data/samples-1")[0].status == 404
-        assert ask(port, "/data/tokens-0-7")[0].status == 404
-
-
 @pytest.mark.parametrize(
     "path",
     [
@@ -162,15 +139,6 @@ def test_without_a_name_the_newest_runs_are_shown_and_later_ones_come_last(tmp_p
         assert report(port) == []
 
 
-def test_a_log_that_cannot_be_read_is_said_in_a_sentence(tmp_path: Path) -> None:
-    begin(tmp_path / "run")
-    (tmp_path / "run/metrics.jsonl").write_text("nonsense\n")
-    with watched(tmp_path / "run") as port:
-        reply, content = ask(port, "/data/report")
-    assert reply.status == 503
-    assert b"metrics.jsonl:1 is no line of a log" in content
-
-
 def test_the_command_prints_the_address_and_ends_by_an_interrupt(tmp_path: Path) -> None:
     begin(tmp_path / "run")
     command = [sys.executable, "-m", "lockstep", "watch", str(tmp_path / "run")]
@@ -182,32 +150,3 @@ def test_the_command_prints_the_address_and_ends_by_an_interrupt(tmp_path: Path)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=20)
     assert (process.returncode, errors) == (0, "")
-
-
-def test_what_is_no_run_and_a_port_that_is_taken_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["watch", str(tmp_path)]) == 2
-    assert "is no folder of a run" in capsys.readouterr().err
-    begin(tmp_path / "run")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        assert main(["watch", str(tmp_path / "run"), "--port", port]) == 2
-    assert f"port {port} of 127.0.0.1 cannot be had" in capsys.readouterr().err
-    assert main(["watch", str(tmp_path / "run"), "--port", "70000"]) == 2
-
-
-def test_the_lock_is_looked_at_and_never_taken(tmp_path: Path) -> None:
-    begin(tmp_path / "run")
-    assert is_locked(tmp_path / "run") is None
-    with lock_folder(tmp_path / "run"):
-        assert is_locked(tmp_path / "run") is True
-    assert is_locked(tmp_path / "run") is False
-    assert read_state(tmp_path / "run").word == "stopped"
-
-
-def test_the_time_left_leaves_out_what_runs_beside() -> None:
-    timings = [{"step": step, "policy": float(step), "beside/generate": 99.0} for step in (1, 2, 3)]
-    assert read_left_s(timings, 3, 10) == 14.0
-    assert read_left_s(timings, 3, None) is None
-    assert read_left_s([], 0, 10) is None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import pty
-import re
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -51,34 +50,6 @@ def test_a_phase_within_a_phase_stops_the_outer_clock(clock: Clock) -> None:
         assert shown.take_timings() == {"outer": 3.0, "inner": 10.0}
 
 
-def test_steps_that_are_done_together_count_as_so_many(clock: Clock) -> None:
-    out = io.StringIO()
-    with show_progress("generations", None, out, clock) as shown:
-        shown.total(100, "100 prompts", unit="prompts")
-        for done in (60, 70, 80):  # 50 were done before
-            clock.now += 2
-            shown.step(done, {}, 400, steps=10)
-    assert out.getvalue().splitlines()[-1] == "prompts 80/100 · 200 tokens/s · 0:04 left"
-
-
-def test_a_phase_that_fails_is_timed_and_over(clock: Clock) -> None:
-    with show_progress("run", 3, io.StringIO(), clock) as shown:
-        with suppress(RuntimeError), shown.phase("generate"):
-            clock.now += 1
-            raise RuntimeError
-        clock.now += 5
-        assert shown.view().phase is None
-        assert shown.take_timings() == {"generate": 1.0}
-
-
-def test_timings_taken_within_a_phase_count_it_so_far(clock: Clock) -> None:
-    with show_progress("run", 3, io.StringIO(), clock) as shown, shown.phase("save"):
-        clock.now += 1
-        assert shown.take_timings() == {"save": 1.0}
-        clock.now += 2
-        assert shown.take_timings() == {"save": 2.0}
-
-
 def test_elsewhere_than_on_a_terminal_there_are_plain_lines(clock: Clock) -> None:
     out = io.StringIO()
     with show_progress("my run", None, out, clock) as shown:
@@ -107,29 +78,6 @@ def test_elsewhere_there_is_a_line_for_each_tenth_of_the_steps_and_for_the_first
             clock.now += 0.125
             shown.step(step, {}, 10)
     assert steps_told(out) == ["1/1600", *(f"{step}/1600" for step in range(160, 1601, 160))]
-
-
-def test_tenths_are_of_the_whole_run_also_where_it_goes_on_and_where_they_are_no_whole_steps(clock: Clock) -> None:
-    out = io.StringIO()
-    with show_progress("run", 35, out, clock) as shown:
-        for step in range(20, 36):
-            clock.now += 1
-            shown.step(step, {}, 10)
-    assert steps_told(out) == ["20/35", "21/35", "25/35", "28/35", "32/35", "35/35"]
-
-
-def test_long_steps_are_told_before_a_tenth_is_over_and_so_are_steps_without_an_end(clock: Clock) -> None:
-    slow, endless = io.StringIO(), io.StringIO()
-    with show_progress("run", 100, slow, clock) as shown:
-        for step in range(1, 9):
-            clock.now += 100
-            shown.step(step, {}, 10)
-    with show_progress("run", None, endless, clock) as shown:
-        for step in range(1, 18):
-            clock.now += 0.125
-            shown.step(step, {}, 10)
-    assert steps_told(slow) == ["1/100", "4/100", "7/100"]
-    assert steps_told(endless) == ["1", "9", "17"]
 
 
 def test_time_left_follows_the_newest_steps_and_continues_from_a_checkpoint(clock: Clock) -> None:
@@ -170,23 +118,6 @@ def test_on_a_narrow_terminal_names_stay_with_their_values_and_notes_whole(
     for part in ("step 1/4", "train/reward 0.5", "policy/loss -0.25", "critic/loss 0.125"):
         assert any(part in line for line in lines), part
     assert not any("train/reward" in line and "critic/loss" in line for line in lines)
-
-
-def test_no_color_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
-    colour = re.compile(r"\x1b\[[0-9;]*\b(3[0-7]|38;5|9[0-7])")
-    assert colour.search(on_a_terminal(80, monkeypatch))
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert not colour.search(on_a_terminal(80, monkeypatch))
-
-
-def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "dumb")
-    reader, writer = pty.openpty()
-    with os.fdopen(writer, "w") as terminal, show_progress("my run", 4, terminal) as shown:
-        shown.step(1, {"train/reward": 0.5}, 100)
-    screen = received(reader)
-    assert "\x1b" not in screen
-    assert screen.startswith("my run\r\nstep 1/4 · train/reward 0.5")
 
 
 def test_on_a_terminal_the_bar_shows_phase_headlines_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:

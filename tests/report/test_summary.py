@@ -7,8 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from lockstep.command_line import command
-from lockstep.report.summary import PAGE, summary
+from lockstep.report.summary import summary
 from lockstep.run.trackers.base import Logs
 
 COMPARED = {
@@ -47,24 +46,6 @@ def test_it_ends_with_verdict_accuracy_critic_and_paths_in_this_order(tmp_path: 
     assert "sampled reward per step" in lines[0]
 
 
-def test_what_was_held_out_is_drawn_where_it_was_measured_often(tmp_path: Path) -> None:
-    steps = [{"train/reward": 0.5, "validation/reward": 0.1 * step} for step in range(5)]
-    assert "held-out reward over steps" in summarize(tmp_path / "often", steps)[0]
-    assert "sampled reward per step" in summarize(tmp_path / "seldom", steps[:4])[0]
-
-
-def test_an_exact_run_has_a_gap_of_0(tmp_path: Path) -> None:
-    lines = summarize(tmp_path / "run", [COMPARED | {"agreement/max_abs_logprob_diff": 0.0}])
-    assert any("largest |Δ log-prob| 0, mean" in line for line in lines)
-
-
-def test_a_report_that_is_not_there_is_not_promised(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    assert f"report: not written; {command('report', folder)} does that" in summarize(folder, [{"train/loss": 1.0}])
-    (folder / PAGE).write_text("")
-    assert f"report: {folder / PAGE} (opens in a browser)" in summary(folder, kept=[]).splitlines()
-
-
 def test_the_critic_is_judged_by_its_latest_steps_and_honestly(tmp_path: Path) -> None:
     assert explained(tmp_path / "good", -3.0, 0, 0, 0, 0, 0, 0, 0, 0.5, 0.25) == (
         "explains 37.5% of the variance of the returns in the last 2 steps"
@@ -87,9 +68,3 @@ def test_rewards_of_a_sum_stand_below_it_and_a_judge_says_how_often_it_was_asked
     ]
     assert not any("tampering" in line for line in lines)
     assert "reward.judge: 8 of 8 questions were asked, none was answered before" in lines
-
-
-def test_updates_that_were_skipped_in_fp16_are_counted(tmp_path: Path) -> None:
-    rows = [{"policy/updates_overflowed": 2.0}, {"critic/updates_overflowed": 1.0}]
-    (line,) = (line for line in summarize(tmp_path, rows) if "overflowed" in line)
-    assert line.split(maxsplit=2)[2] == "3, whose gradients overflowed fp16"

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from lockstep.report.terminal import curve, summary_table
+from lockstep.report.terminal import curve
 
 
 def test_a_curve_has_the_size_asked_for_a_title_and_no_escape_codes() -> None:
@@ -50,26 +50,3 @@ def test_ticks_are_whole_steps() -> None:
     assert bottom.split() == [str(step) for step in range(1, 22, 2)]
     bottom = curve([0.0, 1.0, 0.5], "ticks", steps=[0, 5, 30]).splitlines()[-1]
     assert bottom.split() == ["0", "5", "30"]
-
-
-def test_a_gap_where_there_is_no_number_and_no_values_at_all() -> None:
-    with_gap = curve([0.0, math.nan, 1.0, math.inf, 1.0], "gap")
-    assert "nan" not in with_gap
-    assert len(curve([], "empty", height=6).splitlines()) == 6
-
-
-def test_one_curve_leaves_nothing_in_the_next() -> None:
-    first = curve([1.0, 2.0], "first")
-    curve([5.0, 1.0, 9.0], "second", width=40, height=8)
-    assert curve([1.0, 2.0], "first") == first
-
-
-def test_columns_are_as_wide_as_their_widest_entry() -> None:
-    rows = [("", "before", "after"), ("accuracy", "0.31", "0.9"), ("run", "runs/x", "")]
-    assert summary_table(rows) == "          before  after\naccuracy  0.31    0.9\nrun       runs/x"
-    assert summary_table([]) == ""
-
-
-def test_rows_of_different_lengths_are_refused() -> None:
-    with pytest.raises(ValueError, match="shorter"):
-        summary_table([("a", "b"), ("c",)])

@@ -7,8 +7,6 @@ import re
 import tomllib
 from pathlib import Path
 
-from lockstep.report.html import report_document
-
 ROOT = Path(__file__).parents[2]
 VENDOR = ROOT / "lockstep/report/page/vendor"
 
@@ -20,10 +18,6 @@ def test_each_file_is_the_one_whose_hash_the_readme_names() -> None:
     assert listed == there
     assert "1.6.32" in (VENDOR / "README.md").read_text()
     assert (VENDOR / "uPlot.iife.min.js").read_text().startswith("/*! https://github.com/leeoniya/uPlot (v1.6.32) */")
-
-
-def test_a_page_has_the_license_of_what_it_contains() -> None:
-    assert (VENDOR / "LICENSE").read_text().strip() in report_document().styles
 
 
 def test_the_wheel_takes_them_and_no_plotly_is_needed() -> None:

@@ -19,7 +19,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from lockstep import machine_memory
 from lockstep.algorithms.job import Checkpointable
 from lockstep.learners import saving
 from lockstep.learners.base import NotSavedError
@@ -63,10 +62,6 @@ def newest(checkpoints: Checkpoints) -> Checkpoint:
 
 def names(checkpoints: Checkpoints) -> list[str]:
     return sorted(path.name for path in checkpoints.folder.iterdir())
-
-
-def test_no_checkpoint_yet(checkpoints: Checkpoints) -> None:
-    assert checkpoints.latest() is None
 
 
 def test_what_is_saved_comes_back(checkpoints: Checkpoints) -> None:
@@ -146,36 +141,6 @@ def fail(
     monkeypatch.setattr(module, name, failing)
 
 
-def test_a_disk_error_while_it_is_read_is_named_and_passed_over(
-    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save(checkpoints, 10, weights(1), {"position": 1})
-    save(checkpoints, 20, weights(2), {"position": 2})
-    fail(monkeypatch, Path, "open", errno.EIO, "step_000020/learner.json")
-    told: list[str] = []
-    found = replace(checkpoints, note=told.append).latest()
-    assert found is not None
-    assert found.step == 10
-    assert "learner.json cannot be read (Input/output error)" in told[0]
-
-
-def test_an_old_one_that_cannot_be_removed_is_told_and_gone_later(
-    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[str] = []
-    telling = replace(checkpoints, note=told.append)
-    with monkeypatch.context() as patch:
-        fail(patch, shutil, "rmtree", errno.EIO, "old_step_000010")
-        for step in (10, 20, 30):
-            save(telling, step, weights(step), {"position": step})
-    assert [name for name in names(checkpoints) if name.startswith("step")] == ["step_000020", "step_000030"]
-    assert told == [
-        f"{checkpoints.folder}/.aside_old_step_000010 cannot be removed (Input/output error); it takes room until it is"
-    ]
-    save(checkpoints, 40, weights(40), {"position": 40})
-    assert names(checkpoints) == ["step_000030", "step_000040"]
-
-
 def test_what_cannot_be_removed_blocks_neither_its_step_nor_its_removal(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,28 +169,6 @@ def test_what_passes_is_tried_again(checkpoints: Checkpoints, monkeypatch: pytes
     assert names(checkpoints) == ["step_000020", "step_000030"]
 
 
-def test_a_disk_that_cannot_sync_folders_is_warned_of(
-    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = os.fsync
-
-    def no_folders(descriptor: int) -> None:
-        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        real(descriptor)
-
-    monkeypatch.setattr(os, "fsync", no_folders)
-    with pytest.warns(UserWarning, match="cannot sync folders"):
-        save(checkpoints, 10, weights(1), {"position": 1})
-    assert newest(checkpoints).state == {"position": 1}
-
-
-def test_a_disk_that_fails_is_named_with_the_file(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
-    fail(monkeypatch, os, "fsync", errno.EIO, "learner.json")
-    with pytest.raises(CheckpointError, match=r"Input/output error: '.*learner.json'; there is none before it"):
-        save(checkpoints, 10, weights(1), {})
-
-
 def test_an_added_file_and_another_steps_folder_are_refused(checkpoints: Checkpoints) -> None:
     save(checkpoints, 10, weights(1), {})
     save(checkpoints, 20, weights(2), {})
@@ -246,12 +189,6 @@ def test_going_on_before_a_damaged_one_replaces_it_and_keeps_the_good(checkpoint
     assert names(checkpoints) == ["step_000020", "step_000021"]
     save(checkpoints, 21, weights(22), {"again": True})
     assert newest(checkpoints).state == {"again": True}
-
-
-def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").write_text("a file where the folder should be")
-    with pytest.raises(CheckpointError, match=r"cannot save the checkpoint of step 10 .* make room"):
-        Checkpoints(tmp_path / "checkpoints", keep=2).begin(10)
 
 
 @pytest.fixture
@@ -344,49 +281,6 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_it_holds_what_was(ch
     assert [(w.min().item(), w.max().item()) for w in saved] == [(0.0, 0.0), (1.0, 1.0)]
 
 
-def test_without_room_for_a_copy_it_is_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_memory, "free_bytes", lambda: 1000)
-    writer, tensor = StateWriter(), torch.zeros(1000)
-    writer.begin(tmp_path, {"model.safetensors": FileContents({"w": tensor})}, {})
-    tensor += 1.0
-    assert writer.poll(wait=False)
-    assert load_file(tmp_path / "model.safetensors")["w"].max() == 0.0
-
-
-def test_a_manifest_with_another_state_is_refused(checkpoints: Checkpoints) -> None:
-    save(checkpoints, 10, weights(1), {"position": 1})
-    manifest = checkpoints.folder / "step_000010" / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"position": 1', '"position": 2'))
-    with pytest.raises(CheckpointError, match=r"manifest\.json is missing, truncated or altered"):
-        checkpoints.at(10)
-
-
-def test_what_cannot_be_sealed_is_told(checkpoints: Checkpoints) -> None:
-    with pytest.raises(CheckpointError, match="cannot save the checkpoint of step 10"):
-        begun_and_ended(Saver(checkpoints, {"manifest.json": Filling(torch.ones(1))}), 10)
-
-
-@dataclass
-class Failing(Checkpointable):
-    """A learner that cannot begin to save."""
-
-    def save(self, folder: Path) -> None:
-        raise RuntimeError("no memory")
-
-    def poll_save(self, wait: bool) -> bool:
-        return True
-
-    def load(self, folder: Path) -> None:
-        raise AssertionError("nothing was saved")
-
-
-def test_a_checkpoint_that_not_all_have_begun_never_gets_a_name(checkpoints: Checkpoints) -> None:
-    learners = {"policy": Filling(torch.ones(4)), "critic": Failing()}
-    with pytest.raises(RuntimeError, match="no memory"):
-        begun_and_ended(Saver(checkpoints, learners), 10)
-    assert checkpoints.find() == []
-
-
 def test_a_save_that_was_begun_is_finished_where_a_step_fails(checkpoints: Checkpoints) -> None:
     def fails_after_saving() -> None:
         with Saver(checkpoints, {"policy": Filling(torch.ones(4))}) as saver:
@@ -407,13 +301,3 @@ def test_whatever_the_writing_thread_meets_is_told(tmp_path: Path, monkeypatch: 
     writer.begin(tmp_path, {"model.safetensors": FileContents({"w": torch.ones(2)})}, {})
     with pytest.raises(NotSavedError, match="no memory to write with"):
         writer.poll(wait=True)
-
-
-def test_only_what_is_asked_for_is_written(tmp_path: Path) -> None:
-    writer = StateWriter()
-    for folder, names in (("first", "ab"), ("second", "a")):
-        writer.begin(
-            tmp_path / folder, {"model.safetensors": FileContents({name: torch.ones(2) for name in names})}, {}
-        )
-        assert writer.poll(wait=True)
-    assert load_file(tmp_path / "second/model.safetensors").keys() == {"a"}

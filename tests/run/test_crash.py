@@ -16,9 +16,7 @@ from tiny_recipe import RECIPE, REWARDS
 
 from lockstep import exit_codes
 from lockstep.cli import main
-from lockstep.config.loading import load
 from lockstep.learners.rank import RankLearner
-from lockstep.run.train import train
 from lockstep.samplers.torch.sampler import TorchSampler
 
 
@@ -105,18 +103,6 @@ if __name__ == "__main__":
 """
 
 
-def test_a_crash_before_the_first_step_leaves_nothing_but_its_trace(
-    tiny: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr("lockstep.run.train.LiveSetup", failing(ZeroDivisionError(), 1, train))
-        with pytest.raises(ZeroDivisionError):
-            train(load("tiny.yaml", ["run.folder=run"]))
-    assert [path.name for path in Path("run").iterdir()] == ["crash.txt"]
-    assert "checkpoint  none yet" in Path("run/crash.txt").read_text()
-    train(load("tiny.yaml", ["run.folder=run"]))
-
-
 def test_a_disk_that_fails_ends_the_run_in_one_sentence(
     tiny: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -127,12 +113,3 @@ def test_a_disk_that_fails_ends_the_run_in_one_sentence(
     assert told.splitlines()[-1].startswith("lockstep: [Errno 5] Input/output error; ")
     assert "Traceback" not in told
     assert "Traceback" in Path("run/crash.txt").read_text()
-
-
-def test_an_evaluation_that_crashes_leaves_its_trace(tiny: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert main(["train", "tiny.yaml", "run.folder=run"]) == exit_codes.OK
-    Path("rows.jsonl").write_text('{"question": "7+5=", "answer": "12"}\n')
-    monkeypatch.setattr(TorchSampler, "generate", failing(IndexError("broken"), 1, TorchSampler.generate))
-    asked = ["eval", "run", "rows.jsonl", "--out", "out"]
-    assert main(asked) == exit_codes.CRASH
-    assert "IndexError: broken" in Path("out/crash.txt").read_text()

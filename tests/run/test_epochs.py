@@ -11,7 +11,7 @@ import pytest
 import yaml
 from pairs_runs import of_steps, scored
 from safetensors.torch import load_file
-from tiny_recipe import DPO, GRPO, KTO, REWARDS
+from tiny_recipe import DPO
 
 from lockstep.algorithms.step import RunLength
 from lockstep.config import RunSection
@@ -56,12 +56,6 @@ def test_a_run_takes_every_row_or_counts_the_rest(rows: int, size: int, trains_r
     assert (length.describe_rest() is None) == (length.rest == 0)
 
 
-def test_given_steps_are_all_full() -> None:
-    length = RunLength(3, None, 4, trains_rest=True, epoch=7)
-    assert [length.count_rows(position) for position in (0, 4, 8)] == [4, 4, 4]
-    assert length.describe_rest() is None
-
-
 def test_the_last_step_learns_the_rest_of_the_epoch_and_resumes_to_the_same_bits(
     in_tmp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -84,25 +78,6 @@ def test_the_last_step_learns_the_rest_of_the_epoch_and_resumes_to_the_same_bits
     assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
 
 
-def test_a_last_row_alone_has_a_reference_point_of_kto(in_tmp: Path) -> None:
-    """One row has no other prompt's answer, so the rows before it serve."""
-    lines = [{"question": f"q{n}", "completion": f"{n}", "label": n % 2 == 0} for n in range(5)]
-    (in_tmp / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    write("kto", KTO)
-    data = ("data.task=null", "data.train=rows.jsonl", "kto.global_batch_size=4")
-    rows = learn("kto", *data, *EPOCH)
-    assert of_steps(rows) == pytest.approx([0.5, 0.5], abs=1e-4)
-
-
-def test_an_algorithm_that_samples_says_which_prompts_it_leaves_out(in_tmp: Path) -> None:
-    (in_tmp / "rewards.py").write_text(REWARDS)
-    (in_tmp / "rows.jsonl").write_text("".join(f'{{"question": "a{n}", "answer": "1"}}\n' for n in range(7)))
-    write("grpo", GRPO)
-    data = ["data.task=null", "data.train=rows.jsonl", "run.validate_every=0", "run.max_steps=-1"]
-    told = dry_run(load("grpo.yaml", data))
-    assert "note: the last 3 of 7 rows will not be trained on, since a step takes 4" in told
-
-
 @pytest.mark.parametrize(
     ("share", "epoch", "steps"), [(0.25, 64, 4), (0.25, 7, 1), (1.0, 127, 32), (0.5, 100, 12), (3, 64, 3), (0, 64, 0)]
 )
@@ -118,10 +93,3 @@ def test_the_best_checkpoint_is_saved_after_a_validation_also_where_it_is_a_shar
         resolve_intervals(run, RunLength(99, None, 4, epoch=48))
     with pytest.raises(InputError, match=r"does not say how long an epoch is; set run\.validate_every to a number"):
         resolve_intervals(run, RunLength(99, None, 4))
-
-
-def test_a_share_is_resolved_in_the_dry_run_and_the_run(in_tmp: Path) -> None:
-    write("dpo", DPO)
-    options = [*scored(in_tmp, 8), "dpo.global_batch_size=2", "run.max_steps=4", "run.validate_every=0.5"]
-    assert "validations: 3 (0.5 of an epoch is every 2 steps)" in dry_run(load("dpo.yaml", options))
-    assert [row["step"] for row in learn("dpo", *options) if "validation/loss" in row] == [0, 2, 4]

@@ -19,7 +19,6 @@ from transformers import PreTrainedModel
 
 from lockstep.algorithms import exactness
 from lockstep.cli import main
-from lockstep.config.errors import RecipeError
 from lockstep.config.loading import load
 from lockstep.monitor.agreement import Certificate, Promise
 from lockstep.objectives.tally import Tally
@@ -119,15 +118,6 @@ def test_a_student_samples_to_the_bit_what_it_learns_on(options: tuple[str, ...]
     assert certificate()["level"] == "E2"
 
 
-@pytest.mark.usefixtures("recipes")
-def test_a_run_that_is_not_exact_is_bounded_and_says_so() -> None:
-    assert main(["train", "ppo.yaml", "run.max_steps=1", "agreement.exact=false"]) == 0
-    found = certificate()
-    assert (found["level"], found["exact_kernels"]) == ("E1", False)
-    assert found["mismatches"] > 0
-    assert not any("agreement/mismatches" in row for row in compared())
-
-
 class Nudged(TorchSampler):
     """Samples step 3 with one weight of its own that is one unit in the last place off."""
 
@@ -183,22 +173,6 @@ def test_an_exact_run_needs_no_baseline_for_drift_and_what_differed_stays_known_
 
 
 @pytest.mark.usefixtures("recipes")
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        (("sampler.backend=vllm",), "sampler.backend=vllm has kernels of its own"),
-        (("learner.backend=megatron",), "learner.backend=megatron has kernels of its own"),
-        (("learner.parallel.dp=2",), "learner.parallel cuts sums over ranks"),
-        (("learner.compile=true",), "learner.compile writes kernels of its own"),
-    ],
-)
-def test_what_cannot_be_exact_is_refused_when_the_recipe_is_read(options: tuple[str, ...], reason: str) -> None:
-    with pytest.raises(RecipeError, match=f"agreement.exact is require, but {reason}"):
-        load("ppo.yaml", ["agreement.exact=require", *options])
-    load("ppo.yaml", ["agreement.exact=true", *options])
-
-
-@pytest.mark.usefixtures("recipes")
 def test_a_dry_run_says_that_a_run_will_be_exact_or_what_keeps_it_from_that(monkeypatch: pytest.MonkeyPatch) -> None:
     will = " exact (E2): "
     reason = "note: agreement.exact: learner.compile writes kernels of its own, so sampler and learner agree within"
@@ -213,25 +187,6 @@ def test_a_dry_run_says_that_a_run_will_be_exact_or_what_keeps_it_from_that(monk
     assert "note: agreement.exact: learner.device is a GPU, whose exact kernels are slower than others" in dry_run(
         load("grpo.yaml", [])
     )
-
-
-@pytest.mark.usefixtures("recipes")
-def test_a_run_that_trains_on_no_samples_is_not_troubled() -> None:
-    assert main(["train", "ppo.yaml", "run.folder=taught", "run.max_steps=0"]) == 0
-    rows = ("distill.on_policy=false", "distill.max_tokens=96", "sampling=null", "data.completion='{answer}'")
-    assert "agreement.exact" not in dry_run(load("distill.yaml", rows))
-    with pytest.raises(RecipeError, match=r"agreement\.exact is require, but it trains on no samples"):
-        load("distill.yaml", [*rows, "agreement.exact=require"])
-
-
-@pytest.mark.usefixtures("recipes")
-def test_a_model_that_cannot_be_exact_is_refused_or_noted(capsys: pytest.CaptureFixture[str]) -> None:
-    other = "model.scratch.config.model_type=olmo2"
-    assert main(["train", "grpo.yaml", "--dry-run", "agreement.exact=require", other]) == 2
-    assert "a olmo2 has not been shown to be exact" in "".join(capsys.readouterr())
-    assert main(["train", "grpo.yaml", "agreement.exact=true", "run.max_steps=1", other]) == 0
-    assert "so sampler and learner agree within the bound (E1), not to the bit (E2)" in capsys.readouterr().err
-    assert certificate()["level"] == "E1"
 
 
 @pytest.mark.parametrize(

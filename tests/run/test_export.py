@@ -47,13 +47,6 @@ def test_the_export_has_the_logits_of_the_run(finished: Path) -> None:
     assert not torch.equal(logits("out/model"), logits("model", dtype=torch.float32))
 
 
-def test_everybody_who_may_read_a_file_here_may_read_the_weights(finished: Path) -> None:
-    here = Path("run/recipe.yaml").stat().st_mode
-    weights = [*Path("run").rglob("*.safetensors")]
-    assert len(weights) == 2 * 4 + 1
-    assert {path.stat().st_mode for path in weights} == {here}
-
-
 def test_an_earlier_step_can_be_exported(finished: Path) -> None:
     assert main(["export", "run", "out", "--checkpoint", "1"]) == 0
     trained = load_file("run/checkpoints/step_000001/policy/model.safetensors")
@@ -85,39 +78,6 @@ def test_the_card_has_recipe_and_figures(finished: Path) -> None:
     assert "`model` after 2 steps of the recipe `tiny` (algorithm: ppo)" in card
     assert "| reward of sampled responses (`train/reward`) |" in card
     assert "the card of the published model" not in card
-
-
-def test_a_moved_run_can_be_exported(finished: Path) -> None:
-    """Nothing but the run's folder is needed: neither the first model nor the data."""
-    shutil.rmtree("model")
-    shutil.move("run", "elsewhere")
-    export(Path("elsewhere"), Path("out"))
-    assert torch.equal(logits("out"), logits("elsewhere/final"))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["run", "run/final"], "run/final is there already"),
-        (["run", "out", "--checkpoint", "7"], "no whole checkpoint of step 7 in run/checkpoints"),
-        (["run", "out", "--checkpoint", "7"], "there are: 1, 2"),
-        (["run", "out", "--checkpoint", "newest"], "say latest, best, or the number of a step"),
-        (["run", "out", "--checkpoint", "best"], "set run.best in the recipe"),
-        (["run/checkpoints", "out"], "no folder of a run"),
-        (["run", "rewards.py/out"], "the folder rewards.py/out cannot be made ("),
-        (["nowhere", "out"], "no folder of a run"),
-        (["tiny-1", "out"], "did you mean runs/tiny-1?"),
-    ],
-)
-def test_what_cannot_be_exported_is_said(
-    run: Run, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
-) -> None:
-    run()
-    Path("runs/tiny-1").mkdir(parents=True)
-    shutil.copy("run/recipe.yaml", "runs/tiny-1")
-    assert main(["export", *arguments]) == 2
-    assert sentence in capsys.readouterr().err
-    assert not Path("out").exists()
 
 
 def test_a_warm_started_run_exports_too(run: Run, in_tmp: Path) -> None:

@@ -47,14 +47,6 @@ def test_stages_are_named_with_what_they_are_for_and_only_the_last_is_summed_up(
     assert "stage" not in capsys.readouterr().err, "its model is there already"
 
 
-def test_a_finished_run_has_its_report_also_where_it_was_lost(here: Path) -> None:
-    page = train(load("own.yaml")) / PAGE
-    assert "Lockstep report" in page.read_text()
-    page.unlink()
-    train(load("own.yaml"))
-    assert page.is_file()
-
-
 def test_a_report_that_cannot_be_written_fails_no_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     begun = ["train", "own.yaml", "run.max_steps=2"]
     assert main([*begun, "run.max_time_s=0.01"]) == 75

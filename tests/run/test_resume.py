@@ -19,31 +19,18 @@ import yaml
 from killing import command, contents, killed_and_continued, started, steps_logged, wait_for
 from safetensors.torch import load_file
 from tiers import full
-from tiny_recipe import RECIPE
 
 from lockstep import disk, exit_codes
 from lockstep.cli import main
-from lockstep.config.hub_name import PINS
 from lockstep.config.loading import load
-from lockstep.report.judge_reward import agreement_file, replies_file
 from lockstep.report.log import read_metrics
 from lockstep.run.checkpoint import checkpoints
-from lockstep.run.folder.files import FRAME, lock_folder
 from lockstep.run.folder.identity import ChangedError, differences, identity, inputs
-from lockstep.run.folder.opening import Footprint
 from lockstep.run.stop import Stopped
 from lockstep.run.train import train
 
 Run = Callable[..., list[dict[str, Any]]]
 
-SFT_TINY: dict[str, Any] = {
-    "algorithm": "sft",
-    "model": RECIPE["model"],
-    "data": RECIPE["data"],
-    "learner": {"device": "cpu"},
-    "sft": {"global_batch_size": 4, "max_tokens": 96},
-    "optimizer": {"lr": 1.0e-3},
-}
 LASTING = ("run.save_every=1", "ppo.ppo_epochs=2", "ppo.kl.coef=0.1")
 
 
@@ -141,15 +128,6 @@ def test_an_interrupt_while_a_run_starts_in_the_background_ends_it(run: Run, in_
         assert process.wait(300) == exit_codes.INTERRUPTED
 
 
-@pytest.mark.full
-def test_a_run_under_nohup_survives_its_terminal(run: Run, in_tmp: Path) -> None:
-    with started("run", "run.max_steps=20", shell=("nohup",)) as process:
-        wait_for(lambda: steps_logged("run") >= 2, process)
-        os.killpg(process.pid, signal.SIGHUP)
-        assert process.wait(300) == exit_codes.OK
-    assert steps_logged("run") == 20
-
-
 def test_a_run_stops_before_its_time_is_over(run: Run, in_tmp: Path) -> None:
     whole = run("run.folder=whole", "run.max_steps=8")
     with pytest.raises(Stopped, match=r"run\.max_time_s would be over") as stopped:
@@ -236,16 +214,6 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
     assert "continues after step 2" in told
 
 
-def test_what_kills_have_left_aside_goes_with_the_next_start(run: Run, in_tmp: Path) -> None:
-    run()
-    shutil.rmtree("run/final")
-    aside = (".final-aside", "..final-aside-aside")
-    for name in ("checkpoints/.aside_old_step_000001/policy", "checkpoints/.aside_step_000003", *aside):
-        Path("run", name).mkdir(parents=True)
-    run()  # has nothing to save any more
-    assert not [path for path in Path("run").rglob(".*") if path.name != ".lock"]
-
-
 def test_damaged_checkpoints_only_do_not_begin_anew(run: Run, in_tmp: Path) -> None:
     run("run.keep=1")
     shutil.rmtree("run/final")
@@ -291,13 +259,6 @@ def test_another_recipe_is_said_field_by_field_and_refused_unless_allowed(unfini
     assert yaml.safe_load(Path("run/recipe.yaml").read_text())["ppo"]["clip"] == 0.1
 
 
-def test_another_reward_function_is_said_and_refused(unfinished: Run) -> None:
-    with Path("rewards.py").open("a") as file:
-        file.write("\n# changed\n")
-    with pytest.raises(ChangedError, match=r"code\.reward\.function was"):
-        unfinished()
-
-
 def test_another_version_of_the_code_is_said_and_refused(unfinished: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lockstep.run.folder.identity.__version__", "9.9.9")
     with pytest.raises(ChangedError, match=r'code\.lockstep was ".*", is "9\.9\.9 '):
@@ -334,17 +295,6 @@ def test_the_lowest_can_be_the_best(run: Run, in_tmp: Path) -> None:
     assert kept == {f"step_{lowest:06d}", "step_000005"}
 
 
-def test_a_best_metric_that_is_not_logged_is_an_error_at_the_first_checkpoint(run: Run) -> None:
-    with pytest.raises(ValueError, match=r"logs no train/rewards when it saves; did you mean train/reward\?"):
-        run("run.best.metric=train/rewards")
-
-
-def test_at_the_end_of_a_run_that_is_only_a_note(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    run("run.best.metric=train/rewards", "run.save_every=5")
-    assert "did you mean train/reward?" in capsys.readouterr().err
-    assert Path("run/final/model.safetensors").exists()
-
-
 @pytest.mark.full
 def test_a_full_disk_ends_the_run_with_the_last_checkpoint_whole(run: Run, in_tmp: Path) -> None:
     whole = run("run.folder=whole", "run.max_steps=4")
@@ -374,42 +324,10 @@ def test_a_half_written_checkpoint_never_has_a_name(run: Run, in_tmp: Path, monk
     assert order[named + 1] == "sync checkpoints"
 
 
-def test_an_allowed_change_takes_nothing_away_before_the_run_has_begun(run: Run, in_tmp: Path) -> None:
-    run()
-    before = contents("run")
-    with pytest.raises(ValueError, match="typo"):
-        train(load("tiny.yaml", ["reward.function=typo.py:f"]), allow_changes=True)
-    with lock_folder(Path("run")), pytest.raises(ValueError, match="in use by another process"):
-        train(load("tiny.yaml", ["run.max_steps=3"]), allow_changes=True)
-    assert contents("run") == before
-    assert load("run/recipe.yaml").training.run.max_steps == 2
-
-
 def test_another_first_model_is_never_allowed(run: Run, in_tmp: Path) -> None:
     run()
     with pytest.raises(ChangedError, match="holds a run of another model"):
         train(load("tiny.yaml", ["model.scratch.config.hidden_size=64"]), allow_changes=True)
-
-
-def test_a_stopped_start_leaves_what_others_made(run: Run, in_tmp: Path) -> None:
-    Path("first.yaml").write_text(yaml.safe_dump({**SFT_TINY, "run": {"max_steps": 5}}))
-    warm = ["model.scratch=null", "model.from_recipe=first.yaml", "run.folder=runs", "run.max_time_s=0.01"]
-    with pytest.raises(Stopped, match="first stopped after step 1"):
-        train(load("tiny.yaml", warm))
-    assert list(Path("runs").glob("first-*/checkpoints/step_000001"))
-
-
-def test_a_failed_start_takes_away_what_it_made(in_tmp: Path) -> None:
-    """Else the same command is refused afterwards, since the folder holds something and no run."""
-    made = [PINS, "recipe.yaml", replies_file("reward.judge"), agreement_file("reward.judge"), f"{FRAME}/config.json"]
-    folder = Path("run")
-    before = Footprint.before(folder)
-    for name in made:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).touch()
-    with pytest.raises(OSError, match="engine"), before.restore_on_failure():
-        raise OSError("no engine")
-    assert not folder.exists()
 
 
 @pytest.mark.full

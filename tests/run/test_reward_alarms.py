@@ -8,7 +8,6 @@ from pathlib import Path
 import yaml
 from tiny_recipe import RECIPE, REWARDS
 
-from lockstep.algorithms.cut_off_note import CutOffNote
 from lockstep.algorithms.step import StepResult
 from lockstep.config.loading import load
 from lockstep.metrics import Metrics
@@ -36,24 +35,6 @@ def test_each_is_noted_once() -> None:
     assert [note.partition(":")[0] for note in notes] == ["at step 11", "at step 13"]
     assert "rose from " in notes[0]
     assert "above 1, which the task declares" in notes[1]
-
-
-def noted(**values: float) -> list[str]:
-    notes: list[str] = []
-    usual = {"train/reward": 0.5, "train/reward_min": -1.0, "train/truncated": 0.25, "train/reward_cut_off": 0.0}
-    given = {name.replace("__", "/"): value for name, value in values.items()}
-    follow(CutOffNote(notes.append, "reward.cut_off"), [usual | given] * 3)
-    return notes
-
-
-def test_what_is_cut_off_where_rewards_are_negative_is_noted_once() -> None:
-    (note,) = noted()
-    assert note == (
-        "step 1: rewards can be negative (-1), and 25% of responses were cut off and scored as they are, 0 on average, "
-        "where all earn 0.5; so that being cut off does not pay, set reward.cut_off"
-    )
-    assert noted(train__reward_min=0.0) == []
-    assert noted(train__cut_off_as_is=0.0) == []
 
 
 def test_a_run_pays_what_the_recipe_declares(in_tmp: Path) -> None:

@@ -20,7 +20,6 @@ from lockstep.report.log import read_metrics
 from lockstep.run.folder.files import lock_folder
 from lockstep.run.folder.identity import ChangedError
 from lockstep.run.train import train
-from lockstep.samplers.torch.sampler import TorchSampler
 
 Run = Callable[..., list[dict[str, Any]]]
 
@@ -33,12 +32,6 @@ def test_a_finished_run_says_so_and_a_changed_option_starts_another(
     assert "is finished" in capsys.readouterr().out
     run("run.folder=null", "ppo.clip=0.1")
     assert len(list(Path("runs").iterdir())) == 2
-
-
-def test_a_folder_of_another_recipe_is_refused(run: Run) -> None:
-    run()
-    with pytest.raises(ValueError, match=r"recipe.ppo.clip was 0.2, is 0.1"):
-        run("ppo.clip=0.1")
 
 
 def test_the_final_model_opens_with_transformers(run: Run, in_tmp: Path) -> None:
@@ -107,27 +100,6 @@ def test_check_reads_the_acceptance_bounds(run: Run, capsys: pytest.CaptureFixtu
     assert "not reached" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["ppo_arithmetc"], "did you mean ppo_arithmetic"),
-        (["ppo_arithmetic", "ppo.clop=0.1"], "clip"),
-        (["ppo_arithmetic", "ppo.clip=-1"], "greater than 0"),
-        (["ppo_arithmetic", "sampler=sglang"], "torch"),
-        (["ppo_arithmetic", "ppo.num_prompts_per_step=100"], "do not divide"),
-        (["ppo_gsm8k"], "MODEL_FOLDER"),
-        (["ppo_arithmetic", "ppo.dynamic_sampling={}"], "num_generations"),
-    ],
-)
-def test_bad_input_gets_one_sentence(
-    in_tmp: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
-) -> None:
-    assert main(["train", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert sentence in error
-    assert "Traceback" not in error
-
-
 def test_a_run_in_use_is_not_touched(run: Run, in_tmp: Path) -> None:
     run("run.folder=busy", "run.max_steps=1")
     shutil.rmtree("busy/final")
@@ -135,49 +107,6 @@ def test_a_run_in_use_is_not_touched(run: Run, in_tmp: Path) -> None:
     with lock_folder(Path("busy")), pytest.raises(ValueError, match="busy is in use by another process"):
         run("run.folder=busy", "run.max_steps=1")
     assert Path("busy/metrics.jsonl").read_bytes() == before
-
-
-def test_a_continued_run_says_where_it_goes_on(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    run("run.max_steps=2")
-    shutil.rmtree("run/final")
-    run("run.max_steps=2")
-    assert "continues after step 2" in capsys.readouterr().err
-
-
-def test_a_name_cannot_command_the_terminal(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    for _ in ("trained", "finished"):
-        assert main(["train", "tiny.yaml", "run.max_steps=1", r'run.folder="run\x1bc"']) in (0, 3)
-        out, err = capsys.readouterr()
-        assert "run␛c" in out
-        assert "\x1b" not in out + err
-    assert main(["train", "tiny.yaml", "--dry-run", r'run.folder="other\x1bc"']) == 0
-    assert "\x1b" not in "".join(capsys.readouterr())
-
-
-def test_a_step_that_trained_on_nothing_says_so(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "tiny.yaml", "ppo.overlong_filtering=true", "sampling.max_tokens=1"]) == 3
-    [out, shown] = capsys.readouterr()
-    why = "every response was taken out: 100% were truncated (raise sampling.max_tokens, or set ppo.overlong_filtering"
-    assert f"step 1 trained on nothing, {why}" in shown
-    assert f"has learned nothing, since in 2 of 2 steps {why}" in shown
-    assert "ALARM, steps 1 to 2: every response was cut off by its limit" in out
-    assert "nan" not in shown
-
-
-def test_prompt_and_answer_must_fit_the_context(run: Run) -> None:
-    with pytest.raises(ValueError, match=r"allows sequences of 164 tokens, but the model in .* reads at most 96"):
-        run("sampling.max_tokens=100")
-
-
-def test_an_interrupt_is_one_sentence(
-    run: Run, in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupted(*arguments: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(TorchSampler, "generate", interrupted)
-    assert main(["train", "tiny.yaml"]) == 130
-    assert capsys.readouterr().err.endswith("interrupted; the same command resumes from the newest checkpoint\n")
 
 
 def test_a_finished_run_of_other_rows_or_another_reward_is_not_given_out_as_this_one(

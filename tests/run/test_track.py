@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.errors import RunError
-from lockstep.report.log import encode, lines, read_metrics
+from lockstep.report.log import encode, read_metrics
 from lockstep.run.trackers.base import Logs, append
 
 
@@ -25,19 +25,6 @@ def run(tracker: Logs, start: int, stop: int) -> None:
         tracker.metrics(step, {"train/reward": step / 10})
         tracker.timings(step, {"generate": 0.5})
         tracker.samples(step, [{"prompt": "a\n\u2028b", "parts": {"x": math.nan}}, {"prompt": "c"}])
-
-
-def test_the_step_stands_first_and_several_lines_may_share_it(tmp_path: Path) -> None:
-    tracker = Logs(tmp_path / "run")
-    tracker.metrics(3, {"train/reward": 0.1})
-    tracker.metrics(3, {"validation/accuracy": 0.5})
-    assert (tmp_path / "run" / "metrics.jsonl").read_text() == (
-        '{"step": 3, "train/reward": 0.1}\n{"step": 3, "validation/accuracy": 0.5}\n'
-    )
-    assert read_metrics(tmp_path / "run") == [
-        {"step": 3, "train/reward": 0.1},
-        {"step": 3, "validation/accuracy": 0.5},
-    ]
 
 
 @given(st.floats())
@@ -57,12 +44,6 @@ def test_numbers_read_back_as_the_same_bits(tmp_path: Path, value: float) -> Non
     assert read_metrics(tmp_path)[0]["x"].hex() == value.hex()
 
 
-def test_clock_times_are_no_metrics(tmp_path: Path) -> None:
-    run(Logs(tmp_path), 0, 1)
-    assert "generate" not in (tmp_path / "metrics.jsonl").read_text()
-    assert (tmp_path / "timings.jsonl").read_text() == '{"step": 0, "generate": 0.5}\n'
-
-
 def test_going_on_from_an_earlier_step_logs_no_step_twice(tmp_path: Path) -> None:
     tracker = Logs(tmp_path)
     run(tracker, 0, 8)
@@ -72,14 +53,6 @@ def test_going_on_from_an_earlier_step_logs_no_step_twice(tmp_path: Path) -> Non
     run(tracker, 5, 8)
     assert steps(tmp_path, "metrics.jsonl") == steps(tmp_path, "timings.jsonl") == list(range(8))
     assert (tmp_path / "samples.jsonl").read_text() == before
-
-
-def test_starting_anew_empties_the_logs(tmp_path: Path) -> None:
-    tracker = Logs(tmp_path)
-    run(tracker, 0, 2)
-    tracker.rewind(-1)
-    assert read_metrics(tmp_path) == []
-    assert (tmp_path / "samples.jsonl").stat().st_size == 0
 
 
 def test_a_line_cut_short_is_not_read_and_is_dropped(tmp_path: Path) -> None:
@@ -100,17 +73,6 @@ def test_a_line_that_is_none_is_named(tmp_path: Path, bad: str) -> None:
     path.write_text(path.read_text() + bad + '\n{"step": 1}\n')
     with pytest.raises(ValueError, match=f"{path}:2 is no line of a log"):
         read_metrics(tmp_path)
-
-
-def test_a_column_called_step_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="step"):
-        Logs(tmp_path).samples(1, [{"step": 7}])
-
-
-def test_a_run_without_logs_has_no_lines(tmp_path: Path) -> None:
-    Logs(tmp_path).rewind(3)
-    assert read_metrics(tmp_path) == []
-    assert list(lines(tmp_path / "samples.jsonl")) == []
 
 
 def test_a_line_that_does_not_fit_is_an_error_and_leaves_none_of_itself(tmp_path: Path) -> None:

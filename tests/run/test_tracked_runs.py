@@ -24,7 +24,7 @@ from read_trackers import (
     wandb_series,
 )
 
-from lockstep.report.log import METRICS, SAMPLES, TIMINGS, lines, read_metrics
+from lockstep.report.log import METRICS, SAMPLES, TIMINGS, lines
 
 Run = Callable[..., list[dict[str, Any]]]
 
@@ -92,28 +92,6 @@ def test_a_killed_run_goes_on_as_one_run_in_every_tracker(run: Run, killed: tupl
     assert shown.info.status == "FINISHED"
 
 
-@pytest.mark.full
-def test_a_run_without_trackers_imports_none_of_them(run: Run, in_tmp: Path) -> None:
-    code = (
-        "import sys; from lockstep.config.loading import load; from lockstep.run.train import train\n"
-        "train(load('tiny.yaml', ['run.max_steps=1']))\n"
-        "print([name for name in ('tensorboard', 'wandb', 'mlflow') if name in sys.modules])"
-    )
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
-
-
-def test_a_missing_package_is_one_sentence_before_anything_is_done(
-    run: Run, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not there
-    monkeypatch.delitem(sys.modules, "lockstep.run.trackers.wandb", raising=False)
-    with pytest.raises(ValueError, match=r"trackers.wandb needs the package wandb.*pip install .* -e '\.\[wandb\]'"):
-        run("trackers.wandb={}")
-    assert not Path("run/initial").exists()
-
-
 def test_a_failed_run_is_shown_as_failed(run: Run, in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     rewards = in_tmp / "rewards.py"
@@ -157,16 +135,6 @@ def test_a_tracker_that_fails_in_the_middle_stops_nothing_and_is_noted(
     assert shown.info.status == "FINISHED"
 
 
-def test_a_server_that_cannot_be_reached_is_said_before_the_first_step(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    with pytest.raises(ValueError, match=r"trackers\.mlflow cannot be opened: .*mend that, or take it out"):
-        run("trackers.mlflow={}")
-    assert read_metrics(Path("run")) == []
-
-
 def test_a_tracker_that_is_added_shows_the_run_from_its_beginning(run: Run) -> None:
     run("run.max_steps=2")
     shutil.rmtree("run/final")
@@ -187,16 +155,3 @@ def test_the_logs_are_on_the_disk_before_a_checkpoint_is(run: Run, monkeypatch: 
     run("run.max_steps=1")
     for log in (METRICS, SAMPLES):
         assert log in synced[: synced.index("manifest.json")]
-
-
-def test_the_log_has_a_phase_of_its_own(run: Run) -> None:
-    run()
-    for row, _ in lines(Path("run") / TIMINGS):
-        assert row["log"] > 0
-    assert read_metrics(Path("run"))
-
-
-def test_a_finished_run_is_shown_in_trackers_that_are_asked_for_later(run: Run, in_tmp: Path) -> None:
-    run()
-    run("trackers.tensorboard={}")
-    assert [step for step, _ in tensorboard_series(Path("run"))["train/reward"]] == [1, 2]

@@ -99,21 +99,6 @@ def test_tensorboard_shows_the_run(facts: Facts) -> None:
     assert first[0] == '    prompt: # <b>Ada</b>\n    [x](y)\n    tokens: 3\n    parts: {"math": 1.0}\n    score: None'
 
 
-def test_rows_of_held_out_prompts_stand_apart(facts: Facts) -> None:
-    recipe = Trackers(tensorboard=TensorBoard(), wandb=WandB(), mlflow=MLflow(experiment="held out"))
-    with track_run(Logs(facts.folder), views_of(recipe, facts), print) as tracker:
-        tracker.rewind(-1)
-        tracker.samples(3, ROWS)
-        tracker.samples(3, [{"held_out": True, "prompt": "Cy"}])
-    for tag, prompt in (("samples", "Ada"), ("validation_samples", "Cy")):
-        assert prompt in tensorboard_texts(facts.folder, f"{tag}/0/text_summary")[3]
-        [shown] = facts.folder.glob(f"wandb/offline-run-*/files/media/table/{tag}_[0-9]*.table.json")
-        assert prompt in shown.read_text()
-        [run] = mlflow_runs("held out")
-        table = MlflowClient().download_artifacts(run.info.run_id, f"{tag}/step_000003.json")
-        assert prompt in Path(table).read_text()
-
-
 def test_tensorboard_shows_each_step_once_after_a_kill(facts: Facts) -> None:
     recipe = Trackers(tensorboard=TensorBoard())
     killed_process(facts, recipe, -1, 6)
@@ -191,24 +176,6 @@ def test_mlflow_goes_on_with_the_same_run_where_it_can(facts: Facts) -> None:
     process(facts, recipe, 2, 5, worth=10.0)
     (run,) = mlflow_runs("stopped")
     assert (run.info.run_id, run.info.status) == (before.info.run_id, "FINISHED")
-    assert mlflow_series(run)["train/reward"] == REWARDS_AFTER_A_KILL
-
-
-def test_a_run_that_was_removed_from_mlflow_is_written_again(facts: Facts) -> None:
-    recipe = Trackers(mlflow=MLflow(experiment="removed"))
-    process(facts, recipe, -1, 3)
-    (run,) = mlflow_runs("removed")
-    MlflowClient().delete_run(run.info.run_id)
-    process(facts, recipe, 2, 5, worth=10.0)
-    (run,) = mlflow_runs("removed")
-    assert mlflow_series(run)["train/reward"] == REWARDS_AFTER_A_KILL
-
-
-def test_another_experiment_gets_the_whole_run(facts: Facts) -> None:
-    process(facts, Trackers(mlflow=MLflow(experiment="one")), -1, 3)
-    process(facts, Trackers(mlflow=MLflow(experiment="other")), 2, 5, worth=10.0)
-    assert mlflow_runs("one") == []
-    (run,) = mlflow_runs("other")
     assert mlflow_series(run)["train/reward"] == REWARDS_AFTER_A_KILL
 
 
@@ -304,23 +271,6 @@ def test_a_view_that_fails_slowly_takes_at_most_a_tenth_of_the_time() -> None:
         spent += clock.now - began
         clock.now += 10.0
     assert 0 < spent < 0.11 * clock.now
-
-
-def test_a_view_that_cannot_be_opened_stops_a_run_that_begins_and_not_one_that_goes_on() -> None:
-    notes: list[str] = []
-    view = Told(broken=OSError("refused"))
-    with pytest.raises(ValueError, match=r"trackers\.mlflow cannot be opened: refused; mend that, or take it out"):
-        Guarded("mlflow", view, notes.append).rewind(-1)
-    guarded = Guarded("mlflow", view, notes.append)
-    guarded.rewind(7)
-    view.broken = None
-    guarded.metrics(8, {})
-    guarded.close("finished")
-    assert view.rows == []
-    assert notes == [
-        "trackers.mlflow cannot be opened: refused; the run continues without it, and its own files have everything",
-        "mlflow missed 1 entries; the run's own files have them",
-    ]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.report.sweeps import SWEEP, SweepRun, describe_sweep, read_sweep
+from lockstep.report.sweeps import SWEEP, describe_sweep, read_sweep
 from lockstep.sweeps.results import list_runs, list_spreads, read_results, summarize
 
 AGREED = {"agreement/tokens": 8.0, "agreement/max_abs_logprob_diff": 0.0, "agreement/token_mult_prob_error": 1.0}
@@ -56,9 +56,3 @@ def test_the_rest_of_many_alarms_is_counted(tmp_path: Path, runs: int, said: str
     (tmp_path / SWEEP).write_text(json.dumps({"runs": {name: {} for name in names}}))
     lines = summarize(tmp_path).splitlines()
     assert [line for line in lines if line.startswith("and ")] == ([] if said is None else [said])
-
-
-def test_values_are_spelled_as_the_folder_spells_them(tmp_path: Path) -> None:
-    same, other = SweepRun(tmp_path / "policy.lr=1e-4_seed=0", {"policy.lr": 1e-4, "seed": 0}), {"policy.lr": 2e-4}
-    assert same.group == "policy.lr=1e-4"
-    assert SweepRun(tmp_path / "policy.lr=1e-4", other).group == "policy.lr=0.0002"

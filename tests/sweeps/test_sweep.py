@@ -18,11 +18,8 @@ import lockstep
 from lockstep import exit_codes
 from lockstep.errors import InputError
 from lockstep.run.checkpoint.checkpoints import Checkpoints
-from lockstep.run.stop import Stop
 from lockstep.sweeps.plan import plan_words
-from lockstep.sweeps.sweep import Runner, SweepJob, next_job, share_cores
-
-SEEDS = "seed=0..1 policy.lr=0.001,0.002"
+from lockstep.sweeps.sweep import SweepJob, next_job, share_cores
 
 
 @pytest.fixture
@@ -125,15 +122,6 @@ def test_ctrl_c_lets_each_run_save_and_the_same_command_resumes(folder: Path) ->
         time.sleep(0.1)  # runs end with their sweep
     (job, *_) = (SweepJob(run) for run in plan_words("own.yaml", ["seed=0..2", "policy.lr=0.001"], "s").runs)
     assert job.reason.endswith("the same command resumes from there"), "the last line that its process wrote"
-
-
-def test_a_run_that_cannot_be_started_fails_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan = plan_words("own.yaml", ["seed=0..1"], "s")
-    jobs = [SweepJob(plan.runs[0]), SweepJob(plan.runs[1], code=exit_codes.OK)]
-    jobs[0].log.mkdir(parents=True)  # a folder, where its log belongs
-    Runner(plan.folder, jobs, most=1, threads=1).run(Stop(None))
-    assert jobs[0].code == exit_codes.CRASH
-    assert "seed=0 failed: it could not be started: " in capsys.readouterr().err
 
 
 def test_what_several_runs_begin_with_is_trained_by_one_of_them(in_tmp: Path) -> None:

@@ -68,14 +68,6 @@ def test_what_is_wrong_with_a_task_is_named_like_every_other_option(override: st
     assert refusal(override) == f"override {override}: {message}"
 
 
-def test_a_section_without_a_name_says_which_there_are(tmp_path: Path) -> None:
-    recipe = tmp_path / "nameless.yaml"
-    recipe.write_text("base: grpo_gsm8k\nmodel: {path: m}\ndata: {task: {seed: 1}}\n")
-    assert refusal(recipe=str(recipe)) == (
-        f"{recipe}: data.task: name is missing; there are: {', '.join(FILES)}; one of yours is file.py:Class"
-    )
-
-
 def test_another_task_takes_back_the_options_of_the_one_before() -> None:
     assert task(*LETTERS) == Letters(name=NAME, train_prompts=4, validation_prompts=2)
     assert task("data.task.seed=3", "data.task.name=arithmetic") == Arithmetic(

@@ -6,11 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-from pydantic import ValidationError
-
 from benchmarks.ladder.tasks.letters import Letters, score
-from lockstep.judge.verdicts import ScoreParser
 
 
 def made(folder: Path, name: str, **spec: Any) -> list[dict[str, Any]]:
@@ -63,18 +59,3 @@ def test_comparisons_are_learned_from_in_their_share(tmp_path: Path) -> None:
     for row in (row for row in rows if row["question"].startswith("compare")):
         marks, winner = row["answer"].split()[2:15:3], row["answer"].split()[-1]
         assert marks.count(winner) > marks.count("B" if winner == "A" else "A")
-
-
-def test_demonstrations_without_comparisons_are_what_they_were(tmp_path: Path) -> None:
-    rows = made(tmp_path / "one", "demonstrations.jsonl", demonstrations=300)
-    assert rows == made(tmp_path / "two", "demonstrations.jsonl", demonstrations=300, known=5)
-    parser = ScoreParser(0, 5, "score", decimals=False)
-    assert all(parser(row["answer"]).value is not None for row in rows if row["question"].startswith("judge"))
-    assert not any(row["question"].startswith("compare") for row in rows)
-
-
-def test_shares_leave_room() -> None:
-    with pytest.raises(ValidationError, match="together they are above 1"):
-        Letters(
-            name="letters", train_prompts=1, validation_prompts=1, demonstrations=1, judge_share=0.6, compare_share=0.5
-        )
