@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -93,18 +92,6 @@ def test_validation_calls_back_before_the_first_step_too(assets: Path, in_tmp: P
     assert seen == [
         ("validation", 0, True), ("step", 1, False), ("step", 2, True), ("validation", 2, True),
     ]  # fmt: skip
-
-
-def test_what_a_callback_raises_ends_the_run_and_the_same_call_resumes(assets: Path, in_tmp: Path) -> None:
-    def stop(step: int, values: Mapping[str, float]) -> None:
-        raise RuntimeError(f"enough at {step}")
-
-    trainer = grpo(assets, run={"max_steps": 2, "save_every": 1})
-    with pytest.raises(RuntimeError, match="enough at 1"):
-        trainer.train(on_step=stop)
-    resumed = trainer.train().metrics
-    whole = grpo(assets, run={"max_steps": 2, "save_every": 1, "folder": "whole"}).train().metrics
-    assert resumed == whole
 
 
 def test_an_interrupt_saves_and_the_same_call_resumes(assets: Path, in_tmp: Path) -> None:
@@ -254,11 +241,3 @@ def test_an_algorithm_out_of_the_tree(in_tmp: Path) -> None:
 def test_datasets_are_rows(assets: Path, in_tmp: Path) -> None:
     datasets = pytest.importorskip("datasets")
     assert grpo(assets, train=datasets.Dataset.from_list(ROWS)).folder == grpo(assets).folder
-
-
-def test_it_trains_in_a_thread(assets: Path, in_tmp: Path) -> None:
-    runs: list[lockstep.Run] = []
-    worker = threading.Thread(target=lambda: runs.append(grpo(assets).train()))
-    worker.start()
-    worker.join()
-    assert runs[0].is_finished

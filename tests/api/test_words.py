@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import lockstep
@@ -64,18 +63,3 @@ def test_words_of_other_libraries_are_known(in_tmp: Path, options: dict[str, Any
     with pytest.raises(RecipeError) as told:
         grpo(**options)
     assert hint in str(told.value)
-
-
-def test_numbers_of_numpy_are_numbers(in_tmp: Path, assets: Path) -> None:
-    def options(whole: Any, real: Any, truth: Any) -> dict[str, Any]:
-        return {
-            "reward": "math",
-            "policy": {"lr": real(0.5)},
-            "data": {"max_prompt_tokens": whole(32), "shuffle": truth(False)},
-            "grpo": {"num_prompts_per_step": whole(8), "clip": real(0.25)},
-        }
-
-    ours, theirs = grpo(**options(int, float, bool)), grpo(**options(np.int64, np.float32, np.bool_))
-    assert theirs.loaded.dump() == ours.loaded.dump()
-    model = assets / "models/stories260K/hf"
-    assert lockstep.open_learner(model, optimizer={"lr": np.float32(0.5)}, micro_batch_tokens=np.int64(64))  # pyright: ignore[reportArgumentType]

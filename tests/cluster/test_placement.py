@@ -5,15 +5,13 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from gpus import show_gpus
 from remote_workers import AbacusSpec
 
 from lockstep.algorithms.base import Algorithm
-from lockstep.cluster.learner_group import MeshLearner, RankSender
 from lockstep.cluster.placement import (
     Devices,
     Place,
@@ -25,12 +23,10 @@ from lockstep.cluster.placement import (
     takes_turns,
 )
 from lockstep.cluster.workers import Workers
-from lockstep.config import ClusterSection, Computation, LearnerSection, SamplerSection
+from lockstep.config import ClusterSection, Computation, SamplerSection
 from lockstep.config.loading import load
-from lockstep.config.parallel import Parallel
 from lockstep.errors import InputError
 from lockstep.weight_sync.carriers import Route
-from lockstep.weight_sync.outgoing import HasWeights, Outgoing
 
 MACHINES = [Devices(1, 1, True), Devices(1, 8, True), Devices(2, 8, True)]
 CASES = [
@@ -98,19 +94,6 @@ def test_a_child_process_is_given_them(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 COLOCATED, SEPARATE = ClusterSection(), ClusterSection(placement="separate")
-
-
-def test_this_machine_has_the_devices_that_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None:
-    show_gpus(monkeypatch, 4)
-    on, off = Computation(), Computation(device="cpu")
-    assert choose_placement(COLOCATED, on, Processes(4, 4)).devices == Devices(1, 4, True)
-    assert choose_placement(COLOCATED, off, Processes(8, 3)).devices == Devices(1, 8, False)
-    with pytest.raises(InputError, match="there are 4 GPUs"):
-        choose_placement(COLOCATED, on, Processes(5))
-    ray = ClusterSection(backend="ray")
-    assert choose_placement(ray, on, Processes(5)).devices == Devices(2, 4, True), (
-        "others are taken to be like this one"
-    )
 
 
 WITHIN, HOST, GLOO = Route("cuda_ipc"), Route("shared_memory"), Route("process_group")
@@ -212,14 +195,3 @@ def test_turns_are_taken_where_memory_is_shared(case: str, monkeypatch: pytest.M
     show_gpus(monkeypatch, 8)
     recipe = recipe_of(*overrides)
     assert takes_turns(recipe, placement_of(recipe)) is expected
-
-
-def test_weights_in_the_hosts_memory_take_its_way() -> None:
-    """A learner with `cpu_offload` has its weights there, though its ranks have GPUs."""
-
-    def is_on_gpu(section: LearnerSection) -> bool:
-        ranks = cast("MeshLearner", SimpleNamespace(section=section, one_machine=True))
-        return Outgoing(cast("HasWeights", ranks), None, RankSender(ranks)).on_gpu
-
-    assert is_on_gpu(LearnerSection(parallel=Parallel(dp=2)))
-    assert not is_on_gpu(LearnerSection(parallel=Parallel(dp=2), cpu_offload=True))

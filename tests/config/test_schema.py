@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -98,11 +96,3 @@ def test_an_algorithm_of_the_user_has_a_schema(capsys: pytest.CaptureFixture[str
     recipe = yaml12.parse((ROOT / "examples/custom_algorithm/recipe.yaml").read_text())
     Draft202012Validator(made).validate({**recipe, "algorithm": place})
     assert not Draft202012Validator(made).is_valid({**recipe, "algorithm": place, "critik": {}})
-
-
-def test_a_schema_imports_no_torch() -> None:
-    code = (
-        "import sys; from lockstep.cli import main; main(['schema']); main(['schema', 'ppo']); "
-        "assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

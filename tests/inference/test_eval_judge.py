@@ -15,7 +15,6 @@ import pytest
 from judge_server import JudgeServer, Said, serve_judge
 
 from lockstep.cli import main
-from lockstep.errors import InputError
 from lockstep.inference.eval_recipe import eval_recipe
 from lockstep.inference.evaluate_judge import evaluate_judge
 from lockstep.inference.parts import Parts
@@ -252,21 +251,6 @@ def test_replies_do_not_depend_on_batches_or_blocks_and_a_stopped_evaluation_goe
     assert results(other) == results(plain)
 
 
-def test_a_judge_in_bf16_gives_the_same_bytes_in_any_batch(ask: Callable[..., Path]) -> None:
-    asked = ("learner.dtype=bf16", "data.max_prompts=2", "judge.num_evals_to_average=1")
-    plain, other = ask("plain", *asked), ask("other", *asked, "judge.sampler={backend: torch, max_batch_size: 3}")
-    assert (plain / "judgements.jsonl").read_bytes() == (other / "judgements.jsonl").read_bytes()
-
-
-def test_a_finished_evaluation_is_read_and_another_seed_is_another(ask: Callable[..., Path]) -> None:
-    folder = ask(None)
-    (folder / "judgements.jsonl").unlink()
-    assert ask(None) == folder
-    assert not (folder / "judgements.jsonl").exists()
-    assert ask(None, "seed=1") != folder
-    assert folder.parent.name == "evals"
-
-
 def test_options_change_what_is_asked(ask: Callable[..., Path], assets: Path, in_tmp: Path) -> None:
     def replies(folder: str, *overrides: str) -> list[str | None]:
         rows = lines(ask(folder, "pairs=null", "judge.num_evals_to_average=1", *overrides))
@@ -289,35 +273,3 @@ def test_the_command_and_its_recipes(assets: Path, in_tmp: Path, capsys: pytest.
     assert "judge.max_prompt_tokens + judge.sampling.max_tokens allows sequences of 616" in capsys.readouterr().err
     assert main(["eval", model, data, "--recipe", "eval_judge", *few]) == 2
     assert "Natural_dataset.json, item 1: has no list in the field 'responses'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ({"recipe": "generate"}, "generate is for another command: lockstep generate MODEL DATA --recipe generate"),
-        ({"recipe": "eval_gsm8k", "model": "http://a/v1"}, "is an address; give a path"),
-        (
-            {"overrides": ["judge.path=null"]},
-            "there is no policy here that could judge; set judge.path, or name a server",
-        ),
-        ({"model": "http://127.0.0.1:1/v1"}, r"judge\.sampler\.openai\.model is missing"),
-        ({"overrides": ["judge.tempalte=x"]}, r"there is no option judge\.tempalte; did you mean judge\.template\?"),
-    ],
-)
-def test_what_cannot_be_is_one_sentence(in_tmp: Path, arguments: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence):
-        eval_recipe(**{"model": "M", "data": "rows.jsonl", "recipe": "eval_judge", **arguments})
-
-
-def test_a_server_may_move() -> None:
-    asked = ["judge.sampler.openai.model=m"]
-    here, there = (eval_recipe(f"http://{host}/v1", "rows.jsonl", asked, "eval_judge") for host in ("a", "b"))
-    assert here.digest == there.digest
-    assert (
-        here.digest != eval_recipe("http://a/v1", "rows.jsonl", ["judge.sampler.openai.model=n"], "eval_judge").digest
-    )
-    assert here.name == "m-rows"
-
-
-def test_other_commands_send_its_recipes_here(in_tmp: Path) -> None:
-    assert main(["train", "eval_judge"]) == 2

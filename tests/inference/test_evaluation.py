@@ -14,7 +14,6 @@ import pytest
 import yaml
 
 from lockstep.cli import main
-from lockstep.command_line import command
 from lockstep.config.loading import load
 from lockstep.inference.eval_recipe import eval_recipe
 from lockstep.inference.evaluate import evaluate
@@ -102,20 +101,6 @@ def test_replicas_change_no_byte(ask: Callable[..., Path]) -> None:
     asked = ("learner.dtype=bf16", "sampling.max_tokens=24", "data.max_validation_samples=3")
     plain, other = ask("plain", *asked), ask("other", *asked, "sampler.replicas=2", "sampler.max_batch_size=2")
     assert (plain / "samples.jsonl").read_bytes() == (other / "samples.jsonl").read_bytes()
-
-
-def test_a_stopped_evaluation_goes_on_to_the_same_files(
-    ask: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    whole, stopped = ask("whole"), ask("stopped")
-    (stopped / "results.json").unlink()
-    content = (whole / "samples.jsonl").read_bytes()
-    lines = content.splitlines(keepends=True)
-    (stopped / "samples.jsonl").write_bytes(b"".join(lines[:15]) + lines[15][:30])  # greedy, and part of a block
-    ask("stopped")
-    assert "resumes after step 2" in capsys.readouterr().err
-    assert (stopped / "samples.jsonl").read_bytes() == content
-    assert results(stopped) == results(whole)
 
 
 def test_ctrl_c_ends_after_the_block_and_the_same_command_goes_on(
@@ -287,17 +272,6 @@ def test_accuracy_has_its_interval_wherever_a_run_shows_it(
     ends = f"[{last['validation/accuracy_low']:.3f}, {last['validation/accuracy_high']:.3f}]"
     assert f"→ {last['validation/accuracy']:.3f} {ends}" in summary(Path("run"), kept=[])
     assert "| best, at step |" in Path("run/final/README.md").read_text()
-
-
-def test_the_summary_knows_which_checkpoints_are_kept(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    best = ["run.best={metric: validation/reward, mode: max}", "run.validate_every=1", "run.save_every=1", "run.keep=1"]
-    rows = run("run.max_steps=4", "policy.lr=0.03", *best)
-    worth = {int(row["step"]): row["validation/reward"] for row in rows if "validation/reward" in row}
-    found = max(worth, key=lambda step: (worth[step], -step))
-    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  best")]
-    assert 0 < found < 4, f"the run is to be best in the middle, but was {worth}"
-    exported = command("export", "run", f"run/step-{found}", "--checkpoint", found)
-    assert f"at step {found}, whose checkpoint is kept ({exported})" in line
 
 
 SFT = {

@@ -188,17 +188,6 @@ def test_an_option_takes_effect(go: Go, option: str) -> None:
     assert [record["responses"] for record in plain] != [record["responses"] for record in changed]
 
 
-def test_responses_do_not_depend_on_blocks_batches_and_numbers(go: Go) -> None:
-    plain = records(go("plain", "num_generations=2"))
-    assert records(go("blocks", "num_generations=2", "run.save_every=1", "sampler.max_batch_size=3")) == plain
-    more, fewer = (
-        records(go("more", "num_generations=3")),
-        records(go("fewer", "num_generations=2", "data.max_prompts=2")),
-    )
-    assert [record["responses"][:2] for record in more] == [record["responses"] for record in plain]
-    assert fewer == plain[:2]
-
-
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("shaped", [(), full(("sampling.temperature=0.8", "sampling.top_k=20", "sampling.top_p=0.9"))])
 def test_bytes_do_not_depend_on_batch_sizes(go: Go, dtype: str, shaped: tuple[str, ...]) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lockstep.algorithms.roles import Load, ModelRole
 from lockstep.batch import Batch
 from lockstep.cluster.specs import LearnerSpec
-from lockstep.config import DType, LearnerSection, LoRA, Parallel, SamplerSection
+from lockstep.config import DType, LearnerSection, LoRA, Parallel
 from lockstep.config.loading import load
 from lockstep.learners.base import train
 from lockstep.models.folder import read_config, skeleton
@@ -27,7 +27,7 @@ from lockstep.models.lora import adapt
 from lockstep.plan.command import plan
 from lockstep.plan.estimate import checkpoint_bytes
 from lockstep.plan.logits import WholeLogits
-from lockstep.plan.memory import Generation, Head, Rank
+from lockstep.plan.memory import Head, Rank
 from lockstep.plan.sizes import Sizes
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Request, SamplingParams
@@ -178,13 +178,6 @@ def test_what_a_layer_keeps(models: Models) -> None:
     assert again.activations == LAYERS * 4 * n * D + again.activation()
 
 
-def test_logits_exist_only_where_some_tokens_cannot_be_drawn(models: Models) -> None:
-    policy = rank(models("llama"), parallel={"tp": 2})
-    narrow = replace(policy, load=replace(policy.load, sampling=SamplingParams(1, top_p=0.5)))
-    assert narrow.saved_tensors - policy.saved_tensors == 48 * V // 2 * 4
-    assert narrow.logits.gradient == 48 * V // 2 * 4
-
-
 def test_penalties_and_min_p_have_their_memory(models: Models) -> None:
     """Shares of an fp32 copy of all logits; LOG.md has what was measured of such passes."""
     shares: dict[str, tuple[float, float, float]] = {}
@@ -211,22 +204,6 @@ def test_penalties_and_min_p_have_their_memory(models: Models) -> None:
     assert more == 48 * V * 4 + 48 * 24 // 2 * 44, "and each token with those before it"
 
 
-def test_an_engine_keeps_what_responses_have_had_for_penalties(models: Models) -> None:
-    """Lockstep's own where something penalizes; vLLM's for all of its places."""
-    learner, its = LearnerSection(), sizes(models("llama"))
-    seen = {
-        (backend, penalizes): Generation.of(
-            its, learner, SamplerSection(backend=backend), Load(24, 1, 2, generated=24), 8, penalizes=penalizes
-        )
-        for backend in ("torch", "vllm")
-        for penalizes in (False, True)
-    }
-    own = seen["torch", True]
-    assert own.size - seen["torch", False].size == own.seen == 8 * V * 5
-    assert seen["vllm", True] == seen["vllm", False]
-    assert seen["vllm", True].seen == 8 * (V * 4 + -(-V // 32) * 4)
-
-
 def test_gradients_that_are_summed_late_are_whole_until_then(models: Models) -> None:
     options: dict[str, Any] = {"parallel": {"dp": 2}, "rows": 8}
     late, early = rank(models("llama"), **options), rank(models("llama"), sync_every_pass=True, **options)
@@ -236,18 +213,6 @@ def test_gradients_that_are_summed_late_are_whole_until_then(models: Models) -> 
     assert late.moments()[-1].parts["gradients"] == late.used // 2
     one_pass = rank(models("llama"), parallel={"dp": 2}, rows=2)
     assert one_pass.moments()[0].parts["gradients"] == 0
-
-
-def test_what_is_gathered_in_bf16_needs_no_copies(models: Models) -> None:
-    narrow = rank(models("qwen3"), parallel={"dp": 2}, dtype="bf16")
-    norms = 2 * D + 2 * (Q // 4)
-    assert narrow.gathered_layer == 2 * LAYER, "and norms are not gathered"
-    assert narrow.held == 4 * (LAYERS * (LAYER // 2 + norms) + (2 * V * D + D) // 2)
-    assert "bf16 copies of weights" not in {
-        part for one in narrow.moments() for part, size in one.parts.items() if size
-    }
-    offloaded = rank(models("qwen3"), parallel={"dp": 2}, dtype="bf16", cpu_offload=True)
-    assert offloaded.gathered_layer == 4 * (LAYER + norms)
 
 
 def planned(models: Models, gpus: int, memory: str, *overrides: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -152,14 +151,3 @@ def test_buckets_are_of_the_type_of_the_engine(
     assert sync is not None
     table = 2 * 4096 * 32000
     assert (sync.sender_buckets, sync.engine_buckets) == (sender_buckets * table, engine_buckets * table)
-
-
-def test_32_billion_weights_fit_16_gpus_beside_engines_of_two(tmp_path: Path) -> None:
-    """While the learner works, no weight has to be on the host."""
-    of_7 = json.loads(SEVEN_BILLION) | {"num_attention_heads": 40, "num_key_value_heads": 8, "vocab_size": 152064}
-    fields = of_7 | {"hidden_size": 5120, "intermediate_size": 27648, "num_hidden_layers": 64}
-    (tmp_path / "config.json").write_text(json.dumps(fields))
-    options = ["sampler.tensor_parallel=2", "learner.activation_checkpointing=true"]
-    found = estimated(tmp_path / "config.json", *options, parallel=Parallel(dp=2, tp=8))
-    assert not found.learner.cpu_offload
-    assert found.device <= 80 * 10**9

@@ -31,12 +31,6 @@ def test_a_broken_bound_is_an_alarm_for_each_stretch_of_steps() -> None:
     assert {alarm.metric for alarm in found} == {"agreement/token_mult_prob_error"}
 
 
-def test_a_token_that_differs_is_an_alarm_where_both_sides_are_exact() -> None:
-    (alarm,) = find_alarms(rows(agreement__mismatches=[0, 2, 0], agreement__breach=[0, 0, 0]))
-    assert (alarm.metric, alarm.first, alarm.last) == ("agreement/mismatches", 2, 2)
-    assert alarm.text.startswith("2 tokens have another log-probability sampled than trained")
-
-
 def test_drift_and_numbers_that_are_none() -> None:
     found = find_alarms(rows(watch__alarm=[0, 1], policy__loss=[0.1, math.nan], critic__grad_norm=[math.inf, 1.0]))
     assert [(alarm.metric, alarm.first) for alarm in found] == [
@@ -45,17 +39,6 @@ def test_drift_and_numbers_that_are_none() -> None:
         ("policy/loss", 2),
     ]
     assert "policy/loss is nan" in found[2].text
-
-
-def test_equal_rewards_are_one_only_in_five_steps_in_a_row() -> None:
-    def of(steps: int) -> list[int]:
-        low = [0.5] * steps + [0.0]
-        high = [0.5] * steps + [1.0]
-        found = find_alarms(rows(train__reward_min=low, train__reward_max=high, train__reward=low))
-        return [alarm.last for alarm in found]
-
-    assert of(4) == []
-    assert of(5) == [5]
 
 
 def test_a_healthy_run_has_none_and_a_step_without_the_metric_ends_no_stretch() -> None:

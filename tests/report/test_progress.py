@@ -50,22 +50,6 @@ def test_a_phase_within_a_phase_stops_the_outer_clock(clock: Clock) -> None:
         assert shown.take_timings() == {"outer": 3.0, "inner": 10.0}
 
 
-def test_elsewhere_than_on_a_terminal_there_are_plain_lines(clock: Clock) -> None:
-    out = io.StringIO()
-    with show_progress("my run", None, out, clock) as shown:
-        clock.now += 50  # loading a model is not part of a step
-        shown.total(10, "4 prompts")
-        for step in (1, 2):
-            clock.now += 2
-            shown.step(step, {"train/reward": 0.25, "policy/loss": -0.125, "train/other": 1.0}, 1000)
-    assert out.getvalue().splitlines() == [
-        "my run",
-        "4 prompts",
-        "step 1/10 · train/reward 0.25 · policy/loss -0.125 · 500 tokens/s",
-        "step 2/10 · train/reward 0.25 · policy/loss -0.125 · 500 tokens/s · 0:16 left",
-    ]
-
-
 def steps_told(out: io.StringIO) -> list[str]:
     """The steps of the lines below the title."""
     return [line.split()[1] for line in out.getvalue().splitlines()[1:]]

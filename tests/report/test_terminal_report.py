@@ -43,10 +43,3 @@ def test_a_curve_rises_where_its_values_rise() -> None:
     marks = [match.start() for match in (re.search(r"[^\s│]", row) for row in inside) if match]
     assert len(marks) > 5
     assert marks == sorted(marks, reverse=True)
-
-
-def test_ticks_are_whole_steps() -> None:
-    bottom = curve([0.0, 1.0, 0.5] * 7, "ticks").splitlines()[-1]
-    assert bottom.split() == [str(step) for step in range(1, 22, 2)]
-    bottom = curve([0.0, 1.0, 0.5], "ticks", steps=[0, 5, 30]).splitlines()[-1]
-    assert bottom.split() == ["0", "5", "30"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -18,9 +17,3 @@ def test_each_file_is_the_one_whose_hash_the_readme_names() -> None:
     assert listed == there
     assert "1.6.32" in (VENDOR / "README.md").read_text()
     assert (VENDOR / "uPlot.iife.min.js").read_text().startswith("/*! https://github.com/leeoniya/uPlot (v1.6.32) */")
-
-
-def test_the_wheel_takes_them_and_no_plotly_is_needed() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert "report/page/vendor/*" in project["tool"]["setuptools"]["package-data"]["lockstep"]
-    assert not [name for name in project["project"]["dependencies"] if name.startswith("plotly")]

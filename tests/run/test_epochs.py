@@ -16,7 +16,6 @@ from tiny_recipe import DPO
 from lockstep.algorithms.step import RunLength
 from lockstep.config import RunSection
 from lockstep.config.loading import load
-from lockstep.errors import InputError
 from lockstep.report.log import read_metrics
 from lockstep.run.dry_run.dry_run import dry_run
 from lockstep.run.hooks import resolve_intervals
@@ -84,12 +83,3 @@ def test_the_last_step_learns_the_rest_of_the_epoch_and_resumes_to_the_same_bits
 def test_validations_come_in_shares_of_an_epoch(share: float, epoch: int, steps: int) -> None:
     run = RunSection(validate_every=share)
     assert resolve_intervals(run, RunLength(99, None, 4, epoch=epoch)).validate_every == steps
-
-
-def test_the_best_checkpoint_is_saved_after_a_validation_also_where_it_is_a_share() -> None:
-    run = RunSection.model_validate({"validate_every": 0.25, "save_every": 8, "best": {"metric": "validation/loss"}})
-    assert resolve_intervals(run, RunLength(99, None, 4, epoch=64)).validate_every == 4
-    with pytest.raises(InputError, match=r"0\.25 of an epoch is every 3 steps.*save_every = 8 must be a multiple"):
-        resolve_intervals(run, RunLength(99, None, 4, epoch=48))
-    with pytest.raises(InputError, match=r"does not say how long an epoch is; set run\.validate_every to a number"):
-        resolve_intervals(run, RunLength(99, None, 4))

@@ -71,15 +71,6 @@ def test_bf16_is_half_as_large_and_says_so(finished: Path) -> None:
     assert '"dtype": "bfloat16"' in Path("out/config.json").read_text()
 
 
-def test_the_card_has_recipe_and_figures(finished: Path) -> None:
-    card = Path("run/final/README.md").read_text()
-    assert card.startswith("---\nlibrary_name: transformers\n")
-    assert Path("run/recipe.yaml").read_text().strip() in card
-    assert "`model` after 2 steps of the recipe `tiny` (algorithm: ppo)" in card
-    assert "| reward of sampled responses (`train/reward`) |" in card
-    assert "the card of the published model" not in card
-
-
 def test_a_warm_started_run_exports_too(run: Run, in_tmp: Path) -> None:
     """Three generations: the first made from nothing, the second from the first's final folder."""
     run("run.folder=first")

@@ -10,8 +10,6 @@ from tiers import full
 from tiny_recipe import DPO, GRPO, RECIPE, REWARDS
 
 from lockstep.cli import main
-from lockstep.config.errors import RecipeError
-from lockstep.config.loading import load
 
 
 @pytest.fixture(autouse=True)
@@ -45,20 +43,3 @@ def test_micro_batches_change_no_bit_of_the_weights(algorithm: str, others: tupl
     assert checkpoint(algorithm, dtype, small, "learner.rows_per_pass=2", *sampling) == fixed
     assert checkpoint(algorithm, dtype, large) != checkpoint(algorithm, dtype, small)
     assert checkpoint(algorithm, dtype, large, "learner.rows_per_pass=3") != fixed
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (("learner.parallel.dp=2",), "rows_per_pass fixes the order in which one process adds gradients up"),
-        (("learner.backend=megatron",), "rows_per_pass is of learner.backend=torch; leave it out"),
-        (
-            ("learner.micro_batch_tokens=100",),
-            "learner.rows_per_pass is 2, whose longest rows take 152 tokens, and learner.micro_batch_tokens is 100",
-        ),
-    ],
-)
-def test_where_it_cannot_hold_it_is_refused(options: tuple[str, ...], sentence: str) -> None:
-    with pytest.raises(RecipeError, match=sentence):
-        load("grpo.yaml", ["learner.rows_per_pass=2", *options])
-    load("grpo.yaml", options)

@@ -8,17 +8,8 @@ from pathlib import Path
 import pytest
 
 from lockstep.config import registry
-from lockstep.environments.options import EnvironmentSection
-from lockstep.rollouts.episodes import EnvironmentFault, Episodes
 
 FAILS = "import os\nos.write(2, b'imported\\n')\nraise ValueError('no')\n"
-
-
-WORLD = EnvironmentSection(class_name="world.py:World", max_turns=1, max_tokens=1)
-
-
-def unheard(text: object, last: int) -> list[int]:
-    raise NotImplementedError
 
 
 def named(option: str, reference: str) -> str:
@@ -36,14 +27,3 @@ def test_an_algorithm_is_named_before_it_is_imported(capfd: pytest.CaptureFixtur
     assert capfd.readouterr().err == named("algorithm", "mine.py:Mine")
     registry.find("ppo")
     assert capfd.readouterr().err == ""
-
-
-@pytest.mark.usefixtures("in_tmp")
-def test_an_environment_is_named_before_it_is_imported(capfd: pytest.CaptureFixture[str]) -> None:
-    Path("world.py").write_text(FAILS)
-    with pytest.raises(EnvironmentFault, match="cannot be imported"):
-        Episodes(WORLD, (), str, lambda tools: unheard, print)
-    said = capfd.readouterr()
-    assert (said.err + said.out).replace("imported\n", "") + "imported\n" == named(
-        "environment.class_name", "world.py:World"
-    )

@@ -273,19 +273,6 @@ def test_a_finished_run_goes_on_with_more_steps_where_that_is_allowed(run: Run, 
     assert rewards == [row["train/reward"] for row in whole if "train/reward" in row]
 
 
-def test_the_best_checkpoints_stay(run: Run, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    logged = run("run.max_steps=5", "run.keep=1", "run.best={metric: train/reward, count: 2}")
-    rewards = {int(row["step"]): row["train/reward"] for row in logged if "train/reward" in row}
-    best = sorted(rewards, key=lambda step: -rewards[step])[:2]
-    kept = {int(path.name.removeprefix("step_")) for path in Path("run/checkpoints").iterdir()}
-    assert kept == {*best, 5}
-    capsys.readouterr()
-    assert main(["export", "run", "best", "--checkpoint", "best"]) == 0
-    assert "no checkpoint" not in capsys.readouterr().err
-    saved = load_file(f"run/checkpoints/step_{best[0]:06d}/policy/model.safetensors")
-    assert torch.equal(load_file("best/model.safetensors")["model.norm.weight"], saved["lm.model.norm.weight"])
-
-
 def test_the_lowest_can_be_the_best(run: Run, in_tmp: Path) -> None:
     logged = run("run.max_steps=5", "run.keep=1", "run.best={metric: train/reward, mode: min}")
     rewards = {int(row["step"]): row["train/reward"] for row in logged if "train/reward" in row}

@@ -13,8 +13,6 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from lockstep import exit_codes
-from lockstep.cli import main
 from lockstep.config.loading import load
 from lockstep.report.log import read_metrics
 from lockstep.run.folder.files import lock_folder
@@ -89,15 +87,6 @@ def test_bf16_runs_on_the_real_model(assets: Path, in_tmp: Path) -> None:
     model = f"model.path={assets}/models/stories260K/hf"
     rows = read_metrics(train(load("ppo_gsm8k", [model, *data, *GSM8K])))
     assert all(row["agreement/token_mult_prob_error"] < 1.05 for row in rows if "train/reward" in row)
-
-
-def test_check_reads_the_acceptance_bounds(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    run("acceptance=[{metric: train/reward, steps: [1, 2], min: 0.0}]")
-    assert main(["check", "run"]) == 0
-    broken = "{metric: train/reward, steps: [2, 2], min: 2.0}, {metric: x, steps: [9, 9], min: 0}"
-    run("run.folder=failed", f"acceptance=[{broken}]")
-    assert main(["check", "failed"]) == exit_codes.BROKEN
-    assert "not reached" in capsys.readouterr().out
 
 
 def test_a_run_in_use_is_not_touched(run: Run, in_tmp: Path) -> None:

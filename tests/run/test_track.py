@@ -66,15 +66,6 @@ def test_a_line_cut_short_is_not_read_and_is_dropped(tmp_path: Path) -> None:
     assert steps(tmp_path, "metrics.jsonl") == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("bad", ["nonsense", "[1]", '{"reward": 1}'])
-def test_a_line_that_is_none_is_named(tmp_path: Path, bad: str) -> None:
-    Logs(tmp_path).metrics(0, {})
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(path.read_text() + bad + '\n{"step": 1}\n')
-    with pytest.raises(ValueError, match=f"{path}:2 is no line of a log"):
-        read_metrics(tmp_path)
-
-
 def test_a_line_that_does_not_fit_is_an_error_and_leaves_none_of_itself(tmp_path: Path) -> None:
     path, limits = tmp_path / "metrics.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
     append(path, b"whole\n")

@@ -26,7 +26,6 @@ from lockstep.run.stop import Stopped
 from lockstep.run.trackers.base import Logs, Outcome
 from lockstep.run.trackers.guard import Guarded
 from lockstep.run.trackers.run import RunTracker, track_run, views_of
-from lockstep.run.trackers.tensorboard import TensorBoardView
 from lockstep.run.trackers.view import Facts, View, replay
 
 ROWS = [
@@ -64,17 +63,6 @@ def process(facts: Facts, recipe: Trackers, kept: int, stop: int, worth: float =
         steps(tracker, kept + 1, stop, worth)
 
 
-def killed_process(facts: Facts, recipe: Trackers, kept: int, stop: int, worth: float = 1.0) -> None:
-    """The same, but the end is never told to anybody."""
-    views = views_of(recipe, facts)
-    tracker = RunTracker(Logs(facts.folder), [Guarded(n, v, print) for n, v in views.items()])
-    tracker.rewind(kept)
-    steps(tracker, kept + 1, stop, worth)
-    view = views.get("tensorboard")
-    if isinstance(view, TensorBoardView):
-        view._writer.flush()  # its thread lives on here, as it would not in a process that was killed
-
-
 def interrupted_process(facts: Facts, recipe: Trackers, stop: int) -> None:
     with suppress(KeyboardInterrupt), track_run(Logs(facts.folder), views_of(recipe, facts), print) as tracker:
         tracker.rewind(-1)
@@ -99,14 +87,6 @@ def test_tensorboard_shows_the_run(facts: Facts) -> None:
     assert first[0] == '    prompt: # <b>Ada</b>\n    [x](y)\n    tokens: 3\n    parts: {"math": 1.0}\n    score: None'
 
 
-def test_tensorboard_shows_each_step_once_after_a_kill(facts: Facts) -> None:
-    recipe = Trackers(tensorboard=TensorBoard())
-    killed_process(facts, recipe, -1, 6)
-    process(facts, recipe, 2, 5, worth=10.0)
-    assert tensorboard_series(facts.folder)["train/reward"] == REWARDS_AFTER_A_KILL
-    assert tensorboard_texts(facts.folder, "samples/0/text_summary").keys() == {0, 1, 2, 3, 4}
-
-
 def test_wandb_shows_the_run(facts: Facts) -> None:
     process(facts, Trackers(wandb=WandB(project="words", name="first")), -1, 2)
     assert wandb_series(facts.folder) == {
@@ -123,18 +103,6 @@ def test_wandb_shows_the_run(facts: Facts) -> None:
     assert shown["columns"] == ["prompt", "tokens", "parts", "score"]
     assert shown["data"] == [[ROWS[0]["prompt"], 3, '{"math": 1.0}', None], ["Bo", None, None, None]]
     assert [record["exit_code"] for record in wandb_records(facts.folder, "exit")] == [0]
-
-
-def test_wandb_has_one_run_with_each_step_once_when_steps_are_made_again(facts: Facts) -> None:
-    recipe = Trackers(wandb=WandB())
-    process(facts, recipe, -1, 6)  # W&B wants to hear of an end within a process; test_tracked_runs.py has a killed one
-    before = (facts.folder / "wandb/run_id").read_text()
-    process(facts, recipe, 2, 5, worth=10.0)
-    assert wandb_series(facts.folder)["train/reward"] == REWARDS_AFTER_A_KILL
-    (run,) = wandb_records(facts.folder, "run")
-    assert (run["run_id"], run["display_name"]) == (before, "ppo-1a2b")
-    staged = next((facts.folder / "wandb").glob("data-*")) / "artifacts/staging"
-    assert len(list(staged.iterdir())) == 2 * 5  # two files per table, and none of the tables of before
 
 
 def test_wandb_online_without_a_key_is_refused_before_anything_is_done(
@@ -157,15 +125,6 @@ def test_mlflow_shows_the_run(facts: Facts) -> None:
     assert json.loads(Path(environment).read_text()) == {"torch": "2.13.0"}
     newest = client.load_table(run.info.experiment_id, "samples/step_000001.json")
     assert newest["prompt"].to_list() == [row["prompt"] for row in ROWS]
-
-
-def test_mlflow_has_one_run_with_each_step_once_after_a_kill(facts: Facts) -> None:
-    recipe = Trackers(mlflow=MLflow(experiment="killed"))
-    killed_process(facts, recipe, -1, 6)
-    process(facts, recipe, 2, 5, worth=10.0)
-    (run,) = mlflow_runs("killed")
-    assert mlflow_series(run)["train/reward"] == REWARDS_AFTER_A_KILL
-    assert run.info.run_name == "ppo-1a2b"
 
 
 def test_mlflow_goes_on_with_the_same_run_where_it_can(facts: Facts) -> None:

@@ -46,13 +46,3 @@ def test_means_are_of_runs_that_kept_their_promises_and_of_last_values(tmp_path:
     assert [run["state"] for run in page["runs"]] == [row["state"] for row in table[:5]]
     assert page["groups"][0]["final"]["train/reward"]["mean"] == pytest.approx(1.5)
     assert page["groups"][0]["bands"]["train/kl"]["n"] == 3
-
-
-@pytest.mark.parametrize(("runs", "said"), [(10, None), (11, "and 1 more alarm"), (12, "and 2 more alarms")])
-def test_the_rest_of_many_alarms_is_counted(tmp_path: Path, runs: int, said: str | None) -> None:
-    names = [f"seed={seed}" for seed in range(runs)]
-    for name in names:
-        write_run(tmp_path / name, [0.0, 1.0], breach=1.0)
-    (tmp_path / SWEEP).write_text(json.dumps({"runs": {name: {} for name in names}}))
-    lines = summarize(tmp_path).splitlines()
-    assert [line for line in lines if line.startswith("and ")] == ([] if said is None else [said])

@@ -7,12 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from benchmarks.ladder.tasks.letters import Letters
 from lockstep.config import Task
 from lockstep.config.help import explain_options
-from lockstep.config.loading import RecipeError, describe, load, load_run
+from lockstep.config.loading import RecipeError, describe, load
 from lockstep.config.task import find
 from lockstep.tasks import base
 from lockstep.tasks.arithmetic import Arithmetic
@@ -98,11 +97,3 @@ def test_what_is_trained_first_holds_out_the_same_rows() -> None:
     other = load(RECIPE, LETTERS).warm_start
     assert other is not None
     assert other.training.data.task == load("sft_arithmetic").training.data.task
-
-
-def test_a_run_with_options_of_before_is_refused_by_name(tmp_path: Path) -> None:
-    tree = load(RECIPE).dump()
-    tree["data"]["arithmetic"] = tree["data"].pop("task")
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(tree))
-    with pytest.raises(RecipeError, match=r"recipe\.yaml: there is no option data\.arithmetic"):
-        load_run(tmp_path)
