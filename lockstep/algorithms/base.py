@@ -120,13 +120,12 @@ class Algorithm(Common, ABC):
             if limit is not None
         }
 
+    @abstractmethod
     def open(self, setup: Setup) -> Job:
         """Opens data and models, and returns the job. Everything that can be wrong with the recipe is raised here.
 
-        A dry run calls it as well, with stand-ins for the models, so do not call a model here. The registry names the
-        function that opens a built-in algorithm; any other overrides this method.
+        A dry run calls it as well, with stand-ins for the models, so do not call a model here.
         """
-        return registry.find_opener(self.algorithm)(self, setup)
 
     @property
     def inference(self) -> Inference | None:
@@ -137,3 +136,10 @@ class Algorithm(Common, ABC):
     def rewards(self) -> Mapping[str, RewardSection | None]:
         """Rewards that score responses, by option, so that a dry run can try each before any model is known."""
         return {}
+
+
+class BuiltInAlgorithm(Algorithm, ABC):
+    """A recipe that ships: the registry names the function that opens it."""
+
+    def open(self, setup: Setup) -> Job:
+        return registry.find_opener(self.algorithm)(self, setup)

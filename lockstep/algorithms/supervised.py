@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from lockstep.algorithms.base import Algorithm
+from lockstep.algorithms.base import BuiltInAlgorithm
 from lockstep.config.section import rule
 
 
-class Supervised(Algorithm):
+class Supervised(BuiltInAlgorithm):
     """A recipe that trains on rows as they are, without sampling."""
 
     learned: ClassVar[str]

@@ -6,7 +6,7 @@ from typing import Annotated, final
 
 from pydantic import Field, PositiveInt
 
-from lockstep.algorithms.base import Algorithm
+from lockstep.algorithms.base import BuiltInAlgorithm
 from lockstep.algorithms.roles import Inference, Load, ModelRole
 from lockstep.config import EngineSection, ModelFolder, Optimizer, RepeatedSampling, SamplerSection, Sampling, Section
 from lockstep.config.section import rule
@@ -88,7 +88,7 @@ class DistillSection(Section):
 
 
 @final
-class DistillRecipe(Algorithm):
+class DistillRecipe(BuiltInAlgorithm):
     """`algorithm: distill`"""
 
     purpose = "learns its teachers' probabilities for every token"

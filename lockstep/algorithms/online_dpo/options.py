@@ -6,7 +6,7 @@ from typing import Annotated, final
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from lockstep.algorithms.base import Algorithm
+from lockstep.algorithms.base import BuiltInAlgorithm
 from lockstep.algorithms.roles import Inference, Load, ModelRole
 from lockstep.config import EngineSection, ModelFolder, Optimizer, RepeatedSampling, SamplerSection, Sampling
 from lockstep.config.section import rule
@@ -35,7 +35,7 @@ class OnlineDPOSection(PreferenceSection):
 
 
 @final
-class OnlineDPORecipe(Algorithm):
+class OnlineDPORecipe(BuiltInAlgorithm):
     """`algorithm: online_dpo`"""
 
     purpose = "learns to prefer the better of its own answers to the worse, by their rewards"

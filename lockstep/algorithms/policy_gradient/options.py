@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, assert_never
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from lockstep.algorithms.base import Algorithm
+from lockstep.algorithms.base import BuiltInAlgorithm
 from lockstep.algorithms.roles import Inference, Load, ModelRole
 from lockstep.config.machinery import EngineSection, SamplerSection
 from lockstep.config.optimizer import Optimizer
@@ -189,7 +189,7 @@ class PolicyGradient(Section):
             )
 
 
-class PolicyGradientRecipe(Algorithm):
+class PolicyGradientRecipe(BuiltInAlgorithm):
     """A recipe of an algorithm that learns from its own rollouts."""
 
     section: ClassVar[str]

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, final
 
 from pydantic import Field, JsonValue, PositiveFloat, PositiveInt, field_validator
 
-from lockstep.algorithms.base import Algorithm
+from lockstep.algorithms.base import Algorithm, BuiltInAlgorithm
 from lockstep.algorithms.roles import Inference, Load, ModelRole
 from lockstep.config import (
     EngineSection,
@@ -157,7 +157,7 @@ class KnownSection(Section):
 
 
 @final
-class SelfRewardingRecipe(Algorithm):
+class SelfRewardingRecipe(BuiltInAlgorithm):
     """`algorithm: self_rewarding`"""
 
     steps_and_epochs = True  # epochs are of an iteration, steps of the run
