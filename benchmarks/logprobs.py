@@ -90,6 +90,7 @@ def run_rank(rank: int, setting: Setting) -> None:
             print(f"{kernel.name}: {told}", flush=True)
     if rank == 0:
         Path(setting.folder, "figures.json").write_text(json.dumps(results))
+    dist.barrier()  # a rank that leaves while another one still communicates can abort it
     dist.destroy_process_group()
 
 
