@@ -82,9 +82,9 @@ def _whole(dtype: str) -> Table:
 
 
 def _deep(dtype: str) -> Table:
-    """Two cells of three responses of 8,000 tokens each, of which the last 1,000 are decoded."""
-    cells = ("lengths=[8000]", "data=[real,counting]", f"methods={_SAMPLED}", "batch_sizes=[2]")
-    options = (*cells, "sequences=3", "max_tokens=24000", "repeats=1")
+    """One cell of two responses of 8,000 tokens, of which the last 1,000 are decoded."""
+    cells = ("lengths=[8000]", "data=[real]", f"methods={_SAMPLED}", "batch_sizes=[2]")
+    options = (*cells, "sequences=2", "max_tokens=16000", "repeats=1")
     return Table(f"{dtype}_8000", f"{dtype}, 8,000 tokens", dtype, BACKENDS[dtype], options, long=True)
 
 

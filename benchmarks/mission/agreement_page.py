@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -103,11 +104,13 @@ def _describe_faults(planted: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _judge_tables(tables: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """A verdict for each table, and the reasons if it is another; whether repeats gave the same bits."""
+    """A verdict for each table, and the reasons if it does not hold, one of each kind; whether repeats gave the same bits."""
     for table in tables.values():
         yield judge_table(table)
-        reasons = Counter(reason for cell in table["cells"] for reason in cell["reasons"])
-        yield from (f"    - {count} times: {reason}." for reason, count in reasons.items())
+        kinds = dict[str, list[str]]()
+        for reason in (reason for cell in table["cells"] for reason in cell["reasons"]):
+            kinds.setdefault(re.sub(r"[\d.e-]+", "#", reason), []).append(reason)
+        yield from (f"    - {len(reasons)} of this kind: {reasons[0]}." for reasons in kinds.values())
     for table in tables.values():
         yield judge_repeats(table)
 
