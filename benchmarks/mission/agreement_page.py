@@ -104,7 +104,7 @@ def _describe_faults(planted: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _judge_tables(tables: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """A verdict for each table, with one reason of each kind if it does not hold; whether repeats gave the same bits."""
+    """A verdict for each table, with a reason of each kind if it does not hold; whether repeats gave the same bits."""
     for table in tables.values():
         yield judge_table(table)
         kinds = dict[str, list[str]]()
