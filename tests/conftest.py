@@ -24,13 +24,12 @@ from tiny_recipe import RECIPE, REWARDS
 
 from lockstep.cluster.child_process import forking
 from lockstep.config.loading import load
-from lockstep.helpers.sandbox.jail import Limits
-from lockstep.helpers.sandbox.sandbox import Sandbox, SandboxError
+from lockstep.helpers.sandbox.sandbox import Limits, Sandbox, SandboxError
 from lockstep.report.log import read_metrics
 from lockstep.run.train import train
 
 NEEDS = ("assets", "browser", "gloo", "megatron", "namespaces", "ray", "triton", "vllm")
-FIXTURES = {"ranks": "gloo", "sandboxes": "namespaces"} | {name: name for name in ("assets", "megatron", "ray", "vllm")}
+FIXTURES = {"ranks": "gloo", "sandboxes": "bubblewrap"} | {name: name for name in ("assets", "megatron", "ray", "vllm")}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -142,12 +141,12 @@ def ray() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def sandboxes() -> None:
-    """Programs can be run in namespaces of their own."""
+    """Programs can be run under bubblewrap."""
     sandbox = Sandbox(Limits(cpu_s=5, wall_s=60.0, memory_mb=512, file_mb=1, processes=8))
     try:
         sandbox.start()
     except SandboxError as error:
-        pytest.skip(f"needs namespaces: {error}")
+        pytest.skip(f"needs bubblewrap: {error}")
     sandbox.close()
 
 

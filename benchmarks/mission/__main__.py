@@ -21,7 +21,7 @@ from benchmarks import real_model
 from benchmarks.harness import RESULTS, environment
 from benchmarks.mission import agreement, logprobs, ppo, self_rewarding
 from benchmarks.mission.programs import ROOT, MissionError
-from lockstep.helpers.sandbox.linux import adopt_orphans
+from lockstep.helpers.descendants import adopt_orphans
 
 PARTS: dict[str, ModuleType] = {
     "ppo": ppo,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import sys
@@ -11,6 +12,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _POLL_S = 0.005
+_SET_SUBREAPER = 36
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of descendants that lose theirs, on Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_SUBREAPER, 1, 0, 0, 0)
 
 
 def find_children(process: int) -> list[int]:
@@ -32,18 +40,15 @@ def find_descendants(process: int) -> Iterator[int]:
 def end_children() -> None:
     """Kills the processes that this one has started until none is left; orphans must become its children.
 
-    It does nothing where there is no `/proc` to find them in, or where the kernel lets no process be killed.
+    It does nothing where there is no `/proc` to find them in: under bubblewrap they end with this process.
     """
-    while sys.platform == "linux":
+    while Path("/proc/self").exists():
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         except ChildProcessError:
             return
-        try:
-            kill_all(find_children(os.getpid()))
-        except PermissionError:
-            return
+        kill_all(find_children(os.getpid()))
         time.sleep(_POLL_S)
 
 

@@ -56,7 +56,7 @@ def build_child(module: str, reference: str, *options: str, confined: bool = Fal
         module: Holds `answers`, see `Child`.
         reference: The place of the code, the first argument of `answers`.
         options: The other arguments of `answers`.
-        confined: True to put the process behind the sandbox's filters.
+        confined: True to run the process under bubblewrap.
 
     Raises:
         InputError: An object that only this program has is to be confined.

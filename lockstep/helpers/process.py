@@ -12,6 +12,7 @@ import importlib
 import io
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -19,15 +20,14 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from lockstep.background import SIGNAL_CHECK_S
 from lockstep.guarded_imports import split_path
-from lockstep.helpers.descendants import end_children, find_descendants, kill_all
-from lockstep.helpers.sandbox import linux
+from lockstep.helpers.descendants import adopt_orphans, end_children, find_descendants, kill_all
 from lockstep.printable import make_printable
 from lockstep.process_defaults import spare_modules
 
@@ -71,16 +71,10 @@ class Child:
     Args:
         module: Holds `answers`; is imported in the child only.
         arguments: Arguments of `answers`.
-
-    Attributes:
-        program: The module that the process runs, which calls `serve`.
     """
-
-    program = __name__
 
     def __init__(self, module: str, *arguments: str) -> None:
         self._module, self._arguments = module, arguments
-        self._environment: Mapping[str, str] = {}
         self._lock = threading.Lock()
         self._running: _Running | None = None
         self._killed = False
@@ -139,44 +133,18 @@ class Child:
 
     def _start(self, slow: Callable[[float], None] = lambda limit_s: None) -> _Running:
         if self._running is None or not self._running.usable():
-            self._running = _Running.start(self.program, self._module, self._arguments, self._environment, slow)
+            self._running = self._begin(slow)
             weakref.finalize(self, self._running.end)
         if self._killed:
             self._running.end(at_once=True)
             raise ChildDied("killed on purpose")
         return self._running
 
-
-@dataclass
-class _Running:
-    """One life of a child: its process, the connection to it, and what has been read and not yet used."""
-
-    process: subprocess.Popen[bytes]
-    connection: socket.socket
-    owner: int  # after a fork two processes must not share a connection
-    unread: bytes = b""
-
-    @classmethod
-    def start(
-        cls,
-        program: str,
-        module: str,
-        arguments: tuple[str, ...],
-        environment: Mapping[str, str],
-        slow: Callable[[float], None],
-    ) -> _Running:
+    def _begin(self, slow: Callable[[float], None]) -> _Running:
+        """Starts the process, and waits until it is ready."""
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-P", "-m", program, str(theirs.fileno()), module, *arguments]
-        # The child finds the modules that this process finds, in the same order.
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            pass_fds=(theirs.fileno(),),
-            env={**os.environ, **environment, **split_path()},
-            start_new_session=True,  # so that Ctrl-C does not reach it before it ignores that
-        )
-        theirs.close()
-        running = cls(process, ours, os.getpid())
+        with theirs:
+            running = _Running(self._popen(theirs.fileno()), ours, os.getpid())
         try:
             try:
                 running.reply(_SILENCE_S)
@@ -187,6 +155,30 @@ class _Running:
             running.end(at_once=True)
             raise
         return running
+
+    def _popen(self, descriptor: int) -> subprocess.Popen[bytes]:
+        """Starts the process, which gets its end of the connection."""
+        return subprocess.Popen(
+            self._command(descriptor),
+            stdin=subprocess.DEVNULL,
+            pass_fds=(descriptor,),
+            # The child finds the modules that this process finds, in the same order.
+            env={**os.environ, **split_path()},
+            start_new_session=True,  # so that Ctrl-C does not reach it before it ignores that
+        )
+
+    def _command(self, descriptor: int) -> list[str]:
+        return [sys.executable, "-P", "-m", __name__, str(descriptor), self._module, *self._arguments]
+
+
+@dataclass
+class _Running:
+    """One life of a child: its process, the connection to it, and what has been read and not yet used."""
+
+    process: subprocess.Popen[bytes]
+    connection: socket.socket
+    owner: int  # after a fork two processes must not share a connection
+    unread: bytes = b""
 
     def usable(self) -> bool:
         return self.owner == os.getpid() and self.process.poll() is None and self.connection.fileno() >= 0
@@ -258,6 +250,8 @@ class _Running:
             return ChildDied("it closed its connection", may_pass=True)
         with contextlib.suppress(OSError):  # what it had started has its group
             os.killpg(self.process.pid, signal.SIGKILL)
+        if code > 128:  # as bubblewrap says it
+            code = 128 - code
         if code >= 0:
             return ChildDied(f"exit status {code}", may_pass=code == _LOST)
         return ChildDied(f"killed by {signal.Signals(-code).name}", -code, may_pass=-code == signal.SIGKILL)
@@ -283,11 +277,10 @@ class _Printed(io.TextIOBase):
         return len(text)
 
 
-def serve(prepare: Callable[..., None], descriptor: str, module: str, *arguments: str) -> None:
+def serve(descriptor: str, module: str, *arguments: str) -> None:
     """Main loop of the child. Signals that end a run are the parent's to handle, which ends its children.
 
     Args:
-        prepare: Is called first, with the arguments; an OSError says why the child cannot begin.
         descriptor: Number of the connection's descriptor.
         module: As in `Child`.
         arguments: As in `Child`.
@@ -295,14 +288,8 @@ def serve(prepare: Callable[..., None], descriptor: str, module: str, *arguments
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     connection = socket.socket(fileno=int(descriptor))
-    try:
-        prepare(*arguments)
-    except OSError as error:
-        connection.sendall(json.dumps(["failed", str(error)]).encode() + b"\n")
-        return
-    if sys.platform == "linux":
-        linux.adopt_orphans()
-    threading.Thread(target=_watch_parent, args=(os.getppid(),), daemon=True).start()
+    adopt_orphans()
+    threading.Thread(target=_watch_parent, args=(os.getppid(), connection), daemon=True).start()
 
     saying = threading.Lock()
 
@@ -357,13 +344,16 @@ def _exit_with_parent() -> Iterator[None]:
         os._exit(_LOST)
 
 
-def _watch_parent(parent: int) -> None:
+def _watch_parent(parent: int, connection: socket.socket) -> None:
     """Ends this process with its parent: a child that hangs in an answer does not see its connection close."""
-    while os.getppid() == parent:
-        time.sleep(1.0)
+    closed = select.poll()
+    closed.register(connection, 0)
+    while os.getppid() == parent and not closed.poll(1000):
+        pass
+    time.sleep(1.0)  # in which it may end by itself
     end_children()
     os._exit(1)
 
 
 if __name__ == "__main__":
-    serve(lambda *arguments: None, *sys.argv[1:])
+    serve(*sys.argv[1:])

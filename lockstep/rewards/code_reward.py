@@ -4,35 +4,21 @@ from __future__ import annotations
 
 import ast
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from queue import SimpleQueue
 from typing import Any, assert_never
 
 from lockstep.data.rows import Row
 from lockstep.data.templates import complaint, read_field
 from lockstep.data.thoughts import drop_thought
-from lockstep.helpers.sandbox.jail import Limits
-from lockstep.helpers.sandbox.results import ProgramResult
-from lockstep.helpers.sandbox.sandbox import Sandbox, SandboxError
+from lockstep.helpers.sandbox.sandbox import Limits, ProgramResult, Sandbox, SandboxError
 from lockstep.rewards.base import DetailedReward, Verdicts
 from lockstep.rewards.code_blocks import find_code_blocks
 from lockstep.rewards.options import CodeSection
 from lockstep.types import Prompt
 
 _PYTHON = ("python", "python3", "py")
-
-Test = Callable[[Sandbox, str], ProgramResult]
-"""Returns whether a program passes."""
-
-
-@dataclass(frozen=True)
-class CodeVerdict:
-    """The reward of a response, and whether its program attempted to cheat a test."""
-
-    reward: float
-    tampering: bool
 
 
 @dataclass(frozen=True)
@@ -46,23 +32,14 @@ class CodeReward(DetailedReward):
 
     section: CodeSection
     option: str = "reward.code"
-    _sandboxes: tuple[Sandbox, ...] = field(init=False, repr=False, compare=False)
+    _sandbox: Sandbox = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        own = self.section
-        limits = Limits(own.cpu_s, own.wall_s, own.memory_mb, own.file_mb, own.processes)
-        sandboxes = tuple(Sandbox(limits, own.isolation) for _ in range(own.sandboxes))
-        object.__setattr__(self, "_sandboxes", sandboxes)
-        try:
-            sandboxes[0].start()
-        except SandboxError as error:
-            raise SandboxError(
-                f"{self.option}: {error}; {self._advise(limits)}docs/guides/rewards.md says what it needs"
-            ) from None
+        object.__setattr__(self, "_sandbox", open_sandbox(self.section, self.option))
 
     def strength(self) -> str:
         """Describes in one sentence how programs are isolated from the rest of the machine."""
-        return f"{self.option}.isolation={self.section.isolation} is {self._sandboxes[0].strength()}"
+        return f"{self.option}: programs run {self._sandbox.strength()}"
 
     def judge(self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]) -> Verdicts:
         """Runs the programs of responses against the tests of their rows.
@@ -70,39 +47,12 @@ class CodeReward(DetailedReward):
         Raises:
             SandboxError: A program could not be run.
         """
-        idle: SimpleQueue[Sandbox] = SimpleQueue()
-        for sandbox in self._sandboxes:
-            idle.put(sandbox)
-
-        def score_one(prompt: Prompt, response: str) -> CodeVerdict:
-            sandbox = idle.get()
-            try:
-                return self._score(sandbox, prompt, response)
-            finally:
-                idle.put(sandbox)
-
-        pool = ThreadPoolExecutor(len(self._sandboxes))
+        pool = ThreadPoolExecutor(self.section.sandboxes)
         try:
-            found = list(pool.map(score_one, prompts, responses))
+            found = list(pool.map(self._score, prompts, responses))
         finally:
             pool.shutdown(cancel_futures=True)
-        return Verdicts([verdict.reward for verdict in found], [verdict.tampering for verdict in found])
-
-    def _advise(self, limits: Limits) -> str:
-        """Names the next weaker isolation, if this machine supports it."""
-        match self.section.isolation:
-            case "namespaces":
-                sandbox = Sandbox(limits, "filters")
-            case "filters" | "limits":
-                return ""
-            case _:
-                assert_never(self.section.isolation)
-        try:
-            return f"{self.option}.isolation=filters can be had here, and is {sandbox.strength()}; "
-        except SandboxError:
-            return ""
-        finally:
-            sandbox.close()
+        return Verdicts([reward for reward, _ in found], [tampering for _, tampering in found])
 
     def _program(self, answer: str) -> str | None:
         match self.section.program:
@@ -113,19 +63,35 @@ class CodeReward(DetailedReward):
             case _:
                 assert_never(self.section.program)
 
-    def _score(self, sandbox: Sandbox, prompt: Prompt, response: str) -> CodeVerdict:
+    def _score(self, prompt: Prompt, response: str) -> tuple[float, bool]:
+        """The reward of a response, and whether its program attempted to cheat a test."""
         program = self._program(drop_thought(response, prompt.text))
         if program is None:
-            return CodeVerdict(0.0, tampering=False)
-        tests = [_test(item) for item in read_field(prompt.row, self.section.tests)]
-        verdicts: list[ProgramResult] = []
+            return 0.0, False
+        tests = read_field(prompt.row, self.section.tests)
+        passed, tampering = 0, False
         for test in tests:
-            verdicts.append(test(sandbox, program))
-            if self.section.all_or_nothing and not verdicts[-1].passed:
-                break
-        share = sum(verdict.passed for verdict in verdicts) / len(tests)
-        reward = float(share == 1.0) if self.section.all_or_nothing else share
-        return CodeVerdict(reward, any(verdict.tampering for verdict in verdicts))
+            result = _run_test(self._sandbox, program, test)
+            passed += result.passed
+            tampering = tampering or bool(result.tampering)
+            if self.section.all_or_nothing and not result.passed:
+                return 0.0, tampering
+        return passed / len(tests), tampering
+
+
+def open_sandbox(section: CodeSection, option: str = "reward.code") -> Sandbox:
+    """Opens the sandbox of a code reward.
+
+    Raises:
+        SandboxError: Programs cannot be run here as the section asks.
+    """
+    limits = Limits(section.cpu_s, section.wall_s, section.memory_mb, section.file_mb, section.processes)
+    sandbox = Sandbox(limits, section.isolation)
+    try:
+        sandbox.start()
+    except SandboxError as error:
+        raise SandboxError(f"{option}: {error}; docs/guides/rewards.md says what it needs") from None
+    return sandbox
 
 
 def extract_code_block(answer: str) -> str | None:
@@ -168,18 +134,13 @@ def _syntax_fault(code: str) -> str | None:
     return None
 
 
-def _test(item: str | dict[str, str]) -> Test:
-    """Builds the check of one test, which is valid."""
-    if isinstance(item, str):
-        return lambda sandbox, program: sandbox.test(program, item)
-    expected, given = _lines(item["stdout"]), item.get("stdin", "")
-
-    def prints(sandbox: Sandbox, program: str) -> ProgramResult:
-        output = sandbox.output(program, given)
-        same = output is not None and _lines(output) == expected
-        return ProgramResult(same, None if same else "printed something else", ())
-
-    return prints
+def _run_test(sandbox: Sandbox, program: str, test: str | dict[str, str]) -> ProgramResult:
+    """Runs one test, which is valid."""
+    if isinstance(test, str):
+        return sandbox.test(program, test)
+    output = sandbox.output(program, test.get("stdin", ""))
+    same = output is not None and _lines(output) == _lines(test["stdout"])
+    return ProgramResult(same, None if same else "printed something else", ())
 
 
 def _lines(text: str) -> list[str]:

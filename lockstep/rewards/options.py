@@ -36,11 +36,10 @@ class CodeSection(Section):
     memory_mb: Annotated[int, Field(ge=64)] = Field(default=512, description="memory of a program, all its processes")
     file_mb: PositiveInt = Field(default=8, description="size of the largest file, and of all output")
     processes: PositiveInt = Field(default=8, description="processes and threads of a program")
-    isolation: Literal["namespaces", "filters", "limits"] = Field(
-        default="namespaces",
-        description="`namespaces`: no network, no other process, no files of yours; `filters`: the same by filters of "
-        "the kernel, for where namespaces are forbidden; `limits`: time, memory, files and processes are limited, and "
-        "programs can reach what this user can",
+    isolation: Literal["bubblewrap", "none"] = Field(
+        default="bubblewrap",
+        description="`bubblewrap`: no network, no other process, no files of yours; `none`: only time, memory and file "
+        "size are limited, and programs can reach what this user can",
     )
 
 
@@ -131,8 +130,8 @@ class SingleReward(Section):
     )
     confined: bool = Field(
         default=False,
-        description="python: run the function behind the sandbox's filters: no network, no files but those that it can "
-        "import, no signals to other processes; Linux",
+        description="python: run the function under bubblewrap: no network, no files but those that it can import, no "
+        "other process; Linux",
     )
     verifier: str | None = Field(
         default=None,

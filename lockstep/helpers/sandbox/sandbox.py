@@ -1,38 +1,93 @@
-"""The asking side of the sandbox: the output of a program, and whether test code passes with it."""
+"""Untrusted Python programs, run under bubblewrap: the output of one, and whether test code passes with it."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
+import signal
+import subprocess
 import sys
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Literal
 
-from lockstep import exit_codes
 from lockstep.errors import InputError
-from lockstep.helpers.process import Child, ChildDied, ChildError, ChildHangs
-from lockstep.helpers.sandbox import warden
-from lockstep.helpers.sandbox.jail import Isolation, Limits
-from lockstep.helpers.sandbox.results import ProgramOutput, ProgramResult
+from lockstep.helpers.sandbox import memory, solution_side, tester_side
+from lockstep.helpers.sandbox.bubblewrap import SYSTEM_FILES, find_obstacle, is_root, open_filter, same_place, wrap
+from lockstep.helpers.sandbox.uses import find_uses
 
-_GRACE_S = 60.0  # for a warden on a busy machine, besides the limit of the program
+Isolation = Literal["bubblewrap", "none"]
+"""What keeps a program from the rest of the machine."""
+
 _VERSION = ".".join(map(str, sys.version_info[:2]))
 _INTERPRETER = os.path.realpath(f"{sys.base_exec_prefix}/bin/python{_VERSION}")
+
+_MB = 1 << 20
+_TMP_MB = 16  # in /tmp, besides one of the largest files
+_OPEN_FILES = 64
+_FIRST_USER = (1 << 31) - (1 << 23)  # thread ids are below 2²², and user ids are not that high
+_WATCH_S = 0.02  # in which a program can take some tens of MB more than it may
+_SHOWN = 400  # characters of an error
+
+_INSIDE = "/opt"
+_OWN = str(Path(__file__).parent)
+_SIDES = "lockstep/helpers/sandbox"
+_BEGIN = "import sys; sys.path.insert(0, {!r}); from lockstep.helpers.sandbox import {} as side; side.{}({})"
+_FIRST_TO_DIE = ("sh", "-c", 'echo 1000 > /proc/self/oom_score_adj; [ -z "$0" ] || echo $$ > "$0"; exec "$@"')
+"""Begins a command in a cgroup, if one is named; if memory runs out, it goes first."""
 
 
 class SandboxError(InputError):
     """Programs cannot be run in a sandbox; the message says why."""
 
 
-class SandboxLost(SandboxError):
-    """The process that starts programs was lost; the same command resumes the run."""
+@dataclass(frozen=True)
+class Limits:
+    """The limits of a program.
 
-    exit_code = exit_codes.CRASH
+    Attributes:
+        cpu_s: Seconds of CPU time of each process.
+        wall_s: Seconds on the clock.
+        memory_mb: Memory (address space) of each process, and memory of all together, MB.
+        file_mb: Size of each file that it writes, its output among them, MB.
+        processes: Number at a time, threads counted.
+    """
+
+    cpu_s: int
+    wall_s: float
+    memory_mb: int
+    file_mb: int
+    processes: int
+
+
+@dataclass(frozen=True)
+class ProgramResult:
+    """The outcome of a test.
+
+    Attributes:
+        passed: True if the test ran to its end.
+        why: The reason for which it did not; None where it did.
+        tampering: Signs that the program attempted to cheat the test.
+    """
+
+    passed: bool
+    why: str | None
+    tampering: tuple[str, ...]
+
+
+_AT_ITS_LIMIT = ProgramResult(False, "the test reached a limit", ())
 
 
 @dataclass(frozen=True)
 class Sandbox:
-    """Runs untrusted Python programs, one at a time; usable from any thread.
+    """Runs untrusted Python programs; usable from several threads at a time.
 
     Attributes:
         limits: Limits of each program.
@@ -41,28 +96,34 @@ class Sandbox:
     """
 
     limits: Limits
-    isolation: Isolation = "namespaces"
+    isolation: Isolation = "bubblewrap"
     interpreter: str = _INTERPRETER
-    _warden: Child = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        options = {"limits": asdict(self.limits), "isolation": self.isolation, "interpreter": self.interpreter}
-        object.__setattr__(self, "_warden", Child(warden.__name__, json.dumps(options)))
 
     def start(self) -> None:
-        """Starts the sandbox, if programs can run here.
+        """Runs a trial program.
 
         Raises:
-            SandboxError: They cannot.
+            SandboxError: Programs cannot be run here.
         """
         try:
-            self._warden.start()
-        except (ChildError, ChildDied, ChildHangs) as error:
-            raise SandboxError(f"programs cannot be run in a sandbox here ({error})") from None
+            why = find_obstacle() if self.isolation == "bubblewrap" else None
+            if why is None and self.output("print(input())", "works") != "works\n":
+                why = "a trial program failed, so its limits are too low"
+        except SandboxError as error:
+            why = str(error)
+        if why is not None:
+            raise SandboxError(f"programs cannot be run in a sandbox here ({why})")
 
     def strength(self) -> str:
-        """Describes in a sentence what the sandbox stops, and what not; errors as `output`."""
-        return self._ask(None)
+        """Describes in a sentence what the sandbox stops, and what not."""
+        if self.isolation == "none":
+            return "no isolation: programs reach the network, and the files and processes that you do"
+        with memory.open_cgroup(self._memory_mb) as cgroup:
+            counted = "polled" if cgroup is None else "by a cgroup"
+        return (
+            "under bubblewrap: without network, rights and files of yours; "
+            f"a program holds at most {self.limits.memory_mb} MB ({counted})"
+        )
 
     def output(self, program: str, given: str) -> str | None:
         """Returns what a program prints that reads `given`; None where it fails or reaches a limit.
@@ -70,30 +131,172 @@ class Sandbox:
         Raises:
             SandboxError: It could not be run.
         """
-        return ProgramOutput(**self._run_to_end(program, given, tested=False)).output
+        with _Files() as files:
+            stdin, stdout, source = files.add(given), files.add(), files.add(program)
+            running = self._start(files, solution_side, "run_program", (stdin, stdout), source)
+            code = running.wait(time.monotonic() + self.limits.wall_s)
+            return files.read(stdout) if code == 0 else None
 
     def test(self, program: str, test: str) -> ProgramResult:
-        """Runs test code in a process of its own, which asks the program's for plain values; errors as `output`."""
-        found = ProgramResult(**self._run_to_end(program, test, tested=True))
-        return replace(found, tampering=tuple(found.tampering))
+        """Runs test code in a process of its own, which asks the program in another; errors as `output`."""
+        with _Files() as files:
+            verdict, source = files.add(json.dumps({"test": test, "uses": find_uses(test)})), files.add(program)
+            with _Files() as pipes:
+                (asked, asks), (told, tells) = pipes.add_pipe(), pipes.add_pipe()
+                tester = self._start(files, tester_side, "run_test", (told, asks), verdict)
+                solution = self._start(files, solution_side, "serve", (asked, tells), source)
+            deadline = time.monotonic() + self.limits.wall_s
+            if tester.wait(deadline) != 0:
+                return _AT_ITS_LIMIT
+            try:
+                found = json.loads(files.read(verdict))
+                result = ProgramResult(found["passed"], found["why"], tuple(found["tampering"]))
+            except (ValueError, KeyError, TypeError):  # the test ended its process
+                return _AT_ITS_LIMIT
+            if result.why == tester_side.ENDED and solution.wait(deadline) == 0:
+                sign = "ended its process before its test"
+                return ProgramResult(False, result.why, (*result.tampering, sign))
+            return result
 
-    def close(self) -> None:
-        """Ends the process that starts programs."""
-        self._warden.close()
+    @property
+    def _memory_mb(self) -> int:
+        """What a cgroup may hold: also the files of /tmp."""
+        return self.limits.memory_mb + self._tmp_mb
 
-    def _run_to_end(self, program: str, given: str, tested: bool) -> dict[str, Any]:
-        ended = self._ask({"program": program, "input": given, "tested": tested})
-        if "wrong" in ended:
-            raise SandboxError(f"a program could not be run in a sandbox ({ended['wrong']}); the same command resumes")
-        return ended
+    @property
+    def _tmp_mb(self) -> int:
+        return self.limits.file_mb + _TMP_MB
 
-    def _ask(self, question: dict[str, Any] | None) -> Any:
-        self.start()
-        try:
-            with self._warden.ask_streaming(question) as reply:
-                return reply(self.limits.wall_s + _GRACE_S)
-        except (ChildDied, ChildHangs) as error:
-            how = f"ended ({error})" if isinstance(error, ChildDied) else "does not answer"
-            raise SandboxLost(
-                f"the process that starts programs in a sandbox {how}; the same command resumes"
-            ) from None
+    def _start(self, files: _Files, side: ModuleType, begin: str, streams: tuple[int, int], file: int) -> _Running:
+        """Starts a function of one of the sides' modules, which gets the number of a file."""
+        cgroup = files.enter_context(memory.open_cgroup(self._memory_mb))
+        errors, status = files.add(), files.add()
+        passed = [file]
+        if self.isolation == "none":
+            folder = files.add_folder()
+            command, root = self._limit(processes=None), folder
+        else:
+            folder, root = "/", _INSIDE
+            filtered = files.add_open(open_filter())
+            passed += [filtered, status]
+            command = [*self._wrap(filtered, status), *self._limit(self._count_processes())]
+        call = _BEGIN.format(root, side.__name__.rpartition(".")[2], begin, file)
+        command += [self.interpreter, "-I", "-S", "-X", "utf8", "-c", call]
+        process = subprocess.Popen(
+            [*_FIRST_TO_DIE, "" if cgroup is None else str(cgroup / "cgroup.procs"), *command],
+            stdin=streams[0],
+            stdout=streams[1],
+            stderr=errors,
+            pass_fds=passed,
+            cwd=folder,
+            env={"PATH": os.environ.get("PATH", os.defpath)},
+            start_new_session=True,
+        )
+        exceeds = memory.watch(None if cgroup else self.limits.memory_mb, own_tmp=self.isolation == "bubblewrap")
+        running = _Running(process, exceeds, status if self.isolation == "bubblewrap" else None, errors)
+        files.callback(running.end)
+        return running
+
+    def _wrap(self, filtered: int, status: int) -> list[str]:
+        readable = same_place((*SYSTEM_FILES, str(Path(self.interpreter).parents[1])))
+        readable[f"{_INSIDE}/{_SIDES}"] = _OWN
+        options = ["--die-with-parent", "--json-status-fd", str(status)]
+        if not is_root():
+            return wrap(readable, "/tmp", self._tmp_mb, filtered, {}, *options)
+        # The limit on processes does not hold for root, so each thread's program is run by a user of its own.
+        user = str(_FIRST_USER + threading.get_native_id())
+        options += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+        become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
+        return [*wrap(readable, "/tmp", self._tmp_mb, filtered, {}, *options), *become]
+
+    def _count_processes(self) -> int:
+        """The limit on processes, which bwrap's own counts for where it has a namespace of users."""
+        return self.limits.processes + (not is_root())
+
+    def _limit(self, processes: int | None) -> list[str]:
+        limits = self.limits
+        bounds = {
+            "cpu": limits.cpu_s,
+            "as": limits.memory_mb * _MB,
+            "fsize": limits.file_mb * _MB,
+            "nofile": _OPEN_FILES,
+            "core": 0,
+            "memlock": 0,
+            "msgqueue": 0,
+        }
+        if processes is not None:
+            bounds["nproc"] = processes
+        return ["prlimit", *(f"--{name}={bound}" for name, bound in bounds.items())]
+
+
+class _Files(contextlib.ExitStack):
+    """Descriptors that are closed at the end of the block."""
+
+    def add_open(self, descriptor: int) -> int:
+        """Takes a descriptor over."""
+        self.callback(os.close, descriptor)
+        return descriptor
+
+    def add(self, content: str = "") -> int:
+        """Makes a file that lies in memory and has no name."""
+        file = self.add_open(os.memfd_create("program"))
+        os.write(file, content.encode(errors="replace"))
+        os.lseek(file, 0, os.SEEK_SET)
+        return file
+
+    def add_pipe(self) -> tuple[int, int]:
+        """Makes a pipe; returns its ends to read and to write."""
+        reads, writes = os.pipe()
+        return self.add_open(reads), self.add_open(writes)
+
+    def add_folder(self) -> str:
+        """Makes a folder in which the sides' modules can be imported."""
+        folder = tempfile.mkdtemp(prefix="lockstep-program-")
+        self.callback(subprocess.run, ["rm", "-rf", "--", folder], check=False, stderr=subprocess.DEVNULL)
+        (Path(folder) / _SIDES).parent.mkdir(parents=True)
+        (Path(folder) / _SIDES).symlink_to(_OWN)
+        return folder
+
+    def read(self, file: int) -> str:
+        """Reads a file from its beginning."""
+        return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
+
+
+@dataclass(frozen=True)
+class _Running:
+    """A program that runs.
+
+    Attributes:
+        process: The process to wait for, of a group of its own.
+        exceeds: True if what a process has started holds too much memory.
+        status: Bubblewrap's report, which names an exit code if the program was begun; None: without bubblewrap.
+        errors: The standard error of both.
+    """
+
+    process: subprocess.Popen[bytes]
+    exceeds: Callable[[int], bool]
+    status: int | None
+    errors: int
+
+    def wait(self, deadline: float) -> int | None:
+        """Returns the exit code, or None if the program was ended at a limit; the deadline is on `time.monotonic`.
+
+        Raises:
+            SandboxError: The program could not be begun.
+        """
+        with open(os.pidfd_open(self.process.pid), "rb", buffering=0) as ended:
+            while not select.select([ended], [], [], min(_WATCH_S, max(0.0, deadline - time.monotonic())))[0]:
+                if time.monotonic() >= deadline or self.exceeds(self.process.pid):
+                    self.end()
+                    return None
+        code = self.process.wait()
+        if code > 0 and self.status is not None and b"exit-code" not in os.pread(self.status, 1 << 12, 0):
+            why = os.pread(self.errors, _SHOWN, 0).decode(errors="replace").strip()
+            raise SandboxError(f"a program could not be begun under bubblewrap: {why or code}")
+        return code
+
+    def end(self) -> None:
+        """Kills what still runs."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()

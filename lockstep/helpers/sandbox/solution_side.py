@@ -28,16 +28,31 @@ _MUTABLE = (list, dict, set, bytearray)
 _COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__", "__class__")
 
 
-def serve() -> NoReturn:
-    """Imports main.py as the module `solution`, and answers over the pipes that are its input and its output."""
+def run_program(file: int) -> None:
+    """Runs the program in a file as Python would."""
+    builtins.exit = builtins.quit = sys.exit
+    module = sys.modules["__main__"] = type(sys)("__main__")
+    sys.argv = ["main.py"]
+    exec(_compile(file), vars(module))
+
+
+def serve(file: int) -> NoReturn:
+    """Imports the program in a file as the module `solution`, and answers over its input and its output, two pipes."""
     builtins.exit = builtins.quit = sys.exit
     allow_large_numbers()
     questions, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1):
+    for descriptor in range(3):
         os.dup2(nothing, descriptor)
-    _Program(questions, answers).serve()
+    _Program(questions, answers).serve(file)
     os._exit(3)  # the test has left; 0 is the status of a program that ended itself
+
+
+def _compile(file: int) -> Any:
+    """Compiles a program, and closes its file."""
+    source = os.pread(file, os.fstat(file).st_size, 0)
+    os.close(file)
+    return compile(source, "main.py", "exec", dont_inherit=True)
 
 
 class _Program:
@@ -65,18 +80,16 @@ class _Program:
             "plain": base_of,
         }
 
-    def serve(self) -> None:
-        self._say(self._import())
+    def serve(self, file: int) -> None:
+        self._say(self._import(file))
         while line := self._questions.readline():
             self._answer(*loads(line))
 
-    def _import(self) -> dict[str, Any]:
+    def _import(self, file: int) -> dict[str, Any]:
         sys.modules["solution"] = self._module
         before = dict(vars(builtins))
         try:
-            with open("main.py", "rb") as file:
-                code = compile(file.read(), "main.py", "exec", dont_inherit=True)
-            exec(code, vars(self._module))
+            exec(_compile(file), vars(self._module))
         except BaseException as error:
             return {"failed": type(error).__name__}
         replaced = [name for name, value in before.items() if vars(builtins).get(name) is not value]

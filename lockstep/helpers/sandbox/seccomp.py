@@ -1,0 +1,73 @@
+"""A filter of system calls, built by libseccomp: what lets a program hold memory that no limit counts, and sockets.
+
+A refused call fails as if it were not permitted. Bubblewrap puts the filter on a program.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from functools import cache
+
+_REFUSED = (
+    # Memory outside of a process: System V, message queues, files without a name, files in flight, large buffers.
+    *("shmget", "shmat", "semget", "semop", "msgget", "msgsnd", "mq_open", "memfd_create", "memfd_secret"),
+    *("sendmsg", "sendmmsg", "setsockopt", "vmsplice", "io_uring_setup"),
+    # The network also of kinds that no namespace separates; a pair of sockets within the program is left.
+    "socket",
+    # Rights in new namespaces, and parts of the kernel that a Python program has no use for.
+    *("unshare", "setns", "add_key", "request_key", "keyctl", "bpf", "perf_event_open", "userfaultfd", "ptrace"),
+)
+_MASKED_EQUAL, _NOT_EQUAL = 7, 1  # of `enum scmp_compare`
+_NEW_USERS = 0x10000000
+_SHARED_WITHOUT_FILE = 0x21  # MAP_SHARED and MAP_ANONYMOUS
+_SET_PIPE_SIZE = 1031
+_PARTLY_REFUSED = (
+    ("clone", 0, _MASKED_EQUAL, _NEW_USERS, _NEW_USERS),
+    ("mmap", 3, _MASKED_EQUAL, _SHARED_WITHOUT_FILE, _SHARED_WITHOUT_FILE),
+    ("fcntl", 1, _MASKED_EQUAL, 0xFFFFFFFF, _SET_PIPE_SIZE),
+    ("prlimit64", 0, _NOT_EQUAL, 0, 0),
+)
+"""Calls that are refused by the value of an argument: name, argument, comparison, and its two numbers."""
+
+_ALLOW, _REFUSE = 0x7FFF0000, 0x00050000
+
+
+class _Comparison(ctypes.Structure):
+    _fields_ = (
+        ("argument", ctypes.c_uint),
+        ("comparison", ctypes.c_int),
+        ("first", ctypes.c_uint64),
+        ("second", ctypes.c_uint64),
+    )
+
+
+@cache
+def build_filter() -> bytes:
+    """Builds the filter for this machine.
+
+    Raises:
+        OSError: There is no libseccomp.
+    """
+    library = ctypes.CDLL("libseccomp.so.2")
+    library.seccomp_init.restype = ctypes.c_void_p
+    rules = ctypes.c_void_p(library.seccomp_init(_ALLOW))
+
+    def refuse(name: str, error: int, *comparisons: _Comparison) -> None:
+        number = library.seccomp_syscall_resolve_name(name.encode())
+        given = (_Comparison * len(comparisons))(*comparisons)
+        library.seccomp_rule_add_array(rules, _REFUSE | error, number, len(comparisons), given)
+
+    for name in _REFUSED:
+        refuse(name, errno.EPERM)
+    for name, *comparison in _PARTLY_REFUSED:
+        refuse(name, errno.EPERM, _Comparison(*comparison))
+    refuse("clone3", errno.ENOSYS)  # its flags cannot be read; the C library falls back to `clone`
+    file = os.memfd_create("filter")
+    try:
+        library.seccomp_export_bpf(rules, file)
+        return os.pread(file, os.fstat(file).st_size, 0)
+    finally:
+        os.close(file)
+        library.seccomp_release(rules)

@@ -1,0 +1,157 @@
+"""What no program gets past: memory that a process's own limit does not count, and what is outside of its sandbox."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ordinary_user import SYSTEM_PYTHON, become_ordinary_user, for_all_users, in_fork
+
+from lockstep.helpers.sandbox import memory
+from lockstep.helpers.sandbox.sandbox import Limits, Sandbox
+
+LIMITS = Limits(cpu_s=2, wall_s=20.0, memory_mb=128, file_mb=1, processes=8)
+SANDBOX = Sandbox(LIMITS, interpreter=SYSTEM_PYTHON)
+
+pytestmark = [
+    pytest.mark.usefixtures("sandboxes"),
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
+
+
+@pytest.fixture(params=["cgroup", "polled"])
+def counted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How the memory of a program is counted."""
+    if request.param == "polled":
+        monkeypatch.setattr(memory, "_make_cgroup", lambda limit: None)
+    elif "by a cgroup" not in SANDBOX.strength():
+        pytest.skip("no cgroup can be made here")
+    return request.param
+
+
+C = "import ctypes\nlibc = ctypes.CDLL(None)\n"
+HOARDS = {
+    "shared memory of System V": C + "print(libc.shmget(0, 1 << 20, 0o1600))",
+    "a queue of System V": C + "print(libc.msgget(0, 0o1600))",
+    "shared memory without a file": "import mmap\nmmap.mmap(-1, 1 << 20)",
+    "shared memory of a device": "import mmap\nmmap.mmap(open('/dev/zero', 'r+').fileno(), 1 << 20)",
+    "a file without a name": "import os\nos.memfd_create('x')",
+    "files in flight": "import socket\na, b = socket.socketpair()\nsocket.send_fds(a, [b'x'], [0])",
+    "a large buffer": "from socket import *\nsocketpair()[0].setsockopt(SOL_SOCKET, SO_SNDBUF, 1 << 24)",
+    "a large pipe": "import fcntl, os\nfcntl.fcntl(os.pipe()[1], fcntl.F_SETPIPE_SZ, 1 << 20)",
+    "a file system": C + "print(libc.mount(b'none', b'/tmp', b'tmpfs', 0, None))",
+    "new namespaces": C + "print(libc.unshare(0x10000000))",
+    "a fork into new namespaces": C + "print(libc.syscall(56, 0x10000011, 0, 0, 0, 0) and -1)",
+    "limits of others": "import resource, os\nresource.prlimit(os.getppid() or 1, resource.RLIMIT_AS)",
+    "a file that is too large": "open('a', 'wb').truncate((1 << 20) + 1)",
+    "files outside of its folder": "open('/a', 'w')",
+    "many empty files": "for number in range(1 << 20): open(str(number), 'w').close()",
+    "many full files": "for number in range(64): open(str(number), 'wb').write(bytes(1 << 20))",
+}
+
+
+@pytest.mark.usefixtures("counted")
+@pytest.mark.parametrize("way", HOARDS)
+def test_memory_that_a_limit_does_not_count_is_refused(way: str) -> None:
+    assert SANDBOX.output(HOARDS[way], "") in (None, "-1\n")
+
+
+TOGETHER = """
+import os, time
+read, write = os.pipe()
+for _ in range(3):
+    if os.fork() == 0:
+        if ORPHANS and os.fork():
+            os._exit(0)
+        held = bytearray(SIZE << 20)
+        os.write(write, b'x')
+        time.sleep(3)
+        os._exit(0)
+got = b''
+while len(got) < 3: got += os.read(read, 3)
+time.sleep(0.5)
+print('held')
+"""
+
+
+@pytest.mark.usefixtures("counted")
+@pytest.mark.parametrize("orphans", [False, True], ids=["children", "orphans"])
+def test_all_processes_of_a_program_have_one_memory_limit(orphans: bool) -> None:
+    program = f"ORPHANS = {orphans}\n{TOGETHER}"
+    assert SANDBOX.output(program.replace("SIZE", "1"), "") == "held\n"
+    assert SANDBOX.output(program.replace("SIZE", "80"), "") is None
+
+
+def test_without_bubblewrap_memory_is_limited_too() -> None:
+    plain = replace(SANDBOX, isolation="none")
+    assert plain.output("ORPHANS = False\n" + TOGETHER.replace("SIZE", "1"), "") == "held\n"
+    assert plain.output("ORPHANS = False\n" + TOGETHER.replace("SIZE", "80"), "") is None
+
+
+REACHES = """
+import os, socket
+def attempt(name, *arguments):
+    try:
+        eval(name)(*arguments)
+        print(name, arguments)
+    except OSError:
+        pass
+for path in PATHS:
+    for name in ('os.stat', 'os.listdir', 'os.utime', 'open', 'os.open'):
+        attempt(name, path, *([os.O_WRONLY | os.O_CREAT] if name == 'os.open' else []))
+    for name, argument in (('os.chmod', 0o777), ('os.getxattr', 'user.x'), ('os.mkfifo', 0o600)):
+        attempt(name, path, argument)
+    attempt('os.chown', path, os.getuid(), os.getgid())
+attempt('os.mknod', 'disk', 0o60600, os.makedev(254, 0))
+attempt('os.kill', PROCESS, 0)
+attempt('os.sched_setaffinity', PROCESS, {0})
+attempt('os.setpriority', os.PRIO_PROCESS, PROCESS, 19)
+attempt('os.setuid', 0)
+attempt('socket.create_connection', ADDRESS, 3)
+attempt('socket.socket', socket.AF_UNIX, socket.SOCK_DGRAM)
+open('own', 'w').write('x')
+print(os.listdir(), len(open('/usr/lib/os-release').read()) > 0)
+"""
+
+
+@contextmanager
+def escapes(folder: Path) -> Iterator[str]:
+    """A program that tries what is outside; a file and a server of ours are there to be reached."""
+    (folder / "ours").write_text("x")
+    paths = [__file__, str(folder / "ours"), "/etc/passwd", "/proc/self/mem", "/proc", "/sys", "/dev/shm", "/home"]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"PATHS, ADDRESS, PROCESS = {paths}, {server.getsockname()}, {os.getpid()}\n{REACHES}"
+
+
+def test_a_program_reaches_nothing_outside(tmp_path: Path) -> None:
+    with escapes(tmp_path) as program:
+        assert SANDBOX.output(program, "") == "['own'] True\n"
+        reached = replace(SANDBOX, isolation="none").output(program, "")
+        assert reached is not None
+        assert "os.kill" in reached
+        assert "socket.create_connection" in reached
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the other tests are run by an ordinary user already")
+def test_an_ordinary_user_s_programs_are_held_as_those_of_root(tmp_path: Path) -> None:
+    with for_all_users(), escapes(tmp_path) as program:
+
+        def run() -> dict[str, Any]:
+            become_ordinary_user()
+            together = "ORPHANS = True\n" + TOGETHER
+            return {
+                "strength": SANDBOX.strength(),
+                "reached": SANDBOX.output(program, ""),
+                "hoarded": [way for way in HOARDS if SANDBOX.output(HOARDS[way], "") not in (None, "-1\n")],
+                "held": [SANDBOX.output(together.replace("SIZE", size), "") for size in ("1", "80")],
+            }
+
+        found = in_fork(run)
+    strength = "under bubblewrap: without network, rights and files of yours; a program holds at most 128 MB (polled)"
+    assert found == {"strength": strength, "reached": "['own'] True\n", "hoarded": [], "held": ["held\n", None]}
