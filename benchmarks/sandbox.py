@@ -3,8 +3,7 @@
     python -m benchmarks.sandbox [--programs 200] [--save]
 
 Each program reads a number and prints its double. The baseline starts it with `python -I -S -c`, has a limit on time
-and nothing else, and runs as many at a time as the sandbox does. The processes that start programs are there before the
-clock starts; `code.sandboxes` is how many there are.
+and nothing else, and runs as many at a time as the sandbox does (`code.sandboxes`).
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from benchmarks.harness import Row, environment, save, table
-from lockstep.helpers.sandbox.jail import Limits
-from lockstep.helpers.sandbox.sandbox import Sandbox
+from lockstep.helpers.sandbox.sandbox import Limits, Sandbox
 
 PROGRAM = "print(int(input()) * 2)"
 LIMITS = Limits(cpu_s=5, wall_s=20.0, memory_mb=512, file_mb=8, processes=8)
@@ -43,13 +41,11 @@ def main() -> None:
     parser.add_argument("--programs", type=int, default=200)
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
-    rows = []
+    sandbox, rows = Sandbox(LIMITS), []
+    sandbox.start()
     for at_a_time in (1, os.cpu_count() or 1, 2 * (os.cpu_count() or 1)):
-        sandboxes = [Sandbox(LIMITS) for _ in range(at_a_time)]
-        for sandbox in sandboxes:
-            sandbox.start()
-        ours = per_second(lambda i, own=sandboxes: own[i % len(own)].output(PROGRAM, "21"), options.programs, at_a_time)
-        baseline = per_second(lambda i, python=sandboxes[0].interpreter: plain(python), options.programs, at_a_time)
+        ours = per_second(lambda i: sandbox.output(PROGRAM, "21"), options.programs, at_a_time)
+        baseline = per_second(lambda i: plain(sandbox.interpreter), options.programs, at_a_time)
         rows.append(Row(f"{at_a_time} at a time", baseline, ours, ours / baseline))
     print(table(rows, "subprocess.run", "programs per second"))
     print(environment())

@@ -28,7 +28,7 @@ from lockstep.helpers.sandbox.sandbox import Limits, Sandbox, SandboxError
 from lockstep.report.log import read_metrics
 from lockstep.run.train import train
 
-NEEDS = ("assets", "browser", "gloo", "megatron", "namespaces", "ray", "triton", "vllm")
+NEEDS = ("assets", "browser", "bubblewrap", "gloo", "megatron", "namespaces", "ray", "triton", "vllm")
 FIXTURES = {"ranks": "gloo", "sandboxes": "bubblewrap"} | {name: name for name in ("assets", "megatron", "ray", "vllm")}
 
 

@@ -26,6 +26,7 @@ from lockstep.plan.layouts import Search
 from lockstep.plan.page import Plan, page
 from lockstep.plan.sizes import Sizes
 from lockstep.plan.time import Rates
+from lockstep.rewards.build import require_sandbox
 
 _MOST_GPUS = 200_000
 _MEMORY = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)\s*(?P<unit>[A-Za-z]+)")
@@ -54,6 +55,8 @@ def plan(loaded: Loaded, gpus: int, memory: str, config: str | None = None, rate
         raise InputError(
             f"a plan is of learner.backend=torch; how {backend.title}'s ranks share memory is not known here yet"
         )
+    for option, section in recipe.rewards.items():
+        require_sandbox(section, option)
     model = _config_of_run(loaded) if config is None else _config_of(Path(config))
     if recipe.learner.parallel.ranks == gpus:
         require_divisible(model, recipe.learner.parallel.tp)

@@ -1,8 +1,8 @@
 """The server of `lockstep watch`: the page of `lockstep report`, which asks for its data again and again.
 
 It listens on this machine alone and answers nothing but the page and its data, whose names are looked up and never
-opened as paths. A request must have the printed address as its Host; otherwise another web page in the reader's browser
-could read the runs by DNS rebinding.
+opened as paths. The printed address has a key, which other users of this machine do not know. A request must have that
+address as its Host, too; otherwise another web page in the reader's browser could ask by DNS rebinding.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import re
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -29,7 +30,7 @@ _NEWEST = 5
 """Runs that are shown where none is named."""
 
 _NAME = re.compile(
-    r"/data/(?:(?P<report>report)|samples-(?P<run>\d{1,6})|tokens-(?P<of>\d{1,6})-(?P<block>\d{1,9}))", re.ASCII
+    r"data/(?:(?P<report>report)|samples-(?P<run>\d{1,6})|tokens-(?P<of>\d{1,6})-(?P<block>\d{1,9}))", re.ASCII
 )
 
 Stamp = tuple[int, int]
@@ -123,25 +124,40 @@ def serve(runs: LiveRuns, port: int) -> None:
         InputError: If the port cannot be had.
     """
     with open_server(runs, port) as server:
-        print(f"watching at http://{_HOST}:{server.server_port}/ (Ctrl-C ends it; the runs go on)", flush=True)
+        print(f"watching at {server.url} (Ctrl-C ends it; the runs go on)", flush=True)
         try:
             server.serve_forever()
         except KeyboardInterrupt:
             print()
 
 
-def open_server(runs: LiveRuns, port: int) -> ThreadingHTTPServer:
+class LiveServer(ThreadingHTTPServer):
+    """The server of some runs.
+
+    Attributes:
+        runs: The runs.
+        key: The first part of the paths that are answered.
+    """
+
+    def __init__(self, runs: LiveRuns, port: int) -> None:
+        super().__init__((_HOST, port), _Handler)
+        self.runs, self.key = runs, secrets.token_urlsafe(16)
+
+    @property
+    def url(self) -> str:
+        """The address of the page."""
+        return f"http://{_HOST}:{self.server_port}/{self.key}/"
+
+
+def open_server(runs: LiveRuns, port: int) -> LiveServer:
     """Opens the server, which answers once `serve_forever` is called.
 
     Raises:
         InputError: If the port cannot be had.
     """
 
-    class Handler(_Handler):
-        live = runs
-
     try:
-        return ThreadingHTTPServer((_HOST, port), Handler)
+        return LiveServer(runs, port)
     except (OSError, OverflowError) as error:
         raise InputError(f"port {port} of {_HOST} cannot be had ({error}); choose another --port, or none") from error
 
@@ -149,39 +165,42 @@ def open_server(runs: LiveRuns, port: int) -> ThreadingHTTPServer:
 class _Handler(BaseHTTPRequestHandler):
     """Answers one request."""
 
-    live: LiveRuns
+    server: LiveServer
     timeout = 30
 
     def do_GET(self) -> None:
         port = self.connection.getsockname()[1]
         if self.headers.get("Host") not in (f"{_HOST}:{port}", f"localhost:{port}"):
             return self._answer(HTTPStatus.FORBIDDEN, b"the Host is not the address that lockstep watch printed\n")
+        _, key, path = f"{self.path}//".split("/", 2)
+        if not secrets.compare_digest(key.encode(), self.server.key.encode()):
+            return self._answer(HTTPStatus.FORBIDDEN, b"open the address that lockstep watch printed, with its key\n")
         try:
-            return self._get()
+            return self._get(path.removesuffix("//"))
         except (ValueError, OSError) as error:  # a log that cannot be read now, or a run that is being removed
             return self._answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}\n".encode())
 
     def log_message(self, format: str, *args: object) -> None:
         """Says nothing: the terminal is the reader's."""
 
-    def _get(self) -> None:
-        if self.path == "/":
+    def _get(self, path: str) -> None:
+        if not path:
             return self._answer(HTTPStatus.OK, _page(), "text/html; charset=utf-8")
-        name = _NAME.fullmatch(self.path)
+        name = _NAME.fullmatch(path)
         if name is None:
             return self._answer(HTTPStatus.NOT_FOUND, b"there is nothing here\n")
         if name["report"]:
             return self._answer_report()
-        content = self.live.samples(int(name["run"])) if name["run"] else self._tokens(name)
+        content = self.server.runs.samples(int(name["run"])) if name["run"] else self._tokens(name)
         if content is None:
             return self._answer(HTTPStatus.NOT_FOUND, b"there is no such data\n")
         return self._answer(HTTPStatus.OK, content, "application/octet-stream")
 
     def _tokens(self, name: re.Match[str]) -> bytes | None:
-        return self.live.tokens(int(name["of"]), int(name["block"]))
+        return self.server.runs.tokens(int(name["of"]), int(name["block"]))
 
     def _answer_report(self) -> None:
-        tag, content = self.live.report()
+        tag, content = self.server.runs.report()
         if self.headers.get("If-None-Match") == tag:
             return self._answer(HTTPStatus.NOT_MODIFIED, b"", tag=tag)
         return self._answer(HTTPStatus.OK, content, "application/json", tag)

@@ -7,7 +7,7 @@ from typing import assert_never
 
 from lockstep.config.named_code import name_code
 from lockstep.rewards.base import CutOffReward, NoReward, Reward
-from lockstep.rewards.code_reward import CodeReward
+from lockstep.rewards.code_reward import CodeReward, open_sandbox
 from lockstep.rewards.combined_rewards import ByRow, WeightedPart, WeightedSum
 from lockstep.rewards.instruction_reward import InstructionReward
 from lockstep.rewards.math_reward import MathReward
@@ -94,3 +94,10 @@ def _verifier(section: SingleReward, name: Verifier, say: Say, open_judge: OpenJ
             return open_judge(section.judge, f"{option}.judge")
         case _:
             assert_never(name)
+
+
+def require_sandbox(section: RewardSection | None, option: str) -> None:
+    """Raises SandboxError if the section needs a sandbox for programs that cannot be had here."""
+    for key, leaf in () if section is None else section.leaves(option):
+        if leaf.code is not None:
+            open_sandbox(leaf.code, f"{key}.code")

@@ -90,7 +90,10 @@ def open_sandbox(section: CodeSection, option: str = "reward.code") -> Sandbox:
     try:
         sandbox.start()
     except SandboxError as error:
-        raise SandboxError(f"{option}: {error}; docs/guides/rewards.md says what it needs") from None
+        advice = "docs/guides/rewards.md says what it needs"
+        if section.isolation != "none":
+            advice += f"; `{option}.isolation: none` runs them with your rights"
+        raise SandboxError(f"{option}: {error}; {advice}") from None
     return sandbox
 
 

@@ -29,7 +29,7 @@ class PythonReward:
     Attributes:
         function: `file.py:name` or `package.module:name`.
         timeout_s: The longest that a call may take.
-        confined: True to run it behind the sandbox's filters.
+        confined: True to run it under bubblewrap.
         note: Shows the user a line.
         batch: True to call it once for all responses.
         concurrency: Calls of an `async def` at a time; None: as many as there are by default.

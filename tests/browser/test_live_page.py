@@ -31,7 +31,7 @@ def live(written: Written, browser: Browser) -> Iterator[tuple[Path, Page]]:
         page = browser.new_page()
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.goto(f"http://127.0.0.1:{server.server_port}/")
+        page.goto(server.url)
         page.wait_for_selector("#curves[data-made] > *")
         yield folder, page
         page.close()

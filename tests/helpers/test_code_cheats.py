@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator
-from dataclasses import asdict
 
 import pytest
-from ordinary_user import become_ordinary_user, in_fork, own_python
+from ordinary_user import SYSTEM_PYTHON, become_ordinary_user, for_all_users, in_fork
 
-from lockstep.helpers.sandbox import warden
-from lockstep.helpers.sandbox.jail import Limits
-from lockstep.helpers.sandbox.results import ProgramResult
-from lockstep.helpers.sandbox.sandbox import Sandbox
+from lockstep.helpers.sandbox.sandbox import Limits, ProgramResult, Sandbox
 
 pytestmark = pytest.mark.usefixtures("sandboxes")
 
@@ -159,6 +153,21 @@ CHEATS = {
         DOUBLE,
     ),
     "ends when called": ("import os\ndef double(x): os._exit(0)", DOUBLE),
+    "exports Python's names": (
+        "__builtins__ = {'sorted': lambda x: [2, 6], 'abs': lambda x: 0, 'AssertionError': ValueError}\n"
+        "__all__ = ['__builtins__', 'f']\ndef f(x): return 0",
+        "from solution import *\ndef check(candidate):\n    assert sorted(candidate([3, 1])) == [2, 6]\n"
+        "    assert abs(candidate(3) - 1.5) < 1e-6\ncheck(f)",
+    ),
+    "exports Python's names as an attribute": (
+        "class Box: pass\nbox = Box()\nbox.__builtins__ = {'abs': lambda x: 0}\ndef f(x): return 0",
+        "import solution\n__builtins__ = getattr(solution.box, '__builtins__', {})\n"
+        "def check(candidate):\n    assert abs(candidate(3) - 1.5) < 1e-6\ncheck(f)",
+    ),
+    "defines a name for a star": (
+        "__all__ = ['sorted', 'f']\ndef sorted(x): return [2, 6]\ndef f(x): return 0",
+        "from solution import *\nassert sorted(f([3, 1])) == [2, 6]",
+    ),
     "says that it passed": (
         "import json, os\nfor number in range(64):\n"
         "    for said in (b'passed\\n', json.dumps({'passed': True}).encode()):\n"
@@ -215,6 +224,7 @@ HONEST = {
     "modules": ("import math, re\nqueue = [1]", "assert math.sqrt(4) == 2 and re.findall('a', 'aa') == ['a', 'a']"),
     "a name of a module's": ("class Q:\n    def put(self, x): return x\nqueue = Q()", "assert queue.put(1) == 1"),
     "imported": ("def double(x): return 2 * x", "from solution import double as twice\nassert twice(4) == 8"),
+    "imported by a star": ("def double(x): return 2 * x", "from solution import *\nassert double(4) == 8"),
     "deep": ("def depth(n): return 0 if n == 0 else 1 + depth(n - 1)", "assert depth(900) == 900"),
     "asynchronous": (
         "import asyncio\nasync def one(): return 1\ndef run(): return asyncio.run(one())",
@@ -225,10 +235,8 @@ HONEST = {
 
 
 @pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    sandbox = Sandbox(LIMITS)
-    yield sandbox
-    sandbox.close()
+def sandbox() -> Sandbox:
+    return Sandbox(LIMITS)
 
 
 @pytest.mark.parametrize("cheat", CHEATS)
@@ -236,23 +244,16 @@ def test_no_cheat_passes(sandbox: Sandbox, cheat: str) -> None:
     assert not sandbox.test(*CHEATS[cheat]).passed
 
 
-@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.skipif(os.geteuid() != 0, reason="the other tests are run by an ordinary user already")
-@pytest.mark.parametrize("isolation", ["namespaces", "filters"])
-def test_no_cheat_passes_as_an_ordinary_user(isolation: str) -> None:
-    with own_python() as python:
-        options = {"limits": asdict(LIMITS), "interpreter": python, "isolation": isolation}
+def test_no_cheat_passes_as_an_ordinary_user() -> None:
+    own, asked = Sandbox(LIMITS, interpreter=SYSTEM_PYTHON), {"no cheat": HONEST["imported"], **CHEATS}
 
-        def run() -> list[str]:
-            become_ordinary_user()
-            answer = warden.answers(json.dumps(options))
-            asked = {"no cheat": ("def double(x): return 2 * x", DOUBLE), **CHEATS}
-            replies = {
-                name: answer({"program": pair[0], "input": pair[1], "tested": True}) for name, pair in asked.items()
-            }
-            return [name for name, reply in replies.items() if next(reply)["passed"]]
+    def run() -> list[str]:
+        become_ordinary_user()
+        return [name for name, pair in asked.items() if own.test(*pair).passed]
 
+    with for_all_users():
         assert in_fork(run) == ["no cheat"]
 
 

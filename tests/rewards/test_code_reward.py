@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
+import ctypes
+import errno
 import pickle
-import stat
-import sys
-from functools import partial
-from pathlib import Path
+import re
 from typing import Any
 
 import psutil
 import pytest
 from killing import meanwhile
+from ordinary_user import in_fork
 
-from lockstep.helpers.sandbox import filters, linux
-from lockstep.helpers.sandbox.jail import Limits
-from lockstep.helpers.sandbox.sandbox import Sandbox, SandboxError
+from lockstep.helpers.sandbox import seccomp
+from lockstep.helpers.sandbox.sandbox import SandboxError
 from lockstep.rewards import code_reward
 from lockstep.rewards.base import Verdicts, judge
 from lockstep.rewards.build import build
@@ -27,8 +24,6 @@ from lockstep.rewards.math_reward import MathReward
 from lockstep.rewards.options import CodeSection, RewardSection
 from lockstep.types import Prompt
 
-SYSTEM_PYTHON = os.path.realpath(f"/usr/bin/python3.{sys.version_info.minor}")  # one that any user may start
-FORKS_HERE = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 pytestmark = pytest.mark.usefixtures("sandboxes")
 
 DOUBLE = "```python\nprint(int(input()) * 2)\n```"
@@ -187,13 +182,7 @@ def test_each_limit_is_an_option(option: str, program: str) -> None:
 def test_isolation_is_an_option() -> None:
     reaches, tests = "import os\nprint(os.path.exists('/etc/passwd'))", [{"stdout": "True"}]
     assert score(reaches, tests, program="text") == 0.0
-    python = Path(Sandbox(Limits(1, 10.0, 128, 8, 8)).interpreter)
-    if os.geteuid() or all(folder.stat().st_mode & stat.S_IXOTH for folder in python.parents):
-        assert score(reaches, tests, program="text", isolation="limits") == 1.0
-    else:  # a Python in a folder of root's own is none for the user that the program is run as
-        refusal = r"reward\.code: programs cannot be run .*Permission denied.* docs/guides/rewards\.md says"
-        with pytest.raises(SandboxError, match=refusal):
-            score(reaches, tests, program="text", isolation="limits")
+    assert score(reaches, tests, program="text", isolation="none") == 1.0
 
 
 def test_several_run_at_a_time_and_rewards_keep_their_order() -> None:
@@ -203,18 +192,11 @@ def test_several_run_at_a_time_and_rewards_keep_their_order() -> None:
     reward = CodeReward(section(program="text", sandboxes=4))
 
     def two_run() -> bool:
-        return sum(bool(children_of(warden)) for warden in set(psutil.Process().children()) - before) >= 2
+        return len(set(psutil.Process().children()) - before) >= 2
 
     with meanwhile((two_run, lambda: at_once.append(True))):
         assert reward([prompt([{"stdout": "1"}])] * 4, responses, [""] * 4) == [0.0, 1.0, 0.0, 1.0]
     assert at_once
-
-
-def children_of(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return process.children()
-    except psutil.NoSuchProcess:
-        return []
 
 
 def test_it_crosses_a_process_border() -> None:
@@ -224,33 +206,61 @@ def test_it_crosses_a_process_border() -> None:
     assert again([prompt(TESTS[:2])], [DOUBLE], [""]) == [1.0]
 
 
-@FORKS_HERE
-def test_where_namespaces_are_forbidden_the_refusal_says_what_can_be_had() -> None:
-    """In a fork that may make none; and a run that asks for less says how strong it is."""
-    said, say = os.pipe()
-    if os.fork() == 0:
-        linux.forbid_privileges()
-        filters._NUMBERS = {"unshare": (272, 97)}
-        code_reward.Sandbox = partial(Sandbox, interpreter=SYSTEM_PYTHON)  # type: ignore[misc]
-        filters.refuse_system_calls(signals=False)
-        lines: list[str] = []
-        for isolation in ("namespaces", "filters"):
-            own = section(isolation=isolation, program="text")
-            try:
-                build(RewardSection(type="code", code=own), lines.append)
-            except SandboxError as error:
-                lines.append(str(error))
-        os.write(say, json.dumps(lines).encode())
-        os._exit(0)
-    os.close(say)
-    with open(said) as reply:
-        refused, opened = json.loads(reply.read())
-    strength = (
-        "medium: without network and files of yours, by filters and not namespaces; a program holds at most 128 MB"
+REFUSED = (
+    "reward.code: programs cannot be run in a sandbox here ({}); docs/guides/rewards.md says what it needs; "
+    "`reward.code.isolation: none` runs them with your rights"
+)
+
+
+def build_text(isolation: str) -> str:
+    """What the user reads of a code reward that is built."""
+    lines: list[str] = []
+    try:
+        build(RewardSection(type="code", code=section(isolation=isolation)), lines.append)
+    except SandboxError as error:
+        return str(error)
+    return lines[0]
+
+
+def forbid_namespaces() -> None:
+    """Puts this process under a profile of system calls like that of a plain container."""
+    control, library = ctypes.CDLL(None).prctl, ctypes.CDLL("libseccomp.so.2")
+    assert control(38, 1, 0, 0, 0) == 0
+    library.seccomp_init.restype = ctypes.c_void_p
+    rules = ctypes.c_void_p(library.seccomp_init(0x7FFF0000))
+    refuse = 0x00050000 | errno.EPERM
+    for name in (b"unshare", b"setns", b"mount"):
+        assert library.seccomp_rule_add_array(rules, refuse, library.seccomp_syscall_resolve_name(name), 0, None) == 0
+    clone = library.seccomp_syscall_resolve_name(b"clone")
+    for flag in (0x00020000, 0x10000000):  # namespaces of mounts and of users
+        comparison = seccomp._Comparison(0, 7, flag, flag)
+        assert library.seccomp_rule_add_array(rules, refuse, clone, 1, ctypes.byref(comparison)) == 0
+    assert library.seccomp_load(rules) == 0
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_container_that_forbids_namespaces_refuses_the_reward() -> None:
+    """In a fork under such a profile; without isolation programs run there."""
+
+    def run() -> list[str]:
+        forbid_namespaces()
+        return [build_text("bubblewrap"), build_text("none")]
+
+    refused, opened = in_fork(run)
+    why = re.fullmatch(re.escape(REFUSED).replace(re.escape("{}"), "(.*)"), refused)
+    assert why is not None
+    assert why[1].startswith("bwrap: ")
+    assert "ermi" in why[1]
+    assert opened == "reward.code: programs run without isolation: they reach the network, and what you can reach"
+
+
+@pytest.mark.parametrize("missing", ["bubblewrap", "libseccomp"])
+def test_the_refusal_says_how_to_install_what_is_missing(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if missing == "bubblewrap":
+        monkeypatch.setenv("PATH", "")
+    else:
+        monkeypatch.setattr(seccomp, "_LIBRARY", "absent.so")
+        seccomp.build_filter.cache_clear()
+    assert f"({missing} is not installed; apt-get install bubblewrap libseccomp2 installs it" in build_text(
+        "bubblewrap"
     )
-    assert refused == (
-        "reward.code: programs cannot be run in a sandbox here (unshare: Operation not permitted; this process is "
-        "under a filter of system calls, as in a plain container); "
-        f"reward.code.isolation=filters can be had here, and is {strength}; docs/guides/rewards.md says what it needs"
-    )
-    assert opened == f"reward.code.isolation=filters is {strength}"

@@ -117,7 +117,7 @@ class Sandbox:
     def strength(self) -> str:
         """Describes in a sentence what the sandbox stops, and what not."""
         if self.isolation == "none":
-            return "no isolation: programs reach the network, and the files and processes that you do"
+            return "without isolation: they reach the network, and what you can reach"
         with memory.open_cgroup(self._memory_mb) as cgroup:
             counted = "polled" if cgroup is None else "by a cgroup"
         return (

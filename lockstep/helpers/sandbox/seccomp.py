@@ -31,6 +31,7 @@ _PARTLY_REFUSED = (
 )
 """Calls that are refused by the value of an argument: name, argument, comparison, and its two numbers."""
 
+_LIBRARY = "libseccomp.so.2"
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000
 
 
@@ -50,7 +51,7 @@ def build_filter() -> bytes:
     Raises:
         OSError: There is no libseccomp.
     """
-    library = ctypes.CDLL("libseccomp.so.2")
+    library = ctypes.CDLL(_LIBRARY)
     library.seccomp_init.restype = ctypes.c_void_p
     rules = ctypes.c_void_p(library.seccomp_init(_ALLOW))
 
