@@ -147,7 +147,6 @@ def sandboxes() -> None:
         sandbox.start()
     except SandboxError as error:
         pytest.skip(f"needs bubblewrap: {error}")
-    sandbox.close()
 
 
 @pytest.fixture(scope="module")

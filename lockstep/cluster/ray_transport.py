@@ -1,7 +1,7 @@
 """The second transport: workers as actors of a Ray cluster.
 
 An actor serves as a child process does (`transport.serve`); messages travel through Ray's object store, as the same
-bytes that would go through a socket. A Ray that is started here listens on loopback only.
+bytes that would go through a socket. A Ray that is started here listens on loopback only, and asks for a token.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import secrets
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -267,6 +268,7 @@ def join_cluster(address: str | None, cpus: int) -> Iterator[None]:
         return
     try:
         if address is None:
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # Ray's own would lie in a file
             ray.init(num_cpus=max(cpus, os.cpu_count() or 1), include_dashboard=False, log_to_driver=False)
         else:
             ray.init(address, log_to_driver=False)

@@ -1,0 +1,36 @@
+"""A Ray that a run starts answers only those who know its token."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CONNECT = """
+import sys
+from ray._raylet import GcsClient
+try:
+    GcsClient(address=sys.argv[1]).get_all_node_info()
+except Exception as error:
+    sys.exit(type(error).__name__)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("ray")
+def test_a_stranger_without_the_token_cannot_connect(tmp_path: Path) -> None:
+    import ray
+
+    address = ray.get_runtime_context().gcs_address
+    unknown = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    unknown["HOME"] = str(tmp_path)  # where another token may lie in a file
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": os.environ["RAY_AUTH_TOKEN"]}
+    ends = [
+        subprocess.run([sys.executable, "-c", CONNECT, address], env=unknown | known, stderr=subprocess.PIPE, text=True)
+        for known in ({}, token | {"RAY_AUTH_TOKEN": "0" * 64}, token)
+    ]
+    assert [end.stderr.splitlines()[-1:] for end in ends[:2]] == [["AuthenticationError"]] * 2
+    assert ends[2].returncode == 0
