@@ -92,7 +92,7 @@ def open_sandbox(section: CodeSection, option: str = "reward.code") -> Sandbox:
     except SandboxError as error:
         advice = "docs/guides/rewards.md says what it needs"
         if section.isolation != "none":
-            advice += f"; `{option}.isolation: none` runs them with your rights"
+            advice += f"; {option}.isolation=none runs them with your rights"
         raise SandboxError(f"{option}: {error}; {advice}") from None
     return sandbox
 

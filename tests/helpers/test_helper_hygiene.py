@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -128,11 +128,32 @@ def test_what_a_reward_starts_ends_with_it(after: str) -> None:
     assert all(ends(pid) for pid in started)
 
 
+FORKS = "import os, time\ndef f(*given):\n    if os.fork() == 0: time.sleep(1000)\n    {}\n    return 1.0"
+
+
+@pytest.mark.usefixtures("sandboxes", "in_tmp")
+def test_what_a_confined_reward_starts_ends_with_it() -> None:
+    own = reward(FORKS.format("pass"), confined=True)
+    assert score(own) == 1.0
+    assert own._child.pid is not None
+    started = psutil.Process(own._child.pid).children(recursive=True)
+    assert len(started) == 2
+    own._child.close()
+    assert all(ends(one.pid) for one in started)
+
+
+@pytest.mark.usefixtures("sandboxes", "in_tmp")
+@pytest.mark.parametrize(("how", "ended"), [("os.abort()", "killed by SIGSEGV"), ("os._exit(3)", "exit status 3")])
+def test_the_end_of_a_confined_reward_is_named(how: str, ended: str) -> None:
+    with pytest.raises(RewardError, match=rf"ended its process \({ended}\)"):
+        score(reward(FORKS.format(how), confined=True))
+
+
 RUNS = """
 import sys
 from lockstep.rewards.python_reward import PythonReward
 from lockstep.types import Prompt
-own = PythonReward("mine.py:f", 60.0)
+own = PythonReward("mine.py:f", 60.0, confined=bool(sys.argv[1:]))
 print(own([Prompt("", "", (), {})], ["x"], [""]), flush=True)
 sys.stdin.read()
 """
@@ -151,6 +172,18 @@ def test_what_a_reward_starts_ends_with_a_killed_run() -> None:
     assert all(ends(pid) for pid in started)
 
 
+@pytest.mark.usefixtures("sandboxes", "in_tmp")
+def test_a_confined_reward_ends_with_a_killed_run() -> None:
+    Path("mine.py").write_text(FORKS.format("time.sleep(1000)"))
+    Path("runs.py").write_text(RUNS)
+    with subprocess.Popen([sys.executable, "runs.py", "confined"], stdin=subprocess.PIPE) as run:
+        while len(started := psutil.Process(run.pid).children(recursive=True)) < 3:  # bubblewrap, the reward, its fork
+            assert run.poll() is None
+            time.sleep(0.05)
+        run.send_signal(signal.SIGKILL)
+    assert all(ends(one.pid) for one in started)
+
+
 REACHES = """
 import os, socket
 def f(prompt, response, answer, row):
@@ -160,7 +193,7 @@ def f(prompt, response, answer, row):
         lambda: open(PATH, "w"),
         lambda: open("mine.py", "w"),
         lambda: socket.create_connection(ADDRESS, 3),
-        lambda: os.kill(os.getppid(), 0),
+        lambda: os.kill(PROCESS, 0),
         lambda: os.environ["SECRET_KEY"],
     ):
         try:
@@ -177,14 +210,12 @@ def f(prompt, response, answer, row):
 def test_a_confined_reward_reaches_only_what_it_imports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SECRET_KEY", "hunter2")
     with socket.create_server(("127.0.0.1", 0)) as server:
-        text = f"PATH, ADDRESS = {str(tmp_path / 'new')!r}, {server.getsockname()}\n{REACHES}"
+        given = (str(tmp_path / "new"), server.getsockname(), os.getpid())
+        text = f"PATH, ADDRESS, PROCESS = {given}\n{REACHES}"
         assert score(reward(text)) == 6
         Path("mine.py").write_text(text)
-        before = set(Path(tempfile.gettempdir()).glob("lockstep-reward-*"))
         confined = build(RewardSection(type="python", function="mine.py:f", confined=True))
         assert confined([PROMPT], ["x"], [""]) == [0]
-        del confined
-        assert set(Path(tempfile.gettempdir()).glob("lockstep-reward-*")) == before
     assert Path("mine.py").read_text() == text
 
 

@@ -48,6 +48,8 @@ def wrap(
         command += ["--setenv", name, value]
     command += ["--perms", "1777", "--size", str(file_mb << 20), "--tmpfs", "/tmp", *_make_folder(folder)]
     for inside, path in sorted(readable.items()):
+        if any(str(folder) in readable for folder in Path(inside).parents):
+            continue
         command += [*_make_folder(os.path.dirname(inside)), "--ro-bind-try", path, inside]
     for device in _DEVICES:
         command += [*_make_folder("/dev"), "--dev-bind", device, device]
@@ -61,8 +63,8 @@ def _make_folder(folder: str) -> list[str]:
 
 
 def same_place(paths: Iterable[str]) -> dict[str, str]:
-    """Maps paths to themselves."""
-    return {path: path for path in paths}
+    """Maps paths, and what they are links to, to themselves."""
+    return {form: form for path in paths for form in (path, os.path.realpath(path))}
 
 
 def open_filter() -> int:
