@@ -134,6 +134,8 @@ class Loaded:
         for server in _find(tree, "server"):
             for option in _MOVING:
                 server.pop(option, None)
+        for code in _find(tree, "code"):
+            code.pop("url", None)
         first = self.warm_start
         if first is not None:
             tree["model"]["from_recipe"] = f"{tree['model']['from_recipe']} ({first.digest})"

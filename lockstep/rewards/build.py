@@ -78,7 +78,7 @@ def _verifier(section: SingleReward, name: Verifier, say: Say, open_judge: OpenJ
             return InstructionReward(section.instructions)
         case "code":
             assert section.code is not None, SET_UP
-            reward = CodeReward(section.code, f"{option}.code")
+            reward = CodeReward(section.code, f"{option}.code", say)
             say(reward.strength())
             return reward
         case "python":
@@ -99,5 +99,5 @@ def _verifier(section: SingleReward, name: Verifier, say: Say, open_judge: OpenJ
 def require_sandbox(section: RewardSection | None, option: str) -> None:
     """Raises SandboxError if the section needs a sandbox for programs that cannot be had here."""
     for key, leaf in () if section is None else section.leaves(option):
-        if leaf.code is not None:
+        if leaf.code is not None and leaf.code.url is None:
             open_sandbox(leaf.code, f"{key}.code")

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import ast
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, assert_never
 
+from lockstep.data.notes import note
 from lockstep.data.rows import Row
 from lockstep.data.templates import complaint, read_field
 from lockstep.data.thoughts import drop_thought
 from lockstep.helpers.sandbox.sandbox import Limits, ProgramResult, Sandbox, SandboxError
 from lockstep.rewards.base import DetailedReward, Verdicts
 from lockstep.rewards.code_blocks import find_code_blocks
+from lockstep.rewards.code_server import CodeServer, Test, judge_output
 from lockstep.rewards.options import CodeSection
 from lockstep.types import Prompt
 
@@ -28,18 +31,22 @@ class CodeReward(DetailedReward):
     Attributes:
         section: The field with the tests, how a program is found in a response, and its limits.
         option: Its key in the recipe, for messages.
+        note: Shows the user a line.
     """
 
     section: CodeSection
     option: str = "reward.code"
-    _sandbox: Sandbox = field(init=False, repr=False, compare=False)
+    note: Callable[[str], object] = field(default=note, repr=False, compare=False)
+    _place: Sandbox | CodeServer = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_sandbox", open_sandbox(self.section, self.option))
+        own = self.section
+        place = open_sandbox(own, self.option) if own.url is None else CodeServer(own.url, own, self.option, self.note)
+        object.__setattr__(self, "_place", place)
 
     def strength(self) -> str:
         """Describes in one sentence how programs are isolated from the rest of the machine."""
-        return f"{self.option}: programs run {self._sandbox.strength()}"
+        return f"{self.option}: programs run {self._place.strength()}"
 
     def judge(self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]) -> Verdicts:
         """Runs the programs of responses against the tests of their rows.
@@ -47,12 +54,50 @@ class CodeReward(DetailedReward):
         Raises:
             SandboxError: A program could not be run.
         """
+        programs = [
+            self._program(drop_thought(response, prompt.text))
+            for prompt, response in zip(prompts, responses, strict=True)
+        ]
+        tests: list[list[Test]] = [read_field(prompt.row, self.section.tests) for prompt in prompts]
+        results = self._run(programs, tests)
+        rewards = [self._reward(own, len(wanted)) for own, wanted in zip(results, tests, strict=True)]
+        return Verdicts(rewards, [any(result.tampering for result in own) for own in results])
+
+    def _run(self, programs: Sequence[str | None], tests: Sequence[Sequence[Test]]) -> list[list[ProgramResult]]:
+        """Results of each program's tests; none for a response without a program."""
+        if isinstance(self._place, CodeServer):
+            asked = [
+                (program, test)
+                for program, own in zip(programs, tests, strict=True)
+                if program is not None
+                for test in own
+            ]
+            found = iter(self._place.run_tests(asked))
+            return [
+                [] if program is None else [next(found) for _ in own]
+                for program, own in zip(programs, tests, strict=True)
+            ]
         pool = ThreadPoolExecutor(self.section.sandboxes)
         try:
-            found = list(pool.map(self._score, prompts, responses))
+            return list(pool.map(partial(self._run_here, self._place), programs, tests))
         finally:
             pool.shutdown(cancel_futures=True)
-        return Verdicts([reward for reward, _ in found], [tampering for _, tampering in found])
+
+    def _run_here(self, sandbox: Sandbox, program: str | None, tests: Sequence[Test]) -> list[ProgramResult]:
+        found: list[ProgramResult] = []
+        for test in tests if program is not None else ():
+            assert program is not None, "its tests are run"
+            if isinstance(test, str):
+                found.append(sandbox.test(program, test))
+            else:
+                found.append(judge_output(sandbox.output(program, test.get("stdin", "")), test))
+            if self.section.all_or_nothing and not found[-1].passed:
+                break
+        return found
+
+    def _reward(self, results: Sequence[ProgramResult], tests: int) -> float:
+        share = sum(result.passed for result in results) / tests
+        return float(share == 1.0) if self.section.all_or_nothing else share
 
     def _program(self, answer: str) -> str | None:
         match self.section.program:
@@ -62,21 +107,6 @@ class CodeReward(DetailedReward):
                 return extract_code_block(answer)
             case _:
                 assert_never(self.section.program)
-
-    def _score(self, prompt: Prompt, response: str) -> tuple[float, bool]:
-        """The reward of a response, and whether its program attempted to cheat a test."""
-        program = self._program(drop_thought(response, prompt.text))
-        if program is None:
-            return 0.0, False
-        tests = read_field(prompt.row, self.section.tests)
-        passed, tampering = 0, False
-        for test in tests:
-            result = _run_test(self._sandbox, program, test)
-            passed += result.passed
-            tampering = tampering or bool(result.tampering)
-            if self.section.all_or_nothing and not result.passed:
-                return 0.0, tampering
-        return passed / len(tests), tampering
 
 
 def open_sandbox(section: CodeSection, option: str = "reward.code") -> Sandbox:
@@ -135,17 +165,3 @@ def _syntax_fault(code: str) -> str | None:
     except (SyntaxError, ValueError) as error:
         return f"is no Python ({error})"
     return None
-
-
-def _run_test(sandbox: Sandbox, program: str, test: str | dict[str, str]) -> ProgramResult:
-    """Runs one test, which is valid."""
-    if isinstance(test, str):
-        return sandbox.test(program, test)
-    output = sandbox.output(program, test.get("stdin", ""))
-    same = output is not None and _lines(output) == _lines(test["stdout"])
-    return ProgramResult(same, None if same else "printed something else", ())
-
-
-def _lines(text: str) -> list[str]:
-    """Lines of output, without trailing space and trailing empty lines."""
-    return [line.rstrip() for line in text.rstrip().split("\n")]

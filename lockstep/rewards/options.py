@@ -41,6 +41,21 @@ class CodeSection(Section):
         description="`bubblewrap`: no network, no other process, no files of yours; `none`: only time, memory and file "
         "size are limited, and programs can reach what this user can",
     )
+    url: str | None = Field(
+        default=None,
+        description="a server that runs programs by SandboxFusion's protocol, such as http://localhost:8080/run_code; "
+        "null: this machine",
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _an_address_and_no_secret(cls, url: str | None) -> str | None:
+        return None if url is None else require_address(url, "http://localhost:8080/run_code")
+
+    @rule
+    def _a_server_isolates_by_itself(self) -> None:
+        if self.url is not None and self.isolation == "none":
+            raise ValueError("isolation: none is about this machine, and url names a server; leave one out")
 
 
 class RewardServer(Section):

@@ -6,12 +6,15 @@ import ctypes
 import errno
 import pickle
 import re
+import subprocess
+import sys
 from typing import Any
 
 import psutil
 import pytest
 from killing import meanwhile
 from ordinary_user import in_fork
+from scoring_server import serving
 
 from lockstep.helpers.sandbox import seccomp
 from lockstep.helpers.sandbox.sandbox import SandboxError
@@ -22,6 +25,7 @@ from lockstep.rewards.code_reward import CodeReward, extract_code_block
 from lockstep.rewards.combined_rewards import ByRow
 from lockstep.rewards.math_reward import MathReward
 from lockstep.rewards.options import CodeSection, RewardSection
+from lockstep.servers.json_server import ServerError
 from lockstep.types import Prompt
 
 pytestmark = pytest.mark.usefixtures("sandboxes")
@@ -264,3 +268,32 @@ def test_the_refusal_says_how_to_install_what_is_missing(missing: str, monkeypat
     assert f"({missing} is not installed; apt-get install bubblewrap libseccomp2 installs it" in build_text(
         "bubblewrap"
     )
+
+
+def fusion(path: str, body: dict[str, Any]) -> Any:
+    """A server of SandboxFusion's protocol, without isolation."""
+    ran = subprocess.run(
+        [sys.executable, "-c", body["code"]], input=body.get("stdin"), capture_output=True, text=True, check=False
+    )
+    ended = {"status": "Finished" if ran.returncode == 0 else "Error", "return_code": ran.returncode}
+    whole = {"status": "Success", "message": "", "compile_result": None, "executor_pod_name": None, "files": {}}
+    return {**whole, "run_result": {**ended, "execution_time": 0.1, "stdout": ran.stdout, "stderr": ran.stderr}}
+
+
+def test_a_server_runs_programs() -> None:
+    with serving(fusion) as url:
+        reward = build(RewardSection(type="code", code=section(url=f"{url}/run_code")))
+        asked = [prompt(TESTS), prompt(TESTS), prompt(["assert 1", "import os\nos._exit(0)"])]
+        assert reward(asked, [DOUBLE, "no program", "```\npass\n```"], [""] * 3) == [pytest.approx(2 / 3), 0.0, 0.5]
+
+
+def test_a_server_that_cannot_run_a_program_gives_no_reward() -> None:
+    with serving(lambda path, body: {"status": "SandboxError", "message": "no room"}) as url:
+        reward = build(RewardSection(type="code", code=section(url=f"{url}/run_code")))
+        with pytest.raises(ServerError, match=r"it could not run a program \(no room\)"):
+            reward([prompt(TESTS)], [DOUBLE], [""])
+
+
+def test_a_server_isolates_by_itself() -> None:
+    with pytest.raises(ValueError, match="isolation: none is about this machine"):
+        section(url="http://localhost:8080/run_code", isolation="none")

@@ -148,7 +148,9 @@ class DrySetup:
             case "python":
                 self.found.say(option, f"{section.function} is there and can be called; it was not called")
             case "code":
-                self.found.say(option, "code; a program was run in the sandbox, and every row has tests")
+                assert section.code is not None, "the recipe has it"
+                how = "a program was run in the sandbox" if section.code.url is None else "its server was not asked"
+                self.found.say(option, f"code; {how}, and every row has tests")
             case "instructions":
                 self.found.say(option, "instructions; those of every row can be checked")
             case "by_row":

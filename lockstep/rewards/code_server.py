@@ -1,0 +1,105 @@
+"""Programs that a server of yours runs, by SandboxFusion's protocol: `POST {code, language, stdin, …}`."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel
+
+from lockstep.helpers.sandbox.sandbox import ProgramResult
+from lockstep.rewards.options import CodeSection
+
+Test = str | dict[str, str]
+"""Python that uses what the program defines, or its input and what it must print."""
+
+_KEY = "SANDBOX_API_KEY"
+_RETRIES = 5
+_GRACE_S = 60.0  # for a busy server, besides the limit of the program
+
+
+class _Run(BaseModel):
+    """How a program ended."""
+
+    status: str
+    return_code: int | None = None
+    stdout: str | None = None
+
+
+class _Reply(BaseModel):
+    """A server's reply; other fields of it are passed over."""
+
+    status: Literal["Success", "Failed", "SandboxError"]
+    message: str = ""
+    run_result: _Run | None = None
+
+    @property
+    def output(self) -> str | None:
+        """What the program printed; None if it failed or reached a limit."""
+        run = self.run_result
+        return run.stdout or "" if run is not None and run.status == "Finished" and run.return_code == 0 else None
+
+
+@dataclass(frozen=True)
+class CodeServer:
+    """A server that runs programs, whose isolation is its own.
+
+    Attributes:
+        url: Its address.
+        section: The limits of a program.
+        option: Key of its section in the recipe, for messages.
+        note: Shows the user a line.
+    """
+
+    url: str
+    section: CodeSection
+    option: str
+    note: Callable[[str], object]
+
+    def strength(self) -> str:
+        """Describes in a sentence what the sandbox stops, and what not."""
+        return f"at {self.url}; a program can cheat tests in Python, which run in its own process there"
+
+    def run_tests(self, asked: Sequence[tuple[str, Test]]) -> list[ProgramResult]:
+        """Runs programs, each against its test.
+
+        Raises:
+            ServerError: The server cannot be reached, refuses, or does not answer in the protocol, after all retries.
+        """
+        from lockstep.servers.json_server import JsonServer, ServerAddress  # imports openai's client
+
+        own, mark = self.section, secrets.token_hex(16)
+        protocol, hint = "SandboxFusion's protocol", "url usually ends in /run_code"
+        address = ServerAddress(self.url, f"{self.option}.url", _KEY, own.sandboxes, _RETRIES, protocol, hint)
+        bodies = [self._build_request(program, test, mark) for program, test in asked]
+        found = [ProgramResult(False, "its server did not answer", ())] * len(asked)
+        server = JsonServer(address, own.wall_s + _GRACE_S, self.note)
+        for place, reply in server.answers(_Reply, self.url, bodies, lambda place, reply: _find_fault(reply)):
+            found[place] = judge_output(reply.output, asked[place][1], mark)
+        return found
+
+    def _build_request(self, program: str, test: Test, mark: str) -> dict[str, object]:
+        limits = {"run_timeout": self.section.wall_s, "memory_limit_MB": self.section.memory_mb}
+        if isinstance(test, str):
+            return {"code": f"{program}\n{test}\nprint('\\n{mark}')", "language": "python", **limits}
+        return {"code": program, "stdin": test.get("stdin", ""), "language": "python", **limits}
+
+
+def _find_fault(reply: _Reply) -> str | None:
+    return f"it could not run a program ({reply.message[:300]})" if reply.status == "SandboxError" else None
+
+
+def judge_output(output: str | None, test: Test, mark: str = "") -> ProgramResult:
+    """Compares what a program printed with what its test wants: its lines, or that it came to the mark at its end."""
+    if isinstance(test, str):
+        same = output is not None and _split_lines(output)[-1:] == [mark]
+    else:
+        same = output is not None and _split_lines(output) == _split_lines(test["stdout"])
+    return ProgramResult(same, None if same else "printed something else", ())
+
+
+def _split_lines(text: str) -> list[str]:
+    """Lines of output, without trailing space and trailing empty lines."""
+    return [line.rstrip() for line in text.rstrip().split("\n")]
