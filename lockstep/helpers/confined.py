@@ -9,7 +9,7 @@ import sys
 from lockstep.config.user_code import find_file
 from lockstep.guarded_imports import keep_guards, split_path
 from lockstep.helpers.process import Child, ChildError
-from lockstep.helpers.sandbox.bubblewrap import SYSTEM_FILES, find_obstacle, open_filter, same_place, wrap
+from lockstep.helpers.sandbox.bubblewrap import SYSTEM_FILES, find_obstacle, map_to_itself, open_filter, wrap
 
 _TMP_MB = 1024
 
@@ -26,7 +26,7 @@ class ConfinedChild(Child):
             raise ChildError(f"{self._arguments[0]} cannot be confined here ({obstacle})")
         file = find_file(self._arguments[0])
         own = [] if file is None else [str(file.resolve().parent)]
-        readable = same_place([*SYSTEM_FILES, sys.prefix, sys.base_prefix, *filter(os.path.isabs, sys.path), *own])
+        readable = map_to_itself([*SYSTEM_FILES, sys.prefix, sys.base_prefix, *filter(os.path.isabs, sys.path), *own])
         with open(open_filter(), "rb") as filtered:
             # As process 1 it ends all that it has started as it ends.
             variables = {**keep_guards(), **split_path()}

@@ -62,7 +62,7 @@ def _make_folder(folder: str) -> list[str]:
     return [word for path in folders if path != "/tmp" for word in ("--perms", "0755", "--dir", path)]
 
 
-def same_place(paths: Iterable[str]) -> dict[str, str]:
+def map_to_itself(paths: Iterable[str]) -> dict[str, str]:
     """Maps paths, and what they are links to, to themselves."""
     return {form: form for path in paths for form in (path, os.path.realpath(path))}
 
@@ -90,7 +90,7 @@ def find_obstacle() -> str | None:
     except OSError:
         return f"libseccomp is not installed; {_INSTALL}"
     with open(file, "rb"):
-        command = [*wrap(same_place(SYSTEM_FILES), "/tmp", 1, file, {}), "/usr/bin/true"]
+        command = [*wrap(map_to_itself(SYSTEM_FILES), "/tmp", 1, file, {}), "/usr/bin/true"]
         tried = subprocess.run(command, pass_fds=(file,), capture_output=True, text=True, check=False)
     if tried.returncode == 0:
         return None

@@ -20,7 +20,7 @@ from typing import Literal
 
 from lockstep.errors import InputError
 from lockstep.helpers.sandbox import memory, solution_side, tester_side
-from lockstep.helpers.sandbox.bubblewrap import SYSTEM_FILES, find_obstacle, is_root, open_filter, same_place, wrap
+from lockstep.helpers.sandbox.bubblewrap import SYSTEM_FILES, find_obstacle, is_root, map_to_itself, open_filter, wrap
 from lockstep.helpers.sandbox.uses import find_uses
 
 Isolation = Literal["bubblewrap", "none"]
@@ -131,7 +131,7 @@ class Sandbox:
         Raises:
             SandboxError: It could not be run.
         """
-        with _Files() as files:
+        with _OpenFiles() as files:
             stdin, stdout, source = files.add(given), files.add(), files.add(program)
             running = self._start(files, solution_side, "run_program", (stdin, stdout), source)
             code = running.wait(time.monotonic() + self.limits.wall_s)
@@ -139,9 +139,9 @@ class Sandbox:
 
     def test(self, program: str, test: str) -> ProgramResult:
         """Runs test code in a process of its own, which asks the program in another; errors as `output`."""
-        with _Files() as files:
+        with _OpenFiles() as files:
             verdict, source = files.add(json.dumps({"test": test, "uses": find_uses(test)})), files.add(program)
-            with _Files() as pipes:
+            with _OpenFiles() as pipes:
                 (asked, asks), (told, tells) = pipes.add_pipe(), pipes.add_pipe()
                 tester = self._start(files, tester_side, "run_test", (told, asks), verdict)
                 solution = self._start(files, solution_side, "serve", (asked, tells), source)
@@ -167,7 +167,9 @@ class Sandbox:
     def _tmp_mb(self) -> int:
         return self.limits.file_mb + _TMP_MB
 
-    def _start(self, files: _Files, side: ModuleType, begin: str, streams: tuple[int, int], file: int) -> _Running:
+    def _start(
+        self, files: _OpenFiles, side: ModuleType, begin: str, streams: tuple[int, int], file: int
+    ) -> _RunningProgram:
         """Starts a function of one of the sides' modules, which gets the number of a file."""
         cgroup = files.enter_context(memory.open_cgroup(self._memory_mb))
         errors, status = files.add(), files.add()
@@ -193,12 +195,12 @@ class Sandbox:
             start_new_session=True,
         )
         exceeds = memory.watch(None if cgroup else self.limits.memory_mb, own_tmp=self.isolation == "bubblewrap")
-        running = _Running(process, exceeds, status if self.isolation == "bubblewrap" else None, errors)
+        running = _RunningProgram(process, exceeds, status if self.isolation == "bubblewrap" else None, errors)
         files.callback(running.end)
         return running
 
     def _wrap(self, filtered: int, status: int) -> list[str]:
-        readable = same_place((*SYSTEM_FILES, str(Path(self.interpreter).parents[1])))
+        readable = map_to_itself((*SYSTEM_FILES, str(Path(self.interpreter).parents[1])))
         readable[f"{_INSIDE}/{_SIDES}"] = _OWN
         options = ["--die-with-parent", "--json-status-fd", str(status)]
         if not is_root():
@@ -229,7 +231,7 @@ class Sandbox:
         return ["prlimit", *(f"--{name}={bound}" for name, bound in bounds.items())]
 
 
-class _Files(contextlib.ExitStack):
+class _OpenFiles(contextlib.ExitStack):
     """Descriptors that are closed at the end of the block."""
 
     def add_open(self, descriptor: int) -> int:
@@ -263,7 +265,7 @@ class _Files(contextlib.ExitStack):
 
 
 @dataclass(frozen=True)
-class _Running:
+class _RunningProgram:
     """A program that runs.
 
     Attributes:

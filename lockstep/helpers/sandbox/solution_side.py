@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import os
 import sys
+from _operator import call, getitem, setitem  # `operator` takes longer
 
 from lockstep.helpers.sandbox.plain_values import (
     NoPlainValue,
@@ -66,17 +67,17 @@ class _Program:
         self._functions: dict[int, int] = {}
         self._verbs = {
             "name": vars(self._module).__getitem__,
-            "call": lambda called, *arguments, **named: called(*arguments, **named),
             "get": getattr,
             "set": setattr,
-            "item": lambda value, key: value[key],
-            "put": _put,
-            "iterate": iter,
+            "call": call,
+            "getitem": getitem,
+            "setitem": setitem,
+            "iter": iter,
             "next": next,
-            "length": len,
-            "text": str,
+            "len": len,
+            "str": str,
             "repr": repr,
-            "truth": bool,
+            "bool": bool,
             "plain": base_of,
         }
 
@@ -155,10 +156,6 @@ class _Program:
     def _say(self, content: Any) -> None:
         self._answers.write(dumps(content))
         self._answers.flush()
-
-
-def _put(value: Any, key: Any, new: Any) -> None:
-    value[key] = new
 
 
 def _text(error: Exception) -> str:

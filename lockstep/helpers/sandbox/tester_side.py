@@ -18,7 +18,6 @@ ENDED = "the program ended before the test"
 _LONGEST, _MOST = 200, 10  # characters and signs of a verdict
 TYPE_CHECKING = False  # importing `typing` takes long
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import Any, NoReturn
 
     from lockstep.helpers.sandbox.uses import Uses
@@ -187,9 +186,6 @@ class Thing:
         for name, value in {"side": side, "number": number, "kind": kind, "own": own}.items():
             object.__setattr__(self, f"_Thing__{name}", value)
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return self.__side.ask("call", self, *arguments, **named)
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # Python itself asks for these, and they decide what others mean
             raise AttributeError(name)
@@ -197,30 +193,6 @@ class Thing:
 
     def __setattr__(self, name: str, value: Any) -> None:
         self.__side.ask("set", self, name, value)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.__side.ask("item", self, key)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.__side.ask("put", self, key, value)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self.__side.ask("iterate", self)
-
-    def __next__(self) -> Any:
-        return self.__side.ask("next", self)
-
-    def __len__(self) -> int:
-        return self.__side.ask("length", self)
-
-    def __str__(self) -> str:
-        return self.__side.ask("text", self)
-
-    def __repr__(self) -> str:
-        return self.__side.ask("repr", self)
-
-    def __bool__(self) -> bool:
-        return self.__side.ask("truth", self)
 
     def __hash__(self) -> int:
         return _number_of(self)
@@ -233,6 +205,19 @@ class Thing:
         if self.__own:
             self.__side.signs.append(f"returned a {self.__kind} with comparisons of its own, which a test does not use")
         return self.__side.ask("plain", self) == other
+
+
+def _define(method: str, verb: str) -> None:
+    """Defines a method of things that asks the program."""
+
+    def ask(self: Thing, *arguments: Any, **named: Any) -> Any:
+        return object.__getattribute__(self, "_Thing__side").ask(verb, self, *arguments, **named)
+
+    setattr(Thing, method, ask)
+
+
+for _verb in ("call", "getitem", "setitem", "iter", "next", "len", "str", "repr", "bool"):
+    _define(f"__{_verb}__", _verb)
 
 
 def _number_of(thing: Thing) -> int:
