@@ -11,8 +11,9 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     ".[ray,datasets,lora,tensorboard]"
 
 FROM python:3.11-slim-bookworm
-# Health checks of KubeRay call wget.
-RUN apt-get update && apt-get install -y --no-install-recommends wget=1.21.* && rm -rf /var/lib/apt/lists/* \
+# Health checks of KubeRay call wget; bubblewrap runs the programs of code rewards.
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends bubblewrap=0.8.* libseccomp2=2.5.* wget=1.21.* && rm -rf /var/lib/apt/lists/* \
     && useradd --create-home --uid 1000 lockstep && mkdir -p /work/runs && chown -R lockstep /work
 COPY --from=build /opt/lockstep /opt/lockstep
 ENV PATH=/opt/lockstep/bin:$PATH

@@ -13,7 +13,7 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 FROM python:3.11-slim-bookworm
 # Triton compiles its launchers with gcc; health checks of KubeRay call wget.
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends gcc=4:12.2.* libc6-dev=2.36-* wget=1.21.* && rm -rf /var/lib/apt/lists/* \
+    && apt-get install -y --no-install-recommends bubblewrap=0.8.* libseccomp2=2.5.* gcc=4:12.2.* libc6-dev=2.36-* wget=1.21.* && rm -rf /var/lib/apt/lists/* \
     && useradd --create-home --uid 1000 lockstep && mkdir -p /work/runs && chown -R lockstep /work
 COPY --from=build /opt/lockstep /opt/lockstep
 ENV PATH=/opt/lockstep/bin:$PATH NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Annotated, Literal, Self, get_args
 
 from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
@@ -55,108 +56,63 @@ class Ranged(Instruction):
         return (self.at_least or 0) <= count and (self.at_most is None or count <= self.at_most)
 
 
+def _paragraphs(text: str) -> list[str]:
+    return [part for part in _PARAGRAPH_END.split(text) if part.strip()]
+
+
+def _count_matches(pattern: re.Pattern[str]) -> Callable[[str], int]:
+    return lambda response: len(pattern.findall(response))
+
+
+_COUNTS: dict[str, Callable[[str], int]] = {
+    "words": _count_matches(_WORD),
+    "sentences": lambda response: sum(_WORD.search(part) is not None for part in _SENTENCE_END.split(response)),
+    "paragraphs": lambda response: len(_paragraphs(response)),
+    "bullets": _count_matches(_BULLET),
+    "highlights": _count_matches(_HIGHLIGHT),
+    "placeholders": _count_matches(_PLACEHOLDER),
+    "capital_words": lambda response: sum(word.isupper() for word in _WORD.findall(response)),
+}
+
+
 class Counted(Ranged):
-    """A number that is counted over the whole response."""
+    """A number of words, of sentences and so on, over the whole response."""
+
+    id: Literal["words", "sentences", "paragraphs", "bullets", "highlights", "placeholders", "capital_words"]
 
     def is_followed(self, response: str) -> bool:
-        return self.fits(self.count(response))
-
-    @abstractmethod
-    def count(self, response: str) -> int:
-        """Counts them in the response."""
+        return self.fits(_COUNTS[self.id](response))
 
 
-class NumberOfWords(Counted):
-    """Words: letters and digits in a row, also over an apostrophe or a hyphen."""
-
-    id: Literal["words"]
-
-    def count(self, response: str) -> int:
-        return len(_WORD.findall(response))
-
-
-class NumberOfSentences(Counted):
-    """Sentences: text up to . ! ? … before a space or the end, or 。！？ anywhere."""
-
-    id: Literal["sentences"]
-
-    def count(self, response: str) -> int:
-        return sum(_WORD.search(part) is not None for part in _SENTENCE_END.split(response))
-
-
-class NumberOfParagraphs(Counted):
-    """Paragraphs: text between blank lines."""
-
-    id: Literal["paragraphs"]
-
-    def count(self, response: str) -> int:
-        return len(_paragraphs(response))
-
-
-class NumberOfParts(Counted):
+class NumberOfParts(Ranged):
     """Parts that are not empty, between separators."""
 
     id: Literal["parts"]
     separator: Text
 
-    def count(self, response: str) -> int:
-        return sum(bool(part.strip()) for part in response.split(self.separator))
+    def is_followed(self, response: str) -> bool:
+        return self.fits(sum(bool(part.strip()) for part in response.split(self.separator)))
 
 
-class NumberOfBullets(Counted):
-    """Lines that begin with -, * or • and a space."""
-
-    id: Literal["bullets"]
-
-    def count(self, response: str) -> int:
-        return len(_BULLET.findall(response))
-
-
-class NumberOfSections(Counted):
+class NumberOfSections(Ranged):
     """Lines that begin with the heading and a number."""
 
     id: Literal["sections"]
     heading: Text
 
-    def count(self, response: str) -> int:
-        return len(re.findall(rf"^[ \t#*]*{re.escape(self.heading)}\s{{0,99}}\d", response, re.MULTILINE))
+    def is_followed(self, response: str) -> bool:
+        line = rf"^[ \t#*]*{re.escape(self.heading)}\s{{0,99}}\d"
+        return self.fits(len(re.findall(line, response, re.MULTILINE)))
 
 
-class NumberOfHighlights(Counted):
-    """Stretches *between stars*, or **two**, within a line."""
-
-    id: Literal["highlights"]
-
-    def count(self, response: str) -> int:
-        return len(_HIGHLIGHT.findall(response))
-
-
-class NumberOfPlaceholders(Counted):
-    """Words [in square brackets], to be filled in."""
-
-    id: Literal["placeholders"]
-
-    def count(self, response: str) -> int:
-        return len(_PLACEHOLDER.findall(response))
-
-
-class NumberOfCapitalWords(Counted):
-    """Words in capitals: at least one letter, and none in lower case."""
-
-    id: Literal["capital_words"]
-
-    def count(self, response: str) -> int:
-        return sum(word.isupper() for word in _WORD.findall(response))
-
-
-class NumberOfOneLetter(Counted):
+class NumberOfOneLetter(Ranged):
     """One character, in either case."""
 
     id: Literal["letter"]
     letter: Annotated[str, Field(min_length=1, max_length=1)]
 
-    def count(self, response: str) -> int:
-        return response.lower().count(self.letter.lower())
+    def is_followed(self, response: str) -> bool:
+        return self.fits(response.lower().count(self.letter.lower()))
 
 
 class Keywords(Ranged):
@@ -169,24 +125,15 @@ class Keywords(Ranged):
         return all(self.fits(_occurrences(word, response)) for word in self.words)
 
 
-class StartsWith(Instruction):
-    """The response begins with the text; case and space around do not matter."""
+class BeginsOrEndsWith(Instruction):
+    """The response begins or ends with the text; case and space around do not matter."""
 
-    id: Literal["starts_with"]
+    id: Literal["starts_with", "ends_with"]
     text: Text
 
     def is_followed(self, response: str) -> bool:
-        return _plain(response).startswith(_plain(self.text))
-
-
-class EndsWith(Instruction):
-    """The response ends with the text; case and space around do not matter."""
-
-    id: Literal["ends_with"]
-    text: Text
-
-    def is_followed(self, response: str) -> bool:
-        return _plain(response).endswith(_plain(self.text))
+        meets = str.startswith if self.id == "starts_with" else str.endswith
+        return meets(_plain(response), _plain(self.text))
 
 
 class ParagraphStartsWith(Instruction):
@@ -213,65 +160,38 @@ class OneOf(Instruction):
         return _plain(response) in map(_plain, self.texts)
 
 
-class Uppercase(Instruction):
-    """No lower-case letter, and at least one capital."""
-
-    id: Literal["uppercase"]
-
-    def is_followed(self, response: str) -> bool:
-        return response.isupper()
+def _is_quoted(response: str) -> bool:
+    text = response.strip()
+    return len(text) > 2 and text[0] + text[-1] in _QUOTES
 
 
-class Lowercase(Instruction):
-    """No capital, and at least one lower-case letter."""
-
-    id: Literal["lowercase"]
-
-    def is_followed(self, response: str) -> bool:
-        return response.islower()
-
-
-class NoCommas(Instruction):
-    """No comma, in any script."""
-
-    id: Literal["no_commas"]
-
-    def is_followed(self, response: str) -> bool:
-        return not set(",，、،") & set(response)
+def _is_json(response: str) -> bool:
+    text = response.strip()
+    fenced = _FENCE.fullmatch(text)
+    try:
+        json.loads(fenced[1] if fenced else text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
-class Quoted(Instruction):
-    """The whole response stands between double quotation marks."""
+_FORMS: dict[str, Callable[[str], bool]] = {
+    "uppercase": str.isupper,
+    "lowercase": str.islower,
+    "no_commas": lambda response: not set(",，、،") & set(response),
+    "quoted": _is_quoted,
+    "json": _is_json,
+    "title": lambda response: _TITLE.search(response) is not None,
+}
 
-    id: Literal["quoted"]
+
+class Form(Instruction):
+    """A form of the whole response, without arguments; `title`: a line begins with one <<in angular brackets>>."""
+
+    id: Literal["uppercase", "lowercase", "no_commas", "quoted", "json", "title"]
 
     def is_followed(self, response: str) -> bool:
-        text = response.strip()
-        return len(text) > 2 and text[0] + text[-1] in _QUOTES
-
-
-class Json(Instruction):
-    """The whole response is JSON, between fences or not."""
-
-    id: Literal["json"]
-
-    def is_followed(self, response: str) -> bool:
-        text = response.strip()
-        fenced = _FENCE.fullmatch(text)
-        try:
-            json.loads(fenced[1] if fenced else text)
-        except (ValueError, RecursionError):
-            return False
-        return True
-
-
-class Title(Instruction):
-    """A line begins with a title <<in double angular brackets>>."""
-
-    id: Literal["title"]
-
-    def is_followed(self, response: str) -> bool:
-        return _TITLE.search(response) is not None
+        return _FORMS[self.id](response)
 
 
 class Postscript(Instruction):
@@ -286,35 +206,21 @@ class Postscript(Instruction):
 
 
 Kind = (
-    NumberOfWords
-    | NumberOfSentences
-    | NumberOfParagraphs
+    Counted
     | NumberOfParts
-    | NumberOfBullets
     | NumberOfSections
-    | NumberOfHighlights
-    | NumberOfPlaceholders
-    | NumberOfCapitalWords
     | NumberOfOneLetter
     | Keywords
-    | StartsWith
-    | EndsWith
+    | BeginsOrEndsWith
     | ParagraphStartsWith
     | OneOf
-    | Uppercase
-    | Lowercase
-    | NoCommas
-    | Quoted
-    | Json
-    | Title
+    | Form
     | Postscript
 )
-KINDS: dict[str, type[Instruction]] = {get_args(kind.model_fields["id"].annotation)[0]: kind for kind in get_args(Kind)}
+KINDS: dict[str, type[Instruction]] = {
+    name: kind for kind in get_args(Kind) for name in get_args(kind.model_fields["id"].annotation)
+}
 """Every class, by its `id` in rows."""
-
-
-def _paragraphs(text: str) -> list[str]:
-    return [part for part in _PARAGRAPH_END.split(text) if part.strip()]
 
 
 def _occurrences(words: str, text: str) -> int:

@@ -36,7 +36,7 @@ _FIRST_USER = (1 << 31) - (1 << 23)  # thread ids are below 2²², and user ids 
 _WATCH_S = 0.02  # in which a program can take some tens of MB more than it may
 _SHOWN = 400  # characters of an error
 
-_INSIDE = "/opt"
+_INSIDE = "/sandbox"
 _OWN = str(Path(__file__).parent)
 _SIDES = "lockstep/helpers/sandbox"
 _BEGIN = "import sys; sys.path.insert(0, {!r}); from lockstep.helpers.sandbox import {} as side; side.{}({})"
