@@ -22,6 +22,7 @@ from lockstep.rewards.options import CodeSection
 from lockstep.types import Prompt
 
 _PYTHON = ("python", "python3", "py")
+_FILE_MB, _PROCESSES = 8, 8
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def open_sandbox(section: CodeSection, option: str = "reward.code") -> Sandbox:
     Raises:
         SandboxError: Programs cannot be run here as the section asks.
     """
-    limits = Limits(section.cpu_s, section.wall_s, section.memory_mb, section.file_mb, section.processes)
+    limits = Limits(section.cpu_s, section.wall_s, section.memory_mb, _FILE_MB, _PROCESSES)
     sandbox = Sandbox(limits, section.isolation)
     try:
         sandbox.start()

@@ -34,8 +34,6 @@ class CodeSection(Section):
     cpu_s: PositiveInt = Field(default=5, description="CPU time of each process of a program, for one test")
     wall_s: PositiveFloat = Field(default=20.0, description="the longest that a test may take on the clock")
     memory_mb: Annotated[int, Field(ge=64)] = Field(default=512, description="memory of a program, all its processes")
-    file_mb: PositiveInt = Field(default=8, description="size of the largest file, and of all output")
-    processes: PositiveInt = Field(default=8, description="processes and threads of a program")
     isolation: Literal["bubblewrap", "none"] = Field(
         default="bubblewrap",
         description="`bubblewrap`: no network, no other process, no files of yours; `none`: only time, memory and file "
