@@ -165,7 +165,7 @@ def open_server(runs: LiveRuns, port: int) -> LiveServer:
 class _Handler(BaseHTTPRequestHandler):
     """Answers one request."""
 
-    server: LiveServer
+    server: LiveServer  # pyright: ignore[reportIncompatibleVariableOverride]
     timeout = 30
 
     def do_GET(self) -> None:

@@ -61,7 +61,9 @@ class CodeReward(DetailedReward):
         ]
         tests: list[list[Test]] = [read_field(prompt.row, self.section.tests) for prompt in prompts]
         results = self._run(programs, tests)
-        rewards = [self._reward(own, len(wanted)) for own, wanted in zip(results, tests, strict=True)]
+        rewards: list[float | None] = [
+            self._reward(own, len(wanted)) for own, wanted in zip(results, tests, strict=True)
+        ]
         return Verdicts(rewards, [any(result.tampering for result in own) for own in results])
 
     def _run(self, programs: Sequence[str | None], tests: Sequence[Sequence[Test]]) -> list[list[ProgramResult]]:
