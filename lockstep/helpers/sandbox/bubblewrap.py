@@ -73,8 +73,9 @@ def open_filter() -> int:
     Raises:
         OSError: There is no libseccomp.
     """
+    content = build_filter()
     file = os.memfd_create("filter")
-    os.write(file, build_filter())
+    os.write(file, content)
     os.lseek(file, 0, os.SEEK_SET)
     return file
 
