@@ -88,6 +88,13 @@ def test_all_processes_of_a_program_have_one_memory_limit(orphans: bool) -> None
     assert SANDBOX.output(program.replace("SIZE", "80"), "") is None
 
 
+@pytest.mark.usefixtures("counted")
+def test_a_program_s_memory_is_limited_while_its_test_waits() -> None:
+    program = "ORPHANS = False\ndef hold():" + TOGETHER.replace("\n", "\n    ") + "\n    return 'held'"
+    assert SANDBOX.test(program.replace("SIZE", "1"), "assert hold() == 'held'").passed
+    assert not SANDBOX.test(program.replace("SIZE", "80"), "assert hold() == 'held'").passed
+
+
 def test_without_bubblewrap_memory_is_limited_too() -> None:
     plain = replace(SANDBOX, isolation="none")
     assert plain.output("ORPHANS = False\n" + TOGETHER.replace("SIZE", "1"), "") == "held\n"

@@ -196,7 +196,7 @@ def test_nothing_outlives_its_program(sandbox: Sandbox) -> None:
 STARTS = """
 import sys
 from lockstep.helpers.sandbox.sandbox import Limits, Sandbox
-Sandbox(Limits(100, 100.0, 128, 1, 8)).output("import time\ntime.sleep(100)", "")
+Sandbox(Limits(100, 100.0, 128, 1, 8)).output("import time; time.sleep(100)", "")
 """
 
 
@@ -204,6 +204,7 @@ def test_a_program_ends_with_the_process_that_started_it() -> None:
     with subprocess.Popen([sys.executable, "-c", STARTS]) as starting:
         own = psutil.Process(starting.pid)
         while len(running := own.children(recursive=True)) < 3:  # two are bubblewrap's
+            assert starting.poll() is None
             time.sleep(0.01)
         starting.send_signal(signal.SIGKILL)
     assert psutil.wait_procs(running, timeout=5)[1] == []
@@ -261,8 +262,9 @@ def test_it_crosses_a_process_border(sandbox: Sandbox) -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"interpreter": "/absent/bin/python3"}, "a trial program failed"),
-        ({"limits": replace(LIMITS, memory_mb=1)}, "a trial program failed, so its limits are too low"),
+        ({"interpreter": "/absent/bin/python3"}, "a trial program failed: .*/absent/bin/python3"),
+        ({"limits": replace(LIMITS, memory_mb=1)}, "a trial program failed: .*shared lib"),
+        ({"limits": replace(LIMITS, wall_s=0.001)}, "a trial program failed: it reached a limit"),
     ],
 )
 def test_what_cannot_be_set_up_is_said_at_the_start(options: dict[str, Any], why: str) -> None:

@@ -77,15 +77,16 @@ def _remove(folder: Path) -> None:
             time.sleep(0.001)
 
 
-def watch(limit_mb: int | None, own_tmp: bool) -> Callable[[int], bool]:
+def watch(process: int, limit_mb: int | None, own_tmp: bool) -> Callable[[], bool]:
     """Returns a function that says whether a process and all that it has started hold too much.
 
     Args:
+        process: The process.
         limit_mb: Memory that they may hold; None: a cgroup limits it.
         own_tmp: True if they have a /tmp of their own, and only so many files in it.
     """
 
-    def exceeds(process: int) -> bool:
+    def exceeds() -> bool:
         found = [process, *find_descendants(process)]
         if limit_mb is not None and sum(map(_count_kb, found)) > limit_mb << 10:
             return True

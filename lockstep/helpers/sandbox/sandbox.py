@@ -32,7 +32,8 @@ _INTERPRETER = os.path.realpath(f"{sys.base_exec_prefix}/bin/python{_VERSION}")
 _MB = 1 << 20
 _TMP_MB = 16  # in /tmp, besides one of the largest files
 _OPEN_FILES = 64
-_FIRST_USER = (1 << 31) - (1 << 23)  # thread ids are below 2²², and user ids are not that high
+_MOST_THREADS = 1 << 22  # of a machine: thread ids are lower
+_FIRST_USER = (1 << 31) - 2 * _MOST_THREADS  # user ids are not that high
 _WATCH_S = 0.02  # in which a program can take some tens of MB more than it may
 _SHOWN = 400  # characters of an error
 
@@ -107,8 +108,9 @@ class Sandbox:
         """
         try:
             why = find_obstacle() if self.isolation == "bubblewrap" else None
-            if why is None and self.output("print(input())", "works") != "works\n":
-                why = "a trial program failed, so its limits are too low"
+            if why is None:
+                printed, errors = self._run("print(input())", "works")
+                why = None if printed == "works\n" else f"a trial program failed: {errors or 'it reached a limit'}"
         except SandboxError as error:
             why = str(error)
         if why is not None:
@@ -131,11 +133,15 @@ class Sandbox:
         Raises:
             SandboxError: It could not be run.
         """
+        return self._run(program, given)[0]
+
+    def _run(self, program: str, given: str) -> tuple[str | None, str]:
+        """Returns what a program prints, as `output`, and the end of what it prints as errors."""
         with _OpenFiles() as files:
             stdin, stdout, source = files.add(given), files.add(), files.add(program)
             running = self._start(files, solution_side, "run_program", (stdin, stdout), source)
             code = running.wait(time.monotonic() + self.limits.wall_s)
-            return files.read(stdout) if code == 0 else None
+            return files.read(stdout) if code == 0 else None, running.read_errors()
 
     def test(self, program: str, test: str) -> ProgramResult:
         """Runs test code in a process of its own, which asks the program in another; errors as `output`."""
@@ -146,7 +152,7 @@ class Sandbox:
                 tester = self._start(files, tester_side, "run_test", (told, asks), verdict)
                 solution = self._start(files, solution_side, "serve", (asked, tells), source)
             deadline = time.monotonic() + self.limits.wall_s
-            if tester.wait(deadline) != 0:
+            if tester.wait(deadline, solution) != 0:
                 return _AT_ITS_LIMIT
             try:
                 found = json.loads(files.read(verdict))
@@ -181,7 +187,7 @@ class Sandbox:
             folder, root = "/", _INSIDE
             filtered = files.add_open(open_filter())
             passed += [filtered, status]
-            command = [*self._wrap(filtered, status), *self._limit(self._count_processes())]
+            command = [*self._wrap(filtered, status, side), *self._limit(self._count_processes())]
         call = _BEGIN.format(root, side.__name__.rpartition(".")[2], begin, file)
         command += [self.interpreter, "-I", "-S", "-X", "utf8", "-c", call]
         process = subprocess.Popen(
@@ -194,19 +200,19 @@ class Sandbox:
             env={"PATH": os.environ.get("PATH", os.defpath)},
             start_new_session=True,
         )
-        exceeds = memory.watch(None if cgroup else self.limits.memory_mb, own_tmp=self.isolation == "bubblewrap")
+        exceeds = memory.watch(process.pid, None if cgroup else self.limits.memory_mb, self.isolation == "bubblewrap")
         running = _RunningProgram(process, exceeds, status if self.isolation == "bubblewrap" else None, errors)
         files.callback(running.end)
         return running
 
-    def _wrap(self, filtered: int, status: int) -> list[str]:
+    def _wrap(self, filtered: int, status: int, side: ModuleType) -> list[str]:
         readable = map_to_itself((*SYSTEM_FILES, str(Path(self.interpreter).parents[1])))
         readable[f"{_INSIDE}/{_SIDES}"] = _OWN
         options = ["--die-with-parent", "--json-status-fd", str(status)]
         if not is_root():
             return wrap(readable, "/tmp", self._tmp_mb, filtered, {}, *options)
-        # The limit on processes does not hold for root, so each thread's program is run by a user of its own.
-        user = str(_FIRST_USER + threading.get_native_id())
+        # The limit on processes does not hold for root, so each thread's programs are run by users of their own.
+        user = str(_FIRST_USER + threading.get_native_id() + (_MOST_THREADS if side is tester_side else 0))
         options += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
         become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
         return [*wrap(readable, "/tmp", self._tmp_mb, filtered, {}, *options), *become]
@@ -270,32 +276,40 @@ class _RunningProgram:
 
     Attributes:
         process: The process to wait for, of a group of its own.
-        exceeds: True if what a process has started holds too much memory.
+        exceeds: True if it holds too much memory.
         status: Bubblewrap's report, which names an exit code if the program was begun; None: without bubblewrap.
         errors: The standard error of both.
     """
 
     process: subprocess.Popen[bytes]
-    exceeds: Callable[[int], bool]
+    exceeds: Callable[[], bool]
     status: int | None
     errors: int
 
-    def wait(self, deadline: float) -> int | None:
-        """Returns the exit code, or None if the program was ended at a limit; the deadline is on `time.monotonic`.
+    def wait(self, deadline: float, *others: _RunningProgram) -> int | None:
+        """Returns the exit code, or None if the program or one of the others reached a limit.
+
+        Args:
+            deadline: The limit on the clock, of `time.monotonic`.
+            others: Programs whose memory is watched, too.
 
         Raises:
             SandboxError: The program could not be begun.
         """
         with open(os.pidfd_open(self.process.pid), "rb", buffering=0) as ended:
             while not select.select([ended], [], [], min(_WATCH_S, max(0.0, deadline - time.monotonic())))[0]:
-                if time.monotonic() >= deadline or self.exceeds(self.process.pid):
+                if time.monotonic() >= deadline or any(one.exceeds() for one in (self, *others)):
                     self.end()
                     return None
         code = self.process.wait()
         if code > 0 and self.status is not None and b"exit-code" not in os.pread(self.status, 1 << 12, 0):
-            why = os.pread(self.errors, _SHOWN, 0).decode(errors="replace").strip()
-            raise SandboxError(f"a program could not be begun under bubblewrap: {why or code}")
+            raise SandboxError(f"a program could not be begun under bubblewrap: {self.read_errors() or code}")
         return code
+
+    def read_errors(self) -> str:
+        """The end of what it has printed as errors, in one line."""
+        start = max(0, os.fstat(self.errors).st_size - _SHOWN)
+        return " ".join(os.pread(self.errors, _SHOWN, start).decode(errors="replace").split())
 
     def end(self) -> None:
         """Kills what still runs."""
