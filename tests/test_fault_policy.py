@@ -16,6 +16,7 @@ SLEEPERS = {
     "fault_policy.py": "the policy itself",
     "helpers/process.py": "looks for a parent that has ended",
     "helpers/descendants.py": "looks for children that have ended",
+    "helpers/sandbox/memory.py": "looks whether the processes of a cgroup have ended",
     "sweeps/sweep.py": "looks for runs that have ended",
     "weight_sync/carriers.py": "looks whether a receiver still takes what is sent, until a deadline",
 }

@@ -124,7 +124,7 @@ def open_sandbox(section: CodeSection, option: str = "reward.code") -> Sandbox:
         sandbox.start()
     except SandboxError as error:
         advice = "docs/guides/rewards.md says what it needs"
-        if section.isolation != "none":
+        if sandbox.is_isolated:
             advice += f"; {option}.isolation=none runs them with your rights"
         raise SandboxError(f"{option}: {error}; {advice}") from None
     return sandbox

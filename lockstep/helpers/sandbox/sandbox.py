@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Literal
+from typing import Literal, assert_never
 
 from lockstep.errors import InputError
 from lockstep.helpers.sandbox import memory, solution_side, tester_side
@@ -100,6 +100,17 @@ class Sandbox:
     isolation: Isolation = "bubblewrap"
     interpreter: str = _INTERPRETER
 
+    @property
+    def is_isolated(self) -> bool:
+        """True if programs run under bubblewrap."""
+        match self.isolation:
+            case "bubblewrap":
+                return True
+            case "none":
+                return False
+            case _:
+                assert_never(self.isolation)
+
     def start(self) -> None:
         """Runs a trial program.
 
@@ -107,7 +118,7 @@ class Sandbox:
             SandboxError: Programs cannot be run here.
         """
         try:
-            why = find_obstacle() if self.isolation == "bubblewrap" else None
+            why = find_obstacle() if self.is_isolated else None
             if why is None:
                 printed, errors = self._run("print(input())", "works")
                 why = None if printed == "works\n" else f"a trial program failed: {errors or 'it reached a limit'}"
@@ -118,7 +129,7 @@ class Sandbox:
 
     def strength(self) -> str:
         """Describes in a sentence what the sandbox stops, and what not."""
-        if self.isolation == "none":
+        if not self.is_isolated:
             return "without isolation: they reach the network, and what you can reach"
         with memory.open_cgroup(self._memory_mb) as cgroup:
             counted = "polled" if cgroup is None else "by a cgroup"
@@ -180,14 +191,14 @@ class Sandbox:
         cgroup = files.enter_context(memory.open_cgroup(self._memory_mb))
         errors, status = files.add(), files.add()
         passed = [file]
-        if self.isolation == "none":
-            folder = files.add_folder()
-            command, root = self._limit(processes=None), folder
-        else:
+        if self.is_isolated:
             folder, root = "/", _INSIDE
             filtered = files.add_open(open_filter())
             passed += [filtered, status]
             command = [*self._wrap(filtered, status, side), *self._limit(self._count_processes())]
+        else:
+            folder = root = files.add_folder()
+            command = self._limit(processes=None)
         call = _BEGIN.format(root, side.__name__.rpartition(".")[2], begin, file)
         command += [self.interpreter, "-I", "-S", "-X", "utf8", "-c", call]
         process = subprocess.Popen(
@@ -200,8 +211,8 @@ class Sandbox:
             env={"PATH": os.environ.get("PATH", os.defpath)},
             start_new_session=True,
         )
-        exceeds = memory.watch(process.pid, None if cgroup else self.limits.memory_mb, self.isolation == "bubblewrap")
-        running = _RunningProgram(process, exceeds, status if self.isolation == "bubblewrap" else None, errors)
+        exceeds = memory.watch(process.pid, None if cgroup else self.limits.memory_mb, self.is_isolated)
+        running = _RunningProgram(process, exceeds, status if self.is_isolated else None, errors)
         files.callback(running.end)
         return running
 
