@@ -21,7 +21,7 @@ _GRACE_S = 60.0  # for a busy server, besides the limit of the program
 
 
 class _Run(BaseModel):
-    """How a program ended."""
+    """The end of a program."""
 
     status: str
     return_code: int | None = None
@@ -37,7 +37,7 @@ class _Reply(BaseModel):
 
     @property
     def output(self) -> str | None:
-        """What the program printed; None if it failed or reached a limit."""
+        """Output of the program; None if it failed or reached a limit."""
         run = self.run_result
         return run.stdout or "" if run is not None and run.status == "Finished" and run.return_code == 0 else None
 

@@ -24,7 +24,7 @@ from lockstep.helpers.sandbox.bubblewrap import SYSTEM_FILES, find_obstacle, is_
 from lockstep.helpers.sandbox.uses import find_uses
 
 Isolation = Literal["bubblewrap", "none"]
-"""What keeps a program from the rest of the machine."""
+"""Means that keep a program from the rest of the machine."""
 
 _VERSION = ".".join(map(str, sys.version_info[:2]))
 _INTERPRETER = os.path.realpath(f"{sys.base_exec_prefix}/bin/python{_VERSION}")
@@ -177,7 +177,7 @@ class Sandbox:
 
     @property
     def _memory_mb(self) -> int:
-        """What a cgroup may hold: also the files of /tmp."""
+        """Limit of a cgroup, which also counts the files of /tmp."""
         return self.limits.memory_mb + self._tmp_mb
 
     @property
