@@ -16,6 +16,7 @@ from killing import meanwhile
 from ordinary_user import in_fork
 from scoring_server import serving
 
+from lockstep.cli import main
 from lockstep.helpers.sandbox import seccomp
 from lockstep.helpers.sandbox.sandbox import SandboxError
 from lockstep.rewards import code_reward
@@ -292,3 +293,12 @@ def test_a_server_that_cannot_run_a_program_gives_no_reward() -> None:
 def test_a_server_isolates_by_itself() -> None:
     with pytest.raises(ValueError, match="isolation: none is about this machine"):
         section(url="http://localhost:8080/run_code", isolation="none")
+
+
+def test_a_plan_refuses_programs_that_cannot_be_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    words = ["plan", "grpo_gsm8k", "reward={type: code, code: {tests: tests}}", "--gpus", "1", "--memory", "80GB"]
+    assert main(words) == 2
+    assert "reward.code: programs cannot be run in a sandbox here (bubblewrap is not" in capsys.readouterr().err
