@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -77,22 +78,31 @@ def _remove(folder: Path) -> None:
             time.sleep(0.001)
 
 
-def watch(process: int, limit_mb: int | None, own_tmp: bool) -> Callable[[], bool]:
+def watch(process: int, limit_mb: int, cgroup: Path | None, own_tmp: bool) -> Callable[[], bool]:
     """Returns a function that says whether a process and all that it has started hold too much.
 
     Args:
         process: The process.
-        limit_mb: Memory that they may hold; None: a cgroup limits it.
+        limit_mb: Memory that they may hold.
+        cgroup: The cgroup that limits it; None: it is polled.
         own_tmp: True if they have a /tmp of their own, and only so many files in it.
     """
 
     def exceeds() -> bool:
         found = [process, *find_descendants(process)]
-        if limit_mb is not None and sum(map(_count_kb, found)) > limit_mb << 10:
+        if cgroup is None and sum(map(_count_kb, found)) > limit_mb << 10:
+            return True
+        if cgroup is not None and _has_run_out(cgroup):
             return True
         return own_tmp and any(map(_has_many_files, found[2:3]))  # the first two are bubblewrap's
 
     return exceeds
+
+
+def _has_run_out(cgroup: Path) -> bool:
+    """True if a process was killed for want of memory; the others may wait for it."""
+    events = _read(f"{cgroup}/memory.events") + _read(f"{cgroup}/memory.oom_control")
+    return re.search(r"^oom_kill [1-9]", events, re.MULTILINE) is not None
 
 
 def _count_kb(process: int) -> int:

@@ -211,7 +211,7 @@ class Sandbox:
             env={"PATH": os.environ.get("PATH", os.defpath)},
             start_new_session=True,
         )
-        exceeds = memory.watch(process.pid, None if cgroup else self.limits.memory_mb, self.is_isolated)
+        exceeds = memory.watch(process.pid, self.limits.memory_mb, cgroup, self.is_isolated)
         running = _RunningProgram(process, exceeds, status if self.is_isolated else None, errors)
         files.callback(running.end)
         return running
