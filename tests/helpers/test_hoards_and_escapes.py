@@ -110,15 +110,17 @@ def attempt(name, *arguments):
     except OSError:
         pass
 for path in PATHS:
-    for name in ('os.stat', 'os.listdir', 'os.utime', 'open', 'os.open'):
-        attempt(name, path, *([os.O_WRONLY | os.O_CREAT] if name == 'os.open' else []))
-    for name, argument in (('os.chmod', 0o777), ('os.getxattr', 'user.x'), ('os.mkfifo', 0o600)):
-        attempt(name, path, argument)
-    attempt('os.chown', path, os.getuid(), os.getgid())
+    for name in ('os.stat', 'os.listdir', 'open'):
+        attempt(name, path)
+for name, *arguments in (
+    ('os.chmod', 0o777), ('os.chown', os.getuid(), os.getgid()), ('os.utime',), ('os.getxattr', 'user.x'),
+    ('os.open', os.O_WRONLY | os.O_CREAT),
+):
+    attempt(name, PATHS[0], *arguments)  # only of a file that the test has made: without isolation they change it
 attempt('os.mknod', 'disk', 0o60600, os.makedev(254, 0))
 attempt('os.kill', PROCESS, 0)
-attempt('os.sched_setaffinity', PROCESS, {0})
-attempt('os.setpriority', os.PRIO_PROCESS, PROCESS, 19)
+attempt('os.sched_getaffinity', PROCESS)
+attempt('os.getpriority', os.PRIO_PROCESS, PROCESS)
 attempt('os.setuid', 0)
 attempt('socket.create_connection', ADDRESS, 3)
 attempt('socket.socket', socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -131,7 +133,7 @@ print(os.listdir(), len(open('/usr/lib/os-release').read()) > 0)
 def escapes(folder: Path) -> Iterator[str]:
     """A program that tries what is outside; a file and a server of ours are there to be reached."""
     (folder / "ours").write_text("x")
-    paths = [__file__, str(folder / "ours"), "/etc/passwd", "/proc/self/mem", "/proc", "/sys", "/dev/shm", "/home"]
+    paths = [str(folder / "ours"), __file__, "/etc/passwd", "/proc/self/mem", "/proc", "/sys", "/dev/shm", "/home"]
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"PATHS, ADDRESS, PROCESS = {paths}, {server.getsockname()}, {os.getpid()}\n{REACHES}"
 
@@ -142,7 +144,7 @@ def test_a_program_reaches_nothing_outside(tmp_path: Path) -> None:
         reached = replace(SANDBOX, isolation="none").output(program, "")
         assert reached is not None
         assert "os.kill" in reached
-        assert "socket.create_connection" in reached
+        assert "os.chmod" in reached
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the other tests are run by an ordinary user already")
