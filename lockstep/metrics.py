@@ -5,9 +5,10 @@ Values may stay tensors on a device until `floats` is called, so that no metric 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, is_dataclass, replace
-from typing import Protocol, Self, runtime_checkable
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -15,17 +16,20 @@ from torch import Tensor
 Number = float | Tensor
 
 
-@runtime_checkable
-class Reduction(Protocol):
+class Reduction(ABC):
     """A partial result that merges with its like and ends in one number."""
 
-    def merge(self, other: Self, /) -> Self: ...
+    @abstractmethod
+    def merge(self, other: Any, /) -> Self:
+        """This and another part of the same kind."""
 
-    def value(self) -> float: ...
+    @abstractmethod
+    def value(self) -> float:
+        """The number of all parts."""
 
 
 @dataclass(frozen=True)
-class Mean:
+class Mean(Reduction):
     """total / count; a mean of nothing is NaN."""
 
     total: Number
@@ -39,7 +43,7 @@ class Mean:
 
 
 @dataclass(frozen=True)
-class Sum:
+class Sum(Reduction):
     """A total over all parts."""
 
     total: Number
@@ -52,7 +56,7 @@ class Sum:
 
 
 @dataclass(frozen=True)
-class Max:
+class Max(Reduction):
     """The largest over all parts."""
 
     largest: Number
@@ -65,7 +69,7 @@ class Max:
 
 
 @dataclass(frozen=True)
-class Min:
+class Min(Reduction):
     """The smallest over all parts."""
 
     smallest: Number
@@ -78,7 +82,7 @@ class Min:
 
 
 @dataclass(frozen=True)
-class Last:
+class Last(Reduction):
     """The newest value, for settings such as the learning rate."""
 
     newest: Number
@@ -91,7 +95,7 @@ class Last:
 
 
 @dataclass(frozen=True)
-class ExplainedVariance:
+class ExplainedVariance(Reduction):
     """1 − Var(R−V) / Var(R) over all tokens, from sums, so that it is exact over any split.
 
     It does not show whether values are aligned with their states: a critic that sees the action explains *more*.
@@ -122,7 +126,7 @@ class ExplainedVariance:
 
 
 @dataclass(frozen=True)
-class StandardDeviation:
+class StandardDeviation(Reduction):
     """√(Var x), of all values of all parts, from sums."""
 
     count: Number

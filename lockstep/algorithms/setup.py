@@ -17,7 +17,7 @@ from lockstep.algorithms.rows import DataFiles
 from lockstep.config import DType
 from lockstep.data.prompts import Prompts
 from lockstep.environments.options import EnvironmentSection
-from lockstep.judge.asking import Answering, Generates
+from lockstep.judge.asking import Answering, Generate
 from lockstep.judge.options import AskedSection
 from lockstep.learners.base import Learner
 from lockstep.models.source import ModelSource
@@ -31,18 +31,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Policy:
-    """The policy as a judge: its sampler, and the source of its model."""
+    """The policy as a judge: how its sampler answers, and the source of its model."""
 
-    sampler: Generates
+    generate: Generate
     source: ModelSource
-
-
-class SamplerBeside(Sampler, Protocol):
-    """A sampler in processes of its own, which works while the learner does."""
-
-    def abandon(self) -> None:
-        """Ends it at once, in the middle of its work."""
-        ...
 
 
 class Setup(Protocol):
@@ -102,8 +94,12 @@ class Setup(Protocol):
         """Opens the inference engine: on the learner's modules if in one process, else one for all learners."""
         ...
 
-    def sampler_beside(self) -> SamplerBeside:
-        """Opens the inference engine in processes of its own, even where it could be in this one."""
+    def sampler_beside(self) -> tuple[Sampler, Callable[[], None]]:
+        """Opens the inference engine in separate processes, so that it works while the learner does.
+
+        Returns:
+            The engine, and what ends it at once, in the middle of its work.
+        """
         ...
 
     def reward(self, section: RewardSection | None, rows: Prompts, option: str) -> Reward:

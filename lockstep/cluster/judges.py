@@ -24,7 +24,7 @@ from lockstep.data.ranked import RankedResponses, read_ranked
 from lockstep.data.ranked_options import RankedSection
 from lockstep.data.rows import Skipped
 from lockstep.judge.agreement import assess, describe_agreement
-from lockstep.judge.asking import Answer, Answering, Conversation, Generates, Reader, SamplerAnswers
+from lockstep.judge.asking import Answer, Answering, Conversation, Generate, Reader, SamplerAnswers
 from lockstep.judge.build import score_judge
 from lockstep.judge.options import AskedSection
 from lockstep.judge.remembered import RememberedAnswers
@@ -65,7 +65,7 @@ def policy_answers(section: AskedSection, policy: Policy, name: str) -> Answerin
         ValueError: As `judge_answers`.
     """
     _require_room(section, policy.source, name)
-    return _answers(section, policy.sampler, policy.source, name)
+    return _answers(section, policy.generate, policy.source, name)
 
 
 def judge_answers(
@@ -100,10 +100,10 @@ def judge_answers(
     own = sampler if turns is None else sampler.take_turns()
     start = partial(nearest, SamplerSpec(source.folder, own, kernels), progress, workers)
     if turns is not None:
-        return _answers(section, AwakeWhenAsked(turns.start(start)), source, name)
+        return _answers(section, AwakeWhenAsked(turns.start(start)).generate, source, name)
     started = start()
     started.wake()
-    return _answers(section, started, source, name)
+    return _answers(section, started.generate, source, name)
 
 
 @dataclass(frozen=True)
@@ -119,9 +119,9 @@ class AwakeWhenAsked:
         return batch
 
 
-def _answers(section: AskedSection, sampler: Generates, source: ModelSource, name: str) -> SamplerAnswers:
+def _answers(section: AskedSection, generate: Generate, source: ModelSource, name: str) -> SamplerAnswers:
     reader = Reader(source.tokenizer, section.chat, section.max_prompt_tokens, name, section.template_args)
-    return SamplerAnswers(sampler, reader, source.sampling(section.sampling))
+    return SamplerAnswers(generate, reader, source.sampling(section.sampling))
 
 
 def _require_room(section: AskedSection, source: ModelSource, name: str) -> None:

@@ -62,10 +62,8 @@ class Answering(Protocol):
         ...
 
 
-class Generates(Protocol):
-    """A `Sampler`, or an open `SamplerSession`."""
-
-    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch: ...
+Generate = Callable[[Sequence[Request], SamplingParams], Batch]
+"""`generate` of a `Sampler` or of an open `SamplerSession`."""
 
 
 @dataclass(frozen=True)
@@ -129,12 +127,12 @@ class SamplerAnswers:
     """A sampler that answers questions; implements `Answering`.
 
     Attributes:
-        sampler: Samples the replies.
+        generate: Samples the replies.
         reader: Reader of the sampler's model.
         sampling: The distribution that replies are sampled from.
     """
 
-    sampler: Generates
+    generate: Generate
     reader: Reader
     sampling: SamplingParams
 
@@ -149,7 +147,7 @@ class SamplerAnswers:
             return []
         prompts = [tuple(ids) for ids in self.reader.tokens(conversations)]
         requests = [Request(ids, key) for ids, key in zip(prompts, keys, strict=True)]
-        batch = self.sampler.generate(requests, self.sampling)
+        batch = self.generate(requests, self.sampling)
         rows = zip(prompts, batch.sequences(), batch.sequences("mask"), batch["truncated"].tolist(), strict=True)
         return [self._answer(ids, sequence[mask].tolist(), bool(cut)) for ids, sequence, mask, cut in rows]
 

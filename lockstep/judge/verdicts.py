@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Generic, Literal, Protocol, TypeVar, get_args
+from typing import Generic, Literal, TypeVar, get_args
 
 from lockstep.data.thoughts import drop_thought
 from lockstep.errors import InputError
@@ -105,14 +106,8 @@ class Verdict(Generic[V]):
             raise InputError(f"a verdict has a value or a cause, but this one has {self.value!r} and {self.cause!r}")
 
 
-class Parser(Protocol[V]):
-    """A parser of finished replies."""
-
-    def __call__(self, reply: str) -> Verdict[V]: ...
-
-    def announces_verdict(self, text: str) -> bool:
-        """True if a verdict is announced somewhere, as in judgements; a number alone is none."""
-        ...
+Parser = Callable[[str], Verdict[V]]
+"""The verdict of a finished reply."""
 
 
 class ScoreParser:
@@ -133,7 +128,7 @@ class ScoreParser:
         self._announced = _announcement(word)
 
     def __call__(self, reply: str) -> Verdict[float]:
-        """See `Parser`."""
+        """The verdict of a finished reply."""
         reply = drop_thought(reply)
         said = _find_value(self._announced, _SCORE, reply, _SECOND_SCORE, _CORRECTED_SCORE)
         if not isinstance(said, re.Match):
@@ -147,7 +142,7 @@ class ScoreParser:
         return Verdict(score)
 
     def announces_verdict(self, text: str) -> bool:
-        """See `Parser`."""
+        """True if a verdict is announced somewhere, as in judgements; a number alone is none."""
         return self._announced.search(drop_thought(text)) is not None
 
     def _parenthesis(self, reply: str) -> str:
@@ -181,15 +176,11 @@ class WinnerParser:
         self._announced = _announcement(word)
 
     def __call__(self, reply: str) -> Verdict[Winner]:
-        """See `Parser`."""
+        """The verdict of a finished reply."""
         said = _find_value(self._announced, _NAME, drop_thought(reply), _SECOND_NAME, _CORRECTED_NAME)
         if not isinstance(said, re.Match):
             return Verdict(None, said or "not_a_name")
         return Verdict("A" if said["name"] == "A" else "B")
-
-    def announces_verdict(self, text: str) -> bool:
-        """See `Parser`."""
-        return self._announced.search(drop_thought(text)) is not None
 
 
 def _announcement(word: str) -> re.Pattern[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol, assert_never, get_args, runtime_checkable
+from typing import Literal, Protocol, assert_never, get_args
 
 from torch import Tensor
 
@@ -55,22 +55,6 @@ class Loss(Protocol):
     def __call__(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]: ...
 
 
-@runtime_checkable
-class SaysWhetherEntropy(Protocol):
-    """A loss that says whether it reads entropies."""
-
-    @property
-    def reads_entropy(self) -> bool: ...
-
-
-@runtime_checkable
-class SaysWhichValues(Protocol):
-    """A loss that says which values it reads."""
-
-    @property
-    def reads_values(self) -> Values: ...
-
-
 def find_denominator(loss: Loss) -> Denominator:
     """Returns the denominator that a loss declares.
 
@@ -89,12 +73,12 @@ def find_denominator(loss: Loss) -> Denominator:
 
 def reads_entropy(loss: Loss) -> bool:
     """True unless a loss says that it reads no entropies."""
-    return loss.reads_entropy if isinstance(loss, SaysWhetherEntropy) else True
+    return getattr(loss, "reads_entropy", True)
 
 
 def reads_values(loss: Loss) -> Values:
     """All, unless a loss says which values it reads."""
-    return loss.reads_values if isinstance(loss, SaysWhichValues) else "all"
+    return getattr(loss, "reads_values", "all")
 
 
 def call_loss(loss: Loss, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:

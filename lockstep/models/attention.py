@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -36,17 +36,17 @@ _FILLED = 0.75
 """Least filled share of each row of a grid: a lower one costs padding, a higher one many small products."""
 
 
-class Layout(Protocol):
+class Layout(ABC):
     """Layout of a batch for attention: which tokens see which, and where keys and values are kept."""
 
+    @abstractmethod
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
     ) -> Tensor:
         """Attention over heads-first tensors [rows, heads, tokens, size]. Returns [rows, tokens, heads, size]."""
-        ...
 
 
-class KernelLayout(ABC):
+class KernelLayout(Layout):
     """A layout whose products any kernel can compute."""
 
     def attend(
@@ -306,7 +306,7 @@ def width_of(width: int, length: int) -> int:
     return width if length >= _FILLED * width else length
 
 
-class SideBySide:
+class SideBySide(Layout):
     """Sequences as rows of one grid, right-padded: for models whose layers carry a state along the row.
 
     Queries are those of the last tokens; with a cache, keys of earlier tokens come before theirs.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,27 +17,27 @@ _flash = partial(varlen_attn, enable_gqa=True) if _is_told else varlen_attn
 """torch 2.11 takes fewer heads of keys than of queries without that argument."""
 
 
-class Kernel(Protocol):
+class Kernel(ABC):
     """The products of attention, over heads-first tensors [rows, heads, tokens, size]."""
 
+    @abstractmethod
     def causal(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None) -> Tensor:
         """Attention of each row's last tokens to those before them. Returns [rows · tokens, heads, size].
 
         Args:
             query: Queries of the last tokens; there are no queries for a multiple of 128 tokens before them.
         """
-        ...
 
+    @abstractmethod
     def mask(self, seen: Tensor) -> Tensor:
         """The mask that `newest` takes, [rows, …, keys], from the keys that each token sees, bool [rows, keys]."""
-        ...
 
+    @abstractmethod
     def newest(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor:
         """Attention of a token per row, [rows, heads, size], to keys that it sees. Returns the same shape."""
-        ...
 
 
-class Fused:
+class Fused(Kernel):
     """PyTorch's own kernels, which sum in an order that depends on the number of queries and keys."""
 
     def causal(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None) -> Tensor:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lockstep.batch import Batch
-from lockstep.models.attention import width_of
+from lockstep.models.attention import Layout, width_of
 from lockstep.models.kernels import attend
 from lockstep_logprobs.collectives import all_gather
 from lockstep_logprobs.packed import Packing
@@ -49,7 +49,7 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Zigzag:
+class Zigzag(Layout):
     """The layout of one rank's share of a row.
 
     Attributes:

@@ -7,9 +7,9 @@ learner's log-probability minus the sampler's, nats.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -22,14 +22,9 @@ DEPTHS = (0, 64, 256, 1024, 4096, 16384)
 """First position of each range of positions whose gap is measured by itself."""
 
 
-class Correction(Protocol):
-    """Importance weights from the sampling policy to the trained one."""
-
-    def __call__(
-        self, learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor, lengths: Tensor, /
-    ) -> Tensor:
-        """Returns detached weights, fp32 [N], 0 where the mask is off."""
-        ...
+Correction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""Importance weights from the sampling policy to the trained one: of log-probabilities by learner and sampler [N], the
+mask and the lengths, detached weights, fp32 [N], 0 where the mask is off."""
 
 
 @dataclass(frozen=True)

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from lockstep.objectives.masks import rows
 
-
-class Shaping(Protocol):
-    """A change of a score."""
-
-    def __call__(self, score_B: Tensor, length_B: Tensor, truncated_B: Tensor, /) -> Tensor:
-        """Takes score, length of the response in tokens, and whether a limit cut it off; returns the new score [B]."""
-        ...
+Shaping = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""A new score [B] of score, length of the response in tokens, and whether a limit cut it off."""
 
 
 @dataclass(frozen=True)

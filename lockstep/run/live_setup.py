@@ -18,7 +18,7 @@ from lockstep.cluster.judges import answering, judge_answers, open_judge_reward
 from lockstep.cluster.learner_group import MeshLearner
 from lockstep.cluster.open_models import open_learner, share_weights
 from lockstep.cluster.placement import placement_of, takes_turns, works_in_engines_turn
-from lockstep.cluster.sampler_pool import SamplerPool, nearest, processes
+from lockstep.cluster.sampler_pool import nearest, processes
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.cluster.turns import Turns
 from lockstep.cluster.workers import Workers
@@ -119,8 +119,9 @@ class LiveSetup:
             self._apart = self.turns.start(start) if self._takes_turns else start()
         return self._apart
 
-    def sampler_beside(self) -> SamplerPool:
-        return processes(self._spec, self.progress, self.workers)
+    def sampler_beside(self) -> tuple[Sampler, Callable[[], None]]:
+        pool = processes(self._spec, self.progress, self.workers)
+        return pool, pool.abandon
 
     def reward(self, section: RewardSection | None, rows: Prompts, option: str) -> Reward:
         return build(section, self.note, self._judge_reward, option)

@@ -36,12 +36,6 @@ class WeightSource(HasWeights, Protocol):
     def logprobs(self, batch: Batch) -> Tensor: ...
 
 
-class CanScore(Protocol):
-    """Gives log-probabilities of sequences: a learner, or a snapshot of it."""
-
-    def logprobs(self, batch: Batch) -> Tensor: ...
-
-
 class Receiver(Protocol):
     """Inference engines that take weights: the part of a sampler that a weight sync needs."""
 
@@ -67,7 +61,7 @@ class Probe:
     bound: float
     logprob: Tensor | None = None
 
-    def score(self, learner: CanScore) -> Self:
+    def score(self, learner: WeightSource) -> Self:
         """The same probe with the learner's log-probabilities; before engines take the memory that this needs."""
         return replace(self, logprob=learner.logprobs(self.batch))
 

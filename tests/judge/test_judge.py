@@ -104,7 +104,7 @@ def judge(script: Script, **options: Any) -> tuple[Judge[float], Scripted]:
 
 def answering(sampler: Scripted, options: AskedSection) -> SamplerAnswers:
     reader = Reader(TOKENIZER, options.chat, options.max_prompt_tokens)
-    return SamplerAnswers(sampler, reader, SamplingParams(options.sampling.max_tokens))
+    return SamplerAnswers(sampler.generate, reader, SamplingParams(options.sampling.max_tokens))
 
 
 def scored(judged: Sequence[Judged[float]]) -> list[float | None]:

@@ -55,7 +55,7 @@ def test_what_had_no_reply_is_asked_again_only_where_the_call_was_not_accepted(t
 
 def test_a_reply_loses_its_stop_token_and_keeps_what_completes_a_stop_string(assets: Path) -> None:
     reader = Reader(load_tokenizer(assets / "models/stories260K/hf"), False, 64)
-    sampled = SamplerAnswers(Silent(), reader, SamplingParams(8, stop_token_ids=(2,)))
+    sampled = SamplerAnswers(Silent().generate, reader, SamplingParams(8, stop_token_ids=(2,)))
     said = reader.tokenizer("Score: 5")["input_ids"][1:]
     texts = [sampled._answer((1,), drawn, False).text for drawn in (said, [*said, 2])]
     assert texts == [texts[0]] * 2

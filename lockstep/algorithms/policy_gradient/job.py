@@ -28,7 +28,7 @@ from lockstep.algorithms.policy_gradient.step import (
     compare_sampled,
     sample_and_read_back,
 )
-from lockstep.algorithms.setup import SamplerBeside, Setup
+from lockstep.algorithms.setup import Setup
 from lockstep.algorithms.step import Hook, Step, StepResult
 from lockstep.data.prompts import Prompts
 from lockstep.monitor.agreement import Agreement
@@ -64,8 +64,12 @@ def open_policy_gradient(
     episodes = setup.episodes(recipe.environment, recipe.episode_judge)
     if episodes is not None:
         recipe = recipe.model_copy(update={"data": recipe.data.with_tools(episodes.tools)})
-    beside = setup.sampler_beside() if options.one_step_ahead else None
-    engine = build_engine(setup, policy, beside or setup.sampler(policy))
+    abandon: Callable[[], None] | None = None
+    if options.one_step_ahead:
+        sampler, abandon = setup.sampler_beside()
+    else:
+        sampler = setup.sampler(policy)
+    engine = build_engine(setup, policy, sampler)
     judge = recipe.validation_reward or recipe.reward
     held_out = setup.attempt(lambda: open_held_out(recipe, setup, judge, size), None)
     rows = open_training(recipe, setup, recipe.reward, size)
@@ -78,7 +82,7 @@ def open_policy_gradient(
         reference=reference,
         collector=collector,
         phase=setup.phase,
-        agreement=agreement if beside is None else None,
+        agreement=agreement if abandon is None else None,
     )
     its = program(workers)
     job = Job(
@@ -94,7 +98,7 @@ def open_policy_gradient(
         filters_truncated=options.overlong_filtering,
         hooks=_warn_of_cut_off(recipe, setup),
     )
-    return job if beside is None else _one_step_ahead(job, its, workers, agreement, beside, setup)
+    return job if abandon is None else _one_step_ahead(job, its, workers, agreement, abandon, setup)
 
 
 def _warn_of_cut_off(recipe: PolicyGradientRecipe, setup: Setup) -> tuple[Hook, ...]:
@@ -141,7 +145,7 @@ def _one_step_ahead(
     its: AlgorithmParts,
     workers: PolicyGradientWorkers,
     agreement: Agreement,
-    sampler: SamplerBeside,
+    abandon: Callable[[], None],
     setup: Setup,
 ) -> Job:
     ahead = Ahead(
@@ -153,7 +157,7 @@ def _one_step_ahead(
         run_length=job.run_length,
         phase=setup.phase,
         beside=setup.beside,
-        abandon=sampler.abandon,
+        abandon=abandon,
     )
     return replace(job, step=ahead, state={**job.state, "ahead": ahead})
 

@@ -55,7 +55,7 @@ def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
     policy, reference = setup.learner(recipe.policy_role), setup.learner(recipe.reference_role)
     engines = tuple(build_engine(setup, learner, setup.sampler(learner)) for learner in (policy, reference))
     actor = _actor(recipe, *engines)
-    judges = _open_judges(recipe, Policy(actor, setup.source), setup)
+    judges = _open_judges(recipe, Policy(actor.generate, setup.source), setup)
     prompts = _open_prompts(recipe, setup)
     reward = open_reward(setup, recipe.reward_role, recipe.verifier, prompts, "verifier")
     collector = RolloutCollector(actor, prompts, reward, setup.source.decode, recipe.seed)

@@ -10,7 +10,7 @@ from lockstep.algorithms.self_rewarding.meta import MetaJudging
 from lockstep.algorithms.self_rewarding.options import SelfRewardingRecipe
 from lockstep.data.files import FileGroup, open_rows
 from lockstep.data.rows import Rows
-from lockstep.judge.asking import Generates, SamplerAnswers
+from lockstep.judge.asking import SamplerAnswers
 from lockstep.judge.judge import Judge
 from lockstep.judge.known import (
     KnownScore,
@@ -25,11 +25,11 @@ from lockstep.metrics import Metrics
 from lockstep.rollouts.sampler_session import SamplerSession
 
 
-def rebind_judge(judge: Judge[V], actor: Generates, policy: Generates) -> Judge[V]:
+def rebind_judge(judge: Judge[V], actor: SamplerSession, policy: SamplerSession) -> Judge[V]:
     """The same judge; where the acting policy judges, asks the current policy instead."""
     answering = judge.answering
-    if isinstance(answering, SamplerAnswers) and answering.sampler is actor:
-        return replace(judge, answering=replace(answering, sampler=policy))
+    if isinstance(answering, SamplerAnswers) and answering.generate == actor.generate:
+        return replace(judge, answering=replace(answering, generate=policy.generate))
     return judge
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from lockstep.algorithms.self_rewarding.scoring import Scored
 from lockstep.judge.judge import disagreement
-from lockstep.judge.verdicts import Parser
+from lockstep.judge.verdicts import ScoreParser
 from lockstep.metrics import Mean, Metrics, StandardDeviation
 from lockstep.objectives.pairing import AnswerPair, Status
 from lockstep.rollouts.rollout import Rollouts
@@ -16,7 +16,7 @@ from lockstep.rollouts.rollout import Rollouts
 _STATUSES: tuple[Status, ...] = ("ok", "unscored", "tie", "identical", "unfinished")
 
 
-def leak_test(pattern: str | None, parser: Parser[float] | None) -> Callable[[str], bool]:
+def leak_test(pattern: str | None, parser: ScoreParser | None) -> Callable[[str], bool]:
     """Builds the test for answers that read like a judgement.
 
     Args:

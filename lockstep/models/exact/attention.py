@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lockstep.models.exact.linear import pad
-from lockstep.models.kernels import FUSED
+from lockstep.models.kernels import FUSED, Kernel
 from lockstep_logprobs.kernel import runs_fused
 
 KEYS = 16
@@ -36,8 +36,8 @@ BLOCK = 128
 
 
 @dataclass(frozen=True)
-class Blockwise:
-    """Implements `models.attention.Kernel`.
+class Blockwise(Kernel):
+    """Attention whose sums have the same order at any number of queries and keys.
 
     Attributes:
         softcap: Scores become cap · tanh(score / cap); None: no cap.

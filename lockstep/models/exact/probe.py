@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +39,9 @@ def probe(config: PreTrainedConfig, dtype: DType, adapters: LoRA | None = None) 
     return None
 
 
-def _products(config: PreTrainedConfig, dtype: torch.dtype, adapters: LoRA | None) -> Iterator[_Product]:
+def _products(
+    config: PreTrainedConfig, dtype: torch.dtype, adapters: LoRA | None
+) -> Iterator[_Map | _Head | _Attention]:
     """Every product of a model, each shape once."""
     lm = skeleton(config, config.name_or_path or config.model_type)
     if adapters is not None:
@@ -93,14 +95,6 @@ def _draw_cancelling(rows: int, columns: int, size: int, dtype: torch.dtype) -> 
     )
     order = torch.randperm(2 * half, generator=draw)[:size]
     return torch.cat([x, x], 1)[:, order].to(dtype), torch.cat([weight, -weight], 1)[:, order].to(dtype)
-
-
-class _Product(Protocol):
-    """A kind of product at one shape, whose text says what is wrong where it is not exact."""
-
-    def is_exact(self) -> bool:
-        """Tries it."""
-        ...
 
 
 @dataclass(frozen=True)

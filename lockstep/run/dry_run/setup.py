@@ -96,8 +96,9 @@ class DrySetup:
     def sampler(self, learner: Learner) -> Sampler:
         return Absent()
 
-    def sampler_beside(self) -> Absent:
-        return Absent()
+    def sampler_beside(self) -> tuple[Sampler, Callable[[], None]]:
+        absent = Absent()
+        return absent, absent.abandon
 
     def reward(self, section: RewardSection | None, rows: Prompts, option: str) -> Reward:
         """Reports what is known of a reward before there is a response; an unusable one was reported before."""
@@ -123,7 +124,7 @@ class DrySetup:
             if section.is_policy:
                 return policy_answers(section, policy, name)
             if section.path is not None:
-                return policy_answers(section, Policy(Absent(), open_source(section.path)), name)
+                return policy_answers(section, Policy(Absent().generate, open_source(section.path)), name)
         return Silent()
 
     def attempt(self, build: Callable[[], T], otherwise: T) -> T:
@@ -168,7 +169,9 @@ class DrySetup:
 
     def _say_judge(self, section: RewardJudge, key: str) -> None:
         located = section.locate(self.source.folder)
-        score_judge(located, self.answering(located, Policy(Absent(), self.source), key), self.algorithm.seed, key)
+        score_judge(
+            located, self.answering(located, Policy(Absent().generate, self.source), key), self.algorithm.seed, key
+        )
         people = "" if section.people is None else f"; {describe(*read_people(section.people))}"
         who = (section.path or "the initial model") if located.has_engine else "a server"
         self.found.say(key, f"{who} judges {section.num_evals_to_average} times; it was not asked{people}")
