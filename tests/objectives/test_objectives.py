@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from lockstep.metrics import merge_metrics
-from lockstep.objectives import advantage
 from lockstep.objectives.advantage import gae, length_adaptive_lambda
 from lockstep.objectives.divergence import k1, k2, k3, kl_loss
 from lockstep.objectives.masks import masked_whiten, sequence_sum
@@ -53,20 +52,6 @@ def test_gae_takes_a_lambda_per_sequence() -> None:
     lam = torch.tensor([1.0, 0.3, 0.0, 0.5])
     actual = gae(reward, value, torch.ones(6).bool(), torch.tensor([2, 0, 2, 2]), gamma=1.0, lam=lam)
     close(actual, [1.0, 1.0, 0.0, 1.0, 0.5, 1.0])
-
-
-@pytest.mark.parametrize("per_sequence", [False, True])
-def test_gae_does_not_depend_on_its_chunks(per_sequence: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    lengths = torch.tensor([1, 300, 0, 31, 32, 33, 64, 500])
-    num_tokens, final = int(lengths.sum()), torch.randn(8)
-    reward, value, mask = torch.randn(num_tokens), torch.randn(num_tokens), torch.rand(num_tokens) > 0.3
-    lam = torch.rand(8) if per_sequence else 0.97
-    whole = gae(reward, value, mask, lengths, gamma=0.99, lam=lam, final_value_B=final)
-    for chunk in (32, 64, 96):
-        monkeypatch.setattr(advantage, "_CHUNK", chunk)
-        pieces = gae(reward, value, mask, lengths, gamma=0.99, lam=lam, final_value_B=final)
-        torch.testing.assert_close(pieces, whole, rtol=0, atol=1e-5)
 
 
 def test_length_adaptive_lambda() -> None:
