@@ -25,7 +25,7 @@ from lockstep.cluster.specs import SamplerSpec
 from lockstep.config import LearnerSection, SamplerSection
 from lockstep.models import attention
 from lockstep.models.exact.model import make_exact
-from lockstep.models.token_step import join_maps
+from lockstep.models.joined_maps import join_maps
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Request, SamplingParams
 

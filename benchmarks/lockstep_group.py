@@ -25,7 +25,7 @@ from lockstep.learners.torch.learner import TorchLearner
 from lockstep.models import attention
 from lockstep.models.exact.model import make_exact
 from lockstep.models.heads import LogitsHead
-from lockstep.models.token_step import join_maps
+from lockstep.models.joined_maps import join_maps
 from lockstep.process_defaults import keep_freed_memory
 from lockstep.types import Phase, skip_timing
 

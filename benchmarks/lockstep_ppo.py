@@ -38,7 +38,7 @@ from lockstep.learners.torch.learner import TorchLearner
 from lockstep.models import attention
 from lockstep.models.exact.model import make_exact
 from lockstep.models.heads import LogitsHead, ValueHead
-from lockstep.models.token_step import join_maps
+from lockstep.models.joined_maps import join_maps
 from lockstep.monitor.agreement import Agreement, Promise
 from lockstep.process_defaults import keep_freed_memory
 from lockstep.rollouts.rollout import RolloutCollector

@@ -43,7 +43,7 @@ _SHARED = ("transformers.modeling_rope_utils", "transformers.masking_utils", "tr
 _LOADING = ("transformers.core_model_loading", "transformers.modeling_utils")
 _FROM_FILES = ("qwen3_moe", "phi3")
 _PACKING = ("lockstep.batch", "lockstep.models.cut", "lockstep.models.heads", "lockstep.models.kernels")
-_SAMPLING = ("lockstep.samplers.torch.scheduler", "lockstep.models.continuous", "lockstep.models.kernels")
+_SAMPLING = ("lockstep.samplers.torch.scheduler", "lockstep.samplers.torch.continuous", "lockstep.models.kernels")
 _SYNC = tuple(f"lockstep.weight_sync.{name}" for name in ("buckets", "carriers", "fingerprints", "outgoing", "sender"))
 
 Read = Callable[[nn.Module, Tensor], Tensor]

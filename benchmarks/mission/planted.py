@@ -75,7 +75,7 @@ FAULTS = {
     "torch_sampler": Fault(
         "sampler",
         "norms with a hundred times their epsilon",
-        "lockstep.models.token_step",
+        "lockstep.samplers.torch.token_step",
         "return F.rms_norm(x, self.weight.shape, self.weight, self.eps)",
         "return F.rms_norm(x, self.weight.shape, self.weight, 100 * self.eps)",
     ),

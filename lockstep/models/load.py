@@ -23,8 +23,8 @@ from lockstep.errors import first_line
 from lockstep.models import attention
 from lockstep.models.families.known import find_nearest, is_known
 from lockstep.models.folder import ModelError, config_reason, read_config, require_usable, skeleton
+from lockstep.models.joined_maps import join_maps
 from lockstep.models.routers import keep_in_fp32
-from lockstep.models.token_step import join_maps
 from lockstep.models.weight_files import check_weights, require_finite
 
 

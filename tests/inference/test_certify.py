@@ -13,9 +13,9 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from lockstep.cli import main
-from lockstep.models.continuous import Continuous
 from lockstep.models.heads import LogitsHead
 from lockstep.samplers.torch import stateful
+from lockstep.samplers.torch.continuous import Continuous
 from lockstep.samplers.torch.sampler import TorchSampler
 
 FEW = ("--count", "6", "--max-tokens", "8")

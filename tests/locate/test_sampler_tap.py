@@ -10,9 +10,9 @@ import torch
 from located import TOKENS, ends, families, functions
 
 from lockstep.errors import InputError
-from lockstep.models.continuous import Growing
-from lockstep.models.token_step import TokenStep
+from lockstep.samplers.torch.continuous import Growing
 from lockstep.samplers.torch.tap import open_sampler
+from lockstep.samplers.torch.token_step import TokenStep
 from lockstep_doctor import locate
 from lockstep_doctor.engines import EngineOptions
 from lockstep_doctor.hf import open_hf

@@ -17,11 +17,12 @@ from lockstep.models.attention import NAME
 from lockstep.models.exact.model import make_exact
 from lockstep.models.folder import count_cache_numbers
 from lockstep.models.heads import LogitsHead
-from lockstep.models.token_step import TokenStep, join_maps
+from lockstep.models.joined_maps import join_maps
 from lockstep.models.tokenizer import words_tokenizer
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.samplers.torch.scheduler import Scheduler
 from lockstep.samplers.torch.static import StaticSampler
+from lockstep.samplers.torch.token_step import TokenStep
 from lockstep.types import Request, SamplingParams
 
 SHAPE = {

@@ -18,11 +18,12 @@ from lockstep.config import DType, LoRA
 from lockstep.models.attention import NAME
 from lockstep.models.exact.model import make_exact
 from lockstep.models.heads import LogitsHead
+from lockstep.models.joined_maps import join_maps
 from lockstep.models.lora import adapt, is_adapter
 from lockstep.models.precision import autocast
-from lockstep.models.token_step import TokenStep, join_maps
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.samplers.torch.static import StaticSampler
+from lockstep.samplers.torch.token_step import TokenStep
 from lockstep.types import Request, SamplingParams
 
 SHAPE = {

@@ -47,7 +47,7 @@ class MegatronLayers:
 
 @dataclass(frozen=True)
 class PlainLayers:
-    """Particulars of a family that `models.token_step` computes: RMS norms, gated SiLU, rotary positions, no experts.
+    """Particulars of a family that the torch sampler computes itself: RMS norms, gated SiLU, rotary positions, no experts.
 
     Attributes:
         prefix: Beginning of the names of its classes in `transformers`.
@@ -71,7 +71,7 @@ class Family:
         reads_boxes: Whether each rank reads only its own boxes of the files, so that none ever holds the whole model.
             This requires that files name tensors as the network does, that logits are products of the last hidden
             states and the vocabulary head, and that buffers follow from the configuration.
-        plain: Its layers for `models.token_step`; None: the torch sampler runs the model's own modules.
+        plain: Its layers for `samplers.torch.token_step`; None: the torch sampler runs the model's own modules.
     """
 
     model_type: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from lockstep.models.pool import BLOCK
+from lockstep.samplers.torch.pool import BLOCK
 
 _ROOT = 0
 _FEWEST = 64

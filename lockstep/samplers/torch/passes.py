@@ -13,8 +13,8 @@ from torch import Tensor
 
 from lockstep.batch import Batch
 from lockstep.models.attention import Packed
-from lockstep.models.continuous import Beginning, Continued
-from lockstep.models.pool import BLOCK
+from lockstep.samplers.torch.continuous import Beginning, Continued
+from lockstep.samplers.torch.pool import BLOCK
 from lockstep.samplers.torch.rows import SharedPrompt
 
 

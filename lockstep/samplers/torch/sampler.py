@@ -9,15 +9,16 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lockstep.config import DType
-from lockstep.models.continuous import Continuous
 from lockstep.models.device import empty_cache
 from lockstep.models.exact.model import is_exact
 from lockstep.models.folder import count_cache_numbers
-from lockstep.models.token_step import TokenStep, can_step
+from lockstep.models.joined_maps import can_step
 from lockstep.samplers.base import Piece, require_room
+from lockstep.samplers.torch.continuous import Continuous
 from lockstep.samplers.torch.model_sampler import ModelSampler
 from lockstep.samplers.torch.rows import NotFinite, Response
 from lockstep.samplers.torch.scheduler import Scheduler
+from lockstep.samplers.torch.token_step import TokenStep
 from lockstep.types import Request, SamplingParams
 from lockstep.weight_sync.attestation import Attestation
 

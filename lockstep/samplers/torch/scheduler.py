@@ -19,13 +19,13 @@ from torch.nn import functional as F
 
 from lockstep.distributed.penalties import penalize
 from lockstep.distributed.sampling import draw, token_scores
-from lockstep.models.continuous import Continuous, Growing
-from lockstep.models.extents import Extents
 from lockstep.models.heads import PLAIN
-from lockstep.models.pool import BLOCK, Pool
 from lockstep.samplers.stop_strings import open_stop_strings
 from lockstep.samplers.torch.blocks import Blocks, count_blocks
+from lockstep.samplers.torch.continuous import Continuous, Growing
+from lockstep.samplers.torch.extents import Extents
 from lockstep.samplers.torch.passes import Tokens, take_prompts
+from lockstep.samplers.torch.pool import BLOCK, Pool
 from lockstep.samplers.torch.rows import NotFinite, Places, Response, Row, SharedPrompt
 from lockstep.samplers.torch.seen import Seen
 from lockstep.types import Request, SamplingParams

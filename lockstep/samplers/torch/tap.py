@@ -21,15 +21,16 @@ from transformers import PreTrainedModel
 from lockstep.config import DType
 from lockstep.distributed.sampling import token_scores
 from lockstep.errors import InputError
-from lockstep.models.continuous import Continuous
 from lockstep.models.device import load_on_device
 from lockstep.models.engine_options import computation_of
 from lockstep.models.exact.model import is_exact
 from lockstep.models.folder import carries_state, context_of
 from lockstep.models.heads import PLAIN
+from lockstep.models.joined_maps import can_step
 from lockstep.models.precision import autocast
-from lockstep.models.token_step import TokenStep, can_step
+from lockstep.samplers.torch.continuous import Continuous
 from lockstep.samplers.torch.scheduler import Forward, Scheduler
+from lockstep.samplers.torch.token_step import TokenStep
 from lockstep.types import Request, SamplingParams
 from lockstep_doctor import OUTPUT, Capture, CutPoint, OperatorTrace
 from lockstep_doctor.cuts import name_cuts

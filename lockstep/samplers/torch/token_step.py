@@ -9,23 +9,21 @@ Letters: N tokens of a pass, M of them with logits, H heads of queries, G heads 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
-from transformers.activations import SiLUActivation
 
 from lockstep.config import DType
 from lockstep.models.attention import KernelLayout
 from lockstep.models.exact.attention import Blockwise
 from lockstep.models.exact.linear import linear, product, silu
-from lockstep.models.exact.model import ROTARY, computes_as_written, is_exact
+from lockstep.models.exact.model import is_exact
 from lockstep.models.exact.norm import rms_norm
 from lockstep.models.families.registry import family_of
 from lockstep.models.kernels import Kernel
@@ -34,35 +32,12 @@ from lockstep.models.open_kernels import kernel_of
 from lockstep.models.precision import TORCH_TYPES
 from lockstep_logprobs.kernel import runs_fused
 
-_PARTS = ("ForCausalLM", "Model", "DecoderLayer", "Attention", "MLP", "RMSNorm", "RotaryEmbedding")
-_COMMON = (nn.Linear, nn.Embedding, nn.ModuleList, nn.SiLU, SiLUActivation)
-_OF_ADAPTERS = (nn.ModuleDict, nn.ParameterDict, nn.Identity)
-
 _POSITIONS = 64
 """The table's length is a multiple of this, since the last cosines of a vector can round differently."""
 
 
 _TRIED = (8, 16, 72, 264)
 """Numbers of rows for which `_is_one_product` compares products."""
-
-
-def can_step(lm: PreTrainedModel) -> bool:
-    """True if `TokenStep` computes everything that a model's modules do; False if any module was changed."""
-    family = family_of(lm.config)
-    if family.plain is None or lm.config.rope_parameters.get("rope_type", "default") not in ROTARY:
-        return False
-    own = f"transformers.models.{family.model_type}.modeling_{family.model_type}"
-    parts = {(own, family.plain.prefix + part) for part in _PARTS}
-    return all(
-        (
-            (type(module).__module__, type(module).__name__) in parts
-            or type(module) in (*_COMMON, *_OF_ADAPTERS)
-            or Adapted.of(module) is not None
-        )
-        and computes_as_written(module)
-        and all(type(parameter) is nn.Parameter for parameter in module.parameters(recurse=False))
-        for module in lm.modules()
-    )
 
 
 @dataclass(frozen=True)
@@ -254,22 +229,3 @@ def _find_joined(parameters: list[Tensor]) -> list[Tensor]:
         return parameters
     first = parameters[0]
     return [first.as_strided((sum(map(len, parameters)), *first.shape[1:]), first.stride())]
-
-
-def _maps(lm: Any) -> Iterator[list[nn.Linear]]:
-    """Maps of the same input."""
-    for layer in lm.base_model.layers:
-        attention, mlp = layer.self_attn, layer.mlp
-        yield [attention.q_proj, attention.k_proj, attention.v_proj]
-        yield [mlp.gate_proj, mlp.up_proj]
-
-
-@torch.no_grad()
-def join_maps(lm: PreTrainedModel) -> None:
-    """Places weights with the same input one after the other in memory. Call it before their memory is shared."""
-    for modules in _maps(lm) if can_step(lm) else ():
-        biases = [module.bias for module in modules if module.bias is not None]
-        for parameters in filter(None, ([module.weight for module in modules], biases)):
-            joined = torch.cat([parameter.data for parameter in parameters])
-            for parameter, rows in zip(parameters, joined.split(list(map(len, parameters))), strict=True):
-                parameter.data = rows

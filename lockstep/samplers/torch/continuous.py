@@ -16,9 +16,9 @@ from lockstep.batch import Batch
 from lockstep.models.attention import KernelLayout, Packed, find_visible
 from lockstep.models.exact.attention import BLOCK as QUERIES
 from lockstep.models.exact.attention import KEYS
-from lockstep.models.extents import Arena
 from lockstep.models.kernels import Kernel
-from lockstep.models.pool import BLOCK, Pool
+from lockstep.samplers.torch.extents import Arena
+from lockstep.samplers.torch.pool import BLOCK, Pool
 
 
 class Growing:

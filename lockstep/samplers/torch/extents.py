@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from lockstep.models.pool import BLOCK, Pool
+from lockstep.samplers.torch.pool import BLOCK, Pool
 
 _SMALLEST = 64
 _ROWS = 8
