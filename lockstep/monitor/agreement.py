@@ -160,14 +160,18 @@ class Agreement:
         self.state = State()
         self._before = self.dump()
 
-    def __call__(self, step: int, version: int, batch: Batch, snapshot: Snapshot | None = None) -> Metrics:
-        """Compares tokens that both sides have scored.
+    def compare(
+        self, step: int, version: int, batch: Batch, snapshot: Snapshot | None = None, read_N: Tensor | None = None
+    ) -> Metrics:
+        """Compares tokens of a step.
 
         Args:
             step: Its number, from 1.
-            version: Version of the weights of both.
-            batch: Responses with `sampler_logprob` and `old_logprob`, of the masked tokens, with the same weights.
-            snapshot: Source of these weights if the sampler is asked; None: the learner.
+            version: Version of the learner's weights.
+            batch: Responses with `sampler_logprob`, and `old_logprob` by the same weights. Those that were not
+                `recomputed` are left out; without `old_logprob` the learner scores some of them here.
+            snapshot: Source of the learner's weights if the sampler is asked; None: the learner.
+            read_N: Result of `read`, if older weights may have sampled; call it outside of the session then.
 
         Returns:
             `agreement/…`: see `objectives.mismatch.agreement`; `tokens`, the number compared, `bound`, and `breach`, 1
@@ -177,7 +181,20 @@ class Agreement:
         Raises:
             Disagreement: If the bound is broken, and a breach stops the run.
         """
-        return self._compare(step, version, batch, snapshot)
+        some = batch if "old_logprob" in batch.token else batch.select(_pick_responses(batch))
+        if "recomputed" in some.sample:
+            some = _select_recomputed(some)
+        if snapshot is not None and read_N is not None and bool((some["version"] != version).any()):
+            some = self._read_now(some, snapshot, read_N)
+        if "old_logprob" not in some.token:
+            some = some.with_columns({"old_logprob": self._policy.logprobs(some)})
+        left = int(batch.mask.sum()) - int(some.mask.sum())
+        pair = some["old_logprob"], some["sampler_logprob"], some.mask, some.lengths
+        metrics, state = self._judge(step, Tally.of(*pair), agreement(*pair), left)
+        if self.watch is not None:
+            metrics += self.watch(step, version, some, snapshot)
+        self.state = state
+        return metrics
 
     def score(self, batch: Batch, seed: int, step: int) -> Batch:
         """Adds the learner's log-probabilities of the masked tokens, with the weights that sampled them.
@@ -202,20 +219,15 @@ class Agreement:
         everything = torch.ones(len(batch), dtype=torch.bool)
         return batch.with_columns({"old_logprob": self._policy.logprobs(batch)}, {"recomputed": everything})
 
-    def compare_recomputed(self, step: int, version: int, batch: Batch) -> Metrics:
-        """Compares as `__call__` does, what `score` recomputed."""
-        some = _select_recomputed(batch)
-        return self._compare(step, version, some, None, _count_tokens(batch) - _count_tokens(some))
-
     def compare_trained(self, step: int, now: Tally) -> Metrics:
         """Compares tokens that were not recomputed, as training computed them with the weights that sampled.
 
         Args:
-            step: Its number, from 1; `compare_recomputed` came before.
+            step: Its number, from 1; `compare` came before.
             now: Their tally, before the weights changed.
 
         Raises:
-            Disagreement: As by `__call__`; the state is then as it was before the step.
+            Disagreement: As by `compare`; the state is then as it was before the step.
         """
         mean = Mean(now.tokens + now.error, now.tokens)  # a token counts at most as 3 nats
         measured = Metrics(token_mult_prob_error=mean, max_abs_logprob_diff=Max(now.largest))
@@ -226,38 +238,17 @@ class Agreement:
             raise
         return metrics
 
-    def compare_unscored(self, step: int, version: int, batch: Batch, snapshot: Snapshot | None = None) -> Metrics:
-        """Compares as `__call__` does, for responses that the learner has not scored: it scores some of them."""
-        some = batch.select(_pick_responses(batch))
-        left = _count_tokens(batch) - _count_tokens(some)
-        scored = some.with_columns({"old_logprob": self._policy.logprobs(some)})
-        return self._compare(step, version, scored, snapshot, left)
-
     def read(self, batch: Batch) -> Tensor:
         """Log-probabilities of some responses of a batch, read by the sampler with its current weights, [N]."""
         return self._engine.logprobs(_plain(batch.select(_pick_responses(batch))))
 
-    def compare_later(self, step: int, snapshot: Snapshot, batch: Batch, read_N: Tensor) -> Metrics:
-        """Compares as `__call__` does, for responses that older weights may have sampled; outside the session.
-
-        Args:
-            step: Its number, from 1.
-            snapshot: Snapshot of the learner's weights.
-            batch: Responses.
-            read_N: Result of `read` with the weights that sampled them.
-        """
-        some = batch.select(_pick_responses(batch))
-        if bool((some["version"] == snapshot.version).all()):
-            return self.compare_unscored(step, snapshot.version, batch, snapshot)
+    def _read_now(self, batch: Batch, snapshot: Snapshot, read_N: Tensor) -> Batch:
+        """The batch with what the sampler would say of its responses by the learner's weights, less its own error."""
         with self._engine.at(snapshot.version, snapshot):
-            now_N = self._engine.logprobs(_plain(some))
-        if some.sampling is None or some.sampling.unshaped:
-            sampler_N = some["sampler_logprob"] + now_N - read_N
-        else:
-            some, sampler_N = _plain(some), now_N
-        columns = {"old_logprob": self._policy.logprobs(some), "sampler_logprob": sampler_N}
-        left = _count_tokens(batch) - _count_tokens(some)
-        return self._compare(step, snapshot.version, some.with_columns(columns), snapshot, left)
+            now_N = self._engine.logprobs(_plain(batch))
+        if batch.sampling is None or batch.sampling.unshaped:
+            return batch.with_columns({"sampler_logprob": batch["sampler_logprob"] + now_N - read_N})
+        return _plain(batch).with_columns({"sampler_logprob": now_N})
 
     @property
     def certificate(self) -> Certificate:
@@ -273,17 +264,6 @@ class Agreement:
         self.state = State(Tally(**saved["total"]), saved["broken"], saved.get("not_recomputed", 0))
         if self.watch is not None and saved["watch"] is not None:
             self.watch.restore(saved["watch"])
-
-    def _compare(
-        self, step: int, version: int, batch: Batch, snapshot: Snapshot | None, not_recomputed: int = 0
-    ) -> Metrics:
-        """Compares a batch as `__call__` does; `not_recomputed` counts the other tokens of the step."""
-        pair = batch["old_logprob"], batch["sampler_logprob"], batch.mask, batch.lengths
-        metrics, state = self._judge(step, Tally.of(*pair), agreement(*pair), not_recomputed)
-        if self.watch is not None:
-            metrics += self.watch(step, version, batch, snapshot)
-        self.state = state
-        return metrics
 
     def _judge(self, step: int, now: Tally, measured: Metrics, not_recomputed: int) -> tuple[Metrics, State]:
         """Metrics and state after more tokens; raises, or notes once, where they break a promise."""
@@ -352,10 +332,6 @@ def _choose_share(batch: Batch, seed: int, step: int) -> Tensor:
 
 def _select_recomputed(batch: Batch) -> Batch:
     return batch.select(batch["recomputed"].nonzero().squeeze(-1))
-
-
-def _count_tokens(batch: Batch) -> int:
-    return int(batch.mask.sum())
 
 
 def _plain(batch: Batch) -> Batch:

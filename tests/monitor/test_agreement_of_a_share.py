@@ -73,7 +73,7 @@ def test_what_differs_within_the_share_or_is_no_number_has_all_recomputed() -> N
         found = scored(place, faulty)
         assert found["recomputed"].all()
         assert torch.equal(found["old_logprob"], true)
-    metrics = agreement_of(place).compare_recomputed(1, 0, scored(place, up)).floats()
+    metrics = agreement_of(place).compare(1, 0, scored(place, up)).floats()
     assert metrics["agreement/mismatches"] == 8 * 4
     assert (metrics["agreement/tokens"], metrics["agreement/not_recomputed"]) == (256, 0)
     [note] = notes
@@ -81,7 +81,7 @@ def test_what_differs_within_the_share_or_is_no_number_has_all_recomputed() -> N
     assert note.endswith("and recomputes every token from now on")
     assert scored(place, batch)["recomputed"].all()
     with pytest.raises(Disagreement, match="without a finite log-probability"):
-        agreement_of(place).compare_recomputed(1, 0, scored(place, nothing))
+        agreement_of(place).compare(1, 0, scored(place, nothing))
 
 
 def test_the_first_minibatch_counts_what_the_share_has_not() -> None:
@@ -127,5 +127,5 @@ def test_responses_that_are_looked_at_leave_the_others_not_recomputed() -> None:
     )
     engine: SamplerSession = place.collector.engine
     with engine.at(0):
-        metrics = agreement_of(place).compare_unscored(1, 0, twice).floats()
+        metrics = agreement_of(place).compare(1, 0, twice).floats()
     assert metrics["agreement/tokens"] == metrics["agreement/not_recomputed"] == 256

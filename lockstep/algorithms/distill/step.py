@@ -141,7 +141,7 @@ class StudentSequences:
         batch = rollouts.batch
         shown = batch.with_columns({"old_logprob": old_logprob_N}, {"shaped_score": batch["score"].nan_to_num(0.0)})
         with self.phase("watch"):
-            metrics = self.agreement(step + 1, step, shown)
+            metrics = self.agreement.compare(step + 1, step, shown)
         metrics += rollouts.lengths().with_prefix("train") + refitted
         samples = sample_rows(rollouts, shown, collector, self.num_logged_samples)
         return Sequences(batch, [prompt.row for prompt in rollouts.prompts], metrics, samples)

@@ -55,7 +55,7 @@ def online_dpo_step(step: int, position: int, workers: OnlineDPOWorkers, setting
         old_logprob_N = compute_logprobs(workers.policy, rollouts.batch, "the policy")
     answers = rollouts.batch.with_columns({"old_logprob": old_logprob_N})
     with workers.phase("watch"):
-        metrics += workers.agreement(step + 1, step, answers)
+        metrics += workers.agreement.compare(step + 1, step, answers)
     pairs, counts = pair_answers(answers, generations)  # y_w ≻ y_l
     metrics += counts.with_prefix("train") + learn(pairs, workers, settings).with_prefix("policy")
     samples = sample_rows(rollouts, answers, workers.collector, settings.num_logged_samples)

@@ -118,7 +118,7 @@ def sample_and_read_back(
 def compare_sampled(step: int, snapshot: Snapshot, drawn: SampledStep, agreement: Agreement) -> Metrics:
     """Compares both sides on rollouts of older weights; `snapshot` has the weights that the learner has."""
     assert drawn.read_N is not None, "rollouts that are sampled one step ahead are read back"
-    return agreement.compare_later(step + 1, snapshot, drawn.rollouts.batch, drawn.read_N)
+    return agreement.compare(step + 1, snapshot.version, drawn.rollouts.batch, snapshot, drawn.read_N)
 
 
 def prepare_batch(
@@ -147,7 +147,7 @@ def prepare_batch(
         metrics += stale.with_prefix("staleness")
     if workers.agreement is not None:
         with workers.phase("watch"):
-            metrics += workers.agreement.compare_recomputed(step + 1, version, batch)
+            metrics += workers.agreement.compare(step + 1, version, batch)
     batch, matching = _correct_mismatch(_shape_scores(batch, settings), settings)
     batch, divergence = _with_reference(batch, workers, settings)
     return batch, metrics + matching + divergence + _measure_objective(batch, settings)

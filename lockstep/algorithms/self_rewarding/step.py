@@ -211,7 +211,7 @@ def _compare_sampler(
     if workers.agreement is None:
         return Metrics()
     with workers.phase("watch"):
-        return workers.agreement.compare_unscored(step + 1, settings.acting_version(step), batch)
+        return workers.agreement.compare(step + 1, settings.acting_version(step), batch)
 
 
 def _asking(

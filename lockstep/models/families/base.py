@@ -47,7 +47,7 @@ class MegatronLayers:
 
 @dataclass(frozen=True)
 class PlainLayers:
-    """Particulars of a family that the torch sampler computes itself: RMS norms, gated SiLU, rotary positions, no experts.
+    """Particulars of a family that the torch sampler computes: RMS norms, gated SiLU, rotary positions, no experts.
 
     Attributes:
         prefix: Beginning of the names of its classes in `transformers`.
