@@ -98,7 +98,7 @@ class Step:
             baseline_N, _ = self.critic.values(rollouts.batch)  # b(x, y_<t), which does not know y_t
         batch = rollouts.batch.with_columns({"old_logprob": logprob_N, "old_value": baseline_N})
         metrics = rollouts.metrics().with_prefix("train") + rollouts.rewards() + refitted
-        metrics += self.agreement(step + 1, step, batch)
+        metrics += self.agreement.compare(step + 1, step, batch)
         mask_N = batch.mask & batch["score"].isfinite()[batch.row]  # a response without a verdict teaches nothing
         reward_N = batch["score"].nan_to_num()[batch.row]
         batch = batch.with_columns({"mask": mask_N, "return": reward_N, "advantage": reward_N - baseline_N})
