@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field, PositiveInt
 
-from lockstep.algorithms.roles import Load
+from lockstep.algorithms.roles import Load, ModelRole
 from lockstep.algorithms.supervised import Supervised
 from lockstep.config import Optimizer, Section
 from lockstep.data.pair_options import PairSection
@@ -34,9 +34,28 @@ class PairsRecipe(Supervised):
         raise NotImplementedError(f"{type(self).__name__} has no section of its own")
 
     @property
+    def trained_role(self) -> ModelRole:
+        """The model that learns: the policy π."""
+        return ModelRole("policy", "logits", self.learner, self.optimizer)
+
+    @property
+    def reference_role(self) -> ModelRole | None:
+        """The reference policy π_ref; None: the loss does not read it."""
+        return None
+
+    @property
+    def models(self) -> tuple[ModelRole, ...]:
+        return (self.trained_role,) if self.reference_role is None else (self.trained_role, self.reference_role)
+
+    @property
     def largest_step(self) -> Load:
-        return Load(self.pairs.max_tokens, 2, self.pairs.global_batch_size)
+        size = self.pairs.global_batch_size
+        return Load(self.pairs.max_tokens, 2, size, scored=0 if self.reference_role is None else size)
 
     @property
     def lengths(self) -> dict[str, int]:
         return {self.limit: self.pairs.max_tokens}
+
+    @property
+    def longest_demonstration(self) -> int | None:
+        return self.pairs.max_tokens

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import final
 
 from pydantic import Field, PositiveFloat
 
 from lockstep.algorithms.pairs import LearnedPairs, PairsRecipe
-from lockstep.algorithms.roles import Load, ModelRole
+from lockstep.algorithms.roles import ModelRole
 from lockstep.config.section import rule
 from lockstep.losses.preference_options import PreferenceSection
 
@@ -34,26 +33,9 @@ class DPORecipe(PairsRecipe):
         return self.dpo
 
     @property
-    def policy_role(self) -> ModelRole:
-        """The policy π."""
-        return ModelRole("policy", "logits", self.learner, self.optimizer)
-
-    @property
     def reference_role(self) -> ModelRole:
         """The reference policy π_ref."""
         return ModelRole("reference", "logits", self.learner)
-
-    @property
-    def models(self) -> tuple[ModelRole, ...]:
-        return self.policy_role, self.reference_role
-
-    @property
-    def largest_step(self) -> Load:
-        return replace(super().largest_step, scored=self.dpo.global_batch_size)
-
-    @property
-    def longest_demonstration(self) -> int:
-        return self.dpo.max_tokens
 
     @rule
     def _scores_are_there(self) -> None:

@@ -6,8 +6,7 @@ from typing import final
 
 from pydantic import Field, PositiveFloat
 
-from lockstep.algorithms.pairs import LearnedPairs
-from lockstep.algorithms.reference_free import ReferenceFreeRecipe
+from lockstep.algorithms.pairs import LearnedPairs, PairsRecipe
 
 
 class ORPOSection(LearnedPairs):
@@ -19,10 +18,11 @@ class ORPOSection(LearnedPairs):
 
 
 @final
-class ORPORecipe(ReferenceFreeRecipe):
+class ORPORecipe(PairsRecipe):
     """`algorithm: orpo`"""
 
     limit = "orpo.max_tokens"
+    purpose = "learns to prefer the chosen answers to the rejected ones"
     orpo: ORPOSection
 
     @property

@@ -36,13 +36,13 @@ class RewardModelRecipe(PairsRecipe):
         return self.reward_model
 
     @property
-    def reward_role(self) -> ModelRole:
+    def trained_role(self) -> ModelRole:
         """The reward model r."""
         return ModelRole("reward_model", "reward", self.learner, self.optimizer)
 
     @property
-    def models(self) -> tuple[ModelRole, ...]:
-        return (self.reward_role,)
+    def longest_demonstration(self) -> None:
+        return None
 
     @rule
     def _margins_are_there(self) -> None:

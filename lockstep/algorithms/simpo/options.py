@@ -6,8 +6,7 @@ from typing import final
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
-from lockstep.algorithms.pairs import LearnedPairs
-from lockstep.algorithms.reference_free import ReferenceFreeRecipe
+from lockstep.algorithms.pairs import LearnedPairs, PairsRecipe
 
 
 class SimPOSection(LearnedPairs):
@@ -25,10 +24,11 @@ class SimPOSection(LearnedPairs):
 
 
 @final
-class SimPORecipe(ReferenceFreeRecipe):
+class SimPORecipe(PairsRecipe):
     """`algorithm: simpo`"""
 
     limit = "simpo.max_tokens"
+    purpose = "learns to prefer the chosen answers to the rejected ones"
     simpo: SimPOSection
 
     @property

@@ -1,0 +1,114 @@
+"""Setup and step of algorithms that learn from pairs of answers: DPO, SimPO, ORPO and reward models.
+
+They differ in the loss, in the model that learns, and in whether a reference policy reads the pairs first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, partial
+
+from lockstep.algorithms.job import Job, Validate
+from lockstep.algorithms.opening import describe, measure_run_length, validate_figures
+from lockstep.algorithms.pairs import PairsRecipe
+from lockstep.algorithms.reference import with_reference
+from lockstep.algorithms.roles import ModelRole
+from lockstep.algorithms.rows import open_pairs
+from lockstep.algorithms.setup import Setup
+from lockstep.algorithms.step import RunLength, StepResult
+from lockstep.batch import Batch
+from lockstep.borders import require_finite
+from lockstep.data.files import FileGroup
+from lockstep.data.pairs import Pairs
+from lockstep.data.selection import head
+from lockstep.learners.base import Learner, compute_logprobs, train
+from lockstep.losses.base import Loss, Outputs
+from lockstep.losses.preference import interval_of_acc
+from lockstep.metrics import Metrics
+from lockstep.types import Phase
+
+
+@dataclass(frozen=True)
+class PairWorkers:
+    """Models and data of a step.
+
+    Attributes:
+        role: The model that learns: the policy π, or a reward model.
+        learner: It.
+        reference: The frozen π_ref; None: the loss does not read it.
+        pairs: The pairs; the sample log shows the first of each step.
+        phase: Times the phases.
+        num_logged_samples: Pairs of a step in the sample log.
+    """
+
+    role: ModelRole
+    learner: Learner
+    reference: Learner | None
+    pairs: Pairs
+    phase: Phase
+    num_logged_samples: int
+
+
+def open_pair_job(recipe: PairsRecipe, setup: Setup, loss: Loss) -> Job:
+    """Opens the models and the pairs."""
+    role, size, files = recipe.trained_role, recipe.pairs.global_batch_size, setup.files
+    learner = setup.learner(role)
+    reference = None if recipe.reference_role is None else setup.learner(recipe.reference_role)
+    held_out = None
+    if files.validation is not None:
+        held_out = _open(files.validation, recipe, setup, recipe.data.limit_val_batches)
+    pairs = _open(files.train, recipe, setup, recipe.data.limit_train_batches)
+    workers = PairWorkers(role, learner, reference, pairs, setup.phase, recipe.run.num_logged_samples)
+    run_length = measure_run_length(recipe, len(pairs), size, trains_rest=True)
+    return Job(
+        step=partial(pair_step, workers=workers, loss=loss, run_length=run_length, seed=recipe.seed),
+        run_length=run_length,
+        state={role.name: learner},
+        validate=None if held_out is None else _validate(recipe, held_out, workers, loss),
+        data=describe(pairs, "pairs"),
+        held_out=None if held_out is None else describe(held_out, "pairs"),
+        arithmetic=f"{size} pairs → 1 optimizer step",
+    )
+
+
+def pair_step(
+    step: int, position: int, workers: PairWorkers, loss: Loss, run_length: RunLength, seed: int
+) -> StepResult:
+    """Runs one optimizer step on the pairs from `position` on."""
+    count = run_length.count_rows(position)
+    with workers.phase("data"):
+        batch = workers.pairs.at(position, count, seed)  # x, y_w ≻ y_l
+    if workers.reference is not None:
+        with workers.phase("reference"):
+            batch = with_reference(batch, workers.reference)  # log π_ref(y | x)
+    with workers.phase(workers.role.name):
+        metrics = train(workers.learner, batch, loss)
+    shown = workers.pairs.render(position, min(workers.num_logged_samples, count), seed)
+    return StepResult(metrics.with_prefix("train"), position + count, batch.tokens.numel(), shown)
+
+
+def _open(files: FileGroup, recipe: PairsRecipe, setup: Setup, batches: float | int | None) -> Pairs:
+    limit = head(batches, recipe.pairs.global_batch_size)
+    return open_pairs(files, recipe.data, setup.source, recipe.pairs.max_tokens, recipe.limit, limit)
+
+
+def _validate(recipe: PairsRecipe, pairs: Pairs, workers: PairWorkers, loss: Loss) -> Validate | None:
+    rows = pairs.first(recipe.data.max_validation_samples)
+
+    @cache
+    def read_rows() -> Batch:
+        return rows if workers.reference is None else with_reference(rows, workers.reference)
+
+    return validate_figures(lambda step: _measure(workers, read_rows(), loss).with_prefix("validation"))
+
+
+def _measure(workers: PairWorkers, batch: Batch, loss: Loss) -> Metrics:
+    """Metrics of training on held-out pairs, and the 95 % interval of `acc`; no gradients."""
+    if workers.role.head == "logits":
+        outputs = Outputs(logprob=compute_logprobs(workers.learner, batch, "the policy"))
+    else:
+        _, reward_B = workers.learner.values(batch)
+        require_finite("the reward model's scores", batch, reward_B)
+        outputs = Outputs(final_value=reward_B)
+    _, metrics = loss(outputs, batch)
+    return metrics + interval_of_acc(metrics)
