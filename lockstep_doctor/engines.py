@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 
@@ -37,10 +37,8 @@ class EngineOptions:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-class OpenTap(Protocol):
-    """Function that loads a model into an engine, and closes it at the end of the block."""
-
-    def __call__(self, folder: Path, options: EngineOptions) -> AbstractContextManager[Tap]: ...
+OpenTap = Callable[[Path, EngineOptions], AbstractContextManager[Tap]]
+"""Loads a model into an engine, and closes it at the end of the block."""
 
 
 def find_engines() -> list[str]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from lockstep.algorithms.exactness import choose_kernels
 from lockstep.algorithms.rows import files_of
@@ -194,17 +193,8 @@ def _server(section: AskedSection, sampler: SamplerSection, progress: Progress) 
     return ServerAnswers(client.chat, sampling, sampler.openai.max_concurrency, reader, progress.note)
 
 
-class Chat(Protocol):
-    """The signature of `OpenAIClient.chat`."""
-
-    def __call__(
-        self,
-        conversations: Sequence[Sequence[Mapping[str, str]]],
-        sampling: SamplingParams,
-        keys: Sequence[int],
-        lost: Callable[[int, RuntimeError], object] | None = None,
-        /,
-    ) -> Iterator[tuple[int, Reply]]: ...
+Chat = Callable[..., Iterator[tuple[int, Reply]]]
+"""`OpenAIClient.chat`."""
 
 
 @dataclass(frozen=True)

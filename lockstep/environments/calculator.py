@@ -39,7 +39,7 @@ class Calculator:
 class CalculatorTool:
     """The calculator as a tool that the model's chat template describes; several calls of one turn are all answered.
 
-    Implements `environment.ToolEnvironment`. A response without a call ends the episode. Rewards are left to the
+    A response without a call ends the episode. Rewards are left to the
     recipe's `reward`.
     """
 
@@ -47,7 +47,7 @@ class CalculatorTool:
         """Does nothing: there is nothing to set up."""
 
     def tools(self) -> list[Any]:
-        """See `ToolEnvironment`."""
+        """The tools that the policy may call."""
         return [self.calculate]
 
     def step(self, response: str) -> tuple[str, float | None, bool]:

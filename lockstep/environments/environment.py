@@ -36,7 +36,12 @@ class Environment(Protocol):
     Answers must be a function of the row, the seed and the responses: if another episode crashes the process, this one
     is replayed with the same responses, and has to answer the same.
 
-    If `step` is an `async def`, one event loop awaits all episodes of a turn at once; see `AsyncEnvironment`.
+    If `step` is an `async def`, one event loop awaits all episodes of a turn at once, and what `reset` returns, if that
+    is awaitable. It runs only during turns.
+
+    With a method `tools()` the policy may call tools, and `step` gets responses without a call. It returns methods or
+    functions with type hints and a docstring with a section `Args:`, or pairs of a JSON schema and a function. An
+    `async def` among them is awaited, beside the other calls of its turn.
 
     A class may have the attributes `cut_off_reward`, the reward of an episode that a limit of the recipe ends (a
     number; "as_is": the sum so far; None: no verdict), and `best_reward`, what the best policy earns on average.
@@ -62,27 +67,6 @@ class Environment(Protocol):
             up to it (None: no verdict on the episode; an empty mapping: no reward yet, so that an episode that is
             truncated here has no verdict); and True if the episode has ended.
         """
-        ...
-
-
-class AsyncEnvironment(Protocol):
-    """An `Environment` whose steps are awaited; its event loop runs only during turns."""
-
-    def reset(self, row: dict[str, Any], seed: int) -> Any:
-        """See `Environment`; what it returns is awaited, if it can be."""
-        ...
-
-    async def step(self, response: str) -> tuple[str, float | Mapping[str, float | None] | None, bool]:
-        """See `Environment`."""
-        ...
-
-
-class ToolEnvironment(Environment, Protocol):
-    """An `Environment` whose tools the policy may call; `step` gets responses without a call."""
-
-    def tools(self) -> list[Any]:
-        """Declares the tools: methods or functions with type hints and a docstring with a section `Args:`, or pairs
-        of a JSON schema and a function. An `async def` is awaited, beside the other calls of its turn."""
         ...
 
 
@@ -200,9 +184,9 @@ class _Episodes:
             except Exception as error:  # any error of the user's code
                 yield {"wrong": _what(error)}
 
-    async def _move_async(self, move: dict[str, Any], known: AsyncEnvironment | None) -> dict[str, Any]:
+    async def _move_async(self, move: dict[str, Any], known: Any) -> dict[str, Any]:
         """Does what `_move` does, with awaited calls, each under its time limit."""
-        environment: AsyncEnvironment = self._make(move.get("opened", "")) if known is None else known
+        environment = self._make(move.get("opened", "")) if known is None else known
         limit_s = move["timeout_s"]
         if known is None:
             await _finish(environment.reset(move["row"], move["seed"]), limit_s)

@@ -32,7 +32,7 @@ _FILES_OF_AN_EPISODE, _OTHER_FILES = 2, 128
 
 
 class VerifiersEpisode:
-    """Implements `environment.AsyncEnvironment` for rows of the task `verifiers_tasks`."""
+    """An environment whose steps are awaited, for rows of the task `verifiers_tasks`."""
 
     cut_off_reward = None  # verifiers scores only episodes that it has ended
 

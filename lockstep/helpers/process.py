@@ -23,7 +23,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from lockstep.background import SIGNAL_CHECK_S
 from lockstep.guarded_imports import split_path
@@ -38,10 +38,8 @@ _PRINTED = 20_000  # characters at once that are shown
 _GRACE_S = 0.5  # for a child to leave by itself when there are no more questions
 
 
-class Answers(Protocol):
-    """The function that answers questions in the child; `answers(*arguments)` of the child's module returns it."""
-
-    def __call__(self, question: Any, /) -> Iterator[Any]: ...
+Answers = Callable[[Any], Iterator[Any]]
+"""The function that answers questions in the child; `answers(*arguments)` of the child's module returns it."""
 
 
 class ChildError(Exception):

@@ -139,7 +139,7 @@ def test_mlflow_goes_on_with_the_same_run_where_it_can(facts: Facts) -> None:
 
 
 @dataclass
-class Told:
+class Told(View):
     """A view that remembers what it is told, and fails where it is told to."""
 
     rows: list[tuple[int, str, Any]] = field(default_factory=list)

@@ -20,7 +20,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS
 
 from lockstep.config import MLflow
 from lockstep.run.trackers.base import Outcome
-from lockstep.run.trackers.view import Facts, replay, sample_kind, table
+from lockstep.run.trackers.view import Facts, View, replay, sample_kind, table
 
 _STATUS: dict[Outcome, str] = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 _UNKNOWN = ErrorCode.Name(RESOURCE_DOES_NOT_EXIST)
@@ -28,7 +28,7 @@ _NEWEST_STEP = "lockstep.step"
 _MOST_PARAMS, _LONGEST_PARAM = 100, 6000  # of one call, and characters of one value
 
 
-class MLflowView:
+class MLflowView(View):
     """Metrics and timings as metrics, samples as tables, the recipe as parameters, recipe and environment as files."""
 
     def __init__(self, section: MLflow, facts: Facts) -> None:

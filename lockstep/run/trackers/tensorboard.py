@@ -11,12 +11,12 @@ from torch.utils.tensorboard import SummaryWriter
 
 from lockstep import yaml12
 from lockstep.run.trackers.base import Outcome
-from lockstep.run.trackers.view import Facts, replay, sample_kind, table
+from lockstep.run.trackers.view import Facts, View, replay, sample_kind, table
 
 _FLUSH_S = 10  # a chart that is being looked at is at most so far behind
 
 
-class TensorBoardView:
+class TensorBoardView(View):
     """Metrics and timings as scalars, samples, recipe, environment and outcome as text."""
 
     def __init__(self, facts: Facts) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import heapq
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from lockstep.config.loading import Loaded
 from lockstep.report.log import METRICS, SAMPLES, TIMINGS, lines, read_environment, read_numbers
@@ -42,16 +43,16 @@ class Facts:
         return self.folder.resolve().name
 
 
-class View(Tracker, Protocol):
+class View(Tracker, ABC):
     """A tracker that shows a run's logs elsewhere.
 
     `rewind` opens it. The logs have been rewound by then.
     """
 
     @property
+    @abstractmethod
     def where(self) -> str:
         """The URL or path of the run, or the command that shows it; for an open view."""
-        ...
 
 
 def replay(folder: Path, tracker: Tracker) -> None:

@@ -19,7 +19,7 @@ from wandb.errors import UsageError
 from lockstep.config import WandB
 from lockstep.errors import InputError
 from lockstep.run.trackers.base import Outcome
-from lockstep.run.trackers.view import Facts, replay, sample_kind, table
+from lockstep.run.trackers.view import Facts, View, replay, sample_kind, table
 
 _EXIT_CODES: dict[Outcome, int] = {"finished": 0, "failed": 1, "interrupted": 130}
 
@@ -33,7 +33,7 @@ _SETTINGS = wandb.Settings(
 )
 
 
-class WandBView:
+class WandBView(View):
     """Metrics and timings as history, samples as tables, recipe and environment as config."""
 
     def __init__(self, section: WandB, facts: Facts) -> None:
