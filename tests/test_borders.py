@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from tiny_models import OPTIMIZER, SECTION, VOCABULARY, SquaredError, model_folder, ragged, requests
 from torch import Tensor
 
+from lockstep.algorithms.distill.job import DistillSettings, DistillWorkers, add_teacher_logprobs
 from lockstep.algorithms.distill.options import DistillSection
-from lockstep.algorithms.distill.step import DistillSettings, DistillWorkers, add_teacher_logprobs
 from lockstep.algorithms.policy_gradient import step as policy_gradient
 from lockstep.algorithms.policy_gradient.step import PolicyGradientWorkers
 from lockstep.algorithms.ppo.options import PPORecipe

@@ -13,7 +13,7 @@ import pytest
 import torch
 from tiny_models import OPTIMIZER, SECTION, WeightedLogprob, over, ragged
 
-from lockstep.algorithms.kto.step import measure_reference_point
+from lockstep.algorithms.kto.job import measure_reference_point
 from lockstep.cluster.child_process import ChildProcess
 from lockstep.cluster.learner_group import MeshLearner, RankSender, launch
 from lockstep.cluster.sampler_pool import SamplerPool

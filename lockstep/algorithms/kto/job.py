@@ -1,22 +1,134 @@
-"""Setup of KTO."""
+"""KTO: Ethayarajh et al. 2024. A policy learns from answers that are each labeled good or bad, without pairs.
+
+The reference point z0 is the KL of the policy from its reference, estimated over mismatched pairs: each prompt of the
+batch with the answer of the row after it. It is measured before the update, once, over the whole batch, and given to
+the loss as a number. So it has no gradient, and neither micro-batches nor ranks change it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import chain
+
+import torch
 
 from lockstep.algorithms.job import Job, Validate
 from lockstep.algorithms.kto.options import KTORecipe
-from lockstep.algorithms.kto.step import KTOWorkers, ScoredRows, kto_step, measure_held_out_value, mismatch, score_rows
 from lockstep.algorithms.opening import describe, measure_run_length, validate_figures
+from lockstep.algorithms.reference import with_reference
 from lockstep.algorithms.rows import open_demonstrations
 from lockstep.algorithms.setup import Setup
-from lockstep.data.demonstrations import Demonstrations
+from lockstep.algorithms.step import RunLength, StepResult
+from lockstep.batch import Batch
+from lockstep.data.demonstrations import Demonstration, Demonstrations, batch_of
 from lockstep.data.files import FileGroup
 from lockstep.data.rows import Row
 from lockstep.data.selection import Rule, head
 from lockstep.data.templates import read_field
-from lockstep.errors import shorten
+from lockstep.errors import InputError, shorten
+from lockstep.learners.base import Learner, compute_logprobs, train
+from lockstep.losses.base import Outputs
 from lockstep.losses.kto import KTOLoss
+from lockstep.metrics import Metrics
+from lockstep.objectives.kto import estimate_reference_point
+from lockstep.objectives.masks import trainable
+from lockstep.types import Phase
+
+
+@dataclass(frozen=True)
+class KTOWorkers:
+    """Models and data of a step: π, the frozen π_ref, the rows, and the field of their labels."""
+
+    policy: Learner
+    reference: Learner
+    rows: Demonstrations
+    label: str
+    phase: Phase
+
+
+@dataclass(frozen=True)
+class ScoredRows:
+    """Labeled rows, and the mismatched ones, each with the reference policy's log-probabilities."""
+
+    own: Batch
+    mismatched: Batch
+
+
+def kto_step(
+    step: int, position: int, workers: KTOWorkers, loss: KTOLoss, max_tokens: int, run_length: RunLength, seed: int
+) -> StepResult:
+    """Runs one optimizer step on the rows from `position` on.
+
+    A smaller last step measures the reference point on as many rows as every other step: its rows and those before.
+    """
+    end = position + run_length.count_rows(position)
+    size = run_length.rows_per_step
+    with workers.phase("data"):
+        rows = workers.rows.read(end - size, size, seed)  # x, y, good or bad
+    with workers.phase("reference"):
+        scored = score_rows(rows, workers, max_tokens, position - end)  # log π_ref(y | x), log π_ref(y' | x)
+    with workers.phase("kl"):
+        point = measure_reference_point(workers.policy, scored.mismatched)  # z0
+    with workers.phase("policy"):
+        metrics = train(workers.policy, scored.own, replace(loss, point=point))
+    tokens = scored.own.tokens.numel()
+    return StepResult(metrics.with_prefix("train"), end, tokens)
+
+
+def score_rows(rows: Sequence[Demonstration], workers: KTOWorkers, max_tokens: int, first: int = 0) -> ScoredRows:
+    """Makes the batches of rows, and scores them by the reference policy, which no step changes.
+
+    Args:
+        rows: Labeled rows.
+        workers: Models.
+        max_tokens: Longest sequence.
+        first: The first of the rows whose own answers are taken; the mismatched ones are of all rows.
+    """
+    labeled = rows[first:]
+    label_B = torch.tensor([read_field(row.prompt.row, workers.label) for row in labeled])
+    own = batch_of(labeled).with_columns(sample={"desirable": label_B})
+    mismatched = batch_of(mismatch(rows, max_tokens))
+    return ScoredRows(with_reference(own, workers.reference), with_reference(mismatched, workers.reference))
+
+
+def mismatch(rows: Sequence[Demonstration], max_tokens: int) -> list[Demonstration]:
+    """Gives each prompt the completion of the next row, in a circle, that has another prompt.
+
+    A completion is cut where it would make a sequence longer than `max_tokens`, which no row is.
+
+    Raises:
+        InputError: If all rows have the same prompt.
+    """
+    found: list[Demonstration] = []
+    for place, row in enumerate(rows):
+        after = chain(rows[place + 1 :], rows[:place])
+        other = next((one for one in after if one.prompt.tokens != row.prompt.tokens), None)
+        if other is None:
+            raise InputError(
+                f"the rows of a step or of a validation, here {len(rows)}, have one prompt, and KTO's reference point "
+                "needs the answer to another one; set data.shuffle=true, or raise kto.global_batch_size or "
+                "data.max_validation_samples"
+            )
+        found.append(replace(row, completion=other.completion[: max_tokens - len(row.prompt.tokens)]))
+    return found
+
+
+def measure_reference_point(policy: Learner, mismatched: Batch) -> float:
+    """Estimates z0 of the current policy over all mismatched rows."""
+    logprob_N = compute_logprobs(policy, mismatched, "the policy")
+    return estimate_reference_point(
+        mismatched.per_sample(trainable(logprob_N - mismatched["ref_logprob"], mismatched.mask))
+    )
+
+
+def measure_held_out_value(policy: Learner, scored: ScoredRows, loss: KTOLoss) -> Metrics:
+    """Metrics of training on held-out rows, with the reference point that they have; no gradients."""
+    point = measure_reference_point(policy, scored.mismatched)
+    return replace(loss, point=point)(Outputs(logprob=compute_logprobs(policy, scored.own, "the policy")), scored.own)[
+        1
+    ]
 
 
 def open_kto(recipe: KTORecipe, setup: Setup) -> Job:

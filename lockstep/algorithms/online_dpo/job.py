@@ -1,14 +1,18 @@
-"""Setup of online DPO."""
+"""Online DPO: Guo et al. 2024, Algorithm 1. The policy learns by DPO from pairs of its own answers of this very step.
+
+Several answers to each prompt are sampled from the current policy and scored; the best and the worst are a pair. A
+prompt whose answers are all worth the same gives none, and is counted.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections import Counter
+from dataclasses import dataclass, replace
 from functools import partial
 
 from lockstep.algorithms.cut_off_note import REWARD_CUT_OFF, CutOffNote
 from lockstep.algorithms.job import Job, Validate
-from lockstep.algorithms.online_dpo.options import OnlineDPORecipe
-from lockstep.algorithms.online_dpo.step import OnlineDPOSettings, OnlineDPOWorkers, online_dpo_step
+from lockstep.algorithms.online_dpo.options import OnlineDPORecipe, OnlineDPOSection
 from lockstep.algorithms.opening import (
     build_agreement,
     build_engine,
@@ -20,10 +24,98 @@ from lockstep.algorithms.opening import (
     open_training,
     validate_figures,
 )
+from lockstep.algorithms.reference import with_reference
 from lockstep.algorithms.setup import Setup
+from lockstep.algorithms.step import RunLength, StepResult
+from lockstep.batch import Batch
 from lockstep.data.prompts import Prompts
+from lockstep.learners.base import Learner, compute_logprobs, train
 from lockstep.losses import preference
+from lockstep.losses.preference import Preference
+from lockstep.metrics import Mean, Metrics, Sum
+from lockstep.monitor.agreement import Agreement
+from lockstep.objectives.pairing import Candidate, choose
 from lockstep.rollouts.rollout import RolloutCollector
+from lockstep.rollouts.samples import sample_rows
+from lockstep.types import Phase, SamplingParams
+
+
+@dataclass(frozen=True)
+class OnlineDPOWorkers:
+    """Models and data of a step: π, the frozen π_ref, the rollout collector, the comparison with the sampler."""
+
+    policy: Learner
+    reference: Learner
+    collector: RolloutCollector
+    agreement: Agreement
+    phase: Phase
+
+
+@dataclass(frozen=True)
+class OnlineDPOSettings:
+    """The options of the recipe, ready for use in the step."""
+
+    options: OnlineDPOSection
+    run_length: RunLength
+    sampling: SamplingParams
+    loss: Preference
+    num_logged_samples: int
+
+
+def online_dpo_step(step: int, position: int, workers: OnlineDPOWorkers, settings: OnlineDPOSettings) -> StepResult:
+    """One iteration: sample answers, pair the best with the worst, and make one optimizer step on the pairs."""
+    count, generations = settings.run_length.count_rows(position), settings.options.num_generations
+    with workers.phase("generate"), workers.collector.engine.at(step) as refitted:
+        rollouts = workers.collector.collect(position, count, settings.sampling, generations)  # y_1 … y_G ~ π(·|x)
+    metrics = rollouts.metrics().with_prefix("train") + rollouts.rewards() + refitted
+    with workers.phase("logprobs"):
+        old_logprob_N = compute_logprobs(workers.policy, rollouts.batch, "the policy")
+    answers = rollouts.batch.with_columns({"old_logprob": old_logprob_N})
+    with workers.phase("watch"):
+        metrics += workers.agreement.compare(step + 1, step, answers)
+    pairs, counts = pair_answers(answers, generations)  # y_w ≻ y_l
+    metrics += counts.with_prefix("train") + learn(pairs, workers, settings).with_prefix("policy")
+    samples = sample_rows(rollouts, answers, workers.collector, settings.num_logged_samples)
+    return StepResult(metrics, position + count, answers.tokens.numel(), samples)
+
+
+def pair_answers(answers: Batch, generations: int) -> tuple[Batch | None, Metrics]:
+    """Pairs the best with the worst answer to each prompt, by score; an answer without a verdict is left out.
+
+    Returns:
+        Pairs, the better answer first, under the policy's own distribution, however they were sampled; None: there are
+        none. And the shares of prompts that gave a pair, and that did not: because of equal scores, too few verdicts,
+        or equal answers.
+    """
+    scores, masks = answers["score"].tolist(), answers.sequences("mask")
+    texts = [tuple(tokens[mask].tolist()) for tokens, mask in zip(answers.sequences(), masks, strict=True)]
+    candidates = [
+        Candidate(text, True, score if score == score else None)  # NaN: no verdict
+        for text, score in zip(texts, scores, strict=True)
+    ]
+    counts, rows = Counter[str](), list[int]()
+    for first in range(0, len(answers), generations):
+        pair = choose(candidates[first : first + generations], 0.0)
+        counts[pair.status] += 1
+        if pair.chosen is not None and pair.rejected is not None:
+            rows += [first + pair.chosen, first + pair.rejected]
+    prompts = len(answers) // generations
+    metrics = Metrics({status: Mean(counts[status], prompts) for status in ("ok", "tie", "unscored", "identical")})
+    if not rows:
+        return None, metrics
+    chosen = answers.select(rows)
+    columns = {"mask": chosen.mask}, {"score": chosen["score"]}
+    return replace(chosen, token=columns[0], sample=columns[1], sampling=None, group_size=2), metrics
+
+
+def learn(pairs: Batch | None, workers: OnlineDPOWorkers, settings: OnlineDPOSettings) -> Metrics:
+    """Makes one optimizer step on pairs; without any, none."""
+    if pairs is None:
+        return Metrics(updates_skipped=Sum(1.0))
+    with workers.phase("reference"):
+        pairs = with_reference(pairs, workers.reference)  # log π_ref(y | x)
+    with workers.phase("policy"):
+        return train(workers.policy, pairs, settings.loss)
 
 
 def open_online_dpo(recipe: OnlineDPORecipe, setup: Setup) -> Job:

@@ -11,7 +11,7 @@ from pairs_runs import of_steps
 from safetensors.torch import load_file
 from tiny_recipe import KTO
 
-from lockstep.algorithms.kto.step import mismatch
+from lockstep.algorithms.kto.job import mismatch
 from lockstep.data.demonstrations import Demonstration
 from lockstep.errors import InputError
 from lockstep.types import Prompt

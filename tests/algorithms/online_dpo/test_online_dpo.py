@@ -12,7 +12,7 @@ from pairs_runs import of_steps
 from safetensors.torch import load_file
 from tiny_recipe import ONLINE_DPO
 
-from lockstep.algorithms.online_dpo.step import pair_answers
+from lockstep.algorithms.online_dpo.job import pair_answers
 from lockstep.batch import Batch
 from lockstep.types import SamplingParams
 
