@@ -5,8 +5,8 @@
     python -m benchmarks.ladder --show               # the tables of what has been measured
     python -m benchmarks.ladder --show --page docs/ladder.md
 
-Every run is trained by `lockstep train` on one thread. Results stand in `benchmarks/ladder/results/`, by the digests of
-recipe and code: what has been measured is not measured again, and a run that was interrupted resumes.
+Every run is trained by `lockstep train` on one thread. Results stand in `benchmarks/ladder/results/`, by the digest of
+the recipe: what has been measured is not measured again, and a run that was interrupted resumes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import argparse
 import os
 from pathlib import Path
 
-from benchmarks.ladder.gallery import write_pictures
 from benchmarks.ladder.rung import list_rungs, open_rung
 from benchmarks.ladder.runs import Ladder
 from benchmarks.ladder.tables import table, write_page
@@ -32,7 +31,7 @@ def main() -> None:
     parser.add_argument(
         "--page",
         type=Path,
-        help="also writes all rungs' figures below the mark of this page, and their curves beside it",
+        help="also writes all rungs' figures below the mark of this page",
     )
     options = parser.parse_args()
     rungs = [open_rung(name) for name in options.rungs or list_rungs()]
@@ -40,9 +39,7 @@ def main() -> None:
         Ladder(options.out.resolve(), options.jobs).run(rungs, options.arms, options.seeds)
     print("\n".join(table(rung) for rung in rungs))
     if options.page is not None:
-        every = [open_rung(name) for name in list_rungs()]
-        write_page(options.page, every)
-        write_pictures(options.page.parent / "pictures/ladder", every)
+        write_page(options.page, [open_rung(name) for name in list_rungs()])
 
 
 if __name__ == "__main__":

@@ -1,18 +1,13 @@
-"""The ladder's results: one line per run, kept by the digests of its recipe and of the code that trained it."""
+"""The ladder's results: one line per run, kept by the digest of its recipe."""
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from functools import cache
 from itertools import accumulate
 from pathlib import Path
-
-import torch
 
 from benchmarks.ladder.rung import ASSETS, Rung
 from lockstep.algorithms.base import Algorithm
@@ -22,8 +17,6 @@ from lockstep.report.log import TIMINGS, read_metrics, read_numbers
 
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).resolve().parent.parent.parent
-NOT_TRAINING = ("api", "commands", "doctor", "inference", "plan", "report")
-"""Rooms of `lockstep/` that change no result of a run."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +27,11 @@ class Key:
         arm: The arm's name.
         seed: The run's seed.
         recipe: Digest of the resolved recipe, its warm start's among it.
-        code: Digest of the code that trains, and of the versions that it computes with.
     """
 
     arm: str
     seed: int
     recipe: str
-    code: str
 
 
 @dataclass(frozen=True)
@@ -112,44 +103,6 @@ def digest_recipe(loaded: Loaded) -> str:
     if not assets or assets not in said:
         return loaded.digest
     return hashlib.sha256(said.replace(assets, f"${ASSETS}").encode()).hexdigest()[:10]
-
-
-def digest_code(loaded: Loaded) -> str:
-    """Digest of the code that a recipe trains with: its syntax trees without docstrings, so that words change nothing.
-
-    Of the toy tasks only those count that the recipe, or its warm start, names.
-    """
-    first = loaded.warm_start
-    said = json.dumps([loaded.dump(), first.dump() if first else None])
-    found = hashlib.sha256(torch.__version__.encode())
-    for path in _sources():
-        if path.parent.name != "tasks" or path.stem == "base" or path.stem in said:
-            found.update(_digest_file(path))
-    return found.hexdigest()[:10]
-
-
-@cache
-def _digest_file(path: Path) -> bytes:
-    tree = ast.dump(_without_docstrings(ast.parse(path.read_bytes())))
-    return hashlib.sha256(f"{path.relative_to(ROOT)} {tree}".encode()).digest()
-
-
-def _sources() -> Iterator[Path]:
-    for path in sorted((ROOT / "lockstep").rglob("*.py")):
-        if path.relative_to(ROOT / "lockstep").parts[0] not in NOT_TRAINING:
-            yield path
-    yield from sorted((ROOT / "benchmarks" / "ladder" / "tasks").glob("*.py"))
-
-
-def _without_docstrings(tree: ast.Module) -> ast.Module:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            node.body = [child for child in node.body if not _is_text(child)]
-    return tree
-
-
-def _is_text(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 def _step_seconds(folder: Path) -> list[float]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Lock
 
 from benchmarks.harness import environment
-from benchmarks.ladder.results import ROOT, Key, add_result, collect, digest_code, digest_recipe, read_results
+from benchmarks.ladder.results import ROOT, Key, add_result, collect, digest_recipe, read_results
 from benchmarks.ladder.rung import Arm, Rung
 from lockstep.config.loading import Loaded
 from lockstep.exit_codes import INCONCLUSIVE
@@ -54,7 +54,7 @@ class Ladder:
             measured = any(one.key == key for one in read_results(rung.name))
         if measured:
             return
-        folder = self.out / rung.name / f"{name}-{seed}-{key.recipe}-{key.code}"
+        folder = self.out / rung.name / f"{name}-{seed}-{key.recipe}"
         log = folder.with_suffix(".log")
         warm_s = self._train_first(loaded.warm_start, log) if loaded.warm_start is not None else 0.0
         own = (f"run.folder={folder}",)
@@ -92,4 +92,4 @@ class Ladder:
 
 def key_of(loaded: Loaded, arm: str, seed: int) -> Key:
     """The key of a run's result."""
-    return Key(arm, seed, digest_recipe(loaded), digest_code(loaded))
+    return Key(arm, seed, digest_recipe(loaded))

@@ -14,12 +14,12 @@ MARK = "<!-- What follows is written by `python -m benchmarks.ladder --show --pa
 
 
 def table(rung: Rung) -> str:
-    """One rung's figures, and how many of its runs are of another tree."""
+    """One rung's figures, and how many of its runs are of other recipes than this tree's."""
     results = read_results(rung.name)
     if rung.missing:
         return f"{figures(rung)}\nNot compared with this tree's recipes: {rung.missing}.\n"
     stale = count_stale(rung, results)
-    note = f"\n{stale} of {len(results)} runs are of other code or recipes than this tree's.\n" if stale else ""
+    note = f"\n{stale} of {len(results)} runs are of other recipes than this tree's.\n" if stale else ""
     return figures(rung) + note
 
 
@@ -45,13 +45,7 @@ def figures(rung: Rung) -> str:
 def write_page(page: Path, rungs: Sequence[Rung]) -> None:
     """Replaces all of a page that is below its mark by the figures of the rungs."""
     prose = page.read_text().partition(MARK)[0]
-    page.write_text("\n".join([prose + MARK + "\n", *map(show, rungs)]))
-
-
-def show(rung: Rung) -> str:
-    """The figures of a rung on the page, below its curves."""
-    head, question, rest = figures(rung).split("\n\n", 2)
-    return "\n\n".join([head, question, f"![Curves of {rung.name}](pictures/ladder/{rung.name}.svg)", rest])
+    page.write_text("\n".join([prose + MARK + "\n", *map(figures, rungs)]))
 
 
 def judge(claim: Claim, results: Sequence[Result]) -> str:
@@ -74,7 +68,7 @@ def compare(claim: Claim, results: Sequence[Result]) -> Band | None:
 
 
 def count_stale(rung: Rung, results: Sequence[Result]) -> int:
-    """Counts results whose recipe or code is not this tree's."""
+    """Counts results whose recipe is not this tree's."""
     return sum(_is_stale(rung, one) for one in results)
 
 
