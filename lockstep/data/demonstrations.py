@@ -11,6 +11,7 @@ from lockstep.batch import Batch
 from lockstep.config import DataSection
 from lockstep.data import messages
 from lockstep.data.answers import AnswerEncoder, answer_fault, build_batch, of_text, read_answer
+from lockstep.data.encoded_rows import EncodedRows
 from lockstep.data.messages import Message
 from lockstep.data.prompts import fault_of, note_unread_tools, prompts_of, too_long
 from lockstep.data.rows import Row, Rows
@@ -51,7 +52,7 @@ def answer_of(row: Row, where: str, data: DataSection) -> Message:
     return of_text("".join(render(template, row, where) for template in templates))
 
 
-class Demonstrations:
+class Demonstrations(EncodedRows[Demonstration]):
     """The demonstrations of a data file, read and tokenized on demand; indexed and ordered as `Prompts` are.
 
     Args:
@@ -94,38 +95,15 @@ class Demonstrations:
         note_unread_tools(first, tokenizer, data)
         self._answers.note_unread((row, [answer_of(row, "row", data)]) for row in first)
 
-    def __len__(self) -> int:
-        return len(self.selection)
-
-    def __getitem__(self, i: int) -> Demonstration:
-        return self._read(self.selection.numbers([i]))[0]
-
-    @property
-    def digest(self) -> str:
-        """Fingerprint of the data; see `Rows.digest`."""
-        return self.selection.rows.digest
-
-    def read(self, position: int, count: int, seed: int) -> list[Demonstration]:
-        """The rows at `position` … `position + count − 1` of a run; see `data.order`."""
-        return self._read(self.selection.at(position, count, seed))
-
     def at(self, position: int, count: int, seed: int) -> Batch:
-        """The same as a batch, `mask` on completions."""
+        """What `read` returns as a batch, `mask` on completions."""
         return batch_of(self.read(position, count, seed))
 
-    def read_first(self, limit: int | None = None) -> list[Demonstration]:
-        """The rows in the order of the file, at most the first `limit`."""
-        return self._read(self.selection.first(limit))
-
     def first(self, limit: int | None = None) -> Batch:
-        """The same as a batch."""
+        """What `read_first` returns as a batch."""
         return batch_of(self.read_first(limit))
 
-    def _read(self, numbers: Sequence[int]) -> list[Demonstration]:
-        rows = self.selection.rows
-        return self._of(rows, numbers, rows.rows(numbers))
-
-    def _of(self, rows: Rows, numbers: Sequence[int], contents: Sequence[Row]) -> list[Demonstration]:
+    def _encode(self, rows: Rows, numbers: Sequence[int], contents: Sequence[Row]) -> list[Demonstration]:
         prompts = prompts_of(rows, numbers, contents, self._tokenizer, self._data)
         answers = [answer_of(row, rows.where(i), self._data) for i, row in zip(numbers, contents, strict=True)]
         return [Demonstration(*parts) for parts in zip(prompts, self._answers(prompts, answers), strict=True)]
@@ -148,10 +126,7 @@ class Demonstrations:
                 return answer_fault(template, row)
         return None
 
-    def _lengths(self, rows: Rows, numbers: Sequence[int], contents: Sequence[Row]) -> list[str | None]:
-        return [self._complaint(row) for row in self._of(rows, numbers, contents)]
-
-    def _complaint(self, row: Demonstration) -> str | None:
-        if len(row) <= self._max_tokens:
-            return too_long(row.prompt, self._data.max_prompt_tokens)
-        return f"prompt and completion have {len(row)} tokens, more than {self._limit}={self._max_tokens}"
+    def _complaint(self, item: Demonstration) -> str | None:
+        if len(item) <= self._max_tokens:
+            return too_long(item.prompt, self._data.max_prompt_tokens)
+        return f"prompt and completion have {len(item)} tokens, more than {self._limit}={self._max_tokens}"

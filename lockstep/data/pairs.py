@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from lockstep.batch import Batch
 from lockstep.data.answers import AnswerEncoder, answer_fault, build_batch, is_empty, read_answer
+from lockstep.data.encoded_rows import EncodedRows
 from lockstep.data.messages import Message
 from lockstep.data.pair_options import PairSection
 from lockstep.data.prompts import fault_of, note_unread_tools, prompts_of, too_long
@@ -44,7 +45,7 @@ class PreferencePair:
         return len(self.prompt.tokens) + max(len(self.chosen), len(self.rejected))
 
 
-class Pairs:
+class Pairs(EncodedRows[PreferencePair]):
     """The pairs of a data file, read and tokenized on demand; indexed and ordered as `Prompts` are.
 
     Args:
@@ -83,26 +84,19 @@ class Pairs:
         note_unread_tools(first, tokenizer, data)
         self._answers.note_unread((row, self._read_answers(row, "row")) for row in first)
 
-    def __len__(self) -> int:
-        return len(self.selection)
-
-    def __getitem__(self, i: int) -> PreferencePair:
-        return self._read(self.selection.numbers([i]))[0]
-
     def at(self, position: int, count: int, seed: int) -> Batch:
         """The pairs at `position` … `position + count − 1` of a run, two sequences each; see `data.order`."""
-        return self._collate(self.selection.at(position, count, seed))
+        return self._collate(self.read(position, count, seed))
 
     def render(self, position: int, count: int, seed: int) -> list[dict[str, Any]]:
         """The same pairs as text, plain enough for JSON."""
-        return [self._render(pair) for pair in self._read(self.selection.at(position, count, seed))]
+        return [self._render(pair) for pair in self.read(position, count, seed)]
 
     def first(self, limit: int | None = None) -> Batch:
         """The pairs in the order of the file, at most the first `limit`."""
-        return self._collate(self.selection.first(limit))
+        return self._collate(self.read_first(limit))
 
-    def _collate(self, numbers: Sequence[int]) -> Batch:
-        pairs = self._read(numbers)
+    def _collate(self, pairs: Sequence[PreferencePair]) -> Batch:
         answers = [(pair.prompt.tokens, answer) for pair in pairs for answer in (pair.chosen, pair.rejected)]
         scores = [score for pair in pairs for score in pair.scores]
         return replace(build_batch(answers), sample={"score": torch.tensor(scores)} if scores else {}, group_size=2)
@@ -113,11 +107,7 @@ class Pairs:
         scores = {f"{name}_score": score for name, score in zip(answers, pair.scores, strict=False)}
         return {"id": pair.prompt.id, "prompt": pair.prompt.text, **texts, **scores}
 
-    def _read(self, numbers: Sequence[int]) -> list[PreferencePair]:
-        rows = self.selection.rows
-        return self._of(rows, numbers, rows.rows(numbers))
-
-    def _of(self, rows: Rows, numbers: Sequence[int], contents: Sequence[Row]) -> list[PreferencePair]:
+    def _encode(self, rows: Rows, numbers: Sequence[int], contents: Sequence[Row]) -> list[PreferencePair]:
         prompts = prompts_of(rows, numbers, contents, self._tokenizer, self._data)
         answers = [self._read_answers(row, rows.where(i)) for i, row in zip(numbers, contents, strict=True)]
         chosen = self._answers(prompts, [better for better, _ in answers])
@@ -159,10 +149,7 @@ class Pairs:
             return f"has a chosen answer that is worth less than the rejected one: {chosen}, {rejected}"
         return None
 
-    def _lengths(self, rows: Rows, numbers: Sequence[int], contents: Sequence[Row]) -> list[str | None]:
-        return [self._complaint(pair) for pair in self._of(rows, numbers, contents)]
-
-    def _complaint(self, pair: PreferencePair) -> str | None:
-        if pair.longest <= self._max_tokens:
-            return too_long(pair.prompt, self._data.max_prompt_tokens)
-        return f"prompt and longer answer have {pair.longest} tokens, more than {self._limit}={self._max_tokens}"
+    def _complaint(self, item: PreferencePair) -> str | None:
+        if item.longest <= self._max_tokens:
+            return too_long(item.prompt, self._data.max_prompt_tokens)
+        return f"prompt and longer answer have {item.longest} tokens, more than {self._limit}={self._max_tokens}"

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from lockstep.config import DataSection, PromptSection
 from lockstep.data import messages
+from lockstep.data.encoded_rows import EncodedRows
 from lockstep.data.limits import tokenize_in_time
 from lockstep.data.messages import Message
 from lockstep.data.notes import note
@@ -41,13 +42,6 @@ class TokenizerError(DataError):
 
 class _TextsError(Exception):
     """A tokenizer fails on some texts; the message says how."""
-
-
-def read_prompts(
-    rows: Rows, numbers: Sequence[int], tokenizer: PreTrainedTokenizerBase, data: DataSection
-) -> list[Prompt]:
-    """Reads, renders and tokenizes the rows `numbers`."""
-    return prompts_of(rows, numbers, rows.rows(numbers), tokenizer, data)
 
 
 def prompts_of(
@@ -256,7 +250,7 @@ def too_long(prompt: Prompt, max_prompt_tokens: int) -> str | None:
     return f"the prompt has {length} tokens, more than data.max_prompt_tokens={max_prompt_tokens}"
 
 
-class Prompts:
+class Prompts(EncodedRows[Prompt]):
     """The prompts of a data file, read and tokenized on demand.
 
     Args:
@@ -294,24 +288,13 @@ class Prompts:
         self.selection = Selection(rows, tokenizer, data, needs, head)
         note_unread_tools(self.selection.read_first(), tokenizer, data)
 
-    def __len__(self) -> int:
-        return len(self.selection)
-
-    def __getitem__(self, i: int) -> Prompt:
-        return self._read(self.selection.numbers([i]))[0]
-
-    @property
-    def digest(self) -> str:
-        """Fingerprint of the data; see `Rows.digest`."""
-        return self.selection.rows.digest
-
     def at(self, position: int, count: int, seed: int) -> list[Prompt]:
         """The prompts at `position` … `position + count − 1` of a run; see `lockstep.data.order`."""
-        return self._read(self.selection.at(position, count, seed))
+        return self.read(position, count, seed)
 
     def first(self, limit: int | None = None) -> list[Prompt]:
         """The prompts in the order of the file, at most the first `limit`."""
-        return self._read(self.selection.first(limit))
+        return self.read_first(limit)
 
     def contents(self, places: Sequence[int]) -> list[Row]:
         """The raw rows at these places in the order of the file."""
@@ -340,9 +323,8 @@ class Prompts:
             return str(error).removeprefix(": ")
         return self._rule.answer_fault(row, answer)
 
-    def _read(self, numbers: Sequence[int]) -> list[Prompt]:
-        return read_prompts(self.selection.rows, numbers, self._tokenizer, self._data)
+    def _encode(self, rows: Rows, numbers: Sequence[int], contents: Sequence[Row]) -> list[Prompt]:
+        return prompts_of(rows, numbers, contents, self._tokenizer, self._data)
 
-    def _lengths(self, rows: Rows, numbers: Sequence[int], contents: Sequence[Row]) -> list[str | None]:
-        prompts = prompts_of(rows, numbers, contents, self._tokenizer, self._data)
-        return [too_long(prompt, self._data.max_prompt_tokens) for prompt in prompts]
+    def _complaint(self, item: Prompt) -> str | None:
+        return too_long(item, self._data.max_prompt_tokens)
