@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import assert_never
 
 from lockstep.algorithms.job import Job, Validate
 from lockstep.algorithms.opening import describe, measure_run_length, validate_figures
@@ -104,11 +105,18 @@ def _validate(recipe: PairsRecipe, pairs: Pairs, workers: PairWorkers, loss: Los
 
 def _measure(workers: PairWorkers, batch: Batch, loss: Loss) -> Metrics:
     """Metrics of training on held-out pairs, and the 95 % interval of `acc`; no gradients."""
-    if workers.role.head == "logits":
-        outputs = Outputs(logprob=compute_logprobs(workers.learner, batch, "the policy"))
-    else:
-        _, reward_B = workers.learner.values(batch)
-        require_finite("the reward model's scores", batch, reward_B)
-        outputs = Outputs(final_value=reward_B)
-    _, metrics = loss(outputs, batch)
+    _, metrics = loss(_score(workers, batch), batch)
     return metrics + interval_of_acc(metrics)
+
+
+def _score(workers: PairWorkers, batch: Batch) -> Outputs:
+    """Outputs of the model that learns, as the loss reads them."""
+    match workers.role.head:
+        case "logits":
+            return Outputs(logprob=compute_logprobs(workers.learner, batch, "the policy"))
+        case "reward" | "value":
+            _, reward_B = workers.learner.values(batch)
+            require_finite("the reward model's scores", batch, reward_B)
+            return Outputs(final_value=reward_B)
+        case _:
+            assert_never(workers.role.head)

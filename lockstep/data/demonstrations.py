@@ -96,11 +96,11 @@ class Demonstrations(EncodedRows[Demonstration]):
         self._answers.note_unread((row, [answer_of(row, "row", data)]) for row in first)
 
     def at(self, position: int, count: int, seed: int) -> Batch:
-        """What `read` returns as a batch, `mask` on completions."""
+        """The same rows as a batch, `mask` on completions."""
         return batch_of(self.read(position, count, seed))
 
     def first(self, limit: int | None = None) -> Batch:
-        """What `read_first` returns as a batch."""
+        """The first rows as a batch."""
         return batch_of(self.read_first(limit))
 
     def _encode(self, rows: Rows, numbers: Sequence[int], contents: Sequence[Row]) -> list[Demonstration]:

@@ -46,10 +46,10 @@ class EncodedRows(ABC, Generic[T]):
 
     @abstractmethod
     def _complaint(self, item: T) -> str | None:
-        """What is wrong with the length of a row; None: nothing."""
+        """Says what is wrong with the length of a row; None if nothing is."""
 
     def _lengths(self, rows: Rows, numbers: Sequence[int], contents: Sequence[Row]) -> list[str | None]:
-        """What is wrong with the length of each row; see `Needs`."""
+        """Complaints about the length of each row; see `Needs`."""
         return [self._complaint(item) for item in self._encode(rows, numbers, contents)]
 
     def _read(self, numbers: Sequence[int]) -> list[T]:

@@ -14,7 +14,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from lockstep.metrics import Max, Mean, Metrics
+from lockstep.metrics import Max, Mean, Metrics, Reduction
 from lockstep.objectives.divergence import k1, k3
 from lockstep.objectives.masks import rows, sequence_sum, trainable
 
@@ -67,7 +67,7 @@ class IcePop:
 
 
 @dataclass(frozen=True)
-class EffectiveSampleSize:
+class EffectiveSampleSize(Reduction):
     """(Σw)² / (n·Σw²) over sequences: the effective share of them (Kish 1965); 1 where all weigh the same.
 
     Kept as logarithms, because the weight of a long sequence may not fit a float.

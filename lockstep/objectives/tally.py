@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lockstep.metrics import Reduction
 from lockstep.objectives.masks import sequence_sum, trainable
 
 CAP = 3.0
@@ -30,7 +31,7 @@ _LARGEST = torch.finfo(torch.float64).max
 
 
 @dataclass(frozen=True)
-class Tally:
+class Tally(Reduction):
     """Sums over responses.
 
     Attributes:
