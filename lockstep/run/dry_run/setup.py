@@ -210,7 +210,7 @@ class Silent:
 
 
 class Absent:
-    """A stand-in for a model: implements `Learner` and `SamplerBeside`, and computes nothing."""
+    """A stand-in for a model: implements `Learner` and `Sampler`, and computes nothing."""
 
     @property
     def dtype(self) -> torch.dtype:
