@@ -18,9 +18,15 @@ from typing import Any
 import pytest
 import torch
 from doc_commands import PAGES, ROOT, blocks
+from openai_server import OpenAIServer, Said, listening
 
 import lockstep
 from lockstep.environments.tools import Tools
+from lockstep.judge.options import JudgeSection
+from lockstep.models.load import load_causal_lm
+from lockstep.models.tokenizer import load_tokenizer
+from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.types import SamplingParams
 
 ELSEWHERE = {
     "docs/guides/sweeps.md": "tests/sweeps/test_sweep_guide.py",
@@ -135,6 +141,34 @@ def test_a_reward_of_ones_own_scores(run_block: Callable[..., dict[str, Any]], m
     names = {"lockstep": lockstep, "rows": rows, "right": score, "well_formed": score}
     parts = run_block(several, **names)["trainer"].loaded.recipe.reward.parts
     assert {name: part.weight for name, part in parts.items()} == {"format": 0.2, "answer": 1.0}
+
+
+def test_a_server_answers_as_a_judge(run_block: Callable[..., dict[str, Any]]) -> None:
+    class Polite(OpenAIServer):
+        def answer(self, body: dict[str, Any]) -> Said:
+            text = "yes" if "Good day" in body["messages"][0]["content"] else "no"
+            message = {"role": "assistant", "content": text}
+            usage = {"prompt_tokens": 9, "completion_tokens": 1}
+            return 200, {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": usage}
+
+    [block] = python_of("servers")
+    server = Polite(model="my-model")
+    with listening(server):
+        found = run_block(block.replace("http://localhost:8000/v1", server.url))
+    assert found["verdicts"] == {0: "yes", 1: "no"}
+
+
+def test_a_judge_scores(assets: Path, run_block: Callable[..., dict[str, Any]]) -> None:
+    [block] = python_of("judge")
+    folder = assets / "models/stories260K/hf"
+    sampler, sampling = TorchSampler(load_causal_lm(folder), 1), SamplingParams(8)
+    section = JudgeSection.model_validate(
+        {"sampling": {"max_tokens": 8}, "max_prompt_tokens": 400, "chat": False, "max_no_verdict_rate": 1.0}
+    )
+    prompt = SimpleNamespace(messages=({"role": "user", "content": "Who?"},), id=0)
+    names = {"section": section, "sampler": sampler, "tokenizer": load_tokenizer(folder), "sampling": sampling}
+    text = block.replace("True, 2048", "False, 400")  # this model has no chat template
+    assert run_block(text, **names, prompt=prompt, response="Lily.", step=1, draw=0)["scores"] == [None]
 
 
 @pytest.mark.full

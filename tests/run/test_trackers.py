@@ -146,7 +146,9 @@ class Told(View):
     broken: Exception | None = None
     outcome: Outcome | None = None
 
-    where: str = "in memory"
+    @property
+    def where(self) -> str:
+        return "in memory"
 
     def _add(self, step: int, kind: str, values: Any) -> None:
         if self.broken is not None:

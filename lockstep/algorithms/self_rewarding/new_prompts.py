@@ -94,7 +94,7 @@ def new_prompts(
     template, text = request_of(recipe, section, prompts, source)
     args = recipe.data.template_args
     reader = Reader(source.tokenizer, is_chat(recipe.data), section.max_prompt_tokens, "data", args)
-    answering = SamplerAnswers(engine, reader, source.sampling(section.sampling))
+    answering = SamplerAnswers(engine.generate, reader, source.sampling(section.sampling))
     writer = PromptWriter(answering, template, prompts, text, section.max_attempts, recipe.seed)
     return NewPrompts(writer, engine, count, folder / FOLDER, recipe.data, source)
 
