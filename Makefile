@@ -16,7 +16,7 @@ FOR_CPUS := $(BIN)/python -c 'import sys, torch; sys.exit("+cpu" not in torch.__
 DROP_CUDA := $(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
 
 # Types of what calls vLLM can be checked only where that is installed; elsewhere all files but those are named.
-TYPED := $(if $(wildcard $(VENV)/lib/python3*/site-packages/vllm),,$(filter-out lockstep/samplers/vllm/%,$(shell find lockstep lockstep_logprobs lockstep_doctor lockstep_convert tests benchmarks examples -name '*.py')))
+TYPED := $(if $(wildcard $(VENV)/lib/python3*/site-packages/vllm),,$(filter-out lockstep/samplers/vllm/% lockstep_doctor/taps/vllm/%,$(shell find lockstep lockstep_logprobs lockstep_doctor lockstep_convert tests benchmarks examples -name '*.py')))
 
 # Two pip processes in one environment would cross, and wrong words are to be told before either starts.
 .NOTPARALLEL:

@@ -35,7 +35,6 @@ PACKAGES = {
     "lockstep.losses": "Losses, which are values, and what they are made of.",
     "lockstep.objectives": "The mathematics of losses: pure functions of tensors.",
     "lockstep_logprobs": "Log-probabilities over shards of vocabulary and sequences; needs torch alone.",
-    "lockstep_doctor": "Where two engines disagree about a model; needs torch, numpy and safetensors alone.",
 }
 """Packages with a page → what it begins with."""
 

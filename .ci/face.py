@@ -1,4 +1,4 @@
-"""Writes lockstep/api/options.pyi: keyword arguments of algorithms and of the doctor, as typed dicts, from recipes.
+"""Writes lockstep/api/options.pyi: keyword arguments of algorithms, as typed dicts, from recipes.
 
 `make face` writes it for a checkout, and setup.py into each wheel.
 """
@@ -13,7 +13,6 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from lockstep.algorithms.base import Algorithm
 from lockstep.config import Section, registry
-from lockstep.doctor.options import DoctorRecipe
 
 ROOT = Path(__file__).parent.parent
 OUT = ROOT / "lockstep/api/options.pyi"
@@ -48,7 +47,6 @@ def main() -> None:
         for name, kind in recipes
         if "algorithm" not in registry.list_code({"algorithm": name})
     ]
-    blocks.append(doctor_block(written))
     out = Path(sys.argv[1]) if len(sys.argv) > 1 else OUT
     out.write_text(HEAD + "\n\n".join([*written.values(), *blocks]) + "\n")
 
@@ -64,13 +62,6 @@ def recipe_block(kind: type[Section], written: dict[type, str]) -> str:
             told = SHORT[name].format(told)
         lines.append(f"{name}: {told}")
     return block(kind.__name__.removesuffix("Recipe") + "Options", f"Options of `{kind.__name__}`.", lines)
-
-
-def doctor_block(written: dict[type, str]) -> str:
-    """The typed dict of the doctor's recipe, whose model is an argument of its own."""
-    fields = {name: field for name, field in DoctorRecipe.model_fields.items() if name not in ("algorithm", "model")}
-    lines = [f"{name}: {spell(field.annotation, written)}" for name, field in fields.items()]
-    return block("DoctorOptions", "Options of `DoctorRecipe`.", lines)
 
 
 def section_name(kind: type[Section], written: dict[type, str]) -> str:

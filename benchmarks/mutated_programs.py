@@ -18,10 +18,10 @@ from lockstep.models import attention
 from lockstep.models.heads import inputs
 from lockstep.models.load import load_causal_lm
 from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.samplers.torch.tap import SamplerTap
 from lockstep.weight_sync.carriers import Route
 from lockstep.weight_sync.outgoing import Outgoing
 from lockstep.weight_sync.sender import LocalSender
+from lockstep_doctor.taps.torch_sampler import SamplerTap
 
 SIZES = {
     "vocab_size": 97,

@@ -20,10 +20,11 @@ from torch import Tensor, nn
 from benchmarks.lines import lines_that_run, watch_lines
 from benchmarks.mutate_code import Edit, Swap, lines_of
 from benchmarks.mutated_programs import TOKENS, Program
-from lockstep_doctor import Location, ModuleTap, locate, modules, write_reproduction
-from lockstep_doctor.builds import watch_build
-from lockstep_doctor.locate import LEAST, nats
+from lockstep_doctor import modules
+from lockstep_doctor.locate import LEAST, Location, locate, nats
+from lockstep_doctor.modules import ModuleTap
 from lockstep_doctor.operators import Frame
+from lockstep_doctor.reproduction import write_reproduction
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,7 @@ class Score:
         text: The code before.
         outcome: `kept`, `equivalent` or `crashed`.
         gap: Root mean square difference of log-probabilities, nats.
-        segment: True if the segment that was opened, or what built a value that is measured wrong, ran the line, or it
-            reads a weight that the line changed.
+        segment: True if the segment that was opened ran the line, or it reads a weight that the line changed.
         in_line: True if the line is among the first three places.
         in_function: True if its function is.
         reproduces: True if the script fails with the edit and passes without it.
@@ -78,7 +78,7 @@ class Judge:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.tokens = torch.randint(0, 97, (TOKENS,), generator=torch.Generator().manual_seed(3))
-        self.model = build_watched(program)
+        self.model = program.build()
         self.reference = ModuleTap(self.model, "original", read=program.read)
         self.witness = ModuleTap(program.witness(), "float64")
         self.right = self.reference.run(self.tokens, {})
@@ -114,7 +114,7 @@ class Judge:
         cpu_s = time.process_time() - begun
         steps = [suspect.operator for place in found.places[:1] for suspect in place.suspects]
         first = [frame for step in steps[:3] for frame in step.stack[:2]]
-        ran = [*chain(*(chain(step.stack, step.lines) for step in steps)), *chain(*traced[:2])]
+        ran = [*chain(*(step.stack for step in steps)), *chain(*traced[:2])]
         return Score(
             *about,
             "kept",
@@ -161,13 +161,6 @@ def run_script(script: Path) -> int | None:
     return None
 
 
-def build_watched(program: Program) -> nn.Module:
-    """Builds a program's model as the engines of the doctor do."""
-    with watch_build() as models:
-        models.append(program.build())
-    return models[0]
-
-
 class EditedTap(ModuleTap):
     """A program with an edit, which is in force while it builds and reads, and at no other time."""
 
@@ -178,7 +171,7 @@ class EditedTap(ModuleTap):
     def build(self, codes: Sequence[CodeType]) -> nn.Module:
         """Builds the model with the code of one side."""
         with self.swap.running(codes):
-            return build_watched(self._program)
+            return self._program.build()
 
     def read(self, model: nn.Module, tokens_T: Tensor) -> Tensor:
         """Reads with the edited code."""

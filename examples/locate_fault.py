@@ -12,7 +12,10 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from lockstep_doctor import ModuleTap, describe, locate, write_reproduction
+from lockstep_doctor.findings import describe_place
+from lockstep_doctor.locate import locate
+from lockstep_doctor.modules import ModuleTap
+from lockstep_doctor.reproduction import write_reproduction
 
 config = LlamaConfig(vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4)
 torch.manual_seed(0)
@@ -32,5 +35,6 @@ def read(tokens):
 tokens = torch.randint(0, config.vocab_size, (32,))
 tap = ModuleTap(wrong, "wrong", builder)
 found = locate(ModuleTap(right, "right"), tap, tokens, witness=ModuleTap(copy.deepcopy(right).double(), "float64"))
-print("\n".join(describe(found)))
+for place in found.places:
+    print("\n".join(describe_place(place)))
 print("reproduction:", write_reproduction(Path("runs/locate_fault"), tap, found, tokens))

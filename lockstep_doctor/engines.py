@@ -1,11 +1,11 @@
-"""Engines that can be looked into: each has its tap beside it, and is found by entry point."""
+"""Engines that can be looked into: each has a tap, and is found by its name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
+from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,8 +13,14 @@ import torch
 
 from lockstep_doctor.tap import Tap
 
-GROUP = "lockstep_doctor.taps"
-"""Group of entry points: the name of an engine, and its `OpenTap`."""
+ENGINES: Mapping[str, str] = {
+    "hf": "lockstep_doctor.hf:open_hf",
+    "megatron": "lockstep_doctor.taps.learners:open_megatron",
+    "torch": "lockstep_doctor.taps.learners:open_torch",
+    "torch_sampler": "lockstep_doctor.taps.torch_sampler:open_sampler",
+    "vllm": "lockstep_doctor.taps.vllm.tap:open_vllm",
+}
+"""The place of each engine's `OpenTap`, `package.module:function`, by the engine's name."""
 
 
 @dataclass(frozen=True)
@@ -41,18 +47,16 @@ OpenTap = Callable[[Path, EngineOptions], AbstractContextManager[Tap]]
 """Loads a model into an engine, and closes it at the end of the block."""
 
 
-def find_engines() -> list[str]:
-    """Returns the names of all engines that are installed."""
-    return sorted({one.name for one in entry_points(group=GROUP)})
-
-
 def find_engine(name: str) -> OpenTap:
     """Returns how an engine is opened.
 
+    Args:
+        name: One of `ENGINES`, or the place of an `OpenTap` of your own, such as `my_package.my_tap:open_engine`.
+
     Raises:
-        ValueError: No package has an engine of that name.
+        ValueError: Unknown name.
     """
-    found = [one for one in entry_points(group=GROUP) if one.name == name]
-    if not found:
-        raise ValueError(f"no engine is called {name!r}; there are {', '.join(find_engines())}")
-    return cast(OpenTap, found[0].load())
+    module, _, function = ENGINES.get(name, name).partition(":")
+    if not function:
+        raise ValueError(f"unknown engine {name!r}; choose one of {', '.join(ENGINES)}, or package.module:function")
+    return cast(OpenTap, getattr(import_module(module), function))

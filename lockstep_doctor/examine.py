@@ -2,57 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from lockstep_doctor.column import TokenColumns, describe_column, examine_columns
-from lockstep_doctor.column.columns import SIDES
-from lockstep_doctor.cuts import Capture, CutPoint, name_cuts
-from lockstep_doctor.file_tap import FileTap
-from lockstep_doctor.locate import ENOUGH, FaultPlace, Location, locate, nats, pick_logprobs, share_removed
+from lockstep_doctor.columns import SIDES, TokenColumns, examine_columns
+from lockstep_doctor.cuts import Capture, CutPoint
+from lockstep_doctor.locate import FaultPlace, Location, locate, nats, pick_logprobs
 from lockstep_doctor.measures import find_error, measure
-from lockstep_doctor.modules import find_watched
-from lockstep_doctor.settings import Difference, ShowsModules, find_differences, select_inside, undo
 from lockstep_doctor.tap import Tap
-
-_MOST_UNDONE = 16
-"""Settings that are undone, one after the other."""
-
-_LAYER = re.compile(r"\.\d+\.")
 
 KEPT = 0.3
 """Share of the gap that a smaller request has to keep."""
 
 _MOST_TRIED, _FEWEST = 40, 2
 """Smaller requests that are tried, and tokens of one: one is read, and one is scored."""
-
-Pair = Callable[[], AbstractContextManager[tuple[Tap, Tap]]]
-"""Function that opens both engines under another setting."""
-
-
-@dataclass(frozen=True)
-class Undone:
-    """A difference of settings, and what undoing it does.
-
-    Attributes:
-        what: In words.
-        count: In how many modules.
-        removed: Share of the gap that is gone without it; None: it was not undone.
-    """
-
-    what: str
-    count: int
-    removed: float | None
-
-    @property
-    def confirmed(self) -> bool:
-        """True if undoing it alone is enough."""
-        return self.removed is not None and self.removed >= ENOUGH
 
 
 @dataclass(frozen=True)
@@ -71,9 +37,6 @@ class PairExamination:
         smallest: A request that keeps `KEPT` of the gap.
         small: The first place, with the values of the smallest request.
         measured: By place, what its value is instead.
-        undone: By place, settings that differ.
-        tokens_hit: Which tokens differ, with the rule that separates them.
-        switches: By name, the gap under another setting.
         left_out: What was not done, for want of time.
     """
 
@@ -88,9 +51,6 @@ class PairExamination:
     smallest: Tensor
     small: Location
     measured: Sequence[Sequence[str]] = ()
-    undone: Sequence[Sequence[Undone]] = ()
-    tokens_hit: Sequence[str] = ()
-    switches: Mapping[str, float] = field(default_factory=dict)
     left_out: Sequence[str] = ()
 
     @property
@@ -105,7 +65,6 @@ def examine(
     requests: Sequence[Tensor],
     witness: Tap | None = None,
     rounded: Sequence[Tap] = (),
-    switches: Callable[[], Mapping[str, Pair]] = dict,
     heard: Callable[[str], object] = lambda phase: None,
     delivered: float = 1e-3,
     in_time: Callable[[], bool] = lambda: True,
@@ -118,7 +77,6 @@ def examine(
         requests: Ids of each.
         witness: The model in float64.
         rounded: The witness's program in the types of the engines.
-        switches: Returns other settings under which a gap is measured, by name.
         heard: Is told what is done next.
         delivered: Nats that a column may be from the engine's own logits.
         in_time: Is asked before each request but the first, and before each step behind a place. What was read is
@@ -141,8 +99,7 @@ def examine(
         reference.name, other.name, worst, len(requests), tokens_T, gaps, found, columns, tokens_T, found
     )
     if found.disagrees:
-        made = _PlaceExaminer(reference, other, witness, tokens_T, found, heard, in_time).complete(made, switches)
-        made = replace(made, tokens_hit=list(_find_tokens(requests, own)))
+        made = _PlaceExaminer(reference, other, witness, tokens_T, found, heard, in_time).complete(made)
     return replace(made, left_out=[*left_out, *made.left_out])
 
 
@@ -179,20 +136,12 @@ def _check_columns(
     worst = off.index(max(off))
     yield f"{tap.name} delivers other log-probabilities than those of its own logits, by up to {off[worst]:.2g} nats:"
     yield from _find_tokens(requests, {tap.name: own, "the column": said})
-    logits = tap.run(requests[worst], {}).logits[:-1].cpu()
-    yield describe_column(logits, requests[worst][1:].cpu(), said[worst].cpu(), most)
 
 
 def _find_tokens(requests: Sequence[Tensor], columns: Mapping[str, Sequence[Tensor]]) -> Iterator[str]:
-    """Yields which tokens of two columns, by their names, differ, and what their values are."""
+    """Yields which tokens of two columns, by their names, differ, and how."""
     for one in examine_columns(_join(requests, columns)):
-        where = "no rule separates them" if one.where is None else str(one.where) if one.where.atoms else "all of them"
-        rule = (
-            f" (precision {one.where.precision:.0%}, recall {one.where.recall:.0%})"
-            if one.where is not None and one.where.atoms
-            else ""
-        )
-        yield f"{one.kind}, {one.tokens} tokens, {where}{rule}: {one.what}"
+        yield f"{one.kind}, {one.tokens} tokens in {one.where}: {one.what}"
 
 
 def _join(requests: Sequence[Tensor], columns: Mapping[str, Sequence[Tensor]]) -> TokenColumns:
@@ -220,27 +169,14 @@ class _PlaceExaminer:
     heard: Callable[[str], object]
     in_time: Callable[[], bool]
 
-    def complete(self, made: PairExamination, switches: Callable[[], Mapping[str, Pair]]) -> PairExamination:
-        """Adds what is known about places: their values, settings that differ, the smallest request, other settings."""
-        left_out, places = list[str](), self.found.places
+    def complete(self, made: PairExamination) -> PairExamination:
+        """Adds what is known about places: their values, and the smallest request that shows the first one."""
         self.heard("describe it")
-        measured = [list(self._measure(place)) for place in places]
-        compares = self.in_time()
-        undone = [self._compare_settings(place) if compares else [] for place in places]
+        measured = [list(self._measure(place)) for place in self.found.places]
         self.heard("shrink the request")
         smallest, small = self._shrink()
-        left_out += ["settings that differ"] * (not compares) + ["smaller requests"] * (not self.in_time())
-        under: dict[str, float] = {}
-        for name, open_pair in switches().items():
-            if not self.in_time():
-                left_out.append(f"the gap {name}")
-                continue
-            self.heard(f"measure {name}")
-            with open_pair() as pair:
-                under[name] = _find_gap(self.tokens_T, *(tap.run(self.tokens_T, {}) for tap in pair))
-        return replace(
-            made, measured=measured, undone=undone, smallest=smallest, small=small, switches=under, left_out=left_out
-        )
+        left_out = [] if self.in_time() else ["smaller requests"]
+        return replace(made, measured=measured, smallest=smallest, small=small, left_out=left_out)
 
     def _measure(self, place: FaultPlace) -> Iterator[str]:
         """About the side that is wrong; where that is not known, about the engine that is examined."""
@@ -251,51 +187,10 @@ class _PlaceExaminer:
         near = {cut: value for cut, value in self.found.seen.items() if cut.layer in layers and cut != end}
         yield from measure(place.values[right], place.values[wrong], near, place.tolerance)
 
-    def _compare_settings(self, place: FaultPlace) -> list[Undone]:
-        """The settings that the segment may have read and that differ, alike ones of all layers together."""
-        reference, other, found = self.reference, self.other, self.found
-        if not isinstance(reference, ShowsModules) or not isinstance(other, ShowsModules):
-            return []
-        inside = select_inside(find_differences(reference.model, other.model), *self._modules(other.model, place))
-        groups: dict[str, list[Difference]] = {}
-        for one in inside:
-            groups.setdefault(_LAYER.sub(".*.", f".{one.setting}"), []).append(one)
-        right = reference.run(self.tokens_T, {})
-        mended = {one.end: found.seen[one.end] for it in found.places if it is not place for one in it.segments}
-        gap = _find_gap(self.tokens_T, right, other.run(self.tokens_T, mended))
-
-        def remove(some: Sequence[Difference]) -> float | None:
-            some = [one for one in some if one.can_undo]
-            if not some:
-                return None
-            try:
-                with undo(other.model, some):
-                    left = _find_gap(self.tokens_T, right, other.run(self.tokens_T, mended))
-            except Exception:  # a setting of one engine may break another one's program
-                return None
-            return share_removed(gap, left, found.floor)
-
-        every = sorted(groups.values(), key=lambda some: all(one.only_type for one in some))
-        undone = [
-            Undone(str(some[0]), len(some), remove(some) if number < _MOST_UNDONE else None)
-            for number, some in enumerate(every)
-        ]
-        return sorted(undone, key=lambda one: -1.0 if one.removed is None else one.removed, reverse=True)
-
-    def _modules(self, model: nn.Module, place: FaultPlace) -> tuple[list[str], list[str]]:
-        """The modules at the ends of a place's segments, and those whose outputs were given."""
-        at, seen = name_cuts(find_watched(model)), self.found.seen
-        ends = {one.end for one in place.segments}
-        around = {cut for one in place.segments for cut in (one.start, one.end, *one.missing)}
-        given = [path for (path, side), cut in at.items() if side == "out" and cut in seen and cut not in ends]
-        return [path for (path, _), cut in at.items() if cut in around], given
-
     def _shrink(self) -> tuple[Tensor, Location]:
-        """The smallest request that keeps the gap, and its values at the first place; a file has one request alone."""
+        """The smallest request that keeps the gap, and its values at the first place."""
         found = self.found
         small = replace(found, places=found.places[:1])
-        if isinstance(self.reference, FileTap) or isinstance(self.other, FileTap):
-            return self.tokens_T, small
 
         def shows(fewer: Tensor) -> bool:
             nonlocal small

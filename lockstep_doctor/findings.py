@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lockstep_doctor.examine import PairExamination, Undone
-from lockstep_doctor.locate import FaultPlace, Location, Segment
+from lockstep_doctor.examine import PairExamination
+from lockstep_doctor.locate import FaultPlace, Segment
 from lockstep_doctor.measures import list_some
 
 _LINES = 16
@@ -19,7 +19,7 @@ def describe_examination(found: PairExamination) -> Iterator[str]:
     """Yields what was found about two engines, line by line."""
     yield from _describe_gap(found)
     if found.left_out:
-        yield f"  not done, for want of time or memory: {', '.join(found.left_out)}"
+        yield f"  not done, for want of time: {', '.join(found.left_out)}"
 
 
 def _describe_gap(found: PairExamination) -> Iterator[str]:
@@ -49,38 +49,10 @@ def _describe_gap(found: PairExamination) -> Iterator[str]:
     for number, place in enumerate(places):
         yield from (f"  {line}" for line in describe_place(place))
         yield from (f"    {line}" for line in found.measured[number])
-        yield from (f"    {line}" for line in _describe_undone(found.undone[number]))
     if location.others:
         some = ", ".join(f"{one} ({one.error:.2g})" for one in location.others[:4])
         yield f"  other segments are off, too, but little of the gap comes from them: {some}"
-    yield from (f"  differ: {line}" for line in found.tokens_hit)
     yield f"  {found.smallest.numel()} tokens are enough: {list_some(found.smallest.tolist())}"
-    for name, gap in found.switches.items():
-        gone = " (gone)" if gap < 0.1 * location.gap else ""
-        yield f"  {name} they differ by {gap:.2g} nats{gone}"
-
-
-def _describe_undone(undone: Sequence[Undone]) -> Iterator[str]:
-    """Yields the settings that differ; what was confirmed by undoing is a cure."""
-    for one in undone:
-        many = f" ({one.count} modules)" if one.count > 1 else ""
-        if one.removed is None:
-            yield f"{one.what}{many}; it was not undone"
-        elif one.confirmed:
-            yield f"{one.what}{many}: confirmed by undoing, which removes {one.removed:.0%}"
-        else:
-            yield f"{one.what}{many}; undoing it removes {max(one.removed, 0.0):.0%}"
-
-
-def describe(found: Location) -> Iterator[str]:
-    """Yields where two engines disagree, line by line, for people."""
-    if not found.places:
-        yield f"the engines differ by {found.gap:.2g} nats, and no segment gives other values for the same inputs"
-        return
-    yield f"the engines differ by {found.gap:.2g} nats (root mean square)"
-    yield f"undoing this removes {found.removed:.0%} of it:"
-    for place in found.places:
-        yield from describe_place(place)
 
 
 def describe_place(place: FaultPlace) -> Iterator[str]:
@@ -130,16 +102,14 @@ def tree_of(found: PairExamination) -> dict[str, Any]:
         "gaps": list(found.gaps),
         "tokens": found.tokens.tolist(),
         "smallest": found.smallest.tolist(),
-        "switches": dict(found.switches),
         "left_out": list(found.left_out),
         "columns": list(found.columns),
-        "tokens_hit": list(found.tokens_hit),
         "noisy": {name: list(map(str, cuts)) for name, cuts in location.noisy.items()},
         "others": [_tree_of_segment(one) for one in location.others],
         "cuts": {str(cut): error for cut, error in location.compared.items()},
         "places": [
-            _tree_of_place(place) | {"measured": list(measured), "settings": [asdict(one) for one in undone]}
-            for place, measured, undone in zip(location.places, found.measured, found.undone, strict=True)
+            _tree_of_place(place) | {"measured": list(measured)}
+            for place, measured in zip(location.places, found.measured, strict=True)
         ],
     }
 

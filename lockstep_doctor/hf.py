@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lockstep_doctor.builds import watch_build
 from lockstep_doctor.engines import EngineOptions
 from lockstep_doctor.modules import ModuleTap, make_in, read_plainly
 
@@ -50,8 +49,7 @@ def open_hf(folder: Path, options: EngineOptions) -> Iterator[ModuleTap]:
     """Opens a folder; see `engines.OpenTap`."""
     if options.parallel or options.neighbors:
         raise ValueError("the engine hf reads one sequence in one process; leave parallel and neighbors out")
-    with watch_build() as models:
-        models.append(model := load(folder, options.dtype, options.device))
+    model = load(folder, options.dtype, options.device)
     if options.dtype == torch.float64:
         model.set_experts_implementation("eager")  # torch has no grouped products of that type
     builder = _BUILDER.format(folder=str(folder), dtype=options.dtype, device=options.device)

@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from torch import Tensor
 
-from lockstep_doctor.arguments import first_rearranged, first_swapped
 from lockstep_doctor.cuts import TRUNK, Capture, CutPoint
-from lockstep_doctor.file_tap import FileTap
 from lockstep_doctor.measures import BROKEN, find_error
-from lockstep_doctor.modules import ModuleTap
 from lockstep_doctor.operators import (
     Operator,
-    OperatorTrace,
     find_caller,
     find_makers,
-    find_unset_end,
     first_other_number,
+    first_rearranged,
     order_suspects,
     say_around,
     suspects,
 )
-from lockstep_doctor.producers import find_producers
-from lockstep_doctor.settings import find_numbers
 from lockstep_doctor.statistics import CAP, score_tokens
-from lockstep_doctor.tap import LoadsWeights, Tap
+from lockstep_doctor.tap import Tap
 
 ENOUGH = 0.9
 """Share of the gap whose removal proves a place."""
@@ -112,11 +106,6 @@ class FaultPlace:
         return {name: find_error(exact, own)[0] for name, own in self.values.items() if own.numel() == exact.numel()}
 
     @property
-    def cleared(self) -> set[str]:
-        """The engines that are no farther from float64 than rounding explains."""
-        return {name for name, error in self.errors.items() if error <= self.tolerance}
-
-    @property
     def wrong(self) -> list[str]:
         """The engines that are farther from float64 than rounding explains."""
         return [name for name, error in self.errors.items() if not error <= self.tolerance]
@@ -189,8 +178,8 @@ def locate(
 
     The other engine reads the sequence with the reference's value at every cut, so that each segment is given the same
     inputs in both. Segments whose outputs differ are undone, alone and together, until the gap is gone; in the first of
-    each kind the operators of both engines are compared. A file cannot be given values: it is taken as the reference,
-    and no operators are compared; so is the other engine where the reference's values are no numbers.
+    each kind the operators of both engines are compared. Where the reference's values are no numbers, the other engine
+    is taken as the reference.
 
     Args:
         reference: The engine that the other one is compared with.
@@ -201,8 +190,7 @@ def locate(
         rounded: The witness's program in the types of the engines: how far it is from the witness is the noise floor.
     """
     right, own = (tap.run(tokens_T, {}) for tap in (reference, other))
-    is_broken, is_sound = not gives_numbers(right, tokens_T), gives_numbers(own, tokens_T)
-    if isinstance(other, FileTap) or (is_broken and is_sound and not isinstance(reference, FileTap)):
+    if not gives_numbers(right, tokens_T) and gives_numbers(own, tokens_T):
         reference, other, right, own = other, reference, own, right
     gap = nats(right.logits, own.logits, tokens_T)
     exact = {} if witness is None else witness.run(tokens_T, right.seen).seen
@@ -240,12 +228,10 @@ def locate(
     for some in chosen:
         end = some[0].end
         ends = theirs.seen[end], replayed.seen[end]
-        loaded = _find_loaders(reference, other, some[0])
         values = dict(zip((reference.name, other.name), ends, strict=True))
         alone = removed if len(chosen) == 1 else undo(some)
-        place = FaultPlace(some, alone, loaded, values, exact.get(end), allow(end))
-        opened = _open(reference, other, tokens_T, right, some[0], ends, allow(end), place.cleared)
-        places.append(replace(place, suspects=_spread([*loaded, *opened])))
+        opened = _open(reference, other, tokens_T, right, some[0], ends, allow(end))
+        places.append(FaultPlace(some, alone, opened, values, exact.get(end), allow(end)))
     others = [one for one in segments if one not in _flat(chosen)]
     return Location(gap, rounding.gap, places, removed, right.seen, noisy, others, compared, uncompared)
 
@@ -367,17 +353,13 @@ def _open(
     segment: Segment,
     ends: tuple[Tensor, Tensor],
     tolerance: float,
-    cleared: Collection[str],
 ) -> list[Suspect]:
-    """The operators of a segment that begin to differ, of both engines in turn; none beside a file.
+    """The operators of a segment that begin to differ, of both engines in turn.
 
     Those from which the values at its ends follow come first. It begins where all of its inputs do. Where a suspect
     reads what was made before the layers, and differs, as a mask may, the operators that made it are among them. What
-    runs no operator, as a layer that is left out, was decided by the function around the segment. Of engines that are
-    not `cleared`, what built wrong tables and numbers comes before all, then what swapped two values.
+    runs no operator, as a layer that is left out, was decided by the function around the segment.
     """
-    if isinstance(reference, FileTap):
-        return []
     forced = {cut: value for cut, value in right.seen.items() if cut != segment.end}
     start = _find_fork(list(right.seen), segment)
     theirs, own = (tap.trace(tokens_T, forced, start, segment.end) for tap in (reference, other))
@@ -389,9 +371,6 @@ def _open(
         order_suspects([one for one in suspects(trace, beside, end, tolerance) if one in ran], makers, trace)
         for trace, beside, end in ((own, theirs, ends[1:]), (theirs, own, ends[:1]))
     )
-    sides = (_Traced(other, own, here), _Traced(reference, theirs, there))
-    built = _find_built(sides, len(tokens_T), cleared)
-    swapped = first_swapped(own, theirs, here, there, tolerance)
     is_made_by_one = any(one.early for one in there) and not any(one.early for one in here)
     if segment.missing or is_made_by_one:
         less = reference.functions(tokens_T) - other.functions(tokens_T)
@@ -399,13 +378,8 @@ def _open(
             [find_caller(one, less) if segment.missing or one.early else one for one in some] for some in (here, there)
         )
     found = _in_turn((other, here), (reference, there), segment.missing)
-    if other.name not in cleared:
-        found = _rank(found, sides[0], cleared)
-    if segment.missing:
+    if segment.missing or (found and not here and own.around):  # it leaves out what the other one runs
         return [*around[:1], *found]
-    if found and not here and own.around and other.name not in cleared:  # it leaves out what the other one runs
-        found = [*around[:1], *found]
-    found = [*built, *(Suspect(other.name, one) for one in (*swapped, find_unset_end(own)) if one is not None), *found]
     if (number := first_other_number(own, theirs)) and not any(one.operator == number[1] for one in found):
         trace, operator = number
         if trace is theirs:  # the other engine leaves it out, in the function that should have called it
@@ -423,72 +397,12 @@ def _open(
     return [Suspect(other.name, moved), *ended] if moved else [*around, *ended]
 
 
-@dataclass(frozen=True)
-class _Traced:
-    """An engine, what it ran in a segment, and what of that differs."""
-
-    tap: Tap
-    trace: OperatorTrace
-    suspects: Sequence[Operator]
-
-
-def _find_built(sides: tuple[_Traced, _Traced], count: int, cleared: Collection[str]) -> list[Suspect]:
-    """The lines that built wrong tables and numbers, of each engine beside the other, but of those that are cleared."""
-    return [
-        Suspect(own.tap.name, one)
-        for own, beside in (sides, sides[::-1])
-        if own.tap.name not in cleared
-        for one in find_producers(own.trace, beside.trace, own.suspects, count, find_numbers(beside.tap))
-    ]
-
-
-def _find_loaders(reference: Tap, other: Tap, segment: Segment) -> list[Suspect]:
-    """The lines that chose a segment's modules, and that load the weights at its end, where these are not alike."""
-    end = segment.end
-    if not isinstance(reference, ModuleTap) or not isinstance(other, LoadsWeights):
-        return []
-    chosen = reference.choices(other, (*segment.missing, end)) if isinstance(other, ModuleTap) else []
-    path = (reference.address(end) or "").partition("|")[0]
-    every = reference.model.named_parameters(remove_duplicate=False)
-    weights = {name: weight for name, weight in every if path and name.startswith(f"{path}.")}
-    loaded = [Suspect(other.name, one) for one in (other.loaders(end, weights) if weights else ())]
-    return [*(Suspect(name, one) for name, one in chosen), *loaded]
-
-
 def _find_fork(order: Sequence[CutPoint], segment: Segment) -> CutPoint | None:
     """The last cut before a segment's end through which all goes: queries, keys and values lie side by side."""
     if segment.start is None or segment.start.layer is None:
         return segment.start
     earlier = reversed(order[: order.index(segment.start) + 1])
     return next((cut for cut in earlier if cut.stage in TRUNK and cut.layer == segment.start.layer), segment.start)
-
-
-def _rank(found: Sequence[Suspect], side: _Traced, cleared: Collection[str]) -> list[Suspect]:
-    """Suspects of an engine that may be wrong: behind the first what made the tables it reads, later who called it.
-
-    Functions that only the other engine has, if that one is cleared, are behind the engine's own, one before callers.
-    """
-    files = {frame.file for one in side.trace.operators for frame in one.stack}
-    idle = [
-        one
-        for one in found
-        if one.engine in cleared and files.isdisjoint(frame.file for frame in one.operator.stack[:1])
-    ]
-    own, first, tables = [one for one in found if one not in idle], side.suspects[:1], side.trace.tables
-    read = [tables[value].operators[-1] for one in first for value in one.inputs if value in tables]
-    called = [replace(one, stack=one.stack[2:]) for one in first if one.stack[2:]]
-    made, callers = ([Suspect(side.tap.name, one) for one in some] for some in (read, called))
-    return [*own[:1], *made, *own[1:], *idle[:1], *callers, *idle[1:]]
-
-
-def _spread(found: Sequence[Suspect]) -> list[Suspect]:
-    """Suspects with those behind whose function, and the one that called it, an earlier one has."""
-
-    def place(one: Suspect) -> tuple[str, ...]:
-        return tuple(frame.function for frame in one.operator.stack[:2])
-
-    first = {place(one): one for one in reversed(found)}
-    return sorted(found, key=lambda one: first[place(one)] is not one)
 
 
 def _in_turn(

@@ -13,9 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from lockstep_doctor.builds import find_build
 from lockstep_doctor.cuts import OUTPUT, ROUTED, Capture, CutPoint, End, name_cuts
-from lockstep_doctor.operators import Operator, OperatorTrace, Recorder, is_model_file
+from lockstep_doctor.operators import OperatorTrace, Recorder, is_model_file
 
 
 class Share(Protocol):
@@ -141,45 +140,12 @@ class ModuleTap:
         with Recorder() as recorder:
             recorder.begin_early()
             self._read(tokens_T, Pass(forced, recorder, start, end))
-        found, log = recorder.join(), find_build(self.model)
-        if log is not None:
-            found = log.explain(found, self.model, recorder.tensors_read())
-        return replace(found, split=None if self._prompt is None else (len(tokens_T), self._prompt))
+        return replace(recorder.join(), split=None if self._prompt is None else (len(tokens_T), self._prompt))
 
     def functions(self, tokens_T: Tensor) -> Counter[str]:
         with count_functions() as ran:
             self._read(tokens_T, Pass({}))
         return ran
-
-    def loaders(self, cut: CutPoint, weights: Mapping[str, Tensor]) -> Sequence[Operator]:
-        """Implements `tap.LoadsWeights`."""
-        own, log = dict(self.model.named_parameters(remove_duplicate=False)), find_build(self.model)
-        pairs = {name: (own[name], weight) for name, weight in weights.items() if name in own}
-        wrong = [name for name, (a, b) in pairs.items() if not (_is_cast(a, b) or _is_cast(b, a))]
-        if log is None or not wrong:
-            return []
-        lost = log.find_losers([own[name] for name in wrong], [weights[name] for name in wrong])
-        return [*lost, *log.find_fillers(self.model, wrong)]
-
-    def choices(self, other: ModuleTap, cuts: Iterable[CutPoint]) -> list[tuple[str, Operator]]:
-        """Returns what gave either engine modules of these cuts, or parameters of theirs, that the other has not.
-
-        Args:
-            other: Another engine.
-            cuts: Of this one.
-        """
-        own, its = (_kinds(tap.model) for tap in (self, other))
-        inside = [(self.address(cut) or "").partition("|")[0] for cut in cuts]
-        different = [path for path in {**own, **its} if own.get(path) != its.get(path)]
-        found: list[tuple[str, Operator]] = []
-        for path in different:
-            is_near = any(path.startswith(one) or one.startswith(f"{path}.") for one in inside if one)
-            tap = other if path in its else self
-            log = find_build(tap.model)
-            if is_near and log is not None and path.rpartition(".")[0] not in different:
-                made = log.find_choice(tap.model, path)
-                found += [] if made is None else [(tap.name, made)]
-        return found
 
     @torch.no_grad()
     def _read(self, tokens_T: Tensor, one: Pass) -> Tensor:
@@ -195,18 +161,6 @@ class ModuleTap:
         stage, _, number = cut.stage.rpartition(".")
         base, place = (cut, "0") if cut in self._places else (CutPoint(stage, cut.layer), number)
         return None if base not in self._places else "|".join((*self._places[base], place))
-
-
-def _kinds(model: nn.Module) -> Mapping[str, object]:
-    """The class of each module, and the shape of each parameter, by path."""
-    return {path: type(module).__qualname__ for path, module in model.named_modules() if path} | {
-        path: x.shape for path, x in model.named_parameters(remove_duplicate=False)
-    }
-
-
-def _is_cast(one: Tensor, other: Tensor) -> bool:
-    """True if a tensor is another one in its own type."""
-    return one.shape == other.shape and torch.equal(one.cpu(), other.to(one.dtype).cpu())
 
 
 def read_plainly(model: nn.Module, tokens_T: Tensor) -> Tensor:

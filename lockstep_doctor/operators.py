@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import sysconfig
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -62,7 +62,6 @@ class Operator:
         outputs: The same.
         scalars: The other arguments, in order.
         early: True if it ran before the layers, for a segment that begins in one.
-        lines: Of a step that is no operator, the lines that ran for it beside those of the stack.
     """
 
     name: str
@@ -71,7 +70,6 @@ class Operator:
     outputs: tuple[int, ...]
     scalars: tuple[Any, ...]
     early: bool = False
-    lines: tuple[Frame, ...] = ()
 
 
 @dataclass
@@ -84,16 +82,12 @@ class OperatorTrace:
         around: The lines of functions that ran from before the start to after the end, innermost first: they decide
             what runs between.
         split: Tokens of the sequence, and how many of them were read together, before the others; None: all were.
-        tables: By value that the trace read, the operators that made it when the model was built; it is their last.
-        origins: By number that operators were given, the line that first made it when the model was built.
     """
 
     values: list[Tensor] = field(default_factory=list)
     operators: list[Operator] = field(default_factory=list)
     around: tuple[Frame, ...] = ()
     split: tuple[int, int] | None = None
-    tables: Mapping[int, OperatorTrace] = field(default_factory=dict)
-    origins: Mapping[float, Operator] = field(default_factory=dict)
 
     def external(self) -> list[int]:
         """Returns the values that no operator of the trace made: inputs, weights, constants."""
@@ -185,11 +179,6 @@ class Recorder(TorchDispatchMode):
     def join(self) -> OperatorTrace:
         """Returns the traces of all calls as one, see `join_traces`."""
         return replace(join_traces([call for call in self._calls if call.operators]), around=self._around)
-
-    def tensors_read(self) -> dict[int, Tensor]:
-        """Returns the tensors that the operators of one call read and did not make, by the index of their value."""
-        calls = [call for call in self._calls if call.operators]
-        return {value: self._alive[value] for call in calls[:1] for value in call.external()} if len(calls) == 1 else {}
 
     def _inside(self) -> list[FrameType]:
         """The functions that are being executed, but for those that called the model."""
@@ -383,12 +372,12 @@ def suspects(own: OperatorTrace, other: OperatorTrace, ends: Sequence[Tensor], t
     ]
     for value in _find_unset(own):
         good[value] = True
-    found = find_first_bad(own, good)
+    found = _find_first_bad(own, good)
     off = find_makers(own, ends, frozenset(value for value, is_good in enumerate(good) if is_good))
     return sorted(found, key=lambda one: one.early and one not in off)
 
 
-def find_first_bad(trace: OperatorTrace, good: list[bool]) -> list[Operator]:
+def _find_first_bad(trace: OperatorTrace, good: list[bool]) -> list[Operator]:
     """Returns the operators that were given good values, and gave one that is not.
 
     A value from which only good ones follow becomes good, too.
@@ -419,20 +408,6 @@ def _find_unset(trace: OperatorTrace) -> set[int]:
         if one.name.startswith(UNSET) or follows:
             unset.update(one.outputs)
     return unset
-
-
-def find_unset_end(trace: OperatorTrace) -> Operator | None:
-    """Returns the operator that took the memory with which a trace ends, where none has written there."""
-    unset = _find_unset(trace)
-    wanted = set(trace.operators[-1].outputs if trace.operators else ())
-    if not wanted or not unset.issuperset(wanted):
-        return None
-    for one in reversed(trace.operators):
-        if wanted.intersection(one.outputs):
-            wanted.update(one.inputs)
-            if one.name.startswith(UNSET):
-                return one
-    return None
 
 
 def find_makers(
@@ -489,3 +464,15 @@ def find_caller(operator: Operator, less: Counter[str]) -> Operator:
     """Returns the same with the lines from the one on that calls what runs less often in the other engine."""
     missing = [place for place, frame in enumerate(operator.stack) if frame.function in less]
     return replace(operator, stack=operator.stack[max(missing, default=-1) + 1 :] or operator.stack)
+
+
+def first_rearranged(own: OperatorTrace, other: OperatorTrace, tolerance: float) -> Operator | None:
+    """Returns the first operator that gives the same numbers in another order, or that the other engine has not."""
+    for one, its in zip(own.operators, other.operators, strict=False):
+        if one.name != its.name:
+            return one
+        for a, b in zip(one.outputs, its.outputs, strict=False):
+            first, second = own.values[a].double(), other.values[b].double()
+            if first.shape != second.shape or not torch.allclose(first, second, rtol=tolerance, atol=tolerance):
+                return one
+    return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import safetensors.torch
 from torch import Tensor
@@ -45,7 +44,8 @@ _ENGINE_SCRIPT = '''"""{what}"""
 
 import sys, torch, safetensors.torch
 from pathlib import Path
-from lockstep_doctor import CutPoint, EngineOptions, find_engine
+from lockstep_doctor.cuts import CutPoint
+from lockstep_doctor.engines import EngineOptions, find_engine
 
 saved = safetensors.torch.load_file(__file__[: -len("repro.py")] + "inputs.safetensors")
 tokens, right = saved.pop("tokens"), saved.pop("right").double().flatten()
@@ -56,15 +56,6 @@ if __name__ == "__main__":  # ranks import this file again
     print(f"relative error {{error:.2g}}; rounding explains {tolerance:.2g}")
     sys.exit(not error <= {tolerance:.2g})
 '''
-
-
-@runtime_checkable
-class Reproducible(Protocol):
-    """A tap that writes a script which needs its engine alone."""
-
-    def reproduce(self, folder: Path, found: Location, tokens_T: Tensor) -> Path:
-        """Like `write_reproduction`, of this engine."""
-        ...
 
 
 def write_reproduction(folder: Path, tap: ModuleTap, found: Location, tokens_T: Tensor) -> Path:
@@ -80,7 +71,7 @@ def write_reproduction(folder: Path, tap: ModuleTap, found: Location, tokens_T: 
     inputs = {name: found.seen[cut] for cut, name in names.items() if name is not None}
     builder = "\n".join(line for line in tap.builder.splitlines() if line.strip())
     script = _SCRIPT.format(what=_say(tap.name, found), builder=builder, goal=goal, tolerance=found.tolerance)
-    return write_script(folder, script, inputs | {goal: find_right(found), "tokens": tokens_T})
+    return write_script(folder, script, inputs | {goal: _find_right(found), "tokens": tokens_T})
 
 
 def write_engine_reproduction(
@@ -102,14 +93,14 @@ def write_engine_reproduction(
         tolerance=found.tolerance,
     )
     inputs = {str(cut): value for cut, value in found.seen.items() if cut != end}
-    return write_script(folder, script, inputs | {"right": find_right(found), "tokens": tokens_T})
+    return write_script(folder, script, inputs | {"right": _find_right(found), "tokens": tokens_T})
 
 
 def _say(engine: str, found: Location) -> str:
     return f"{engine}: {found.segments[0]} gives other values than it should, for the same inputs."
 
 
-def find_right(found: Location) -> Tensor:
+def _find_right(found: Location) -> Tensor:
     """Returns what the first segment has to give: in float64 where that says that an engine is wrong."""
     place = found.places[0]
     if place.exact is not None and place.wrong:

@@ -15,9 +15,6 @@ from torch import Tensor
 
 CAP = 3.0
 """Nats; |Δ| beyond it counts as this in `capped_mult_prob_error`, which so has a variance."""
-OUTLIERS = (0.1, 0.5, 1.0, 3.0)
-"""Nats; the share of tokens beyond each is a figure."""
-_KEPT = 0.95  # of the tokens, those with the least |Δ|, in `trimmed_rms`
 _QUANTILES = {"median_abs": 0.5, "p99": 0.99, "p999": 0.999, "max_abs": 1.0}
 _LARGEST = 300.0  # nats
 
@@ -113,34 +110,27 @@ def pool(parts: Sequence[Compared]) -> Compared:
 def figures(compared: Compared) -> dict[str, float]:
     """All figures by name, in nats where they have a unit; NaN only where both sides support no common token.
 
-    Tokens count as drawn by the inference side: `k1`, `k2` and `k3` estimate KL(inference ‖ training), and
-    `mean_ratio`, the mean of e^Δ, is 1 if they were drawn from the very distribution that was scored. Standard errors
-    (`…_se`) are over clusters. `slope` and `intercept` are of Δ on the inference side's log-probability.
+    Tokens count as drawn by the inference side: `k1` and `k3` estimate KL(inference ‖ training), and `mean_ratio`, the
+    mean of e^Δ, is 1 if they were drawn from the very distribution that was scored.
     """
     if not compared.train.numel():
         raise ValueError("there is no token to compare; draw responses first")
-    both = compared.select(compared.supported)
-    rated = compared.select(compared.infer.isfinite())
-    delta, size = both.delta, both.delta.abs()
-    k1, k1_se = mean(both, -delta)
-    ratio, ratio_se = mean(rated, exponential(rated.delta))
+    delta = compared.select(compared.supported).delta
+    size = delta.abs()
+    ordered = size.sort().values if size.numel() else torch.tensor([math.nan])
     return {
         "tokens": float(compared.train.numel()),
         "sequences": float((compared.lengths > 0).sum()),
         "token_mult_prob_error": mult_prob_error(delta),
         "capped_mult_prob_error": float(cap(compared.delta).mean()),
-        "k1": k1,
-        "k1_se": k1_se,
-        "k2": float((delta.square() / 2).mean()),
+        "k1": float(-delta.mean()),
         "k3": float((torch.expm1(delta.clamp(max=_LARGEST)) - delta.clamp(max=_LARGEST)).mean()),
-        "mean_ratio": ratio,
-        "mean_ratio_se": ratio_se,
+        "mean_ratio": float(exponential(compared.select(compared.infer.isfinite()).delta).mean()),
         "mean_abs": float(size.mean()),
-        **_sizes(size),
-        **{f"outlier_rate_{nats:g}": float((compared.delta.abs() > nats).double().mean()) for nats in OUTLIERS},
-        "token_ess": effective_share(rated.delta),
+        "rms": float(size.square().mean().sqrt()),
+        **{name: float(ordered[math.ceil(share * ordered.numel()) - 1]) for name, share in _QUANTILES.items()},
+        "outlier_rate_1": float((compared.delta.abs() > 1).double().mean()),
         "sequence_ess": effective_share(sequence_weights(compared)),
-        **_line(both.infer, delta),
         "support_violations_train": float((~compared.train.isfinite()).sum()),
         "support_violations_infer": float((~compared.infer.isfinite()).sum()),
     }
@@ -172,19 +162,6 @@ def score_tokens(logits_MV: Tensor, ids_M: Tensor) -> Tensor:
     return logits_MV.log_softmax(-1).gather(-1, ids_M[:, None])[:, 0]
 
 
-def mean(compared: Compared, column_M: Tensor) -> tuple[float, float]:
-    """The mean of a column over tokens and its standard error, robust to whatever correlation there is in a cluster.
-
-    Linearised ratio of sums over clusters, with the factor G / (G − 1); NaN for the error of a single cluster.
-    """
-    sums, counts = compared.totals(column_M).unbind(1)
-    clusters, value = counts.numel(), float(sums.sum() / counts.sum())
-    if clusters < 2:
-        return value, math.nan
-    variance = (sums - value * counts).square().sum() * clusters / (clusters - 1)
-    return value, math.sqrt(variance) / float(counts.sum())
-
-
 def sequence_weights(compared: Compared) -> Tensor:
     """Logarithms of the importance weights of the sequences with tokens, ΣΔ, [B']; −inf where training gives it none.
 
@@ -201,33 +178,6 @@ def effective_share(log_weight: Tensor) -> float:
     if not count or log_weight.max() == -math.inf:
         return 0.0 if count else math.nan
     return float((2 * torch.logsumexp(log_weight, 0) - torch.logsumexp(2 * log_weight, 0)).exp() / count)
-
-
-def _sizes(size_M: Tensor) -> dict[str, float]:
-    """Figures of the order of |Δ|; a quantile is the least value that so many do not exceed. NaN where none is."""
-    ordered = size_M.sort().values if size_M.numel() else torch.tensor([math.nan])
-    rank = {name: math.ceil(share * ordered.numel()) for name, share in _QUANTILES.items()}
-    return {
-        "rms": float(ordered.square().mean().sqrt()),
-        "trimmed_rms": float(ordered[: math.ceil(_KEPT * ordered.numel())].square().mean().sqrt()),
-        **{name: float(ordered[place - 1]) for name, place in rank.items()},
-    }
-
-
-def _line(infer_M: Tensor, delta_M: Tensor) -> dict[str, float]:
-    """Least squares of Δ on log-probability, and how the two sides correlate; 0 where one of them does not vary."""
-    x, y = infer_M - infer_M.mean(), delta_M - delta_M.mean()
-    train = x + y
-    slope = _quotient((x * y).sum(), x.square().sum())
-    return {
-        "slope": slope,
-        "intercept": float(delta_M.mean() - slope * infer_M.mean()),
-        "correlation": _quotient((x * train).sum(), (x.square().sum() * train.square().sum()).sqrt()),
-    }
-
-
-def _quotient(above: Tensor, below: Tensor) -> float:
-    return float(above / below) if below > 0 else 0.0
 
 
 def _without_nan(logprob_M: Tensor) -> Tensor:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from torch import Tensor
 
 from lockstep_doctor.cuts import Capture, CutPoint
-from lockstep_doctor.operators import Operator, OperatorTrace
+from lockstep_doctor.operators import OperatorTrace
 
 
 class Tap(Protocol):
@@ -39,20 +39,6 @@ class Tap(Protocol):
 
     def functions(self, tokens_T: Tensor) -> Counter[str]:
         """Returns how often each function of models runs, by its name with its class."""
-        ...
-
-
-@runtime_checkable
-class LoadsWeights(Protocol):
-    """A tap that knows how its weights were loaded."""
-
-    def loaders(self, cut: CutPoint, weights: Mapping[str, Tensor]) -> Sequence[Operator]:
-        """Returns what loaded the weights of the module whose output is a cut, the likeliest first; none if right.
-
-        Args:
-            cut: At the module's output.
-            weights: The module's as the reference has them, by their names there.
-        """
         ...
 
 

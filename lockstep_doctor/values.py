@@ -14,13 +14,6 @@ def same_values(a: Tensor, b: Tensor, tolerance: float) -> bool:
     return _count(a) == _count(b) and are_close(sort_values(a), sort_values(b), tolerance)
 
 
-def repeats_values(a: Tensor, b: Tensor, tolerance: float) -> bool:
-    """True for the same numbers in any order, of which one value may have each several times."""
-    (fewer, more) = sorted((sort_values(a), sort_values(b)), key=len)
-    times = len(more) // max(len(fewer), 1)
-    return len(fewer) * times == len(more) and are_close(fewer.repeat_interleave(times), more, tolerance)
-
-
 def _count(value: Tensor) -> int:
     """Count of the numbers that are compared: 0 or less where all are masked, or zeros."""
     unmasked = value.abs() < MASKED if value.is_floating_point() else True

@@ -26,7 +26,7 @@ LOWEST_WITH_TRANSFORMERS = FLOOR["data"]
 
 ENGINES = {
     "ray": ("lockstep/cluster/ray_transport.py",),
-    "vllm": ("lockstep/samplers/vllm/",),
+    "vllm": ("lockstep/samplers/vllm/", "lockstep_doctor/taps/vllm/"),
     "openai": ("lockstep/servers/json_server.py", "lockstep/servers/bounded.py"),
     "tensorboard": ("lockstep/run/trackers/tensorboard.py",),
     "wandb": ("lockstep/run/trackers/wandb.py",),
@@ -42,6 +42,15 @@ LAZY_ENGINES = {
 
 ALONE = {"lockstep_logprobs": ("torch",), "lockstep_doctor": ("torch", "numpy", "safetensors", "rich")}
 """Packages beside the house, and all that they import."""
+
+ON_THE_HOUSE = ("api.py", "backends/", "commands/", "machine/", "table/", "taps/")
+"""What of `lockstep_doctor` stands on `lockstep`; the rest locates in any program."""
+
+COMMANDS_OF = {
+    "lockstep_convert": ("lockstep/commands/convert.py",),
+    "lockstep_doctor": ("lockstep/commands/doctor.py", "lockstep/commands/gpu_check.py"),
+}
+"""Packages that import `lockstep`, and the only files of `lockstep` that import them."""
 
 FAMILIES = "lockstep/models/families/"
 OWN_CLASS = re.compile(r"\.(?!Auto|PreTrained|Generation)\w+(For[A-Z]\w+|Model|Config)$")
@@ -67,7 +76,6 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("lockstep/losses/preference_options.py", "nothing_asks_which_algorithm"): "dpo is also the name of a loss",
     ("lockstep/losses/preference.py", "nothing_asks_which_algorithm"): "dpo is also the name of a loss",
     ("lockstep/__init__.py", "imports_point_down"): "the public face, which imports on first use",
-    ("lockstep/doctor/__init__.py", "imports_point_down"): "the doctor's face, which imports on first use",
     **{
         (f"lockstep_logprobs/fused/{name}.py", "packages_stand_alone"): "imported on a GPU alone, by kernel.py"
         for name in ("hidden", "lanes", "rows", "support")
@@ -195,8 +203,8 @@ def families_alone_know_model_types(file: SourceFile) -> Iterator[Finding]:
 
 
 def packages_stand_alone(file: SourceFile) -> Iterator[Finding]:
-    package = file.path.split("/")[0]
-    if package not in ALONE:
+    package, _, path = file.path.partition("/")
+    if package not in ALONE or (package == "lockstep_doctor" and path.startswith(ON_THE_HOUSE)):
         return
     for imported in imports(file):
         root = imported.module.split(".")[0]
@@ -205,13 +213,14 @@ def packages_stand_alone(file: SourceFile) -> Iterator[Finding]:
             yield imported.line, f"{imported.module}: {package} imports {needed} and the standard library alone"
 
 
-def only_its_command_imports_the_converter(file: SourceFile) -> Iterator[Finding]:
-    """Hints read its tables as files, so that `lockstep` works without it."""
-    if file.path.split("/")[0] in ("lockstep_convert", "tests") or file.path == "lockstep/commands/convert.py":
+def only_commands_import_packages_beside(file: SourceFile) -> Iterator[Finding]:
+    """What converts or compares stands outside and imports the house; hints read tables as files."""
+    if file.part is None:
         return
     for imported in imports(file):
-        if imported.of("lockstep_convert"):
-            yield imported.line, f"{imported.module} is for lockstep/commands/convert.py"
+        for package in filter(imported.of, COMMANDS_OF):
+            if file.path not in COMMANDS_OF[package]:
+                yield imported.line, f"{imported.module} is for {' and '.join(COMMANDS_OF[package])}"
 
 
 def transformers_only_from_models_up(file: SourceFile) -> Iterator[Finding]:
@@ -352,7 +361,7 @@ RULES: tuple[Rule, ...] = (
     nothing_knows_a_task,
     families_alone_know_model_types,
     packages_stand_alone,
-    only_its_command_imports_the_converter,
+    only_commands_import_packages_beside,
     no_module_is_called_utils,
     no_mocks,
     no_test_imports_a_test,
@@ -418,7 +427,7 @@ BROKEN: tuple[tuple[Rule, str, str, int], ...] = (
     (imports_point_down, "lockstep/models/load.py", "import_module('lockstep.cli')\n", 1),
     (imports_point_down, "lockstep/strays.py", "", 1),
     (engines_stay_in_their_place, "lockstep/run/loop.py", "import ray.util\n", 1),
-    (package_imports_no_folder_beside_it, "lockstep/doctor/x.py", "def f():\n  import benchmarks.plan\n", 2),
+    (package_imports_no_folder_beside_it, "lockstep_doctor/x.py", "def f():\n  import benchmarks.plan\n", 2),
     (engines_stay_in_their_place, "lockstep/samplers/torch/sampler.py", "def f():\n  import vllm\n", 2),
     (engines_stay_in_their_place, "lockstep_logprobs/linear_ce.py", "from megatron.core import x\n", 1),
     (engines_stay_in_their_place, "lockstep_logprobs/vocab.py", "def f():\n  import triton\n", 2),
@@ -445,7 +454,7 @@ BROKEN: tuple[tuple[Rule, str, str, int], ...] = (
     (families_alone_know_model_types, "lockstep/models/cut.py", "b = c.model_type.startswith('qwen')\n", 1),
     (families_alone_know_model_types, "lockstep/models/cut.py", "from transformers import LlamaForCausalLM\n", 1),
     (families_alone_know_model_types, "lockstep/models/cut.py", "import transformers.models.gemma\n", 1),
-    (only_its_command_imports_the_converter, "lockstep/config/x.py", "def f():\n  import lockstep_convert.table\n", 2),
+    (only_commands_import_packages_beside, "lockstep/config/x.py", "def f():\n  import lockstep_convert.table\n", 2),
     (packages_stand_alone, "lockstep_logprobs/vocab.py", "import torch\nfrom lockstep.types import X\n", 2),
     (packages_stand_alone, "lockstep_doctor/cuts.py", "import torch\nimport transformers\n", 2),
     (no_module_is_called_utils, "lockstep/models/utils/names.py", "", 1),

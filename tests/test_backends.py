@@ -39,7 +39,7 @@ EXCEPTIONS = {
 
 def known(path: str, text: str) -> Iterator[tuple[int, str]]:
     """Lines outside of backends' folders that ask for a backend's name, or import from a folder that is not theirs."""
-    if path == REGISTRY or path.startswith("lockstep/doctor/"):
+    if path == REGISTRY or path.startswith("lockstep_doctor/"):
         return
     own = next((folder for folder in FOLDERS if path.startswith(f"{folder}/")), None)
     for node in ast.walk(ast.parse(text)):

@@ -25,15 +25,15 @@ from transformers import AutoTokenizer
 
 from benchmarks.mission.programs import ROOT
 from benchmarks.mutate_code import Edit, Swap, lines_of, patch_of
-from lockstep.doctor.taps import attach_megatron, open_learner
 from lockstep.learners.rank import RankLearner
-from lockstep.learners.tap import RankTap
 from lockstep.whole_files import write_whole
 from lockstep_doctor.engines import EngineOptions, find_engine
 from lockstep_doctor.examine import PairExamination, examine
 from lockstep_doctor.hf import open_witnesses
 from lockstep_doctor.operators import Frame
 from lockstep_doctor.tap import Tap
+from lockstep_doctor.taps.learners import attach_megatron, open_learner
+from lockstep_doctor.taps.rank import RankTap
 
 TEXTS = (
     "The harbor was quiet at night, and the boats that had left in the morning were all back.",

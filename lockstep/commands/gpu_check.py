@@ -22,7 +22,11 @@ def add(parsers: Parsers) -> None:
     )
     check.add_argument("--minutes", metavar="N", type=float, default=10.0, help="no check begins later (default: 10)")
     check.add_argument(
-        "--out", metavar="FOLDER", type=path_argument, default="gpu-check", help="of the two files (default: gpu-check)"
+        "--out",
+        metavar="FOLDER",
+        type=path_argument,
+        default="gpu-check",
+        help="of the results (default: gpu-check)",
     )
     check.set_defaults(command=run)
 
@@ -37,6 +41,6 @@ def run(options: argparse.Namespace) -> int:
     if not options.minutes > 0:
         raise InputError(f"--minutes is {options.minutes:g}; give a number above 0")
     with spare_modules():
-        from lockstep.gpu_check.command import check_machine
+        from lockstep_doctor.machine.command import check_machine
 
     return check_machine(options.device, options.minutes, out)

@@ -1,4 +1,4 @@
-"""`lockstep report`: writes runs, a sweep, or a doctor's result, as one HTML file."""
+"""`lockstep report`: writes runs, or a sweep, as one HTML file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def add(parsers: Parsers) -> None:
         nargs="+",
         metavar="RUN",
         type=path_argument,
-        help="folder of a run, several are laid over each other; of a sweep; or of a doctor's result",
+        help="folder of a run, several are laid over each other; or of a sweep",
     )
     report.add_argument(
         "--out",
@@ -34,7 +34,6 @@ def run(options: argparse.Namespace) -> int:
     """Runs the command. Returns the exit code."""
     from pathlib import Path
 
-    from lockstep.report.doctor_folder import DoctorFolder
     from lockstep.report.html import write_report, write_sweep_report
     from lockstep.report.summary import PAGE
     from lockstep.report.sweeps import is_sweep
@@ -44,16 +43,10 @@ def run(options: argparse.Namespace) -> int:
     out = Path(options.out or (folders[0] if len(folders) == 1 else Path()) / PAGE)
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise InputError("a run is named twice; name each once")
-    doctors = [folder for folder in folders if DoctorFolder.there(folder)]
     sweeps = [folder for folder in folders if is_sweep(folder)]
-    if (doctors or sweeps) and len(folders) > 1:
-        what = "a doctor's" if doctors else "a sweep's"
-        raise InputError(f"{[*doctors, *sweeps][0]} is {what}, and has a page of its own; name it alone")
-    if doctors:
-        from lockstep.doctor.report import write_page
-
-        write_page(doctors[0], out)
-    elif sweeps:
+    if sweeps and len(folders) > 1:
+        raise InputError(f"{sweeps[0]} is a sweep's, and has a page of its own; name it alone")
+    if sweeps:
         write_sweep_report(sweeps[0], out)
     else:
         for folder in folders:

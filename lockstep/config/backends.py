@@ -88,15 +88,6 @@ class InferenceOptions(ABC, Generic[S]):
         """Longest sequence that the section allows; None: the model's context."""
         return None
 
-    @property
-    @abstractmethod
-    def doctor_backends(self) -> tuple[str, ...]:
-        """Backends that the doctor compares for a run with the torch learner and this sampler, the learner's first."""
-
-    @abstractmethod
-    def doctor_options(self, section: S) -> tuple[str, ...]:
-        """Overrides that give a doctor recipe the options of this section."""
-
 
 class Backends(Generic[B]):
     """The backends that one option can name; as an annotation of the option, it admits these names alone."""

@@ -49,7 +49,8 @@ class Plugins(Generic[T]):
         place = self.place(name)
         if ":" not in place:
             return None
-        name_code(self._option, place)
+        if name not in self._built_in:
+            name_code(self._option, place)
         found = load(place, self._option, "class")
         if not isclass(found) or not issubclass(found, self._base):
             raise InputError(f"{self._option} {name}: {place} is none; derive it from {self._derive_from}")

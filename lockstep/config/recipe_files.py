@@ -37,8 +37,9 @@ class Layer:
 
 @cache
 def find_shipped() -> dict[str, Path]:
-    """The recipes that come with the package, by name; each lies in the folder of what it runs."""
-    paths = Path(str(files("lockstep"))).rglob("recipes/*.yaml")
+    """The recipes that come with the packages, by name; each lies in the folder of what it runs."""
+    folders = [Path(str(files(package))) for package in ("lockstep", "lockstep_doctor")]
+    paths = [path for folder in folders for path in folder.rglob("recipes/*.yaml")]
     return {path.stem: path for path in sorted(paths, key=lambda path: path.stem)}
 
 

@@ -48,7 +48,7 @@ _BUILT_IN = {
     ),
     "eval": BuiltIn("lockstep.inference", "eval_options:EvalRecipe", "evaluate:evaluate"),
     "generate": BuiltIn("lockstep.inference", "generate_options:GenerateRecipe", "generate:generate"),
-    "doctor": BuiltIn("lockstep.doctor", "options:DoctorRecipe", None),
+    "doctor": BuiltIn("lockstep_doctor.table", "options:DoctorRecipe", None),
     "eval_judge": BuiltIn("lockstep.inference", "eval_judge_options:EvalJudgeRecipe", "evaluate_judge:evaluate_judge"),
 }
 _OPTIONS = {name: places.options_class for name, places in _BUILT_IN.items()}

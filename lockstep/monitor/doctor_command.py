@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from lockstep.config import LearnerSection, SamplerSection, Sampling
-from lockstep.config.backends import INFERENCE
+
+
+def name_backends(learner: LearnerSection, sampler: SamplerSection) -> tuple[str, str]:
+    """The backends that the doctor compares for a run: of a learner and a sampler of one kind, also `transformers`."""
+    sizes = (("dp", learner.parallel.dp), ("tp", learner.parallel.tp), ("cp", learner.parallel.cp))
+    layout = "".join(f"{name}{size}" for name, size in (*sizes, ("pp", learner.parallel.pp)) if size > 1)
+    trainer = f"{learner.backend}-{layout}" if layout else learner.backend
+    return ("hf" if trainer == sampler.backend else trainer, sampler.backend)
 
 
 def doctor_options(learner: LearnerSection, sampler: SamplerSection, sampling: Sampling | None) -> str:
@@ -14,13 +21,9 @@ def doctor_options(learner: LearnerSection, sampler: SamplerSection, sampling: S
         sampler: The sampler of the run.
         sampling: The distribution; None: the model's own.
     """
-    sizes = (("dp", learner.parallel.dp), ("tp", learner.parallel.tp), ("cp", learner.parallel.cp))
-    layout = "".join(f"{name}{size}" for name, size in (*sizes, ("pp", learner.parallel.pp)) if size > 1)
-    trainer = f"{learner.backend}-{layout}" if layout else learner.backend
-    backend = INFERENCE.find(sampler.backend)
-    plain = backend.doctor_backends
-    backends = plain if trainer in plain else (trainer, sampler.backend)
-    parts = [f"backends=[{','.join(backends)}] learner.dtype={learner.dtype}", *backend.doctor_options(sampler)]
+    parts = [f"backends=[{','.join(name_backends(learner, sampler))}] learner.dtype={learner.dtype}"]
+    if sampler.kv_cache_gib is not None:
+        parts.append(f"sampler={sampler.backend} sampler.kv_cache_gib={sampler.kv_cache_gib:g}")
     shape = {} if sampling is None else sampling.params().filters_and_penalties
     if sampling is not None and (sampling.temperature != 1.0 or shape):
         options = ", ".join(

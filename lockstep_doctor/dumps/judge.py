@@ -10,11 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lockstep_doctor.column import Finding, TokenColumns, examine_columns
-from lockstep_doctor.column.columns import ColumnSide
-from lockstep_doctor.column.formulas import TEMPERATURES
+from lockstep_doctor.columns import TEMPERATURES, ColumnSide, Finding, TokenColumns, examine_columns
 from lockstep_doctor.dumps.names import DumpError, FieldNames
-from lockstep_doctor.dumps.read import Dump, Zeros, read_dump
+from lockstep_doctor.dumps.read import Dump, read_dump
 from lockstep_doctor.hf import load
 from lockstep_doctor.locate import FLOORS
 from lockstep_doctor.statistics import CAP, difference_up_to_cap, score_tokens
@@ -28,10 +26,12 @@ _TOLD = "at the temperature that the dump says"
 _CLOSER = 0.3
 _LEAST_FLOOR = 1e-4
 _FEW_ROWS = 8
+_MOST_IDS = 16_384
+"""Rows in front with at most so many ids are computed."""
 _STAGES: Mapping[str, Stage] = {
     **dict.fromkeys(("rows moved", "positions moved", "exactly 0", "constant"), "column"),
     **dict.fromkeys(("grid", "floor", "ceiling", "formula", "offset", "scaled", "not finite"), "log-probabilities"),
-    "renormalised over a nucleus": "log-probabilities",
+    "renormalized over a nucleus": "log-probabilities",
 }
 """Stages of findings whose kind says it."""
 
@@ -93,36 +93,30 @@ def locate_dump(
     dump: Dump | Path | str,
     folder: Path | str,
     names: FieldNames | None = None,
-    zeros: Zeros = "ask",
-    most_ids: int = 16_384,
-    device: str = "cpu",
     heard: Callable[[str], object] = lambda phase: None,
 ) -> DumpLocation:
     """Says which side of a dump leaves the model, and at which stage.
 
     Args:
-        dump: Its file or folder, or what `read_dump` or `score_by_url` returned.
+        dump: Its file or folder, or what `read_dump` returned.
         folder: Of the model that generated it, as `transformers` saves one.
         names: Of the dump's columns, as far as they are not known.
-        zeros: See `read_dump`.
-        most_ids: Rows in front with at most so many ids are computed.
-        device: Where the model computes, in float32.
 
     Raises:
         DumpError: The dump or the model cannot be read, the dump has no ids, or the model does not know all of them.
     """
-    dump = dump if isinstance(dump, Dump) else read_dump(dump, names, zeros)
+    dump = dump if isinstance(dump, Dump) else read_dump(dump, names)
     if dump.columns.ids is None:
         raise DumpError("the dump has no ids of prompt and response, without which nothing can be computed again")
     heard(f"load {folder}")
-    model, most = _load(Path(folder), device), int(dump.columns.ids.max())
+    model, most = _load(Path(folder)), int(dump.columns.ids.max())
     if most >= (size := model.get_input_embeddings().weight.shape[0]):
         raise DumpError(f"{folder}: knows {size} ids, but the dump has id {most}; is it that model's?")
-    own = dump.columns.take(max(1, int((dump.columns.offsets[1:] <= most_ids).sum())))
+    own = dump.columns.take(max(1, int((dump.columns.offsets[1:] <= _MOST_IDS).sum())))
     heard(f"compute {own.train.numel():,} ids of {own.lengths.numel()} rows")
     judge = _Judge(model, own)
     heard("measure what rounding in bf16 makes")
-    floor = judge.measure_floor(_load(Path(folder), device, torch.bfloat16))
+    floor = judge.measure_floor(_load(Path(folder), torch.bfloat16))
     named: list[tuple[ColumnSide, str | None]] = [("train", dump.train), ("infer", dump.infer)]
     sides = [judge.judge(side, name, floor) for side, name in named if name is not None]
     gap = _rms(own.train, own.infer, judge.compared) if len(sides) > 1 else None
@@ -142,13 +136,11 @@ def _doubt_temperature(dump: Dump, sides: Sequence[SideVerdict]) -> str:
     )
 
 
-def _load(folder: Path, device: str, dtype: torch.dtype = torch.float32) -> Any:
+def _load(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
     if not (folder / "config.json").is_file():
         raise DumpError(f"{folder}: has no config.json; give a model's folder as transformers saves it")
     try:
-        return load(folder, dtype, device)
-    except ImportError as error:
-        raise DumpError("computing a model's column needs transformers: pip install transformers") from error
+        return load(folder, dtype, "cpu")
     except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise DumpError(f"{folder}: transformers cannot load it: {reason}") from error
@@ -176,17 +168,15 @@ def _score(
         DumpError: The model gives NaN.
     """
     assert columns.ids is not None
-    weight = next(model.parameters())
-    device = weight.device
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     found = {name: torch.full_like(columns.train, torch.nan) for name in temperatures}
     for row, ids in enumerate(columns.ids.split(columns.lengths.tolist())[:rows]):
         given, end = change(ids), int(columns.offsets[row + 1])
-        logits = model(input_ids=given[None].to(device), use_cache=False).logits[0, :-1].float()
+        logits = model(input_ids=given[None], use_cache=False).logits[0, :-1].float()
         for name, each in temperatures.items():
             scaled = logits / (float(each[row]) if isinstance(each, Tensor) else each)
-            own = score_tokens(scaled, given[1:].to(device)).double().cpu()[-ids.numel() :]
+            own = score_tokens(scaled, given[1:]).double()[-ids.numel() :]
             if bool(own.isnan().any()):
-                dtype = str(weight.dtype).removeprefix("torch.")
                 raise DumpError(
                     f"the model in {dtype} gives log-probabilities that are NaN; no side can be judged by it"
                 )
@@ -289,7 +279,7 @@ def describe_dump(found: DumpLocation) -> Iterator[str]:
         yield f"{one.side} ({one.name}) is {one.rms:.2g} from the model{near}: {how}"
         for finding in one.findings:
             yield f"  {finding.kind}: {finding.what}"
-            yield f"    {finding.tokens_in_words}; {finding.share:.0%} of the squares of all differences"
+            yield f"    {finding.tokens:,} tokens in {finding.where}; {finding.share:.0%} of all squared differences"
     wrong = found.wrong
     yield f"wrong: {' and '.join(one.side for one in wrong)}" if wrong else "neither side leaves the model"
     if wrong and found.doubt:

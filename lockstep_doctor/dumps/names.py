@@ -13,7 +13,6 @@ KNOWN: Mapping[str, tuple[str, ...]] = {
         "old_per_token_logps",  # TRL
         "log_probs",  # slime
         "trainer_logprobs",  # prime-rl
-        "action_log_probs",  # SkyRL
     ),
     "infer": (
         "infer_logprobs",
@@ -21,18 +20,17 @@ KNOWN: Mapping[str, tuple[str, ...]] = {
         "rollout_log_probs",  # verl, slime
         "sampling_per_token_logps",  # TRL
         "inference_logprobs",  # prime-rl
-        "rollout_logprobs",  # SkyRL
     ),
-    "ids": ("ids", "token_ids", "input_ids", "tokens", "sequences"),
+    "ids": ("ids", "token_ids", "input_ids", "tokens"),
     "prompt_ids": ("prompt_ids", "prompts", "prompt_token_ids"),
     "response_ids": ("completion_ids", "responses", "response_ids"),
     "mask": (
         "mask",
         "token_loss_mask",  # NeMo RL
-        "response_mask",  # verl, SkyRL
+        "response_mask",  # verl
         "completion_mask",  # TRL
         "tool_mask",  # TRL, 0 for what tools answered
-        "loss_mask",  # slime, prime-rl, SkyRL, and verl with tools
+        "loss_mask",  # slime, prime-rl, and verl with tools
         "loss_masks",  # slime
     ),
     "attention": ("attention_mask",),
@@ -40,23 +38,13 @@ KNOWN: Mapping[str, tuple[str, ...]] = {
     "length": ("input_lengths",),
     "prompt_length": ("prompt_length",),
     "temperature": ("temperature",),
-    "top_p": ("top_p",),
-    "version": ("weight_version", "version"),
     "prompt": ("prompt_id", "uid", "group_index"),
 }
 """Names by what they are. Of a mask all that are there count together; of the others the first."""
 
 
 class DumpError(ValueError):
-    """A dump, a model's folder or a server's reply is not what it should be: one sentence, with what to do."""
-
-
-TEXT_ALONE = {
-    frozenset({"input", "output", "gts", "score"}): "verl's rollout_data_dir",
-    frozenset({"prompt", "completion", "advantage"}): "TRL's log_completions",
-    frozenset({"content", "rewards", "input_lengths"}): "a log of NeMo RL without log-probabilities",
-}
-"""Columns of files that have no log-probabilities, and who writes them."""
+    """A dump or a model's folder is not what it should be: one sentence, with what to do."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +59,6 @@ class FieldNames:
         attention: 0 or false for padding, of all ids.
         prompt_length: How many tokens, from the front, are prompt.
         temperature: That the row was sampled at.
-        top_p: That it was sampled with.
-        version: Of the weights that generated it.
         prompt: Rows that answer the same one have the same value.
     """
 
@@ -83,8 +69,6 @@ class FieldNames:
     attention: str | None = None
     prompt_length: str | None = None
     temperature: str | None = None
-    top_p: str | None = None
-    version: str | None = None
     prompt: str | None = None
 
     def candidates(self, role: str) -> tuple[str, ...]:

@@ -6,19 +6,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeGuard
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep_doctor.column.columns import RowFact, TokenColumns
-from lockstep_doctor.column.predicates import Bools, Floats
-from lockstep_doctor.dumps.names import KNOWN, TEXT_ALONE, DumpError, FieldNames
+from lockstep_doctor.columns import Bools, Floats, RowFact, TokenColumns
+from lockstep_doctor.dumps.names import KNOWN, DumpError, FieldNames
 from lockstep_doctor.dumps.tables import Row, read_rows
-
-Zeros = Literal["ask", "context", "generated"]
-"""Meanings of an exact 0 between others where there is no mask: of a turn that others wrote, or generated."""
 
 LARGEST = 0.1
 """Nats above 0 that rounding may make of a log-probability."""
@@ -26,12 +22,6 @@ LARGEST = 0.1
 _AGREES = 0.01
 _MOST_ID = 2.0**53
 _EXPORTERS = "docs/guides/dumps.md has five lines that write them"
-_FACTS: Mapping[RowFact, tuple[str, float, float]] = {
-    "temperature": ("temperature", 0.0, 1e6),
-    "top_p": ("top_p", 0.0, 1.0),
-    "weight version": ("version", -1e15, 1e15),
-}
-"""Numbers of a row: their roles, and between what they must lie."""
 
 
 @dataclass(frozen=True)
@@ -51,26 +41,25 @@ class Dump:
     notes: tuple[str, ...] = ()
 
 
-def read_dump(path: Path | str, names: FieldNames | None = None, zeros: Zeros = "ask") -> Dump:
+def read_dump(path: Path | str, names: FieldNames | None = None) -> Dump:
     """Reads a dump of one side's log-probabilities, or of both.
 
     Args:
-        path: JSONL (gzip too), Parquet, safetensors, a `.pt` of slime, a `.pkl` of SkyRL, or a folder of such files.
+        path: JSONL (gzip too), safetensors, a `.pt`, or a folder of such files.
         names: Of its columns, as far as they are not known.
-        zeros: What exact zeros between other log-probabilities are where there is no mask.
 
     Raises:
         DumpError: It cannot be read, a column is missing, or a row does not hold what it should.
     """
     path, names = Path(path), names or FieldNames()
-    wanted = {name for role in KNOWN for name in names.candidates(role)} | {"token", "id"}
+    wanted = {name for role in KNOWN for name in names.candidates(role)}
     sides: dict[str, str | None] = {}
     prompts: dict[str, int] = {}
     read, cut = list[TokenColumns](), 0
     for where, written in read_rows(path, wanted):
         row = _flatten(written)
-        sides = sides or _find_sides(where, row, written, names)
-        columns, zero = _RowReader(where, row, names, sides, zeros, prompts).read()
+        sides = sides or _find_sides(where, row, names)
+        columns, zero = _RowReader(where, row, names, sides, prompts).read()
         read.append(columns)
         cut += zero
     if not any(bool(one.mask.any()) for one in read):
@@ -80,21 +69,14 @@ def read_dump(path: Path | str, names: FieldNames | None = None, zeros: Zeros = 
 
 
 def _flatten(row: Row) -> Row:
-    """A row as it is meant: NeMo RL writes batches of one, and a run of Lockstep has its tokens in one column."""
-    token = row.get("token")
-    if isinstance(token, Mapping) and {"logprob", "gap", "mask"} <= token.keys():
-        train, gap = token["logprob"], token["gap"]
-        if not isinstance(train, list) or not isinstance(gap, list):
-            return {"train_logprobs": train, "infer_logprobs": gap}
-        infer = [a - b if is_number(a) and is_number(b) else None for a, b in zip(train, gap, strict=False)]
-        return {"train_logprobs": train, "infer_logprobs": infer, "mask": token["mask"], "prompt_id": row.get("id")}
+    """A row as it is meant: NeMo RL writes batches of one."""
     nested = {name for name, value in row.items() if isinstance(value, list) and len(value) == 1}
     if any(isinstance(row[name][0], list) for name in nested):
         return {name: value[0] if name in nested else value for name, value in row.items()}
     return row
 
 
-def _find_sides(where: str, row: Row, written: Row, names: FieldNames) -> dict[str, str | None]:
+def _find_sides(where: str, row: Row, names: FieldNames) -> dict[str, str | None]:
     """The columns of both sides; one may be missing."""
     there = ", ".join(sorted(row)) or "none"
     for role, name in vars(names).items():
@@ -107,10 +89,9 @@ def _find_sides(where: str, row: Row, written: Row, names: FieldNames) -> dict[s
             raise DumpError(f"{where}: {' and '.join(own)} could both be {side}; say {_how(side)}")
         found[side] = own[0] if own else None
     if found["train"] is found["infer"] is None:
-        writer = next((who for columns, who in TEXT_ALONE.items() if columns <= written.keys()), None)
-        whose = f"{writer} writes text alone" if writer else f"there are {there}"
         raise DumpError(
-            f"{where}: has no column of log-probabilities; {whose}; {_EXPORTERS}; name others by {_how('train')}"
+            f"{where}: has no column of log-probabilities; there are {there}; {_EXPORTERS}; name others by "
+            f"{_how('train')}"
         )
     if found["train"] == found["infer"]:
         raise DumpError(f"{where}: {found['train']} cannot be both sides")
@@ -119,7 +100,7 @@ def _find_sides(where: str, row: Row, written: Row, names: FieldNames) -> dict[s
 
 def _how(role: str) -> str:
     """The way to name a column, in Python and on the command line."""
-    return f"FieldNames({role}=…) or --{role}-column"
+    return f"FieldNames({role}=…) or --columns {role}=…"
 
 
 @dataclass(frozen=True)
@@ -130,7 +111,6 @@ class _RowReader:
     row: Row
     names: FieldNames
     sides: Mapping[str, str | None]
-    zeros: Zeros
     prompts: dict[str, int]
 
     def read(self) -> tuple[TokenColumns, int]:
@@ -155,7 +135,7 @@ class _RowReader:
         real &= np.cumsum(mask[::-1])[::-1] > 0  # nothing behind the last one
         train, infer, mask = (torch.from_numpy(one[real]) for one in (train, infer, mask))
         own = None if ids is None else torch.from_numpy(ids[real]).long()
-        return TokenColumns(train, infer, mask, torch.tensor([0, int(real.sum())]), own, self._facts(real)), cut
+        return TokenColumns(train, infer, mask, torch.tensor([0, int(real.sum())]), own, self._facts()), cut
 
     def _names(self, role: str) -> list[str]:
         """The columns of a role that hold something."""
@@ -189,7 +169,7 @@ class _RowReader:
         for name in self._names("attention")[:1]:
             real &= self._flags(name, total, total)
         for name in self._names("prompt_attention")[:1]:
-            prompt = self._tokens(name, flags=True) != 0
+            prompt = self._tokens(name) != 0
             real[: prompt.size] &= prompt
         for name in self._names("length")[:1]:
             real &= np.arange(total) < self._number(name, 0, total)
@@ -207,26 +187,19 @@ class _RowReader:
         zero = spoken & ((infer if self.sides["infer"] else train) == 0)
         said = spoken & ~zero
         between = zero & (np.cumsum(said) > 0) & (np.cumsum(said[::-1])[::-1] > 0)
-        odd, where = between, "between others"
-        if None not in self.sides.values():
-            odd, where = between & (np.abs(train) > _AGREES), f"where {self.sides['train']} is not"
-        if self.zeros == "ask" and odd.any():
+        odd = between & (np.isnan(train) | (np.abs(train) > _AGREES))
+        if odd.any():
             raise self._wrong(
-                f"there is no mask, and {name} is exactly 0 at {odd.sum()} entries, the first {np.argmax(odd)}, "
-                f"{where}: turns that the model did not write, or a fault? "
-                f"Name the mask by {_how('mask')}, or say read_dump(…, zeros='context') or zeros='generated'"
+                f"there is no mask, and {name} is exactly 0 at {odd.sum()} entries between others, the first "
+                f"{np.argmax(odd)}: turns that the model did not write, or a fault? Name the mask by {_how('mask')}"
             )
-        cut = zero if self.zeros == "context" else zero & ~between
+        cut = zero & ~between
         return spoken & ~cut, int(cut.sum())
 
-    def _facts(self, real: Bools) -> dict[RowFact, Tensor]:
-        found: dict[RowFact, float] = {
-            fact: self._number(name, least, most)
-            for fact, (role, least, most) in _FACTS.items()
-            for name in self._names(role)[:1]
-        }
-        for name in self._names("prompt_length")[:1]:
-            found["length of the prompt"] = float(real[: int(self._number(name, 0, real.size))].sum())
+    def _facts(self) -> dict[RowFact, Tensor]:
+        found: dict[RowFact, float] = {}
+        for name in self._names("temperature")[:1]:
+            found["temperature"] = self._number(name, 0.0, 1e6)
         for name in self._names("prompt")[:1]:
             found["prompt"] = float(self.prompts.setdefault(str(self.row[name]), len(self.prompts)))
         return {fact: torch.tensor([value], dtype=torch.float64) for fact, value in found.items()}
@@ -239,47 +212,36 @@ class _RowReader:
             raise self._wrong(f"{name} is above 0 at every entry; write log-probabilities, not probabilities")
 
     def _flags(self, name: str, total: int, least: int) -> Bools:
-        flags = self._tokens(name, flags=True)
+        flags = self._tokens(name)
         if not np.isin(flags, (0, 1)).all():
             raise self._wrong(f"{name} has entries besides 0 and 1")
         if not least <= flags.size <= total:
             raise self._wrong(f"{name} has {flags.size} entries for {least} log-probabilities and {total} tokens")
         return _pad(flags, total, 0.0) == 1
 
-    def _tokens(self, name: str, flags: bool = False) -> Floats:
+    def _tokens(self, name: str) -> Floats:
         """A column of numbers, [T]; NaN for null."""
         value = self.row.get(name)
-        if isinstance(value, Tensor | np.ndarray):
-            column = torch.as_tensor(value)
-            if column.ndim != 1 or column.is_complex():
-                raise self._wrong(f"{name} has shape {list(column.shape)}, and not one number per token")
-            return column.double().numpy()
-        if not isinstance(value, list | tuple):
-            raise self._wrong(f"{name} is no list of numbers; write one entry for each token")
-        for entry, one in enumerate(value):
-            if not (one is None or (flags and isinstance(one, bool)) or is_number(one)):
-                raise self._wrong(f"{name} has {str(one)[:40]!r} at entry {entry}, which is no number")
-        return np.array(value, np.float64)
+        try:
+            column = np.array(value.double().numpy() if isinstance(value, Tensor) else value, np.float64)
+        except (TypeError, ValueError, OverflowError):
+            raise self._wrong(f"{name} is no list of numbers; write one entry for each token") from None
+        if column.ndim != 1:
+            raise self._wrong(f"{name} has shape {list(column.shape)}, and not one number per token")
+        return column
 
     def _number(self, name: str, least: float, most: float) -> float:
-        value: object = self.row[name]
-        if isinstance(value, Tensor | np.ndarray | np.generic) and np.size(value) == 1:
-            value = value.item()
-        if not is_number(value):
-            raise self._wrong(f"{name} is {str(value)[:40]!r}, which is no number")
-        if not least <= value <= most:
-            raise self._wrong(f"{name} is {value:g}, and not from {least:g} to {most:g}")
-        return float(value)
+        value: Any = self.row[name]
+        try:
+            number = float(value)
+        except (TypeError, ValueError, OverflowError):
+            raise self._wrong(f"{name} is {str(value)[:40]!r}, which is no number") from None
+        if not least <= number <= most:
+            raise self._wrong(f"{name} is {number:g}, and not from {least:g} to {most:g}")
+        return number
 
     def _wrong(self, what: str) -> DumpError:
         return DumpError(f"{self.where}: {what}")
-
-
-def is_number(value: object) -> TypeGuard[int | float]:
-    """True for what a float can hold; Python's JSON has NaN, infinity and endless integers."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return isinstance(value, float) or abs(value) < _MOST_ID
 
 
 def _pad(column: Floats, total: int, fill: float) -> Floats:

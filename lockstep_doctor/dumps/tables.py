@@ -1,14 +1,12 @@
 """The rows of a dump, one for each sequence, out of any file that frameworks write.
 
-Pickles are read without running what is in them: tensors and plain containers, and nothing else.
+No code of a file is run: tensors and plain containers are read, and nothing else.
 """
 
 from __future__ import annotations
 
 import gzip
-import io
 import json
-import pickle
 import re
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -26,7 +24,6 @@ from lockstep_doctor.dumps.names import DumpError
 Row = Mapping[str, Any]
 """Columns of one sequence by name: lists, tensors, numbers, strings."""
 
-_ROWS_AT_ONCE = 64
 _REBUILD = {"_reconstruct": np.zeros(1).__reduce__()[0], "scalar": np.float64(0).__reduce__()[0]}
 _ARRAYS: list[Any] = [
     np.ndarray,
@@ -93,31 +90,11 @@ def _row(where: str, row: Any) -> Row:
     return row
 
 
-def _read_parquet(path: Path, names: Collection[str]) -> Iterator[tuple[str, Row]]:
-    try:
-        import pyarrow.parquet as parquet
-    except ImportError as error:
-        raise DumpError(f"{path}: reading Parquet needs pyarrow: pip install pyarrow") from error
-    file = parquet.ParquetFile(path)
-    columns = [name for name in file.schema_arrow.names if name in names] or None
-    batches = file.iter_batches(_ROWS_AT_ONCE, columns=columns)
-    for number, row in enumerate(row for batch in batches for row in batch.to_pylist()):
-        yield f"{path}, row {number}", row
-
-
 def _read_safetensors(path: Path, names: Collection[str]) -> Iterator[tuple[str, Row]]:
     with safe_open(path, "pt") as file:
-        told = {name: _number(text) for name, text in (file.metadata() or {}).items()}
+        told = {name: float(text) for name, text in (file.metadata() or {}).items() if name in names}
         table = {name: file.get_tensor(name) for name in file.keys() if name in names}  # noqa: SIM118, it is no dict
     yield from _transpose(path, told | table, names)
-
-
-def _number(text: str) -> float | str:
-    """A value of the metadata: a number for each row alike, such as the temperature, or a text."""
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def _read_pt(path: Path, names: Collection[str]) -> Iterator[tuple[str, Row]]:
@@ -125,13 +102,11 @@ def _read_pt(path: Path, names: Collection[str]) -> Iterator[tuple[str, Row]]:
         raise DumpError(f"{path}: is no file of torch.save (a zip file); write it again with torch.save")
     with safe_globals(_ARRAYS):
         if unsafe := get_unsafe_globals_in_checkpoint(str(path)):
-            raise _refuse(path, unsafe)
+            raise DumpError(f"{path}: holds {', '.join(sorted(unsafe))}, which only running code could read; {_ADVICE}")
         content: object = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     match content:
         case {"samples": [*samples]}:  # slime's rollouts, and what it trains on
             return ((f"{path}, sample {number}", _row(str(path), one)) for number, one in enumerate(samples))
-        case {"rollout_data": dict(columns)}:  # slime, until it gathered the ranks
-            return _transpose(path, columns, names)
         case dict():
             return _transpose(path, content, names)
         case _:
@@ -161,54 +136,9 @@ def _shape(column: Any) -> tuple[int, ...]:
     return (len(column), *(_shape(column[0]) if column else ()))
 
 
-def _read_pickle(path: Path, names: Collection[str]) -> Iterator[tuple[str, Row]]:
-    """The rows of a batch that SkyRL pickled."""
-    with path.open("rb") as file:
-        state = _Plain(path, file).load()
-    found = {name: _tensor(one) for name, one in state["batch_dict"].items() if one is not None}
-    return _transpose(path, {name: one for name, one in found.items() if one is not None}, names)
-
-
-def _refuse(path: Path, names: list[str]) -> DumpError:
-    return DumpError(f"{path}: holds {', '.join(sorted(names))}, which only running code could read; {_ADVICE}")
-
-
-class _Plain(pickle.Unpickler):
-    """Reads plain containers, and of SkyRL's batch its state; any other name is refused, and nothing is imported."""
-
-    def __init__(self, path: Path, file: Any) -> None:
-        super().__init__(file)
-        self._path = path
-
-    def find_class(self, module_name: str, global_name: str, /) -> Callable[..., Any]:
-        match module_name.rpartition(".")[2], global_name:
-            case "training_batch", "_rebuild_tensor_batch":
-                return lambda kind, state: state
-            case "training_batch", "TrainingInputBatch":
-                return dict
-            case "torch", "device":
-                return torch.device
-            case _:
-                raise _refuse(self._path, [f"{module_name}.{global_name}"])
-
-
-def _tensor(written: Mapping[str, Any]) -> Tensor | None:
-    match written.get("format", "numpy"):
-        case "numpy":
-            flat = np.frombuffer(written["data"], np.dtype(written["dtype"]))
-            return torch.from_numpy(flat.reshape(written["shape"]).copy())
-        case "torch":
-            return torch.load(io.BytesIO(written["data"]), map_location="cpu", weights_only=True)
-        case _:
-            return None  # images
-
-
 _READERS: Mapping[str, Callable[[Path, Collection[str]], Iterator[tuple[str, Row]]]] = {
     ".jsonl": _read_jsonl,
-    ".parquet": _read_parquet,
     ".safetensors": _read_safetensors,
     ".pt": _read_pt,
-    ".pth": _read_pt,
-    ".pkl": _read_pickle,
 }
 KINDS = ", ".join(_READERS) + " and .jsonl.gz"

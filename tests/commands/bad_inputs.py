@@ -484,11 +484,6 @@ RUNS = {
     "doctor: probabilities": BadInput("doctor analyze dump.jsonl", write("dump.jsonl", PROBABILITIES)),
     "doctor: a dump for a model": BadInput("doctor locate dump.jsonl", write("dump.jsonl", PROBABILITIES)),
     "doctor: a dump and no model": BadInput("doctor locate dump.jsonl --model away", write("dump.jsonl", COLUMN)),
-    "doctor: no address of a server": BadInput("doctor locate model --url localhost:9 grid.lengths=[8]"),
-    "doctor: a server that is away": BadInput("doctor locate model --url http://127.0.0.1:9 grid.lengths=[8]"),
-    "doctor: no key of a server": BadInput(
-        "doctor locate model --url http://127.0.0.1:9 --key-env KEY grid.lengths=[8]"
-    ),
     "check: no run": BadInput("check model"),
 }
 

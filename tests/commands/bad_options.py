@@ -91,8 +91,6 @@ OPTIONS = {
     ),
     "rule: rows of two kinds": BadInput("train kto_arithmetic data.task.pairs=true"),
     "doctor: a model that is broken": BadInput("doctor locate dump.jsonl --model model", break_weights).late,
-    "doctor: too little time": BadInput("doctor locate model grid.budget_s=0.001 grid.lengths=[8]").late,
-    "doctor: time of a server": BadInput("doctor locate model --url http://127.0.0.1:9 grid.budget_s=60"),
     "sweep: a value twice": BadInput("sweep sft.yaml seed=0,0", dry=False),
     "sweep: one run": BadInput("sweep sft.yaml seed=0", dry=False),
     "sweep: its note is another's": BadInput("sweep sft.yaml seed=0,1 --name old", another_sweep, dry=False),

@@ -57,9 +57,6 @@ OTHERS = {
     "lockstep eval http://localhost:8000/v1 ranked.jsonl --recipe eval_judge judge.sampler.openai.model=NAME": (
         "asks a server; tests/inference/test_eval_judge.py starts one"
     ),
-    "lockstep doctor locate MODEL --url http://localhost:8000": (
-        "asks a server; tests/doctor/test_doctor_locate_dump.py starts one"
-    ),
 }
 """Commands that are not run here, and why."""
 

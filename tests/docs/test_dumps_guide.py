@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from local_server import serve
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from lockstep_doctor.dumps import read_dump
+from lockstep_doctor.dumps.read import read_dump
 
 GUIDE = (Path(__file__).parents[2] / "docs/guides/dumps.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
-DUMP, VERL, TRL, OWN, TAP, FILE, SERVER = BLOCKS
+DUMP, VERL, TRL, OWN = BLOCKS
 IDS = torch.tensor([1, 5, 6, 7, 8, 9])
 
 
@@ -129,28 +126,3 @@ def test_the_exporter_of_a_loop(here: Path) -> None:
     )
     read = read_dump(here / "mine.jsonl").columns
     assert read.train[read.mask].tolist() == score()[2:]
-
-
-@pytest.fixture
-def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            said = [[-1.0 if place else None, token, None] for place, token in enumerate(asked.get("input_ids", []))]
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(json.dumps({"meta_info": {"input_token_logprobs": said}}).encode())
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    monkeypatch.setenv("no_proxy", "*")
-    with serve(Handler) as address:
-        yield address
-
-
-def test_a_server(here: Path, address: str, capsys: pytest.CaptureFixture[str]) -> None:
-    names: dict[str, Any] = {}
-    exec(DUMP.splitlines()[0], names)
-    exec(SERVER.replace("http://localhost:8000", address), names)
-    assert f"infer ({address}) is" in capsys.readouterr().out

@@ -13,13 +13,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lockstep.batch import Batch
-from lockstep.doctor.backends.hf import HFBackend
-from lockstep.doctor.backends.learner import LearnerBackend
-from lockstep.doctor.base import USUAL, Conditions
-from lockstep.doctor.measure import Bench
-from lockstep.doctor.measure_table import measure_table
-from lockstep.doctor.plan import PromptSource, cells_of, requests_for
 from lockstep.report.progress import show_progress
+from lockstep_doctor.backends.hf import HFBackend
+from lockstep_doctor.backends.learner import LearnerBackend
+from lockstep_doctor.table.base import USUAL, Conditions
+from lockstep_doctor.table.measure import Bench
+from lockstep_doctor.table.measure_table import measure_table
+from lockstep_doctor.table.plan import PromptSource, cells_of, requests_for
 
 
 def scaled(model: PreTrainedModel) -> None:

@@ -10,11 +10,11 @@ import torch
 from doctor_tables import asked, found
 
 from lockstep.batch import Batch
-from lockstep.doctor.backends.hf import HFBackend
-from lockstep.doctor.backends.learner import LearnerBackend
-from lockstep.doctor.base import USUAL, Conditions
-from lockstep.doctor.report import Cells, columns_of, markdown
 from lockstep.types import Request, SamplingParams
+from lockstep_doctor.backends.hf import HFBackend
+from lockstep_doctor.backends.learner import LearnerBackend
+from lockstep_doctor.table.base import USUAL, Conditions
+from lockstep_doctor.table.report import Cells, columns_of, markdown
 
 
 def test_a_table_that_was_stopped_goes_on_where_it_was(models: Callable[..., Path], tmp_path: Path) -> None:
@@ -40,7 +40,6 @@ def test_a_table_that_was_stopped_goes_on_where_it_was(models: Callable[..., Pat
     assert "PASS |" in unfinished[-1]
     in_parts = found(recipe, HFBackend(folder), again, cells)
     assert again.drawn < undisturbed.drawn
-    assert in_parts.predicted.seconds < at_once.predicted.seconds, "of the cells that are left"
     assert in_parts.judged == at_once.judged
     assert in_parts.repeats == at_once.repeats
     columns = columns_of(in_parts.rows)

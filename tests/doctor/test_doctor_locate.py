@@ -78,7 +78,7 @@ def _run(script: Path) -> int:
     return int(end.value.code or 0)
 
 
-def test_a_table_that_fails_names_the_command_and_gets_the_place_on_its_page(
+def test_a_table_that_fails_names_the_command(
     models: Callable[..., Path], tmp_path: Path, scaled: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, out = models("llama"), tmp_path / "out"
@@ -88,13 +88,27 @@ def test_a_table_that_fails_names_the_command_and_gets_the_place_on_its_page(
     said = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("where: "))
     assert said.startswith(f"where: lockstep doctor locate {model}")
     assert said.endswith(f"--trust {own}")
-    ask(model, out)
-    report = json.loads((out / "report.json").read_text())
-    assert report["location"]["pair"] == ["hf", "torch"]
 
 
-def test_an_engine_that_no_package_has_is_refused(
+def test_what_there_was_no_time_for_is_named(
     models: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert ask(models("llama"), tmp_path / "out", "backends=[hf,vllm-fp8]")[0] == exit_codes.INPUT
-    assert "locate cannot look into vllm-fp8; name vllm" in capsys.readouterr().err
+    code, (found,) = ask(models("llama"), tmp_path / "out", "grid.budget_s=1e-9")
+    left_out = [
+        "7 of 8 requests",
+        "hf vs hf by decoding",
+        "torch vs torch among others",
+        "torch vs torch sampler by decoding",
+    ]
+    assert (code, found["agrees"], found["left_out"]) == (exit_codes.INCONCLUSIVE, True, left_out)
+    assert f"not done, for want of time: {', '.join(left_out)}" in capsys.readouterr().out
+
+
+def test_a_place_is_proved_without_time_left_and_the_rest_named(
+    models: Callable[..., Path], tmp_path: Path, scaled: None
+) -> None:
+    code, (found,) = ask(models("llama"), tmp_path / "out", "grid.budget_s=1e-9")
+    (place,) = found["places"]
+    assert (code, place["wrong"], found["smallest"]) == (exit_codes.BROKEN, ["torch"], found["tokens"])
+    assert found["left_out"][:2] == ["7 of 8 requests", "smaller requests"]
+    assert Path(found["reproduction"]).is_file()

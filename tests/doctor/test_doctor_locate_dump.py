@@ -1,16 +1,13 @@
-"""`lockstep doctor locate` with a dump and with a server: what it says, how it ends, what it refuses."""
+"""`lockstep doctor locate` with a dump: what it says, how it ends, what it refuses."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from doctor_tables import SMALL
-from scoring_server import Reply, serving
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -22,8 +19,7 @@ FIELDS = ("ids", "mask", "train_logprobs", "infer_logprobs")
 
 
 @pytest.fixture
-def model(models: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("no_proxy", "*")
+def model(models: Callable[..., Path]) -> Path:
     return models("llama")
 
 
@@ -77,73 +73,9 @@ def test_columns_by_names_of_their_own(model: Path, tmp_path: Path, capsys: pyte
     dump = write_dump(tmp_path / "d.jsonl", model, permute, ("ids", "mask", "a", "b"))
     ask = ["doctor", "locate", str(dump), "--model", str(model)]
     assert main(ask) == exit_codes.INPUT
-    assert "--train-column" in capsys.readouterr().err
-    assert main([*ask, "--train-column", "a", "--infer-column", "b"]) == exit_codes.BROKEN
+    assert "--columns train=" in capsys.readouterr().err
+    assert main([*ask, "--columns", "train=a", "infer=b"]) == exit_codes.BROKEN
     assert "infer (b) is" in capsys.readouterr().out
-
-
-def speak(model: Path, change: Callable[[Tensor], Tensor]) -> Reply:
-    """As SGLang does, with a column that is changed."""
-
-    def reply(path: str, body: dict[str, Any]) -> Any:
-        if path != "/generate":
-            return 404
-        (column,) = change(score(model, torch.tensor([body["input_ids"]])))
-        said = [[one, token, None] for one, token in zip(column.tolist(), body["input_ids"], strict=True)]
-        return {"meta_info": {"input_token_logprobs": said}}
-
-    return reply
-
-
-def shift(column: Tensor) -> Tensor:
-    return column.roll(-1, 1)
-
-
-@pytest.mark.parametrize(("change", "code"), [(torch.clone, exit_codes.OK), (shift, exit_codes.BROKEN)])
-def test_a_server(
-    model: Path, change: Callable[[Tensor], Tensor], code: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with serving(speak(model, change)) as url:
-        assert main(["doctor", "locate", str(model), *SMALL, "--url", url]) == code
-    said = capsys.readouterr()
-    assert f"infer ({url}) is" in said.out
-    assert ("positions moved" in said.out) == (code == exit_codes.BROKEN)
-    assert "ask the server about 8 requests" in said.err
-
-
-def test_a_server_that_nobody_runs(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "locate", str(model), *SMALL, "--url", "http://127.0.0.1:9"]) == exit_codes.INPUT
-    assert capsys.readouterr().err.endswith(
-        "lockstep: http://127.0.0.1:9: cannot be reached: [Errno 111] Connection refused\n"
-    )
-
-
-def test_a_server_with_a_key_and_several_models(
-    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SERVER_KEY", "s3cret")
-    seen: list[Any] = []
-
-    def reply(path: str, body: dict[str, Any]) -> Any:
-        """As vLLM does, for one of its models."""
-        if path != "/v1/completions" or body["model"] != "the-second":
-            return 404
-        (column,) = score(model, torch.tensor([body["prompt"]]))
-        said = [{str(token): {"logprob": one}} for token, one in zip(body["prompt"], column.tolist(), strict=True)]
-        return {"choices": [{"prompt_logprobs": [None, *said[1:]]}]}
-
-    with serving(reply, seen) as url:
-        named = ["--url", url, "--key-env", "SERVER_KEY", "--served-model", "the-second"]
-        assert main(["doctor", "locate", str(model), *SMALL, *named]) == exit_codes.OK
-    assert set(seen) == {("/v1/completions", "Bearer s3cret")}
-    said = capsys.readouterr()
-    assert "s3cret" not in said.out + said.err
-
-
-def test_a_key_that_is_not_set(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    named = ["--url", "http://127.0.0.1:9", "--key-env", "NO_SUCH_KEY"]
-    assert main(["doctor", "locate", str(model), *SMALL, *named]) == exit_codes.INPUT
-    assert "the environment variable NO_SUCH_KEY is not set" in capsys.readouterr().err
 
 
 def test_a_dump_without_its_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,12 +91,7 @@ def test_a_dump_without_its_model_is_refused(tmp_path: Path, capsys: pytest.Capt
         (["--model", "m", "backends=[hf,torch]"], "locate with --model does not read key=value"),
         (["--model", "m", "--out", "o"], "locate with --model does not read --out"),
         (["--model", "m", "--recipe", "doctor_quick"], "locate with --model does not read --recipe"),
-        (["--url", "http://h", "--out", "o"], "locate with --url does not read --out"),
-        (["--url", "http://h", "--top-p-column", "p"], "locate with --url does not read --top-p-column"),
-        (["--served-model", "m"], "locate with a model does not read --served-model"),
-        (["--model", "m", "--key-env", "K"], "locate with --model does not read --key-env"),
-        (["--mask-column", "p"], "locate with a model does not read --mask-column"),
-        (["--url", "http://h", "--model", "m"], "argument --model: not allowed with argument --url"),
+        (["--columns", "mask=p"], "locate with a model does not read --columns"),
     ],
 )
 def test_what_would_not_be_read_is_refused(said: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

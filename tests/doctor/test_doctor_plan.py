@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from lockstep.config import ModelFolder
-from lockstep.doctor.options import DoctorData, DoctorGrid, DoctorRecipe, Method
-from lockstep.doctor.plan import (
+from lockstep.types import Prompt, Request
+from lockstep_doctor.table.options import DoctorData, DoctorGrid, DoctorRecipe, Method
+from lockstep_doctor.table.plan import (
     Cell,
     PromptSource,
     cells_of,
@@ -21,7 +22,6 @@ from lockstep.doctor.plan import (
     requests_for,
     rescore_limit,
 )
-from lockstep.types import Prompt, Request
 
 SAMPLED, GREEDY = Cell(100, "real", Method(), 8), Cell(100, "real", Method(temperature=0.0), 8)
 MANY = 10**6

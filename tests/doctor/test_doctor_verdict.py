@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from lockstep.doctor.options import DoctorLimits
-from lockstep.doctor.verdict import CellJudgement, judge, judge_tails, worst_of
 from lockstep.types import SamplingParams
 from lockstep_doctor.statistics import Compared
+from lockstep_doctor.table.options import DoctorLimits
+from lockstep_doctor.table.verdict import CellJudgement, judge, judge_tails, worst_of
 
 LIMITS = DoctorLimits()
 GREEDY, NUCLEUS = SamplingParams(8, temperature=0.0), SamplingParams(8, top_p=0.9)

@@ -18,13 +18,13 @@ from lockstep.batch import Batch
 from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import VLLM, Computation, LearnerSection, Optimizer, SamplerSection
-from lockstep.doctor.backends.hf import HFBackend
-from lockstep.doctor.backends.vllm import VLLMBackend
-from lockstep.doctor.base import Conditions
-from lockstep.doctor.refit_check import STAGES, check_refits, probe_of
 from lockstep.models.load import load_causal_lm
 from lockstep.report.progress import show_progress
 from lockstep.types import Request, SamplingParams
+from lockstep_doctor.backends.hf import HFBackend
+from lockstep_doctor.backends.vllm import VLLMBackend
+from lockstep_doctor.commands.refit_check import STAGES, check_refits, probe_of
+from lockstep_doctor.table.base import Conditions
 
 pytestmark = [pytest.mark.full, pytest.mark.needs("vllm")]
 
@@ -106,8 +106,7 @@ def test_fresh_drops_the_prefix_cache(backend: VLLMBackend) -> None:
     assert backend.generate(*asked, Conditions(fresh=True))["prefix_hits"].tolist() == [0] * 4
 
 
-def test_it_says_how_it_is_set_up(backend: VLLMBackend, hf: HFBackend) -> None:
-    assert backend.config() == hf.config()
+def test_it_says_how_it_is_set_up(backend: VLLMBackend) -> None:
     settings = backend.settings()
     told = {
         "dtype": "fp32", "logprobs_mode": "processed_logprobs", "cache": "float32", "enable_prefix_caching": True,
@@ -180,7 +179,7 @@ def test_refits_are_checked(
         name: [what] if name in stages else [] for name in STAGES
     }
     assert all(finding.why.startswith(why) for stage in seen for finding in stage.findings)
-    assert (seen[1].read_whole, seen[1].read_by_kernel, seen[1].received_only) == (12, 36, 2)
+    assert (seen[1].tensors, seen[1].received_only) == (50, 2)
 
 
 def test_one_engine_is_enough(folder: str) -> None:

@@ -83,7 +83,7 @@ COMMANDS: dict[str, Case] = {
     "report: into a pipe": Case(pipe("r.html"), "report run --out r.html", 2, "r.html"),
     "report: a name with a NUL": Case(nothing, "report 'run\0x'", 2, "is no path"),
     "watch: a port below 0": Case(nothing, "watch run --port=-1", 2, "port -1"),
-    "doctor: a budget of NaN": Case(nothing, "doctor table model --budget nan", 2, "budget"),
+    "doctor: a budget of NaN": Case(nothing, "doctor table model grid.budget_s=.nan", 2, "budget"),
     "doctor: results in a file": Case(nothing, "doctor table model --out tiny.yaml", 2, "tiny.yaml"),
     "eval_judge: a server's address without a server": Case(
         ranked, "eval http:// ranked.jsonl --recipe eval_judge judge.sampler.openai.model=m", 2, "begins with http://"
@@ -109,25 +109,16 @@ DUMPS: dict[str, Case] = {
     "dump: a temperature below 0": Case(every(temperature=-1.0), ANALYZE, 2, "temperature"),
     "dump: a prompt longer than its row": Case(every(prompt_length=99), ANALYZE, 2, "prompt_length"),
     "dump: one column for both sides": Case(
-        dump(), f"{ANALYZE} --train-column old_log_probs --infer-column old_log_probs", 2, "both sides"
+        dump(), f"{ANALYZE} --columns train=old_log_probs infer=old_log_probs", 2, "both sides"
     ),
     "dump: probabilities for log-probabilities": Case(
         every(old_log_probs=[0.1, 0.05, 0.02, 0.1], rollout_log_probs=[0.1, 0.05, 0.02, 0.1]), ANALYZE, 2, "line 1"
     ),
-    "dump: no column has a name": Case(write("dump.jsonl", "{}\n"), ANALYZE, 2, "--train-column"),
+    "dump: no column has a name": Case(write("dump.jsonl", "{}\n"), ANALYZE, 2, "--columns"),
     "dump: a line of brackets": Case(write("dump.jsonl", DEEP + "\n"), ANALYZE, 2, "line 1"),
     "dump: names that move the cursor": Case(write("dump.jsonl", '{"\\u001b[2J": 1}\n'), ANALYZE, 2, "␛[2J"),
-    "dump: figures into a folder": Case(dump(), f"{ANALYZE} --out model", 2, "model"),
-    "results: of a later version": Case(
-        both(
-            make("d"),
-            write("d/report.json", '{"schema": "lockstep.doctor.table/9"}'),
-            write("d/columns.safetensors", b""),
-        ),
-        "report d",
-        2,
-        "schema",
-    ),
+    "dump: a column without a name": Case(dump(), f"{ANALYZE} --columns train", 2, "ROLE=NAME"),
+    "dump: a column of no role": Case(dump(), f"{ANALYZE} --columns critic=x", 2, "critic"),
 }
 
 Outcome = Callable[[Path], object]

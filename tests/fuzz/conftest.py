@@ -10,8 +10,6 @@ import pytest
 from forked_commands import run_command
 from workspace import furnish
 
-# What a fork imports itself, every fork pays for.
-import lockstep.doctor.analyze_dump
 import lockstep.inference.evaluate
 import lockstep.inference.evaluate_judge
 import lockstep.inference.generate
@@ -20,6 +18,8 @@ import lockstep.report.html
 import lockstep.run.checkpoint.export
 import lockstep.run.dry_run.dry_run
 import lockstep.run.train
+
+# What a fork imports itself, every fork pays for.
 
 EVAL = """base: eval_gsm8k
 learner: {device: cpu}

@@ -154,7 +154,6 @@ CASES: dict[str, Case] = {
     "samples: a score of 400 digits": Case(line(SAMPLES, 0, {"score": 10**400}), REPORT, 2, "samples.jsonl:1"),
     "samples: no columns of tokens": Case(line(SAMPLES, 0, {"token": None}), REPORT, 0, "report.html"),
     "samples: a column too short": Case(token(logprob=[-1.0]), REPORT, 2, "samples.jsonl:1"),
-    "samples: a column too short, doctor": Case(token(logprob=[-1.0]), "doctor analyze run/samples.jsonl", 2, "line 1"),
     "timings: a word": Case(line(TIMINGS, 0, {"generate": "long"}), REPORT, 2, "timings.jsonl:1"),
     "certificate: torn": Case(write("run/certificate.json", '{"step": 2, "lev'), REPORT, 2, "certificate.json"),
     "certificate: a level that is none": Case(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lockstep import exit_codes
-from lockstep.gpu_check.command import check_machine
+from lockstep_doctor.machine.command import check_machine
 
 pytestmark = pytest.mark.gpu
 

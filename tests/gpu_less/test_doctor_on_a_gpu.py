@@ -11,10 +11,10 @@ from doctor_tables import asked, found
 from pretend_gpu import OnGPU, pretend_gpu
 
 from lockstep.cluster.workers import HERE
-from lockstep.doctor.backends.build import backend_of
-from lockstep.doctor.backends.hf import HFBackend
-from lockstep.doctor.backends.learner import LearnerBackend
-from lockstep.doctor.options import DoctorRecipe
+from lockstep_doctor.backends.build import backend_of
+from lockstep_doctor.backends.hf import HFBackend
+from lockstep_doctor.backends.learner import LearnerBackend
+from lockstep_doctor.table.options import DoctorRecipe
 
 FEW = ["grid.lengths=[12]", "grid.repeats=1"]
 ONE_ROW = [*FEW, "grid.sequences=8", "grid.methods=[{temperature: 0.7, top_p: 0.9}]"]
@@ -50,7 +50,7 @@ def test_the_floor_is_measured_on_that_device(models: Callable[..., Path], monke
     with pretend_gpu() as record:
         hf, torch_ = (opened(at_home, name) for name in ("hf", "torch"))
         found(recipe, hf, torch_)
-        assert any(event.line.startswith("lockstep/doctor/backends/hf.py") for event in record.events)
+        assert any(event.line.startswith("lockstep_doctor/backends/hf.py") for event in record.events)
 
 
 def test_numbers_are_those_of_the_cpu(models: Callable[..., Path]) -> None:

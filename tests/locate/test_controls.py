@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from lockstep_doctor import ModuleTap, examine
+from lockstep_doctor.examine import examine
+from lockstep_doctor.modules import ModuleTap
 
 SIZES = {
     "vocab_size": 97,

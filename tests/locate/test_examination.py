@@ -16,21 +16,15 @@ from located import TOKENS, ends
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from lockstep_doctor import (
-    Capture,
-    CutPoint,
-    EngineOptions,
-    ModuleTap,
-    PairExamination,
-    describe_examination,
-    examine,
-    write_engine_reproduction,
-    write_reproduction,
-)
-from lockstep_doctor.examine import shrink
+from lockstep_doctor.cuts import Capture, CutPoint
+from lockstep_doctor.engines import EngineOptions
+from lockstep_doctor.examine import PairExamination, examine, shrink
+from lockstep_doctor.findings import describe_examination
 from lockstep_doctor.hf import open_hf
 from lockstep_doctor.locate import pick_logprobs
 from lockstep_doctor.measures import measure
+from lockstep_doctor.modules import ModuleTap
+from lockstep_doctor.reproduction import write_engine_reproduction, write_reproduction
 
 Fault = Callable[[Any], None]
 
@@ -95,36 +89,25 @@ O = "model.layers.1.self_attn.o_proj"  # noqa: E741 (as the cut is called)
 
 
 @pytest.mark.parametrize(
-    ("fault", "end", "measured", "undone"),
+    ("fault", "end", "measured"),
     [
-        (scale_attention, "attn", "positions 1 to", "model.layers.0.self_attn.scaling is"),
-        (
-            scale_down,
-            "down",
-            "it is 1.05 times what it should be",
-            "model.layers.1.mlp.down_proj.weight differs in 1536",
-        ),
-        (change_angles, "rotary_emb", "positions 1 to", "model.rotary_emb.inv_freq differs in 4 of 4"),
-        (change_epsilon, "mlp_norm", "", "model.layers.0.post_attention_layernorm.variance_epsilon is 0.3, 1e-06"),
-        (hook(O, lambda x: x.roll(1, 1)), "o", "what belongs to the one 1 before it", None),
-        (hook(O, lambda x: x.flip(-1)), "o", "the right numbers in other channels", None),
-        (hook(O, torch.zeros_like), "o", "it is zero", None),
-        (hook(O, lambda x: x.clamp(-0.1, 0.1)), "o", "it is cut to the range from -0.1 to 0.1", None),
-        (hook(O, lambda x: x + torch.linspace(0, 1, 32)), "o", "the same is added at each position", None),
-        (hook(O, lambda x: x.bfloat16().float()), "o", "it is rounded to bfloat16", None),
-        (hook(O, lambda x: torch.cat([x[..., :8] * 2, x[..., 8:]], -1)), "o", "channels 0 to 7 of 32", None),
-        (hook(O, break_at_the_end), "o", "it is not finite at positions 20 to 23 of 24", None),
+        (scale_attention, "attn", "positions 1 to"),
+        (scale_down, "down", "it is 1.05 times what it should be"),
+        (change_angles, "rotary_emb", "positions 1 to"),
+        (change_epsilon, "mlp_norm", ""),
+        (hook(O, lambda x: x.roll(1, 1)), "o", "what belongs to the one 1 before it"),
+        (hook(O, lambda x: x.flip(-1)), "o", "the right numbers in another order"),
+        (hook(O, torch.zeros_like), "o", "it is zero"),
+        (hook(O, lambda x: x.bfloat16().float()), "o", "it is rounded to bfloat16"),
+        (hook(O, lambda x: torch.cat([x[..., :8] * 2, x[..., 8:]], -1)), "o", "channels 0 to 7 of 32"),
+        (hook(O, break_at_the_end), "o", "it is not finite at positions 20 to 23 of 24"),
     ],
 )
-def test_a_fault_is_measured_and_undone(
-    folder: Path, fault: Fault, end: str, measured: str, undone: str | None
-) -> None:
+def test_a_fault_is_measured(folder: Path, fault: Fault, end: str, measured: str) -> None:
     found = find(folder, fault)
     assert {stage.removesuffix(".1") for stage in ends(found.location)} == {end}
     assert measured in "; ".join(found.measured[0])
     assert found.location.places[0].wrong == ["other"]
-    confirmed = [one for one in found.undone[0] if one.confirmed]
-    assert [one.what[: len(undone)] for one in confirmed] == [undone] if undone else not confirmed
 
 
 def test_what_is_added_is_named(folder: Path) -> None:
@@ -146,11 +129,9 @@ def test_what_is_added_is_named(folder: Path) -> None:
     assert "+1 times layers.1.down is added to it" in found.measured[0][0]
 
 
-def test_two_faults_are_two_places_each_with_its_setting(folder: Path) -> None:
+def test_two_faults_are_two_places(folder: Path) -> None:
     found = find(folder, scale_attention, scale_down)
     assert [place.segments[0].end.stage for place in found.location.places] == ["attn", "down"]
-    first, second = ([one.what.split(" ")[0] for one in some if one.confirmed] for some in found.undone)
-    assert (first, second) == (["model.layers.0.self_attn.scaling"], ["model.layers.1.mlp.down_proj.weight"])
 
 
 def test_the_side_that_is_wrong_is_said(folder: Path) -> None:
@@ -239,9 +220,7 @@ def _run(script: Path) -> int:
     [
         (lambda x: -1.5 * x, "it is -1.5 times what it should be"),
         (lambda x: x.roll(-2, 0), "each position has what belongs to the one 2 after it"),
-        (lambda x: x[torch.randperm(24)], "each channel has the right numbers at other positions"),
-        (lambda x: x + torch.outer(torch.randn(24), torch.randn(16)), "the difference has rank 1"),
-        (lambda x: x + torch.randn(24, 1), "the same is added to each channel"),
+        (lambda x: x[torch.randperm(24)], "it has the right numbers in another order"),
         (lambda x: torch.where(torch.arange(24)[:, None] % 4 == 1, x + 1, x), "positions 1 to 21, each 4th of 24"),
         (lambda x: x[:20], "it has 320 numbers, and should have 384"),
         (lambda x: x.half(), "it is float16, and should be float32"),
@@ -267,7 +246,7 @@ def test_a_column_that_is_not_the_logits_own_is_said_with_the_tokens(folder: Pat
     found = examine(one, other, [(TOKENS + step) % 64 for step in range(12)])
     assert not found.agrees
     assert "other delivers other log-probabilities than those of its own logits" in found.columns[0]
-    assert "mod 4 in {2, 3}" in found.columns[1]
+    assert "12 of 24 positions: 2, 3, 6, 7, 10, 11" in found.columns[1]
     assert "the column's values are 0.7 times other's" in found.columns[1]
     assert not found.location.disagrees
 
@@ -312,18 +291,3 @@ def test_where_both_are_wrong_the_small_request_says_so_too(folder: Path) -> Non
     )
     assert found.location.places[0].wrong == ["one", "other"]
     assert found.small.places[0].wrong == ["one", "other"]
-
-
-class _DeliversNext(ModuleTap):
-    """Delivers the log-probabilities of the position behind."""
-
-    def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> Capture:
-        found = super().run(tokens_T, forced)
-        return replace(found, column=pick_logprobs(found.logits, tokens_T).roll(-1))
-
-
-def test_a_column_is_recomputed_from_the_logits_and_said_in_their_terms(folder: Path) -> None:
-    one, other = (ModuleTap(right(folder), "one"), _DeliversNext(right(folder), "other"))
-    found = examine(one, other, [(TOKENS + step) % 64 for step in range(4)])
-    assert "logits → column" in found.columns[-1]
-    assert "equals that of the position behind" in found.columns[-1]

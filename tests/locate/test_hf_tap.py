@@ -11,9 +11,11 @@ from located import TOKENS, ends, families, functions
 from torch import nn
 from transformers import DynamicCache
 
-from lockstep_doctor import CutPoint, ModuleTap, locate
+from lockstep_doctor.cuts import CutPoint
 from lockstep_doctor.engines import EngineOptions
 from lockstep_doctor.hf import open_hf
+from lockstep_doctor.locate import locate
+from lockstep_doctor.modules import ModuleTap
 
 DECODING = EngineOptions(prompt=5)
 

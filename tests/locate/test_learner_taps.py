@@ -16,11 +16,12 @@ import torch
 from located import TOKENS, ends, functions
 from tiers import full
 
-from lockstep.doctor.taps import Attach, open_learner, open_megatron, open_torch
 from lockstep.errors import InputError
-from lockstep_doctor import OUTPUT, CutPoint, Location, locate
+from lockstep_doctor.cuts import OUTPUT, CutPoint
 from lockstep_doctor.engines import EngineOptions
 from lockstep_doctor.hf import open_hf
+from lockstep_doctor.locate import Location, locate
+from lockstep_doctor.taps.learners import Attach, open_learner, open_megatron, open_torch
 
 TIGHT = 2e-6
 Models = Callable[[str], Path]

@@ -15,7 +15,11 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.lines import watch_lines
-from lockstep_doctor import CutPoint, Location, ModuleTap, locate, modules, write_reproduction
+from lockstep_doctor import modules
+from lockstep_doctor.cuts import CutPoint
+from lockstep_doctor.locate import Location, locate
+from lockstep_doctor.modules import ModuleTap
+from lockstep_doctor.reproduction import write_reproduction
 
 CONFIG = LlamaConfig(
     vocab_size=97,

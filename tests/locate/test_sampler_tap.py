@@ -11,11 +11,11 @@ from located import TOKENS, ends, families, functions
 
 from lockstep.errors import InputError
 from lockstep.samplers.torch.continuous import Growing
-from lockstep.samplers.torch.tap import open_sampler
 from lockstep.samplers.torch.token_step import TokenStep
-from lockstep_doctor import locate
 from lockstep_doctor.engines import EngineOptions
 from lockstep_doctor.hf import open_hf
+from lockstep_doctor.locate import locate
+from lockstep_doctor.taps.torch_sampler import open_sampler
 
 Models = Callable[[str], Path]
 TIGHT = 2e-6

@@ -16,17 +16,16 @@ import pytest
 import torch
 from doctor_tables import SMALL
 from located import TOKENS
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModelForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
-from transformers.pytorch_utils import Conv1D
 
 from lockstep import exit_codes
 from lockstep.cli import main
 from lockstep.errors import InputError
-from lockstep_doctor import CutPoint, Location, ModuleTap, locate
-from lockstep_doctor.builds import watch_build
+from lockstep_doctor.cuts import CutPoint
 from lockstep_doctor.engines import EngineOptions
-from lockstep_doctor.modules import Pass
+from lockstep_doctor.locate import Location, locate
+from lockstep_doctor.modules import ModuleTap, Pass
 from lockstep_doctor.operators import OperatorTrace, Recorder
 
 pytestmark = [pytest.mark.full, pytest.mark.needs("vllm"), pytest.mark.filterwarnings("ignore")]  # of vLLM's import
@@ -44,19 +43,22 @@ SIZES = {
     "initializer_range": 0.2,
 }
 """Heads as wide as vLLM's kernel wants them: the script knows nothing of those that Lockstep widens."""
-FAULT = "for layer in model.model.layers: layer.self_attn.attn.impl.scale *= 0.8\n"
+FAULT = """        worker = tap.sampler._engine.model_executor.driver_worker.worker
+        for layer in worker.model_runner.get_model().model.layers:
+            layer.self_attn.attn.impl.scale *= 0.8
+"""
 
 
 @contextmanager
 def opened(folder: Path) -> Iterator[Any]:
-    from lockstep.samplers.vllm.tap import open_vllm
+    from lockstep_doctor.taps.vllm.tap import open_vllm
 
     with open_vllm(folder, EngineOptions()) as tap:
         yield tap
 
 
 def worker_of(tap: Any) -> Any:
-    return tap.engine.model_executor.driver_worker.worker
+    return tap.sampler._engine.model_executor.driver_worker.worker
 
 
 def model_of(tap: Any) -> Any:
@@ -73,9 +75,7 @@ def kept_by(worker: Any) -> list[str]:
 def reference_of(folder: Path) -> ModuleTap:
     # gemma2's scores are capped by the eager kernel alone
     kernel = "eager" if "gemma2" in folder.name else "sdpa"
-    with watch_build() as models:
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=kernel)
-        models.append(model)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=kernel)
     if hasattr(model.config, "num_experts"):
         model.set_experts_implementation("eager")
     return ModuleTap(model.eval(), "hf")
@@ -93,55 +93,6 @@ def llama(vllm: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     LlamaForCausalLM(LlamaConfig(**SIZES, pad_token_id=None)).save_pretrained(folder)
     return folder
-
-
-@pytest.mark.parametrize("name", ["weight", "bias"])
-@pytest.mark.parametrize("stage", ["q", "k"])
-def test_a_part_of_a_merged_layer_with_biases_is_compared(vllm: None, name: str, stage: str) -> None:
-    from lockstep.samplers.vllm.loading import is_loaded
-    from lockstep.samplers.vllm.sites import Site
-
-    names = ("q", "k", "v")
-    cuts = {one: CutPoint(one, 0) for one in names}
-    right = {one: {f"{one}_proj.weight": torch.randn(2, 3), f"{one}_proj.bias": torch.randn(2)} for one in names}
-    model = nn.ModuleDict({"qkv_proj": nn.LayerNorm([6, 3])})
-    held = {end: torch.cat([right[one][f"{one}_proj.{end}"] for one in names]) for end in ("weight", "bias")}
-    for end, tensor in held.items():
-        setattr(model["qkv_proj"], end, nn.Parameter(tensor))
-    site = Site("qkv_proj.forward", "out", tuple(cuts.values()), (2, 2, 2))
-    assert is_loaded(model, site, cuts[stage], right[stage])
-    swapped = right[stage] | {f"{stage}_proj.{name}": right[stage][f"{stage}_proj.{name}"].flip(0)}
-    assert not is_loaded(model, site, cuts[stage], swapped)
-    together = {f"qkv_proj.{end}": tensor.flip(0) for end, tensor in held.items()}
-    assert is_loaded(model, site, cuts[stage], together)
-    longer = {end: torch.cat([tensor, tensor[:1]]) for end, tensor in together.items()}
-    assert not is_loaded(model, site, cuts[stage], longer)
-
-
-def test_a_square_matrix_of_a_conv1d_is_compared_as_a_linear_layer_has_it(vllm: None) -> None:
-    from lockstep.samplers.vllm.loading import is_loaded, lay_as_linear
-    from lockstep.samplers.vllm.sites import Site
-
-    right = {"c_proj.weight": torch.randn(3, 3), "c_proj.bias": torch.randn(3)}
-    model = nn.ModuleDict({"c_proj": nn.LayerNorm([3, 3])})
-    model["c_proj"].weight = nn.Parameter(right["c_proj.weight"].T.clone())
-    model["c_proj"].bias = nn.Parameter(right["c_proj.bias"])
-    weights = lay_as_linear(nn.ModuleDict({"c_proj": Conv1D(3, 3)}), right)
-    site = Site("c_proj.forward", "out", (CutPoint("o", 0),), ())
-    assert is_loaded(model, site, CutPoint("o", 0), weights)
-    assert not is_loaded(model, site, CutPoint("o", 0), right)
-
-
-def test_the_function_that_chooses_experts_has_no_weights(vllm: None) -> None:
-    from vllm.model_executor.layers.fused_moe.router.fused_topk_router import FusedTopKRouter
-
-    from lockstep.samplers.vllm.loading import is_loaded
-    from lockstep.samplers.vllm.sites import Site
-
-    experts = nn.Module()
-    experts.router = FusedTopKRouter(top_k=1, global_num_experts=2)  # pyright: ignore[reportArgumentType] (as vLLM does)
-    site = Site("experts.router.select_experts", "out", (CutPoint("router.1", 0), CutPoint("router.2", 0)))
-    assert is_loaded(nn.ModuleDict({"experts": experts}), site, CutPoint("router.1", 0), {"gate.weight": torch.ones(2)})
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2", "qwen3_moe"])
@@ -273,49 +224,7 @@ def test_a_layer_of_vllm_that_is_left_out_is_put_where_it_is_called(llama: Path)
     assert found.places[0].suspects[0].operator.stack[0].function == "LlamaModel.forward"
 
 
-def test_what_builds_a_wrong_table_or_number_is_named(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
-    from vllm.model_executor.models.llama import LlamaAttention
-
-    angles, attention = RotaryEmbedding._compute_inv_freq, LlamaAttention._init_rotary_emb
-
-    def turn_farther(self: Any, base: float) -> Tensor:
-        return angles(self, base) * 1.01
-
-    def scale_less(self: Any, *inputs: Any, **named: Any) -> None:
-        self.scaling = self.head_dim**-0.6
-        attention(self, *inputs, **named)
-
-    faults = [
-        (RotaryEmbedding, "_compute_inv_freq", turn_farther, "aten.mul.Tensor"),
-        (LlamaAttention, "_init_rotary_emb", scale_less, "the number 0.125, which the other engine has not,"),
-    ]
-    for owner, name, fault, what in faults:
-        with monkeypatch.context() as during:
-            during.setattr(owner, name, fault)
-            with opened(llama) as tap:
-                first = find(llama, tap).places[0].suspects[0]
-        assert first.engine == "vllm"
-        assert what in first.operator.name
-        assert first.operator.stack[0].function.endswith(fault.__name__)
-
-
-def test_what_drops_a_weight_is_named(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vllm.model_executor.models.utils import AutoWeightsLoader
-
-    load = AutoWeightsLoader._filter_skipped
-
-    def drop_one(self: Any, weights: Any) -> Any:
-        yield from load(self, list(weights)[1:])
-
-    monkeypatch.setattr(AutoWeightsLoader, "_filter_skipped", drop_one)
-    with opened(llama) as tap:
-        first = find(llama, tap).places[0].suspects[0]
-    assert first.engine == "vllm"
-    assert first.operator.stack[0].function.endswith("drop_one")
-
-
-def test_the_command_writes_a_script_of_vllm_alone(
+def test_the_command_writes_a_script_that_fails_on_the_fault(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
@@ -333,24 +242,9 @@ def test_the_command_writes_a_script_of_vllm_alone(
     script = Path(found["reproduction"])
     text = script.read_text()
     assert len(text.splitlines()) <= 30
-    assert "max_model_len=48" in text
-    assert "lockstep" not in text.replace(str(llama), "").replace(str(tmp_path), "")
+    assert "'max_model_len': 48" in text
     assert run(script) == 0  # in a process without the fault
-    script.write_text(text.replace("\ndef put(", f"\n{FAULT}def put(", 1))
-    assert run(script) == 1
-
-
-def test_the_script_needs_vllm_alone_and_fails_on_the_fault(llama: Path, tmp_path: Path) -> None:
-    from lockstep.samplers.vllm.reproduction import write_vllm_reproduction
-
-    with opened(llama) as tap:
-        scale_attention(model_of(tap))
-        script = write_vllm_reproduction(tmp_path, tap, find(llama, tap), TOKENS)
-    text = script.read_text()
-    assert len(text.splitlines()) <= 30
-    assert "lockstep" not in text.replace(str(llama), "")
-    assert run(script) == 0
-    script.write_text(text.replace("\ndef put(", f"\n{FAULT}def put(", 1))
+    script.write_text(text.replace("        seen = ", f"{FAULT}        seen = ", 1))
     assert run(script) == 1
 
 
@@ -386,7 +280,7 @@ def test_the_worker_keeps_no_tensor_of_a_pass_that_was_read(llama: Path) -> None
 
 
 def test_a_sequence_that_is_taken_in_parts_and_layouts_are_refused(llama: Path) -> None:
-    from lockstep.samplers.vllm.tap import open_vllm
+    from lockstep_doctor.taps.vllm.tap import open_vllm
 
     with pytest.raises(InputError, match="leave the layout empty"), open_vllm(llama, EngineOptions(parallel={"tp": 2})):
         pass

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from lockstep.config import LearnerSection, SamplerSection, Sampling
-from lockstep.doctor.doctor_recipe import doctor_recipe
-from lockstep.doctor.options import DoctorRecipe
 from lockstep.monitor.doctor_command import doctor_options
+from lockstep_doctor.commands.recipe import doctor_recipe
+from lockstep_doctor.table.options import DoctorRecipe
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,6 @@ class OpenAIServer(InferenceOptions["SamplerSection"]):
         may_move = "base_url", "api_key_env", "max_concurrency", "max_retries"
         return OwnSection("openai", "names a server", may_move)
 
-    @property
-    def doctor_backends(self) -> tuple[str, ...]:
-        return ("torch", "openai")
-
     def in_process(self, section: SamplerSection) -> bool:
         return False
 
@@ -39,6 +35,3 @@ class OpenAIServer(InferenceOptions["SamplerSection"]):
                 "max_batch_size, replicas, tensor_parallel, max_restarts and kv_cache_gib are of engines that Lockstep "
                 "starts; a server has its own, and openai.max_concurrency bounds what it is asked at once"
             )
-
-    def doctor_options(self, section: SamplerSection) -> tuple[str, ...]:
-        return ()

@@ -35,19 +35,12 @@ class TorchInference(InferenceBackend):
     def threads(self) -> int | None:
         return 1  # more would make bits depend on how many samplers share the machine
 
-    @property
-    def doctor_backends(self) -> tuple[str, ...]:
-        return ("hf", "torch")
-
     def in_process(self, section: SamplerSection) -> bool:
         return section.replicas == 1
 
     def refuse_options(self, section: SamplerSection) -> None:
         if section.tensor_parallel > 1:
             raise ValueError("tensor_parallel cuts an engine over devices, which torch does not; use backend: vllm")
-
-    def doctor_options(self, section: SamplerSection) -> tuple[str, ...]:
-        return ()
 
     def dtype(self, computation: Computation) -> torch.dtype:
         import torch

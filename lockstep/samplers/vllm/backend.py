@@ -33,10 +33,6 @@ class VLLMInference(InferenceBackend):
     def threads(self) -> int | None:
         return None
 
-    @property
-    def doctor_backends(self) -> tuple[str, ...]:
-        return ("torch", "vllm")
-
     def in_process(self, section: SamplerSection) -> bool:
         return False
 
@@ -50,10 +46,6 @@ class VLLMInference(InferenceBackend):
 
     def context_limit(self, section: SamplerSection) -> int | None:
         return section.vllm.max_model_len
-
-    def doctor_options(self, section: SamplerSection) -> tuple[str, ...]:
-        gib = section.kv_cache_gib
-        return ("sampler=vllm", *(() if gib is None else (f"sampler.kv_cache_gib={gib:g}",)))
 
     def dtype(self, computation: Computation) -> torch.dtype:
         from lockstep.models.precision import TORCH_TYPES

@@ -160,10 +160,6 @@ class VLLMSampler:
         cached, self._cached = self._cached, {}
         return {"cached": [cached[number] for number in sorted(cached)]} | json.loads(self._on_worker("observe_passes"))
 
-    def config(self) -> dict[str, Any]:
-        """The model's configuration as vLLM has it, as plain values."""
-        return self._engine.vllm_config.model_config.hf_text_config.to_dict()
-
     def settings(self) -> dict[str, Any]:
         """The settings of vLLM that shape its numbers."""
         import vllm

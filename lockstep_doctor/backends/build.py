@@ -1,0 +1,101 @@
+"""The backends that a recipe names; what a machine lacks for one is said, and the others are compared without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from lockstep.cluster.workers import Workers, workers_of
+from lockstep.config import DType, LearnerSection, SamplerSection
+from lockstep.errors import InputError
+from lockstep.models.device import resolve_device
+from lockstep.models.folder import context_of, count_cache_numbers, read_config
+from lockstep.models.precision import TORCH_TYPES
+from lockstep.report.progress import Progress
+from lockstep_doctor.backends.hf import HFBackend
+from lockstep_doctor.backends.learner import LearnerBackend
+from lockstep_doctor.table.base import Backend
+from lockstep_doctor.table.options import BackendName, DoctorRecipe, ranks_of
+
+_NO_LEARNERS = ("hf", "vllm")
+_PROMPT, _LEAST_GIB = 512, 0.5
+"""Tokens of a prompt that the cache has room for beside a response, and its least size."""
+
+
+@contextmanager
+def backends_of(recipe: DoctorRecipe, shown: Progress) -> Iterator[dict[str, Backend]]:
+    """All that this machine can have, by name, in the recipe's order; they are closed at the end.
+
+    `shown` is what the user sees.
+    """
+    missing = find_missing(recipe)
+    for name, reason in missing.items():
+        shown.note(f"{name} is skipped: {reason}")
+    names = [name for name in recipe.backends if name not in missing]
+    sections = [section_of(recipe, name) for name in names if not name.startswith(_NO_LEARNERS)]
+    ranks = max((section.parallel.ranks for section in sections if not section.in_process), default=0)
+    width = max((ranks_of(name).tp for name in names if name.startswith("vllm")), default=0)
+    sampler = recipe.sampler.model_copy(update={"tensor_parallel": width}) if width else None
+    with workers_of(recipe.cluster, recipe.learner, shown, ranks, sampler) as workers:
+        built: dict[str, Backend] = {}
+        for name in names:
+            built[name] = backend_of(recipe, name, shown.note, workers)
+            workers.callback(built[name].close)
+        yield built
+
+
+def backend_of(recipe: DoctorRecipe, name: str, note: Callable[[str], object], workers: Workers) -> Backend:
+    """One of them.
+
+    Raises:
+        ValueError: If it cannot compute as the recipe says.
+    """
+    folder, learner, size = recipe.model.path, recipe.learner, max(recipe.grid.batch_sizes)
+    if name == "hf":
+        return HFBackend(folder, learner.dtype, size, learner.device)
+    if name.startswith("vllm"):
+        from lockstep_doctor.backends.vllm import VLLMBackend
+
+        return VLLMBackend(folder, _beside_others(recipe), learner, note, workers, ranks_of(name).tp)
+    return LearnerBackend(folder, section_of(recipe, name), name, size, workers)
+
+
+def section_of(recipe: DoctorRecipe, name: str) -> LearnerSection:
+    """The learner that a backend's name stands for."""
+    return LearnerSection.of(recipe.learner, name.partition("-")[0], ranks_of(name))
+
+
+def _beside_others(recipe: DoctorRecipe) -> SamplerSection:
+    """The engine's options; on a GPU its cache has room for the grid, and leaves the rest to the other backends."""
+    if resolve_device(recipe.learner.device).type != "cuda" or recipe.sampler.kv_cache_gib is not None:
+        return recipe.sampler
+    config = read_config(recipe.model.path)
+    tokens = max(recipe.grid.batch_sizes) * min(max(recipe.grid.lengths) + _PROMPT, context_of(config))
+    room = tokens * count_cache_numbers(config) * 4 / 2**30
+    return recipe.sampler.model_copy(update={"kv_cache_gib": max(_LEAST_GIB, room)})
+
+
+def explain_missing(name: BackendName, device: torch.device, dtype: DType = "fp32") -> str | None:
+    """Says what this machine lacks for a backend; None: nothing that could be known before it starts."""
+    if name.startswith("megatron") and TORCH_TYPES[dtype] == torch.float16:
+        return "Megatron does not compute in fp16"
+    if name.startswith("megatron") and TORCH_TYPES[dtype] == torch.bfloat16 and device.type == "cpu":
+        return "Megatron computes bf16 on GPUs alone, and the device is none"
+    return None
+
+
+def find_missing(recipe: DoctorRecipe) -> dict[BackendName, str]:
+    """The backends of a recipe that are left out, and why.
+
+    Raises:
+        InputError: Fewer than two are left.
+    """
+    device = resolve_device(recipe.learner.device)
+    reasons = {name: explain_missing(name, device, recipe.learner.dtype) for name in recipe.backends}
+    missing = {name: reason for name, reason in reasons.items() if reason is not None}
+    if len(recipe.backends) - len(missing) < 2:
+        said = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
+        raise InputError(f"backends leaves fewer than two to compare ({said}); name another one that can start here")
+    return missing

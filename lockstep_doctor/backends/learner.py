@@ -1,0 +1,73 @@
+"""A training backend as runs have it, by the same specs: a learner scores, and the torch sampler draws."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from lockstep.batch import Batch
+from lockstep.cluster.learner_group import MeshLearner, launch
+from lockstep.cluster.specs import LearnerSpec
+from lockstep.cluster.workers import HERE, Workers
+from lockstep.config import LearnerSection
+from lockstep.learners.packing import cut_in_order
+from lockstep.models.folder import context_of, read_config
+from lockstep.models.heads import LogitsHead
+from lockstep.samplers.torch.stateful import torch_sampler
+from lockstep.types import Request, SamplingParams
+from lockstep_doctor.table.base import USUAL, Capability, Conditions
+
+_TIMEOUT_S = 600.0
+
+
+class LearnerBackend:
+    """Implements `doctor.base.Backend`. A learner in processes of its own scores in its own packing, and draws nothing.
+
+    Args:
+        section: How it computes; None: as learners do by default.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        section: LearnerSection | None = None,
+        name: str = "torch",
+        batch_size: int = 8,
+        workers: Workers = HERE,
+    ) -> None:
+        self.name, self._section, self._batch_size = name, section or LearnerSection(), batch_size
+        self._config = read_config(folder)
+        self.context = context_of(self._config)
+        spec = LearnerSpec(folder, "logits", self._section, None, 0)
+        is_here = self._section.in_process
+        self._learner = spec.build() if is_here else launch(spec, _TIMEOUT_S, workers)
+        head = None if isinstance(self._learner, MeshLearner) else self._learner.model
+        self.network = head.lm if isinstance(head, LogitsHead) else None
+        self.capabilities: frozenset[Capability] = frozenset(("generate", "shaped") if is_here else ("shaped",))
+
+    def settings(self) -> Mapping[str, Any]:
+        said = {"dtype": self._section.dtype, "layout": "packed", "training": False}
+        if self.network is None:
+            return said | {name: size for name, size in self._section.parallel.model_dump().items() if size > 1}
+        return said | {
+            "device": self.network.device.type,
+            "kernel": self.network.config._attn_implementation,
+            "batch_size": self._batch_size,
+            "training": any(module.training for module in self.network.modules()),
+        }
+
+    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Tensor:
+        if isinstance(self._learner, MeshLearner):
+            return self._learner.logprobs(batch)
+        return self._learner.logprobs(batch, cut_in_order(len(batch), conditions.batch_size or self._batch_size))
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL) -> Batch:
+        assert self.network is not None, f"{self.name} does not generate, and says so in its capabilities"
+        size = conditions.batch_size or self._batch_size
+        return torch_sampler(self.network, size, self._section.dtype).generate(requests, sampling)
+
+    def close(self) -> None:
+        if isinstance(self._learner, MeshLearner):
+            self._learner.close()

@@ -1,0 +1,95 @@
+"""vLLM, in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.batch import Batch, concat
+from lockstep.cluster.sampler_pool import SamplerPool
+from lockstep.cluster.specs import SamplerSpec, require_sampler
+from lockstep.cluster.workers import HERE, Workers
+from lockstep.config import Computation, SamplerSection
+from lockstep.errors import InputError
+from lockstep.models.precision import TORCH_TYPES
+from lockstep.types import Request, SamplingParams
+from lockstep_doctor.table.base import USUAL, Capability, Conditions
+
+
+class VLLMBackend:
+    """Implements `doctor.base.Backend`. An engine takes half a minute to start.
+
+    Args:
+        tp: Ranks that share heads and hidden units.
+    """
+
+    name = "vllm"
+    capabilities: frozenset[Capability] = frozenset(("generate",))
+    spec: type[SamplerSpec] = SamplerSpec
+    network = None
+
+    def __init__(
+        self,
+        folder: str,
+        section: SamplerSection,
+        computation: Computation,
+        note: Callable[[str], object] = print,
+        workers: Workers = HERE,
+        tp: int = 1,
+    ) -> None:
+        if section.replicas > 1:
+            raise InputError(f"the doctor asks one engine, not {section.replicas}; leave sampler.replicas at 1")
+        # Where vLLM is one backend among several, the section need not say so.
+        section = section.model_copy(update={"backend": "vllm", "tensor_parallel": tp})
+        require_sampler(section, computation)
+        self.name = f"vllm-tp{tp}" if tp > 1 else "vllm"
+        spec = self.spec(folder, section, computation)
+        self.context = spec.context
+        note(f"vLLM starts with {folder}")
+        self.engine = SamplerPool(spec, note, workers)
+        try:
+            self.engine.ready()
+        except BaseException:
+            self.engine.close()
+            raise
+
+    def settings(self) -> Mapping[str, Any]:
+        told = self.engine.remotes[0].call("settings")
+        return told | {"dtype": _short(told["dtype"]), "batch_size": told["max_num_seqs"], "training": False}
+
+    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Tensor:
+        """Never reads the prefix cache: vLLM does not where it is asked for log-probabilities of a prompt."""
+        if batch.sampling is not None and not batch.sampling.unshaped:
+            raise InputError("vLLM rescores at temperature 1 and over all tokens only; leave batch.sampling out")
+        parts = batch.split(conditions.batch_size or len(batch))
+        return torch.cat([self.engine.logprobs(part) for part in parts])
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL) -> Batch:
+        """Implements `Backend.generate`; samples carry what was observed.
+
+        Returns:
+            The batch, with per sample `prefix_hits`, tokens of the prompt whose keys and values came out of the prefix
+            cache, and `rows` of the largest pass.
+        """
+        if conditions.fresh:
+            self.engine.remotes[0].call("drop_caches")
+        self.engine.remotes[0].call("take_observations")  # what was before
+        size = conditions.batch_size or len(requests)
+        parts = [
+            self.engine.generate(requests[start : start + size], sampling) for start in range(0, len(requests), size)
+        ]
+        seen = self.engine.remotes[0].call("take_observations")
+        return concat(parts).with_columns(
+            sample={"prefix_hits": torch.tensor(seen["cached"]), "rows": torch.full((len(requests),), seen["rows"])}
+        )
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+def _short(dtype: str) -> str:
+    """torch's name of a type as the doctor's."""
+    return next((short for short, own in TORCH_TYPES.items() if str(own) == f"torch.{dtype}"), dtype)

@@ -1,0 +1,361 @@
+"""Two columns of log-probabilities of the same tokens, as a dump of any program has them, and how they differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lockstep_doctor.measures import name_places
+from lockstep_doctor.statistics import CAP, Compared
+
+Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+ColumnSide = Literal["train", "infer"]
+RowFact = Literal["temperature", "prompt"]
+"""Numbers that a dump may say of each row; rows with the same `prompt` answer the same one."""
+
+SIDES: Mapping[ColumnSide, str] = {"train": "training", "infer": "inference"}
+"""Names of both sides where nothing else is said."""
+
+TEMPERATURES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.3, 1.5, 2.0)
+"""Temperatures that are tried where a column differs."""
+
+_FAR = 5.0
+"""Multiple of the usual difference from which a token counts as hit."""
+_OFF = 20.0
+"""The same for tokens whose values nothing explains."""
+_EXPLAINED = 0.14
+"""Share of the difference that may be left where a formula is the whole of it."""
+_LEAST_OFF = 1e-3
+"""Nats: less may be made by rounding alike in all tokens."""
+_LEAST_SIZE = 1e-3
+"""Numbers below it have too few digits to say anything."""
+_LEAST_TOKENS, _LEAST_REPEATS, _LEAST_FITTED = 8, 5, 200
+_SINGLE = 2.0**-23
+"""Relative spacing of fp32, in which columns are computed."""
+_MOST_ROWS, _PLACES = 512, 64
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A mark in two columns; it does not prove what left it.
+
+    Attributes:
+        kind: In a few words, such as `exactly 0` or `rows moved`.
+        side: Whose numbers show it; None: that cannot be told.
+        tokens: Number of tokens that have it.
+        where: Rows and positions of these tokens.
+        share: Of the squares of the differences, each counting at most 3 nats, that lie in these tokens.
+    """
+
+    kind: str
+    what: str
+    side: ColumnSide | None
+    tokens: int
+    where: str
+    share: float
+
+
+@dataclass(frozen=True)
+class TokenColumns:
+    """Two sides' log-probabilities of N entries in B rows, one row after the other.
+
+    Attributes:
+        train: Log-probabilities of the training side, nats, float64 [N].
+        infer: Of the inference side, float64 [N].
+        mask: True for tokens that were generated, bool [N]; the others are not compared.
+        offsets: Where each row begins, and N: int64 [B + 1].
+        ids: Token ids, int64 [N]; None: unknown.
+        facts: What is known of the rows besides, float64 [B] each.
+        names: What the sides are called in sentences.
+    """
+
+    train: Tensor
+    infer: Tensor
+    mask: Tensor
+    offsets: Tensor
+    ids: Tensor | None = None
+    facts: Mapping[RowFact, Tensor] = field(default_factory=dict)
+    names: Mapping[ColumnSide, str] = field(default_factory=lambda: SIDES)
+
+    @property
+    def lengths(self) -> Tensor:
+        """Entries of each row, int64 [B]."""
+        return self.offsets.diff()
+
+    @property
+    def row(self) -> Tensor:
+        """Row of each entry, int64 [N]."""
+        return torch.repeat_interleave(torch.arange(self.lengths.numel()), self.lengths)
+
+    @property
+    def position(self) -> Tensor:
+        """Position of each entry in its sequence, int64 [N]."""
+        return torch.arange(self.train.numel()) - self.offsets[:-1][self.row]
+
+    def compare(self) -> Compared:
+        """Both sides on the tokens that were generated."""
+        lengths = torch.zeros_like(self.lengths).index_add_(0, self.row, self.mask.long())
+        prompt = self.facts.get("prompt")
+        return Compared(
+            self.train[self.mask].double(),
+            self.infer[self.mask].double(),
+            lengths,
+            self.position[self.mask],
+            None if prompt is None else prompt.long(),
+        )
+
+    def take(self, rows: int) -> TokenColumns:
+        """The rows in front."""
+        end = int(self.offsets[rows])
+        facts: dict[RowFact, Tensor] = {name: value[:rows] for name, value in self.facts.items()}
+        return replace(
+            self,
+            train=self.train[:end],
+            infer=self.infer[:end],
+            mask=self.mask[:end],
+            offsets=self.offsets[: rows + 1],
+            ids=None if self.ids is None else self.ids[:end],
+            facts=facts,
+        )
+
+
+def examine_columns(columns: TokenColumns) -> list[Finding]:
+    """Returns how two columns differ; nothing where they differ as rounding makes them differ.
+
+    Each finding speaks of tokens that the ones before it left: numbers of few digits, values that repeat, values of
+    other rows, and a formula for those that are left.
+    """
+    compared = columns.compare()
+    return list(_ColumnExaminer(columns, compared).examine()) if compared.train.numel() else []
+
+
+class _ColumnExaminer:
+    """Two columns as arrays, and which tokens no finding speaks of yet."""
+
+    def __init__(self, columns: TokenColumns, compared: Compared) -> None:
+        self._names, self._compared = columns.names, compared
+        self._sides: dict[ColumnSide, Compared] = {"infer": compared, "train": compared.swap()}
+        self._free = np.ones(compared.train.numel(), bool)
+        self._spacing = np.zeros(self._free.size)
+        self._delta = compared.delta.clamp(-CAP, CAP).numpy()
+
+    def examine(self) -> Iterator[Finding]:
+        """Yields all findings."""
+        yield from self._find_digits()
+        excess = measure_excess(self._compared, self._spacing)
+        yield from self._find_repeated(excess)
+        yield from self._find_moved_rows()
+        if self._free.any() and np.abs(self._delta[self._free]).mean() > _LEAST_OFF:
+            yield from self._explain(self._free)
+        if self._free.sum() >= _LEAST_FITTED and self._delta[self._free].any():
+            yield from self._fit()
+        yield from self._explain(self._free & (excess > _FAR))
+        off = self._free & (excess > _OFF)
+        squares = np.square(self._delta)
+        if squares[off].sum() > 0.5 * squares.sum():
+            rms = float(np.sqrt(squares[off].mean()))
+            yield self._report("off", f"off by {rms:.2g} nats (root mean square)", None, off)
+
+    def _report(self, kind: str, what: str, side: ColumnSide | None, tokens: Bools) -> Finding:
+        """The finding; the next ones do not speak of its tokens, unless it is about their digits."""
+        squares = np.square(self._delta)
+        row, position = self._compared.row.numpy(), self._compared.position.numpy()
+        rows = name_places(np.unique(row[tokens]).tolist(), self._compared.lengths.numel(), "row")
+        positions = name_places(np.unique(position[tokens]).tolist(), int(position.max()) + 1, "position")
+        share = float(squares[tokens].sum() / max(float(squares.sum()), 1e-300))
+        if kind != "grid":
+            self._free = self._free & ~tokens
+        return Finding(kind, what, side, int(tokens.sum()), f"{rows}, {positions}", share)
+
+    def _find_digits(self) -> Iterator[Finding]:
+        """Sides whose numbers all have few digits; what these make is no difference then."""
+        for side, compared in self._sides.items():
+            own = compared.infer.numpy()
+            judged = np.isfinite(own) & (np.abs(own) > _LEAST_SIZE)
+            there = [one for one in _GRIDS if judged.any() and one[1](own)[judged].mean() > 0.97]
+            if not there or np.unique(own[judged]).size < _LEAST_REPEATS:
+                continue
+            name, _, spacing = there[0]
+            yield self._report("grid", name, side, judged)
+            self._spacing = np.maximum(self._spacing, spacing(np.nan_to_num(own)))
+
+    def _find_repeated(self, excess: Floats) -> Iterator[Finding]:
+        """Zeros, constants, clamps and what is no number, by side."""
+        for side, compared in self._sides.items():
+            own, other = compared.infer.numpy(), compared.train.numpy()
+            broken = self._free & ~np.isfinite(own)
+            if broken.any():
+                yield self._report("not finite", "minus infinity or no number", side, broken)
+            far = self._free & (excess > _FAR) & np.isfinite(own)
+            values, count = np.unique(own[far], return_counts=True)
+            for value in values[count >= _LEAST_REPEATS]:
+                tokens = far & (own == value)
+                is_coarse = value != 0 and (self._spacing[tokens] > 0).mean() > 0.5  # such numbers repeat
+                if not is_coarse and np.mean(other[tokens] == other[tokens][0]) < 0.5:
+                    yield self._report(*_name_value(float(value), own, other, tokens), side, tokens)
+
+    def _find_moved_rows(self) -> Iterator[Finding]:
+        order = find_row_order(self._compared)
+        if len(order) < 2:
+            return
+        pairs = ", ".join(f"{row} ← {source}" for row, source in list(order.items())[:6])
+        what = f"{len(order)} of {self._compared.lengths.numel()} rows have another row's values: {pairs}"
+        tokens = np.isin(self._compared.row.numpy(), list(order)) & self._free
+        yield self._report("rows moved", what, None, tokens)
+
+    def _explain(self, tokens: Bools) -> Iterator[Finding]:
+        """A formula for one side's values of some tokens, given the other's, that is the whole of the difference."""
+        if tokens.sum() < _LEAST_TOKENS:
+            return
+        each: list[tuple[_Formula, ColumnSide]] = [
+            (one, side) for side, compared in self._sides.items() for one in _list_formulas(compared, tokens)
+        ]
+        (kind, what, left, _), side = min(each, key=lambda one: one[0][2] + one[0][3])
+        if left < _EXPLAINED:
+            other: ColumnSide = "train" if side == "infer" else "infer"
+            said = f"{self._names[side]}'s values are {what.replace(_OTHERS, self._names[other] + _OF)}"
+            yield self._report(kind, f"{said}; {left:.1%} of the difference is left so", None, tokens)
+
+    def _fit(self) -> Iterator[Finding]:
+        """A nucleus of one side, where all tokens that are left clearly look like it."""
+        tokens = self._free
+        for side, compared in self._sides.items():
+            kept = _find_nucleus(compared.infer.numpy()[tokens], compared.train.numpy()[tokens])
+            if kept is not None:
+                what = f"as if renormalized over a nucleus of {kept:.3g}: the difference is never above −log {kept:.3g}"
+                yield self._report("renormalized over a nucleus", what, side, tokens)
+                return
+
+
+def measure_excess(compared: Compared, spacing: Floats | float = 0.0) -> Floats:
+    """Returns of each token how many times the usual difference it is off, [M]; infinite where one side has no number.
+
+    Rounding moves the log-probability of a token in proportion to 1 − p, and by the last digit of what it is kept in.
+    What is usual is taken from the quarter of the tokens that are least off, so that damage to most of them does not
+    count as usual.
+
+    Args:
+        compared: Both sides.
+        spacing: Of the numbers that both are kept in, where it is coarser than fp32's.
+    """
+    off = compared.delta.abs().numpy()
+    surprise = torch.maximum(-compared.train, -compared.infer).nan_to_num(0.0, 50.0).clamp(0.0, 50.0).numpy()
+    shape, least = -np.expm1(-surprise) + 1e-6, 3e-6 + _SINGLE * surprise + spacing
+    usual = np.quantile((off / shape)[np.isfinite(off)], 0.25) / 0.319 if np.isfinite(off).any() else 0.0
+    return off / (usual * shape + least)
+
+
+def _name_value(value: float, own: Floats, other: Floats, tokens: Bools) -> tuple[str, str]:
+    """Kind and name of a value that many tokens have: a bound, if the other side lies beyond it there."""
+    if value == 0.0:
+        return "exactly 0", "exactly 0"
+    for kind, sign in (("floor", 1), ("ceiling", -1)):
+        is_end = sign * value <= np.min(sign * own[np.isfinite(own)])
+        if is_end and (sign * other[tokens] < sign * value).all():
+            return kind, f"cut off at {value:.6g}, its {kind}"
+    return "constant", f"exactly {value:.6g}"
+
+
+_Grid = tuple[str, Callable[[Floats], Bools], Callable[[Floats], Floats]]
+"""A format that columns may be kept in: its name, which numbers are of it, and how far apart they are there."""
+
+
+def _digits_of(name: str, dtype: torch.dtype) -> _Grid:
+    step = torch.finfo(dtype).eps
+    return (
+        f"numbers of {name}",
+        lambda x: torch.from_numpy(x).to(dtype).double().numpy() == x,
+        lambda x: np.abs(x) * step,
+    )
+
+
+def _decimals(digits: int) -> _Grid:
+    def has(x: Floats) -> Bools:
+        near = np.round(x, digits)
+        return (near == x) | (near.astype(np.float32).astype(np.float64) == x)
+
+    return f"numbers of {digits} decimal{'s' * (digits > 1)}", has, lambda x: np.full_like(x, 10.0**-digits)
+
+
+_GRIDS = (
+    *map(_decimals, (1, 2)),
+    _digits_of("bf16", torch.bfloat16),
+    _digits_of("fp16", torch.float16),
+    _decimals(3),
+)
+
+_OTHERS, _OF = "the others", "'s"
+_Formula = tuple[str, str, float, float]
+"""Kind, words, share of the mean difference that it does not explain, and what it must explain more than others."""
+
+
+def _list_formulas(compared: Compared, tokens: Bools) -> Iterator[_Formula]:
+    """Formulas for the inference side's values of some tokens, given the training side's."""
+    own, other = compared.infer.numpy()[tokens], compared.train.numpy()[tokens]
+    before = max(_mean_off(own, other), 1e-300)
+    offset, factor = float(np.median(own - other)), float(np.median(own / np.minimum(other, -1e-12)))
+    units = {
+        f"{_OTHERS} with the sign turned": -other,
+        f"{_OTHERS} as probabilities, not their logarithms": np.exp(np.minimum(other, 50.0)),
+        f"{_OTHERS} as logarithms to the base 2": other / math.log(2),
+        f"{_OTHERS} as logarithms to the base 10": other / math.log(10),
+    }
+    for what, values in units.items():
+        yield "formula", what, _mean_off(own, values) / before, 0.0
+    yield "offset", f"{_OTHERS} {offset:+.4g} nats", _mean_off(own, other + offset) / before, 0.01
+    yield "scaled", f"{factor:.4g} times {_OTHERS}", _mean_off(own, factor * other) / before, 0.03
+    row, every = compared.row.numpy(), compared.train.numpy()
+    for places in (-2, -1, 1, 2):
+        inside = (np.roll(row, -places) == row)[tokens]
+        if inside.mean() > 0.5:
+            left = _mean_off(own[inside], np.roll(every, -places)[tokens][inside]) / before
+            what = f"{_OTHERS} {places:+d} position{'s' * (abs(places) > 1)} from them"
+            yield "positions moved", what, left, 0.001 * abs(places)
+
+
+def find_row_order(compared: Compared) -> dict[int, int]:
+    """Finds the rows whose values are those of another row on the training side: row → the row that has them.
+
+    Rows are compared by the first tokens that both have, so rows of other lengths may be found as well.
+    """
+    rows = compared.lengths.numel()
+    if not 2 <= rows <= _MOST_ROWS:
+        return {}
+    row, place = compared.row.numpy(), compared.index.numpy() - 1
+    own, other = np.full((2, rows, _PLACES), np.nan)
+    for grid, side in ((own, compared.infer), (other, compared.train)):
+        inside = place < _PLACES
+        grid[row[inside], place[inside]] = side.nan_to_num(-1e6, -1e6, -1e6).numpy()[inside]
+    found: dict[int, int] = {}
+    for number in range(rows):
+        off = np.minimum(np.abs(own[number] - other), 1.0)
+        count = (~np.isnan(off)).sum(1)
+        mean = np.where(count >= 4, np.nansum(off, 1) / np.maximum(count, 1), np.inf)
+        best = int(np.argmin(mean))
+        if best != number and mean[best] < 0.1 * mean[number] and np.sum(mean < 2 * mean[best] + 1e-9) == 1:
+            found[number] = best
+    return found
+
+
+def _mean_off(a: Floats, b: Floats) -> float:
+    return float(np.minimum(np.abs(a - b), 1.0).mean())
+
+
+def _find_nucleus(own: Floats, other: Floats) -> float | None:
+    """The nucleus over which one side is renormalized: Δ of one sign, up to −log top_p and not farther.
+
+    Where one token is the whole nucleus, that side says 0, and the other does not.
+    """
+    gain = own - other
+    kept = math.exp(-gain.max())
+    one_sided = float(np.maximum(gain, 0).sum() / np.abs(gain).sum())
+    near, certain = np.mean(gain > 0.7 * gain.max()), np.mean((own > -1e-6) & (other < -1e-3))
+    return None if one_sided < 0.97 or near < 0.02 or certain < 0.02 or not 0.3 < kept < 0.999 else kept

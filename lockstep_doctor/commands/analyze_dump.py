@@ -1,0 +1,87 @@
+"""`lockstep doctor analyze`: what a rollout dump says about agreement, without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.data.rows import DataError
+from lockstep.report.terminal import markdown_table
+from lockstep_doctor.columns import SIDES, Finding, examine_columns
+from lockstep_doctor.dumps.names import DumpError, FieldNames
+from lockstep_doctor.dumps.read import Dump, read_dump
+from lockstep_doctor.statistics import figures
+from lockstep_doctor.table.options import DoctorLimits
+from lockstep_doctor.table.verdict import CellJudgement, judge
+
+_SHOWN = {
+    "token_mult_prob_error": "mean e^abs(Δ)",
+    "capped_mult_prob_error": "the same, abs(Δ) counting at most 3",
+    "k1": "KL(inference ‖ training), k1: mean −Δ",
+    "k3": "KL(inference ‖ training), k3",
+    "mean_ratio": "mean e^Δ: 1 if both are distributions, and inference's was drawn from",
+    "rms": "root mean square of Δ",
+    "median_abs": "median abs(Δ)",
+    "p99": "99 % of tokens are within",
+    "max_abs": "largest abs(Δ)",
+    "outlier_rate_1": "share of tokens off by more than 1 nat",
+    "sequence_ess": "effective share of sequences, by importance weights",
+    "support_violations_train": "tokens with no probability on the training side",
+    "support_violations_infer": "tokens with no probability on the inference side",
+}
+
+
+@dataclass(frozen=True)
+class DumpAnalysis:
+    """Verdict on a dump, by limits for bf16, and what its differences look like."""
+
+    judgement: CellJudgement
+    figures: Mapping[str, float]
+    findings: Sequence[Finding]
+
+
+def analyze_dump(file: Path, names: FieldNames) -> DumpAnalysis:
+    """Reads a dump, and prints what it says as Markdown.
+
+    Raises:
+        DataError: The dump cannot be read, or has one side alone.
+    """
+    try:
+        dump = read_dump(file, names)
+    except DumpError as error:
+        raise DataError(str(error)) from error
+    if dump.train is None or dump.infer is None:
+        missing = "train" if dump.train is None else "infer"
+        raise DataError(
+            f"{file}: has {dump.train or dump.infer} alone, and analyze compares two sides; name the other one by "
+            f"--columns {missing}=…, or say lockstep doctor locate {file} --model FOLDER"
+        )
+    compared = dump.columns.compare()
+    judgement = judge({"infer": (compared, None)}, DoctorLimits())
+    analysis = DumpAnalysis(judgement, figures(compared), examine_columns(dump.columns))
+    print("\n".join(_describe(file, dump, analysis)))
+    return analysis
+
+
+def _describe(file: Path, dump: Dump, analysis: DumpAnalysis) -> Iterator[str]:
+    numbers = analysis.figures
+    yield f"# {file.name}: {analysis.judgement.verdict}"
+    yield ""
+    yield (
+        f"{numbers['tokens']:,.0f} tokens of {numbers['sequences']:,.0f} sequences; Δ is `{dump.train}` − "
+        f"`{dump.infer}`, nats."
+    )
+    yield from dump.notes
+    yield ""
+    yield from (f"- {reason}" for reason in analysis.judgement.reasons)
+    yield ""
+    yield "The limits are those of bf16; two sides in fp32 may pass and yet disagree."
+    yield ""
+    rows = ((name, what, f"{numbers[name]:.4g}") for name, what in _SHOWN.items())
+    yield markdown_table(("figure", "", "value"), rows)
+    for one in analysis.findings:
+        side = "" if one.side is None else f" ({SIDES[one.side]} side)"
+        yield f"- **{one.kind}**{side}: {one.what}"
+        yield f"  {one.tokens:,} tokens in {one.where}; {one.share:.0%} of the squares of Δ"
+    yield "Marks prove nothing: `lockstep doctor locate` looks for the place in the models themselves."

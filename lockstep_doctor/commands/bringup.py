@@ -1,0 +1,269 @@
+"""`lockstep doctor bringup`: the checks of a new model that no grid makes, one row for each check and backend.
+
+context      the longest sequence is that which was asked for, no more and no less
+embeddings   rows of embedding and head that look untrained: near zero, far from the others, or alike
+decode       decoding against the same backend's prefill, of generated tokens alone, by quarters of a long response
+prefix cache the same prompts again, out of the cache: finite, and the same
+experts      every expert is chosen by some token, and two backends choose the same
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from typing import Any, Literal
+
+import orjson
+import torch
+from torch import Tensor, nn
+
+from lockstep import exit_codes
+from lockstep.batch import Batch
+from lockstep.config import DType
+from lockstep.config.loading import Loaded
+from lockstep.errors import InputError
+from lockstep.models.folder import read_config
+from lockstep.report.progress import Progress
+from lockstep.report.terminal import markdown_table
+from lockstep.rollouts.rollout import requests_of
+from lockstep.types import Request, SamplingParams
+from lockstep.whole_files import write_whole
+from lockstep_doctor.backends.hf import HFBackend
+from lockstep_doctor.commands.session import open_session
+from lockstep_doctor.table.base import Backend, Conditions
+from lockstep_doctor.table.options import DoctorRecipe
+from lockstep_doctor.table.plan import ROOM, PromptSource
+from lockstep_doctor.table.verdict import DUST
+
+Outcome = Literal["PASS", "LOOK", "FAIL", "SKIPPED"]
+_SEQUENCES = 8
+_CACHED = 70
+"""Tokens of a prompt that fill two blocks of a prefix cache."""
+_CACHED_BF16 = 0.25
+"""Nats that one log-probability out of the cache may be off in a narrow type."""
+_FLIPS: Mapping[DType, float] = {"fp32": 0.01, "bf16": 0.2, "fp16": 0.2}
+"""Share of tokens whose experts may differ, in a layer: near ties are decided by rounding."""
+
+_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
+_ROUTERS = (".gate", ".router")
+_NEAR_ZERO = 0.05
+"""Share of the median norm below which a row is near zero."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One row.
+
+    Attributes:
+        what: The backend, or what else was looked at.
+        outcome: LOOK asks for a person; SKIPPED says what the backend refuses or lacks.
+    """
+
+    check: str
+    what: str
+    outcome: Outcome
+    said: str
+
+
+def bring_up(loaded: Loaded) -> int:
+    """Runs all checks, prints their rows, and writes `bringup.json`. Returns the exit code."""
+    found: list[Observation] = []
+    with open_session(loaded) as (results, backends, shown):
+        for one in observe(loaded.expect(DoctorRecipe), backends, shown):
+            shown.note(f"{one.check} of {one.what}: {one.outcome}")
+            found.append(one)
+        content = orjson.dumps([asdict(one) for one in found], option=orjson.OPT_INDENT_2)
+        write_whole(results.folder / "bringup.json", [content + b"\n"])
+    rows = [[one.check, one.what, one.outcome, one.said] for one in found]
+    print(markdown_table(["Check", "Of", "Outcome", ""], rows))
+    outcomes = {one.outcome for one in found}
+    return exit_codes.BROKEN if "FAIL" in outcomes else exit_codes.INCONCLUSIVE if "LOOK" in outcomes else 0
+
+
+def observe(recipe: DoctorRecipe, backends: Mapping[str, Backend], shown: Progress) -> Iterator[Observation]:
+    """All rows."""
+    witness = HFBackend(recipe.model.path, device=recipe.learner.device)
+    source = PromptSource(recipe)
+    with shown.phase("embeddings"):
+        yield from check_embeddings(witness, None if source.tokenizer is None else len(source.tokenizer))
+    room = min(backend.context for backend in backends.values()) // 2
+    prompts = source.prompts("real", max(1, min(recipe.data.max_prompt_tokens, room)))[:_SEQUENCES]
+    rounds = math.ceil(_SEQUENCES / len(prompts))
+    requests = requests_of(prompts, 0, rounds, recipe.seed, "doctor bringup")[:_SEQUENCES]
+    for name, backend in backends.items():
+        if "generate" not in backend.capabilities:
+            yield Observation("decode", name, "SKIPPED", "it does not generate")
+            continue
+        with shown.phase(name):
+            yield check_context(name, backend, recipe.sampler.context_limit)
+            yield check_decode(name, backend, requests, recipe)
+            yield check_prefix_cache(name, backend)
+    with shown.phase("experts"):
+        yield from check_experts(backends, requests, read_config(recipe.model.path).get_text_config().to_dict())
+
+
+def check_embeddings(witness: HFBackend, known: int | None) -> Iterator[Observation]:
+    """Rows of embedding and head; those that no token of the tokenizer stands for only pad."""
+    model = witness.model()
+    for name, module in (("embedding", model.get_input_embeddings()), ("head", model.get_output_embeddings())):
+        if module is None:
+            continue
+        rows = find_untrained(module.get_parameter("weight").detach())
+        said, inside = [], 0
+        for kind, ids in rows.items():
+            own = [i for i in ids if known is None or i < known]
+            inside += len(own)
+            if ids:
+                said.append(f"{len(ids)} {kind} ({len(own)} in the tokenizer): {', '.join(map(str, ids[:8]))}")
+        yield Observation("embeddings", name, "LOOK" if inside else "PASS", "; ".join(said) or "none stands out")
+
+
+def find_untrained(weight_VC: Tensor) -> dict[str, list[int]]:
+    """Ids by what is odd about their rows: not finite, near zero, or alike.
+
+    Args:
+        weight_VC: One row for each token.
+    """
+    rows = weight_VC.float().cpu()
+    finite = rows.isfinite().all(1)
+    norm = rows.norm(dim=1)
+    zero = norm <= _NEAR_ZERO * norm[finite].median()
+    return {
+        "not finite": (~finite).nonzero()[:, 0].tolist(),
+        "near zero": zero.nonzero()[:, 0].tolist(),
+        "alike": [] if bool(zero.all()) else _find_alike(rows, finite & ~zero),
+    }
+
+
+def _find_alike(rows_VC: Tensor, wanted_V: Tensor) -> list[int]:
+    """Ids whose row another one has, too: equal projections on a random direction, to the bit."""
+    direction = torch.randn(rows_VC.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    place = (rows_VC.double() * direction).sum(1)
+    _, number, count = torch.unique(place, return_inverse=True, return_counts=True)
+    return ((count[number] > 1) & wanted_V).nonzero()[:, 0].tolist()
+
+
+def check_context(name: str, backend: Backend, asked: int | None) -> Observation:
+    """The longest sequence is computed, and one token more is not."""
+    limit = backend.context if asked is None or not name.startswith("vllm") else asked
+    if name == "hf":
+        return Observation("context", name, "SKIPPED", f"transformers has no limit of its own; the model's is {limit}")
+    full, over = (_count_drawn(backend, limit - 2, tokens) for tokens in (2, 3))
+    if full != 2:
+        return Observation("context", name, "FAIL", f"takes less than the {limit} tokens that were asked for: {full}")
+    if over == 3:
+        return Observation("context", name, "FAIL", f"takes more than the {limit} tokens that were asked for")
+    end = f"response cut to {over}" if isinstance(over, int) else f"refused: {over}"
+    return Observation("context", name, "PASS", f"{limit} tokens; one more: {end}")
+
+
+def check_decode(name: str, backend: Backend, requests: Sequence[Request], recipe: DoctorRecipe) -> Observation:
+    """Decoding against prefill over a long response: the error of its first and of its last quarter."""
+    longest = backend.context - max(len(request.tokens) for request in requests) - ROOM
+    length = min(max(recipe.grid.lengths), longest)
+    batch = backend.generate(requests, SamplingParams(length))
+    delta = (batch["sampler_logprob"].double() - backend.score(_without_sampling(batch)).double()).abs()
+    sizes = batch.lengths.tolist()
+    generated = [own[mask].chunk(4) for own, mask in zip(delta.split(sizes), batch.mask.split(sizes), strict=True)]
+    quarters = [float(torch.cat(parts).exp().mean()) for parts in zip(*generated, strict=True)]
+    grows = quarters[3] - 1 > 2 * (quarters[0] - 1) + DUST / 10
+    limit = 1 + DUST if backend.settings()["dtype"] == "fp32" else recipe.limits.max_mult_prob_error
+    broken = not all(quarter <= limit for quarter in quarters)
+    said = f"mean e^|Δ| by quarters of {length} tokens: {', '.join(f'{quarter:.5f}' for quarter in quarters)}"
+    outcome: Outcome = "FAIL" if broken else "LOOK" if grows else "PASS"
+    return Observation("decode", name, outcome, said + ("; it grows" if grows else ""))
+
+
+def check_prefix_cache(name: str, backend: Backend) -> Observation:
+    """Greedy answers to the same prompts twice; the second time their keys and values come out of the cache."""
+    if backend.context < _CACHED + 4:
+        return Observation("prefix cache", name, "SKIPPED", "its context is too short")
+    prompts = [Request(tuple((7 * k + i) % 50 for k in range(_CACHED)), i) for i in range(_SEQUENCES)]
+    sampling = SamplingParams(4, temperature=0.0)
+    first, again = (backend.generate(prompts, sampling, Conditions(fresh=fresh)) for fresh in (True, False))
+    hits = int(again["prefix_hits"].sum()) if "prefix_hits" in again.sample else 0
+    if not hits:
+        return Observation("prefix cache", name, "SKIPPED", "no prompt came out of a cache")
+    column = again["sampler_logprob"][again.mask]
+    fresh = first["sampler_logprob"][first.mask]
+    broken = not bool(column.isfinite().all() and fresh.isfinite().all())
+    moved = not torch.equal(first.tokens, again.tokens)
+    apart = float("nan") if column.shape != fresh.shape else float((column - fresh).abs().max())
+    limit = DUST if backend.settings()["dtype"] == "fp32" else _CACHED_BF16
+    said = f"{hits} tokens out of the cache, max |Δ| {apart:.2g}" + ("; not finite" if broken else "")
+    passes = not broken and apart <= (DUST if moved else limit)
+    return Observation("prefix cache", name, "PASS" if passes else "FAIL", said)
+
+
+def check_experts(
+    backends: Mapping[str, Backend], requests: Sequence[Request], config: Mapping[str, Any]
+) -> Iterator[Observation]:
+    """Checks the routers of a mixture: experts never chosen, and choices that differ between backends."""
+    experts = next((int(config[name]) for name in _COUNTS if config.get(name)), 0)
+    if not experts:
+        return
+    each = int(config["num_experts_per_tok"])
+    sequences = [torch.tensor(request.tokens) for request in requests]
+    chosen: dict[str, Mapping[str, Tensor]] = {}
+    for name, backend in backends.items():
+        if backend.network is None:
+            yield Observation("experts", name, "SKIPPED", "it does not show its routers")
+            continue
+        chosen[name] = record_experts(backend, backend.network, sequences, each)
+        idle = {layer: sorted(set(range(experts)) - set(ids.unique().tolist())) for layer, ids in chosen[name].items()}
+        never = "; ".join(f"{layer}: {ids}" for layer, ids in idle.items() if ids)
+        said = f"never chosen: {never}" if never else f"all {experts} of {len(idle)} layers are chosen"
+        yield Observation("experts", name, "LOOK" if never else "PASS", said)
+    for one, other in pairwise(chosen):
+        flips = {
+            layer: float((ids.sort(-1).values != chosen[other][layer].sort(-1).values).any(-1).double().mean())
+            for layer, ids in chosen[one].items()
+        }
+        allowed = max(_FLIPS[backends[name].settings()["dtype"]] for name in (one, other))
+        said = "tokens with other experts: " + ", ".join(f"{layer} {share:.2%}" for layer, share in flips.items())
+        yield Observation("experts", f"{one} vs {other}", "FAIL" if max(flips.values()) > allowed else "PASS", said)
+
+
+def record_experts(backend: Backend, network: nn.Module, sequences: Sequence[Tensor], each: int) -> dict[str, Tensor]:
+    """Returns ids of the chosen experts, by the router's name, of all tokens end to end [N, k].
+
+    Args:
+        backend: Scores the sequences.
+        network: Its model.
+        sequences: Token ids [T], each read alone.
+        each: Experts of a token, where a router only gives logits.
+    """
+    found: dict[str, list[Tensor]] = {}
+
+    def note(name: str, output: Any) -> None:
+        parts = output if isinstance(output, tuple) else (output,)
+        ids = next((part for part in parts if not part.is_floating_point()), None)
+        ids = parts[0].topk(each, -1).indices if ids is None else ids
+        found.setdefault(name, []).append(ids.reshape(-1, ids.shape[-1]).cpu())
+
+    with ExitStack() as hooks:
+        for name, module in network.named_modules():
+            if name.endswith(_ROUTERS):
+                handle = module.register_forward_hook(lambda _, inputs, output, *, name=name: note(name, output))
+                hooks.callback(handle.remove)
+        for tokens_T in sequences:
+            mask_T = torch.arange(len(tokens_T)) > 0
+            backend.score(Batch(tokens_T, torch.tensor([len(tokens_T)]), {"mask": mask_T}), Conditions(batch_size=1))
+    return {name: torch.cat(ids) for name, ids in found.items()}
+
+
+def _count_drawn(backend: Backend, prompt: int, tokens: int) -> int | str:
+    """Counts the tokens of a response; returns the error if refused."""
+    request = Request(tuple(k % 50 for k in range(prompt)), 0)
+    try:
+        return int(backend.generate([request], SamplingParams(tokens, temperature=0.0)).mask.sum())
+    except InputError as error:
+        return str(error)
+
+
+def _without_sampling(batch: Batch) -> Batch:
+    """The batch as it is scored at temperature 1 and among all tokens."""
+    return replace(batch, sampling=None)

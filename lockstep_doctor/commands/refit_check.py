@@ -1,0 +1,288 @@
+"""`lockstep doctor refit`: do an engine's weights really come from the learner, all of them, every time?
+
+noise    the engine is sent random tensors, so that nothing of the first weights is left, and proves that it has
+         them: by fingerprints, and by log-probabilities that are no longer the learner's
+refit    it gets the learner's weights: every tensor, every cache, the log-probabilities of a probe are compared
+step     the learner takes one large optimizer step, and the engine's weights must now be told from the learner's:
+         the comparison would have noticed
+again    as refit
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lockstep import keyed
+from lockstep.cluster.sampler_pool import SamplerPool, processes
+from lockstep.cluster.specs import LearnerSpec, SamplerSpec
+from lockstep.cluster.workers import workers_of
+from lockstep.config import Computation, LearnerSection, Optimizer
+from lockstep.config.loading import Loaded
+from lockstep.errors import InputError
+from lockstep.learners.base import train
+from lockstep.learners.rank import RankLearner
+from lockstep.losses.cross_entropy import CrossEntropyLoss
+from lockstep.models.folder import context_of, read_config
+from lockstep.report.progress import Progress, show_progress
+from lockstep.report.terminal import summary_table
+from lockstep.weight_sync.attestation import Attestation
+from lockstep.weight_sync.sync import HasWeights, Outgoing, Probe, Sent, differing, random_probe
+from lockstep.whole_files import write_whole
+from lockstep_doctor.table.options import DoctorRecipe
+
+REPORT = "refit.json"
+STAGES = ("noise", "refit", "step", "again")
+_STEP = Optimizer(lr=1e-3)
+"""AdamW's first step moves every weight by about the learning rate, so this one shows in any type."""
+
+
+@dataclass(frozen=True)
+class RefitFinding:
+    """Something that is wrong after a refit.
+
+    Attributes:
+        what: A tensor by its name, a cache, or what else was compared.
+    """
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True)
+class RefitStage:
+    """One stage of the check.
+
+    Attributes:
+        tensors: That were sent, or compared.
+        received_only: Of these, those that arrived, and that the engine makes something of its own of.
+        gap: Mean |Δ log π| between learner and engine over the probe, nats.
+        largest_gap: Largest of the same.
+        seconds: That the refit took, or the step.
+    """
+
+    name: str
+    tensors: int
+    received_only: int
+    gap: float
+    largest_gap: float
+    seconds: float
+    findings: tuple[RefitFinding, ...]
+
+    @property
+    def verdict(self) -> str:
+        return "FAIL" if self.findings else "PASS"
+
+
+def check_model(loaded: Loaded) -> dict[str, list[RefitStage]]:
+    """Checks each backend but the first that takes weights, prints what was found, and returns it by backend.
+
+    Raises:
+        ValueError: If there is nothing to check, or it cannot start.
+    """
+    recipe = loaded.expect(DoctorRecipe)
+    checked = [backend for backend in recipe.backends[1:] if backend != "hf"]
+    if not checked:
+        raise InputError(
+            f"backends is {list(recipe.backends)}: the first trains, and none of the others is an engine that takes "
+            "weights; name torch or vllm behind it, as in backends=[hf,vllm]"
+        )
+    results: dict[str, list[RefitStage]] = {}
+    for backend in checked:
+        section = recipe.sampler.model_copy(update={"backend": backend})
+        with (
+            show_progress(f"refit: {recipe.model.path} → {backend}") as shown,
+            workers_of(recipe.cluster, recipe.learner, shown, sampler=recipe.sampler) as workers,
+        ):
+            own = LearnerSection.of(recipe.learner)
+            learner = LearnerSpec(recipe.model.path, "logits", own, _STEP, recipe.seed).build()
+            engine = processes(SamplerSpec(recipe.model.path, section, recipe.learner), shown, workers)
+            results[backend] = list(check_refits(learner, engine, probe_of(recipe.model.path, own), shown))
+    print(render_refits(results))
+    if recipe.run.folder is not None:
+        folder = Path(recipe.run.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        engines = {backend: [asdict(stage) for stage in stages] for backend, stages in results.items()}
+        report = {"version": 2, "model": recipe.model.path, "learner": recipe.learner.model_dump(), "engines": engines}
+        write_whole(folder / REPORT, [json.dumps(report, indent=1).encode(), b"\n"])
+    return results
+
+
+def check_refits(learner: RankLearner, engine: SamplerPool, probe: Probe, shown: Progress) -> Iterator[RefitStage]:
+    """Runs the stages.
+
+    Args:
+        learner: With an optimizer; its weights are other ones afterwards.
+        probe: Sequences that both score, and that the step learns.
+    """
+    check = _Check(learner, engine, probe)
+    for name in STAGES:
+        with shown.phase(name):
+            source = Noise(learner) if name == "noise" else learner
+            stage = check.step(name) if name == "step" else check.refit(name, source)
+        shown.note(f"{name}: {stage.verdict}")
+        yield stage
+
+
+class _Check:
+    """A learner, an engine, and what the engine was sent so far."""
+
+    def __init__(self, learner: RankLearner, engine: SamplerPool, probe: Probe) -> None:
+        self._learner, self._engine = learner, engine
+        self._probe, self._bound = probe.batch, probe.bound
+        self._before = {"the model's folder": _fingerprint_all(learner, engine.dtype)}
+        self._answers = engine.logprobs(probe.batch)
+        self._now: Refitted | None = None
+
+    def refit(self, name: str, source: HasWeights) -> RefitStage:
+        """Sends the weights of a source, and compares all that the engine holds then."""
+        outgoing, start = Outgoing(source, self._engine.dtype), time.perf_counter()
+        held = self._engine.load_weights(outgoing, version=len(self._before))[0]
+        seconds = time.perf_counter() - start
+        self._now = Refitted(self._engine, source, outgoing.sent, held, self._before)
+        found = list(self._now.find_faults())
+        self._before = {name: outgoing.sent, **self._before}
+        before, self._answers = self._answers, self._engine.logprobs(self._probe)
+        if torch.equal(self._answers, before):
+            why = "answers with the very numbers of before the refit: out of a cache"
+            found.append(RefitFinding("the engine", why))
+        return self._stage(name, held.fingerprints, seconds, found, source is self._learner)
+
+    def step(self, name: str) -> RefitStage:
+        """One optimizer step, of the learner alone."""
+        assert self._now is not None, "a step is told from the refit before it"
+        start = time.perf_counter()
+        train(self._learner, self._probe, CrossEntropyLoss())
+        seconds = time.perf_counter() - start
+        new, now = _fingerprint_all(self._learner, self._engine.dtype), self._now
+        moved = [tensor for tensor in new if new[tensor] != now.sent[tensor]]
+        found = [
+            RefitFinding(tensor, "moved in the step, and what the engine holds passes for the new one")
+            for tensor in moved
+            if tensor in now.held.fingerprints and now.holds(tensor, new[now.name_of(tensor)])
+        ]
+        if not moved:
+            found.append(RefitFinding("the learner", "took a step that changed none of its tensors"))
+        return self._stage(name, moved, seconds, found, equal=False)
+
+    def _stage(
+        self, name: str, tensors: Iterable[str], seconds: float, found: list[RefitFinding], equal: bool
+    ) -> RefitStage:
+        """Compares log-probabilities too: they must be equal, or must not; what is found already excuses both."""
+        assert self._now is not None, "a stage is behind a refit"
+        gap = (self._learner.logprobs(self._probe) - self._engine.logprobs(self._probe))[self._probe.mask].abs()
+        bound, names, held = self._bound, set(tensors), self._now.held
+        if bool(gap.mean() <= bound) != equal and not found:
+            same = "gives other log-probabilities with equal weights: positions, masks or its own tables differ"
+            what = same if equal else "has other weights, and does not show it"
+            what = f"{what} (mean |Δ| {gap.mean():.2g} nats, the limit is {bound:g})"
+            found.append(RefitFinding("the engine", what))
+        received = len(held.received & names)
+        return RefitStage(name, len(names), received, float(gap.mean()), float(gap.max()), seconds, tuple(found))
+
+
+@dataclass(frozen=True)
+class Refitted:
+    """One refit of an engine.
+
+    Attributes:
+        source: Whose weights went out; it still has them.
+        before: By the names of earlier states of the engine, newest first, what was sent for them.
+    """
+
+    engine: SamplerPool
+    source: HasWeights
+    sent: Mapping[str, Sent]
+    held: Attestation
+    before: Mapping[str, Mapping[str, Sent]]
+
+    def holds(self, name: str, one: Sent) -> bool:
+        """True if the engine holds a tensor as it was sent then, as far as it attests."""
+        if name in self.held.columns:
+            return self.held.columns[name] == one.columns
+        return self.held.fingerprints[name] == one.whole
+
+    def name_of(self, name: str) -> str:
+        """Name under which a tensor was sent."""
+        return self.held.tied.get(name, name)
+
+    def find_faults(self) -> Iterator[RefitFinding]:
+        """Describes what differs."""
+        for name, why in (self._behind_kernels() | differing(self.sent, self.held)).items():
+            is_known = name in self.held.fingerprints and self.name_of(name) in self.sent
+            yield RefitFinding(name, self._describe(name, why) if is_known else why)
+
+    def _behind_kernels(self) -> dict[str, str]:
+        """The tensors that an attestation knows by some columns, and that differ when they are read whole."""
+        differ: dict[str, str] = {}
+        for source, tensor in self.source.weights():
+            for name in (name for name in self.held.columns if self.name_of(name) == source):
+                held = self.engine.show(name).cpu()
+                if not torch.equal(held, tensor.cpu().to(held.dtype)):
+                    differ[name] = "arrived, but is not what is computed with"
+        return differ
+
+    def _describe(self, name: str, why: str) -> str:
+        """Says what is in the place of a tensor that has other bits."""
+        own = self.name_of(name)
+        for state, sent in self.before.items():
+            if self.holds(name, sent[own]):
+                return f"is still that of {state}"
+        for other, sent in self.sent.items():
+            if other != own and self.holds(name, sent):
+                return f"holds {other}"
+        tensor = next(tensor for one, tensor in self.source.weights() if one == own).cpu()
+        held = self.engine.show(name).cpu()
+        sent = tensor.to(self.engine.dtype) if tensor.is_floating_point() else tensor
+        if sent.shape != held.shape:
+            return f"has the shape {tuple(held.shape)} instead of {tuple(sent.shape)}"
+        gap = (sent.double() - held.double()).abs()
+        return f"{why}: {int((gap > 0).sum())} of {gap.numel()} numbers, by up to {gap.max():.2g}"
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Random tensors of the sizes, types and spreads of a learner's; those that are no floats as they are."""
+
+    like: HasWeights
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self.like.weights():
+            if tensor.is_floating_point():
+                draws = torch.randn(tensor.shape, generator=keyed.generator("noise", name))
+                center, spread = tensor.float().mean().cpu(), tensor.float().std(correction=0).cpu()
+                tensor = (center + draws * (spread if spread > 0 else 1.0)).to(tensor)
+            yield name, tensor
+
+
+def _fingerprint_all(source: HasWeights, dtype: torch.dtype) -> dict[str, Sent]:
+    """Returns fingerprints of the weights that would be sent."""
+    outgoing = Outgoing(source, dtype)
+    for _ in outgoing:
+        pass
+    return outgoing.sent
+
+
+def probe_of(folder: str, computation: Computation) -> Probe:
+    """Random tokens of a model's vocabulary."""
+    config = read_config(folder).get_text_config()
+    return random_probe(int(config.vocab_size), context_of(config), computation.dtype)
+
+
+def render_refits(results: Mapping[str, Sequence[RefitStage]]) -> str:
+    """Renders a table, and the findings below it."""
+    head = ("engine", "stage", "tensors", "received only", "mean |Δ|", "seconds", "verdict")
+    rows: list[tuple[str, ...]] = [head]
+    found: list[str] = []
+    for backend, stages in results.items():
+        for one in stages:
+            counts = str(one.tensors), str(one.received_only)
+            rows.append((backend, one.name, *counts, f"{one.gap:.2g}", f"{one.seconds:.2f}", one.verdict))
+            found += [f"{backend}, {one.name}: {finding.what} {finding.why}" for finding in one.findings]
+    return "\n".join([summary_table(rows), *found])

@@ -1,0 +1,43 @@
+"""Common part of the commands that measure by backends: a folder of results, progress, and the backends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from lockstep.algorithms.rows import files_of
+from lockstep.config.loading import Loaded
+from lockstep.inference.results import Results, results_of
+from lockstep.models.folder import read_config
+from lockstep.report.progress import Progress, show_progress
+from lockstep_doctor.backends.build import backends_of
+from lockstep_doctor.table.base import Backend
+from lockstep_doctor.table.options import DoctorRecipe
+from lockstep_doctor.table.plan import PromptSource
+
+
+def choose_results(loaded: Loaded) -> Results:
+    """The folder of a recipe's results.
+
+    Raises:
+        ValueError: If the model or its prompts cannot be used, or the folder holds a report on something else.
+    """
+    recipe = loaded.expect(DoctorRecipe)
+    read_config(recipe.model.path)  # says what is wrong with a folder before one for the results is made
+    rows = {"prompts": files_of(PromptSource(recipe).rows)}
+    return results_of(loaded, recipe.model.path, rows, "doctor", "a report on something else")
+
+
+@contextmanager
+def open_session(loaded: Loaded) -> Iterator[tuple[Results, dict[str, Backend], Progress]]:
+    """Makes the folder of results, and starts the backends, while progress is shown; raises as `choose_results`."""
+    recipe, results = loaded.expect(DoctorRecipe), choose_results(loaded)
+    with (
+        results.open() as started,
+        show_progress(f"{recipe.model.path} → {results.folder}") as shown,
+        ExitStack() as open_,
+    ):
+        with shown.phase("start backends"):
+            backends = open_.enter_context(backends_of(recipe, shown))
+        started()
+        yield results, backends, shown

@@ -1,0 +1,154 @@
+"""`lockstep gpu-check`: runs all checks, prints a table, and writes what was found as JSON to send."""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import tempfile
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from lockstep import exit_codes
+from lockstep.errors import BrokenPromiseError, LockstepError
+from lockstep.report.progress import show_progress
+from lockstep.report.terminal import markdown_table
+from lockstep.run.folder.machine import describe_machine
+from lockstep_doctor.machine.checks import Check, Measured, list_checks
+from lockstep_doctor.machine.rates import find_rates
+from lockstep_doctor.machine.trial import Scale, Trial, find_device
+
+State = Literal["ok", "skipped", "failed", "broken"]
+"""`broken`: a promise does not hold here. `failed`: the check could not be made."""
+
+_PACKAGES = ("triton", "vllm", "flash-attn", "megatron-core", "ray")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of one check.
+
+    Attributes:
+        check: Its name.
+        state: How it ended.
+        measured: What it measured.
+        note: The reason, where it did not measure.
+        seconds: Time that it took.
+        trace: Traceback of a check that failed.
+    """
+
+    check: str
+    state: State
+    measured: Measured
+    note: str = ""
+    seconds: float = 0.0
+    trace: str = ""
+
+
+def check_machine(device: str, minutes: float, out: Path) -> int:
+    """Checks this machine.
+
+    Args:
+        device: `auto`, `cuda` or `cpu`.
+        minutes: No check begins later than this.
+        out: Folder of `gpu_check.json`.
+
+    Returns:
+        The exit code: 0, or 4 where a promise is broken, or 1 where a check failed.
+
+    Raises:
+        InputError: There is no such device.
+    """
+    chosen = find_device(device)
+    machine, outcomes = describe_devices(chosen), list[Outcome]()
+    end = time.monotonic() + 60 * minutes
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder, show_progress(f"gpu-check → {out}") as progress:
+        with progress.phase("make a model"):
+            trial = Trial.make(Path(folder), chosen, _count_gpus(chosen), Scale.for_memory(_memory(chosen)))
+        checks = list_checks(trial)
+        progress.total(len(checks), f"at most {minutes:g} minutes", unit="check")
+        for number, check in enumerate(checks, start=1):
+            with progress.phase(check.name):
+                outcomes.append(_make(check, late=time.monotonic() > end))
+            progress.step(number, {}, 0)
+        rates = find_rates(trial, {outcome.check: outcome.measured for outcome in outcomes if outcome.state == "ok"})
+    found = {
+        "machine": dict(machine),
+        "rates": {dtype: asdict(own) for dtype, own in rates.items()},
+        "checks": [asdict(outcome) for outcome in outcomes],
+    }
+    (out / "gpu_check.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    print("\n".join([*(f"{key}: {text}" for key, text in machine.items()), "", _render(outcomes)]))
+    print(f"{out}/gpu_check.json has all of it; please send it with an issue, also where everything is ok")
+    states = {outcome.state for outcome in outcomes}
+    return exit_codes.BROKEN if "broken" in states else exit_codes.CRASH if "failed" in states else exit_codes.OK
+
+
+def _make(check: Check, late: bool) -> Outcome:
+    """Makes one check; an error that it raises is its outcome."""
+    reason = check.missing or ("no time was left" if late else None)
+    if reason is not None:
+        return Outcome(check.name, "skipped", {}, reason)
+    gc.collect()
+    torch.cuda.empty_cache()  # what earlier checks had is memory of this one
+    begun = time.monotonic()
+    try:
+        measured = check.measure()
+    except BrokenPromiseError as error:
+        return Outcome(check.name, "broken", {}, str(error), time.monotonic() - begun)
+    except Exception as error:  # on an unknown machine a check may fail in any way; the others are made all the same
+        note = str(error) if isinstance(error, LockstepError) else f"{type(error).__name__}: {error}".splitlines()[0]
+        return Outcome(check.name, "failed", {}, note, time.monotonic() - begun, traceback.format_exc())
+    return Outcome(check.name, "ok", measured, "", time.monotonic() - begun)
+
+
+def describe_devices(device: torch.device) -> Mapping[str, str]:
+    """The machine, its devices and versions of packages that a run does not note."""
+    gpus = [torch.cuda.get_device_name(number) for number in range(_count_gpus(device))]
+    found = {
+        "device": f"{len(gpus)} × {', '.join(sorted(set(gpus)))}" if gpus else "CPU",
+        "memory": f"{(_memory(device) or 0) / 1e9:.0f} GB each" if gpus else "",
+        "CUDA": str(torch.version.cuda or "none"),
+    }
+    versions = {name: _version(name) for name in _PACKAGES}
+    return {key: str(text) for key, text in {**describe_machine(), **found, **versions}.items() if text}
+
+
+def _render(outcomes: Sequence[Outcome]) -> str:
+    """The table, as Markdown."""
+    rows: list[list[str]] = []
+    for one in outcomes:
+        measured = ", ".join(f"{name} {_show(value)}" for name, value in one.measured.items())
+        rows.append([one.check, one.state, f"{one.seconds:.1f}", one.note or measured])
+    return markdown_table(["check", "", "seconds", "measured"], rows)
+
+
+def _show(value: float | str) -> str:
+    if isinstance(value, str):
+        return value
+    whole = math.isfinite(value) and (value == int(value) or abs(value) >= 1000)
+    return f"{value:,.0f}" if whole else f"{value:.3g}"
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _count_gpus(device: torch.device) -> int:
+    return torch.cuda.device_count() if device.type == "cuda" else 0
+
+
+def _memory(device: torch.device) -> int | None:
+    """Bytes of the first GPU; None: the device is a CPU."""
+    return torch.cuda.get_device_properties(0).total_memory if device.type == "cuda" else None

@@ -1,0 +1,296 @@
+"""Cells of the table: every backend draws once, all rescore what each drew, token for token, and pairs are judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lockstep.batch import Batch
+from lockstep.config import DType
+from lockstep.errors import InputError
+from lockstep.types import Request, SamplingParams
+from lockstep_doctor.statistics import Compared
+from lockstep_doctor.table.base import Backend, Conditions, Side
+from lockstep_doctor.table.options import DoctorGrid, DoctorLimits
+from lockstep_doctor.table.plan import Cell, clusters_of, rescore_limit
+from lockstep_doctor.table.verdict import LEAST_CLUSTERS, CellJudgement, Clause, judge, judge_tails
+
+REPEATED = 25
+"""Tokens of a response that is asked again."""
+
+Kind = Literal["shaped", "plain"]
+"""Under the distribution that was drawn from · at temperature 1 and among all tokens."""
+State = Literal["measured", "beyond context", "cut by budget", "not measured yet"]
+Pair = tuple[str, str]
+"""Training side and inference side."""
+_FEWEST = 2 * LEAST_CLUSTERS
+"""Clusters of a cell. Among 8, bounds for a table of 72 cells left healthy ones open now and then; among 16 never."""
+SHORTEST_SEGMENT = 250
+"""Tokens of a sequence that stand for an independent one, where a cell has fewer than `LEAST_CLUSTERS` of those."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Tokens that one backend drew, and what all of them say about these. M of the N tokens were drawn.
+
+    Attributes:
+        cluster: Which sequences answer the same prompt, int64 [B].
+        tensors: By the names that they have in files, fp32 [M]: `decoded`, log-probabilities that the drawer's decoding
+            gave, nats; `kind.backend`, those by prefill; `kind.rounding.type`, how far rounding alone takes one, in
+            absolute value.
+    """
+
+    drawer: str
+    batch: Batch
+    cluster: Tensor
+    tensors: Mapping[str, Tensor]
+    dtypes: Mapping[str, DType]
+
+    def kind(self, train: str, infer: str) -> Kind:
+        """Returns the kind of a comparison: under the sampling distribution where both sides support it."""
+        needed = {train, infer} - ({self.drawer} if infer == self.drawer else set())
+        return "shaped" if all(f"shaped.{name}" in self.tensors for name in needed) else "plain"
+
+    def columns(self, train: str, infer: str) -> tuple[str, str]:
+        """Returns the names of a pair's two columns in `tensors`."""
+        kind = self.kind(train, infer)
+        decoded = kind == "shaped" and infer == self.drawer
+        return f"{kind}.{train}", "decoded" if decoded else f"{kind}.{infer}"
+
+    def compare(self, train: str, infer: str) -> Compared:
+        """A pair's two columns: of decoding for what the inference side drew itself, else of prefill."""
+        of_train, of_infer = (self.tensors[name] for name in self.columns(train, infer))
+        mask = self.batch.mask
+        return Compared(
+            of_train.double(),
+            of_infer.double(),
+            self.batch.per_sample(mask.long()),
+            self.batch.position[mask],
+            self.cluster,
+        )
+
+    def distribution(self, train: str, infer: str) -> SamplingParams | None:
+        """Returns the distribution that a pair's tokens were drawn from, and scored under.
+
+        Where they were scored under another, no side's probabilities of what was drawn add up to 1, as little as those
+        of greedy tokens do, and it is said to be greedy.
+        """
+        sampling = self.batch.sampling
+        if sampling is None or sampling.unshaped or self.kind(train, infer) == "shaped":
+            return sampling
+        return SamplingParams(sampling.max_tokens, temperature=0.0)
+
+    def floor(self, train: str, infer: str) -> Tensor:
+        """Returns a pair's |Δ| from rounding alone, per token, nats, fp32 [M]."""
+        kind = self.kind(train, infer)
+        return torch.hypot(*(self.tensors[f"{kind}.rounding.{self.dtypes[name]}"] for name in (train, infer)))
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """The same request asked again and again.
+
+    Attributes:
+        same_tokens: How often the tokens were those of the first time, which counts.
+        bitwise: How often every log-probability was, too, by decoding and by prefill.
+        rms: Of the differences of log-probabilities by prefill from those of the first time, nats.
+    """
+
+    cell: str
+    backend: str
+    times: int
+    same_tokens: int
+    bitwise: int
+    rms: float
+
+
+class Bench:
+    """Measures cells.
+
+    Args:
+        witness: Plain `transformers` on the same model, for the floor.
+
+    Attributes:
+        generating: Names of the backends that draw responses.
+        dtypes: Types in which the backends compute, by their names.
+    """
+
+    def __init__(self, backends: Mapping[str, Backend], witness: Backend, grid: DoctorGrid) -> None:
+        self.backends, self.witness, self.grid = backends, witness, grid
+        self.generating = find_generating(backends)
+        self.dtypes: dict[str, DType] = {name: backend.settings()["dtype"] for name, backend in backends.items()}
+
+    def drawers(self, cell: Cell) -> Sequence[str]:
+        """Returns the backends that draw the cell's responses; the inference engine comes last."""
+        return self.generating if cell.length <= self.grid.all_draw_to else self.generating[-1:]
+
+    def scorers(self, sampling: SamplingParams, drawer: str) -> dict[Kind, list[str]]:
+        """Returns the backends that score what one drew, by kind: also at temperature 1 if one supports nothing else.
+
+        The last one that generates is the inference side of its pairs: where it draws, its decoding is compared.
+        """
+        every = self.backends.items()
+        shaped = [name for name, backend in every if sampling.unshaped or "shaped" in backend.capabilities]
+        alike = self.backends.keys() <= {*shaped, *({drawer} & {self.generating[-1]})}
+        return {"shaped": shaped} if alike else {"shaped": shaped, "plain": list(self.backends)}
+
+    def draw(self, cell: Cell, requests: Sequence[Request]) -> list[Drawn]:
+        """Draws with each of the cell's drawers, and scores the samples with all backends."""
+        kept = range(min(len(requests), rescore_limit(cell, self.grid)))
+        found: list[Drawn] = []
+        for name in self.drawers(cell):
+            drawn = self.backends[name].generate(requests, cell.sampling, Conditions(batch_size=cell.batch_size))
+            found.append(self._rescore(cell, name, drawn.select(kept), clusters_of(requests[: len(kept)])))
+        return found
+
+    def _rescore(self, cell: Cell, drawer: str, batch: Batch, cluster: Tensor) -> Drawn:
+        said = {"decoded": batch["sampler_logprob"][batch.mask]}
+        for kind, names in self.scorers(cell.sampling, drawer).items():
+            for name in names:
+                asked = _adapt(self.backends[name], kind, batch)
+                logprob = self.backends[name].score(asked, self._side_by_side(cell, batch))
+                said[f"{kind}.{name}"] = logprob[batch.mask]
+            for dtype in sorted(set(self.dtypes.values())):
+                said[f"{kind}.rounding.{dtype}"] = self._rounding(_adapt(self.witness, kind, batch), dtype, cell)
+        return Drawn(drawer, batch, cluster, said, self.dtypes)
+
+    def repeat(self, cell: Cell, name: str, requests: Sequence[Request]) -> Repeated:
+        """Asks for the beginning of one batch of a cell so many times, and scores what came first as often."""
+        backend, times = self.backends[name], self.grid.repeats
+        conditions = Conditions(batch_size=cell.batch_size)
+        sampling = replace(cell.sampling, max_tokens=min(cell.decoded, REPEATED))
+        rounds = [backend.generate(requests[: cell.batch_size], sampling, conditions) for _ in range(times)]
+        asked = _adapt(backend, "shaped", rounds[0])
+        scores = [backend.score(asked, conditions) for _ in range(times)]
+        tokens = [torch.equal(batch.tokens, rounds[0].tokens) for batch in rounds]
+        decoded = [batch["sampler_logprob"] for batch in rounds]
+        bits = [
+            same and torch.equal(decoding, decoded[0]) and torch.equal(score, scores[0])
+            for same, decoding, score in zip(tokens, decoded, scores, strict=True)
+        ]
+        away = torch.stack([(score - scores[0])[asked.mask] for score in scores[1:]] or [torch.zeros(1)])
+        return Repeated(cell.name, name, times, sum(tokens), sum(bits), float(away.double().square().mean().sqrt()))
+
+    def _side_by_side(self, cell: Cell, batch: Batch) -> Conditions:
+        """The cell's batch size, or as many of its sequences as a pass has room for."""
+        room = max(1, self.grid.pass_tokens // int(batch.lengths.max()))
+        return Conditions(batch_size=min(cell.batch_size, room))
+
+    def _rounding(self, batch: Batch, dtype: DType, cell: Cell) -> Tensor:
+        """|what the witness says in a type − what it says in fp32|; in fp32, padded and alone by two kernels."""
+        beside_others = self._side_by_side(cell, batch)
+        first, second = (
+            self.witness.score(batch, beside_others.but(conditions)) for conditions in floor_conditions(dtype)
+        )
+        return (first - second).abs()[batch.mask]
+
+
+def find_generating(backends: Mapping[str, Backend]) -> list[str]:
+    """Returns the names of those that draw responses."""
+    return [name for name, backend in backends.items() if "generate" in backend.capabilities]
+
+
+def floor_conditions(dtype: DType) -> tuple[Conditions, Conditions]:
+    """Returns the conditions of the witness's two passes: fp32 and `dtype`; for fp32, two kernels, padded and alone."""
+    exact = Conditions(dtype="fp32")
+    return exact, Conditions(dtype="fp32", batch_size=1, kernel="eager") if dtype == "fp32" else Conditions(dtype=dtype)
+
+
+def _adapt(backend: Backend, kind: Kind, batch: Batch) -> Batch:
+    """The batch as a backend is asked to score it; one that knows only temperature 1 is not told another."""
+    return batch if kind == "shaped" and "shaped" in backend.capabilities else replace(batch, sampling=None)
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """A cell, and what was measured there.
+
+    Attributes:
+        drawn: By each backend that generates.
+        repeats: Of each backend that generates, where the cell is one of the shortest.
+    """
+
+    cell: Cell
+    state: State
+    drawn: tuple[Drawn, ...] = ()
+    repeats: tuple[Repeated, ...] = ()
+    seconds: float = 0.0
+
+    def by(self, drawer: str) -> Drawn | None:
+        """Returns a backend's samples, if it draws."""
+        return next((drawn for drawn in self.drawn if drawn.drawer == drawer), None)
+
+
+def pairs_of(backends: Mapping[str, Backend]) -> list[Pair]:
+    """Each with each; the earlier one is the training side, or the one that draws no responses, of which one may be.
+
+    Raises:
+        ValueError: If no backend draws any.
+    """
+    draw = find_generating(backends)
+    if not draw:
+        raise InputError(f"none of {', '.join(backends)} draws responses; name one more in backends, such as torch")
+    both = [pair for pair in combinations(backends, 2) if set(pair) & set(draw)]
+    return [pair if pair[1] in draw else (pair[1], pair[0]) for pair in both]
+
+
+def judge_rows(
+    rows: Sequence[TableRow], pairs: Sequence[Pair], limits: DoctorLimits
+) -> dict[tuple[int, Pair], CellJudgement]:
+    """Judges all measured cells of all pairs together, by number and pair: what is rare is counted over its cells."""
+    measured = [(number, row) for number, row in enumerate(rows) if row.state == "measured"]
+    measured_rows = [row for _, row in measured]
+    methods = {row.cell.method.name for row in measured_rows}
+    found: dict[tuple[int, Pair], CellJudgement] = {}
+    for pair in pairs if measured else ():
+        tails = {method: _judge_tails(measured_rows, pair, method, limits) for method in methods}
+        for number, row in measured:
+            samples = samples_for(row, pair)
+            drawn: dict[Side, tuple[Compared, Tensor | None]] = {
+                side: (make_independent(one.compare(*pair)), one.floor(*pair)) for side, one in samples.items()
+            }
+            sampling = samples["infer"].distribution(*pair)
+            found[number, pair] = judge(
+                drawn, limits, len(measured) * len(pairs), sampling, tails[row.cell.method.name]
+            )
+    return found
+
+
+def _judge_tails(rows: Sequence[TableRow], pair: Pair, method: str, limits: DoctorLimits) -> Clause:
+    """The clause on outliers over all cells of a pair; if they do not pass, over those of one method.
+
+    Only under top-k and top-p does rounding move tokens over an edge, which leaves the other methods in no doubt.
+    """
+    every = judge_tails([part for row in rows for part in _parts(row, pair)], limits)
+    if every.verdict == "PASS":
+        return every
+    return judge_tails([part for row in rows if row.cell.method.name == method for part in _parts(row, pair)], limits)
+
+
+def counts_segments(row: TableRow, pair: Pair) -> bool:
+    """True if what a pair says in a row is judged by segments of too few sequences."""
+    return any(make_independent(one) is not one for one in _parts(row, pair))
+
+
+def make_independent(compared: Compared) -> Compared:
+    """Returns the clusters for bounds: sequences, or segments of them where a cell has few and long ones."""
+    few = compared.lengths.numel() < LEAST_CLUSTERS
+    count = max(LEAST_CLUSTERS, min(_FEWEST, compared.train.numel() // SHORTEST_SEGMENT))
+    return compared.in_segments(count, SHORTEST_SEGMENT) if few else compared
+
+
+def samples_for(row: TableRow, pair: Pair) -> Mapping[Side, Drawn]:
+    """Returns the samples of each side; the shared ones stand in for an inference side that drew none."""
+    own, other = row.by(pair[0]), row.by(pair[1]) or row.drawn[-1]
+    found: dict[Side, Drawn] = {"infer": other}
+    return found if own is None else {**found, "train": own}
+
+
+def _parts(row: TableRow, pair: Pair) -> list[Compared]:
+    """Returns a pair's comparisons in a row, one for each set of samples."""
+    return [drawn.compare(*pair) for drawn in samples_for(row, pair).values()]

@@ -1,0 +1,213 @@
+"""`lockstep doctor table`: the guide's grid over every pair of backends, each cell with its interval and a verdict.
+
+report.json, columns.safetensors   for programs, see `docs/doctor_report.md`
+table.md              for people
+cells/               what is measured already, while the table is not whole; table.md has it, too
+recipe.yaml, inputs.json, environment.json   every option, digests of model and prompts, versions and machine
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import orjson
+from safetensors.torch import save
+
+from lockstep.config.loading import Loaded
+from lockstep.report.progress import Progress
+from lockstep.whole_files import write_whole
+from lockstep_doctor.backends.build import find_missing
+from lockstep_doctor.backends.hf import HFBackend
+from lockstep_doctor.commands.session import open_session
+from lockstep_doctor.table.base import Backend
+from lockstep_doctor.table.measure import Bench, Repeated, TableRow, judge_rows, pairs_of
+from lockstep_doctor.table.options import DoctorRecipe
+from lockstep_doctor.table.plan import (
+    ROOM,
+    Cell,
+    PromptSource,
+    cells_of,
+    count_sequences,
+    put_text_before,
+    requests_for,
+    rescore_limit,
+)
+from lockstep_doctor.table.report import COLUMNS, REPORT, Cells, TableResult, columns_of, describe, markdown, tree_of
+
+TABLE = "table.md"
+
+
+def measure_and_report(loaded: Loaded) -> TableResult:
+    """Measures a table, prints it, and leaves the report.
+
+    Raises:
+        ChangedError: If the folder holds a report on something else.
+        ValueError: If the model or its prompts cannot be used.
+    """
+    with open_session(loaded) as (results, backends, shown):
+        cells = Cells(results.folder)
+        table = results.folder / TABLE
+
+        def show(found: TableResult) -> None:
+            write_whole(table, [markdown(found).encode()])
+
+        try:
+            found = measure_table(loaded.expect(DoctorRecipe), backends, shown, cells, show)
+        except KeyboardInterrupt:
+            shown.note(f"stopped; {table} has the cells measured so far, and the same command measures the others")
+            raise
+        with shown.phase("write"):
+            _write(results.folder, tree_of(found, loaded, results.inputs), found)
+            cells.drop()
+    print(markdown(found), end="")
+    print(f"report: {results.folder / REPORT}")
+    return found
+
+
+def measure_table(
+    recipe: DoctorRecipe,
+    backends: Mapping[str, Backend],
+    shown: Progress,
+    cells: Cells | None = None,
+    show: Callable[[TableResult], None] | None = None,
+) -> TableResult:
+    """Measures and judges all cells of a recipe.
+
+    Args:
+        recipe: The recipe.
+        backends: What is compared, by name; the earlier of a pair is the training side.
+        shown: Progress.
+        cells: Where each is kept as soon as it is measured, and those are that were measured before.
+        show: Receives the unfinished table after each cell.
+    """
+    return _Measurement(recipe, backends, shown, cells, show).measure()
+
+
+class _Measurement:
+    """Goes through the cells of a recipe, shortest first."""
+
+    def __init__(
+        self,
+        recipe: DoctorRecipe,
+        backends: Mapping[str, Backend],
+        shown: Progress,
+        kept: Cells | None,
+        show: Callable[[TableResult], None] | None,
+    ) -> None:
+        self._recipe, self._backends, self._shown, self._kept, self._show = recipe, backends, shown, kept, show
+        self._source = PromptSource(recipe)
+        self._cells, self._pairs = cells_of(recipe.grid), pairs_of(backends)
+        self._context = min(backend.context for backend in backends.values())
+        self._inside = [cell for cell in self._cells if cell.length < self._context]
+        witness = HFBackend(recipe.model.path, device=recipe.learner.device)
+        self._bench = Bench(backends, witness, recipe.grid)
+        self._begun = time.monotonic()
+        read = [None if kept is None else kept.read(*cell) for cell in enumerate(self._cells)]
+        self._rows = [
+            self._make_empty_row(cell) if row is None else row for cell, row in zip(self._cells, read, strict=True)
+        ]
+
+    def measure(self) -> TableResult:
+        """Measures and judges all."""
+        beyond = len(self._cells) - len(self._inside)
+        outside = f", and {beyond} beyond the context of {self._context} tokens" if beyond else ""
+        known = sum(row.state == "measured" for row in self._rows)
+        before = f", {known} of them measured before" if known else ""
+        self._shown.total(len(self._inside), f"{len(self._inside)} cells{before}{outside}", unit="cells")
+        self._begun = time.monotonic()
+        for number, cell in enumerate(self._cells):
+            if self._rows[number].state == "not measured yet":
+                self._rows[number] = self._row(number, cell)
+                self._tell(self._rows[number])
+        return self._result()
+
+    def _make_empty_row(self, cell: Cell) -> TableRow:
+        return TableRow(cell, "not measured yet" if cell in self._inside else "beyond context")
+
+    def _count_work(self, cell: Cell) -> int:
+        """Steps that decode a cell's responses, and tokens that are scored."""
+        grid = self._recipe.grid
+        count = count_sequences(cell, grid)
+        steps = math.ceil(count / cell.batch_size) * cell.decoded
+        scored = min(count, rescore_limit(cell, grid)) * cell.length
+        return len(self._bench.drawers(cell)) * (steps + scored)
+
+    def _expect_s(self, cell: Cell) -> float:
+        """Seconds of a cell, by the time that the measured cells took; 0 if there are none."""
+        measured = [row for row in self._rows if row.state == "measured"]
+        work = sum(self._count_work(row.cell) for row in measured)
+        return self._count_work(cell) * sum(row.seconds for row in measured) / max(work, 1)
+
+    def _tell(self, row: TableRow) -> None:
+        """Shows a cell that is done with."""
+        done = sum(row.state in ("measured", "cut by budget") for row in self._rows)
+        self._shown.step(done, {}, sum(int(drawn.batch.mask.sum()) for drawn in row.drawn))
+        if self._show is not None and row.state == "measured":
+            self._show(self._result())
+
+    def _result(self) -> TableResult:
+        """The table as it is now."""
+        return TableResult(
+            list(self._rows),
+            self._pairs,
+            judge_rows(self._rows, self._pairs, self._recipe.limits),
+            {name: describe(backend) for name, backend in self._backends.items()},
+            list(find_missing(self._recipe)),
+            self._notes([row.cell.name for row in self._rows if row.state == "cut by budget"]),
+            time.monotonic() - self._begun,
+        )
+
+    def _row(self, number: int, cell: Cell) -> TableRow:
+        begun, grid = time.monotonic(), self._recipe.grid
+        if grid.budget_s is not None and not self._fits(cell, grid.budget_s - (begun - self._begun)):
+            return TableRow(cell, "cut by budget")
+        prompts = self._source.prompts(cell.data, max(1, self._context - cell.length - ROOM))
+        requests = requests_for(cell, prompts, count_sequences(cell, grid), self._recipe.seed)
+        requests = put_text_before(requests, cell, prompts, rescore_limit(cell, grid))
+        with self._shown.phase(cell.name):
+            drawn, repeats = tuple(self._bench.draw(cell, requests)), list[Repeated]()
+        if cell.length == self._cells[0].length:
+            with self._shown.phase(f"{cell.name}, again"):
+                repeats = [self._bench.repeat(cell, name, requests) for name in self._bench.generating]
+        row = TableRow(cell, "measured", drawn, tuple(repeats), time.monotonic() - begun)
+        if self._kept is not None:
+            self._kept.keep(number, row)
+        return row
+
+    def _fits(self, cell: Cell, left_s: float) -> bool:
+        """True if a cell is expected to end in time."""
+        return left_s > 0 and self._expect_s(cell) <= left_s
+
+    def _notes(self, cut: Sequence[str]) -> list[str]:
+        notes = [f"{name} is skipped: {reason}." for name, reason in find_missing(self._recipe).items()]
+        if self._source.tokenizer is None:
+            path = self._recipe.model.path
+            notes.append(f"{path} has no tokenizer: all prompts, real and counting, are random tokens.")
+        begun = sorted({cell.length for cell in self._inside if cell.beginning})
+        if begun:
+            decoded = self._recipe.grid.decoded_tokens
+            notes.append(
+                f"of responses of {', '.join(f'{length:,}' for length in begun)} tokens the last {decoded:,} are "
+                "decoded and compared; the others are the prompts' text, end to end, and read."
+            )
+        if cut:
+            budget = self._recipe.grid.budget_s
+            notes.append(
+                f"{len(cut)} cells were left out, since they would not end within grid.budget_s={budget:g} (null: no "
+                f"limit), and the verdict is on the others: {'; '.join(cut)}."
+            )
+        return notes
+
+
+def _write(folder: Path, report: Mapping[str, object], found: TableResult) -> None:
+    """Writes the numbers first, so that a report on disk is complete."""
+    contents = {
+        COLUMNS: save(columns_of(found.rows)),
+        TABLE: markdown(found).encode(),
+        REPORT: orjson.dumps(report, option=orjson.OPT_INDENT_2) + b"\n",
+    }
+    for name, content in contents.items():
+        write_whole(folder / name, [content])

@@ -1,0 +1,159 @@
+"""The options of `lockstep doctor`."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from lockstep.config.machinery import ClusterSection, Computation, SamplerSection
+from lockstep.config.parallel import Parallel
+from lockstep.config.recipe import Recipe
+from lockstep.config.sampling import Distribution
+from lockstep.config.section import LocalPath, Probability, Section, rule
+from lockstep.config.sources import DataSection, ModelFolder, Paths, PromptSection
+from lockstep.errors import InputError
+
+_LAYOUT = re.compile(r"(dp|tp|cp|pp)([1-9]\d*)")
+_NAMES = r"^(hf|vllm(-tp[1-9]\d*)?|torch(-((dp|tp|cp)[1-9]\d*)+)?|megatron(-((dp|tp|cp|pp)[1-9]\d*)+)?)$"
+BackendName = Annotated[str, Field(pattern=_NAMES)]
+"""`torch-dp2tp2` and `megatron-pp2` are learners over so many ranks, `vllm-tp2` is a vLLM of two."""
+
+
+def ranks_of(backend: BackendName) -> Parallel:
+    """The ranks that a backend's name asks for.
+
+    Raises:
+        InputError: If it names one twice.
+    """
+    sizes = _LAYOUT.findall(backend.partition("-")[2])
+    if len({name for name, _ in sizes}) < len(sizes):
+        raise InputError(f"backends: {backend} says one size twice")
+    return Parallel(**{name: int(size) for name, size in sizes})
+
+
+class DoctorData(PromptSection):
+    """Source of real prompts."""
+
+    prompts: Paths | None = Field(
+        default=None, description="file of rows, or a list of files; null: the few that ship with Lockstep"
+    )
+
+    def cut(self, rows: Paths, room: int) -> DataSection:
+        """The same section for other `rows`, in their order, without prompts longer than `room`."""
+        return self.as_data(rows, answer="", room=room)
+
+
+class Method(Distribution):
+    """A way to draw."""
+
+    @property
+    def name(self) -> str:
+        """Label in a table."""
+        shape = [f"{name}={value:g}" for name, value in self.of_length(1).filters_and_penalties.items()]
+        return " ".join(["greedy" if self.temperature == 0 else f"T={self.temperature:g}", *shape])
+
+
+class DoctorGrid(Section):
+    """The cells of the table: every length with every kind of data, method and batch size."""
+
+    lengths: tuple[PositiveInt, ...] = Field(default=(100, 1000, 10000), description="tokens of a response")
+    data: tuple[Literal["real", "counting"], ...] = Field(
+        default=("real", "counting"), description="prompts: text, or numbers in a row"
+    )
+    methods: tuple[Method, ...] = Field(
+        default=(Method(temperature=0.0), Method(), Method(temperature=0.7), Method(top_p=0.9)),
+        description="ways to draw",
+    )
+    batch_sizes: tuple[PositiveInt, ...] = Field(default=(1, 8, 32), description="sequences side by side")
+    sequences: PositiveInt = Field(
+        default=32, description="of a cell; fewer where max_steps or max_tokens allow no more, and one batch at least"
+    )
+    all_draw_to: PositiveInt = Field(
+        default=100,
+        description="up to this length every backend that generates draws; beyond, the last of them draws for all",
+    )
+    decoded_tokens: PositiveInt = Field(
+        default=1000,
+        description="tokens at the end of a response that are decoded, at most, and compared; a longer one begins with "
+        "the prompts' text, which is read at once",
+    )
+    max_steps: PositiveInt = Field(
+        default=2000,
+        description="decoding steps of each backend in a cell, at most, but for one batch: bounds the time of batch 1",
+    )
+    max_tokens: PositiveInt = Field(
+        default=20000,
+        description="tokens of a cell that all backends rescore, at most, but for one sequence; the rest of a batch "
+        "only lies beside them while they are drawn, and does not begin with text",
+    )
+    pass_tokens: PositiveInt = Field(
+        default=16384, description="tokens of a pass that scores, at most, but for one sequence: bounds the memory"
+    )
+    repeats: PositiveInt = Field(
+        default=10, description="how often a cell of the shortest length is asked the same, for its first 25 tokens"
+    )
+    budget_s: PositiveFloat | None = Field(
+        default=None,
+        description="begin no cell, and no step of locate, after so many seconds; locate reads less first; what is "
+        "left out is shown as such; null: no limit",
+    )
+
+
+class DoctorLimits(Section):
+    """Limits of agreement."""
+
+    max_mult_prob_error: Annotated[float, Field(ge=1.0)] = Field(
+        default=1.05, description="mean of e^|Δ|, which is never below 1; the field's usual limit"
+    )
+    floor_factor: PositiveFloat = Field(
+        default=3.0, description="how many times the mismatch may be what rounding alone makes of the same tokens"
+    )
+    outlier_nats: PositiveFloat = Field(default=1.0, description="a token is an outlier from this |Δ| on")
+    max_outlier_rate: Probability = Field(default=1e-3, description="share of outliers; 1e-2 for mixtures of experts")
+    confidence: Probability = Field(default=0.99, description="of one-sided bounds, over the whole table")
+    max_bias_z: PositiveFloat = Field(default=4.0, description="standard errors that a bias may be away from none")
+    min_sequence_ess: Probability = Field(
+        default=0.5, description="effective share of sequences if each were weighted by its importance ratio"
+    )
+
+
+class DoctorRun(Section):
+    """Output of a command."""
+
+    folder: LocalPath | None = Field(
+        default=None, description="folder of the results; null: doctor/<model>-<hash of all that matters>"
+    )
+
+
+class DoctorRecipe(Recipe):
+    """`algorithm: doctor`"""
+
+    command = "doctor table MODEL --recipe {recipe}"
+    seed: int = Field(default=0, description="key of every random number")
+    model: ModelFolder
+    data: DoctorData
+    backends: tuple[BackendName, ...] = Field(
+        default=("hf", "torch"), description="what is compared, each with each; the earlier of a pair is the trainer"
+    )
+    grid: DoctorGrid = DoctorGrid()
+    limits: DoctorLimits = DoctorLimits()
+    learner: Computation = Computation()
+    cluster: ClusterSection = ClusterSection()
+    sampler: SamplerSection = SamplerSection()
+    run: DoctorRun = DoctorRun()
+
+    @property
+    def folder(self) -> str | None:
+        return self.run.folder
+
+    @rule
+    def _each_backend_once(self) -> None:
+        if len(self.backends) < 2:
+            raise ValueError(
+                "backends names whom to compare: two or more of hf, torch, vllm, megatron, torch-dp2tp2, vllm-tp2, "
+                "megatron-pp2"
+            )
+        if len(set(self.backends)) < len(self.backends):
+            raise ValueError("backends names one twice; its repeats are measured anyway")

@@ -1,0 +1,164 @@
+"""Plan of the table: its cells, the number and requests of each cell's sequences, and their prompts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib.resources import files
+from itertools import cycle, islice, product
+from typing import Literal
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from lockstep import keyed
+from lockstep.algorithms.rows import files_of, open_prompts
+from lockstep.data.prompts import token_ids
+from lockstep.errors import InputError
+from lockstep.models.folder import read_config
+from lockstep.models.tokenizer import has_tokenizer, load_tokenizer
+from lockstep.rollouts.rollout import requests_of
+from lockstep.types import Prompt, Request, SamplingParams
+from lockstep_doctor.table.options import DoctorGrid, DoctorRecipe, Method
+
+ROOM = 1
+"""Tokens behind a sequence that vLLM wants room for in its context when it scores the sequence."""
+COUNT = 64
+"""Prompts of numbers, or of random tokens."""
+_MOST = 256
+"""Real prompts that are read, at most."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row of the table.
+
+    Attributes:
+        length: Tokens of each response.
+        beginning: Tokens of a response that are text, and read; the others are decoded and compared.
+    """
+
+    length: int
+    data: Literal["real", "counting"]
+    method: Method
+    batch_size: int
+    beginning: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.length} {self.data}, {self.method.name}, batch {self.batch_size}"
+
+    @property
+    def decoded(self) -> int:
+        """Tokens of each response that are decoded."""
+        return self.length - self.beginning
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self.method.of_length(self.decoded)
+
+    @property
+    def greedy(self) -> bool:
+        return self.method.temperature == 0
+
+
+def cells_of(grid: DoctorGrid) -> list[Cell]:
+    """The rows of the table, shortest first."""
+    every = product(sorted(grid.lengths), grid.data, grid.methods, grid.batch_sizes)
+    return [Cell(*row, beginning=max(0, row[0] - grid.decoded_tokens)) for row in every]
+
+
+def count_sequences(cell: Cell, grid: DoctorGrid) -> int:
+    """Returns the number of a cell's sequences: as many as the grid asks for and its bounds allow, and one batch."""
+    rescored = math.ceil(rescore_limit(cell, grid) / cell.batch_size)
+    rounds = max(1, min(grid.max_steps // cell.decoded, rescored))
+    return min(max(grid.sequences, cell.batch_size), rounds * cell.batch_size)
+
+
+def rescore_limit(cell: Cell, grid: DoctorGrid) -> int:
+    """Returns the largest number of a cell's sequences to rescore."""
+    return max(1, grid.max_tokens // cell.length)
+
+
+def requests_for(cell: Cell, prompts: Sequence[Prompt], count: int, seed: int) -> list[Request]:
+    """One request per sequence: every prompt once, then again with other draws; greedy, only once."""
+    distinct = list({prompt.tokens: prompt for prompt in prompts}.values())
+    rounds = 1 if cell.greedy else math.ceil(count / len(distinct))
+    every = requests_of(distinct, 0, rounds, seed, f"doctor {cell.name}")
+    return [request for first in range(rounds) for request in every[first::rounds]][:count]
+
+
+def put_text_before(requests: Sequence[Request], cell: Cell, prompts: Sequence[Prompt], count: int) -> list[Request]:
+    """Returns the requests, the first `count` of them with the cell's beginning: all prompts, end to end, in rounds."""
+    text = tuple(islice(cycle(token for prompt in prompts for token in prompt.tokens), cell.beginning))
+    return [replace(one, tokens=(*text, *one.tokens)) for one in requests[:count]] + list(requests[count:])
+
+
+def clusters_of(requests: Sequence[Request]) -> Tensor:
+    """Returns ids that sequences of one prompt share, int64 [B]."""
+    numbers: dict[tuple[int, ...], int] = {}
+    return torch.tensor([numbers.setdefault(request.tokens, len(numbers)) for request in requests])
+
+
+@dataclass(frozen=True)
+class PromptSource:
+    """The prompts of a recipe, for its model."""
+
+    recipe: DoctorRecipe
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """The model's, where it has one."""
+        folder = self.recipe.model.path
+        return load_tokenizer(folder) if has_tokenizer(folder) else None
+
+    @property
+    def rows(self) -> str | tuple[str, ...]:
+        """The files that real prompts are read from."""
+        return self.recipe.data.prompts or str(files("lockstep_doctor").joinpath("table", "prompts.jsonl"))
+
+    def prompts(self, data: str, room: int) -> list[Prompt]:
+        """All prompts of a kind, none longer than `room` tokens.
+
+        Raises:
+            ValueError: If there are none, or they hold tokens that the model does not know.
+        """
+        if self.tokenizer is None:
+            return self._random(data, room)
+        found = self._real(self.tokenizer, room) if data == "real" else self._counting(self.tokenizer, room)
+        if not found:
+            raise InputError(f"{self.rows} holds no prompt; name a file with rows as data.prompts")
+        largest = max(max(prompt.tokens, default=0) for prompt in found)
+        if largest >= self._vocabulary:
+            raise InputError(
+                f"the tokenizer in {self.recipe.model.path} makes token {largest}, but the model has embeddings for "
+                f"{self._vocabulary} tokens; bring the tokenizer that belongs to the model"
+            )
+        return found
+
+    @cached_property
+    def _vocabulary(self) -> int:
+        return int(read_config(self.recipe.model.path).get_text_config().vocab_size)
+
+    def _real(self, tokenizer: PreTrainedTokenizerBase, room: int) -> list[Prompt]:
+        prompts = open_prompts(files_of(self.rows), self.recipe.data.cut(self.rows, room), tokenizer)
+        return [prompt for prompt in prompts.first(_MOST) if prompt.tokens]
+
+    def _counting(self, tokenizer: PreTrainedTokenizerBase, room: int) -> list[Prompt]:
+        """Numbers in a row, each prompt from another one on, and of other lengths, so that a batch is ragged."""
+        texts = [" ".join(str(i + k) for k in range(1, 5 + i % 12)) for i in range(COUNT)]
+        tokens = token_ids(tokenizer, texts, add_special_tokens=True)
+        longest = min(room, self.recipe.data.max_prompt_tokens)
+        return [
+            Prompt(f"counting:{i}", text, tuple(own[:longest]), {})
+            for i, (text, own) in enumerate(zip(texts, tokens, strict=True))
+        ]
+
+    def _random(self, data: str, room: int) -> list[Prompt]:
+        longest = min(room, self.recipe.data.max_prompt_tokens)
+        keys = torch.tensor([keyed.key(self.recipe.seed, "random prompt", data, i) for i in range(COUNT)])
+        drawn = (keyed.uniforms(keys, torch.arange(longest)) * self._vocabulary).long()
+        return [Prompt(f"random:{i}", "", tuple(own[: 1 + i % longest].tolist()), {}) for i, own in enumerate(drawn)]

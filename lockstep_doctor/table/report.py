@@ -1,0 +1,247 @@
+"""Output of `lockstep doctor table`, for programs, see `docs/doctor_report.md`, and for people, as Markdown.
+
+Cells are kept as they are measured, a file each, so that a stopped table resumes: tokens and log-probabilities as in
+`columns.safetensors`, and in the header what is no tensor.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from lockstep.batch import Batch
+from lockstep.config.loading import Loaded
+from lockstep.models.digests import digest_weights
+from lockstep.report.terminal import markdown_table
+from lockstep.run.folder.identity import Identity
+from lockstep.run.folder.machine import describe_machine
+from lockstep.whole_files import write_whole
+from lockstep_doctor.statistics import figures
+from lockstep_doctor.table.base import Backend
+from lockstep_doctor.table.measure import Drawn, Pair, Repeated, TableRow, counts_segments, samples_for
+from lockstep_doctor.table.options import DoctorRecipe
+from lockstep_doctor.table.plan import Cell
+from lockstep_doctor.table.verdict import EXIT_CODES, LEAST_CLUSTERS, CellJudgement, Verdict, worst_of
+
+REPORT, COLUMNS = "report.json", "columns.safetensors"
+SCHEMA = "lockstep_doctor.table/2"
+_OURS = ("tokens", "lengths", "mask", "cluster")
+
+
+@dataclass(frozen=True)
+class TableResult:
+    """All that a table found.
+
+    Attributes:
+        refused: Backends that were asked for and that the machine cannot have.
+        notes: What was asked otherwise than one would think.
+    """
+
+    rows: Sequence[TableRow]
+    pairs: Sequence[Pair]
+    judged: Mapping[tuple[int, Pair], CellJudgement]
+    backends: Mapping[str, Mapping[str, Any]]
+    refused: Sequence[str]
+    notes: Sequence[str]
+    seconds: float
+
+    @property
+    def repeats(self) -> list[Repeated]:
+        """Those of all cells."""
+        return [repeat for row in self.rows for repeat in row.repeats]
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of all."""
+        return worst_of(one.verdict for one in self.judged.values())
+
+
+def describe(backend: Backend) -> dict[str, Any]:
+    """Describes a backend: settings, capabilities."""
+    return {
+        "settings": dict(backend.settings()),
+        "capabilities": sorted(backend.capabilities),
+        "context": backend.context,
+    }
+
+
+def tree_of(found: TableResult, loaded: Loaded, inputs: Identity) -> dict[str, Any]:
+    """`report.json`."""
+    folder = Path(loaded.expect(DoctorRecipe).model.path)
+    files = {name.removeprefix("model."): its for name, its in inputs.items() if name.startswith("model.")}
+    gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
+    return {
+        "schema": SCHEMA,
+        "verdict": found.verdict,
+        "exit_code": EXIT_CODES[found.verdict],
+        "seconds": found.seconds,
+        "model": {"path": str(folder), "digest": digest_weights(folder), "files": files},
+        "environment": describe_machine() | gpu,
+        "recipe": loaded.dump(),
+        "refused": list(found.refused),
+        "notes": list(found.notes),
+        "backends": found.backends,
+        "pairs": found.pairs,
+        "cells": [_cell(found, number, row) for number, row in enumerate(found.rows)],
+        "repeats": [asdict(repeat) for repeat in found.repeats],
+    }
+
+
+def columns_of(rows: Sequence[TableRow]) -> dict[str, Tensor]:
+    """`columns.safetensors`."""
+    tensors: dict[str, Tensor] = {}
+    for number, row in enumerate(rows):
+        for drawn in row.drawn:
+            batch = drawn.batch
+            own = {"tokens": batch.tokens.int(), "lengths": batch.lengths, "mask": batch.mask}
+            own |= {"cluster": drawn.cluster, **drawn.tensors}
+            tensors |= {f"{number}.{drawn.drawer}.{name}": tensor.contiguous() for name, tensor in own.items()}
+    return tensors
+
+
+def _cell(found: TableResult, number: int, row: TableRow) -> dict[str, Any]:
+    method = {"name": row.cell.method.name, **row.cell.method.model_dump()}
+    said = {"name": row.cell.name, **asdict(row.cell), "method": method, "state": row.state}
+    if row.state != "measured":
+        return said
+    pairs = [_pair(found.judged[number, pair], number, row, pair) for pair in found.pairs]
+    return said | {"sequences": len(row.drawn[0].batch), "seconds": row.seconds, "pairs": pairs}
+
+
+def _pair(judgement: CellJudgement, number: int, row: TableRow, pair: Pair) -> dict[str, Any]:
+    samples = {side: _samples(drawn, number, pair) for side, drawn in samples_for(row, pair).items()}
+    reasons = list(judgement.reasons) if judgement.verdict != "PASS" else []
+    return {"train": pair[0], "infer": pair[1], **asdict(judgement), "reasons": reasons, "drawn": samples}
+
+
+def _samples(drawn: Drawn, number: int, pair: Pair) -> dict[str, Any]:
+    kind, prefix, compared = drawn.kind(*pair), f"{number}.{drawn.drawer}", drawn.compare(*pair)
+    columns = {name: f"{prefix}.{name}" for name in ("tokens", "lengths", "mask", "cluster")}
+    columns |= {side: f"{prefix}.{name}" for side, name in zip(("train", "infer"), drawn.columns(*pair), strict=True)}
+    return {
+        "drawer": drawn.drawer,
+        "kind": kind,
+        "columns": {**columns, "floor": [f"{prefix}.{kind}.rounding.{drawn.dtypes[name]}" for name in pair]},
+        "floor_rms": float(drawn.floor(*pair).double().square().mean().sqrt()),
+        "figures": figures(compared if drawn.drawer == pair[1] else compared.swap()),
+    }
+
+
+class Cells:
+    """Measured cells of a table that is not whole yet, as files.
+
+    Args:
+        folder: Of the report; it is that of one grid, model and prompts alone.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "cells"
+
+    def keep(self, number: int, row: TableRow) -> None:
+        """Writes a measured cell, whole or not at all."""
+        self._folder.mkdir(exist_ok=True)
+        drawers = [{"drawer": one.drawer, "dtypes": dict(one.dtypes)} for one in row.drawn]
+        said = {"drawers": drawers, "repeats": [asdict(one) for one in row.repeats], "seconds": row.seconds}
+        write_whole(self._file(number), [save(columns_of([row]), {"said": json.dumps(said)})])
+
+    def read(self, number: int, cell: Cell) -> TableRow | None:
+        """A cell as it was measured; None where it was not."""
+        if not self._file(number).is_file():
+            return None
+        with safe_open(self._file(number), "pt") as file:
+            said: dict[str, Any] = json.loads(file.metadata()["said"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        drawn = tuple(_read_samples(one, cell, tensors) for one in said["drawers"])
+        repeats = tuple(Repeated(**one) for one in said["repeats"])
+        return TableRow(cell, "measured", drawn, repeats, said["seconds"])
+
+    def drop(self) -> None:
+        """Takes the files away; the report holds what was in them."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _file(self, number: int) -> Path:
+        return self._folder / f"{number:02}.safetensors"
+
+
+def _read_samples(said: Mapping[str, Any], cell: Cell, tensors: Mapping[str, Tensor]) -> Drawn:
+    start = f"0.{said['drawer']}."
+    own = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
+    tokens, lengths, mask, cluster = (own.pop(name) for name in _OURS)
+    batch = Batch(tokens.long(), lengths, {"mask": mask}, sampling=cell.sampling)
+    return Drawn(said["drawer"], batch, cluster, own, said["dtypes"])
+
+
+def markdown(found: TableResult) -> str:
+    """Renders the table, then remarks on it."""
+    rows: list[list[str]] = []
+    for number, row in enumerate(found.rows):
+        named = [f"{row.cell.length:,}", row.cell.data, row.cell.method.name, str(row.cell.batch_size)]
+        judged = [found.judged.get((number, pair)) for pair in found.pairs]
+        shown = [row.state if one is None else _show(one) for one in judged]
+        rows.append([*named, *shown, *("refused" for _ in found.refused)])
+    pairs = (" vs ".join(pair) for pair in found.pairs)
+    head = ["Length", "Data", "Method", "Batch", *pairs, *found.refused]
+    measured = sum(row.state == "measured" for row in found.rows)
+    rest = "" if measured == len(rows) else f" of {measured} of {len(rows)} rows; the others were not measured"
+    said = [f"- {sentence}" for sentence in _remark(found)]
+    return "\n".join([markdown_table(head, rows), "", *said, "", f"**{found.verdict}**{rest}", ""])
+
+
+def _show(judged: CellJudgement) -> str:
+    """A cell: mean e^|Δ| over what the inference side drew, over what the training side drew, and their average."""
+    drawn = [
+        judged.clauses[f"{side}.mult_prob_error"].value
+        for side in ("infer", "train")
+        if f"{side}.mult_prob_error" in judged.clauses
+    ]
+    sides = " / ".join(map(_show_ratio, drawn))
+    average = f" (average {_show_ratio(sum(drawn) / 2)})" if len(drawn) == 2 else ""
+    return f"{sides}{average} [{_show_ratio(judged.low)}, {_show_ratio(judged.high)}] {judged.verdict}"
+
+
+def _show_ratio(value: float) -> str:
+    """A mean e^|Δ| with two digits of what it is above 1, where four decimals would hide it."""
+    above = value - 1
+    return f"1 + {above:.1e}" if 0 < above < 1e-3 else f"{value:.4f}"
+
+
+def _remark(found: TableResult) -> Iterator[str]:
+    """Yields what was asked otherwise, what it took, and what is behind the numbers."""
+    yield "mean e^|Δ| over tokens that the inference side drew / that the training side drew, if both drew."
+    yield from found.notes
+    yield f"it took {found.seconds / 60:.1f} minutes."
+    measured = [row for row in found.rows if row.state == "measured"]
+    cut = [row.cell.name for row in measured if any(counts_segments(row, pair) for pair in found.pairs)]
+    if cut:
+        yield (
+            f"judged by segments of fewer than {LEAST_CLUSTERS} long sequences, taken for independent, which says "
+            f"nothing of other texts: {'; '.join(cut)}."
+        )
+    yield from _determinism(found)
+    for (number, pair), one in found.judged.items():
+        if one.verdict != "PASS":
+            yield f"{found.rows[number].cell.name}, {' vs '.join(pair)}: {one.verdict}: {'; '.join(one.reasons)}."
+
+
+def _determinism(found: TableResult) -> Iterator[str]:
+    """Per backend how often the same request gave the same, bit for bit, and where it did not."""
+    for backend in found.backends:
+        own = [repeat for repeat in found.repeats if repeat.backend == backend]
+        if own:
+            times, bitwise = sum(repeat.times for repeat in own), sum(repeat.bitwise for repeat in own)
+            yield f"{backend}, asked the same again: {bitwise} of {times} bitwise the same."
+        for repeat in own:
+            if repeat.bitwise < repeat.times:
+                yield (
+                    f"{backend}, {repeat.cell}: {repeat.bitwise} of {repeat.times} bitwise the same, "
+                    f"{repeat.same_tokens} of {repeat.times} in their tokens, RMS {repeat.rms:.2g} nats."
+                )

@@ -1,0 +1,134 @@
+"""Taps on learners, for `lockstep_doctor`: in this process, or over ranks in processes of their own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from lockstep.cluster.learner_group import RankSpec, require_computable, start_ranks
+from lockstep.cluster.specs import LearnerSpec
+from lockstep.cluster.worker_proxy import Remote, outcomes
+from lockstep.cluster.workers import Workers
+from lockstep.config import LearnerSection, Parallel
+from lockstep.distributed.meeting import Meeting
+from lockstep.errors import InputError
+from lockstep.learners.rank import RankLearner
+from lockstep.models.folder import read_config
+from lockstep_doctor.cuts import Capture, CutPoint
+from lockstep_doctor.engines import EngineOptions
+from lockstep_doctor.operators import OperatorTrace, chain_traces, join_traces
+from lockstep_doctor.tap import Tap, trace_segment
+from lockstep_doctor.taps.computation import computation_of
+from lockstep_doctor.taps.rank import RankTap
+
+_TIMEOUT_S = 600.0
+
+Attach = Callable[[Callable[[], RankLearner], str, int], RankTap]
+"""Builds a rank and makes its tap, from its name and the number of neighbors."""
+
+
+def open_torch(folder: Path, options: EngineOptions) -> AbstractContextManager[Tap]:
+    """Opens a folder in the torch learner; see `engines.OpenTap`."""
+    return open_learner(folder, options, "torch", attach_torch)
+
+
+def open_megatron(folder: Path, options: EngineOptions) -> AbstractContextManager[Tap]:
+    """Opens a folder in the Megatron learner; see `engines.OpenTap`."""
+    return open_learner(folder, options, "megatron", attach_megatron)
+
+
+def attach_torch(build: Callable[[], RankLearner], name: str, neighbors: int) -> RankTap:
+    """The tap on a rank of the torch learner."""
+    from lockstep_doctor.taps.torch_learner import tap_torch
+
+    return tap_torch(build(), name, neighbors)
+
+
+def attach_megatron(build: Callable[[], RankLearner], name: str, neighbors: int) -> RankTap:
+    """The tap on a rank of the Megatron learner."""
+    learner = build()  # before Megatron is imported here: that sets what it is imported with
+    from lockstep_doctor.taps.megatron import tap_megatron
+
+    return tap_megatron(learner, name, neighbors)
+
+
+@dataclass(frozen=True)
+class TapSpec:
+    """The tap of one rank."""
+
+    rank: RankSpec
+    attach: Attach
+    name: str
+    neighbors: int
+
+    def build(self) -> RankTap:
+        """Joins the other ranks; returns when all are there."""
+        return self.attach(self.rank.build, self.name, self.neighbors)
+
+
+class RanksTap:
+    """Implements `lockstep_doctor.Tap` over ranks, each a process with its part of the model.
+
+    Args:
+        ranks: Proxies of `RankTap`, in the order of `Ranks.number`.
+    """
+
+    def __init__(self, name: str, ranks: Sequence[Remote], parallel: Parallel) -> None:
+        self.name, self._ranks = name, ranks
+        self._order: Sequence[CutPoint] = ()
+        alike = parallel.cp * parallel.tp
+        self._stages = [slice(stage * alike, (stage + 1) * alike) for stage in range(parallel.pp)]
+
+    def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> Capture:
+        found: list[Capture] = self._call("run", tokens_T, dict(forced))
+        stages = [found[stage.start] for stage in self._stages]
+        seen = dict(chain.from_iterable(one.seen.items() for one in stages))
+        self._order = list(seen)
+        return Capture(stages[-1].logits, seen, stages[-1].column, stages[-1].hidden)
+
+    def trace(
+        self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor], start: CutPoint | None, end: CutPoint
+    ) -> OperatorTrace:
+        def trace(begin: CutPoint | None) -> OperatorTrace:
+            found: list[OperatorTrace] = self._call("trace", tokens_T, dict(forced), begin, end)
+            return chain_traces([join_traces(found[stage]) for stage in self._stages])
+
+        return trace_segment(trace, self._order, start, end)
+
+    def functions(self, tokens_T: Tensor) -> Counter[str]:
+        return sum(self._call("functions", tokens_T), Counter())
+
+    def _call(self, verb: str, *args: Any) -> list[Any]:
+        return outcomes([rank.submit(verb, *args) for rank in self._ranks])
+
+
+@contextmanager
+def open_learner(folder: Path, options: EngineOptions, backend: str, attach: Attach) -> Iterator[Tap]:
+    """Opens a folder in a learner, in this process if that can be; see `engines.OpenTap`."""
+    section = LearnerSection.of(computation_of(options), backend, Parallel(**options.parallel))
+    sizes = {**options.parallel, "packed": 1 + options.neighbors}
+    name = " ".join([backend, *(f"{key}={size}" for key, size in sizes.items() if size > 1)])
+    spec = LearnerSpec(str(folder), "logits", section, None, 0)
+    require_computable(read_config(folder), section)
+    if options.prompt is not None:
+        raise InputError(f"the engine {backend} is a learner, which decodes nothing; leave prompt out")
+    if section.in_process:
+        yield attach(spec.build, name, options.neighbors)
+        return
+    with Workers() as workers:
+
+        def make(meeting: Meeting) -> TapSpec:
+            return TapSpec(RankSpec(spec, meeting), attach, name, options.neighbors)
+
+        ranks, _host = start_ranks(section, f"tap of {name},", make, _TIMEOUT_S, workers)
+        for rank in ranks:
+            workers.callback(rank.close)
+        outcomes([rank.pending for rank in ranks])
+        yield RanksTap(name, ranks, section.parallel)

@@ -1,0 +1,89 @@
+"""The tap on the Megatron learner: hooks on Megatron's modules, whose values are named as those of `transformers`.
+
+Megatron fuses tensors with the same input: queries, keys and values group by group, gate and up one after the other.
+That layout is written down here independently of the learner, so that a mistake in the learner's shows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lockstep.learners.megatron.model import Stage
+from lockstep.learners.rank import RankLearner
+from lockstep_doctor.cuts import CutPoint, End
+from lockstep_doctor.taps.rank import LAST, RankTap
+
+_OUTSIDE: Mapping[tuple[str, End], CutPoint] = {
+    ("gpt.embedding.word_embeddings", "out"): CutPoint("embed"),
+    ("gpt.decoder.final_layernorm", "in"): CutPoint("resid_out"),
+    ("gpt.decoder.final_layernorm", "out"): LAST,
+}
+_INSIDE: Mapping[tuple[str, End], tuple[str, ...]] = {
+    ("input_layernorm", "in"): ("resid_in",),
+    ("input_layernorm", "out"): ("attn_norm",),
+    ("self_attention.linear_qkv", "out"): ("q", "k", "v"),
+    ("self_attention.q_layernorm", "out"): ("self_attn.q_norm",),
+    ("self_attention.k_layernorm", "out"): ("self_attn.k_norm",),
+    ("self_attention.linear_proj", "in"): ("attn",),
+    ("self_attention.linear_proj", "out"): ("o",),
+    ("pre_mlp_layernorm", "in"): ("resid_mid",),
+    ("pre_mlp_layernorm", "out"): ("mlp_norm",),
+    ("mlp.linear_fc1", "out"): ("gate", "up"),
+    ("mlp.linear_fc2", "in"): ("act",),
+    ("mlp.linear_fc2", "out"): ("down",),
+}
+"""Stages in the inputs and outputs of a layer's modules."""
+
+_LAYER = re.compile(r"gpt\.decoder\.layers\.(\d+)\.(.+)")
+
+
+def tap_megatron(learner: RankLearner, name: str, neighbors: int = 0) -> RankTap:
+    """The tap on a rank of the Megatron learner, see `RankTap`."""
+    stage, ranks = learner.model, learner._ranks
+    assert isinstance(stage, Stage), "a learner of Megatron"
+    heads = stage.config.num_attention_heads // (stage.config.num_query_groups or 1)
+    views: Mapping[int, Callable[[Tensor], Sequence[Tensor]]] = {
+        0: lambda x: (),
+        1: lambda x: (x,),
+        2: lambda x: x.chunk(2, -1),
+        3: lambda x: _split_groups(x, heads, int(stage.config.kv_channels or 0)),
+    }
+
+    def values(path: str, end: End, value: Any) -> Iterator[tuple[CutPoint, Tensor]]:
+        first = value[0] if isinstance(value, tuple) else value
+        found = _LAYER.fullmatch(path)
+        if found is None:
+            yield from ((cut, first) for cut in (_OUTSIDE.get((path, end)),) if cut is not None)
+            return
+        names = _INSIDE.get((found[2], end), ())
+        for stage_name, x in zip(names, views[len(names)](first), strict=True):
+            yield CutPoint(stage_name, stage.first_layer + int(found[1])), x
+
+    def gather_head() -> Tensor:
+        own, group = stage.head_weight.detach(), ranks.group("tp")
+        parts = [torch.empty_like(own) for _ in range(ranks.size("tp"))] if group else [own]
+        if group is not None:
+            dist.all_gather(parts, own, group=group)
+        return torch.cat(parts)[: stage.vocabulary]
+
+    paths = [path for path, one in stage.named_modules() if _has_cuts(path) and any(True for _ in one.parameters())]
+    activations = {CutPoint("mlp.act_fn", layer) for layer in range(stage.config.num_layers)}
+    hidden = frozenset({CutPoint("rotary_emb"), *activations})
+    return RankTap(learner, paths, values, gather_head, hidden, name, neighbors)
+
+
+def _has_cuts(path: str) -> bool:
+    found = _LAYER.fullmatch(path)
+    return path in {path for path, _ in _OUTSIDE} if found is None else found[2] in {path for path, _ in _INSIDE}
+
+
+def _split_groups(x: Tensor, heads: int, size: int) -> Sequence[Tensor]:
+    """Queries, keys and values of groups, each the queries of its heads, a key and a value."""
+    groups = x.unflatten(-1, (-1, heads + 2, size))
+    return groups[..., :-2, :], groups[..., -2, :], groups[..., -1, :]

@@ -1,0 +1,242 @@
+"""The tap on one rank of a learner: the values at the cuts of its part of the model, gathered whole on every rank.
+
+Letters: N tokens of the row, n of them on this rank; T tokens of the sequence that is read, m of them on this rank.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn import functional as F
+
+from lockstep.batch import Batch
+from lockstep.distributed.ranks import DIMENSIONS, Ranks
+from lockstep.learners.rank import MicroBatches, RankLearner
+from lockstep.models.cut import Cut
+from lockstep.models.heads import LogitsHead
+from lockstep.models.laid_out import LaidOut, Read
+from lockstep_doctor.cuts import OUTPUT, Capture, CutPoint, End
+from lockstep_doctor.modules import Pass, Values, count_functions, visit_cuts
+from lockstep_doctor.operators import OperatorTrace, Recorder
+
+LOGITS, LAST = CutPoint("logits"), CutPoint("final_norm")
+_NOTHING = torch.zeros(0)
+
+_DIVIDED = frozenset({"q", "k", "v", "attn", "gate", "up", "act", "self_attn.q_norm", "self_attn.k_norm", "mlp.act_fn"})
+"""Stages whose values tensor parallelism shards by heads or hidden units."""
+
+
+@dataclass(frozen=True)
+class RankShare:
+    """Implements `lockstep_doctor.modules.Share`: the tokens that a rank has, and its heads or hidden units of them.
+
+    Attributes:
+        ranks: Ranks that hold the model together.
+        row: Number of tokens of the row, over all tensor-parallel ranks.
+        here: Indices of the sequence's tokens that this rank has, int64 [m].
+        place: Their places in the row, int64 [m].
+        count: Number of tokens of the sequence.
+    """
+
+    ranks: Ranks
+    row: int
+    here: Tensor
+    place: Tensor
+    count: int
+
+    @classmethod
+    def of(cls, cut: Cut, first: int, count: int, ranks: Ranks) -> RankShare:
+        """The share of a sequence that begins at token `first` of the batch."""
+        place_N = torch.arange(len(cut.tokens), device=cut.tokens.device) if cut.place is None else cut.place
+        place_T = place_N[first : first + count]
+        here = (place_T >= 0).nonzero().squeeze(-1)
+        return cls(ranks, len(cut.tokens), here, place_T[here], count)
+
+    def gather(self, cut: CutPoint, value: Tensor) -> Tensor | None:
+        found = self._row(cut, _local(value))
+        if found is None:
+            return None
+        own_mD, whole_TD = found[self._places(len(found))], found.new_zeros(self.count, found.shape[1])
+        whole_TD[self.here] = own_mD
+        if self.ranks.group("cp") is not None:
+            dist.all_reduce(whole_TD, group=self.ranks.group("cp"))
+        return whole_TD
+
+    def scatter(self, cut: CutPoint, whole: Tensor, value: Tensor) -> None:
+        local = _local(value)
+        row = self._row(cut, local)
+        assert row is not None, "only what was gathered is scattered"
+        row[self._places(len(row))] = whole[self.here].to(row)
+        tokens, index = _tokens_of(local), self.ranks.index("tp")
+        if self._is_by_tokens(tokens):
+            row = row[index * tokens : (index + 1) * tokens]
+        elif self._is_divided(cut):
+            row = row.chunk(self.ranks.size("tp"), 1)[index]
+        local.copy_(row.reshape(local.shape))
+
+    def _row(self, cut: CutPoint, local: Tensor) -> Tensor | None:
+        """The values of the row's tokens [n, D], or of those that are read [m, D], of all tensor-parallel ranks."""
+        tokens = _tokens_of(local)
+        flat = local.reshape(tokens, -1).clone()
+        if self._is_by_tokens(tokens):
+            return torch.cat(self._of_ranks(flat))
+        if not len(self.here) <= tokens <= self.row:
+            return None
+        return torch.cat(self._of_ranks(flat), 1) if self._is_divided(cut) else flat
+
+    def _places(self, tokens: int) -> Tensor:
+        """The places of the sequence's tokens; the last layer may have computed no others."""
+        return self.place if tokens == self.row else torch.arange(len(self.here), device=self.here.device)
+
+    def _is_by_tokens(self, tokens: int) -> bool:
+        return self.ranks.size("tp") > 1 and tokens * self.ranks.size("tp") == self.row
+
+    def _is_divided(self, cut: CutPoint) -> bool:
+        return self.ranks.size("tp") > 1 and cut.stage in _DIVIDED
+
+    def _of_ranks(self, own: Tensor) -> list[Tensor]:
+        group = self.ranks.group("tp")
+        if group is None:
+            return [own]
+        parts = [torch.empty_like(own) for _ in range(self.ranks.size("tp"))]
+        dist.all_gather(parts, own, group=group)
+        return parts
+
+
+def _local(value: Tensor) -> Tensor:
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def _tokens_of(value: Tensor) -> int:
+    """The size of the first dimension that is not 1: a row is read alone."""
+    return next((size for size in value.shape if size > 1), 1)
+
+
+class RankTap:
+    """Implements `lockstep_doctor.Tap` for one rank of a learner. Its methods are collectives over all ranks.
+
+    A rank returns the cuts of its own pipeline stage; only the first rank of a stage returns any.
+
+    Args:
+        learner: The rank.
+        paths: Modules of the learner's model at which cuts lie.
+        values: Maps a module's input or output to its cuts; with `OUTPUT` only if the model computes logits itself.
+        head: Gathers the weight of the vocabulary head [V, D], if the model computes no logits.
+        hidden: Cuts that the model does not have, because a fused operator skips them.
+        name: Name of the engine in reports.
+        neighbors: Number of other sequences in the row, before the one that is read.
+    """
+
+    def __init__(
+        self,
+        learner: RankLearner,
+        paths: Sequence[str],
+        values: Values,
+        head: Callable[[], Tensor],
+        hidden: frozenset[CutPoint],
+        name: str,
+        neighbors: int = 0,
+    ) -> None:
+        self._learner, self._ranks, self._paths, self._values = learner, learner._ranks, paths, values
+        self._head, self._hidden, self.name, self._neighbors = head, hidden, name, neighbors
+        self._own: frozenset[CutPoint] = frozenset()
+
+    @property
+    def leads(self) -> bool:
+        """True for the first rank of a stage."""
+        return not any(self._ranks.index(name) for name in DIMENSIONS if name != "pp")
+
+    @property
+    def model(self) -> nn.Module:
+        """The model; if it is one of `transformers`, without Lockstep's head, so that modules have its names."""
+        own = self._learner.model
+        return own.lm if isinstance(own, LogitsHead) else own
+
+    def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> Capture:
+        logits, column, seen = self._read(tokens_T, forced)
+        if not self.leads:
+            return Capture(_NOTHING, {})
+        here = {cut: value.cpu() for cut, value in seen.items()}
+        return Capture(_NOTHING if logits is None else logits.cpu(), here, column, self._hidden)
+
+    def trace(
+        self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor], start: CutPoint | None, end: CutPoint
+    ) -> OperatorTrace:
+        """Operators of this stage, if it has one of the two cuts; other stages have the rest of the segment."""
+        with Recorder() as recorder:
+            self._read(tokens_T, forced, recorder, start if start in self._own else None, end)
+        return recorder.join() if {start, end} & self._own else OperatorTrace()
+
+    def functions(self, tokens_T: Tensor) -> Counter[str]:
+        with count_functions() as ran:
+            self._read(tokens_T, {})
+        return ran if self.leads else Counter()
+
+    def _read(
+        self,
+        tokens_T: Tensor,
+        forced: Mapping[CutPoint, Tensor],
+        recorder: Recorder | None = None,
+        start: CutPoint | None = None,
+        end: CutPoint | None = None,
+    ) -> tuple[Tensor | None, Tensor | None, dict[CutPoint, Tensor]]:
+        """Returns logits [T, V] and the learner's log-probabilities [T − 1], on ranks of the last stage, and the values
+        at cuts."""
+        batch = _lay_behind(tokens_T, self._neighbors)
+        cut, first = self._lay_out(batch).cut.map(lambda x: x.to(self._learner.device)), int(batch.starts[-1])
+        share = RankShare.of(cut, first, len(tokens_T), self._ranks)
+        inside = None if end in (LOGITS, OUTPUT) and OUTPUT not in self._own else recorder
+        one, kept = Pass(forced, inside, start, end, share), dict[CutPoint, Tensor]()
+
+        def values(path: str, at: End, value: Any) -> Iterator[tuple[CutPoint, Tensor]]:
+            for point, x in self._values(path, at, value):
+                kept[point] = x if point in (LAST, OUTPUT) else _NOTHING
+                yield point, x
+
+        micros = MicroBatches(batch, [list(range(len(batch)))], self._lay_out, self._learner.device)
+        with torch.no_grad(), visit_cuts(self._learner.model, self._paths, values, one):
+            if inside is not None:
+                inside.begin_early()
+            outputs = list(self._learner._outputs(micros))
+        self._own, seen, logits = frozenset(kept), one.collect(), None
+        if OUTPUT in kept:
+            logits = share.gather(OUTPUT, kept[OUTPUT])
+        elif LAST in kept and (hidden_TD := share.gather(LAST, kept[LAST])) is not None:
+            behind = Pass(forced, recorder, start, end)
+            logits, seen = self._multiply(hidden_TD, behind), behind.collect() | seen
+            self._own |= {LOGITS}
+        column = None if not outputs or outputs[0].logprob is None else outputs[0].logprob[first + 1 :].cpu()
+        return logits, column, seen
+
+    @torch.no_grad()
+    def _multiply(self, hidden_TD: Tensor, one: Pass) -> Tensor:
+        """Logits [T, V] from the last hidden states, for a model that never has whole logits."""
+        weight_VD = self._head()
+        with self._learner._computation():
+            one.visit(LAST, hidden_TD)
+            logits_TV = F.linear(hidden_TD, weight_VD)
+        one.visit(LOGITS, logits_TV)
+        one.visit(OUTPUT, logits_TV)
+        return logits_TV
+
+    def _lay_out(self, batch: Batch) -> LaidOut:
+        """Lays out a batch so that all states of its last sequence are read; the last state's output is not used."""
+        laid = self._learner._lay_out(batch)
+        first, count = int(batch.starts[-1]), int(batch.lengths[-1])
+        state_T = torch.arange(first, first + count)
+        return LaidOut.of(batch.keep_places(), laid.cut, Read.of(laid.cut, state_T, state_T.roll(-1)))
+
+
+def _lay_behind(tokens_T: Tensor, neighbors: int) -> Batch:
+    """Packs a sequence after `neighbors` others, which are parts of its reversal."""
+    others = [tokens_T.flip(0)[: len(tokens_T) - number] for number in range(neighbors)]
+    tokens, lengths = torch.cat([*others, tokens_T]), torch.tensor([len(one) for one in (*others, tokens_T)])
+    mask = torch.ones_like(tokens, dtype=torch.bool)
+    return Batch(tokens, lengths, {"mask": mask}, entropy=False)

@@ -1,0 +1,242 @@
+"""The tap on the torch sampler: one row that draws the tokens of a given sequence, by the sampler's own passes.
+
+Letters: N tokens of a pass, T tokens of the sequence, V tokens of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from itertools import accumulate, cycle, pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from lockstep.config import DType
+from lockstep.distributed.sampling import token_scores
+from lockstep.errors import InputError
+from lockstep.models.device import load_on_device
+from lockstep.models.exact.model import is_exact
+from lockstep.models.folder import carries_state, context_of
+from lockstep.models.heads import PLAIN
+from lockstep.models.joined_maps import can_step
+from lockstep.models.precision import autocast
+from lockstep.samplers.torch.continuous import Continuous
+from lockstep.samplers.torch.scheduler import Forward, Scheduler
+from lockstep.samplers.torch.token_step import TokenStep
+from lockstep.types import Request, SamplingParams
+from lockstep_doctor.cuts import OUTPUT, Capture, CutPoint, name_cuts
+from lockstep_doctor.engines import EngineOptions
+from lockstep_doctor.modules import Pass, count_functions, find_watched, values_by_name, visit_cuts
+from lockstep_doctor.operators import OperatorTrace, Recorder
+from lockstep_doctor.tap import trace_segment
+from lockstep_doctor.taps.computation import computation_of
+
+_HIDDEN = frozenset({CutPoint("rotary_emb")})
+"""The rotary angles come from a table, not from a module."""
+
+
+@contextmanager
+def open_sampler(folder: Path, options: EngineOptions) -> Iterator[SamplerTap]:
+    """Opens a folder in the torch sampler; see `engines.OpenTap`."""
+    if options.parallel or options.neighbors:
+        raise InputError("the torch sampler reads one sequence in one process; leave parallel and neighbors out")
+    computation = computation_of(options)
+    lm = load_on_device(str(folder), computation)
+    if carries_state(lm.config):
+        raise InputError(f"layers of a {lm.config.model_type} carry a state, which the tap on the sampler does not see")
+    yield SamplerTap(lm, computation.dtype, options.prompt)
+
+
+class SamplerTap:
+    """Implements `lockstep_doctor.Tap` for the passes of a `TorchSampler`.
+
+    Args:
+        lm: A causal language model with Lockstep's attention.
+        dtype: Type of a learner that computes alike.
+        prompt: Tokens that are read by prefill; the others are decoded one by one; None: all by prefill.
+        by_modules: Call the model's modules, as the sampler does for models without a `TokenStep`.
+    """
+
+    def __init__(self, lm: PreTrainedModel, dtype: DType, prompt: int | None = None, by_modules: bool = False) -> None:
+        self.model, self._prompt = lm, prompt
+        self._dtype: DType = dtype
+        self.name = "torch sampler" if prompt is None else "torch sampler decoding"
+        self._paths = find_watched(lm)
+        self._values = values_by_name(name_cuts(self._paths))
+        self._step = TokenStep(lm, dtype) if can_step(lm) and not by_modules else None
+        self._order: Sequence[CutPoint] = ()
+
+    def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> Capture:
+        rows = PassShare()
+        one = Pass(forced, share=rows)
+        logits_TV, column = self._read(tokens_T, one, rows)
+        seen = {cut: value.cpu() for cut, value in one.collect().items()}
+        self._order = list(seen)
+        return Capture(logits_TV.cpu(), seen, column, _HIDDEN if self._step is not None else frozenset())
+
+    def trace(
+        self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor], start: CutPoint | None, end: CutPoint
+    ) -> OperatorTrace:
+        def trace(begin: CutPoint | None) -> OperatorTrace:
+            rows = PassShare()
+            with Recorder() as recorder:
+                recorder.begin_early()
+                self._read(tokens_T, Pass(forced, recorder, begin, end, rows), rows)
+            return replace(recorder.join(), split=(len(tokens_T), self._prompt or len(tokens_T)))
+
+        return trace_segment(trace, self._order, start, end)
+
+    def functions(self, tokens_T: Tensor) -> Counter[str]:
+        with count_functions() as ran:
+            self._read(tokens_T, Pass({}), PassShare())
+        return ran
+
+    def _read(self, tokens_T: Tensor, one: Pass, rows: PassShare) -> tuple[Tensor, Tensor | None]:
+        """Returns logits [T, V], and the sampler's log-probabilities [T − 1] if it draws all tokens but the first."""
+        context, prompt = context_of(self.model.config), len(tokens_T) if self._prompt is None else self._prompt
+        if len(tokens_T) >= context or not 0 < prompt <= len(tokens_T):
+            raise InputError(
+                f"the sampler reads 1 to {min(context - 1, len(tokens_T))} of {len(tokens_T)} tokens by prefill and "
+                f"draws one more, in a context of {context}; {prompt} were asked for"
+            )
+        logits: list[Tensor] = []
+        compute, hooks = self._watch(one)
+
+        def forward(token_N: Tensor, position_N: Tensor, layout: Continuous, keep_M: Tensor) -> Tensor:
+            rows.begin(len(token_N), 1 if logits else prompt, first=bool(logits))
+            logits_NV = compute(token_N, position_N, layout, torch.arange(len(token_N), device=token_N.device))
+            one.visit(OUTPUT, logits_NV)
+            logits.append(logits_NV[rows.own])
+            return logits_NV.index_select(0, keep_M)
+
+        scheduler = _Following(tokens_T, forward, 1, context, self.model.device, is_exact(self.model))
+        request = Request(tuple(tokens_T[:prompt].tolist()), key=0)
+        number = scheduler.submit(request, SamplingParams(max_tokens=len(tokens_T) - prompt + 1))
+        with hooks, autocast(self.model.device, self._dtype):
+            while scheduler.busy:
+                scheduler.step()
+        column = torch.tensor(scheduler.finished[number].logprobs)[: len(tokens_T) - 1]
+        return torch.cat(logits).to(tokens_T.device), column if prompt == 1 else None
+
+    def _watch(self, one: Pass) -> tuple[Forward, AbstractContextManager[None]]:
+        """The model as the sampler calls it, and a context in which its cuts are visited."""
+        if self._step is not None:
+            return _watch_step(self._step, self.model, one), nullcontext()
+        return self._call_modules, visit_cuts(self.model, self._paths, self._values, one)
+
+    def _call_modules(self, token_N: Tensor, position_N: Tensor, layout: Continuous, keep_M: Tensor) -> Tensor:
+        return self.model(
+            input_ids=token_N[None],
+            position_ids=position_N[None],
+            use_cache=False,
+            layout=layout,
+            logits_to_keep=keep_M,
+        ).logits[0]
+
+
+class _Following(Scheduler):
+    """A scheduler whose row draws the tokens of a sequence, one by one."""
+
+    def __init__(self, tokens_T: Tensor, *args: Any) -> None:
+        super().__init__(*args)
+        self._tokens_T = tokens_T
+
+    def _draw(self, logits_RV: Tensor, uniform_R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        place_R = self._places.filled_S[self._place_R].clamp(max=len(self._tokens_T) - 1)
+        token_R = self._tokens_T.to(place_R.device)[place_R]
+        logprob_R, _ = token_scores(logits_RV, token_R, PLAIN, row_invariant=self._exact)
+        return token_R, logprob_R, torch.zeros_like(token_R, dtype=torch.bool)
+
+
+class PassShare:
+    """Implements `lockstep_doctor.modules.Share`: the tokens of a pass that belong to the sequence, without padding."""
+
+    def __init__(self) -> None:
+        self.begin(0, 0, first=True)
+
+    def begin(self, count: int, own: int, first: bool) -> None:
+        """Begins a pass of `count` tokens, of which the first or the last `own` belong to the sequence."""
+        self._count, self.own = count, slice(0, own) if first else slice(count - own, count)
+
+    def gather(self, cut: CutPoint, value: Tensor) -> Tensor | None:
+        return None if value.numel() % self._count else value.reshape(self._count, -1)[self.own]
+
+    def scatter(self, cut: CutPoint, whole: Tensor, value: Tensor) -> None:
+        rows = value.reshape(self._count, -1).clone()
+        rows[self.own] = whole.to(rows)
+        value.copy_(rows.reshape(value.shape))
+
+
+@dataclass(frozen=True)
+class _WatchedPart:
+    """A part of a `TokenStep`, and the cuts at its input and in the columns of its output."""
+
+    part: Callable[[Tensor], Tensor]
+    one: Pass
+    before: Sequence[CutPoint]
+    behind: Sequence[tuple[CutPoint, slice]]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        for cut in self.before:
+            self.one.visit(cut, x)
+        out = self.part(x)
+        with self.one.pause():
+            found = [(cut, out[..., columns]) for cut, columns in self.behind]
+        for cut, value in found:
+            self.one.visit(cut, value)
+        return out
+
+
+def _watch_step(step: TokenStep, lm: Any, one: Pass) -> Forward:
+    """A copy of a step whose cuts are visited."""
+    watched: Any = copy.copy(step)
+    first = lm.base_model.layers[0]
+    heads = [first.self_attn.get_submodule(name).out_features for name in ("q_proj", "k_proj", "v_proj")]
+    halves = [first.mlp.gate_proj.out_features] * 2
+
+    def watch(part: Any, layer: int | None, before: Sequence[str], behind: Sequence[str], sizes: Sequence[int]) -> Any:
+        """A part with the stages at its input, and those in its output, each with its number of columns."""
+        if part is None:
+            return None
+        bounds = pairwise(accumulate(sizes, initial=0)) if sizes else [(0, None)]
+        columns = [(CutPoint(name, layer), slice(*ends)) for name, ends in zip(behind, bounds, strict=True)]
+        return _WatchedPart(part, one, [CutPoint(name, layer) for name in before], columns)
+
+    def watch_layer(number: int, layer: Any) -> Any:
+        parts = {
+            "before": (["resid_in"], ["attn_norm"], ()),
+            "qkv": ([], ["q", "k", "v"], heads),
+            "q_norm": ([], ["self_attn.q_norm"], ()),
+            "k_norm": ([], ["self_attn.k_norm"], ()),
+            "out": (["attn"], ["o"], ()),
+            "between": (["resid_mid"], ["mlp_norm"], ()),
+            "gate_up": ([], ["gate", "up"], halves),
+            "down": (["act"], ["down"], ()),
+        }
+        found = {name: watch(vars(layer)[name], number, *cuts) for name, cuts in parts.items()}
+        if number == 0:
+            found["before"] = replace(found["before"], before=[CutPoint("embed"), *found["before"].before])
+        return replace(layer, **found)
+
+    def activate(gate: Tensor) -> Tensor:
+        out = step._activation(gate)
+        one.visit(CutPoint("mlp.act_fn", next(turns)), out)
+        return out
+
+    watched._layers = [watch_layer(number, layer) for number, layer in enumerate(step._layers)]
+    watched._norm = watch(step._norm, None, ["resid_out"], ["final_norm"], ())
+    watched._head = watch(step._head, None, [], ["logits"], ())
+    watched._activation, turns = activate, cycle(range(len(step._layers)))
+
+    def compute(token_N: Tensor, position_N: Tensor, layout: Continuous, keep_M: Tensor) -> Tensor:
+        one.begin()
+        return watched(token_N, position_N, layout, keep_M)
+
+    return compute

@@ -1,0 +1,218 @@
+"""A worker of vLLM whose passes are looked into, for `lockstep doctor locate`: what flows, what is forced, what ran."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from operator import attrgetter
+from typing import Any
+
+import safetensors.torch
+from torch import Tensor
+
+from lockstep.samplers.vllm.worker import WeightReceiver
+from lockstep_doctor.cuts import CutPoint
+from lockstep_doctor.modules import Pass, count_functions
+from lockstep_doctor.operators import Frame, Operator, Recorder
+from lockstep_doctor.taps.vllm.sites import Site, find_sites
+
+OPENED = ("vllm", "vllm_ir")
+"""Namespaces of operators that are Python, of which the operators inside are recorded."""
+
+_MACHINERY = (
+    "vllm/_custom_ops.py",
+    "vllm/ir/op.py",
+    "vllm/model_executor/custom_op.py",
+    "vllm/utils/torch_utils.py",
+    "lockstep/samplers/vllm/narrow_heads.py",
+)
+
+UNSET = 5e4
+"""Value that fills an unused cache slot: above `operators.MASKED`, and finite in every dtype."""
+
+
+@dataclass(frozen=True)
+class PassRequest:
+    """Request to record one pass.
+
+    Attributes:
+        count: Tokens of the sequence.
+        start: The cut after which operators are recorded; None: from the beginning.
+        end: The cut up to which they are; None: none are.
+        functions: True if functions are counted.
+    """
+
+    count: int
+    start: str | None = None
+    end: str | None = None
+    functions: bool = False
+
+
+class RollingPass(Pass):
+    """`Pass` that records from the last cuts before `end`, unless `start` lies farther back.
+
+    vLLM comes by cuts in another order than the engine that named `start`, which may be beside `end` or behind it.
+    """
+
+    def __init__(self, forced: dict[CutPoint, Tensor], recorder: Recorder, start: CutPoint | None, end: CutPoint):
+        super().__init__(forced, recorder, None, end)
+        self._rolling, self._from, self._end_cut = recorder, start, end
+        self._is_fixed = False
+
+    def come_to(self, cuts: Sequence[CutPoint]) -> None:
+        """Comes to cuts that lie at one place."""
+        if not self._rolling.on or self._is_fixed or self._end_cut in cuts:
+            return
+        self._rolling.restart()
+        self._is_fixed = self._from in cuts
+
+
+class TappedWorker(WeightReceiver):
+    """`WeightReceiver` that looks into one pass at a time."""
+
+    _taps: ExitStack | None = None
+    _tokens = 0
+
+    def open_tap(self, asked: str, forced: bytes) -> None:
+        """Looks into the next pass.
+
+        Args:
+            asked: `PassRequest` as JSON.
+            forced: Values by cut, as safetensors.
+        """
+        self._asked = PassRequest(**json.loads(asked))
+        if self._taps is not None:
+            self._taps.close()  # of a pass that did not begin
+        values = {CutPoint.parse(name): value for name, value in safetensors.torch.load(forced).items()}
+        self._forced = frozenset(values)
+        self._turned = {cut for cut, value in values.items() if _has_heads_first(value, self._asked.count)}
+        values |= {cut: values[cut].transpose(1, 2) for cut in self._turned}
+        self._recorder = Recorder(OPENED)
+        self._ran: dict[str, int] = {}
+        self._pass = Pass(values)
+        if self._asked.end is not None:
+            start = None if self._asked.start is None else CutPoint.parse(self._asked.start)
+            self._pass = RollingPass(values, self._recorder, start, CutPoint.parse(self._asked.end))
+            for cache in self.model_runner.kv_caches:
+                cache.fill_(UNSET)
+        self._tokens = 0
+        self._sums: dict[str, Tensor] = {}
+        self._taps = ExitStack()
+        found = find_sites(self._model, self._network)
+        self._hidden = found.hidden
+        for site in found.sites:
+            self._tap_at(site)
+        self._replace("forward", self._look_into(self._model.forward))
+
+    def close_tap(self) -> str:
+        """Stops looking. Returns, as JSON, what is no tensor."""
+        assert self._taps is not None, "a tap is opened before it is closed"
+        self._taps.close()
+        if self._tokens < self._asked.count:
+            raise ValueError(
+                f"vLLM took {self._tokens} of {self._asked.count} tokens in one pass; raise max_num_batched_tokens"
+            )
+        self._trace = self._recorder.join()
+        seen = self._pass.collect()
+        self._seen = {cut: x.transpose(0, 1) if cut in self._turned else x for cut, x in seen.items()}
+        return json.dumps(
+            {
+                "order": [str(cut) for cut in self._seen],
+                "hidden": [str(cut) for cut in self._hidden],
+                "functions": self._ran,
+                "operators": list(map(_plain, self._trace.operators)),
+                "around": [asdict(one) for one in _without_machinery(self._trace.around)],
+            },
+            default=str,
+        )
+
+    def read_tap_values(self) -> bytes:
+        """The values that were seen, by cut, and those of the trace, by number; as safetensors; then drops them."""
+        seen = {str(cut): value for cut, value in self._seen.items()}
+        traced = {f"#{number}": value for number, value in enumerate(self._trace.values)}
+        del self._recorder, self._pass, self._sums, self._trace, self._seen
+        return safetensors.torch.save({name: value.contiguous().cpu() for name, value in (seen | traced).items()})
+
+    def _tap_at(self, site: Site) -> None:
+        """Visits the cuts of a site whenever it is called."""
+        plain = attrgetter(site.path)(self._model)
+
+        def call(*args: Any, **keywords: Any) -> Any:
+            if site.end == "in":
+                self._visit(site, (*args, *keywords.values()))
+                return plain(*args, **keywords)
+            outcome = plain(*args, **keywords)
+            self._visit(site, outcome)
+            return outcome
+
+        self._replace(site.path, call)
+
+    def _visit(self, site: Site, value: Any) -> None:
+        with self._recorder.pause():
+            added = self._sums.get(site.path) if isinstance(value, tuple) else None
+            views = (
+                site.views(value, self._asked.count) if site.end == "in" or added is None else site.take(value, added)
+            )
+        if isinstance(self._pass, RollingPass):
+            self._pass.come_to([cut for cut, _ in views])
+        for cut, x in views:
+            self._pass.visit(cut, x)
+            with self._recorder.pause():
+                if site.is_sum:
+                    self._sums[site.path] = x.clone()
+                if site.is_sum and cut in self._forced:
+                    site.put(value, x)
+                if added is not None and site.end == "out" and cut in self._forced:
+                    self._put_pair(value, (x, added))
+
+    def _put_pair(self, parts: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        """Overwrites the output and the residual of a fused norm."""
+        for part, right in zip(parts, values, strict=True):
+            part[: self._asked.count].copy_(right)
+
+    def _look_into(self, plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """The model's forward pass, and the logits of all positions behind it."""
+
+        def forward(*args: Any, **keywords: Any) -> Tensor:
+            assert self._taps is not None
+            with self._taps, ExitStack() as block:  # what vLLM reads of the logits itself is no second pass
+                if self._asked.end is not None:
+                    block.enter_context(self._recorder)
+                if self._asked.functions:
+                    self._ran = block.enter_context(count_functions())
+                self._pass.begin()
+                states = plain(*args, **keywords)
+                self._tokens = len(states)
+                self._model.compute_logits(states[: self._asked.count])
+            return states
+
+        return forward
+
+    def _replace(self, path: str, function: Callable[..., Any]) -> None:
+        """Puts a function in the place of a method of a part of the model, until the tap is closed."""
+        owner, _, name = path.rpartition(".")
+        part = attrgetter(owner)(self._model) if owner else self._model
+        held = part.__dict__.get(name)
+        setattr(part, name, function)
+        assert self._taps is not None
+        if held is None:
+            self._taps.callback(delattr, part, name)
+        else:
+            self._taps.callback(setattr, part, name, held)
+
+
+def _plain(one: Operator) -> dict[str, Any]:
+    """An operator for JSON."""
+    return asdict(replace(one, stack=_without_machinery(one.stack)))
+
+
+def _without_machinery(stack: Sequence[Frame]) -> tuple[Frame, ...]:
+    """The lines that say what is computed, not by which implementation of vLLM's or under which tap."""
+    return tuple(frame for frame in stack if not frame.file.endswith(_MACHINERY))
+
+
+def _has_heads_first(value: Tensor, count: int) -> bool:
+    """True for [1, heads, tokens, width], as some models of `transformers` have them where vLLM has tokens first."""
+    return value.ndim == 4 and value.shape[2] == count != value.shape[1]

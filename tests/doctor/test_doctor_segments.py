@@ -1,0 +1,91 @@
+"""Who draws the responses of a cell, and how few long ones are judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from doctor_tables import asked, found
+
+from lockstep_doctor.backends.hf import HFBackend
+from lockstep_doctor.backends.learner import LearnerBackend
+from lockstep_doctor.statistics import Compared
+from lockstep_doctor.table import measure_table
+from lockstep_doctor.table.base import Backend
+from lockstep_doctor.table.measure import Bench, make_independent
+from lockstep_doctor.table.options import DoctorGrid, Method
+from lockstep_doctor.table.plan import Cell
+from lockstep_doctor.table.report import markdown
+
+Models = Callable[..., Path]
+
+
+@pytest.fixture
+def both(models: Models) -> dict[str, Backend]:
+    folder = str(models("llama"))
+    return {"hf": HFBackend(folder), "torch": LearnerBackend(folder)}
+
+
+def test_the_engine_alone_draws_long_responses(both: dict[str, Backend]) -> None:
+    bench = Bench(both, both["hf"], DoctorGrid(all_draw_to=100))
+    assert bench.drawers(Cell(100, "real", Method(), 1)) == ["hf", "torch"]
+    assert bench.drawers(Cell(101, "real", Method(), 1)) == ["torch"]
+
+
+def test_a_table_names_the_rows_that_are_judged_by_segments(
+    both: dict[str, Backend], models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lockstep_doctor.table.measure.SHORTEST_SEGMENT", 2)
+    options = "grid.lengths=[24]", "grid.sequences=3", "grid.max_steps=60", "grid.repeats=1"
+    few = found(asked(models("llama"), *options, "grid.batch_sizes=[1]"), both["hf"], both["torch"])
+    assert "judged by segments of fewer than 8 long sequences" in markdown(few)
+    many = found(asked(models("llama"), "grid.lengths=[12]", "grid.repeats=1"), both["hf"], both["torch"])
+    assert "judged by segments" not in markdown(many)
+
+
+def test_a_table_beyond_the_context_measures_nothing(both: dict[str, Backend], models: Models) -> None:
+    what = found(asked(models("llama"), "grid.lengths=[4000]", "grid.repeats=1"), both["hf"], both["torch"])
+    assert {row.state for row in what.rows} == {"beyond context"}
+
+
+def test_one_long_sequence_is_judged_by_its_segments() -> None:
+    delta = torch.linspace(0, 1, 1000).double()
+    one = Compared(delta, torch.zeros(1000).double(), torch.tensor([600, 400]), torch.arange(1000))
+    parts = one.in_segments(10, 50)
+    assert parts.lengths.tolist() == [100] * 10
+    assert parts.totals(parts.delta).shape == (10, 2)
+    assert one.in_segments(10, 101) is one, "they would be too short"
+
+
+@pytest.mark.parametrize(("shortest", "count"), [(200, 2), (125, 8), (90, 11), (10, 16)])
+def test_there_are_as_many_segments_as_are_long_enough(
+    monkeypatch: pytest.MonkeyPatch, shortest: int, count: int
+) -> None:
+    monkeypatch.setattr("lockstep_doctor.table.measure.SHORTEST_SEGMENT", shortest)
+    delta = torch.linspace(0, 1, 1000).double()
+    two = Compared(delta, torch.zeros(1000).double(), torch.tensor([500, 500]), torch.arange(1000))
+    assert make_independent(two).lengths.numel() == pytest.approx(count, abs=1)
+
+
+def test_a_budget_ends_the_table_by_the_time_that_cells_took(
+    models: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two cells of 10 s each are measured; those of twice the length would take 20 s, and 5 s are left."""
+    now = 0.0
+    draw = Bench.draw
+
+    def draw_slowly(bench: Bench, *asked: Any) -> Any:
+        nonlocal now
+        now += 10
+        return draw(bench, *asked)
+
+    monkeypatch.setattr(measure_table, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(Bench, "draw", draw_slowly)
+    folder = str(models("llama"))
+    what = found(asked(models("llama"), "grid.budget_s=25"), HFBackend(folder), LearnerBackend(folder))
+    states = [row.state for row in what.rows]
+    assert states == ["measured"] * 2 + ["cut by budget"] * 2 + ["beyond context"] * 2
