@@ -14,15 +14,15 @@ pytestmark = pytest.mark.full  # some seconds of tokenizing
 
 CEILINGS = {
     # figure: (ceiling, wanted); tokens and words in thousands
-    "lockstep": (369.2, 300),
-    "lockstep_doctor": (64.9, 60),
+    "lockstep": (369.5, 300),
+    "lockstep_doctor": (65.0, 60),
     "lockstep_logprobs": (27.4, 28),
     "lockstep_convert": (6.8, 9),
     "benchmarks": (93.1, 90),
-    "tests": (439.9, 400),
+    "tests": (441.0, 400),
     "options": (729, 540),
     "protocols": (25, 18),
-    "docs": (66.6, 60),  # 3 of them the page of what the mission measured
+    "docs": (67.0, 60),  # 3 of them the page of what the mission measured
     "LOG.md": (6.8, 8),
 }
 
