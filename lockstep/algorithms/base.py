@@ -142,4 +142,4 @@ class BuiltInAlgorithm(Algorithm, ABC):
     """A recipe that ships: the registry names the function that opens it."""
 
     def open(self, setup: Setup) -> Job:
-        return registry.find_opener(self.algorithm)(self, setup)
+        return registry.find_opener(type(self))(self, setup)

@@ -30,6 +30,6 @@ def run(options: argparse.Namespace) -> int:
 
     loaded = eval_recipe(options.model, options.data, options.overrides, options.recipe, options.out)
     with spare_modules():
-        evaluate = registry.find_opener(loaded.recipe.algorithm)
+        evaluate = registry.find_opener(type(loaded.recipe))
     evaluate(loaded)
     return 0

@@ -177,7 +177,10 @@ def _find_place(problem: ErrorDetails, tree: object) -> KeyPath:
 
 
 def _wrong(value: Any, path: KeyPath, recipe: Shape) -> KeyPath:
-    """The option to name as wrong: within an unknown section, one that another section has."""
+    """The option to name as wrong: within an unknown section, one that another library or another section has."""
+    foreign = other_libraries.find_within(value, [str(key) for key in path])
+    if foreign is not None:
+        return foreign
     found = list(path)
     while isinstance(value, dict) and len(value) == 1:
         [(key, value)] = value.items()
@@ -215,6 +218,8 @@ def nearest(recipe: Shape, path: KeyPath) -> str:
         return foreign
     meant = [".".join([*parents, name]) for name in get_close_matches(wrong, siblings, 1)]
     meant = meant or [key for key in everywhere if key.rsplit(".", 1)[-1] == wrong]
+    if not meant and (end := other_libraries.explain_last_word(wrong, everywhere)) is not None:
+        return end
     meant = meant or get_close_matches(".".join([*parents, wrong]), everywhere, 1)
     if meant:
         return f"did you mean {' or '.join(meant)}?"

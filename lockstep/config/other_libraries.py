@@ -67,6 +67,27 @@ def explain_word(word: str, known: Collection[str]) -> str | None:
     return None if option is None else f"{word} in other libraries is {option}=… here"
 
 
+def explain_last_word(word: str, known: Collection[str]) -> str | None:
+    """Says what the last part of a key means, if all libraries that have it mean one option by it."""
+    rows = (row for key, found in read_keys().items() if key.rsplit(".", 1)[-1] == word for row in found)
+    options = {option for row in rows if (option := row.find_option(known)) is not None}
+    return f"{word} in other libraries is {options.pop()}=… here" if len(options) == 1 else None
+
+
+def find_within(value: Any, path: Sequence[str]) -> Sequence[str] | None:
+    """The first key in a section that another library has, as an example for messages; None if there is none."""
+    if not isinstance(value, dict):
+        return None
+    for name, inner in value.items():
+        within = [*path, str(name)]
+        found = find_within(inner, within)
+        if found is not None:
+            return found
+        if any(row.options for row in read_keys().get(".".join(within), ())):
+            return within
+    return None
+
+
 @cache
 def read_keys() -> Mapping[str, tuple[OtherKey, ...]]:
     """All keys of all tables; none where the package is not installed."""

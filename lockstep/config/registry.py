@@ -69,16 +69,21 @@ def find(algorithm: str) -> type[Recipe] | None:
     return _ALGORITHMS.find(algorithm)
 
 
-def find_opener(algorithm: str) -> Callable[..., Any]:
+def find_opener(recipe: type[Recipe]) -> Callable[..., Any]:
     """The function that opens a built-in algorithm, or runs a command: it takes the recipe, and an algorithm's setup.
 
+    Args:
+        recipe: The class of the recipe, or a subclass of one that is built in.
+
     Raises:
-        InputError: The algorithm is not built in, and its class does not define `open`.
+        InputError: Neither is built in, and the class does not define `open`.
     """
-    places = _BUILT_IN.get(algorithm)
-    if places is None or places.opener is None:
-        raise InputError(f"algorithm {algorithm} does not declare: open")
-    return load(f"{places.folder}.{places.opener}", "algorithm", "function")
+    places = {built_in.options_class: built_in for built_in in _BUILT_IN.values()}
+    for base in recipe.__mro__:
+        found = places.get(f"{base.__module__}:{base.__name__}")
+        if found is not None and found.opener is not None:
+            return load(f"{found.folder}.{found.opener}", "algorithm", "function")
+    raise InputError(f"algorithm {recipe.__name__} does not declare: open")
 
 
 def list_code(options: Mapping[str, Any]) -> dict[str, Path]:

@@ -93,13 +93,14 @@ def _limit_by_watcher() -> Iterator[None]:
     watched = threading.get_ident()
     clock = time.pthread_getcpuclockid(watched)
     end_s = time.clock_gettime(clock) + _TEMPLATE_S
-    left = threading.Event()
+    left, raised = threading.Event(), threading.Event()
     leaving = threading.Lock()
 
     def watch() -> None:
         while not left.wait(_LOOK_S):
             with leaving:
                 if not left.is_set() and time.clock_gettime(clock) > end_s:
+                    raised.set()
                     _raise_in(watched, TimeoutError)
                     return
 
@@ -109,13 +110,31 @@ def _limit_by_watcher() -> Iterator[None]:
     finally:
         with leaving:
             left.set()
-        # What was raised at the last moment, and has not arrived, must not arrive elsewhere.
-        _raise_in(watched, None)
+        if raised.is_set():
+            _take_back(watched)
 
 
-def _raise_in(thread: int, error: type[Exception] | None) -> None:
-    """Raises an error in a thread, at its next line of Python; None takes back one that has not arrived."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error and ctypes.py_object(error))
+def _raise_in(thread: int, error: type[Exception]) -> None:
+    """Raises an error in a thread, at its next line of Python, in place of one that has not arrived."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
+
+
+class _TakenBackError(Exception):
+    """Arrives in place of an error that was raised at the last moment and must not arrive elsewhere."""
+
+
+def _take_back(thread: int) -> None:
+    """Removes an error that has not arrived in this thread.
+
+    Python can take one back by itself (`None`), but 3.11 then keeps a flag set for the whole process: all of it is
+    slower from then on, and hangs if it is profiled or debugged.
+    """
+    try:
+        _raise_in(thread, _TakenBackError)
+        for _ in range(1_000_000):
+            pass
+    except _TakenBackError:
+        pass
 
 
 def _stop(signum: int, frame: object) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 from lockstep.config.user_code import find_file
 from lockstep.guarded_imports import keep_guards, split_path
@@ -12,6 +13,8 @@ from lockstep.helpers.process import Child, ChildError
 from lockstep.helpers.sandbox.bubblewrap import SYSTEM_FILES, find_obstacle, map_to_itself, open_filter, wrap
 
 _TMP_MB = 1024
+_LOCKSTEP = str(Path(__file__).parents[2])
+"""The folder of this package, which is not in `sys.path` if it is installed as editable."""
 
 
 class ConfinedChild(Child):
@@ -26,7 +29,8 @@ class ConfinedChild(Child):
             raise ChildError(f"{self._arguments[0]} cannot be confined here ({obstacle})")
         file = find_file(self._arguments[0])
         own = [] if file is None else [str(file.resolve().parent)]
-        readable = map_to_itself([*SYSTEM_FILES, sys.prefix, sys.base_prefix, *filter(os.path.isabs, sys.path), *own])
+        imported = [sys.prefix, sys.base_prefix, _LOCKSTEP, *filter(os.path.isabs, sys.path)]
+        readable = map_to_itself([*SYSTEM_FILES, *imported, *own])
         with open(open_filter(), "rb") as filtered:
             # As process 1 it ends all that it has started as it ends.
             variables = {**keep_guards(), **split_path()}

@@ -195,3 +195,22 @@ def test_turns_are_taken_where_memory_is_shared(case: str, monkeypatch: pytest.M
     show_gpus(monkeypatch, 8)
     recipe = recipe_of(*overrides)
     assert takes_turns(recipe, placement_of(recipe)) is expected
+
+
+def test_this_machine_has_the_devices_that_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    show_gpus(monkeypatch, 4)
+    on, off = Computation(), Computation(device="cpu")
+    assert choose_placement(COLOCATED, on, Processes(4, 4)).devices == Devices(1, 4, True)
+    assert choose_placement(COLOCATED, off, Processes(8, 3)).devices == Devices(1, 8, False)
+    with pytest.raises(InputError, match="there are 4 GPUs"):
+        choose_placement(COLOCATED, on, Processes(5))
+    ray = ClusterSection(backend="ray")
+    assert choose_placement(ray, on, Processes(5)).devices == Devices(2, 4, True), (
+        "others are taken to be like this one"
+    )
+
+
+def test_weights_of_the_host_go_another_way_than_those_of_a_gpu() -> None:
+    assert WITHIN.from_host(one_machine=True) == NCCL.from_host(one_machine=True) == HOST
+    assert WITHIN.from_host(one_machine=False) == NCCL.from_host(one_machine=False) == GLOO
+    assert (GLOO.from_host(one_machine=True), HOST.from_host(one_machine=True)) == (GLOO, HOST)

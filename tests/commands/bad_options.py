@@ -33,7 +33,7 @@ def a_run_with_tools(folder: Path) -> None:
 def a_run_of_others(folder: Path) -> None:
     """A run that somebody sends, and the code that it names, which lies next to it."""
     (folder / "run").mkdir()
-    (folder / "theirs.py").touch()
+    (folder / "theirs.py").write_text("class Algorithm: theirs = True\n")
     (folder / "run/recipe.yaml").write_text("base: ../own.yaml\nalgorithm: theirs.py:Algorithm\n")
 
 

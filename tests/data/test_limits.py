@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,36 @@ def test_a_template_ends_in_time_in_another_thread() -> None:
     tokenizer.chat_template = ENDLESS
     with pytest.raises(ChatTemplateError, match=r"it takes more than 0\.2 s"):
         run_in_background(lambda: render_prompt([{"role": "user", "content": "1"}], tokenizer)).result(60)
+
+
+PROFILED = """
+import sys, time
+from lockstep.background import run_in_background
+from lockstep.data import limits
+from lockstep.data.limits import limit_time
+
+limits._TEMPLATE_S, limits._LOOK_S = float(sys.argv[1]), 0.01
+
+def render():
+    try:
+        with limit_time():
+            end = time.monotonic() + 0.3
+            while time.monotonic() < end:
+                pass
+    except TimeoutError:
+        print("too late")
+
+run_in_background(render).result(60)
+sys.setprofile(lambda frame, event, value: None)
+print(len([time.time() for _ in range(9)]), (lambda: "goes on")())
+"""
+
+
+@pytest.mark.parametrize(("limit_s", "printed"), [("5", "9 goes on\n"), ("0.05", "too late\n9 goes on\n")])
+def test_a_process_can_be_profiled_after_a_template_in_another_thread(limit_s: str, printed: str) -> None:
+    """Python 3.11 hangs in a profiler where an error that did not arrive was taken back."""
+    done = subprocess.run([sys.executable, "-c", PROFILED, limit_s], capture_output=True, text=True, timeout=100)
+    assert done.stdout == printed, done.stderr
 
 
 @pytest.mark.usefixtures("short")

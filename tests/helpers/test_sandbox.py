@@ -81,11 +81,11 @@ print(count)
 """
 
 
-def test_processes_are_limited_and_all_end(sandbox: Sandbox) -> None:
+def test_processes_are_limited_and_all_end(sandbox: Sandbox, others: set[int]) -> None:
     assert printed(sandbox, FORKS) == "7\n"
     hasty = Sandbox(replace(LIMITS, wall_s=1.0))
     assert printed(hasty, "import os", "while True:", "  try: os.fork()", "  except OSError: pass") is None
-    assert descendants() == []
+    assert descendants(others) == []
 
 
 def test_output_and_files_are_limited(sandbox: Sandbox) -> None:
@@ -180,17 +180,23 @@ print(os.read(read, 9).decode())
 """
 
 
-def descendants() -> list[psutil.Process]:
-    """The processes that this one has started, once those that are being ended are gone."""
-    found = psutil.Process().children(recursive=True)
+@pytest.fixture
+def others() -> set[int]:
+    """The processes that other tests have started before."""
+    return {one.pid for one in psutil.Process().children(recursive=True)}
+
+
+def descendants(others: set[int]) -> list[psutil.Process]:
+    """The processes that this one has started since, once those that are being ended are gone."""
+    found = [one for one in psutil.Process().children(recursive=True) if one.pid not in others]
     return psutil.wait_procs([one for one in found if one.name() != "cat"], timeout=5)[1]
 
 
-def test_nothing_outlives_its_program(sandbox: Sandbox) -> None:
+def test_nothing_outlives_its_program(sandbox: Sandbox, others: set[int]) -> None:
     assert printed(sandbox, ORPHAN) == "4\n"
-    assert descendants() == []
+    assert descendants(others) == []
     assert printed(sandbox, ORPHAN, "while True: pass") is None
-    assert descendants() == []
+    assert descendants(others) == []
 
 
 STARTS = """
