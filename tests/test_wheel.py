@@ -58,7 +58,9 @@ def installed(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Lockstep:
 
 def test_every_recipe_is_in_the_wheel(installed: Lockstep) -> None:
     listed = {line.split()[0] for line in installed("config").splitlines()}
-    assert listed == {path.stem for path in (ROOT / "lockstep").rglob("recipes/*.yaml")}
+    assert listed == {
+        path.stem for folder in ("lockstep", "lockstep_doctor") for path in (ROOT / folder).rglob("recipes/*.yaml")
+    }
 
 
 def test_the_wheel_starts_trains_and_reports(installed: Lockstep) -> None:
