@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import secrets
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -268,7 +267,6 @@ def join_cluster(address: str | None, cpus: int) -> Iterator[None]:
         return
     try:
         if address is None:
-            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # Ray's own would lie in a file
             ray.init(num_cpus=max(cpus, os.cpu_count() or 1), include_dashboard=False, log_to_driver=False)
         else:
             ray.init(address, log_to_driver=False)
