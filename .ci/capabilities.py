@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
-REQUIRED = ("assets", "browser", "bubblewrap", "gloo", "megatron", "bubblewrap", "ray", "triton", "vllm")
+REQUIRED = ("assets", "browser", "bubblewrap", "gloo", "megatron", "namespaces", "ray", "triton", "vllm")
 TESTS = Path(__file__).parent.parent / "tests"
 
 passed, missed, seen = Counter(), Counter(), set()
