@@ -1,4 +1,4 @@
-"""A child process under bubblewrap: it reads what it can import, and writes to a folder of its own."""
+"""A child process under bubblewrap: it reads what it can import, and writes to its private /tmp."""
 
 from __future__ import annotations
 

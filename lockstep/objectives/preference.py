@@ -18,11 +18,6 @@ from torch.nn.functional import logsigmoid
 _LN_2 = math.log(2.0)
 
 
-def log_ratio_gap(chosen_P: Tensor, rejected_P: Tensor, ref_chosen_P: Tensor, ref_rejected_P: Tensor) -> Tensor:
-    """Δ = (log π(y_w) − log π_ref(y_w)) − (log π(y_l) − log π_ref(y_l)), from log-probabilities of answers. [P]."""
-    return (chosen_P - ref_chosen_P) - (rejected_P - ref_rejected_P)
-
-
 def dpo(gap_P: Tensor, beta: float) -> Tensor:
     """−log σ(β·Δ): direct preference optimization (Rafailov et al. 2023, eq. 7); ln 2 at Δ = 0. Returns [P]."""
     return -logsigmoid(beta * gap_P)

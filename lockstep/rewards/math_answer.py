@@ -32,7 +32,6 @@ _TOKEN = re.compile(r"[A-Za-z]+|\d+(?:[.,]\d+)*|[^\S\n]+|\n|.")
 _JOINS = frozenset("+-−*/^=<>≤≥≠×·÷±∪∩")
 _BREAKS = frozenset('?!:;"“”‘’`~#&|@…。，、！？：；（）')
 _BRACKETS = {"(": ")", "[": "]", "{": "}"}
-_ENDS = ".,;:!? "
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate, cycle, pairwise
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from lockstep.models.folder import carries_state, context_of
 from lockstep.models.heads import PLAIN
 from lockstep.models.joined_maps import can_step
 from lockstep.models.precision import autocast
-from lockstep.samplers.torch.continuous import Continuous
+from lockstep.samplers.torch.continuous import Continuous, call_modules
 from lockstep.samplers.torch.scheduler import Forward, Scheduler
 from lockstep.samplers.torch.token_step import TokenStep
 from lockstep.types import Request, SamplingParams
@@ -129,16 +130,7 @@ class SamplerTap:
         """The model as the sampler calls it, and a context in which its cuts are visited."""
         if self._step is not None:
             return _watch_step(self._step, self.model, one), nullcontext()
-        return self._call_modules, visit_cuts(self.model, self._paths, self._values, one)
-
-    def _call_modules(self, token_N: Tensor, position_N: Tensor, layout: Continuous, keep_M: Tensor) -> Tensor:
-        return self.model(
-            input_ids=token_N[None],
-            position_ids=position_N[None],
-            use_cache=False,
-            layout=layout,
-            logits_to_keep=keep_M,
-        ).logits[0]
+        return partial(call_modules, self.model), visit_cuts(self.model, self._paths, self._values, one)
 
 
 class _Following(Scheduler):

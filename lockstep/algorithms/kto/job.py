@@ -126,9 +126,9 @@ def measure_reference_point(policy: Learner, mismatched: Batch) -> float:
 def measure_held_out_value(policy: Learner, scored: ScoredRows, loss: KTOLoss) -> Metrics:
     """Metrics of training on held-out rows, with the reference point that they have; no gradients."""
     point = measure_reference_point(policy, scored.mismatched)
-    return replace(loss, point=point)(Outputs(logprob=compute_logprobs(policy, scored.own, "the policy")), scored.own)[
-        1
-    ]
+    outputs = Outputs(logprob=compute_logprobs(policy, scored.own, "the policy"))
+    _, metrics = replace(loss, point=point)(outputs, scored.own)
+    return metrics
 
 
 def open_kto(recipe: KTORecipe, setup: Setup) -> Job:

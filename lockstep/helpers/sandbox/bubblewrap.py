@@ -71,7 +71,7 @@ def open_filter() -> int:
     """Opens the filter of system calls as a file in memory.
 
     Raises:
-        OSError: There is no libseccomp.
+        OSError: libseccomp is not installed.
     """
     content = build_filter()
     file = os.memfd_create("filter")

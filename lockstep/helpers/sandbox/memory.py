@@ -85,7 +85,7 @@ def watch(process: int, limit_mb: int, cgroup: Path | None, own_tmp: bool) -> Ca
         process: The process.
         limit_mb: Memory that they may hold.
         cgroup: The cgroup that limits it; None: it is polled.
-        own_tmp: True if they have a /tmp of their own, and only so many files in it.
+        own_tmp: True if they have a private /tmp, with a limit on its files.
     """
 
     def exceeds() -> bool:

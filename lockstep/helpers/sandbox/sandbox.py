@@ -155,7 +155,7 @@ class Sandbox:
             return files.read(stdout) if code == 0 else None, running.read_errors()
 
     def test(self, program: str, test: str) -> ProgramResult:
-        """Runs test code in a process of its own, which asks the program in another; errors as `output`."""
+        """Runs test code in one process, which calls the program in another; errors as `output`."""
         with _OpenFiles() as files:
             verdict, source = files.add(json.dumps({"test": test, "uses": find_uses(test)})), files.add(program)
             with _OpenFiles() as pipes:
@@ -222,7 +222,7 @@ class Sandbox:
         options = ["--die-with-parent", "--json-status-fd", str(status)]
         if not is_root():
             return wrap(readable, "/tmp", self._tmp_mb, filtered, {}, *options)
-        # The limit on processes does not hold for root, so each thread's programs are run by users of their own.
+        # The limit on processes does not hold for root, so each thread runs its programs as separate users.
         user = str(_FIRST_USER + threading.get_native_id() + (_MOST_THREADS if side is tester_side else 0))
         options += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
         become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]

@@ -49,7 +49,7 @@ def build_filter() -> bytes:
     """Builds the filter for this machine.
 
     Raises:
-        OSError: There is no libseccomp.
+        OSError: libseccomp is not installed.
     """
     library = ctypes.CDLL(_LIBRARY)
     library.seccomp_init.restype = ctypes.c_void_p

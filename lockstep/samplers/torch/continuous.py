@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from lockstep.batch import Batch
 from lockstep.models.attention import KernelLayout, Packed, find_visible
@@ -173,3 +174,16 @@ class Continuous(KernelLayout):
             q, k, v = (x[:, :, self._running :] for x in (query, key, value))
             out += self._beginning.attend(kernel, layer, q, k, v, self._pool, scaling, window)
         return (out[0] if len(out) == 1 else torch.cat(out))[None]
+
+
+def call_modules(
+    lm: PreTrainedModel, token_N: Tensor, position_N: Tensor, layout: Continuous, keep_M: Tensor
+) -> Tensor:
+    """Logits [M, V] of the tokens of a pass with indices `keep_M`, by the model's own modules."""
+    return lm(
+        input_ids=token_N[None],
+        position_ids=position_N[None],
+        use_cache=False,
+        layout=layout,
+        logits_to_keep=keep_M,
+    ).logits[0]

@@ -14,7 +14,7 @@ from lockstep.models.exact.model import is_exact
 from lockstep.models.folder import count_cache_numbers
 from lockstep.models.joined_maps import can_step
 from lockstep.samplers.base import Piece, require_room
-from lockstep.samplers.torch.continuous import Continuous
+from lockstep.samplers.torch.continuous import Continuous, call_modules
 from lockstep.samplers.torch.model_sampler import ModelSampler
 from lockstep.samplers.torch.rows import NotFinite, Response
 from lockstep.samplers.torch.scheduler import Scheduler
@@ -126,13 +126,7 @@ class TorchSampler(ModelSampler):
         """Logits [M, V] of the tokens of a pass with indices `keep_M`."""
         if self._step is not None:
             return self._step(token_N, position_N, layout, keep_M)
-        return self._lm(
-            input_ids=token_N[None],
-            position_ids=position_N[None],
-            use_cache=False,
-            layout=layout,
-            logits_to_keep=keep_M,
-        ).logits[0]
+        return call_modules(self._lm, token_N, position_N, layout, keep_M)
 
 
 def _run(scheduler: Scheduler, numbers: Iterable[int], count: int) -> dict[int, Response]:
