@@ -238,6 +238,7 @@ def test_a_death_is_told_before_the_errors_it_may_have_caused(shared: Remote, ow
         outcomes([failing, own.submit("end", signal.SIGKILL)])
 
 
+@pytest.mark.full
 def test_an_actor_keeps_the_contract_of_a_child(ray: None) -> None:
     """Calls, refusals, errors, streams, a deadline, a death and a restart, over the other transport."""
     with open_workers("ray") as workers:

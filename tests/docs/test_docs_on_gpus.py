@@ -76,6 +76,7 @@ def real(assets: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, st
     return found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("text", TRAINING)
 def test_a_run_can_start_on_gpus(
     text: str, real: dict[str, str], in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -49,6 +49,7 @@ def made(in_tmp: Path) -> Path:
     return in_tmp
 
 
+@pytest.mark.full
 def test_a_class_of_ones_own_is_trained_once_it_is_trusted(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "tiny.yaml"]) == 2
     refusal = capsys.readouterr().err

@@ -87,6 +87,7 @@ def test_it_learns_from_a_teacher(learn: Learn) -> None:
         assert_bounds(record)
 
 
+@pytest.mark.full
 def test_it_rewards_itself(learn: Learn) -> None:
     rows, record = learn(SELF_REWARDING | {"run": SELF_REWARDING["run"] | {"max_steps": 2}})
     assert rows

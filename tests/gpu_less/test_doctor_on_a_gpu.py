@@ -27,6 +27,7 @@ def opened(recipe: DoctorRecipe, name: str) -> HFBackend | LearnerBackend:
     return backend
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("device", ["auto", pytest.param("cuda", marks=pytest.mark.proof)])
 def test_hf_and_torch_and_the_floor_compute_where_the_learner_does(models: Callable[..., Path], device: str) -> None:
     recipe = asked(models("llama"), *FEW, f"learner.device={device}")

@@ -21,16 +21,13 @@ VOCABULARIES = {
 }
 
 
-LARGE = {"sft_letters_meta"}
-"""Its 200,000 demonstrations take half a minute to make; those of sft_letters are of the same task."""
+SLOW = {"sft_letters": pytest.mark.full, "sft_letters_meta": pytest.mark.proof}
+"""Their demonstrations take five seconds and half a minute to make."""
 
 
 @pytest.mark.parametrize(
     ("recipe", "size", "digest"),
-    [
-        pytest.param(name, *known, marks=[pytest.mark.proof] if name in LARGE else [])
-        for name, known in VOCABULARIES.items()
-    ],
+    [pytest.param(name, *known, marks=[SLOW[name]] if name in SLOW else []) for name, known in VOCABULARIES.items()],
 )
 def test_a_toy_task_has_the_vocabulary_that_it_always_had(recipe: str, size: int, digest: str, tmp_path: Path) -> None:
     training = load(rung(recipe) if "letters" in recipe else recipe).training

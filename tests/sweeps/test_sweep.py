@@ -70,6 +70,7 @@ def test_runs_are_those_of_single_commands_and_a_sweep_is_resumed_and_grows(fold
     assert "seed=0: recipe.policy.lr was 0.001, is 0.002" in changed.said
 
 
+@pytest.mark.full
 def test_a_run_that_fails_does_not_end_the_others(folder: Path) -> None:
     ended = sweep(folder, "policy.lr=1.0e+30,0.001 run.max_steps=6 --jobs 1")
     assert ended.code == exit_codes.CRASH, ended.said
@@ -96,6 +97,7 @@ def test_every_combination_is_checked_before_any_starts(folder: Path) -> None:
     assert one != other  # without a name, another sweep is another folder
 
 
+@pytest.mark.full
 def test_ctrl_c_lets_each_run_save_and_the_same_command_resumes(folder: Path) -> None:
     options = "seed=0..2 policy.lr=0.001 run.max_steps=100000 --jobs 2 --name s"
     command = [sys.executable, "-m", "lockstep", "sweep", "own.yaml", *options.split()]

@@ -22,7 +22,7 @@ from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.samplers.torch.static import StaticSampler
 from lockstep.types import Request
 
-_KEYWORDS = ("past_key_values", "cache_params")
+_KEYWORDS = ("past_key_values", "cache_params", "cache")
 """Names of the cache in the signatures of `transformers` models."""
 
 

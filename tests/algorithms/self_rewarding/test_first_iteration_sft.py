@@ -44,6 +44,7 @@ def test_what_was_imitated_becomes_the_reference(run: Run) -> None:
     assert [row["step"] for row in trained()] == [3] * 8 + [4] * 8
 
 
+@pytest.mark.full
 def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(run: Run) -> None:
     whole = run(FIRST, "run.folder=whole")
     for _ in range(3):

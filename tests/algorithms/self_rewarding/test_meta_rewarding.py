@@ -115,6 +115,7 @@ def test_judgements_are_learned_from_beside_answers(learn: Run, reader: list[str
     assert rows[0]["train/preference_loss"] == pytest.approx(0.6931, abs=1e-3)
 
 
+@pytest.mark.full
 def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(learn: Run, reader: list[str]) -> None:
     """One comparison an answer, so that skill shows after some steps only: what was seen is in the checkpoints."""
     own = [*reader, "judge.num_evals_to_average=2", "data.task.train_prompts=28", "data.task.known=0"]

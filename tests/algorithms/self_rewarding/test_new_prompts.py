@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from self_rewarding_runs import Run, equal, held, steps, trained
-from tiers import full
 from tiny_recipe import SELF_REWARDING
 
 from lockstep.config.loading import load
@@ -56,7 +55,8 @@ def test_each_iteration_answers_prompts_of_its_own(run: Run) -> None:
     assert [row["refit/version"] for row in rows] == [0, 0, 2, 2]
 
 
-@pytest.mark.parametrize("acting", ["reference", full("current")])
+@pytest.mark.full
+@pytest.mark.parametrize("acting", ["reference", "current"])
 def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(run: Run, acting: str) -> None:
     """Also in the middle of an iteration: its prompts are then written again."""
     who = f"self_rewarding.acting_policy={acting}"
