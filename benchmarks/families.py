@@ -12,9 +12,10 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -128,12 +129,15 @@ class Cell:
     gap: float | None
     reason: str = ""
 
-    def __str__(self) -> str:
+    @property
+    def outcome(self) -> str:
+        """Refused, wrong or right, with a place for a difference."""
         if self.gap is None:
             return "refused"
-        if self.gap > RIGHT:
-            return f"**wrong: {self.gap:.0e}**"
-        return f"{self.gap:.0e}" if self.gap else "0"
+        return "**wrong: {:.0e}**" if self.gap > RIGHT else "{:.0e}"
+
+    def __str__(self) -> str:
+        return self.outcome.format(self.gap)
 
 
 def measure(family: str, folder: Path) -> list[Cell]:
@@ -179,19 +183,28 @@ def _vllm(folder: Path) -> Cell:
 
 
 def table(rows: dict[str, list[Cell]]) -> str:
-    """The table and, below, the reasons for refusals."""
-    lines = ["| `model_type` | learner, packed | torch sampler | vLLM, refitted |", "|---|---|---|---|"]
-    lines += [f"| `{family}` | {' | '.join(map(str, cells))} |" for family, cells in rows.items()]
+    """A row for each outcome, with the largest difference of its families and, below, the reasons for refusals."""
+    groups: dict[tuple[str, ...], dict[str, list[Cell]]] = {}
+    for family, cells in rows.items():
+        groups.setdefault(tuple(cell.outcome for cell in cells), {})[f"`{family}`"] = cells
+    lines = ["| learner, packed | torch sampler | vLLM, refitted | `model_type` |", "|---|---|---|---|"]
+    for outcomes, members in groups.items():
+        largest = [max(cell.gap or 0.0 for cell in column) for column in zip(*members.values(), strict=True)]
+        words = [outcome.format(gap) for outcome, gap in zip(outcomes, largest, strict=True)]
+        lines.append(f"| {' | '.join(words)} | {', '.join(members)} |")
     lines += ["", "Why, in the program's words:", ""]
-    lines += [f"- {family}: {reason}" for family, reasons in _reasons(rows) for reason in reasons]
+    lines += [f"- {', '.join(families)}: {shorten(reason, 240)}" for reason, families in _reasons(rows).items()]
     return "\n".join(lines) + "\n"
 
 
-def _reasons(rows: dict[str, list[Cell]]) -> Iterable[tuple[str, list[str]]]:
-    """Reasons by family; a refusal by the learner is one by the torch sampler, which computes with the same network."""
+def _reasons(rows: dict[str, list[Cell]]) -> dict[str, list[str]]:
+    """Families by reason; the torch sampler refuses what the learner does, since it runs the same network."""
+    found: dict[str, list[str]] = {}
     for family, (learner, sampler, engine) in rows.items():
-        said = (learner.reason or sampler.reason, engine.reason)
-        yield f"`{family}`", list(dict.fromkeys(reason for reason in said if reason))
+        for reason in dict.fromkeys((learner.reason or sampler.reason, engine.reason)):
+            if reason:
+                found.setdefault(reason.replace(f" in {family} ", " "), []).append(f"`{family}`")
+    return found
 
 
 def main() -> int:
@@ -206,7 +219,7 @@ def main() -> int:
             print(f"{family:<20}", *(f"{cell!s:<10}" for cell in rows[family]))
             print(*(f"    {cell.reason}\n" for cell in rows[family] if cell.reason), sep="", end="", flush=True)
     if options.save:
-        head = PAGE.read_text().split("\n| `model_type`")[0]
+        head = PAGE.read_text().split("\n| learner, packed")[0]
         PAGE.write_text(f"{head}\n{table(rows)}")
     print(f"torch {torch.__version__}, transformers {transformers.__version__}")
     return int(any(cell.gap is not None and cell.gap > RIGHT for cells in rows.values() for cell in cells))

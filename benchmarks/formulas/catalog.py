@@ -52,7 +52,7 @@ FORMULAS: dict[str, Formula] = {
     "k1": Formula("KL estimator k1", partial(paper.kl_estimate, name="k1")),
     "k2": Formula("KL estimator k2", partial(paper.kl_estimate, name="k2")),
     "k3": Formula("KL estimator k3", partial(paper.kl_estimate, name="k3")),
-    "kl_loss": Formula("KL in the loss, gradient of KL(π ‖ π_ref)", paper.kl_gradient),
+    "kl_loss": Formula("KL in the loss", paper.kl_gradient),
     "entropy": Formula("entropy", paper.entropy),
     "value_loss": Formula("clipped value loss", paper.value_loss),
     "dpo": Formula("DPO", paper.dpo),

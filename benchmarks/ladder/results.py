@@ -6,14 +6,13 @@ import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass
-from itertools import accumulate
 from pathlib import Path
 
 from benchmarks.ladder.rung import ASSETS, Rung
 from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.roles import Load
 from lockstep.config.loading import Loaded, load_run
-from lockstep.report.log import TIMINGS, read_metrics, read_numbers
+from lockstep.report.log import read_metrics
 
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -45,8 +44,6 @@ class Result:
         end: The measure by which arms are compared.
         samples_per_step: Responses, or rows, of a step.
         cpu_s: CPU seconds of the run and its child processes, without its warm start.
-        cpu_at: CPU seconds until each of `steps`: all of them, divided by the clock times of the steps.
-        warm_start_cpu_s: CPU seconds of the warm start; 0 where an earlier arm had trained it.
         machine: The machine and the threads.
     """
 
@@ -56,8 +53,6 @@ class Result:
     end: float
     samples_per_step: int
     cpu_s: float
-    cpu_at: tuple[float, ...]
-    warm_start_cpu_s: float
     machine: str
 
     @property
@@ -85,16 +80,14 @@ def add_result(name: str, result: Result) -> None:
     _file(name).write_text("".join(json.dumps(asdict(one)) + "\n" for one in ordered))
 
 
-def collect(rung: Rung, key: Key, folder: Path, cpu_s: float, warm_start_cpu_s: float, machine: str) -> Result:
+def collect(rung: Rung, key: Key, folder: Path, cpu_s: float, machine: str) -> Result:
     """Reads the result of a finished run."""
     rows = [row for row in read_metrics(folder) if rung.metric in row]
     assert rows, f"{folder} has no {rung.metric}"
     steps, curve = tuple(int(row["step"]) for row in rows), tuple(row[rung.metric] for row in rows)
     end = rung.measure(folder) if rung.measure else sum(curve[-rung.last :]) / len(curve[-rung.last :])
-    clock = list(accumulate(_step_seconds(folder)))
-    cpu_at = tuple(cpu_s * (clock[min(step, len(clock)) - 1] / clock[-1] if step else 0.0) for step in steps)
     per_step = _samples_per_step(load_run(folder).expect(Algorithm).largest_step)
-    return Result(key, steps, curve, end, per_step, cpu_s, cpu_at, warm_start_cpu_s, machine)
+    return Result(key, steps, curve, end, per_step, cpu_s, machine)
 
 
 def digest_recipe(loaded: Loaded) -> str:
@@ -103,12 +96,6 @@ def digest_recipe(loaded: Loaded) -> str:
     if not assets or assets not in said:
         return loaded.digest
     return hashlib.sha256(said.replace(assets, f"${ASSETS}").encode()).hexdigest()[:10]
-
-
-def _step_seconds(folder: Path) -> list[float]:
-    """Clock time of each step."""
-    rows = list(read_numbers(folder / TIMINGS))
-    return [sum(value for name, value in row.items() if name != "step") for row in rows]
 
 
 def _samples_per_step(load: Load) -> int:
@@ -122,5 +109,5 @@ def _file(name: str) -> Path:
 
 def _parse(line: str) -> Result:
     row = json.loads(line)
-    lists = {name: tuple(row[name]) for name in ("steps", "curve", "cpu_at")}
+    lists = {name: tuple(row[name]) for name in ("steps", "curve")}
     return Result(**{**row, **lists, "key": Key(**row["key"])})

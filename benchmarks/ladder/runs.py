@@ -56,18 +56,14 @@ class Ladder:
             return
         folder = self.out / rung.name / f"{name}-{seed}-{key.recipe}"
         log = folder.with_suffix(".log")
-        warm_s = self._train_first(loaded.warm_start, log) if loaded.warm_start is not None else 0.0
+        if loaded.warm_start is not None and not (ROOT / loaded.warm_start.run_folder / "final").exists():
+            self._train("lockstep", loaded.warm_start.arguments, log)
         own = (f"run.folder={folder}",)
         cpu_s = self._train(arm.module, (*loaded.arguments, *own), log)
-        result = collect(rung, key, folder, cpu_s, warm_s, environment())
+        result = collect(rung, key, folder, cpu_s, environment())
         with lock:
             add_result(rung.name, result)
         print(f"{rung.name} · {name} · seed {seed} · {rung.metric} {result.end:.3f} · {cpu_s:.0f} CPU s", flush=True)
-
-    def _train_first(self, loaded: Loaded, log: Path) -> float:
-        """Trains what several arms begin with; CPU seconds, 0 where it has been trained."""
-        done = (ROOT / loaded.run_folder / "final").exists()
-        return 0.0 if done else self._train("lockstep", loaded.arguments, log)
 
     def _train(self, module: str, arguments: Iterable[str], log: Path) -> float:
         """Trains on one thread. Returns CPU seconds, those of child processes among them.

@@ -27,14 +27,14 @@ def figures(rung: Rung) -> str:
     """One rung: its arms with bands, what they take to the threshold, and its claims with verdicts."""
     results = read_results(rung.name)
     known = f" (greatest expected value {rung.optimum:.3f})" if rung.optimum is not None else ""
-    reach = f" to {rung.threshold:g}" if rung.threshold is not None else ""
+    cost = "" if rung.threshold is None else f" samples to {rung.threshold:g} |"
     lines = [
         f"### {rung.name}",
         "",
         f"{rung.question} Measured: {rung.metric}{known}.",
         "",
-        f"| arm | seeds | end, IQM [95 %] | samples{reach} | CPU s of a run |",
-        "|---|---:|---|---:|---:|",
+        f"| arm | seeds | end, IQM [95 %] |{cost}",
+        f"|---|---:|---|{'---:|' if cost else ''}",
         *(_row(rung, name, _of_arm(results, name)) for name in rung.arms),
         "",
         *(f"* {sentence}" for sentence in (judge(claim, results) for claim in rung.claims)),
@@ -87,17 +87,14 @@ def _measure(claim: Claim, result: Result) -> float:
 
 def _row(rung: Rung, name: str, results: Sequence[Result]) -> str:
     if not results:
-        return f"| {name} | 0 | – | – | – |"
-    ends = band([one.end for one in results])
-    cpu_s = sum(one.cpu_s for one in results) / len(results)
-    return f"| {name} | {len(results)} | {ends} | {_samples_to_threshold(rung, results)} | {cpu_s:.0f} |"
+        return f"| {name} | 0 | not measured |"
+    row = f"| {name} | {len(results)} | {band([one.end for one in results])} |"
+    return row if rung.threshold is None else f"{row} {_samples_to_threshold(rung.threshold, results)} |"
 
 
-def _samples_to_threshold(rung: Rung, results: Sequence[Result]) -> str:
+def _samples_to_threshold(threshold: float, results: Sequence[Result]) -> str:
     """Samples until the threshold, the mean over seeds that reach it; and how many do, if not all."""
-    if rung.threshold is None:
-        return "–"
-    found = [(one, one.first_at(rung.threshold)) for one in results]
+    found = [(one, one.first_at(threshold)) for one in results]
     reached = [one.steps[index] * one.samples_per_step for one, index in found if index is not None]
     if not reached:
         return "never"

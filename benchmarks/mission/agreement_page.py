@@ -180,7 +180,7 @@ def judge_fault(one: Mapping[str, Any]) -> str:
     blamed = f"wrong by float64: {', '.join(one['wrong']) or 'neither'}"
     holds = one["rank"] == 1 and one["wrong"] == [engine]
     found = f"{said}; {blamed}; undoing removes {one['removed']:.0%}"
-    return _hold(holds, f"a fault in {engine} is located ({one['what']}): {found}.")
+    return _hold(holds, f"the fault in {engine} is located: {found}.")
 
 
 def _drop_rest(windows: Sequence[Any]) -> Sequence[Any]:

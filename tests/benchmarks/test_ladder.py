@@ -19,7 +19,7 @@ from benchmarks.ladder.tables import compare, judge, table, write_page
 
 def result(arm: str, seed: int, end: float, curve: tuple[float, ...] = (0.0, 0.5, 1.0)) -> Result:
     steps = tuple(range(0, 10 * len(curve), 10))
-    return Result(Key(arm, seed, "r"), steps, curve, end, 8, 4.0, tuple(map(float, steps)), 2.0, "here")
+    return Result(Key(arm, seed, "r"), steps, curve, end, 8, 4.0, "here")
 
 
 @pytest.mark.parametrize(
