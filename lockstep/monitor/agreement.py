@@ -99,7 +99,7 @@ class Certificate:
 
     Attributes:
         level: E0, watched; E1, within the bound, or the run stops; E2, equal to the bit; E3, in any batch as well, for
-            which `lockstep certify` looks (docs/glossary.md); none, where no token was compared.
+            which `lockstep certify` looks (docs/concepts/exactness.md); none, where no token was compared.
         tokens: Tokens that sampler and learner both scored.
         not_recomputed: Tokens that only the sampler scored with the weights that sampled them.
         mismatches: Compared tokens whose two log-probabilities are not the same to the bit.

@@ -33,7 +33,7 @@ class ReadCertificate:
     """A certificate as it was written.
 
     Attributes:
-        level: E0 to E3, or none (docs/glossary.md).
+        level: E0 to E3, or none (docs/concepts/exactness.md).
         tokens: Tokens compared.
         mismatches: Tokens compared that are not equal to the bit.
         largest_gap: Largest |Δ| of a token, nats.
