@@ -26,6 +26,8 @@ def table(rung: Rung) -> str:
 def figures(rung: Rung) -> str:
     """One rung: its arms with bands, what they take to the threshold, and its claims with verdicts."""
     results = read_results(rung.name)
+    of_arms = {name: _of_arm(results, name) for name in rung.arms}
+    seeds = max(map(len, of_arms.values()))
     known = f" (greatest expected value {rung.optimum:.3f})" if rung.optimum is not None else ""
     cost = "" if rung.threshold is None else f" samples to {rung.threshold:g} |"
     lines = [
@@ -33,9 +35,9 @@ def figures(rung: Rung) -> str:
         "",
         f"{rung.question} Measured: {rung.metric}{known}.",
         "",
-        f"| arm | seeds | end, IQM [95 %] |{cost}",
-        f"|---|---:|---|{'---:|' if cost else ''}",
-        *(_row(rung, name, _of_arm(results, name)) for name in rung.arms),
+        f"| arm | end of {seeds} seeds, IQM [95 %] |{cost}",
+        f"|---|---|{'---:|' if cost else ''}",
+        *(_row(rung, name, own, seeds) for name, own in of_arms.items()),
         "",
         *(f"* {sentence}" for sentence in (judge(claim, results) for claim in rung.claims)),
     ]
@@ -85,10 +87,11 @@ def _measure(claim: Claim, result: Result) -> float:
     return result.end if claim.of == "end" else result.mean
 
 
-def _row(rung: Rung, name: str, results: Sequence[Result]) -> str:
+def _row(rung: Rung, name: str, results: Sequence[Result], seeds: int) -> str:
     if not results:
-        return f"| {name} | 0 | not measured |"
-    row = f"| {name} | {len(results)} | {band([one.end for one in results])} |"
+        return f"| {name} | not measured |"
+    few = "" if len(results) == seeds else f" ({len(results)} seeds)"
+    row = f"| {name} | {band([one.end for one in results])}{few} |"
     return row if rung.threshold is None else f"{row} {_samples_to_threshold(rung.threshold, results)} |"
 
 
