@@ -27,7 +27,7 @@ def describe(found: Mapping[str, Any]) -> list[str]:
         *_judge_tables(found["tables"]),
         *_judge_certificate(found["certificate"]),
         judge_depths(found["depth"]),
-        *(judge_fault(one) for one in found["planted"]),
+        judge_faults(found["planted"]),
     ]
 
 
@@ -91,15 +91,16 @@ def _describe_faults(planted: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield "A fault is planted in a line of an engine's code, and `lockstep doctor locate` compares that engine with"
     yield "plain `transformers` in fp32."
     yield ""
-    yield "| engine | fault | planted at | gap, nats | module | located, innermost line first | true |"
-    yield "|---|---|---|---:|---|---|---|"
+    yield "| engine | fault | planted at | gap, nats | module | located, innermost line first | true | undone | wrong |"
+    yield "|---|---|---|---:|---|---|---|---:|---|"
     for one in planted:
         named = one["named"][(one["rank"] or 1) - 1] if one["named"] else ["nothing"]
         lines = " ← ".join(f"`{line}`" for line in named)
         true = {None: "no", 1: "yes"}.get(one["rank"], f"suspect {one['rank']}")
         yield (
             f"| {one['engine'].replace('_', ' ')} ({one['side']}) | {one['what']} | `{one['file']}:{one['line']}` "
-            f"| {write_nats(one['gap'])} | `{one['cut']}` | {lines} | {true} |"
+            f"| {write_nats(one['gap'])} | `{one['cut']}` | {lines} | {true} | {one['removed']:.0%} "
+            f"| {', '.join(one['wrong']) or 'neither'} |"
         )
 
 
@@ -172,15 +173,11 @@ def judge_depths(depth: Mapping[str, Any]) -> str:
     return _hold(exact["tokens"] > 0 == exact["differ"] and usual["differ"] > 0, text)
 
 
-def judge_fault(one: Mapping[str, Any]) -> str:
-    """Whether the edited line is among those of the first suspect, and float64 says that this engine is wrong."""
-    engine = one["engine"].replace("_", " ")
-    where = {None: "its line is not named", 1: "its line is the first suspect's"}
-    said = where.get(one["rank"], f"its line is that of suspect {one['rank']}")
-    blamed = f"wrong by float64: {', '.join(one['wrong']) or 'neither'}"
-    holds = one["rank"] == 1 and one["wrong"] == [engine]
-    found = f"{said}; {blamed}; undoing removes {one['removed']:.0%}"
-    return _hold(holds, f"the fault in {engine} is located: {found}.")
+def judge_faults(planted: Sequence[Mapping[str, Any]]) -> str:
+    """Whether each edited line is among those of the first suspect, and float64 says that this engine is wrong."""
+    located = sum(one["rank"] == 1 and one["wrong"] == [one["engine"].replace("_", " ")] for one in planted)
+    text = f"{located} of {len(planted)} faults are located by line, and float64 says which engine is wrong."
+    return _hold(0 < located == len(planted), text)
 
 
 def _drop_rest(windows: Sequence[Any]) -> Sequence[Any]:

@@ -125,8 +125,7 @@ def _verdicts(found: dict[str, Any]) -> list[str]:
         ),
         say(
             (warm["figures"]["judge_exact"][1] or 0) > CHANCE,
-            "after the warm start it gives the known scores more often than a guess would: "
-            f"{_show(warm['figures']['judge_exact'])}",
+            "after the warm start it gives the known scores more often than a guess would",
         ),
     ]
     for name, title in STAGES.items():
@@ -142,8 +141,7 @@ def _say_accuracy(title: str, figures: dict[str, Interval]) -> str:
     accuracy, ties = figures["llmbar"], figures["ties"]
     return say(
         (accuracy[1] or 0) > CHANCE,
-        f"{title}: its judge is better than chance on LLMBar: {_show(accuracy)}; both responses get the same score "
-        f"in {ties[0] or 0:.0%} of the rows",
+        f"{title}: its judge is better than chance on LLMBar; it ties in {ties[0] or 0:.0%} of the rows",
     )
 
 
@@ -157,8 +155,7 @@ def _compare_rewards(stages: dict[str, Any], name: str) -> str:
     before, after = stages["warm_start"]["figures"]["reward"], stages[name]["figures"]["reward"]
     return say(
         after[1] > before[0],
-        f"one iteration of {RUNS[name]} makes held-out answers better, beyond the interval: {before[0]:.3f} → "
-        f"{_show(after)}",
+        f"one iteration of {RUNS[name]} makes held-out answers better, beyond the interval",
     )
 
 

@@ -1,6 +1,6 @@
 """`lockstep doctor table`: the guide's grid over every pair of backends, each cell with its interval and a verdict.
 
-report.json, columns.safetensors   for programs, see `docs/doctor_report.md`
+report.json, columns.safetensors   for programs, see `report.py`
 table.md              for people
 cells/               what is measured already, while the table is not whole; table.md has it, too
 recipe.yaml, inputs.json, environment.json   every option, digests of model and prompts, versions and machine

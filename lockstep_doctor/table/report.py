@@ -1,7 +1,45 @@
-"""Output of `lockstep doctor table`, for programs, see `docs/doctor_report.md`, and for people, as Markdown.
+"""Output of `lockstep doctor table`: `report.json` and `columns.safetensors` for programs, Markdown for people.
 
 Cells are kept as they are measured, a file each, so that a stopped table resumes: tokens and log-probabilities as in
-`columns.safetensors`, and in the header what is no tensor.
+`columns.safetensors`, and the rest in the header.
+
+`report.json` has the schema `lockstep_doctor.table/2`; figures that are not finite are null:
+
+    verdict, exit_code    PASS, FAIL or INCONCLUSIVE: the worst of all cells and pairs
+    seconds, notes        time that it took; what was measured differently from what one would think
+    model                 {path, digest, files}: digests of the weights and of each file
+    environment, recipe   versions, machine and libraries; every option
+    refused               requested backends that the machine cannot run
+    backends              by name: {settings, capabilities, context}
+    pairs                 [[training side, inference side], …]
+    cells                 [{name, length, data, method, batch_size, beginning, state, sequences, seconds, pairs}, …]
+    repeats               [{cell, backend, times, same_tokens, bitwise, rms}, …]: the same request again and again
+
+In a cell, `state` is measured, beyond context or cut by budget; `sequences` and `pairs` are there only for what was
+measured; `method` is {name, temperature, top_k, top_p}. Each of its `pairs` has
+
+    train, infer          names of the two backends
+    verdict, reasons      of this pair in this cell, and a sentence for each clause that made it so
+    metric, low, high     mean of e^|Δ|, |Δ| counting at most 3, over what the inference side drew, and its bounds
+    clauses               by side and name: {name, side, verdict, value, low, high, limit, what}
+    drawn                 by the side that drew: {drawer, kind, columns, floor_rms, figures}
+
+`kind` is shaped (scored under the distribution that was drawn from) or plain (at temperature 1, among all tokens);
+`columns` names tensors of `columns.safetensors`; `figures` take the side that drew for the inference side.
+
+`columns.safetensors` has for cell c (its number in `cells`) and each drawer d, with N tokens in B sequences, of which M
+were drawn:
+
+    c.d.tokens            ids of prompts and responses, end to end, int32 [N]
+    c.d.lengths           tokens of each sequence, int64 [B]
+    c.d.mask              which tokens were drawn, bool [N]
+    c.d.cluster           sequences with the same number answer the same prompt, int64 [B]
+    c.d.decoded           log-probabilities from the drawer's decoding, nats, fp32 [M]
+    c.d.shaped.b          those of backend b by prefill, under the distribution that was drawn from, fp32 [M]
+    c.d.plain.b           the same at temperature 1 and among all tokens, if a backend has only these
+    c.d.shaped.rounding.t, c.d.plain.rounding.t
+                          |Δ| that rounding makes in type t, fp32 [M]; a pair's floor is the root of the sum of the
+                          squares of its two types'
 """
 
 from __future__ import annotations

@@ -55,10 +55,8 @@ def test_cpu_minutes_count_processes_that_outlive_their_program() -> None:
 def test_curves_that_differ_do_not_hold() -> None:
     one = {"train/reward": [[step, 0.5] for step in range(4)]}
     other = {"train/reward": [[step, 0.5 + 0.21 * (step % 2)] for step in range(4)]}
-    assert ppo._verdict("equal", one, one).startswith("- **Holds**: equal. Sampled rewards are equal in 4 of 4 steps")
-    assert ppo._verdict("equal", one, other).startswith(
-        "- **Does not hold**: equal. Sampled rewards are equal in 2 of 4"
-    )
+    assert ppo._verdict("equal", one, one).startswith("- **Holds**: equal: equal rewards in 4 of 4 steps")
+    assert ppo._verdict("equal", one, other).startswith("- **Does not hold**: equal: equal rewards in 2 of 4")
 
 
 def test_a_shift_that_is_ahead_by_chance_does_not_hold() -> None:
@@ -194,8 +192,8 @@ def test_exactness_has_to_leave_no_gap_where_there_is_one_without(exact: int, us
     ],
 )
 def test_a_fault_is_located_by_its_line_and_its_engine(rank: int | None, wrong: list[str], word: str) -> None:
-    fault = {"engine": "vllm", "what": "rounding", "rank": rank, "wrong": wrong, "removed": 1.0}
-    assert agreement_page.judge_fault(fault).startswith(f"- **{word}**")
+    faults = [{"engine": "vllm", "rank": 1, "wrong": ["vllm"]}, {"engine": "vllm", "rank": rank, "wrong": wrong}]
+    assert agreement_page.judge_faults(faults).startswith(f"- **{word}**")
 
 
 def test_the_long_form_adds_tables(tmp_path: Path) -> None:
