@@ -40,6 +40,10 @@ from lockstep.types import Request, SamplingParams
 
 TYPES: tuple[DType, ...] = ("fp32", "bf16")
 THREADS = ((1, 1), (1, 2), (2, 1), (4, 4))
+ROWS = 576
+"""Prompts of a cell on one thread; on more an eighth of them."""
+REPEATS = 5
+"""Interleaved pairs; of the largest model two."""
 SAMPLINGS = (
     SamplingParams(96, temperature=1.0, stop_token_ids=(3,)),
     SamplingParams(96, temperature=0.7, stop_token_ids=(3,)),
@@ -90,15 +94,15 @@ def build(family: str) -> PreTrainedModel:
     return lm
 
 
-def compare(family: str, rows: int) -> Iterator[Cell]:
+def compare(family: str) -> Iterator[Cell]:
     """Compares one family in both types, on all numbers of threads."""
     inexact, exact = build(family), build(family)
     make_exact(exact)
     for dtype in TYPES:
         for number, threads in enumerate(THREADS):
             alone = threads == (1, 1)
-            tokens, mismatches = count(exact, dtype, threads, rows if alone else rows // 8, number)
-            few, wrong = count(inexact, dtype, threads, rows // 8, number) if alone else (0, 0)
+            tokens, mismatches = count(exact, dtype, threads, ROWS if alone else ROWS // 8, number)
+            few, wrong = count(inexact, dtype, threads, ROWS // 8, number) if alone else (0, 0)
             yield Cell(family, dtype, f"{threads[0]}/{threads[1]}", tokens, mismatches, wrong / few if few else None)
 
 
@@ -172,21 +176,17 @@ def show(cells: list[Cell]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("families", nargs="*", default=list(EXACT_TYPES), help="default: all that are exact")
-    parser.add_argument("--rows", type=int, default=576, help="prompts of each cell on one thread; an eighth on more")
-    parser.add_argument("--repeats", type=int, default=7, help="interleaved pairs; of the largest model, two")
-    parser.add_argument("--price", nargs="*", default=list(STEPS), help="models whose price is measured")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/exact.json")
     args = parser.parse_args()
     cells: list[Cell] = []
-    for family in args.families:
-        for cell in compare(family, args.rows):
+    for family in EXACT_TYPES:
+        for cell in compare(family):
             cells.append(cell)
             print(show([cell]).splitlines()[2], flush=True)
     print(environment(threads=max(map(max, THREADS))), show(cells), sep="\n", flush=True)
     torch.set_num_threads(1)
     cases: list[tuple[str, DType, int]] = [
-        (name, dtype, 2 if name == "100 M" else args.repeats) for name in args.price for dtype in TYPES
+        (name, dtype, 2 if name == "100 M" else REPEATS) for name in STEPS for dtype in TYPES
     ]
     steps = [time_steps(*case) for case in cases]
     print("", environment(), table(steps, "inexact", "CPU s per PPO step"), sep="\n", flush=True)

@@ -13,7 +13,6 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -22,16 +21,13 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-from benchmarks.family_vllm import vllm_with_refit
+from benchmarks.family_vllm import RIGHT, Cell, vllm_with_refit
 from lockstep.cluster.self_check import prove
 from lockstep.errors import LockstepError
 from lockstep.models.load import load_causal_lm
 from lockstep.types import SamplingParams
 
 PAGE = Path(__file__).parents[1] / "docs/models.md"
-RIGHT = 1e-3
-"""Nats; a larger difference is wrong, and none may be."""
-
 _TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 _USUAL = {
     "vocab_size": 256, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -122,24 +118,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True)
-class Cell:
-    """The result of one backend on one family: its difference in nats, or the reason for a refusal."""
-
-    gap: float | None
-    reason: str = ""
-
-    @property
-    def outcome(self) -> str:
-        """Refused, wrong or right, with a place for a difference."""
-        if self.gap is None:
-            return "refused"
-        return "**wrong: {:.0e}**" if self.gap > RIGHT else "{:.0e}"
-
-    def __str__(self) -> str:
-        return self.outcome.format(self.gap)
-
-
 def measure(family: str, folder: Path) -> list[Cell]:
     """Measures learner packed, torch sampler, and vLLM after a weight sync.
 
@@ -157,7 +135,7 @@ def measure(family: str, folder: Path) -> list[Cell]:
     cells = [
         _cell(lambda: _learner(folder, config)),
         _cell(lambda: prove(config, cpu, "fp32", sampling).decoded),
-        _vllm(folder),
+        vllm_with_refit(folder),
     ]
     return [Cell(cell.gap, cell.reason.replace(str(folder), family)) for cell in cells]
 
@@ -173,13 +151,6 @@ def _cell(gap: Callable[[], float]) -> Cell:
         return Cell(gap())
     except LockstepError as error:
         return Cell(None, str(error))
-
-
-def _vllm(folder: Path) -> Cell:
-    outcome = vllm_with_refit(folder)
-    if outcome.verdict == "refused":
-        return Cell(None, outcome.sentence)
-    return Cell(outcome.gap if outcome.verdict == "right" else max(outcome.gap, 1.0), outcome.sentence)
 
 
 def table(rows: dict[str, list[Cell]]) -> str:

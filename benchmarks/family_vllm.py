@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -27,29 +26,32 @@ from lockstep.models.folder import context_of, read_config
 from lockstep.types import Request, SamplingParams
 from lockstep.weight_sync.sync import random_probe, sync_weights
 
-LARGEST_GAP = 1e-3
-"""Nats, of any token, fp32."""
+RIGHT = 1e-3
+"""Nats; a larger difference of any token is wrong, and none may be."""
 
 _PROMPTS = (5, 1, 17, 3, 9)
 _RESPONSE = 12
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """The outcome of a model.
+class Cell:
+    """The result of one backend on one family: its difference in nats, or the reason for a refusal."""
 
-    Attributes:
-        verdict: "right", "refused" before anything was sampled, or "wrong".
-        gap: Largest |Δ log π| of sampled tokens against plain `transformers`, nats; 0 if nothing was sampled.
-        sentence: Reason for the refusal; empty if there is none.
-    """
+    gap: float | None
+    reason: str = ""
 
-    verdict: Literal["right", "refused", "wrong"]
-    gap: float
-    sentence: str
+    @property
+    def outcome(self) -> str:
+        """Refused, wrong or right, with a place for a difference."""
+        if self.gap is None:
+            return "refused"
+        return "**wrong: {:.0e}**" if self.gap > RIGHT else "{:.0e}"
+
+    def __str__(self) -> str:
+        return self.outcome.format(self.gap)
 
 
-def vllm_with_refit(folder: Path) -> Outcome:
+def vllm_with_refit(folder: Path) -> Cell:
     """Starts vLLM with a model, sends it other weights, proves that they arrived, and samples with them.
 
     Runs in a process of its own, which ends with it.
@@ -61,8 +63,8 @@ def vllm_with_refit(folder: Path) -> Outcome:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip() or "no word").splitlines()[-1]
-        return Outcome("wrong", 0.0, f"ended with exit code {done.returncode}: {last}")
-    return Outcome(**json.loads(done.stdout.splitlines()[-1]))
+        return Cell(1.0, f"ended with exit code {done.returncode}: {last}")
+    return Cell(**json.loads(done.stdout.splitlines()[-1]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +103,7 @@ class _Plain:
         return torch.cat(columns) * batch.mask
 
 
-def measured(folder: Path) -> Outcome:
+def measured(folder: Path) -> Cell:
     """Measures as `vllm_with_refit` does, by an engine that this process starts."""
     config = read_config(folder).get_text_config()
     section = SamplerSection(backend="vllm", max_batch_size=8, kv_cache_gib=0.05)
@@ -111,10 +113,9 @@ def measured(folder: Path) -> Outcome:
         source = _Plain.other_than(folder)
         sync_weights(source, sampler, 1, random_probe(config.vocab_size, context_of(config)))
     except LockstepError as error:
-        return Outcome("refused", 0.0, str(error))
+        return Cell(None, str(error))
     else:
-        gap = _gap(source, sampler, config.vocab_size)
-        return Outcome("right" if gap <= LARGEST_GAP else "wrong", gap, "")
+        return Cell(_gap(source, sampler, config.vocab_size))
     finally:
         if sampler is not None:
             sampler.close()

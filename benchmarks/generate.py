@@ -19,7 +19,7 @@ import contextlib
 import copy
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
 import torch
@@ -114,11 +114,10 @@ def measure_size(size: str, args: argparse.Namespace) -> list[Cell]:
         pool = stack.enter_context(vllm_sampler(size)) if "vllm" in args.sides else None
         if pool is not None:
             samplers["vllm"] = pool
-        for lengths, generations, temperature in product(args.lengths, args.generations, args.temperatures):
-            case = replace(Case.of(size, lengths, generations), temperature=temperature)
-            how = "greedy" if temperature == 0 else f"temperature {temperature:g}"
+        for lengths, generations in product(args.lengths, args.generations):
+            case = Case.of(size, lengths, generations)
             repeats = min(args.repeats, 3) if size == "100M" else args.repeats
-            cells.append(compare(f"{size}, {lengths}, N = {generations}, {how}", case, lm, samplers, repeats))
+            cells.append(compare(f"{size}, {lengths}, N = {generations}", case, lm, samplers, repeats))
             print(table(cells[-1].rows(), "transformers", "tokens per CPU second"), flush=True)
     return cells
 
@@ -129,7 +128,6 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", default=list(LOADS), choices=LOADS)
     parser.add_argument("--lengths", nargs="+", default=list(LENGTHS), choices=LENGTHS)
     parser.add_argument("--generations", nargs="+", type=int, default=[1, 8], help="responses to a prompt")
-    parser.add_argument("--temperatures", nargs="+", type=float, default=[1.0], help="0 times greedy decoding")
     parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=SIDES, help="beside transformers")
     parser.add_argument("--repeats", type=int, default=7, help="interleaved pairs; of the largest model at most 3")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/generate.json")

@@ -41,10 +41,6 @@ class Measurement:
     cpu_s: tuple[float, ...]
 
     @property
-    def wall_median_s(self) -> float:
-        return statistics.median(self.wall_s)
-
-    @property
     def cpu_median_s(self) -> float:
         return statistics.median(self.cpu_s)
 
@@ -102,30 +98,22 @@ def side(python: Path, module: str, *options: str) -> dict[str, Any]:
 
 def peak_rss_mb() -> float:
     """The peak memory of this process so far, MB (10⁶ bytes)."""
-    unit = 1 if platform.system() == "Darwin" else 1024  # ru_maxrss is in bytes there, in KiB on Linux
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
-
-
-def status_bytes(field: str, pid: int | str = "self") -> int:
-    """A field of a process's memory, such as VmHWM, its peak; Linux only."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
 class MemoryGrowth:
-    """Bytes held at the peak beyond those held at its creation; NaN where the system does not tell.
+    """Bytes held at the peak beyond those held at its creation.
 
-    On a CPU: resident memory of this process, on Linux. What was freed before is handed back to the system first, or
-    it would be used again unseen. Run the work once before, so that the code it loads does not count.
+    On a CPU: resident memory of this process. What was freed before is handed back to the system first, or it would be
+    used again unseen. Run the work once before, so that the code it loads does not count.
     """
 
     def __init__(self, device: torch.device = CPU) -> None:
         self._device = device
-        self._known = device.type == "cuda" or _FORGET_PEAK.exists()
         gc.collect()
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        elif self._known:
+        else:
             ctypes.CDLL(None).malloc_trim(0)
             _FORGET_PEAK.write_text("5")
         self._before = self._bytes("VmRSS")
@@ -138,9 +126,8 @@ class MemoryGrowth:
         if self._device.type == "cuda":
             seen = torch.cuda.max_memory_allocated if field == "VmHWM" else torch.cuda.memory_allocated
             return seen(self._device)
-        if not self._known:
-            return float("nan")
-        return status_bytes(field)
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024.0
 
 
 @dataclass(frozen=True)
@@ -184,6 +171,5 @@ def save(name: str, where: str, rows: Sequence[DataclassInstance], details: Mapp
 
 
 def _cpu_model() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())

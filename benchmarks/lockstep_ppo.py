@@ -1,7 +1,5 @@
 """Our side of `benchmarks.ppo_step`: the step that `lockstep train` runs, on the small Llama. Prints one JSON line.
 
-    python -m benchmarks.lockstep_ppo --hidden 1024 --layers 8      # peak memory where weights outweigh the libraries
-
 The reward is the rank of a response's last token, which costs nothing, as on the other side. What a step does that the
 other side's does not: it scores the responses again with the learner, reports how well sampler and learner agree, and
 attests the refit.
@@ -23,7 +21,6 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from benchmarks.harness import peak_rss_mb
@@ -151,15 +148,6 @@ def _decoded(tokenizer: PreTrainedTokenizerFast, tokens: Sequence[int]) -> str:
     return str(tokenizer.decode(list(tokens)))
 
 
-def state_mb(learners: Sequence[TorchLearner]) -> float:
-    """Weights of all, and for those that learn a gradient and two moments beside each weight, MB (10⁶ bytes)."""
-    return sum(_bytes(learner.model) for learner in learners) / 1e6
-
-
-def _bytes(model: nn.Module) -> int:
-    return sum(p.numel() * p.element_size() * (4 if p.requires_grad else 1) for p in model.parameters())
-
-
 def arguments(doc: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=16)
@@ -184,9 +172,8 @@ Step = Callable[[Path, argparse.Namespace], tuple[Callable[[int], object], list[
 
 def measured(args: argparse.Namespace, step_of: Step) -> dict[str, Any]:
     """Runs the steps, the CPU clock being read between them, and says what they took."""
-    before_mb = peak_rss_mb()
     with tempfile.TemporaryDirectory() as folder:
-        step, learners = step_of(Path(folder), args)
+        step, _ = step_of(Path(folder), args)
         ticks: list[float] = []
         for number in range(args.warmup + args.steps):
             step(number)
@@ -200,11 +187,7 @@ def measured(args: argparse.Namespace, step_of: Step) -> dict[str, Any]:
         "minibatches": args.minibatches,
         "steps": len(steps),
         "cpu_s": statistics.median(steps),
-        "cpu_min_s": min(steps),
-        "new_tokens": args.prompts * args.new_tokens,
         "peak_rss_mb": round(peak_rss_mb(), 1),
-        "peak_over_imports_mb": round(peak_rss_mb() - before_mb, 1),
-        "state_mb": round(state_mb(learners), 1),
     }
 
 

@@ -45,7 +45,6 @@ class Setting:
     """The setting that all ranks share.
 
     Attributes:
-        only: Part of the names of the kernels to measure.
         device: "cpu" or "cuda".
         ranks: Number of ranks.
         repeats: Repetitions of the timing; slow kernels have half as many.
@@ -54,7 +53,6 @@ class Setting:
         shape: B, S, V.
     """
 
-    only: str
     device: str
     ranks: int
     repeats: int
@@ -82,7 +80,7 @@ def run_rank(rank: int, setting: Setting) -> None:
     )
     place = Place(rank, dist.group.WORLD, device, *setting.shape, setting.load_peer())  # pyright: ignore[reportArgumentType]
     results: dict[str, dict[str, Any]] = {}
-    for kernel in chosen(setting.only):
+    for kernel in KERNELS:
         figures = _measure(kernel, place, setting.repeats)
         results[kernel.name] = {way: dataclasses.asdict(figure) for way, figure in figures.items()}
         if rank == 0:
@@ -92,10 +90,6 @@ def run_rank(rank: int, setting: Setting) -> None:
         Path(setting.folder, "figures.json").write_text(json.dumps(results))
     dist.barrier()  # a rank that leaves while another one still communicates can abort it
     dist.destroy_process_group()
-
-
-def chosen(only: str) -> list[Kernel]:
-    return [kernel for kernel in KERNELS if only in kernel.name]
 
 
 def _measure(kernel: Kernel, place: Place, repeats: int) -> dict[str, Figures]:
@@ -147,14 +141,13 @@ def rows_of(figures: dict[str, dict[str, Figures]]) -> Iterator[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--only", default="", help="only kernels with this in their name")
     parser.add_argument("--repeats", type=int, default=4, help="interleaved runs; slow kernels have half as many")
     parser.add_argument("--peer", default="", help="a checkout of NeMo RL, whose functions are measured too")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/logprobs.json")
     args = parser.parse_args()
     ranks = min(2, torch.cuda.device_count()) if args.device == "cuda" else 2
     with tempfile.TemporaryDirectory() as folder:
-        figures = over_ranks(Setting(args.only, args.device, ranks, args.repeats, folder, args.peer))
+        figures = over_ranks(Setting(args.device, ranks, args.repeats, folder, args.peer))
     print(environment(1), show(figures), sep="\n\n")
     if args.save:
         plain = {name: {way: dataclasses.asdict(own) for way, own in ways.items()} for name, ways in figures.items()}

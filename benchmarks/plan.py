@@ -1,6 +1,6 @@
 """Peak memory of a training step, as `lockstep plan` predicts it and as it is, over layouts of one to four processes.
 
-    python -m benchmarks.plan [--save] [--hidden 512] [--layers 8] [--vocabulary 16384] [--tokens 1024]
+    python -m benchmarks.plan [--save]
 
 A Llama with random weights learns; each rank is a process of its own. Measured is the largest rank's resident memory
 at its peak in two steps, beyond what the process held after a step of a tiny model in the same layout: so programs,
@@ -23,6 +23,15 @@ from lockstep.models.folder import read_config, skeleton
 from lockstep.plan.memory import Head, Rank
 from lockstep.plan.sizes import Sizes
 
+TOKENS = 1024
+SIZES = {
+    "hidden_size": 512,
+    "intermediate_size": 1344,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 16384,
+}
 AGAIN, BF16, LORA = {"activation_checkpointing": True}, {"dtype": "bf16"}, {"lora": LoRA()}
 CASES: tuple[tuple[str, dict[str, int], dict[str, Any], Head], ...] = (
     ("one process", {}, {}, "logits"),
@@ -68,8 +77,6 @@ def compared(folder: Path, tiny: Path, tokens: int, case: int, passes: int = 1) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, size in (("hidden", 512), ("layers", 8), ("vocabulary", 16384), ("tokens", 1024)):
-        parser.add_argument(f"--{name}", type=int, default=size)
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/plan.json")
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -77,23 +84,15 @@ def main() -> None:
     print("| peak MB of a rank | measured | planned | planned / measured |\n|---|---:|---:|---:|")
     with tempfile.TemporaryDirectory() as root:
         tiny = model_folder(Path(root) / "tiny", TINY)
-        fields = {
-            "hidden_size": args.hidden,
-            "intermediate_size": args.hidden * 8 // 3 // 32 * 32,
-            "num_hidden_layers": args.layers,
-            "num_attention_heads": args.hidden // 64,
-            "num_key_value_heads": args.hidden // 128,
-            "vocab_size": args.vocabulary,
-        }
-        folder = model_folder(Path(root) / "model", fields)
+        folder = model_folder(Path(root) / "model", SIZES)
         for number, (name, *_) in enumerate(CASES):
-            was, planned = compared(folder, tiny, args.tokens, number)
+            was, planned = compared(folder, tiny, TOKENS, number)
             rows.append(Row(name, was / 1e6, planned / 1e6, planned / was))
             print(f"| {name} | {was / 1e6:.0f} | {planned / 1e6:.0f} | {planned / was:.3f} |", flush=True)
     where = environment(threads=1)
     print(where)
     if args.save:
-        print(save("plan", where, rows, {"arguments": vars(args)}))
+        print(save("plan", where, rows, {}))
 
 
 if __name__ == "__main__":

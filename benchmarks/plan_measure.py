@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import platform
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -70,8 +69,7 @@ class MeasuredRank:
     tiny: str
 
     def build(self) -> Steps:
-        if platform.system() == "Linux":  # what is freed is given back at once; a heap would keep holes
-            ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 2**18)
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 2**18)  # what is freed is given back at once; a heap keeps holes
         spec, parallel = self.rank.learner, self.rank.learner.section.parallel
         tiny, ranks = replace(spec, model=self.tiny), ALONE
         if parallel.ranks == 1:

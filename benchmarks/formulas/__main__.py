@@ -30,7 +30,7 @@ from benchmarks.formulas import ours
 from benchmarks.formulas.cases import Outcome, judge
 from benchmarks.formulas.catalog import FORMULAS
 from benchmarks.formulas.rollouts import draw_rollouts
-from benchmarks.formulas.tables import LEGEND, PEERS, commits, differences, matrix, places
+from benchmarks.formulas.tables import LEGEND, PEERS, commits, differences, matrix
 from benchmarks.harness import environment, save, side
 
 
@@ -89,7 +89,6 @@ def main() -> None:
     description = f"{__doc__}{_commands()}"
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=Path, metavar="FOLDER", help="checkouts of the other libraries")
-    parser.add_argument("--all", action="store_true", help="show every call with file and line")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/formulas.json")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -99,8 +98,6 @@ def main() -> None:
         comparison.ask(library, args.peers / library)
     print(f"{environment()}\n\n{matrix(comparison.outcomes)}\n\n{LEGEND}\n\n{differences(comparison.outcomes)}")
     print(f"\n{commits(comparison.commits)}")
-    if args.all:
-        print(f"\n{places(comparison.outcomes)}")
     for library, reason in comparison.missing.items():
         print(f"{PEERS[library].title} was not compared: {reason}", file=sys.stderr)
     if args.save:

@@ -74,16 +74,6 @@ def differences(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
-def places(outcomes: Sequence[Outcome]) -> str:
-    """A row for each call: its size of difference, file and line."""
-    lines = ["| formula | library | options | | value | gradient | file and line |", "|---|---|---|---|---:|---:|---|"]
-    for o in outcomes:
-        figures = f"{_figure(o.value)} | {_figure(o.gradient)}"
-        name = FORMULAS[o.formula].title
-        lines.append(f"| {name} | {title(o.library)} | {o.options} | {SIGNS[o.verdict]} | {figures} | {_place(o)} |")
-    return "\n".join(lines)
-
-
 def commits(found: Mapping[str, str]) -> str:
     """What was compared."""
     return "\n".join(f"* {title(name)}: {PEERS[name].url} at `{commit}`" for name, commit in found.items())

@@ -62,7 +62,7 @@ def main() -> int:
         "log p from hidden states, one process": measure_work(from_hidden(), device, REPEATS),
     }
     with tempfile.TemporaryDirectory(prefix="lockstep-speed-") as folder:
-        found |= over_ranks(Setting("", "cpu", 2, REPEATS, folder, peer, SHAPE))
+        found |= over_ranks(Setting("cpu", 2, REPEATS, folder, peer, SHAPE))
     plain = {kernel: {way: dataclasses.asdict(own) for way, own in ways.items()} for kernel, ways in found.items()}
     aside = out.with_name(f"{out.name}.part")
     aside.write_text(json.dumps(plain, indent=1))

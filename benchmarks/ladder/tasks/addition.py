@@ -19,21 +19,20 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from benchmarks.ladder.tasks.words import join_words
 from lockstep.config import Probability
-from lockstep.config.section import rule
-from lockstep.errors import InputError
 from lockstep.tasks.base import Task, TaskFiles, permute, sample_uniforms, write_rows
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 _BLOCK = 1024
+_SHORTEST = 2
+"""Digits of the shortest numbers."""
 
 
 class Addition(Task):
     """The task of sums; the lengths of numbers are equally frequent among its questions."""
 
-    shared = ("train_questions", "validation_questions", "longest", "shortest", "seed")
+    shared = ("train_questions", "validation_questions", "longest", "seed")
     train_questions: PositiveInt = Field(description="distinct training questions")
     validation_questions: PositiveInt = Field(description="held-out questions, none of them a training question")
-    shortest: PositiveInt = Field(default=2, description="digits of the shortest numbers")
     longest: PositiveInt = Field(default=6, description="digits of the longest numbers")
     demonstrations: NonNegativeInt = Field(
         default=0, description="solved rows for SFT, drawn from the training questions; 0: none"
@@ -41,18 +40,6 @@ class Addition(Task):
     demonstrated: PositiveInt = Field(default=6, description="digits of the longest numbers that are demonstrated")
     mistakes: Probability = Field(default=0.0, description="chance that a digit of a demonstrated answer is wrong")
     seed: int = Field(default=0, description="of the questions; the run's seed does not change them")
-
-    @property
-    def idle_options(self) -> dict[str, str]:
-        return {} if self.demonstrations else dict.fromkeys(("demonstrated", "mistakes"), "where demonstrations is 0")
-
-    @rule
-    def _there_are_so_many(self) -> None:
-        if self.shortest > self.longest:
-            raise ValueError(f"numbers have from shortest to longest digits, {self.shortest} to {self.longest}")
-        lengths = self.longest - self.shortest + 1
-        if self.train_questions + self.validation_questions > lengths * 100**self.shortest // 2:
-            raise ValueError("so many distinct questions are hard to find among the shortest numbers; ask for fewer")
 
     @property
     def best_reward(self) -> float:
@@ -71,11 +58,6 @@ class Addition(Task):
     def _demonstrate(self, train: list[tuple[str, str]]) -> Iterator[dict[str, Any]]:
         """Yields solved training questions in passes, each pass in a new order and with new mistakes."""
         shown = [one for one in train if len(one[0]) <= self.demonstrated]
-        if not shown:
-            raise InputError(
-                f"data.task.demonstrated={self.demonstrated} leaves no training question to demonstrate, since all "
-                "have more digits; raise it, or lower data.task.shortest"
-            )
         given = 0
         for turn in range(-(-self.demonstrations // len(shown))):
             order = permute(len(shown), self.seed, "demonstrations", turn)[: self.demonstrations - given]
@@ -109,12 +91,12 @@ def score(prompt: str, response: str, answer: str, row: dict[str, Any]) -> float
 def _distinct(spec: Addition, count: int) -> list[tuple[str, str]]:
     """The first `count` sums of a seed, no two alike; lengths take turns."""
     found: dict[tuple[str, str], None] = {}
-    lengths = spec.longest - spec.shortest + 1
+    lengths = spec.longest - _SHORTEST + 1
     start = 0
     while len(found) < count:
         rows = range(start, start + _BLOCK)
         for number, draws in zip(rows, sample_uniforms(rows, 2 * spec.longest, spec.seed, "addition"), strict=True):
-            digits = spec.shortest + number % lengths
+            digits = _SHORTEST + number % lengths
             found.setdefault((_number(draws[:digits]), _number(draws[spec.longest :][:digits])))
         start += _BLOCK
     return list(found)[:count]

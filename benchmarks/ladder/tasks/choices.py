@@ -39,14 +39,7 @@ class Choices(Task):
     actions: int = Field(default=8, ge=2, le=len(ACTIONS), description="actions to choose from; a process's places")
     length: PositiveInt = Field(default=1, description="actions of an answer; a bandit's is one")
     trap: PositiveFloat = Field(default=0.3, le=1.0, description="reward of the trap, in a lock")
-    train_rows: PositiveInt = Field(default=1024, description="rows to train on, the states in turn")
-    validation_rows: PositiveInt = Field(default=256, description="rows to validate on, likewise: nothing is held out")
     seed: int = Field(default=0, description="of the payoffs; the run's seed does not change them")
-
-    @property
-    def idle_options(self) -> dict[str, str]:
-        idle = {} if self.kind == "lock" else {"trap": "where kind is not lock"}
-        return idle | ({"length": "where kind is bandit"} if self.kind == "bandit" else {})
 
     @property
     def best_reward(self) -> float:
@@ -55,8 +48,8 @@ class Choices(Task):
     def write(self, folder: Path) -> TaskFiles:
         files = TaskFiles.name_in(folder)
         rows = [self._row(state) for state in range(self.states)]
-        write_rows(files.train, islice(cycle(rows), self.train_rows))
-        write_rows(files.validation, islice(cycle(rows), self.validation_rows))
+        write_rows(files.train, islice(cycle(rows), 1024))
+        write_rows(files.validation, islice(cycle(rows), 256))
         return files
 
     def _row(self, state: int) -> dict[str, Any]:

@@ -23,11 +23,10 @@ from typing import Any
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from benchmarks.ladder.tasks.words import Draws, JudgingTask, join_words
+from benchmarks.ladder.tasks.words import Draws, join_words
 from lockstep.config import Probability
-from lockstep.config.section import rule
 from lockstep.errors import InputError
-from lockstep.tasks.base import TaskFiles, sample_uniforms, write_rows
+from lockstep.tasks.base import Task, TaskFiles, sample_uniforms, write_rows
 
 LETTERS = tuple("abcdefghijklmopq")
 """The letters in use: without n, which would be near to no."""
@@ -40,7 +39,7 @@ _MALFORMED, _STRANGE = 0.15, ("yes", "no", "Score", "judge", "start", "answer")
 _ASKED = re.compile(r"start (\w) end (\w) has (\w) has (\w) no (\w)")
 
 
-class Letters(JudgingTask):
+class Letters(Task):
     """The task of generated orders to write letters."""
 
     shared = ("train_prompts", "validation_prompts", "seed")
@@ -54,13 +53,6 @@ class Letters(JudgingTask):
         description="held-out judgements, and as many comparisons of two, by which judges are measured; 0: none",
     )
     seed: int = Field(default=0, description="of the rows; the run's seed does not change them")
-
-    @rule
-    def _there_are_so_many(self) -> None:
-        if self.train_prompts + self.validation_prompts > 500_000:
-            raise ValueError(
-                "there are 524,160 different orders; ask for at most 500,000 prompts to train and validate on"
-            )
 
     @property
     def best_reward(self) -> float:

@@ -5,7 +5,7 @@
 
 Of two answers, drawn from all that there are, the one with the higher score is preferred. Scores are what answers are
 worth, so that the better one always wins, or that with Gumbel noise, so that it wins with probability σ(u − u′), as
-Bradley and Terry have it; some labels may be turned around as well. All answers are so few that a policy's
+Bradley and Terry have it. All answers are so few that a policy's
 probabilities of them can be written down one by one. Every demonstration is as likely as any other.
 """
 
@@ -23,11 +23,12 @@ from typing import Any, Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from benchmarks.ladder.tasks.words import join_words
-from lockstep.config import Probability
 from lockstep.tasks.base import Task, TaskFiles, sample_uniforms, write_rows
 
 _LETTERS = "abcdefgh"
 _NORMAL = NormalDist()
+_HELD_OUT = 1024
+"""Held-out pairs, labeled as Bradley and Terry have it."""
 
 
 class Preferences(Task):
@@ -39,31 +40,27 @@ class Preferences(Task):
     length: PositiveInt = Field(default=3, description="letters of an answer")
     spread: PositiveFloat = Field(default=1.5, description="standard deviation of the worth of a prompt's answers")
     pairs: PositiveInt = Field(default=4096, description="pairs to train on")
-    validation_pairs: PositiveInt = Field(
-        default=1024, description="held-out pairs, labeled as Bradley and Terry have it"
-    )
     labels: Literal["drawn", "certain"] = Field(
         default="drawn",
         description="the better answer is preferred with probability σ(u − u′), or always, and scores are exact",
     )
-    wrong: Probability = Field(default=0.0, description="share of the labels of `pairs` that are turned around")
     demonstrations: NonNegativeInt = Field(default=0, description="answers for SFT, any as likely as another; 0: none")
     seed: int = Field(default=0, description="of worth and pairs; the run's seed does not change them")
 
     def write(self, folder: Path) -> TaskFiles:
         files = TaskFiles.name_in(folder, demonstrations=self.demonstrations > 0)
         worth = Worth(self.prompts, self.letters, self.length, self.spread, self.seed)
-        write_rows(files.train, self._pairs(worth, self.pairs, "pairs", self.labels, self.wrong))
-        write_rows(files.validation, self._pairs(worth, self.validation_pairs, "held out", "drawn", 0.0))
+        write_rows(files.train, self._pairs(worth, self.pairs, "pairs", self.labels))
+        write_rows(files.validation, self._pairs(worth, _HELD_OUT, "held out", "drawn"))
         if files.demonstrations is not None:
             draws = sample_uniforms(range(self.demonstrations), 2, self.seed, "preferences", "demonstrations")
             rows = ((_pick(worth.questions, one), _pick(worth.answers, other)) for one, other in draws)
             write_rows(files.demonstrations, ({"question": question, "answer": answer} for question, answer in rows))
         return files
 
-    def _pairs(self, worth: Worth, count: int, role: str, labels: str, wrong: float) -> Iterator[dict[str, Any]]:
+    def _pairs(self, worth: Worth, count: int, role: str, labels: str) -> Iterator[dict[str, Any]]:
         """Pairs of different answers, with what they are worth."""
-        for asked, one, step, turned, mine, other in sample_uniforms(range(count), 6, self.seed, "preferences", role):
+        for asked, one, step, _, mine, other in sample_uniforms(range(count), 6, self.seed, "preferences", role):
             question, size = _pick(worth.questions, asked), len(worth.answers)
             first = int(one * size)
             second = (first + 1 + int(step * (size - 1))) % size
@@ -71,8 +68,6 @@ class Preferences(Task):
             noise = {draw: -math.log(-math.log(draw)) if labels == "drawn" else 0.0 for _, draw in drawn}
             pair = [(worth.of[question][answer] + noise[draw], answer) for answer, draw in drawn]
             chosen, rejected = sorted(pair, reverse=True)
-            if turned < wrong:
-                chosen, rejected = (chosen[0], rejected[1]), (rejected[0], chosen[1])
             yield {
                 "question": question,
                 "answer": chosen[1],

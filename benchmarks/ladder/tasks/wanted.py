@@ -20,9 +20,9 @@ from typing import Any
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from benchmarks.ladder.tasks.words import JudgingTask, join_words
+from benchmarks.ladder.tasks.words import join_words
 from lockstep.config import Probability
-from lockstep.tasks.base import TaskFiles, sample_uniforms, write_rows
+from lockstep.tasks.base import Task, TaskFiles, sample_uniforms, write_rows
 
 LETTERS = "abcdefgh"
 _LENGTH = 5
@@ -30,7 +30,7 @@ _WANTED, _WRONG = 0.25, 0.1
 _DRAWS = 4 + 4 * _LENGTH
 
 
-class Wanted(JudgingTask):
+class Wanted(Task):
     """The task of a wanted letter."""
 
     shared = ("train_prompts", "validation_prompts", "seed")

@@ -1,32 +1,8 @@
-"""The common part of tasks of words: random numbers of a row, and demonstrations that judge."""
+"""The common part of tasks of words: random numbers of a row."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-
-from pydantic import NonNegativeInt
-
-from lockstep.config import Probability
-from lockstep.config.section import rule
-from lockstep.tasks.base import Task
-
-
-class JudgingTask(Task):
-    """A task whose demonstrations are answers, judgements of answers, and comparisons of two judgements."""
-
-    demonstrations: NonNegativeInt
-    judge_share: Probability
-    compare_share: Probability
-
-    @property
-    def idle_options(self) -> dict[str, str]:
-        shares = ("judge_share", "compare_share")
-        return {} if self.demonstrations else dict.fromkeys(shares, "where demonstrations is 0")
-
-    @rule
-    def _shares_leave_room(self) -> None:
-        if self.judge_share + self.compare_share > 1:
-            raise ValueError("judge_share and compare_share are shares of the same rows; together they are above 1")
 
 
 class Draws:
