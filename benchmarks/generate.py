@@ -1,7 +1,7 @@
 """Tokens per second of the samplers beside `transformers` `generate`: same weights, prompts and stop tokens.
 
     python -m benchmarks.generate [--save]
-    python -m benchmarks.generate --sizes toy --lengths equal --generations 1 --sides exact     # one cell, seconds
+    python -m benchmarks.generate --sizes toy --repeats 1     # seconds
 
 Prompts of 8 to 64 tokens, answered by one or by 8 responses each, on one thread. Uneven responses end at stop tokens,
 equal ones are all as long as they may be. Only tokens up to and including the stop are counted, on all sides; prompts
@@ -40,7 +40,6 @@ from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.samplers.torch.sampler import TorchSampler
 
 LENGTHS = ("uneven", "equal")
-SIDES = ("exact", "inexact", "vllm")
 
 
 @dataclass(frozen=True)
@@ -105,16 +104,14 @@ def measure_size(size: str, args: argparse.Namespace) -> list[Cell]:
     """Measures the cells of a size that are asked for, with one model."""
     lm, slots = build_lm(size), LOADS[size][0]
     samplers: dict[str, TorchSampler | SamplerPool] = {
-        side: TorchSampler(prepare(copy.deepcopy(lm), exact=side == "exact"), slots)
-        for side in args.sides
-        if side != "vllm"
+        side: TorchSampler(prepare(copy.deepcopy(lm), exact=side == "exact"), slots) for side in ("exact", "inexact")
     }
     cells: list[Cell] = []
     with contextlib.ExitStack() as stack:
-        pool = stack.enter_context(vllm_sampler(size)) if "vllm" in args.sides else None
+        pool = stack.enter_context(vllm_sampler(size))
         if pool is not None:
             samplers["vllm"] = pool
-        for lengths, generations in product(args.lengths, args.generations):
+        for lengths, generations in product(LENGTHS, (1, 8)):
             case = Case.of(size, lengths, generations)
             repeats = min(args.repeats, 3) if size == "100M" else args.repeats
             cells.append(compare(f"{size}, {lengths}, N = {generations}", case, lm, samplers, repeats))
@@ -126,9 +123,6 @@ def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", default=list(LOADS), choices=LOADS)
-    parser.add_argument("--lengths", nargs="+", default=list(LENGTHS), choices=LENGTHS)
-    parser.add_argument("--generations", nargs="+", type=int, default=[1, 8], help="responses to a prompt")
-    parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=SIDES, help="beside transformers")
     parser.add_argument("--repeats", type=int, default=7, help="interleaved pairs; of the largest model at most 3")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/generate.json")
     args = parser.parse_args()

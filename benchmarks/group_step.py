@@ -23,12 +23,12 @@ TRL_PYTHON = Path(__file__).resolve().parent / ".venv-trl-preference" / "bin" / 
 
 def main() -> None:
     """Entry point."""
-    args = parse(__doc__, "1.16.0", TRL_PYTHON, ("grpo", "rloo"))
+    args = parse(__doc__, "1.16.0", TRL_PYTHON)
     sides = "benchmarks.baselines.trl_group", "benchmarks.lockstep_group"
     measured = {
         f"{algorithm}, {size}": run_rounds(args, size, *sides, "--algorithm", algorithm)
         for size in args.size
-        for algorithm in args.of
+        for algorithm in ("grpo", "rloo")
     }
     show("group_step", "1.16.0", measured, args)
 

@@ -24,40 +24,30 @@ if TYPE_CHECKING:
 
 RESULTS = Path(__file__).parent / "results"
 CPU = torch.device("cpu")
+WARMUP = 3
+"""Steps of a process that do not count, on either side of a comparison."""
 
 _FORGET_PEAK = Path("/proc/self/clear_refs")
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Seconds of each repetition. CPU seconds add up all threads, and other programs on the machine disturb them less.
+    """CPU seconds of each repetition, which other programs on the machine disturb little.
 
     Attributes:
-        wall_s: Elapsed seconds, one entry per repetition.
-        cpu_s: CPU seconds of this process or of the one that works, one entry per repetition.
+        cpu_s: Of all threads of this process, or of the one that works.
     """
 
-    wall_s: tuple[float, ...]
     cpu_s: tuple[float, ...]
 
     @property
     def cpu_median_s(self) -> float:
         return statistics.median(self.cpu_s)
 
-    @property
-    def cpu_min_s(self) -> float:
-        return min(self.cpu_s)
-
-
-def measure(fn: Callable[[], object], repeats: int, warmup: int = 1) -> Measurement:
-    """Times `fn` alone."""
-    return measure_interleaved([fn], repeats, warmup)[0]
-
 
 def measure_interleaved(
     fns: Sequence[Callable[[], object]],
     repeats: int,
-    warmup: int = 1,
     cpu_clocks: Sequence[Callable[[], float]] | None = None,
 ) -> list[Measurement]:
     """Times several functions in turn (a b a b …), so that other load on the machine meets them all alike.
@@ -65,20 +55,18 @@ def measure_interleaved(
     Args:
         fns: The functions.
         repeats: Times that each is timed.
-        warmup: Times that each runs before.
         cpu_clocks: Gives CPU seconds, for each function; None: those of this process.
     """
     cpu_clocks = cpu_clocks or [time.process_time] * len(fns)
     for fn in fns:
-        for _ in range(warmup):
-            fn()
-    clocks: list[list[tuple[float, float]]] = [[] for _ in fns]
+        fn()  # a first time, which does not count
+    spent: list[list[float]] = [[] for _ in fns]
     for _ in range(repeats):
-        for fn, cpu_s, seen in zip(fns, cpu_clocks, clocks, strict=True):
-            wall, cpu = time.perf_counter(), cpu_s()
+        for fn, cpu_s, seconds in zip(fns, cpu_clocks, spent, strict=True):
+            start = cpu_s()
             fn()
-            seen.append((time.perf_counter() - wall, cpu_s() - cpu))
-    return [Measurement(tuple(w for w, _ in seen), tuple(c for _, c in seen)) for seen in clocks]
+            seconds.append(cpu_s() - start)
+    return [Measurement(tuple(seconds)) for seconds in spent]
 
 
 def cpu_clock(pid: int) -> float:

@@ -23,7 +23,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks.harness import peak_rss_mb
+from benchmarks.harness import WARMUP, peak_rss_mb
 from benchmarks.small_llama import VOCAB, causal_lm, llama_config, random_prompts
 from lockstep.algorithms.grpo.options import GRPORecipe
 from lockstep.algorithms.ppo.options import PPORecipe
@@ -62,7 +62,7 @@ def recipe(args: argparse.Namespace) -> PPORecipe:
                 "num_prompts_per_step": args.prompts,
                 "global_batch_size": args.prompts // args.minibatches,
                 "ppo_epochs": args.epochs,
-                "kl": {"coef": args.kl_coef, "placement": "reward"},
+                "kl": {"coef": 0.05, "placement": "reward"},
             },
         }
     )
@@ -155,9 +155,7 @@ def arguments(doc: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--new-tokens", type=int, default=32)
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--minibatches", type=int, default=1, help="updates per epoch")
-    parser.add_argument("--kl-coef", type=float, default=0.05)
     parser.add_argument("--steps", type=int, default=15)
-    parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--vocab", type=int, default=VOCAB)
@@ -175,17 +173,12 @@ def measured(args: argparse.Namespace, step_of: Step) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         step, _ = step_of(Path(folder), args)
         ticks: list[float] = []
-        for number in range(args.warmup + args.steps):
+        for number in range(WARMUP + args.steps):
             step(number)
             ticks.append(time.process_time())
-    steps = [b - a for a, b in pairwise(ticks)][args.warmup - 1 :]
+    steps = [b - a for a, b in pairwise(ticks)][WARMUP - 1 :]
     return {
         "program": f"lockstep, torch {torch.__version__}",
-        "exact": args.exact,
-        "algorithm": args.algorithm,
-        "epochs": args.epochs,
-        "minibatches": args.minibatches,
-        "steps": len(steps),
         "cpu_s": statistics.median(steps),
         "peak_rss_mb": round(peak_rss_mb(), 1),
     }
@@ -194,9 +187,7 @@ def measured(args: argparse.Namespace, step_of: Step) -> dict[str, Any]:
 def main() -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
-    parser = arguments(__doc__)
-    parser.set_defaults(algorithm="ppo")
-    print(json.dumps(measured(parser.parse_args(), step_of)), flush=True)
+    print(json.dumps(measured(arguments(__doc__).parse_args(), step_of)), flush=True)
 
 
 if __name__ == "__main__":

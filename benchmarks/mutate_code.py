@@ -267,14 +267,6 @@ class Swap:
                 one.__code__ = code
 
 
-@contextmanager
-def edited(edit: Edit) -> Iterator[None]:
-    """In the block, the functions of the file that are alive in this process run the edited code; raises as `Swap`."""
-    swap = Swap.of(edit)
-    with swap.running(swap.after):
-        yield
-
-
 def _codes_of(code: CodeType) -> Iterator[CodeType]:
     for one in code.co_consts:
         if isinstance(one, CodeType):

@@ -19,23 +19,21 @@ from benchmarks.small_llama import SIZES
 
 Round = list[dict[str, Any]]
 """What the sides of a round printed."""
+ROUNDS = 3
+"""Processes per side and setting; the median counts."""
 
 
-def parse(doc: str | None, release: str, python: Path, choices: Sequence[str]) -> argparse.Namespace:
+def parse(doc: str | None, release: str, python: Path) -> argparse.Namespace:
     """Parses the options.
 
     Args:
         doc: What the benchmark is.
         release: That of TRL.
         python: Where its interpreter is, unless said otherwise.
-        choices: What is measured, by default all.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trl-python", type=Path, default=python, help=f"an interpreter that has TRL {release}")
     parser.add_argument("--size", nargs="+", default=["default"], choices=SIZES, help="sizes of the model")
-    parser.add_argument("--of", nargs="+", default=list(choices), choices=choices, help="what is measured")
-    parser.add_argument("--rounds", type=int, default=3, help="processes per side and setting; the median counts")
-    parser.add_argument("--steps", type=int, default=15, help="measured steps per process; the median counts")
     parser.add_argument("--save", action="store_true", help="write the table to benchmarks/results")
     args = parser.parse_args()
     if not args.trl_python.exists():
@@ -45,14 +43,14 @@ def parse(doc: str | None, release: str, python: Path, choices: Sequence[str]) -
 
 def run_rounds(args: argparse.Namespace, size: str, theirs: str, ours: str, *options: str) -> list[Round]:
     """Runs the modules of both programs, with the same options."""
-    options = (*options, "--steps", str(args.steps), *SIZES[size].options)
+    options = (*options, *SIZES[size].options)
     return [
         [
             side(args.trl_python, theirs, *options),
             side(Path(sys.executable), ours, *options, "--exact"),
             side(Path(sys.executable), ours, *options),
         ]
-        for _ in range(args.rounds)
+        for _ in range(ROUNDS)
     ]
 
 

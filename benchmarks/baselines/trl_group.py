@@ -17,7 +17,7 @@ import trl  # pyright: ignore[reportMissingImports]
 from datasets import Dataset  # pyright: ignore[reportMissingImports]
 
 from benchmarks.baselines.trl_parts import StepClock, add_sizes, tokenizer
-from benchmarks.harness import peak_rss_mb
+from benchmarks.harness import WARMUP, peak_rss_mb
 from benchmarks.small_llama import causal_lm, llama_config, random_prompts
 
 
@@ -25,7 +25,7 @@ def trainer(args: argparse.Namespace, folder: str, clock: StepClock) -> Any:
     """TRL's trainer on the small Llama."""
     common: dict[str, Any] = {
         "output_dir": folder, "per_device_train_batch_size": args.prompts, "gradient_accumulation_steps": 1,
-        "max_steps": args.warmup + args.steps, "max_completion_length": args.new_tokens, "temperature": 1.0,
+        "max_steps": WARMUP + args.steps, "max_completion_length": args.new_tokens, "temperature": 1.0,
         "learning_rate": 1e-6, "lr_scheduler_type": "constant", "use_cpu": True, "bf16": False,
         "gradient_checkpointing": False, "report_to": "none", "disable_tqdm": True, "logging_steps": 1000,
         "save_strategy": "no", "seed": 0,
@@ -58,7 +58,6 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=32)
     add_sizes(parser)
     parser.add_argument("--steps", type=int, default=15)
-    parser.add_argument("--warmup", type=int, default=3)
     args = parser.parse_args()
     torch.set_num_threads(1)
     clock = StepClock()
@@ -66,9 +65,7 @@ def main() -> None:
         trainer(args, folder, clock).train()
     result = {
         "program": f"trl {trl.__version__}, transformers {transformers.__version__}, torch {torch.__version__}",
-        "algorithm": args.algorithm,
-        **clock.seconds(args.warmup),
-        "new_tokens": args.prompts * args.new_tokens,
+        **clock.seconds(),
         "peak_rss_mb": round(peak_rss_mb(), 1),
     }
     print(json.dumps(result), flush=True)

@@ -11,6 +11,7 @@ from itertools import pairwise
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, TrainerCallback
 
+from benchmarks.harness import WARMUP
 from benchmarks.small_llama import SIZES
 
 
@@ -28,15 +29,13 @@ class StepClock(TrainerCallback):
         self.ticks.append(time.process_time())
         self._gc_ticks.append(self._gc_s)
 
-    def seconds(self, warmup: int) -> dict[str, float]:
+    def seconds(self) -> dict[str, float]:
         """CPU seconds of the steps that count, and what is left of them without garbage collection."""
         steps, collecting = (
-            [b - a for a, b in pairwise(ticks)][warmup - 1 :] for ticks in (self.ticks, self._gc_ticks)
+            [b - a for a, b in pairwise(ticks)][WARMUP - 1 :] for ticks in (self.ticks, self._gc_ticks)
         )
         return {
-            "steps": len(steps),
             "cpu_s": statistics.median(steps),
-            "cpu_min_s": min(steps),
             "cpu_without_gc_s": statistics.median(s - g for s, g in zip(steps, collecting, strict=True)),
         }
 

@@ -24,7 +24,7 @@ from transformers import LlamaForSequenceClassification
 from trl.experimental.ppo import PPOConfig, PPOTrainer  # pyright: ignore[reportMissingImports]
 
 from benchmarks.baselines.trl_parts import StepClock, add_sizes, tokenizer
-from benchmarks.harness import peak_rss_mb
+from benchmarks.harness import WARMUP, peak_rss_mb
 from benchmarks.small_llama import causal_lm, llama_config, random_prompts
 
 
@@ -57,13 +57,13 @@ def trainer(args: argparse.Namespace, steps: int, folder: str, clock: StepClock)
         output_dir=folder,
         per_device_train_batch_size=args.prompts,
         gradient_accumulation_steps=1,
-        num_mini_batches=args.minibatches,
+        num_mini_batches=1,
         num_ppo_epochs=args.epochs,
         total_episodes=steps * args.prompts,
         response_length=args.new_tokens,
         stop_token=None,
         temperature=1.0,
-        kl_coef=args.kl_coef,
+        kl_coef=0.05,
         num_sample_generations=0,
         use_cpu=True,
         bf16=False,
@@ -96,11 +96,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--prompt-tokens", type=int, default=16)
     parser.add_argument("--new-tokens", type=int, default=32)
     parser.add_argument("--epochs", type=int, default=4, help="TRL's default is 4")
-    parser.add_argument("--minibatches", type=int, default=1, help="updates per epoch")
-    parser.add_argument("--kl-coef", type=float, default=0.05)
     add_sizes(parser)
     parser.add_argument("--steps", type=int, default=15)
-    parser.add_argument("--warmup", type=int, default=3)
     return parser.parse_args()
 
 
@@ -109,13 +106,10 @@ def main() -> None:
     torch.set_num_threads(1)
     clock = StepClock()
     with tempfile.TemporaryDirectory() as folder:
-        trainer(args, args.warmup + args.steps, folder, clock).train()
+        trainer(args, WARMUP + args.steps, folder, clock).train()
     result = {
         "program": f"trl {trl.__version__}, transformers {transformers.__version__}, torch {torch.__version__}",
-        "epochs": args.epochs,
-        "minibatches": args.minibatches,
-        **clock.seconds(args.warmup),
-        "new_tokens": args.prompts * args.new_tokens,
+        **clock.seconds(),
         "peak_rss_mb": round(peak_rss_mb(), 1),
     }
     print(json.dumps(result), flush=True)

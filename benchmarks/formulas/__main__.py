@@ -18,7 +18,6 @@ function is added as it does, and its file says how (`peers/`). These commands m
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import sys
 from dataclasses import dataclass, field
@@ -41,13 +40,11 @@ class Comparison:
     Attributes:
         outcomes: Of all libraries.
         commits: What was checked out, by library.
-        stood_in: Packages with stand-ins, by library.
         missing: Libraries that could not be asked, and why.
     """
 
     outcomes: list[Outcome] = field(default_factory=list)
     commits: dict[str, str] = field(default_factory=dict)
-    stood_in: dict[str, list[str]] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
 
     def ask(self, library: str, checkout: Path) -> None:
@@ -61,18 +58,13 @@ class Comparison:
             self.missing[library] = str(error)
             return
         self.outcomes += [Outcome(**row) for row in said["outcomes"]]
-        self.commits[library], self.stood_in[library] = said["commit"], said["stood_in"]
+        self.commits[library] = said["commit"]
 
 
 def of_lockstep() -> list[Outcome]:
     """Lockstep's side."""
     batch = draw_rollouts()
     return [judge("lockstep", case, FORMULAS[case.formula].reference, batch) for case in ours.cases()]
-
-
-def lacks(library: str) -> dict[str, str]:
-    """Formulas that a library does not have, and why."""
-    return importlib.import_module(f"benchmarks.formulas.peers.{library}").LACKS
 
 
 def _commands() -> str:
@@ -101,12 +93,7 @@ def main() -> None:
     for library, reason in comparison.missing.items():
         print(f"{PEERS[library].title} was not compared: {reason}", file=sys.stderr)
     if args.save:
-        details = {
-            "commits": comparison.commits,
-            "stand_ins": comparison.stood_in,
-            "lacks": {name: lacks(name) for name in comparison.commits},
-            "missing": comparison.missing,
-        }
+        details = {"commits": comparison.commits, "missing": comparison.missing}
         print(save("formulas", environment(), comparison.outcomes, details))
     unexplained = [o for o in comparison.outcomes if o.verdict == "unexplained"]
     if unexplained:

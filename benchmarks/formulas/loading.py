@@ -78,7 +78,6 @@ class Files(MetaPathFinder):
 
     Attributes:
         root: The checkout.
-        stood_in: Modules of which stand-ins were made.
     """
 
     def __init__(self, root: Path, real: dict[str, str], absent: Sequence[str]) -> None:
@@ -96,7 +95,6 @@ class Files(MetaPathFinder):
             if not (root / file).is_file():
                 raise FileNotFoundError(f"there is no {file} in {root}; check out the commit that --help names")
         self.root, self._real, self._absent = root, real, tuple(absent)
-        self.stood_in: list[str] = []
         sys.meta_path.insert(0, self)
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
@@ -104,7 +102,6 @@ class Files(MetaPathFinder):
             return spec_from_file_location(fullname, self.root / self._real[fullname])
         if fullname.split(".")[0] not in self._absent:
             return None
-        self.stood_in.append(fullname)
         return ModuleSpec(fullname, _StandInLoader(), is_package=True)
 
     def load(self, module: str) -> Any:

@@ -2,7 +2,7 @@
 
     python -m benchmarks.formulas.side verl CHECKOUT
 
-It prints one JSON object: commit, stand-ins, and an outcome for each case.
+It prints one JSON object: commit, and an outcome for each case.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ def main() -> None:
     outcomes = [judge(args.library, case, FORMULAS[case.formula].reference, batch) for case in peer.cases(files)]
     said = {
         "commit": files.commit(),
-        "stood_in": sorted({name.split(".")[0] for name in files.stood_in}),
         "outcomes": [asdict(outcome) for outcome in outcomes],
     }
     print(json.dumps(said, ensure_ascii=False))

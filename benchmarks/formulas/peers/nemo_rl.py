@@ -30,13 +30,14 @@ _REAL = {
     "nemo_rl.algorithms.loss.interfaces": "nemo_rl/algorithms/loss/interfaces.py",
 }
 _ABSENT = ("nemo_rl", "ray", "tensordict", "transformers")
-LACKS = {
-    "gae_cut_off": "a response that was cut off counts as ended",
-    "dr_grpo_mean": "no mean with a constant denominator",
-    "tis_sequence": "only together with GSPO's ratios",
-    "entropy": "no entropy bonus",
-    "ipo": "DPO alone",
-}
+# Formulas that it lacks:
+#   "gae_cut_off": "a response that was cut off counts as ended"
+#   "dr_grpo_mean": "no mean with a constant denominator"
+#   "tis_sequence": "only together with GSPO's ratios"
+#   "entropy": "no entropy bonus"
+#   "ipo": "DPO alone"
+
+
 _GAE = {
     "gae_lambda": paper.LAM,
     "gae_gamma": paper.GAMMA,

@@ -33,12 +33,11 @@ _REAL = {
     "openrlhf.trainer.ppo_utils.length_penalty": "openrlhf/trainer/ppo_utils/length_penalty.py",
 }
 _ABSENT = ("openrlhf", "ray", "deepspeed", "flash_attn", "vllm")
-LACKS = {
-    "gae_cut_off": "a response that was cut off counts as ended",
-    "dr_grpo_mean": "no mean with a constant denominator",
-    "cispo": "not there",
-    "tis_sequence": "a geometric mean that drops responses instead (seq-mask-tis)",
-}
+# Formulas that it lacks:
+#   "gae_cut_off": "a response that was cut off counts as ended"
+#   "dr_grpo_mean": "no mean with a constant denominator"
+#   "cispo": "not there"
+#   "tis_sequence": "a geometric mean that drops responses instead (seq-mask-tis)"
 
 
 def open_files(root: Path) -> Files:

@@ -36,10 +36,9 @@ _REAL = {
     "verl.utils.import_utils": "verl/utils/import_utils.py",
 }
 _ABSENT = ("verl", "ray", "tensordict", "omegaconf", "flash_attn", "torch_npu", "tqdm", "transformers", "torchdata")
-LACKS = {
-    "gae_cut_off": "a response that was cut off counts as ended",
-    **dict.fromkeys(("dpo", "ipo"), "no training on preferences"),
-}
+# Formulas that it lacks:
+#   "gae_cut_off": "a response that was cut off counts as ended"
+#   **dict.fromkeys(("dpo", "ipo"), "no training on preferences")
 
 
 def open_files(root: Path) -> Files:
