@@ -34,35 +34,29 @@ TENSORS: dict[str, str] = {}
 Value = TypeVar("Value")
 
 
-def rename_recipe(
-    recipe: Mapping[str, Any], keys: Mapping[str, str] | None = None, values: Mapping[str, str] | None = None
-) -> dict[str, Any]:
+def rename_recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """The same recipe with the keys and values of today."""
-    keys = RECIPE_KEYS if keys is None else keys
-    values = RECIPE_VALUES if values is None else values
     renamed: dict[str, Any] = {}
     for key, value in _leaves(recipe):
-        put(renamed, _rename_key(key, keys), values.get(value, value) if isinstance(value, str) else value)
+        put(renamed, _rename_key(key), RECIPE_VALUES.get(value, value) if isinstance(value, str) else value)
     return renamed
 
 
-def rename_metrics(row: Mapping[str, Any], names: Mapping[str, str] | None = None) -> dict[str, Any]:
+def rename_metrics(row: Mapping[str, Any]) -> dict[str, Any]:
     """The same metrics under the names of today."""
-    names = METRICS if names is None else names
-    return {_rename_path(name, names): value for name, value in row.items()}
+    return {_rename_path(name, METRICS): value for name, value in row.items()}
 
 
-def rename_tensors(tensors: Mapping[str, Value], names: Mapping[str, str] | None = None) -> dict[str, Value]:
+def rename_tensors(tensors: Mapping[str, Value]) -> dict[str, Value]:
     """The same tensors under the names of today."""
-    return {_rename_path(name, TENSORS if names is None else names): value for name, value in tensors.items()}
+    return {_rename_path(name, TENSORS): value for name, value in tensors.items()}
 
 
-def rename_columns(value: Any, names: Mapping[str, str] | None = None) -> Any:
+def rename_columns(value: Any) -> Any:
     """The same row under the keys of today, at any depth."""
-    names = COLUMNS if names is None else names
     if isinstance(value, dict):
-        return {names.get(key, key): rename_columns(item, names) for key, item in value.items()}
-    return [rename_columns(item, names) for item in value] if isinstance(value, list) else value
+        return {COLUMNS.get(key, key): rename_columns(item) for key, item in value.items()}
+    return [rename_columns(item) for item in value] if isinstance(value, list) else value
 
 
 def put(tree: dict[str, Any], key: str, value: Any) -> None:
@@ -81,12 +75,12 @@ def _leaves(tree: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]:
     return found
 
 
-def _rename_key(key: str, keys: Mapping[str, str]) -> str:
+def _rename_key(key: str) -> str:
     parts = key.split(".")
     for length in range(len(parts), 0, -1):  # the longest that is listed counts
         section = ".".join(parts[:length])
-        if section in keys:
-            return ".".join([keys[section], *parts[length:]])
+        if section in RECIPE_KEYS:
+            return ".".join([RECIPE_KEYS[section], *parts[length:]])
     return key
 
 

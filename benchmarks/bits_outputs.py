@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -95,19 +95,14 @@ class Outputs:
         """Number of rows of samples."""
         return sum(map(len, self.samples.values()))
 
-    def rename(
-        self,
-        metrics: Callable[[Row], Row] = rename_metrics,
-        columns: Callable[[Row], Row] = rename_columns,
-        tensors: Callable[[dict[str, Tensor]], dict[str, Tensor]] = rename_tensors,
-    ) -> Outputs:
+    def rename(self) -> Outputs:
         """The same under the names of today."""
         renamed = {
-            file: [columns(row) if file == RESULTS else metrics(row) for row in rows]
+            file: [rename_columns(row) if file == RESULTS else rename_metrics(row) for row in rows]
             for file, rows in self.metrics.items()
         }
-        samples = {file: [columns(row) for row in rows] for file, rows in self.samples.items()}
-        return Outputs(tensors(self.tensors), renamed, samples)
+        samples = {file: [rename_columns(row) for row in rows] for file, rows in self.samples.items()}
+        return Outputs(rename_tensors(self.tensors), renamed, samples)
 
 
 def keep(folder: Path, target: Path) -> None:

@@ -1,6 +1,6 @@
 """Score of `lockstep_doctor.locate` on faults that nobody wrote: random edits of code that models run, and of loaders.
 
-    python -m benchmarks.doctor_mutations [--count 25] [--seed TEXT] [--out FOLDER] [--programs NAME ...]
+    python -m benchmarks.doctor_mutations [--count 25] [--seed TEXT] [--out FOLDER]
 
 Edited are five families' code in `transformers`, the masks and angles that families share there, Lockstep's attention,
 what packs a learner's batch, the torch sampler's passes, what loads a folder, and what carries weights to a sampler.
@@ -115,12 +115,10 @@ def _row(name: str, scores: Sequence[Score]) -> str:
 
 
 def main() -> None:
-    programs = find_programs()
     parser = argparse.ArgumentParser(description="locate random edits of code")
     parser.add_argument("--count", type=int, default=25, help="faults of each program (default: 25)")
     parser.add_argument("--seed", help="which edits are drawn (default: the commit)")
     parser.add_argument("--out", type=Path, help="folder that remembers what is done")
-    parser.add_argument("--programs", nargs="*", default=list(programs), choices=list(programs))
     options = parser.parse_args()
     logging.set_verbosity_error()  # edited loaders report at length what they miss
     seed = options.seed or seed_of_commit()
@@ -132,9 +130,9 @@ def main() -> None:
             file.parent.mkdir(parents=True, exist_ok=True)
             _begun(file).write_text(json.dumps(asdict(score)) + "\n", encoding="utf-8")
 
-    for name in options.programs:
-        known = [one for one in scores if one.program == name]
-        for one in score_program(programs[name], options.count, seed, known, begin):
+    for program in find_programs().values():
+        known = [one for one in scores if one.program == program.name]
+        for one in score_program(program, options.count, seed, known, begin):
             scores.append(one)
             remember(one, file)
             if one.outcome == "kept" and not (one.segment and one.in_function and one.reproduces):

@@ -14,11 +14,11 @@ have random weights and the sizes of `ppo_arithmetic`, of `benchmarks.generate` 
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -140,8 +140,8 @@ def time_steps(name: str, dtype: DType, repeats: int) -> Row:
         sides = [step_of(Path(place), arguments(None).parse_args([*options, *more]))[0] for place, more in kinds]
         numbers = iter(range(10**6))
         usual, exact = measure_interleaved([lambda side=side: side(next(numbers)) for side in sides], repeats)
-    ratio = statistics.median(b / a for a, b in zip(usual.cpu_s, exact.cpu_s, strict=True))
-    return Row(f"{name}, {dtype}", usual.cpu_median_s, exact.cpu_median_s, ratio)
+    ratio = median(b / a for a, b in zip(usual, exact, strict=True))
+    return Row(f"{name}, {dtype}", median(usual), median(exact), ratio)
 
 
 def time_sampling(name: str, dtype: DType, repeats: int) -> Row:
@@ -157,8 +157,8 @@ def time_sampling(name: str, dtype: DType, repeats: int) -> Row:
     sides = [TorchSampler(lm, 256, dtype) for lm in (usual_lm, exact_lm)]
     calls = [lambda side=side: side.generate(requests, SamplingParams(most)) for side in sides]
     usual, exact = measure_interleaved(calls, repeats)
-    ratio = statistics.median(a / b for a, b in zip(usual.cpu_s, exact.cpu_s, strict=True))
-    return Row(f"{name}, {dtype}", rows * most / usual.cpu_median_s, rows * most / exact.cpu_median_s, ratio)
+    ratio = median(a / b for a, b in zip(usual, exact, strict=True))
+    return Row(f"{name}, {dtype}", rows * most / median(usual), rows * most / median(exact), ratio)
 
 
 def share(cell: Cell) -> str:

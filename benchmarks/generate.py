@@ -35,7 +35,7 @@ from benchmarks.generate_sides import (
     prepare,
     vllm_sampler,
 )
-from benchmarks.harness import Measurement, Row, environment, measure_interleaved, save, table
+from benchmarks.harness import Row, environment, measure_interleaved, save, table
 from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.samplers.torch.sampler import TorchSampler
 
@@ -49,18 +49,17 @@ class Cell:
     Attributes:
         name: What was asked for.
         tokens: Tokens that each side wrote, in each repetition.
-        times: Seconds that each took.
+        times: CPU seconds that each took.
     """
 
     name: str
     tokens: dict[str, list[int]]
-    times: dict[str, Measurement]
+    times: dict[str, list[float]]
 
     def rows(self) -> list[Row]:
         """Tokens per CPU second beside `transformers`; the ratio is the median over pairs."""
         speeds = {
-            side: [n / s for n, s in zip(self.tokens[side], taken.cpu_s, strict=True)]
-            for side, taken in self.times.items()
+            side: [n / s for n, s in zip(self.tokens[side], taken, strict=True)] for side, taken in self.times.items()
         }
         theirs = speeds.pop("transformers")
         return [

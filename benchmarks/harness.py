@@ -9,7 +9,6 @@ import json
 import os
 import platform
 import resource
-import statistics
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,27 +29,12 @@ WARMUP = 3
 _FORGET_PEAK = Path("/proc/self/clear_refs")
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """CPU seconds of each repetition, which other programs on the machine disturb little.
-
-    Attributes:
-        cpu_s: Of all threads of this process, or of the one that works.
-    """
-
-    cpu_s: tuple[float, ...]
-
-    @property
-    def cpu_median_s(self) -> float:
-        return statistics.median(self.cpu_s)
-
-
 def measure_interleaved(
     fns: Sequence[Callable[[], object]],
     repeats: int,
     cpu_clocks: Sequence[Callable[[], float]] | None = None,
-) -> list[Measurement]:
-    """Times several functions in turn (a b a b …), so that other load on the machine meets them all alike.
+) -> list[list[float]]:
+    """CPU seconds of several functions in turn (a b a b …), so that other load on the machine meets them all alike.
 
     Args:
         fns: The functions.
@@ -66,7 +50,7 @@ def measure_interleaved(
             start = cpu_s()
             fn()
             seconds.append(cpu_s() - start)
-    return [Measurement(tuple(seconds)) for seconds in spent]
+    return spent
 
 
 def cpu_clock(pid: int) -> float:

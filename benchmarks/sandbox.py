@@ -1,6 +1,6 @@
 """Programs per second in the sandbox, beside `subprocess.run` of the same interpreter without any.
 
-    python -m benchmarks.sandbox [--programs 200] [--save]
+    python -m benchmarks.sandbox [--save]
 
 Each program reads a number and prints its double. The baseline starts it with `python -I -S -c`, has a limit on time
 and nothing else, and runs as many at a time as the sandbox does (`code.sandboxes`).
@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from benchmarks.harness import Row, environment, save, table
 from lockstep.helpers.sandbox.sandbox import Limits, Sandbox
 
+PROGRAMS = 200
 PROGRAM = "print(int(input()) * 2)"
 LIMITS = Limits(cpu_s=5, wall_s=20.0, memory_mb=512, file_mb=8, processes=8)
 
@@ -38,19 +39,18 @@ def per_second(run: Callable[[int], str | None], programs: int, at_a_time: int) 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--programs", type=int, default=200)
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
     sandbox, rows = Sandbox(LIMITS), []
     sandbox.start()
     for at_a_time in (1, os.cpu_count() or 1, 2 * (os.cpu_count() or 1)):
-        ours = per_second(lambda i: sandbox.output(PROGRAM, "21"), options.programs, at_a_time)
-        baseline = per_second(lambda i: plain(sandbox.interpreter), options.programs, at_a_time)
+        ours = per_second(lambda i: sandbox.output(PROGRAM, "21"), PROGRAMS, at_a_time)
+        baseline = per_second(lambda i: plain(sandbox.interpreter), PROGRAMS, at_a_time)
         rows.append(Row(f"{at_a_time} at a time", baseline, ours, ours / baseline))
     print(table(rows, "subprocess.run", "programs per second"))
     print(environment())
     if options.save:
-        print(save("sandbox", environment(), rows, {"programs": options.programs}))
+        print(save("sandbox", environment(), rows, {"programs": PROGRAMS}))
 
 
 if __name__ == "__main__":

@@ -18,11 +18,11 @@ CEILINGS = {
     "lockstep_doctor": (65.0, 60),
     "lockstep_logprobs": (27.4, 28),
     "lockstep_convert": (6.8, 9),
-    "benchmarks": (93.1, 90),
+    "benchmarks": (90.3, 90),
     "tests": (441.0, 400),
     "options": (729, 540),
     "protocols": (25, 18),
-    "docs": (67.0, 60),  # 3 of them the page of what the mission measured
+    "docs": (59.4, 60),  # 3 of them the page of what the mission measured
     "LOG.md": (6.8, 8),
 }
 

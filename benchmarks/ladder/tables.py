@@ -18,9 +18,8 @@ def table(rung: Rung) -> str:
     results = read_results(rung.name)
     if rung.missing:
         return f"{figures(rung)}\nNot compared with this tree's recipes: {rung.missing}.\n"
-    stale = count_stale(rung, results)
-    note = f"\n{stale} of {len(results)} runs are of other recipes than this tree's.\n" if stale else ""
-    return figures(rung) + note
+    stale = sum(_is_stale(rung, one) for one in results)
+    return f"{figures(rung)}\n{stale} of {len(results)} runs are of other recipes than this tree's.\n"
 
 
 def figures(rung: Rung) -> str:
@@ -67,11 +66,6 @@ def compare(claim: Claim, results: Sequence[Result]) -> Band | None:
     )
     seeds = sorted(better.keys() & worse.keys())
     return difference([better[seed] for seed in seeds], [worse[seed] for seed in seeds]) if len(seeds) > 1 else None
-
-
-def count_stale(rung: Rung, results: Sequence[Result]) -> int:
-    """Counts results whose recipe is not this tree's."""
-    return sum(_is_stale(rung, one) for one in results)
 
 
 def _is_stale(rung: Rung, result: Result) -> bool:

@@ -115,18 +115,11 @@ def write(results: dict[str, Any]) -> dict[Path, str]:
         picture = PAGE.parent / "pictures" / f"mission_{name}.svg"
         files[picture] = part.draw(results[name]["found"])
         command = f"`python -m benchmarks.mission {name}`"
-        about = f"{command}: {_describe_time(results[name])} on {results[name]['environment']}."
+        minutes = f"{results[name]['minutes']:.0f} minutes, {results[name]['cpu_minutes']:.0f} CPU minutes"
+        about = f"{command}: {minutes} on {results[name]['environment']}."
         sections += [f"![{part.TITLE}](pictures/{picture.name})", "", *part.describe(results[name]["found"]), "", about]
     files[PAGE] = "\n".join([*HEAD, *sections]) + "\n"
     return files
-
-
-def _describe_time(result: dict[str, Any]) -> str:
-    """Minutes of a part, CPU minutes if they were counted, and a remark on them if there is one."""
-    minutes = f"{result['minutes']:.0f} minutes"
-    if "cpu_minutes" in result:
-        minutes += f", {result['cpu_minutes']:.0f} CPU minutes"
-    return f"{minutes} ({result['remark']})" if "remark" in result else minutes
 
 
 HEAD = (

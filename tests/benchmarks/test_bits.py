@@ -14,9 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks import bits_names
 from benchmarks.bits import main
 from benchmarks.bits_cases import load_cases
-from benchmarks.bits_names import rename_columns, rename_metrics, rename_tensors
 from benchmarks.bits_outputs import Outputs, find_difference, keep
 from benchmarks.bits_sides import ROOT
 
@@ -89,7 +89,7 @@ def test_the_smallest_change_is_seen(
     assert find_difference(baseline, Outputs.read(finished)) == said
 
 
-def test_renames_of_metrics_columns_and_tensors_keep_the_proof(finished: Path) -> None:
+def test_renames_of_metrics_columns_and_tensors_keep_the_proof(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     baseline = Outputs.read(finished)
     write_lines(
         finished / "metrics.jsonl",
@@ -104,12 +104,11 @@ def test_renames_of_metrics_columns_and_tensors_keep_the_proof(finished: Path) -
     head = Outputs.read(finished)
     for row in head.samples["samples.jsonl"]:
         row.pop("token")
-    tensors = partial(rename_tensors, names={"checkpoint/critic/": "checkpoint/value/"})
-    only_tensors = baseline.rename(tensors=tensors)
-    assert find_difference(only_tensors, head) == "metrics.jsonl:1 train/reward is only in the baseline"
-    names = {"train/reward": "train/return", "refit/": "weight_sync/"}
-    metrics, columns = partial(rename_metrics, names=names), partial(rename_columns, names={"token": "tokens"})
-    assert find_difference(baseline.rename(metrics, columns, tensors), head) is None
+    monkeypatch.setattr(bits_names, "TENSORS", {"checkpoint/critic/": "checkpoint/value/"})
+    assert find_difference(baseline.rename(), head) == "metrics.jsonl:1 train/reward is only in the baseline"
+    monkeypatch.setattr(bits_names, "METRICS", {"train/reward": "train/return", "refit/": "weight_sync/"})
+    monkeypatch.setattr(bits_names, "COLUMNS", {"token": "tokens"})
+    assert find_difference(baseline.rename(), head) is None
 
 
 def test_every_algorithm_backend_and_sampler_has_a_case() -> None:
