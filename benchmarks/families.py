@@ -164,7 +164,7 @@ def table(rows: dict[str, list[Cell]]) -> str:
         words = [outcome.format(gap) for outcome, gap in zip(outcomes, largest, strict=True)]
         lines.append(f"| {' | '.join(words)} | {', '.join(members)} |")
     lines += ["", "Why, in the program's words:", ""]
-    lines += [f"- {', '.join(families)}: {shorten(reason, 240)}" for reason, families in _reasons(rows).items()]
+    lines += [f"- {', '.join(families)}: {shorten(reason, 160)}" for reason, families in _reasons(rows).items()]
     return "\n".join(lines) + "\n"
 
 
