@@ -45,7 +45,7 @@ _WORKERS = Workers()
 
 
 def close_all() -> None:
-    """Closes every learner and sampler that was opened here, with their processes; the program's end does it, too."""
+    """Closes every learner and sampler that was opened here, with their processes; also called at exit."""
     _WORKERS.close()
 
 
@@ -61,15 +61,15 @@ def open_learner(
     exact: bool = True,
     **options: Unpack[LearnerSectionKeys],
 ) -> Learner:
-    """Opens a learner: a model with a head, and an optimizer if it is to learn.
+    """Opens a learner: a model with a head, and an optimizer to train it.
 
     Args:
         model: A Hugging Face folder, or `hf:owner/name` on the hub.
         head: `logits` for a policy, `value` for a critic, `reward` for a reward model.
         optimizer: Options of the optimizer, such as `{"lr": 1e-5}`; None: the model is frozen.
         seed: Seed of a new head and of new adapters.
-        exact: Use kernels that give each token the same log-probability as when it was sampled, bit for bit; where the
-            model or machine has none, a line says why.
+        exact: Use kernels that give each token the same log-probability as when it was sampled, bit for bit; if the
+            model or machine cannot, a note says why.
         options: Options of the section `learner`, such as `dtype="bf16"` or `parallel={"dp": 2}`.
 
     Raises:
@@ -90,7 +90,7 @@ def open_learner(
 
 
 def _find_model(model: str | Path) -> Path:
-    """The folder of a model, which is fetched where a name on the hub is given."""
+    """The folder of a model; a name on the hub is fetched first."""
     return fetch_model(model) if isinstance(model, str) and model.startswith(HUB) else Path(model)
 
 
@@ -129,7 +129,7 @@ class TextSampler:
         sampler: The inference engine.
         source: Its model's folder and tokenizer.
         computation: Its device, dtype and kernels.
-        version: Version of its weights: how often they were synced.
+        version: Version of its weights: the number of syncs.
     """
 
     sampler: Sampler
@@ -141,7 +141,7 @@ class TextSampler:
 def open_sampler(
     model: str | Path, learner: Learner | None = None, **options: Unpack[SamplerSectionKeys]
 ) -> TextSampler:
-    """Opens an inference engine, with batch-invariant kernels where the model and machine have them.
+    """Opens an inference engine, with batch-invariant kernels if the model and machine allow them.
 
     Args:
         model: A Hugging Face folder, or `hf:owner/name` on the hub.
@@ -176,7 +176,7 @@ class SyncProof:
         version: Version of the weights that the engine now holds.
         tensors: Number of tensors that were compared.
         probe_gap: Mean |Δ log π| of a probe that both scored, nats.
-        exact: True if learner and sampler then give each token the same log-probability to the bit.
+        exact: True if learner and sampler now give each token the same log-probability to the bit.
     """
 
     version: int
@@ -189,7 +189,7 @@ def sync(learner: Learner, sampler: TextSampler) -> SyncProof:
     """Syncs the learner's weights to the sampler, and returns the proof that they arrived.
 
     Raises:
-        WeightSyncError: The engine holds something else, or kept a cache of the old weights; names the tensors.
+        WeightSyncError: The engine holds other weights, or kept a cache of old ones; the message names the tensors.
     """
     dtypes = open_models.dtype_of(learner), sampler.computation.dtype
     probe = random_probe(sampler.source.vocabulary, sampler.source.context, *dtypes).score(learner)
@@ -223,7 +223,7 @@ def rollout(
         Rollouts whose batch has `sampler_logprob` per token and `score` per sequence (NaN: no verdict).
 
     Raises:
-        InputError: A prompt is neither text nor a row with `question`, or the reward returned no number.
+        InputError: A prompt is neither text nor a row with `question`, or the reward did not return a number.
         RecipeError: An option of sampling is wrong.
     """
     rows = _Texts(sampler.source, _read_rows(prompts))

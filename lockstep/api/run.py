@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """A run's folder; finished, stopped early, or still under way in another process.
+    """A run's folder; finished, stopped early, or still running in another process.
 
     Attributes:
         folder: The folder.
@@ -65,7 +65,7 @@ class Run:
 
     @property
     def best(self) -> Path | None:
-        """The best checkpoint by `run.best`, of those that were saved; None where the recipe names no metric."""
+        """The best checkpoint by `run.best`, of those that were saved; None if the recipe names no metric."""
         from lockstep.run.checkpoint.checkpoints import Checkpoints
 
         ranked = Checkpoints(self.folder / "checkpoints", keep=1).rank_by_score()
@@ -73,7 +73,7 @@ class Run:
 
     @property
     def agreement(self) -> AgreementSummary | None:
-        """Agreement of sampler and learner over all steps; None where nothing samples."""
+        """Agreement of sampler and learner over all steps; None if the algorithm does not sample."""
         from lockstep.report.agreement import read_agreement
 
         return read_agreement(self.folder)
@@ -87,7 +87,7 @@ class Run:
 
     @property
     def summary(self) -> str:
-        """The summary that a run ends with; its last sentence says so where the run has learned from nothing."""
+        """The summary that a run ends with; its last sentence says if there was nothing to learn from."""
         from lockstep.run.train import describe_nothing_trained, summarize_run
 
         parts = summarize_run(self.folder), describe_nothing_trained(self.folder)

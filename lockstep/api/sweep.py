@@ -24,7 +24,7 @@ from lockstep.yaml12 import nest, value_at
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep's folder; finished, stopped early, or still under way in another process.
+    """A sweep's folder; finished, stopped early, or still running in another process.
 
     Attributes:
         folder: The folder.
@@ -34,7 +34,7 @@ class Sweep:
 
     @property
     def runs(self) -> dict[str, Run]:
-        """The runs by name, such as `seed=0_ppo.clip=0.1`, begun or not."""
+        """The runs by name, such as `seed=0_ppo.clip=0.1`, started or not."""
         from lockstep.report.sweeps import read_sweep
 
         return {run.folder.name: Run(run.folder) for run in read_sweep(self.folder)}
@@ -56,7 +56,7 @@ class Sweep:
 
     @property
     def groups(self) -> list[dict[str, Any]]:
-        """A row for each group of runs that differ in the seed alone, and each metric: mean and its interval.
+        """A row for each group of runs that differ only in the seed, and each metric: mean and its interval.
 
         Over finished runs: `group`, `metric`, `count`, `mean`, `low`, `high`; the interval is Student's t at 95 %, NaN
         of a single run.
@@ -94,7 +94,7 @@ def sweep(
     jobs: int = 1,
     **options: Any,
 ) -> Sweep:
-    """Runs every combination of some options' values to its end, or resumes the sweep that the same arguments began.
+    """Runs every combination of some options' values, or resumes the sweep that the same arguments began.
 
     A run that fails does not end the others; `Sweep.table` has the state of each.
 
@@ -106,7 +106,7 @@ def sweep(
         options: Options of the recipe, as those of `Trainer`; an algorithm has its own.
 
     Raises:
-        InputError: A combination is refused, and named; nothing has been started.
+        InputError: A combination is invalid; the message names it, and nothing was started.
     """
     from lockstep.run.stop import Stopped
     from lockstep.sweeps.plan import plan_combinations

@@ -19,7 +19,7 @@ from lockstep.run.callbacks import Callbacks, OnStep, OnValidation
 
 
 class Trainer:
-    """A run that has not begun: the recipe that the command line would load, refused with the same messages.
+    """A run that has not started: the recipe that the command line would load, with the same error messages.
 
     Each algorithm that ships has a subclass, such as `lockstep.GRPO`; `Trainer` itself takes one of yours, as a class
     or as text (`file.py:Class`).
@@ -31,11 +31,11 @@ class Trainer:
         options: Options of the recipe. Sections are mappings, such as `grpo={"clip": 0.1}`. Short forms: `model` is a
             folder; `train` and `validation` are files, lists of rows, or datasets; `reward` is a function
             `f(prompt, response, answer, row)`, a list of functions, a mapping from names to functions or to pairs of
-            function and weight, or the name of a verifier; `environment` is a class, which rewards where `reward` and
-            `recipe` are left out.
+            function and weight, or the name of a verifier; `environment` is a class, whose rewards count if
+            `reward` and `recipe` are left out.
 
     Raises:
-        RecipeError: One sentence for each option that is wrong.
+        RecipeError: One sentence for each invalid option.
     """
 
     algorithm: ClassVar[str | None] = None
@@ -78,7 +78,7 @@ class Trainer:
         """Checks everything that can be known before the first step.
 
         Raises:
-            DryRunError: One sentence for each thing that is wrong.
+            DryRunError: One sentence for each problem.
         """
         from lockstep.run.dry_run.dry_run import dry_run
 
@@ -110,7 +110,7 @@ class Trainer:
 
 
 def train_loaded(loaded: Loaded, callbacks: Callbacks, allow_changes: bool = False) -> Run:
-    """Trains a resolved recipe; a run that is stopped early was saved, and is returned as it is.
+    """Trains a resolved recipe; a run that was stopped early is saved, and returned as it is.
 
     Where the command line would tell by its exit code that nothing was trained, this prints a line.
     """

@@ -48,7 +48,7 @@ def build_tree(options: Mapping[str, Any]) -> dict[str, Any]:
     are a function. Functions and classes become references, see `user_code.refer`.
 
     Raises:
-        InputError: A value has no place in a recipe, or a row is no mapping.
+        InputError: A value cannot be part of a recipe, or a row is not a mapping.
     """
     tree = {key: value for key, value in options.items() if key not in _ROW_KEYS}
     data = _gather_data(options)
@@ -74,7 +74,7 @@ def _gather_data(options: Mapping[str, Any]) -> dict[str, Any]:
     """Collects the section `data`, with the rows that are given as `train` and `validation`.
 
     Raises:
-        InputError: It is no mapping, or holds rows that are also given by themselves.
+        InputError: It is not a mapping, or holds rows that are also given separately.
     """
     given = {} if options.get("data") is None else options["data"]
     if not isinstance(given, Mapping):
@@ -97,7 +97,7 @@ def read_arguments(source: str, options: Mapping[str, Any]) -> Layer:
         options: The arguments.
 
     Raises:
-        InputError: A value has no place in a recipe.
+        InputError: A value cannot be part of a recipe.
     """
     return Layer(source, {key: _plain(value, key) for key, value in options.items()}, in_yaml=False)
 
@@ -119,7 +119,7 @@ def _name_functions(functions: Sequence[Any], key: str) -> dict[str, Any]:
     """Functions by their own names.
 
     Raises:
-        InputError: One is no function, or two have the same name.
+        InputError: One is not a function, or two have the same name.
     """
     found: dict[str, Any] = {}
     for function in functions:
@@ -133,7 +133,7 @@ def _name_functions(functions: Sequence[Any], key: str) -> dict[str, Any]:
 
 
 def _names_functions(given: Any) -> bool:
-    """True for names with functions, as against a section, whose keys are options."""
+    """True for names with functions, unlike a section, whose keys are options."""
     return (
         isinstance(given, Mapping)
         and bool(given)

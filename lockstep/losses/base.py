@@ -28,7 +28,7 @@ class Outputs:
         top_token: The `batch.top_k` likeliest tokens at each position, int64 [N, K]; 0 where the mask is off.
         top_logprob: log π of these, or of the tokens in the batch's column `top_token`, nats [N, K]; 0 where the mask
             is off.
-        first_token: Where the batch has `top_token`: the likeliest of all tokens at each position, int64 [N]; 0 where
+        first_token: If the batch has `top_token`: the likeliest of all tokens at each position, int64 [N]; 0 where
             the mask is off.
     """
 
@@ -59,7 +59,7 @@ def find_denominator(loss: Loss) -> Denominator:
     """Returns the denominator that a loss declares.
 
     Raises:
-        InputError: The loss does not say.
+        InputError: The loss declares none.
     """
     named = loss.denominator if hasattr(loss, "denominator") else None
     if named is None or named not in get_args(Denominator):
@@ -85,7 +85,7 @@ def call_loss(loss: Loss, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metri
     """Calls a loss, which may be the user's, on a micro-batch.
 
     Raises:
-        InputError: It returned something else than a sum and metrics that can be merged.
+        InputError: It did not return a sum and metrics that can be merged.
     """
     name = f"loss {type(loss).__name__}"
     match loss(outputs, batch):

@@ -21,10 +21,10 @@ from lockstep.objectives.masks import trainable
 class Preference:
     """Σ over pairs of w_p·L(Δ) + w_s·(−log π(y_w)), of pairs in which both answers have trainable tokens.
 
-    A pair is two neighboring sequences of a batch with `group_size` 2, the chosen one first; what is trainable of each
-    is its answer, the stop token included. Reads the per-token column `ref_logprob`, and the per-sequence column
-    `score` where `kind` weighs or aims by scores. Pairs of judgements (`judge_pair`) are learned from like all others,
-    and their metrics stand apart.
+    A pair is two neighboring sequences of a batch with `group_size` 2, the chosen one first; only its answer is
+    trainable, the stop token included. Reads the per-token column `ref_logprob`, and the per-sequence column
+    `score` if `kind` uses scores. Pairs of judgements (`judge_pair`) are trained on like all others,
+    with separate metrics.
 
     Attributes:
         kind: L, see `objectives.preference`.

@@ -20,8 +20,8 @@ from lockstep.types import Values
 class BradleyTerry:
     """Σ over pairs of −log σ(r_w − r_l − m) + c·(r_w + r_l)², of pairs in which both answers have trainable tokens.
 
-    A pair is two neighboring sequences of a batch with `group_size` 2, the chosen one first. r is what the head says
-    after the last token of a sequence.
+    A pair is two neighboring sequences of a batch with `group_size` 2, the chosen one first. r is the head's output at
+    the last token of a sequence.
 
     Attributes:
         margin: m is the difference of the pair's scores, which the per-sequence column `score` has; else 0.

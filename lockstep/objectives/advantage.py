@@ -1,7 +1,7 @@
 """Generalized advantage estimation (Schulman et al. 2016) over the trainable tokens of a ragged batch.
 
 The steps of the decision process are the trainable tokens alone: tool output, user turns, prompts and padding are
-jumped over. See `masks` for the legend; T is the largest number of trainable tokens of a sequence.
+skipped. See `masks` for the legend; T is the largest number of trainable tokens of a sequence.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def gae(
 
 
 def length_adaptive_lambda(mask_N: Tensor, lengths: Tensor, alpha: float) -> Tensor:
-    """λ that grows with the response, so that a reward at the end of a long one is still felt at its start.
+    """λ that grows with the response, so that a reward at the end of a long one still reaches its start.
 
     λ = 1 − 1 / max(1, α·length), length in trainable tokens (length-adaptive GAE of VAPO, Yue et al. 2025; the maximum
     keeps λ ≥ 0 where α·length < 1).

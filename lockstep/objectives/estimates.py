@@ -2,7 +2,7 @@
 
 A figure is a mean over questions of one number per question. For pass@k and majority@k that number is an average over
 *all* subsets of k of the question's n responses: unbiased for k fresh responses, for any n. Subsets are counted in
-integers and divided once, so there is nothing to lose to rounding.
+integers and divided once, so rounding loses nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Estimate:
     """A mean over questions with its 95 % interval.
 
     Attributes:
-        value: The mean; NaN where there is no question to average.
+        value: The mean; NaN if there are no questions.
         low: Lower end of the interval.
         high: Upper end.
         questions: Number of questions.

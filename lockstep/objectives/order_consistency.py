@@ -38,7 +38,7 @@ class Comparisons:
     Attributes:
         total: n.
         consistent: C, those with the same winner in both orders.
-        first_wins: F, battles of theirs that were won by the one shown first.
+        first_wins: F, their battles that were won by the one shown first.
     """
 
     total: int = 0

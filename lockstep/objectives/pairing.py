@@ -19,9 +19,9 @@ class Candidate:
 
     Attributes:
         tokens: Tokens of the answer, the stop token included.
-        finished: Whether it ended by itself.
-        score: Mean of its verdicts; None: there is none.
-        variance: Population variance of its verdicts; None where they are fewer than two.
+        finished: Whether it ended before its limit.
+        score: Mean of its verdicts; None if it has none.
+        variance: Population variance of its verdicts; None if it has fewer than two.
     """
 
     tokens: tuple[int, ...]
@@ -36,7 +36,7 @@ class AnswerPair:
 
     Attributes:
         status: Only a pair that is "ok" is learned from.
-        chosen: The better one; None where there is no pair.
+        chosen: The better one; None if there is no pair.
         rejected: The worse one.
     """
 

@@ -31,7 +31,7 @@ def exact_match(ranks: Sequence[float], scores: Sequence[float]) -> float | None
 
 
 def top_is_best(ranks: Sequence[float], scores: Sequence[float], top: float) -> float | None:
-    """Share of the responses with the highest score of the scale that people rank best; None where there are none."""
+    """Share of the responses with the highest score of the scale that people rank best; None if there are none."""
     best = min(ranks, default=0.0)
     found = [rank == best for rank, score in zip(ranks, scores, strict=True) if score == top]
     return sum(found) / len(found) if found and len(set(ranks)) > 1 else None
