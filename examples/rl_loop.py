@@ -1,6 +1,6 @@
 """A reinforcement learning loop of your own, with your own loss: REINFORCE against the mean of each group.
 
-python examples/rl_loop.py MODEL_FOLDER
+python examples/rl_loop.py MODEL
 """
 
 import sys
