@@ -17,7 +17,6 @@ TITLE = "Agreement: backends beside each other, exactness on and off, planted fa
 
 BUDGET_S = 900
 """Seconds after which a table begins no cell; on two quiet cores none is left out."""
-CERTIFY_MINUTES = 4
 BACKENDS = {"fp32": ("hf", "torch", "torch-tp3", "vllm", "megatron"), "bf16": ("hf", "torch", "torch-tp3", "vllm")}
 """Megatron computes bf16 on GPUs alone. The model has 3 heads of keys, so tensor parallelism has 3 ranks."""
 _TWO_METHODS = "[{temperature: 0.0}, {temperature: 1.0}]"
@@ -103,7 +102,7 @@ def collect(work: Path) -> dict[str, Any]:
 
 
 def _certify(model: Path) -> Program:
-    arguments = ("--minutes", str(CERTIFY_MINUTES), "--max-tokens", "24", "--out", "certificate.json")
+    arguments = ("--count", "8", "--max-tokens", "24", "--out", "certificate.json")
     return Program("certify", ("lockstep", "certify", str(model), *arguments), codes=(0, 3, 4))
 
 

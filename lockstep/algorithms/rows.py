@@ -105,4 +105,4 @@ def open_pairs(
 ) -> Pairs:
     """Opens files of rows as pairs of at most `longest` tokens; `limit` names the option that says so."""
     rows = open_rows(files, data.bad_rows)
-    return Pairs(rows, source.tokenizer, data, longest, source.stop_token_ids, head, limit)
+    return Pairs(rows, source.tokenizer, data, longest, source.stop_token_ids, head, limit=limit)

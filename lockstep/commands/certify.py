@@ -28,9 +28,6 @@ def add(parsers: Parsers) -> None:
     )
     certify.add_argument("--count", metavar="N", type=int, default=32, help="prompts (default: 32)")
     certify.add_argument("--max-tokens", metavar="N", type=int, default=32, help="longest response (default: 32)")
-    certify.add_argument(
-        "--minutes", metavar="N", type=float, help="compare no further prompts if that would take longer"
-    )
     certify.add_argument("--seed", type=int, default=0, help="of prompts and responses (default: 0)")
     certify.add_argument(
         "--out", metavar="FILE", type=path_argument, help="the certificate; default: certificates/<model>.json"
@@ -45,8 +42,6 @@ def run(options: argparse.Namespace) -> int:
 
     if options.count < 1 or options.max_tokens < 1:
         raise InputError("--count and --max-tokens are at least 1")
-    if options.minutes is not None and not options.minutes > 0:
-        raise InputError(f"--minutes is {options.minutes:g}; give a number above 0")
     prompts = None if options.prompts is None else Path(options.prompts)
     if prompts is not None and not prompts.is_file():
         raise InputError(f"{prompts}: there is no such file")
@@ -56,4 +51,4 @@ def run(options: argparse.Namespace) -> int:
     with spare_modules():
         from lockstep.inference.certify import Asked, certify
 
-    return certify(options.model, Asked(options.count, options.max_tokens, prompts, options.seed, options.minutes), out)
+    return certify(options.model, Asked(options.count, options.max_tokens, prompts, options.seed), out)

@@ -46,10 +46,10 @@ _BUILT_IN = {
     "self_rewarding": BuiltIn(
         "lockstep.algorithms.self_rewarding", "options:SelfRewardingRecipe", "job:open_self_rewarding"
     ),
-    "eval": BuiltIn("lockstep.inference", "eval_options:EvalRecipe", "evaluate:evaluate"),
-    "generate": BuiltIn("lockstep.inference", "generate_options:GenerateRecipe", "generate:generate"),
+    "eval": BuiltIn("lockstep.inference", "eval_recipe:EvalRecipe", "evaluate:evaluate"),
+    "generate": BuiltIn("lockstep.inference", "generate_recipe:GenerateRecipe", "generate:generate"),
     "doctor": BuiltIn("lockstep_doctor.table", "options:DoctorRecipe", None),
-    "eval_judge": BuiltIn("lockstep.inference", "eval_judge_options:EvalJudgeRecipe", "evaluate_judge:evaluate_judge"),
+    "eval_judge": BuiltIn("lockstep.inference", "eval_recipe:EvalJudgeRecipe", "evaluate_judge:evaluate_judge"),
 }
 _OPTIONS = {name: places.options_class for name, places in _BUILT_IN.items()}
 _ALGORITHMS = Plugins("algorithm", Recipe, "lockstep.algorithms.base.Algorithm", _OPTIONS)

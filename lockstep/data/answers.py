@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -12,8 +15,9 @@ from lockstep.config import DataSection
 from lockstep.data import messages
 from lockstep.data.messages import ChatTemplateError, Message, TemplateValues
 from lockstep.data.notes import note
-from lockstep.data.prompts import TokenizerError, converse, is_chat, token_ids, values_of
-from lockstep.data.rows import DataError, Row
+from lockstep.data.prompts import EncodedRows, converse, is_chat, token_ids, too_long, values_of
+from lockstep.data.rows import DataError, Row, Rows
+from lockstep.data.selection import ANY_ROW, Head, Rule
 from lockstep.data.templates import fields, read_field, render
 from lockstep.errors import InputError
 from lockstep.types import Prompt
@@ -57,10 +61,10 @@ class AnswerEncoder:
         """Token ids of answers to prompts, the stop token last."""
         if not is_chat(self._data):
             parts = [self._split(_text_of(answer)) for answer in answers]
-            bodies = self._tokenize(prompts, [text for text, _ in parts])
+            bodies = self._token_ids([text for text, _ in parts], prompts)
             return [(*ids, end) for ids, (_, end) in zip(bodies, parts, strict=True)]
         texts = [self._of_prompt(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
-        found = self._tokenize(prompts, [text for _, text in texts])
+        found = self._token_ids([text for _, text in texts], prompts)
         if self._prepends:
             found = [self._continue(*pair, ids) for pair, ids in zip(texts, found, strict=True)]
         return [self._end(ids) for ids in found]
@@ -75,10 +79,6 @@ class AnswerEncoder:
             return self._split(_text_of(answer))[0]
         talk, values = converse(row, where, self._data), values_of(row, self._data)
         return self._write(talk, messages.render_prompt(talk, self._tokenizer, values), answer, values)
-
-    def fault(self, row: Row, answer: Message) -> str | None:
-        """Says why an answer cannot be learned; None if it can."""
-        return self.examine(row, answer)[0]
 
     def examine(self, row: Row, answer: Message) -> tuple[str | None, str]:
         """Says why an answer cannot be learned, None if it can; and returns the text that is learned, if any."""
@@ -191,15 +191,9 @@ class AnswerEncoder:
         """True if the tokenizer writes a space before a text that stands alone."""
         return str(self._tokenizer.convert_ids_to_tokens(self._token_ids(["a"])[0])[0]).startswith("▁")
 
-    def _tokenize(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[list[int]]:
-        """Tokenizes answers to prompts; one that the tokenizer cannot read is named."""
-        try:
-            return self._token_ids(texts)
-        except TokenizerError as error:
-            raise DataError(f"{prompts[error.place].id}: {error}") from error
-
-    def _token_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        return token_ids(self._tokenizer, texts, add_special_tokens=False)
+    def _token_ids(self, texts: Sequence[str], prompts: Sequence[Prompt] = ()) -> list[list[int]]:
+        names = [prompt.id for prompt in prompts]
+        return token_ids(self._tokenizer, texts, add_special_tokens=False, names=names)
 
 
 def _find_continuation(asked: str, opening: str, before: str) -> int | None:
@@ -259,3 +253,76 @@ def build_batch(rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Batch:
     parts = torch.tensor([[len(given), len(learned)] for given, learned in rows])
     mask = torch.repeat_interleave(torch.tensor([False, True]).repeat(len(rows)), parts.flatten())
     return Batch(torch.tensor(tokens), parts.sum(1), {"mask": mask})
+
+
+@dataclass(frozen=True)
+class AnsweredRow(ABC):
+    """A prompt with what is learned of it.
+
+    Attributes:
+        prompt: The prompt, tokenized by itself, exactly as a sampler will get it.
+    """
+
+    prompt: Prompt
+
+    @property
+    @abstractmethod
+    def longest(self) -> int:
+        """Tokens of the prompt and its longest answer together."""
+
+
+R = TypeVar("R", bound=AnsweredRow)
+
+
+class AnsweredRows(EncodedRows[R]):
+    """The rows of a data file with answers to learn.
+
+    Args:
+        rows: The data.
+        tokenizer: The model's.
+        data: Templates, limits, and whether to shuffle.
+        max_tokens: Longest prompt and answer together; a row with a longer one is over-long, as with a long prompt.
+        stops: See `AnswerEncoder`.
+        head: See `Selection`.
+        rule: Further requirements on a row.
+        limit: Name of `max_tokens` in messages.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        tokenizer: PreTrainedTokenizerBase,
+        data: DataSection,
+        max_tokens: int,
+        stops: Collection[int] = (),
+        head: Head = None,
+        rule: Rule = ANY_ROW,
+        limit: str = "max_tokens",
+    ) -> None:
+        self._answers = AnswerEncoder(tokenizer, data, stops)
+        self._max_tokens = max_tokens
+        self._limit = limit
+        templates = {**data.prompt_templates, **data.completion_templates}
+        super().__init__(rows, tokenizer, data, templates, rule, head, max_tokens, limit)
+        self._answers.note_unread((row, self._read_answers(row, "row")) for row in self.selection.read_first())
+
+    def at(self, position: int, count: int, seed: int) -> Batch:
+        """The rows at `position` … `position + count − 1` of a run as a batch, `mask` on answers; see `data.order`."""
+        return self._collate(self.read(position, count, seed))
+
+    def first(self, limit: int | None = None) -> Batch:
+        """The rows in the order of the file as a batch, at most the first `limit`."""
+        return self._collate(self.read_first(limit))
+
+    @abstractmethod
+    def _read_answers(self, row: Row, where: str) -> Sequence[Message]:
+        """The answers of a row."""
+
+    @abstractmethod
+    def _collate(self, items: Sequence[R]) -> Batch:
+        """Rows as a batch."""
+
+    def _complaint(self, item: R) -> str | None:
+        if item.longest <= self._max_tokens:
+            return too_long(item.prompt, self._data.max_prompt_tokens)
+        return f"prompt and answer have {item.longest} tokens, more than {self._limit}={self._max_tokens}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import stat
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,10 +10,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from lockstep.data.json_list import JsonList
-from lockstep.data.jsonl import JsonlIndex
+from lockstep.data.jsonl import JsonlIndex, JsonList
 from lockstep.data.rows import DataError, Part, Policy, Rows, Skipped
-from lockstep.data.tables import open_table
+from lockstep.data.tables import TableRows
 
 
 @dataclass(frozen=True)
@@ -40,28 +38,14 @@ def open_rows(files: FileGroup, bad_rows: Policy = "error") -> Rows:
     Raises:
         DataError: One of them cannot be read or is named twice, or has a bad line that is not to be skipped.
     """
-    for path in files.paths:
-        _require_readable(path)
     labels = _labels(files.paths)
     opened = [_open(path, bad_rows, label) for path, label in zip(files.paths, labels, strict=True)]
     return opened[0] if len(opened) == 1 else Together(opened, files.weights)
 
 
-def _require_readable(path: Path) -> None:
-    """Raises DataError for an existing path that is neither a file nor a folder, such as a pipe."""
-    try:
-        mode = path.stat().st_mode
-    except FileNotFoundError:  # each format has a sentence of its own
-        return
-    except OSError as error:
-        raise DataError(f"{path}: cannot be opened ({error.strerror}); name another file") from error
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise DataError(f"{path}: is a pipe or a device, and rows are read more than once; write them into a file")
-
-
 def _open(path: Path, bad_rows: Policy, label: str) -> Rows:
     if path.is_dir() or path.suffix == ".parquet":
-        return open_table(path, label)
+        return TableRows(path, label)
     if path.suffix == ".json":
         return JsonList(path, bad_rows, label)
     return JsonlIndex(path, bad_rows, label)
@@ -79,7 +63,7 @@ def _labels(paths: Sequence[Path]) -> list[str]:
     return next(names for names in labels if len(set(names)) == len(names))
 
 
-class Together:
+class Together(Rows):
     """The rows of several files as one.
 
     Args:
@@ -91,6 +75,8 @@ class Together:
         self._opened = list(opened)
         self._starts = [0, *accumulate(len(rows) for rows in opened)]
         self._weights = None if weights is None else list(weights)
+        self.skipped = sum((rows.skipped for rows in opened), Skipped())
+        self.digest = hashlib.sha256(" ".join(rows.digest for rows in opened).encode()).hexdigest()
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -98,29 +84,17 @@ class Together:
     @property
     def parts(self) -> tuple[Part, ...]:
         """Parts of the rows: one for each file, where they are weighted; else one for all."""
-        names = [part.name for rows in self._opened for part in rows.parts]
+        names = [str(rows.path) for rows in self._opened]
         if self._weights is None:
             return (Part(", ".join(names), len(self)),)
         sizes = map(len, self._opened)
         return tuple(Part(*part) for part in zip(names, sizes, self._weights, strict=True))
 
-    @property
-    def skipped(self) -> Skipped:
-        """The skipped rows of all files."""
-        return sum((rows.skipped for rows in self._opened), Skipped())
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the digests of the files, in their order."""
-        return hashlib.sha256(" ".join(rows.digest for rows in self._opened).encode()).hexdigest()
-
     def where(self, i: int) -> str:
-        """Returns the place of row `i` as its file names it."""
         k, own = self._place(i)
         return self._opened[k].where(own)
 
     def id(self, i: int) -> str:
-        """Returns the id of row `i` as its file names it."""
         k, own = self._place(i)
         return self._opened[k].id(own)
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
 from lockstep.config import DataSection, PromptSection
 from lockstep.data import messages
-from lockstep.data.encoded_rows import EncodedRows
 from lockstep.data.limits import tokenize_in_time
 from lockstep.data.messages import Message
 from lockstep.data.notes import note
@@ -21,27 +21,13 @@ from lockstep.data.templates import askers, complaint, fills, render
 from lockstep.errors import InputError, first_line
 from lockstep.types import Prompt
 
+T = TypeVar("T")
+
 _PANIC = "PanicException"
 """The class by which Rust code ends; it is not an Exception, and nothing exports it."""
 
 _MOST_CHARACTERS = 10_000_000
 """More would take a tokenizer minutes and gigabytes, only to be found too long."""
-
-
-class TokenizerError(DataError):
-    """A tokenizer fails on a text, or would take too long for it.
-
-    Attributes:
-        place: Number of the text among those that were given.
-    """
-
-    def __init__(self, place: int, message: str) -> None:
-        super().__init__(message)
-        self.place = place
-
-
-class _TextsError(Exception):
-    """A tokenizer fails on some texts; the message says how."""
 
 
 def prompts_of(
@@ -72,22 +58,13 @@ def _build_prompts(
     else:
         talks = [None] * len(names)
         texts = [render(data.prompt, row, where) for (_, where), row in zip(names, contents, strict=True)]
-    tokens = _tokenize([where for _, where in names], texts, tokenizer, add_special_tokens=not is_chat(data))
+    wheres = [where for _, where in names]
+    tokens = token_ids(tokenizer, texts, add_special_tokens=not is_chat(data), names=wheres)
     whole = [
         Prompt(name, text, tuple(ids), row, talk)
         for (name, _), text, ids, row, talk in zip(names, texts, tokens, contents, talks, strict=True)
     ]
     return [_truncate(prompt, tokenizer, data) for prompt in whole] if data.truncates else whole
-
-
-def _tokenize(
-    wheres: Sequence[str], texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, add_special_tokens: bool
-) -> list[list[int]]:
-    """Tokenizes the texts of rows; a text that the tokenizer cannot read is named."""
-    try:
-        return token_ids(tokenizer, texts, add_special_tokens=add_special_tokens)
-    except TokenizerError as error:
-        raise DataError(f"{wheres[error.place]}: {error}") from error
 
 
 def fault_of(tokenizer: PreTrainedTokenizerBase, data: DataSection) -> Callable[[Row], str | None]:
@@ -182,28 +159,34 @@ def _truncate(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, data: DataSect
     return replace(prompt, text=str(text), tokens=tokens, tokens_cut=cut)
 
 
-def token_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+def token_ids(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, add_special_tokens: bool, names: Sequence[str] = ()
+) -> list[list[int]]:
     """Tokenizes texts in one call, each to its own length.
 
     Raises:
-        TokenizerError: A text is too long, or the tokenizer fails on it or takes too long for it.
+        DataError: A text is too long, or the tokenizer fails on it or takes too long for it; it is named by its place
+            in `names`, if given.
     """
     if not texts:  # a tokenizer cannot be called with none
         return []
     for place, text in enumerate(texts):
         if len(text) > _MOST_CHARACTERS:
             size = f"{len(text):,} characters, of which a tokenizer is given at most {_MOST_CHARACTERS:,}"
-            raise TokenizerError(place, f"its text has {size}; shorten the row, or remove it")
+            raise DataError(f"{_begin(names, place)}its text has {size}; shorten the row, or remove it")
     # verbose=False: Lockstep reports over-long rows itself, with their place in the file.
     options: dict[str, Any] = {
         "add_special_tokens": add_special_tokens,
         "verbose": False,
         "return_attention_mask": False,
     }
-    try:
-        encoded = _run(lambda: tokenizer(list(texts), **options), texts)
-    except _TextsError as error:
-        raise _describe_failure(tokenizer, texts, error) from error
+    encoded, failure = _try(lambda: tokenizer(list(texts), **options), texts)
+    if failure is not None:
+        place, failure = _find_failure(tokenizer, texts, failure)
+        raise DataError(
+            f"{_begin(names, place)}the tokenizer of {tokenizer.name_or_path} fails on the text that begins "
+            f"{texts[place][:40]!r} ({failure}); use another, or remove the row"
+        )
     opening = [tokenizer.bos_token_id] * 2
     if not add_special_tokens:
         return encoded["input_ids"]
@@ -211,35 +194,29 @@ def token_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, add_s
     return [ids[1:] if ids[:2] == opening else ids for ids in encoded["input_ids"]]
 
 
-def _run(tokenize: Callable[[], Any], texts: Sequence[str]) -> Any:
-    """Calls a function that tokenizes texts; raises _TextsError where that fails, or takes too long."""
+def _begin(names: Sequence[str], place: int) -> str:
+    return f"{names[place]}: " if names else ""
+
+
+def _try(tokenize: Callable[[], Any], texts: Sequence[str]) -> tuple[Any, str | None]:
+    """Calls a function that tokenizes texts. Returns its result, and how it failed, if it did or took too long."""
     try:
-        return tokenize_in_time(tokenize, sum(map(len, texts)))
-    except TimeoutError as error:
-        raise _TextsError(str(error)) from error
+        return tokenize_in_time(tokenize, sum(map(len, texts))), None
     except BaseException as error:  # a panic of the tokenizer's Rust code is no Exception
-        if type(error).__name__ != _PANIC:
+        if not isinstance(error, TimeoutError) and type(error).__name__ != _PANIC:
             raise
-        raise _TextsError(first_line(error)) from error
+        return None, first_line(error)
 
 
-def _describe_failure(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], failure: _TextsError) -> TokenizerError:
-    """Finds the text, one of several, on which a tokenizer failed; the longest, if it reads each of them alone."""
-    place = max(range(len(texts)), key=lambda number: len(texts[number]))
-    if len(texts) > 1:
-        # One text at a time needs none of the library's threads, which may still be busy with the call that failed.
-        encode = getattr(tokenizer, "backend_tokenizer", tokenizer).encode
-        for number, text in enumerate(texts):
-            try:
-                _run(partial(encode, text), [text])
-            except _TextsError as error:
-                place, failure = number, error
-                break
-    return TokenizerError(
-        place,
-        f"the tokenizer of {tokenizer.name_or_path} fails on the text that begins {texts[place][:40]!r} ({failure}); "
-        "use another, or remove the row",
-    )
+def _find_failure(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], failure: str) -> tuple[int, str]:
+    """Finds the text on which a tokenizer failed, and how; the longest, if it reads each of them alone."""
+    # One text at a time needs none of the library's threads, which may still be busy with the call that failed.
+    encode = getattr(tokenizer, "backend_tokenizer", tokenizer).encode
+    for place, text in enumerate(texts):
+        _, own = _try(partial(encode, text), [text])
+        if own is not None:
+            return place, own
+    return max(range(len(texts)), key=lambda place: len(texts[place])), failure
 
 
 def too_long(prompt: Prompt, max_prompt_tokens: int) -> str | None:
@@ -250,15 +227,20 @@ def too_long(prompt: Prompt, max_prompt_tokens: int) -> str | None:
     return f"the prompt has {length} tokens, more than data.max_prompt_tokens={max_prompt_tokens}"
 
 
-class Prompts(EncodedRows[Prompt]):
-    """The prompts of a data file, read and tokenized on demand.
+class EncodedRows(ABC, Generic[T]):
+    """Rows of a data file that a run uses, read and tokenized on demand.
 
     Args:
         rows: The data.
         tokenizer: The model's.
         data: Templates, limits, and whether to shuffle.
+        templates: Templates by option, whose fields a row must have.
         rule: Further requirements on a row.
         head: See `Selection`.
+        key: All else that decides which rows are used.
+
+    Attributes:
+        selection: Their numbers, in the order of the data.
 
     Raises:
         DataError: A row lacks a field of a template, breaks the rule or is over-long, and is not to be skipped.
@@ -270,23 +252,70 @@ class Prompts(EncodedRows[Prompt]):
         rows: Rows,
         tokenizer: PreTrainedTokenizerBase,
         data: DataSection,
-        rule: Rule = ANY_ROW,
-        head: Head = None,
+        templates: Mapping[str, str],
+        rule: Rule,
+        head: Head,
+        *key: object,
     ) -> None:
         self._tokenizer = tokenizer
         self._data = data
         self._rule = rule
-        unfit = fault_of(tokenizer, data)
-        needs = Needs(
-            data.prompt_templates,
-            # A row without an answer, too, should stop a run before it starts, not at step 40.
-            lambda row: unfit(row) or self._answer_fault(row) or rule.fault(row),
-            lambda *read: self._lengths(rows, *read),
-            ("prompts", rule.key),
-            (data.answer,),
-        )
+        self._prompt_fault = fault_of(tokenizer, data)
+        needs = Needs(templates, self._fault, partial(self._lengths, rows), (type(self).__name__, rule.key, *key))
         self.selection = Selection(rows, tokenizer, data, needs, head)
         note_unread_tools(self.selection.read_first(), tokenizer, data)
+
+    def __len__(self) -> int:
+        return len(self.selection)
+
+    def __getitem__(self, i: int) -> T:
+        return self._read(self.selection.numbers([i]))[0]
+
+    @property
+    def digest(self) -> str:
+        """Fingerprint of the data; see `Rows.digest`."""
+        return self.selection.rows.digest
+
+    def read(self, position: int, count: int, seed: int) -> list[T]:
+        """The rows at `position` … `position + count − 1` of a run; see `data.order`."""
+        return self._read(self.selection.at(position, count, seed))
+
+    def read_first(self, limit: int | None = None) -> list[T]:
+        """The rows in the order of the file, at most the first `limit`."""
+        return self._read(self.selection.first(limit))
+
+    @abstractmethod
+    def _encode(self, rows: Rows, numbers: Sequence[int], contents: Sequence[Row]) -> list[T]:
+        """Rows of these numbers, rendered and tokenized."""
+
+    @abstractmethod
+    def _fault(self, row: Row) -> str | None:
+        """Says what is wrong with a row that has the fields of the templates; None if nothing is."""
+
+    @abstractmethod
+    def _complaint(self, item: T) -> str | None:
+        """Says what is wrong with the length of a row; None if nothing is."""
+
+    def _lengths(self, rows: Rows, numbers: Sequence[int], contents: Sequence[Row]) -> list[str | None]:
+        return [self._complaint(item) for item in self._encode(rows, numbers, contents)]
+
+    def _read(self, numbers: Sequence[int]) -> list[T]:
+        rows = self.selection.rows
+        return self._encode(rows, numbers, rows.rows(numbers))
+
+
+class Prompts(EncodedRows[Prompt]):
+    """The prompts of a data file; arguments and errors: `EncodedRows`."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        tokenizer: PreTrainedTokenizerBase,
+        data: DataSection,
+        rule: Rule = ANY_ROW,
+        head: Head = None,
+    ) -> None:
+        super().__init__(rows, tokenizer, data, data.prompt_templates, rule, head)
 
     def at(self, position: int, count: int, seed: int) -> list[Prompt]:
         """The prompts at `position` … `position + count − 1` of a run; see `lockstep.data.order`."""
@@ -309,6 +338,10 @@ class Prompts(EncodedRows[Prompt]):
         """The right answer of a prompt, as `data.answer` renders it; empty where its row has none."""
         template = self._data.answer
         return render(template, prompt.row, prompt.id) if fills(prompt.row, template) else ""
+
+    def _fault(self, row: Row) -> str | None:
+        # A row without an answer, too, should stop a run before it starts, not at step 40.
+        return self._prompt_fault(row) or self._answer_fault(row) or self._rule.fault(row)
 
     def _answer_fault(self, row: Row) -> str | None:
         if not self._rule.reads_answer(row):

@@ -1,12 +1,16 @@
-"""The protocol of rows by number, which every kind of data file implements, and the policy on bad rows."""
+"""Rows by number, as every kind of data file gives them, and the policy on bad rows."""
 
 from __future__ import annotations
 
 import math
+import stat
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, assert_never
+from pathlib import Path
+from typing import Any, Literal, assert_never
 
+from lockstep.data.cache import Stamp
 from lockstep.errors import InputError
 
 Policy = Literal["error", "skip"]
@@ -59,18 +63,6 @@ class DataError(InputError):
     """A file or row that cannot be used; the message says where, what, and what to do."""
 
 
-class RowError(DataError):
-    """One row that cannot be read, while the file around it can.
-
-    Attributes:
-        why: The fault of the row.
-    """
-
-    def __init__(self, where: str, why: str) -> None:
-        super().__init__(f"{where}: {why}")
-        self.why = why
-
-
 @dataclass(frozen=True)
 class Skipped:
     """Rows that were left out.
@@ -102,44 +94,85 @@ class Part:
     weight: float = 1.0
 
 
-class Rows(Protocol):
-    """Rows that are read on demand."""
+class Rows(ABC):
+    """Rows of a file or folder, read on demand.
 
+    Args:
+        path: The file or folder.
+        label: Begins the ids of rows; the file's name if None.
+
+    Attributes:
+        path: The file or folder.
+        unit: What the file calls a row.
+        skipped: Lines that are no rows and were skipped.
+        digest: Fingerprint of the content, hexadecimal: other bytes, other digest, wherever the files lie.
+
+    Raises:
+        DataError: The path does not exist, or it is neither a file nor a folder.
+    """
+
+    unit = "row"
+    digest: str
+
+    def __init__(self, path: Path, label: str | None) -> None:
+        self.path = path
+        self._label = label or path.name
+        self.skipped = Skipped()
+        try:
+            mode = path.stat().st_mode
+        except FileNotFoundError:
+            raise DataError(f"{path}: there is no such file; name one that exists") from None
+        except OSError as error:
+            raise DataError(f"{path}: cannot be opened ({error.strerror}); name another file") from error
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise DataError(f"{path}: is a pipe or a device, and rows are read more than once; write them into a file")
+        self._stamps = {path: Stamp.of(path)}
+
+    @abstractmethod
     def __len__(self) -> int:
         """Number of rows; those skipped are not among them."""
-        ...
 
+    @abstractmethod
     def rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """The rows `indices`, counted from 0, in that order.
 
         Raises:
-            RowError: One of them cannot be read.
             DataError: The data is no longer what it was when it was opened.
         """
-        ...
-
-    def where(self, i: int) -> str:
-        """Returns the name of row `i` in messages."""
-        ...
-
-    def id(self, i: int) -> str:
-        """Names row `i` over runs; no other row has this name."""
-        ...
 
     @property
     def parts(self) -> tuple[Part, ...]:
         """The rows cut into parts, in their order; sizes add up to `len`."""
-        ...
+        return (Part(str(self.path), len(self)),)
 
-    @property
-    def skipped(self) -> Skipped:
-        """Lines that are no rows and were skipped."""
-        ...
+    def number(self, i: int) -> int:
+        """Number of row `i` in its file; people count from 1."""
+        return i + 1
 
-    @property
-    def digest(self) -> str:
-        """Fingerprint of the content, hexadecimal: other bytes, other digest, wherever the files lie."""
-        ...
+    def where(self, i: int) -> str:
+        """Returns the name of row `i` in messages."""
+        return self._name(self.number(i))
+
+    def id(self, i: int) -> str:
+        """Names row `i` over runs; no other row has this name."""
+        return f"{self._label}:{self.number(i)}"
+
+    def _name(self, number: int) -> str:
+        return f"{self.path}, {self.unit} {number}"
+
+    def _settle(self, bad_rows: Policy, bad: int, faults: Sequence[tuple[int, str]]) -> None:
+        """Applies the policy to bad rows, given by their number and the faults of the first ones."""
+        first = tuple(f"{self._name(number)}: {why}" for number, why in faults)
+        if first and is_error(bad_rows):
+            raise DataError(f"{first[0]}; correct the {self.unit}, or set data.bad_rows=skip")
+        self.skipped = Skipped(bad, first)
+        if not len(self):
+            raise DataError(f"{self.path}: holds no rows ({bad} bad ones); write one JSON object for each row")
+
+    def _require_unchanged(self) -> None:
+        for file, stamp in self._stamps.items():
+            if Stamp.of(file) != stamp:
+                raise DataError(f"{file}: has changed since it was opened; start again with a file that stays")
 
 
 def is_error(policy: Policy | Literal["truncate"]) -> bool:

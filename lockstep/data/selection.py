@@ -6,10 +6,10 @@ import hashlib
 import tempfile
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Literal
 
 import numpy as np
 import tokenizers
@@ -19,9 +19,10 @@ from transformers import PreTrainedTokenizerBase
 from lockstep.config import DataSection
 from lockstep.config.sources import FieldType
 from lockstep.data import cache
+from lockstep.data.cache import Table
 from lockstep.data.notes import Ticker, note
 from lockstep.data.order import mix_rows_at
-from lockstep.data.rows import NUM_NAMED, DataError, Policy, Row, RowError, Rows, Skipped, find_not_finite, is_error
+from lockstep.data.rows import NUM_NAMED, DataError, Policy, Row, Rows, Skipped, find_not_finite, is_error
 from lockstep.data.template_date import find_date
 from lockstep.data.templates import askers, complaint, fields, fills, find_doubled_braces, read_field, render
 
@@ -32,16 +33,6 @@ _REMEDIES = {
     _BAD: "correct the row, or set data.bad_rows=skip",
     _OVERLONG: "raise the limit, or set data.overlong_prompts=skip",
 }
-_DECIDE_NOTHING = {
-    "train", "validation", "weights", "task", "bad_rows", "overlong_prompts",
-    "max_validation_samples", "shuffle", "limit_train_batches", "limit_val_batches",
-}  # fmt: skip
-"""Options of `DataSection` that do not change what is wrong with a row."""
-
-
-_RULES = 3
-"""Version of this code's rules on rows, a part of the cache key."""
-
 Head = int | float | None
 """Limit on the usable rows, in the order of the data: an int is a number of rows, a float a share; None: all."""
 
@@ -60,14 +51,12 @@ class Needs:
         fault: Says what else is wrong with a row that has them, if anything.
         lengths: For rows without a fault, what is wrong with the length of each; None where nothing is.
         key: Cache key of all that `lengths` depends on besides the rows, the tokenizer and the data section.
-        optional: Templates whose fields a row may lack.
     """
 
     templates: Mapping[str, str]
     fault: Callable[[Row], str | None]
     lengths: Callable[[Sequence[int], Sequence[Row]], list[str | None]]
     key: tuple[object, ...]
-    optional: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -120,7 +109,7 @@ class Selection:
         self.overlong, self.truncated = (Skipped(), found[_OVERLONG]) if cut else (found[_OVERLONG], Skipped())
         self._unused = 0
         self._sizes = self._part_sizes()
-        self._require_filled(needs)
+        self._require_filled([*needs.templates.values(), data.answer])
         if head is not None:
             self._keep_first(head)
         self._weights = [part.weight for part in rows.parts]
@@ -129,10 +118,10 @@ class Selection:
             if rows_found.count:
                 note(f"{rows_found.count} {what}, the first of them:\n  " + "\n  ".join(rows_found.first))
 
-    def _require_filled(self, needs: Needs) -> None:
+    def _require_filled(self, templates: Sequence[str]) -> None:
         """Raises DataError where a template would write the name of a field instead of what the field holds."""
         [first] = self.rows.rows(self.numbers([0]))
-        for template in (*needs.templates.values(), *needs.optional):
+        for template in templates:
             name = find_doubled_braces(template, first)
             if name is not None:
                 raise DataError(
@@ -216,7 +205,7 @@ def texts(
     """
     wanted, asking = _field_types(data, templates), askers(templates)
     for numbers in _blocks(rows):
-        contents, faults = _readable(rows, numbers, lambda row: complaint(row, wanted, asking))
+        contents, faults = _split_rows(rows, numbers, lambda row: complaint(row, wanted, asking))
         for i, why in faults.items():
             if is_error(data.bad_rows):
                 raise _refusal(rows, _BAD, i, why)
@@ -225,57 +214,40 @@ def texts(
             yield from (render(template, row, where) for template in (*templates.values(), *others))
 
 
-@dataclass
-class _Faults:
-    """The rows with one kind of fault: how many, and the first few."""
-
-    count: int = 0
-    first: list[tuple[int, str]] = field(default_factory=list)
-
-    def add(self, row: int, why: str) -> None:
-        self.count += 1
-        if self.count <= NUM_NAMED:
-            self.first.append((row, why))
-
-
 def _select(
     rows: Rows, tokenizer: PreTrainedTokenizerBase, data: DataSection, needs: Needs
 ) -> tuple[np.ndarray, dict[str, Skipped]]:
     """The numbers of usable rows, ascending, and the others by reason; from the cache where it has them."""
     policies: dict[str, Policy | Literal["truncate"]] = {_BAD: data.bad_rows, _OVERLONG: data.overlong_prompts}
 
-    def fill(file: BinaryIO) -> dict[str, Any]:
-        found = {_BAD: _Faults(), _OVERLONG: _Faults()}
-        for kept, reason, faults in _scan(rows, data, needs):
-            file.write(array("q", kept).tobytes())
+    def compute() -> Table:
+        kept = array("q")
+        found: dict[str, list[tuple[int, str]]] = {_BAD: [], _OVERLONG: []}
+        for usable, reason, faults in _scan(rows, data, needs):
+            kept.extend(usable)
             for i, why in faults.items():
                 if is_error(policies[reason]):
                     raise _refusal(rows, reason, i, why)
-                found[reason].add(i, why)
-        return {reason: [faults.count, faults.first] for reason, faults in found.items()}
+                found[reason].append((i, why))
+        about = {reason: [len(faults), faults[:NUM_NAMED]] for reason, faults in found.items()}
+        return Table(np.array(kept, np.int64), about)
 
-    options = data.model_dump_json(exclude=_DECIDE_NOTHING)
-    kept_long = data.truncates
     key = (
-        _RULES,
         rows.digest,
         len(rows),
-        options,
+        data.model_dump_json(exclude={"train", "validation"}),
         data.template_values,
         find_date(tokenizer),
         tuple(needs.templates.items()),
         needs.key,
-        kept_long,
         _fingerprint(tokenizer),
     )
-    table = cache.table(cache.entry("usable", key), 1, fill)
-    skipped = {}
-    for reason, policy in policies.items():
-        count, first = table.about[reason]
-        if count and is_error(policy):
-            raise _refusal(rows, reason, *first[0])
-        skipped[reason] = Skipped(count, tuple(f"{rows.where(i)}: {why}" for i, why in first))
-    return table.numbers[:, 0], skipped
+    table = cache.table(cache.entry("usable", key), compute)
+    skipped = {
+        reason: Skipped(count, tuple(f"{rows.where(i)}: {why}" for i, why in first))
+        for reason, (count, first) in table.about.items()
+    }
+    return table.numbers, skipped
 
 
 def _scan(rows: Rows, data: DataSection, needs: Needs) -> Iterator[tuple[Sequence[int], str, dict[int, str]]]:
@@ -283,7 +255,7 @@ def _scan(rows: Rows, data: DataSection, needs: Needs) -> Iterator[tuple[Sequenc
     ticker = Ticker(f"counting tokens of {', '.join(part.name for part in rows.parts)}", len(rows))
     wanted, asking = _field_types(data, needs.templates), askers(needs.templates)
     for numbers in _blocks(rows):
-        contents, faults = _readable(
+        contents, faults = _split_rows(
             rows, numbers, lambda row: complaint(row, wanted, asking) or _talk_fault(row, data) or needs.fault(row)
         )
         yield [], _BAD, faults
@@ -311,27 +283,13 @@ def _field_types(data: DataSection, templates: Mapping[str, str]) -> dict[str, F
     return wanted | (data.fields or {})
 
 
-def _readable(
+def _split_rows(
     rows: Rows, numbers: Sequence[int], fault: Callable[[Row], str | None]
 ) -> tuple[dict[int, Row], dict[int, str]]:
     """Splits rows into usable ones and faults, both by row number."""
-    try:
-        contents, faults = dict(zip(numbers, rows.rows(numbers), strict=True)), {}
-    except RowError:
-        contents, faults = _one_by_one(rows, numbers)
-    faults |= {i: wrong for i, row in contents.items() if (wrong := fault(row)) is not None}
-    return {i: row for i, row in contents.items() if i not in faults}, dict(sorted(faults.items()))
-
-
-def _one_by_one(rows: Rows, numbers: Sequence[int]) -> tuple[dict[int, Row], dict[int, str]]:
-    contents: dict[int, Row] = {}
-    faults: dict[int, str] = {}
-    for i in numbers:
-        try:
-            contents[i] = rows.rows([i])[0]
-        except RowError as error:
-            faults[i] = error.why
-    return contents, faults
+    contents: dict[int, Row] = dict(zip(numbers, rows.rows(numbers), strict=True))
+    faults = {i: wrong for i, row in contents.items() if (wrong := fault(row)) is not None}
+    return {i: row for i, row in contents.items() if i not in faults}, faults
 
 
 def _refusal(rows: Rows, reason: str, row: int, why: str) -> DataError:

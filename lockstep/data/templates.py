@@ -66,8 +66,7 @@ def fills(row: Row, template: str) -> bool:
 
 def find_doubled_braces(template: str, row: Row) -> str | None:
     """Returns a field of the row that a template has in doubled braces, `{{ field }}`, which are not filled in."""
-    literals = "\0".join(literal if name is None else f"{literal}\0" for literal, name in _parts(template))
-    named = re.findall(r"\{\s*(\w+)\s*\}", literals.replace("{\0", "{").replace("\0}", "}"))
+    named = re.findall(r"(?<!\{)\{\{\s*(\w+)\s*\}\}(?!\})", template)
     return next((name for name in named if name in row), None)
 
 

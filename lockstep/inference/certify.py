@@ -8,13 +8,13 @@ the last place.
 
 from __future__ import annotations
 
-import math
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,10 +51,7 @@ _DTYPES: tuple[DType, ...] = ("fp32", "bf16")
 _SHAPES = (SamplingParams(1), SamplingParams(1, temperature=0.8, top_k=20, top_p=0.9))
 _LENGTHS = (1, 17, 130, 5, 64, 2, 31, 200, 16, 9, 128, 65, 3, 15, 100, 33)
 """Lengths of random prompts, in turn: on both sides of every block of keys and rows."""
-_ONE_BY_ONE, _SIDE_BY_SIDE = (1, 4), (5, 15)
-"""Batch size of requests that are sampled again, and their number."""
-_ROUND = 4
-"""Prompts that are compared in every way before the next begin, if the time is limited."""
+_ALL_TOKENS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -66,49 +63,29 @@ class Asked:
         max_tokens: Longest response.
         prompts: A file with one prompt a line; None: random tokens.
         seed: Key of prompts and responses.
-        minutes: No further prompts are compared if that would take longer in all; None: no limit.
     """
 
     count: int
     max_tokens: int
     prompts: Path | None = None
     seed: int = 0
-    minutes: float | None = None
-
-
-@dataclass(frozen=True)
-class Resampled:
-    """Number of tokens that were sampled again in other batches, and of those that changed in id or log-probability."""
-
-    tokens: int = 0
-    changed: int = 0
-
-    def __add__(self, other: Resampled) -> Resampled:
-        return Resampled(self.tokens + other.tokens, self.changed + other.changed)
-
-
-@dataclass(frozen=True)
-class Control:
-    """The negative control in one type: the weight that was moved, the tokens scored with it, and how many differ."""
-
-    dtype: DType
-    weight: str
-    tokens: int
-    seen: int
-
-    def __add__(self, other: Control) -> Control:
-        return replace(self, tokens=self.tokens + other.tokens, seen=self.seen + other.seen)
 
 
 @dataclass
-class Found:
-    """The findings in one type, and the prompts that they rest on."""
+class Findings:
+    """The findings in one type.
+
+    Attributes:
+        tally: Compares sampled log-probabilities with those of the learner's head.
+        again: The `tokens` that were sampled again in other batches, and those that `changed` in id or log-probability.
+        control: The negative control: the `weight` that was moved, the `tokens` scored with it, and how many are `seen`
+            to differ; None: it was not made.
+    """
 
     dtype: DType
     tally: Tally = field(default_factory=Tally)
-    changes: Resampled = field(default_factory=Resampled)
-    control: Control | None = None
-    prompts: int = 0
+    again: Counter[str] = field(default_factory=Counter)
+    control: dict[str, Any] | None = None
 
 
 def certify(model: str, asked: Asked, out: Path | None) -> int:
@@ -137,24 +114,24 @@ def certify(model: str, asked: Asked, out: Path | None) -> int:
         if reason is not None:
             progress.note(f"not exact: {reason}")
         found = _try(folder, source, asked, reason is None, progress)
-    certificate = _judge(found, reason)
+    again = sum((own.again for own in found), Counter({"tokens": 0, "changed": 0}))
+    again = {name: again[name] for name in ("tokens", "changed")}
+    certificate = _judge(found, again, reason)
     file.parent.mkdir(parents=True, exist_ok=True)
     about = {
         "model": model,
         "files": model_files(Path(folder)),
         "asked": {**asdict(asked), "prompts": None if asked.prompts is None else str(asked.prompts)},
-        "prompts_compared": found[0].prompts,
-        "sampled_again": asdict(sum((own.changes for own in found), Resampled())),
-        "controls": [asdict(own.control) for own in found if own.control is not None],
+        "sampled_again": again,
+        "controls": [{"dtype": own.dtype, **own.control} for own in found if own.control is not None],
         "types": {own.dtype: {"tokens": int(own.tally.tokens), "mismatches": own.tally.mismatches} for own in found},
     }
     write_certificate(file, certificate, about)
-    return _conclude(file, found, asked)
+    return _conclude(file, found, again)
 
 
-def _try(folder: str, source: ModelSource, asked: Asked, exact: bool, progress: Progress) -> list[Found]:
-    """Samples and scores in every way, and reports each type's prompts."""
-    deadline = math.inf if asked.minutes is None else time.monotonic() + 60 * asked.minutes
+def _try(folder: str, source: ModelSource, asked: Asked, exact: bool, progress: Progress) -> list[Findings]:
+    """Samples and scores in every way, and reports each type's tokens."""
     usual = Computation(device="cpu")
     with progress.phase("self-check"):
         for dtype in _DTYPES:
@@ -162,75 +139,55 @@ def _try(folder: str, source: ModelSource, asked: Asked, exact: bool, progress: 
     with progress.phase("open"):
         lm = load_on_device(folder, usual.compute_exactly() if exact else usual)
         requests = _requests(source, asked)
-    size = len(requests) if asked.minutes is None else _ROUND
-    rounds = [requests[start : start + size] for start in range(0, len(requests), size)]
-    found = [Found(dtype) for dtype in _DTYPES]
     what = "prompts of random tokens" if asked.prompts is None else f"prompts of {asked.prompts}"
-    limit = "" if asked.minutes is None else f" for at most {asked.minutes:g} minutes"
-    progress.total(
-        len(rounds) * len(found),
-        f"{len(requests)} {what}, responses of up to {asked.max_tokens} tokens, in {' and '.join(_DTYPES)}{limit}",
-        unit="part",
-        left=None if asked.minutes is None else lambda: max(0.0, deadline - time.monotonic()),
-    )
-    longest = 0.0
-    for number, part in enumerate(rounds):
-        began = time.monotonic()
-        # The first round is made in any case.
-        if number and began + longest > deadline:
-            break
-        for place, own in enumerate(found, start=number * len(found) + 1):
-            tokens = sum(_Trial(lm, own, shape, part, source, asked).compare(exact, progress) for shape in _SHAPES)
-            own.prompts += len(part)
-            total = sum((each.tally for each in found), Tally())
-            progress.note(f"{own.dtype}, {own.prompts} of {len(requests)} prompts: {_count(total)}")
-            progress.step(place, {}, tokens)
-        longest = max(longest, time.monotonic() - began)
+    sizes = f"{len(requests)} {what}, responses of up to {asked.max_tokens} tokens, in {' and '.join(_DTYPES)}"
+    progress.total(len(_DTYPES), sizes, unit="type")
+    found = []
+    for step, dtype in enumerate(_DTYPES, start=1):
+        own = Findings(dtype)
+        for shape in _SHAPES:
+            sampling = replace(shape, max_tokens=asked.max_tokens, stop_token_ids=source.stop_token_ids)
+            trial = _Trial(lm, dtype, sampling, requests)
+            trial.compare(own, progress)
+            if exact and sampling.divisor == 1.0:
+                with progress.phase("control"):
+                    own.control = trial.score_control()
+        found.append(own)
+        tokens = int(own.tally.tokens)
+        progress.note(f"{dtype}: {tokens:,} tokens compared, {own.tally.mismatches:,} not equal to the bit")
+        progress.step(step, {}, tokens)
     return found
 
 
 class _Trial:
-    """The comparisons for one distribution in one type."""
+    """The comparisons in one type, for one distribution; all responses are first sampled at once on one thread."""
 
     def __init__(
-        self,
-        lm: PreTrainedModel,
-        found: Found,
-        shape: SamplingParams,
-        requests: Sequence[Request],
-        source: ModelSource,
-        asked: Asked,
+        self, lm: PreTrainedModel, dtype: DType, sampling: SamplingParams, requests: Sequence[Request]
     ) -> None:
-        self._lm, self._found, self._requests = lm, found, requests
-        self._sampling = replace(shape, max_tokens=asked.max_tokens, stop_token_ids=source.stop_token_ids)
-        self._computation = Computation(device="cpu", dtype=found.dtype)
-        self._sampled: Batch | None = None
+        self._lm = lm
+        self._sampling = sampling
+        self._requests = requests
+        self._computation = Computation(device="cpu", dtype=dtype)
+        self._batch = self._sample(range(len(requests)), len(requests), 1)
 
-    def compare(self, exact: bool, progress: Progress) -> int:
-        """Makes all comparisons. Returns the tokens that they read."""
-        tokens = 0
-        for name, work in self._works(exact):
-            with progress.phase(name):
-                tokens += work()
-        return tokens
-
-    def _works(self, exact: bool) -> Iterator[tuple[str, Callable[[], int]]]:
-        """Yields comparisons in order, by name; each returns the tokens that it read."""
-        many, last = max(2, torch.get_num_threads()), len(self._requests) - 1
-        for budget, threads, gradient in ((1, 1, False), (300, many, True), (1 << 20, many, False)):
-            yield "score", lambda b=budget, t=threads, g=gradient: self._compare_scored(b, t, g)
-        for (size, count), threads in ((_ONE_BY_ONE, many), (_SIDE_BY_SIDE, 1)):
+    def compare(self, found: Findings, progress: Progress) -> None:
+        """Makes all comparisons: micro-batches of several sizes, and batches of other sizes in another order."""
+        many = max(2, torch.get_num_threads())
+        for budget, threads, gradient in ((1, 1, False), (300, many, True), (_ALL_TOKENS, many, False)):
+            with progress.phase("score"):
+                found.tally += self._score(budget, threads, gradient)
+        last = len(self._requests) - 1
+        for size, count, threads in ((1, 4, many), (5, 15, 1)):
             rows = [round(place * last / max(count - 1, 1)) for place in reversed(range(min(count, last + 1)))]
-            yield "sample again", lambda s=size, r=rows, t=threads: self._compare_sampled(s, r, t)
-        if exact and self._sampling.divisor == 1.0:
-            yield "control", self._control
+            with progress.phase("sample again"):
+                found.again += _count_changed(self._batch.select(rows), self._sample(rows, size, threads))
 
-    @property
-    def _batch(self) -> Batch:
-        """All responses, sampled at once on one thread."""
-        if self._sampled is None:
-            self._sampled = self._sample(range(len(self._requests)), len(self._requests), 1)
-        return self._sampled
+    def score_control(self) -> dict[str, Any]:
+        """Scores with one weight moved by one unit in the last place of the type."""
+        with _nudge(self._lm, self._computation.dtype) as weight:
+            tally = self._score(_ALL_TOKENS, 1, gradient=False)
+        return {"weight": weight, "tokens": int(tally.tokens), "seen": tally.mismatches}
 
     def _sample(self, rows: Sequence[int], size: int, threads: int) -> Batch:
         with use_threads(threads):
@@ -240,13 +197,8 @@ class _Trial:
             sampler = backend.wrap(self._lm, section, self._computation)
             return sampler.generate([self._requests[row] for row in rows], self._sampling)
 
-    def _compare_scored(self, budget: int, threads: int, gradient: bool) -> int:
-        """Compares what was sampled with its scores in micro-batches of so many tokens."""
-        tally = self._score(budget, threads, gradient)
-        self._found.tally += tally
-        return int(tally.tokens)
-
     def _score(self, budget: int, threads: int, gradient: bool) -> Tally:
+        """Compares what was sampled with its scores in micro-batches of so many tokens."""
         batch, head = self._batch, LogitsHead(self._lm)
         parts, order = list[Tensor](), list[int]()
         with (
@@ -261,20 +213,6 @@ class _Trial:
                 order += rows
         scored = restore_order(torch.cat(parts), torch.tensor(order), batch.lengths)
         return Tally.of(scored, batch["sampler_logprob"], batch.mask, batch.lengths)
-
-    def _compare_sampled(self, size: int, rows: Sequence[int], threads: int) -> int:
-        """Compares what was sampled with the same requests in batches of another size, in another order."""
-        changes = _count_changed(self._batch.select(list(rows)), self._sample(rows, size, threads))
-        self._found.changes += changes
-        return changes.tokens
-
-    def _control(self) -> int:
-        """Scores with one weight moved by one unit in the last place of the type."""
-        with _nudge(self._lm, self._computation.dtype) as name:
-            tally = self._score(1 << 20, 1, gradient=False)
-        control = Control(self._found.dtype, name, int(tally.tokens), tally.mismatches)
-        self._found.control = control if self._found.control is None else self._found.control + control
-        return int(tally.tokens)
 
 
 def _requests(source: ModelSource, asked: Asked) -> list[Request]:
@@ -303,18 +241,13 @@ def _requests(source: ModelSource, asked: Asked) -> list[Request]:
     ]
 
 
-def _count(total: Tally) -> str:
-    """The running count, in words."""
-    return f"{int(total.tokens):,} tokens compared so far, {total.mismatches:,} not equal to the bit"
-
-
-def _count_changed(one: Batch, other: Batch) -> Resampled:
-    """Compares responses to the same requests, token by token."""
-    total = Resampled()
+def _count_changed(one: Batch, other: Batch) -> Counter[str]:
+    """Compares responses to the same requests, token by token; see `Findings.again`."""
+    total = Counter[str]()
     for (mine, own), (others, theirs) in zip(_responses(one), _responses(other), strict=True):
         most, both = max(len(mine), len(others)), min(len(mine), len(others))
         same = (mine[:both] == others[:both]) & (own[:both] == theirs[:both])
-        total += Resampled(most, most - int(same.sum()))
+        total.update(tokens=most, changed=most - int(same.sum()))
     return total
 
 
@@ -340,37 +273,33 @@ def _nudge(lm: PreTrainedModel, dtype: DType) -> Iterator[str]:
             weight[place] = true
 
 
-def _judge(found: Sequence[Found], reason: str | None) -> Certificate:
+def _judge(found: Sequence[Findings], again: dict[str, int], reason: str | None) -> Certificate:
     """Determines the exactness level from all comparisons."""
-    total, changes = sum((own.tally for own in found), Tally()), sum((own.changes for own in found), Resampled())
     section = AgreementSection()
     bounds = [section.bound(own.dtype) for own in found]
     keeps = not any(own.tally.breaks(bound) for own, bound in zip(found, bounds, strict=True))
     promise = Promise(max(bounds), keeps, "", reason is None, inexact=reason)
-    certificate = Certificate.of(total, promise)
+    certificate = Certificate.of(sum((own.tally for own in found), Tally()), promise)
     if certificate.level != "E2":
         return certificate
-    if changes.changed:
-        return replace(certificate, reason=f"{changes.changed:,} of {changes.tokens:,} tokens change with their batch")
+    if again["changed"]:
+        return replace(
+            certificate, reason=f"{again['changed']:,} of {again['tokens']:,} tokens change with their batch"
+        )
     return replace(certificate, level="E3")
 
 
-def _conclude(file: Path, found: Sequence[Found], asked: Asked) -> int:
+def _conclude(file: Path, found: Sequence[Findings], again: dict[str, int]) -> int:
     """Prints the line. Returns the exit code."""
     read = ReadCertificate.of(file)
     assert read is not None, "it was just written"
-    changes = sum((own.changes for own in found), Resampled())
-    unseen = [own.control for own in found if own.control is not None and not own.control.seen]
-    again = f"{changes.tokens:,} sampled again in other batches, {changes.changed:,} changed"
-    print_text(f"{read.sentence}; {again} ({file})")
-    if asked.minutes is not None:
-        left_out = asked.count - found[0].prompts
-        why = f"; {left_out} more would have taken longer than {asked.minutes:g} minutes" if left_out else ""
-        print_text(f"{found[0].prompts} of {asked.count} prompts were compared{why}")
-    for control in unseen:
+    counts = f"{again['tokens']:,} sampled again in other batches, {again['changed']:,} changed"
+    print_text(f"{read.sentence}; {counts} ({file})")
+    unseen = [own for own in found if own.control is not None and not own.control["seen"]]
+    for own in unseen:
         print_text(
-            f"the comparison is blind in {control.dtype}: {control.weight} was moved by one unit in the last place, "
-            f"and none of {control.tokens:,} tokens differed; try more (--count)"
+            f"the comparison is blind in {own.dtype}: one weight was moved by one unit in the last place, and no token "
+            "differed; try more (--count)"
         )
     if read.level not in ("E2", "E3"):
         return exit_codes.BROKEN

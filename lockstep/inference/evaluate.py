@@ -25,8 +25,8 @@ from lockstep.cluster.specs import SamplerSpec
 from lockstep.cluster.workers import Workers, workers_of
 from lockstep.config.hub import fetch_names
 from lockstep.config.loading import Loaded
-from lockstep.inference.eval_options import EvalRecipe
-from lockstep.inference.results import results_of
+from lockstep.inference.eval_recipe import EvalRecipe
+from lockstep.inference.results import leave_on_stop, results_of
 from lockstep.inference.sample_log import Block, SampleLog, Setting
 from lockstep.judge.asking import Answering
 from lockstep.models.source import ModelSource, describe_passed_end, open_source
@@ -42,7 +42,7 @@ from lockstep.rollouts.evaluation import Grading, grading, lengths, sample_answe
 from lockstep.rollouts.rollout import RolloutCollector
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.run.folder.files import write_once
-from lockstep.run.stop import Stop, Stopped, heed_signals
+from lockstep.run.stop import Stop, heed_signals
 from lockstep.types import Prompt
 
 
@@ -160,15 +160,8 @@ def _answer(
             figures = graded.figures(log.samples[setting.name], (1,))
             tokens = sum(sample.tokens for sample in new)
             progress.step(log.done, {name: figure.value for name, figure in figures.items()}, tokens)
-            _leave(stop, log)
-
-
-def _leave(stop: Stop, log: SampleLog) -> None:
-    """Raises Stopped if a stop was requested and there is more to do."""
-    why = stop.check_after_step()
-    if why is not None and log.done < len(log.blocks):
-        reason, code = why
-        raise Stopped(f"stopped after step {log.done}, because {reason}; the same command resumes from there", code)
+            if log.done < len(log.blocks):
+                leave_on_stop(stop, f"step {log.done}")
 
 
 def _results(setting: Setting, log: SampleLog, graded: Grading) -> dict[str, Any]:

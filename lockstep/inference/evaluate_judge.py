@@ -4,13 +4,14 @@
     results.json       figures with intervals, made of the judgements alone
     recipe.yaml, inputs.json, environment.json   every option, digests of model and data, versions and machine
 
-Prompts are judged in blocks, and a block is written whole, in `parts/`; a stopped or killed evaluation resumes with the
-missing ones.
+Prompts are judged in blocks, and a block is written when it is judged; a stopped or killed evaluation resumes after the
+last complete one.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -24,9 +25,8 @@ from lockstep.config.loading import Loaded
 from lockstep.data.files import open_rows
 from lockstep.data.ranked import RankedResponses, describe, read_ranked
 from lockstep.data.rows import Skipped
-from lockstep.inference.eval_judge_options import EvalJudgeRecipe
-from lockstep.inference.parts import Parts
-from lockstep.inference.results import results_of
+from lockstep.inference.eval_recipe import EvalJudgeRecipe
+from lockstep.inference.results import leave_on_stop, results_of
 from lockstep.judge.agreement import (
     assess,
     assessment_of,
@@ -36,11 +36,13 @@ from lockstep.judge.build import pair_judge, score_judge
 from lockstep.judge.judge import Judge
 from lockstep.judge.verdicts import Winner
 from lockstep.printable import print_text
+from lockstep.records import is_file
 from lockstep.report.evaluation import RESULTS
 from lockstep.report.judge_table import JUDGEMENTS, judge_table
 from lockstep.report.progress import Progress, show_progress
 from lockstep.run.folder.files import write_once
-from lockstep.run.stop import Stop, Stopped, heed_signals
+from lockstep.run.stop import Stop, heed_signals
+from lockstep.whole_files import append
 
 
 def evaluate_judge(loaded: Loaded) -> Path:
@@ -59,9 +61,7 @@ def evaluate_judge(loaded: Loaded) -> Path:
     files = files_of(recipe.data.ranked)
     results = results_of(loaded, recipe.judge.path, {"ranked": files}, "evals", "another evaluation")
     with results.open() as started:
-        if (results.folder / RESULTS).exists():
-            Parts(results.folder / JUDGEMENTS, 0).clear()
-        else:
+        if not (results.folder / RESULTS).exists():
             ranked = read_ranked(open_rows(files, recipe.data.bad_rows), recipe.data)
             _judge(recipe, ranked, results.folder, started)
     print_text(f"{judge_table(results.folder)}\n\nevaluation of a judge: {results.folder}")
@@ -73,10 +73,10 @@ def _judge(
 ) -> None:
     """Judges the missing blocks, and writes the results."""
     ranked, skipped = read
-    size = recipe.run.save_every
-    parts = Parts(folder / JUDGEMENTS, -(-len(ranked) // size))
+    log, size = folder / JUDGEMENTS, recipe.run.save_every
+    done = _cut_log(log, len(ranked), size)
     with show_progress(f"{_who(recipe)} → {folder}") as progress:
-        if not parts.whole.exists() and parts.missing():
+        if done < len(ranked):
             sampler = recipe.judge.sampler or SamplerSection()
             with workers_of(recipe.cluster, recipe.learner, progress, sampler=sampler) as workers:
                 answering = judge_answers(recipe.judge, recipe.learner, progress, workers)
@@ -86,11 +86,10 @@ def _judge(
                 )
                 started()
                 progress.total(len(ranked), describe(ranked, skipped), unit="prompts")
-                _write(ranked, size, parts, (scorer, comparer), progress)
-        with progress.phase("join"):
-            if not parts.whole.exists():
-                parts.join()
-            found = [assessment_of(json.loads(line)) for line in parts.whole.read_bytes().split(b"\n") if line]
+                if done:
+                    progress.note(f"resumes: the responses to {done} prompts are judged already")
+                _write(ranked, range(done, len(ranked), size), log, (scorer, comparer), progress)
+    found = [assessment_of(json.loads(line)) for line in log.read_bytes().split(b"\n") if line]
     who, data = _who(recipe), ", ".join(map(str, files_of(recipe.data.ranked).paths))
     results = describe_agreement(
         who, data, found, skipped.count, recipe.judge.judge_score_high, recipe.pairs is not None
@@ -98,40 +97,37 @@ def _judge(
     write_once(folder / RESULTS, json.dumps(results, indent=1, allow_nan=False) + "\n")
 
 
+def _cut_log(log: Path, total: int, size: int) -> int:
+    """Cuts off the incomplete block that a kill has left. Returns the number of prompts that are judged."""
+    if not is_file(log):
+        return 0
+    lines = [line for line in log.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+    done = total if len(lines) == total else len(lines) // size * size
+    os.truncate(log, sum(map(len, lines[:done])))
+    return done
+
+
 def _write(
     ranked: Sequence[RankedResponses],
-    size: int,
-    parts: Parts,
+    starts: range,
+    log: Path,
     judges: tuple[Judge[float], Judge[Winner] | None],
     progress: Progress,
 ) -> None:
-    """Writes the missing blocks.
+    """Judges the blocks that begin at `starts`.
 
     Raises:
         Stopped: If a stop was requested; the current block is finished first.
     """
-    stop, missing = Stop(None), parts.missing()
-    done = len(ranked) - sum(len(ranked[number * size : (number + 1) * size]) for number in missing)
-    if done:
-        progress.note(f"resumes: the responses to {done} prompts are judged already")
+    stop = Stop(None)
     with heed_signals(stop, progress.note):
-        for number in missing:
-            _leave(stop, done, len(ranked))
-            own = ranked[number * size : (number + 1) * size]
+        for start in starts:
+            leave_on_stop(stop, f"{start} of {len(ranked)} prompts")
+            own = ranked[start : start + starts.step]
             with progress.phase("judge"):
                 new = assess(own, *judges)
-            parts.write(number, "".join(json.dumps(asdict(one), allow_nan=False) + "\n" for one in new))
-            done += len(own)
-            progress.step(done, {}, 0, len(own))
-
-
-def _leave(stop: Stop, done: int, total: int) -> None:
-    why = stop.check_after_step()
-    if why is not None:
-        reason, code = why
-        raise Stopped(
-            f"stopped after {done} of {total} prompts, because {reason}; the same command resumes from there", code
-        )
+            append(log, "".join(json.dumps(asdict(one), allow_nan=False) + "\n" for one in new).encode())
+            progress.step(start + len(own), {}, 0, len(own))
 
 
 def _who(recipe: EvalJudgeRecipe) -> str:

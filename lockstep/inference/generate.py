@@ -11,30 +11,35 @@ not depend on how many samplers there are, and a killed run resumes with the mis
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep.algorithms.exactness import choose_kernels
 from lockstep.algorithms.rows import files_of, open_prompts
-from lockstep.cluster.sampler_pool import Block
-from lockstep.cluster.workers import workers_of
+from lockstep.cluster.sampler_pool import Block, processes
+from lockstep.cluster.specs import SamplerSpec
+from lockstep.cluster.workers import Workers, workers_of
+from lockstep.config import OpenAI
 from lockstep.config.hub import fetch_names
 from lockstep.config.loading import Loaded
 from lockstep.data.prompts import Prompts
 from lockstep.data.rows import DataError
-from lockstep.inference.answers import Answers, answering
-from lockstep.inference.generate_options import GenerateRecipe
-from lockstep.inference.parts import Parts
-from lockstep.inference.results import results_of
+from lockstep.disk import sync
+from lockstep.inference.generate_recipe import GenerateRecipe
+from lockstep.inference.results import leave_on_stop, results_of
+from lockstep.models.folder import read_config
 from lockstep.models.source import ModelSource, describe_passed_end, open_source
 from lockstep.printable import print_text
 from lockstep.report.progress import Progress, show_progress
-from lockstep.rollouts.generation import account, line_of
+from lockstep.rollouts.generation import account, line_of, replies_of
 from lockstep.rollouts.rollout import requests_of
 from lockstep.run.folder.files import write_once
-from lockstep.run.stop import Stop, Stopped, heed_signals
+from lockstep.run.stop import Stop, heed_signals
 from lockstep.types import Prompt, Reply
+from lockstep.whole_files import write_whole
 
 GENERATIONS, SUMMARY = "generations.jsonl", "summary.json"
 
@@ -59,33 +64,58 @@ def generate(loaded: Loaded) -> Path:
     results = results_of(loaded, recipe.model.path, rows, "generations", "other generations")
     whole = results.folder / GENERATIONS
     with results.open() as started:
-        if whole.exists():
-            Parts(whole, 0).clear()
-        else:
+        if not whole.exists():
             _make(recipe, source, whole, started)
+        shutil.rmtree(_parts_of(whole), ignore_errors=True)
     print_text(f"{_format_summary(whole.with_name(SUMMARY))}: {whole}")
     return results.folder
 
 
 @dataclass(frozen=True)
 class _Blocks:
-    """The prompts in blocks of `size`, of which the last may be smaller; read on demand."""
+    """The prompts in blocks, read on demand, and the file of each block's responses. One process at a time may write.
 
+    Attributes:
+        whole: The file of all responses.
+        prompts: The prompts.
+        count: Number of prompts that are answered.
+        size: Prompts of a block, of which the last may be smaller.
+    """
+
+    whole: Path
     prompts: Prompts
     count: int
     size: int
 
-    def __len__(self) -> int:
-        return -(-self.count // self.size)
+    @property
+    def parts(self) -> list[Path]:
+        """The files of the blocks, until they are joined."""
+        return [_parts_of(self.whole) / f"{number:08d}.jsonl" for number in range(-(-self.count // self.size))]
 
-    def start(self, number: int) -> int:
-        return number * self.size
+    def missing(self) -> list[int]:
+        """Numbers of the blocks that are still to be answered."""
+        return [number for number, part in enumerate(self.parts) if not part.exists()]
 
-    def length(self, number: int) -> int:
-        return min(self.size, self.count - self.start(number))
+    def places(self, number: int) -> range:
+        """The places of a block's prompts in the order of the file."""
+        return range(self.count)[number * self.size : (number + 1) * self.size]
 
     def read(self, number: int) -> list[Prompt]:
-        return self.prompts.at(self.start(number), self.length(number), seed=0)  # in the file's order, for any seed
+        """The prompts of a block."""
+        own = self.places(number)
+        return self.prompts.at(own.start, len(own), seed=0)  # in the file's order, for any seed
+
+    def write(self, number: int, lines: str) -> None:
+        """Writes the responses to a block."""
+        part = self.parts[number]
+        part.parent.mkdir(exist_ok=True)
+        write_whole(part, [lines.encode()])
+        sync(part.parent)
+
+
+def _parts_of(whole: Path) -> Path:
+    """Folder of the blocks' files."""
+    return whole.parent / "parts"
 
 
 def _make(recipe: GenerateRecipe, source: ModelSource, whole: Path, started: Callable[[], None]) -> None:
@@ -96,34 +126,34 @@ def _make(recipe: GenerateRecipe, source: ModelSource, whole: Path, started: Cal
         if passed is not None:
             progress.note(passed)
         prompts = open_prompts(rows, recipe.data.in_order, source.tokenizer)
-        blocks = _Blocks(prompts, len(range(len(prompts))[: recipe.data.max_prompts]), recipe.run.save_every)
-        parts = Parts(whole, len(blocks))
-        if parts.missing():
+        count = len(range(len(prompts))[: recipe.data.max_prompts])
+        blocks = _Blocks(whole, prompts, count, recipe.run.save_every)
+        if blocks.missing():
             with workers_of(recipe.cluster, recipe.learner, progress, sampler=recipe.sampler) as workers:
-                answers = answering(recipe, source, progress, workers)
+                answers = _open_answers(recipe, source, progress, workers)
                 started()
                 progress.total(blocks.count, _arithmetic(recipe, blocks), unit="prompts")
-                _answer(recipe, blocks, parts, answers, progress)
+                _answer(recipe, blocks, answers, progress)
         with progress.phase("join"):
-            _join(parts, whole.with_name(SUMMARY), prompts)
+            _join(blocks)
 
 
 def _arithmetic(recipe: GenerateRecipe, blocks: _Blocks) -> str:
     return (
         f"{blocks.count} prompts ({blocks.prompts.selection.account}) → {blocks.count * recipe.num_generations} "
-        f"responses, in {len(blocks)} blocks of {blocks.size} prompts, by {recipe.sampler.replicas} × "
+        f"responses, in {len(blocks.parts)} blocks of {blocks.size} prompts, by {recipe.sampler.replicas} × "
         f"{recipe.sampler.backend}"
     )
 
 
-def _answer(recipe: GenerateRecipe, blocks: _Blocks, parts: Parts, answers: Answers, progress: Progress) -> None:
+def _answer(recipe: GenerateRecipe, blocks: _Blocks, answers: Answers, progress: Progress) -> None:
     """Writes the missing blocks.
 
     Raises:
         Stopped: If a stop was requested; the blocks in flight are finished first.
     """
-    stop, missing = Stop(None), parts.missing()
-    done = blocks.count - sum(map(blocks.length, missing))
+    stop, missing = Stop(None), blocks.missing()
+    done = blocks.count - sum(len(blocks.places(number)) for number in missing)
     if done:
         progress.note(f"resumes: {done} prompts are answered already")
     under_way: dict[int, list[Prompt]] = {}
@@ -133,22 +163,18 @@ def _answer(recipe: GenerateRecipe, blocks: _Blocks, parts: Parts, answers: Answ
             if stop.check_after_step() is not None:
                 return
             under_way[number] = own = blocks.read(number)
-            yield number, requests_of(own, blocks.start(number), recipe.num_generations, recipe.seed, "generation")
+            start = blocks.places(number).start
+            yield number, requests_of(own, start, recipe.num_generations, recipe.seed, "generation")
 
     with heed_signals(stop, progress.note), progress.phase("generate"):
         for number, replies in answers(read_blocks()):
             prompts = under_way.pop(number)
             with progress.phase("write"):
-                parts.write(number, "".join(_lines(prompts, replies)))
+                blocks.write(number, "".join(_lines(prompts, replies)))
             done += len(prompts)
             progress.step(done, {}, sum(reply.num_tokens for reply in replies), len(prompts))
-    why = stop.check_after_step()
-    if why is not None and done < blocks.count:
-        reason, code = why
-        raise Stopped(
-            f"stopped after {done} of {blocks.count} prompts, because {reason}; the same command resumes from there",
-            code,
-        )
+    if done < blocks.count:
+        leave_on_stop(stop, f"{done} of {blocks.count} prompts")
 
 
 def _lines(prompts: Sequence[Prompt], replies: Sequence[Reply]) -> Iterable[str]:
@@ -161,13 +187,15 @@ def _lines(prompts: Sequence[Prompt], replies: Sequence[Reply]) -> Iterable[str]
             raise DataError(f"{prompt.id}: cannot be written as JSON ({error}); leave such a field out") from error
 
 
-def _join(parts: Parts, summary: Path, prompts: Prompts) -> None:
-    """Joins the parts to one file; writes the summary before it, so that the file never lacks one."""
+def _join(blocks: _Blocks) -> None:
+    """Joins the blocks to one file; writes the summary before it, so that the file never lacks one."""
     total: Counter[str] = Counter()
-    for lines in parts.contents():
-        total.update(account([json.loads(line) for line in lines.split(b"\n") if line]))
-    write_once(summary, json.dumps({**total, "skipped_rows": prompts.selection.skipped}, indent=1) + "\n")
-    parts.join()
+    for part in blocks.parts:
+        total.update(account([json.loads(line) for line in part.read_bytes().split(b"\n") if line]))
+    summary = {**total, "skipped_rows": blocks.prompts.selection.skipped}
+    write_once(blocks.whole.with_name(SUMMARY), json.dumps(summary, indent=1) + "\n")
+    write_whole(blocks.whole, (part.read_bytes() for part in blocks.parts))
+    sync(blocks.whole.parent)
 
 
 def _format_summary(summary: Path) -> str:
@@ -177,3 +205,46 @@ def _format_summary(summary: Path) -> str:
         f"{numbers['prompts']} prompts, {numbers['responses']} responses ({numbers['unfinished_responses']} cut off by "
         f"their length), {numbers['tokens']} tokens"
     )
+
+
+Answers = Callable[[Iterator[Block]], Iterator[tuple[int, list[Reply]]]]
+"""Maps blocks to their numbers and replies, these in the order of a block's requests. Blocks come back in any order,
+and are read as samplers become free."""
+
+
+def _open_answers(recipe: GenerateRecipe, source: ModelSource, progress: Progress, workers: Workers) -> Answers:
+    """Starts the samplers of a recipe, or connects to its server."""
+    if recipe.sampler.openai is not None:
+        return _server(recipe, source, recipe.sampler.openai, progress)
+    return _samplers(recipe, source, progress, workers)
+
+
+def _samplers(recipe: GenerateRecipe, source: ModelSource, progress: Progress, workers: Workers) -> Answers:
+    """Answers by samplers in processes of their own, even a single one, so that bits do not depend on their number."""
+    sampling = source.sampling(recipe.sampling)
+    computation = choose_kernels(source.folder, recipe.sampler, recipe.learner, progress.note)
+    spec = SamplerSpec(source.folder, recipe.sampler, computation, raw_logprobs=recipe.logprobs_are_raw)
+    samplers = processes(spec, progress, workers)
+
+    def answers(blocks: Iterator[Block]) -> Iterator[tuple[int, list[Reply]]]:
+        for number, batch in samplers.blocks(blocks, sampling):
+            yield number, replies_of(batch, source.decode, recipe.logprobs_are_wanted)
+
+    return answers
+
+
+def _server(recipe: GenerateRecipe, source: ModelSource, options: OpenAI, progress: Progress) -> Answers:
+    """Answers by a server, one block after the other."""
+    from lockstep.samplers.openai.client import OpenAIClient
+
+    vocabulary = int(read_config(source.folder).get_text_config().vocab_size)
+    client = OpenAIClient(options, recipe.sampler.timeout_s, vocabulary, progress.note)
+    sampling = source.sampling(recipe.sampling)
+    client.require(sampling, recipe.logprobs_are_wanted)
+
+    def answers(blocks: Iterator[Block]) -> Iterator[tuple[int, list[Reply]]]:
+        for number, requests in blocks:
+            replies = dict(client.replies(requests, sampling, recipe.logprobs_are_wanted))
+            yield number, [replies[place] for place in range(len(requests))]
+
+    return answers

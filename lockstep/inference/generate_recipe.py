@@ -1,14 +1,92 @@
-"""The recipe of `lockstep generate MODEL DATA`."""
+"""The recipe of `lockstep generate MODEL DATA`, and its options."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, assert_never
 
-from lockstep.config import PromptSection
+from pydantic import Field, PositiveInt
+
 from lockstep.config.loading import Loaded, RecipeError
+from lockstep.config.machinery import ClusterSection, Computation, SamplerSection
 from lockstep.config.model_recipe import Command
-from lockstep.inference.generate_options import GenerateRecipe
+from lockstep.config.recipe import Recipe
+from lockstep.config.sampling import Sampling
+from lockstep.config.section import rule
+from lockstep.config.sources import DataSection, ModelFolder, Paths, PromptSection
+from lockstep.inference.run_options import ResultsRun
+
+
+class GenerateData(PromptSection):
+    """The rows of a generation."""
+
+    prompts: Paths = Field(description="file of rows, or a list of files: JSONL (also .gz), Parquet, data set folders")
+    max_prompts: PositiveInt | None = Field(default=None, description="answer only the first so many rows")
+
+    @property
+    def in_order(self) -> DataSection:
+        """The same rows as a data section, in the order of the file, without right answers."""
+        return self.as_data(self.prompts, answer="")
+
+
+class GenerateRecipe(Recipe):
+    """`algorithm: generate`"""
+
+    command = "generate MODEL DATA --recipe {recipe}"
+    placement = (*Recipe.placement, "replicas")  # blocks are answered whole, so bits do not depend on it
+    seed: int = Field(default=0, description="key of every random number")
+    model: ModelFolder
+    data: GenerateData
+    sampling: Sampling
+    num_generations: PositiveInt = Field(default=1, description="responses per prompt")
+    logprobs: Literal["none", "processed", "raw"] = Field(
+        default="none",
+        description="write the log-probability of each sampled token: processed, under the distribution it was sampled "
+        "from, after temperature, top_k and top_p; raw, at temperature 1 and among all tokens",
+    )
+    sampler: SamplerSection = SamplerSection()
+    learner: Computation = Computation()
+    cluster: ClusterSection = ClusterSection()
+    run: ResultsRun = ResultsRun()
+
+    @property
+    def folder(self) -> str | None:
+        return self.run.folder
+
+    @property
+    def logprobs_are_wanted(self) -> bool:
+        """True if responses come with log-probabilities."""
+        match self.logprobs:
+            case "none":
+                return False
+            case "processed" | "raw":
+                return True
+            case _:
+                assert_never(self.logprobs)
+
+    @property
+    def logprobs_are_raw(self) -> bool:
+        """True if these are of the model's own distribution, not of the one that was sampled from."""
+        match self.logprobs:
+            case "none" | "processed":
+                return False
+            case "raw":
+                return True
+            case _:
+                assert_never(self.logprobs)
+
+    @rule
+    def _a_server_tells_one_kind_of_logprobs(self) -> None:
+        if self.sampler.is_server and self.logprobs_are_wanted and not self.sampling.params().unshaped:
+            raise ValueError(
+                "a server does not say whether its logprobs are raw or processed; ask for them with temperature 0 or "
+                "1, top_k 0, top_p 1, min_p 0 and no penalties, where both are the same"
+            )
+
+    @rule
+    def _responses_differ(self) -> None:
+        if self.sampling.temperature == 0 and self.num_generations > 1:
+            raise ValueError("sampling.temperature 0 gives the same response every time, so num_generations must be 1")
 
 
 def generate_recipe(

@@ -16,6 +16,7 @@ from lockstep.records import is_file, read_record
 from lockstep.run.folder.files import require_writable, write_once
 from lockstep.run.folder.identity import ChangedError, Identity, differences, inputs
 from lockstep.run.folder.opening import open_run
+from lockstep.run.stop import Stop, Stopped
 
 _INPUTS = "inputs.json"
 
@@ -75,6 +76,14 @@ def results_of(loaded: Loaded, model: str | None, rows: Mapping[str, FileGroup],
             f"{folder} holds {others}:\n  " + "\n  ".join(changed) + "\nchoose another folder by --out, or remove it"
         )
     return Results(loaded, folder, now)
+
+
+def leave_on_stop(stop: Stop, done: str) -> None:
+    """Raises Stopped if a stop was requested; `done` is what was finished before."""
+    why = stop.check_after_step()
+    if why is not None:
+        reason, code = why
+        raise Stopped(f"stopped after {done}, because {reason}; the same command resumes from there", code)
 
 
 def _differences(noted: Path, now: Identity) -> list[str]:

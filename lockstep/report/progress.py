@@ -59,19 +59,16 @@ class Progress:
         self._step, self._unit = 0, "step"
         self._metrics: dict[str, float] = {}
         self._recent: deque[tuple[float, int, int]] = deque(maxlen=_WINDOW)  # seconds, tokens and steps
-        self._left: Callable[[], float] | None = None
 
-    def total(self, steps: int, note: str, unit: str = "step", left: Callable[[], float] | None = None) -> None:
+    def total(self, steps: int, note: str, unit: str = "step") -> None:
         """Sets the number of steps of the run, as soon as that is known. The first step begins now.
 
         Args:
             steps: Their number.
             note: A line to show.
             unit: Name of a step.
-            left: Returns the seconds that are left, for steps that take unlike times; None: as recent steps took.
         """
         self._total, self._unit, self._step_since = steps, unit, self._clock()
-        self._left = left
         self.note(note)
 
     def note(self, text: str) -> None:
@@ -130,8 +127,8 @@ class Progress:
     def view(self) -> ProgressView:
         """Returns the progress as it is now."""
         seconds, tokens, steps = map(sum, zip(*self._recent, strict=True)) if self._recent else (0.0, 0, 0)
-        left_s = None if self._left is None or not self._recent else self._left()
-        if left_s is None and self._total is not None and len(self._recent) > 1:
+        left_s = None
+        if self._total is not None and len(self._recent) > 1:
             left_s = (self._total - self._step) * seconds / steps
         return ProgressView(
             title=self._title,

@@ -5,7 +5,6 @@ The commands are given in a folder of `workspace.furnish`.
 
 from __future__ import annotations
 
-import gzip
 import math
 import os
 from collections.abc import Callable
@@ -304,19 +303,12 @@ DATA = {
     "data: no such file": own(overrides="data.train=absent.jsonl"),
     "data: no such validation file": own(overrides="data.validation=absent.jsonl"),
     "data: empty": own(write("rows.jsonl", "\n\n")),
-    "data: a table as text": own(write("rows.csv", "question,answer\nWhy?,1\n"), "data.train=rows.csv"),
     "data: one list": own(write("rows.jsonl", '[\n  {"question": "a", "answer": "1"}\n]\n')),
-    "data: packed under another name": own(write("rows.jsonl", gzip.compress(b"{}"))),
-    "data: not packed": own(write("rows.jsonl.gz", "{}"), "data.train=rows.jsonl.gz"),
     "data: a pointer of Git LFS": own(write("rows.jsonl", POINTER)),
     "data: no JSON": own(add_row('{"question": "Wh')),
     "data: no object": own(add_row("[1, 2]")),
-    "data: an object over several lines": own(write("rows.jsonl", '{\n "question": "a",\n "answer": "1"\n}\n')),
     "data: nested": own(add_row(f'{{"question": {"[" * 200}{"]" * 200}}}')),
     "data: a number too long": own(add_row(f'{{"question": {"9" * 5000}}}')),
-    "data: a web page": own(write("rows.jsonl", "<!DOCTYPE html>\n<html>404</html>\n")),
-    "data: carriage returns": own(write("rows.jsonl", '{"question": "a", "answer": "1"}\r' * 24)),
-    "data: packed twice": own(write("r.jsonl.gz", gzip.compress(gzip.compress(b"{}"))), "data.train=r.jsonl.gz"),
     "data: a pipe": own(lambda folder: os.mkfifo(folder / "pipe.jsonl"), "data.train=pipe.jsonl"),
     "data: an empty prompt": own(
         add_row('{"question": "", "answer": "1"}', first=True), "data.prompt='\"{question}\"'"
@@ -326,7 +318,6 @@ DATA = {
         add_row('{"question": "a", "answer": "1", "good": true, "bad": 1}', first=True),
     ),
     "data: not UTF-8": own(write("rows.jsonl", b'{"question": "\xff"}\n')),
-    "data: UTF-16": own(write("rows.jsonl", '{"question": "a"}\n'.encode("utf-16"))),
     "data: a field missing": own(add_row('{"text": "a"}')),
     "data: an answer missing": own(add_row('{"question": "a", "answer": null}')),
     "data: an answer missing for a function": own(

@@ -7,8 +7,8 @@ from dataclasses import asdict
 import pytest
 
 from lockstep.config import Computation, LearnerSection, Parallel, PromptSection, QuestionSection, Sampling
-from lockstep.inference.eval_options import EvalData
-from lockstep.inference.generate_options import GenerateData
+from lockstep.inference.eval_recipe import EvalData
+from lockstep.inference.generate_recipe import GenerateData
 from lockstep_doctor.table.options import DoctorData
 
 FIELDS = PromptSection.model_fields

@@ -52,10 +52,10 @@ def test_the_prompt_has_the_tokens_that_a_sampler_is_given(index: Any, assets: P
 
 
 def test_over_long_rows_can_be_skipped_and_are_counted(index: Any, tokenizer: Any) -> None:
-    lengths = [len(Demonstrations(index, tokenizer, section(), 64)[i]) for i in range(4)]
+    lengths = [Demonstrations(index, tokenizer, section(), 64)[i].longest for i in range(4)]
     limit = sorted(lengths)[1]
     rows = Demonstrations(index, tokenizer, section(overlong_prompts="skip"), limit)
-    assert [len(rows[i]) for i in range(len(rows))] == [length for length in lengths if length <= limit]
+    assert [rows[i].longest for i in range(len(rows))] == [length for length in lengths if length <= limit]
     assert rows.selection.overlong.count == rows.selection.skipped == 4 - len(rows) > 0
 
 

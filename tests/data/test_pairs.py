@@ -107,7 +107,7 @@ def test_a_pair_is_as_long_as_its_longer_answer(tmp_path: Path, tokenizer: Any) 
     pairs = opened(tmp_path, tokenizer, ROWS)
     lengths = [pairs[i].longest for i in range(4)]
     assert lengths == pairs.first().lengths.view(-1, 2).amax(1).tolist()
-    with pytest.raises(DataError, match=rf"have {lengths[3]} tokens, more than dpo\.max_tokens={lengths[3] - 1}"):
+    with pytest.raises(DataError, match=rf"have {lengths[3]} tokens, more than max_tokens={lengths[3] - 1}"):
         opened(tmp_path, tokenizer, ROWS[3:], lengths[3] - 1)
     some = opened(tmp_path, tokenizer, ROWS, sorted(lengths)[0], overlong_prompts="skip")
     assert some.selection.overlong.count == 4 - len(some) > 0

@@ -99,7 +99,7 @@ def test_the_pass_over_all_rows_is_made_once(
     monkeypatch.setattr("lockstep.data.answers.token_ids", refused)
     moved = tmp_path / "moved.jsonl"
     path.rename(moved)
-    assert len(used(moved, tokenizer, shuffle=False)) == 2
+    assert len(used(moved, tokenizer)) == 2
     assert len(Demonstrations(JsonlIndex(moved, "skip"), tokenizer, section(), 9)) == 2
 
 

@@ -21,9 +21,8 @@ from lockstep.cluster.placement import Processes, choose_placement
 from lockstep.cluster.specs import require_sampler
 from lockstep.config import SamplerSection
 from lockstep.config.loading import load
-from lockstep.inference.eval_judge_options import EvalJudgeRecipe
-from lockstep.inference.eval_options import EvalRecipe
-from lockstep.inference.generate_options import GenerateRecipe
+from lockstep.inference.eval_recipe import EvalJudgeRecipe, EvalRecipe
+from lockstep.inference.generate_recipe import GenerateRecipe
 
 CHAT = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}"
 ANSWER = [{"role": "assistant", "content": "Lily."}]

@@ -28,7 +28,7 @@ DATA = {
     "data: a link to nothing": replaced(lambda p: p.symlink_to("nowhere"), "rows.jsonl"),
     "data: an empty folder": replaced(lambda p: p.mkdir(), "rows.jsonl", "folder"),
     "data: a folder of a data set that is torn": replaced(
-        lambda p: [p.mkdir(), (p / "state.json").write_text('{"_data')], "rows.jsonl", "state.json"
+        lambda p: [p.mkdir(), (p / "state.json").write_text('{"_data')], "rows.jsonl", "folder"
     ),
     "data: /dev/zero": replaced(lambda p: p.symlink_to("/dev/zero"), "rows.jsonl"),
     "data: NUL bytes": rows(b"\x00" * 4096, LINE_1),
@@ -43,14 +43,14 @@ DATA = {
     "data: a question of 20 MB": rows(
         json.dumps({"question": "1+1= " * 4000000, "answer": "2"}) + "\n", LINE_1, "characters"
     ),
-    "data: UTF-16 without a mark": rows((GOOD * 3).encode("utf-16-le"), LINE_1, "UTF-16"),
+    "data: UTF-16 without a mark": rows((GOOD * 3).encode("utf-16-le"), LINE_1),
     "data: escape sequences in a field's name": rows('{"\\u001b[2J\\u001b[31mq": 1}\n', LINE_1, "␛[2J"),
     "data: a gold answer off the field": rows('{"question": "1+1=", "Answer": "2"}\n', LINE_1, "answer"),
     "data: packed, with something behind": other(
         "r.jsonl.gz", gzip.compress(GOOD.encode() * 24) + b"garbage", "r.jsonl.gz"
     ),
-    "data: packed by another program": other("r.jsonl.zst", b"(\xb5/\xfd" + bytes(100), "r.jsonl.zst", "packed"),
-    "data: a zip": other("r.zip", b"PK\x03\x04" + bytes(100), "r.zip", "packed"),
+    "data: packed by another program": other("r.jsonl.zst", b"(\xb5/\xfd" + bytes(100), "r.jsonl.zst"),
+    "data: a zip": other("r.zip", b"PK\x03\x04" + bytes(100), "r.zip"),
     "data: JSON with nothing": other("r.json", "", "r.json"),
     "data: Parquet that is none": other("r.parquet", b"PAR1garbagePAR1", "r.parquet", "Parquet"),
     "data: Parquet without rows": table(

@@ -17,10 +17,10 @@ from judge_server import JudgeServer, Said, serve_judge
 from lockstep.cli import main
 from lockstep.inference.eval_recipe import eval_recipe
 from lockstep.inference.evaluate_judge import evaluate_judge
-from lockstep.inference.parts import Parts
 from lockstep.judge.judge import JudgeError
 from lockstep.run.stop import Stopped
 from lockstep.samplers.openai.client import ServerError
+from lockstep.whole_files import append
 
 KEY_NAME, KEY = "LOCKSTEP_TEST_KEY", "sesame-77d0"
 ASKED = [
@@ -227,23 +227,24 @@ def test_a_model_that_cannot_judge_is_told_as_such(
 def test_replies_do_not_depend_on_batches_or_blocks_and_a_stopped_evaluation_goes_on(
     ask: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plain, write = ask("plain"), Parts.write
+    plain = ask("plain")
 
-    def interrupted(self: Parts, number: int, text: str) -> None:
-        write(self, number, text)
+    def interrupted(log: Path, lines: bytes) -> None:
+        append(log, lines + b'{"torn')
         os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Parts, "write", interrupted)
+        patch.setattr("lockstep.inference.evaluate_judge.append", interrupted)
         with pytest.raises(Stopped, match="stopped after 2 of 5 prompts, because Ctrl-C was received"):
             ask("stopped")
     assert not (Path("stopped") / "results.json").exists()
-    part = Path("stopped/parts/00000000.jsonl")
-    whole, marked = part.read_text(), part.read_text().replace("unfinished", "not_whole")
-    part.write_text(marked)
+    log = Path("stopped/judgements.jsonl")
+    whole = log.read_text().removesuffix('{"torn')
+    marked = whole.replace("unfinished", "not_whole")
+    log.write_text(marked + '{"torn')
     ask("stopped")
     assert "resumes: the responses to 2 prompts are judged already" in capsys.readouterr().err
-    content = Path("stopped/judgements.jsonl").read_text()
+    content = log.read_text()
     assert content.startswith(marked), "what was judged is not judged again"
     assert content.replace(marked, whole) == (plain / "judgements.jsonl").read_text()
     other = ask("other", "run.save_every=5", "judge.sampler={backend: torch, max_batch_size: 3}")

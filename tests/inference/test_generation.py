@@ -27,10 +27,9 @@ from lockstep.cli import main
 from lockstep.cluster.sampler_pool import Block
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.config import LearnerSection, SamplerSection
-from lockstep.inference import answers as module
+from lockstep.inference import generate as module
 from lockstep.inference.generate import generate
-from lockstep.inference.generate_options import GenerateRecipe
-from lockstep.inference.generate_recipe import generate_recipe
+from lockstep.inference.generate_recipe import GenerateRecipe, generate_recipe
 from lockstep.models.source import open_source
 from lockstep.report.progress import Progress
 from lockstep.rollouts.rollout import requests_of
