@@ -27,6 +27,9 @@ LossMean = Literal["tokens", "responses", "constant"]
 Divergence = Literal["forward", "reverse", "mixed", "jsd"]
 """Divergence of a student from its teacher."""
 
+PreferenceLoss = Literal["dpo", "robust", "scale", "ipo", "rpo_sq", "rpo_bwd_kl", "rpo_fwd_kl"]
+"""Loss of a pair of answers; see `lockstep.objectives.preference`."""
+
 Phase = Callable[[str], AbstractContextManager[None]]
 """A context that names and times its `with` block, for progress and timings."""
 

@@ -12,6 +12,7 @@ from typing import assert_never
 from lockstep.algorithms.job import Job, Validate
 from lockstep.algorithms.opening import describe, measure_run_length, validate_figures
 from lockstep.algorithms.pairs import PairsRecipe
+from lockstep.algorithms.preference_options import PreferenceSection
 from lockstep.algorithms.reference import with_reference
 from lockstep.algorithms.roles import ModelRole
 from lockstep.algorithms.rows import open_pairs
@@ -24,7 +25,7 @@ from lockstep.data.pairs import Pairs
 from lockstep.data.selection import head
 from lockstep.learners.base import Learner, compute_logprobs, train
 from lockstep.losses.base import Loss, Outputs
-from lockstep.losses.preference import interval_of_acc
+from lockstep.losses.preference import Preference, interval_of_acc
 from lockstep.metrics import Metrics
 from lockstep.types import Phase
 
@@ -120,3 +121,18 @@ def _score(workers: PairWorkers, batch: Batch) -> Outputs:
             return Outputs(final_value=reward_B)
         case _:
             assert_never(workers.role.head)
+
+
+def build_preference_loss(section: PreferenceSection, beta: float) -> Preference:
+    """Builds the loss of a recipe; β apart, since it may change over a run."""
+    by_length = section.preference_average_log_probs
+    return Preference(
+        kind=section.preference_loss,
+        beta=beta,
+        length_normalized=by_length,
+        gt_reward_scale=section.gt_reward_scale,
+        preference_coef=section.preference_loss_weight,
+        sft_coef=section.sft_loss_weight,
+        sft_length_normalized=by_length if section.sft_average_log_probs is None else section.sft_average_log_probs,
+        label_smoothing=section.label_smoothing,
+    )

@@ -22,8 +22,8 @@ from lockstep.learners.base import Learner
 from lockstep.metrics import Metrics
 from lockstep.monitor.agreement import Agreement, Promise
 from lockstep.monitor.doctor_command import doctor_options
+from lockstep.monitor.sequential import DriftTest
 from lockstep.monitor.watch import FLOOR, Watch
-from lockstep.objectives.sequential import DriftTest
 from lockstep.rewards.base import Reward
 from lockstep.rewards.options import RewardSection
 from lockstep.rewards.reward_model import RewardModelScorer

@@ -216,29 +216,30 @@ def end_of_answer(
     stops: Collection[int],
     args: TemplateValues = NO_ARGS,
     talk: Sequence[Message] = _TALK,
-    said: str = _ANSWER,
+    answer: str = _ANSWER,
 ) -> int | None:
-    """Returns the first of these tokens that the chat template writes after an answer; None if it writes none.
+    """Returns the first of these tokens that the chat template writes after an answer; None if it writes none."""
+    closing = render_closing(tokenizer, args, talk, answer)
+    tokens = tokenizer(closing or "", add_special_tokens=False)["input_ids"]
+    return next((token for token in tokens if token in stops), None)
+
+
+def render_closing(
+    tokenizer: PreTrainedTokenizerBase,
+    args: TemplateValues = NO_ARGS,
+    talk: Sequence[Message] = _TALK,
+    answer: str = _ANSWER,
+) -> str | None:
+    """Returns what the chat template writes after an answer; None if it needs conversations of another shape.
 
     Args:
         tokenizer: Has the chat template.
-        stops: The tokens.
         args: Arguments of the template.
         talk: A conversation that ends with the answer.
-        said: What the answer says.
+        answer: The text of the answer.
     """
     try:
-        text = _text(talk, tokenizer, False, args)
-    except ChatTemplateError:  # the template needs conversations of another shape
-        return None
-    behind = tokenizer(text.rpartition(said)[2], add_special_tokens=False)["input_ids"]
-    return next((token for token in behind if token in stops), None)
-
-
-def render_closing(tokenizer: PreTrainedTokenizerBase, args: TemplateValues = NO_ARGS) -> str | None:
-    """Returns what the chat template writes after an answer; None if it needs conversations of another shape."""
-    try:
-        return _text(_TALK, tokenizer, False, args).rpartition(_ANSWER)[2]
+        return _text(talk, tokenizer, False, args).rpartition(answer)[2]
     except ChatTemplateError:
         return None
 
@@ -258,7 +259,7 @@ def render_follow_up(text: str, tokenizer: PreTrainedTokenizerBase, args: Templa
 
 def fault(row: Row, field: str, tokenizer: PreTrainedTokenizerBase, args: TemplateValues = NO_ARGS) -> str | None:
     """Says what is wrong with the messages of a row that are to be answered; None if nothing is."""
-    wrong = _shape_fault(row, field)
+    wrong = find_shape_fault(row, field)
     if wrong is not None:
         return wrong
     if not read_question(row, field):
@@ -281,13 +282,13 @@ def text_fault(row: Row, template: str, option: str) -> str | None:
 
 def answer_fault(row: Row, field: str) -> str | None:
     """Says what is wrong with the answer at the end of the messages in a field; None if nothing is."""
-    wrong = _shape_fault(row, field)
+    wrong = find_shape_fault(row, field)
     if wrong is None and (not read_field(row, field) or read_field(row, field)[-1]["role"] != "assistant"):
         return f"has in the field {field!r} no answer by the assistant at the end"
     return wrong
 
 
-def _shape_fault(row: Row, field: str) -> str | None:
+def find_shape_fault(row: Row, field: str) -> str | None:
     """Says why a field does not hold messages; None if it does."""
     wrong = complaint(row, {field: "list"})
     if wrong is not None:

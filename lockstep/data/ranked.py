@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.data.messages import Message
+from lockstep.config.sources import FieldType
+from lockstep.data.messages import Message, find_shape_fault
 from lockstep.data.notes import note
 from lockstep.data.ranked_options import RankedSection
 from lockstep.data.rows import NUM_NAMED, DataError, Row, Rows, Skipped, is_error, read_number
-from lockstep.data.templates import complaint, fields, render
-from lockstep.errors import shorten
+from lockstep.data.templates import complaint, fields, read_field, render
 
 _ROLES = {"prompter": "user", "assistant": "assistant"}
 """Roles in trees of OpenAssistant, and in conversations."""
@@ -45,9 +45,9 @@ def read_ranked(rows: Rows, section: RankedSection) -> tuple[list[RankedResponse
     """
     found: list[RankedResponses] = []
     faults: list[str] = []
-    for i in range(len(rows)):
+    for i, row in enumerate(rows.rows(range(len(rows)))):
         try:
-            found += _of_row(rows.rows([i])[0], rows.id(i), section)
+            found += _of_row(row, rows.id(i), section)
         except DataError as error:
             faults.append(f"{rows.where(i)}: {error}")
             if is_error(section.bad_rows):
@@ -75,18 +75,18 @@ def _of_row(row: Row, name: str, section: RankedSection) -> list[RankedResponses
 def _conversation(row: Row, section: RankedSection) -> tuple[Message, ...]:
     if section.messages is None:
         return ({"role": "user", "content": _fill(section.prompt, row)},)
-    messages = _field(row, section.messages, list)
-    if not messages or not all(
-        isinstance(message, dict) and {"role", "content"} <= message.keys() for message in messages
-    ):
-        raise DataError(f'has in the field {section.messages!r} no list of {{"role": …, "content": …}}')
-    return tuple(messages)
+    wrong = find_shape_fault(row, section.messages)
+    if wrong is None and not read_field(row, section.messages):
+        wrong = f"has no messages in the field {section.messages!r}"
+    if wrong is not None:
+        raise DataError(wrong)
+    return tuple(read_field(row, section.messages))
 
 
 def _responses(row: Row, section: RankedSection) -> tuple[str, ...]:
     if isinstance(section.responses, tuple):
         return tuple(_fill(template, row) for template in section.responses)
-    responses = _field(row, section.responses, list)
+    responses = _field(row, section.responses, "list")
     if len(responses) < 2 or not all(isinstance(response, str) for response in responses):
         raise DataError(f"has in the field {section.responses!r} no list of at least two texts")
     return tuple(responses)
@@ -94,7 +94,7 @@ def _responses(row: Row, section: RankedSection) -> tuple[str, ...]:
 
 def _ranks(row: Row, section: RankedSection, count: int) -> tuple[float, ...]:
     if section.ranks is not None:
-        ranks = _field(row, section.ranks, list)
+        ranks = _field(row, section.ranks, "list")
         if len(ranks) != count or any(read_number(rank) is None for rank in ranks):
             raise DataError(f"has in the field {section.ranks!r} not one number for each of {count} responses")
         return tuple(map(float, ranks))
@@ -106,25 +106,25 @@ def _ranks(row: Row, section: RankedSection, count: int) -> tuple[float, ...]:
 
 def _of_tree(row: Row, name: str) -> Iterator[RankedResponses]:
     """Reads a tree: every message with two ranked replies or more is a prompt, with the messages before it."""
-    waiting: list[tuple[Mapping[str, Any], tuple[Message, ...], str]] = [(_field(row, "prompt", dict), (), name)]
+    waiting: list[tuple[Mapping[str, Any], tuple[Message, ...], str]] = [(_field(row, "prompt", "object"), (), name)]
     while waiting:
         message, before, where = waiting.pop()
-        talk = (*before, {"role": _role(message), "content": _field(message, "text", str)})
-        replies = _field(message, "replies", list)
+        talk = (*before, {"role": _role(message), "content": _field(message, "text", "text")})
+        replies = _field(message, "replies", "list")
         if not all(isinstance(reply, dict) for reply in replies):
             raise DataError("has in the field 'replies' something that is no message")
         ranked = [
             reply for reply in replies if _role(reply) == "assistant" and read_number(reply.get("rank")) is not None
         ]
         if len(ranked) > 1:
-            texts = tuple(_field(reply, "text", str) for reply in ranked)
+            texts = tuple(_field(reply, "text", "text") for reply in ranked)
             yield RankedResponses(where, talk, texts, tuple(float(reply["rank"]) for reply in ranked))
         inner = [(reply, talk, f"{where}.{number}") for number, reply in enumerate(replies, start=1)]
         waiting += reversed(inner)
 
 
 def _role(message: Mapping[str, Any]) -> str:
-    name = _field(message, "role", str)
+    name = _field(message, "role", "text")
     if name not in _ROLES:
         raise DataError(f"has in the field 'role' {name!r}, and neither 'prompter' nor 'assistant'")
     return _ROLES[name]
@@ -137,13 +137,11 @@ def _fill(template: str, row: Row) -> str:
     return render(template, row, "row")
 
 
-def _field(row: Mapping[str, Any], name: str, kind: type) -> Any:
-    if not isinstance(row.get(name), kind):
-        words = {list: "list", str: "text", dict: "object"}
-        raise DataError(
-            f"has no {words[kind]} in the field {name!r}; its fields are {shorten(', '.join(row)) or 'none'}"
-        )
-    return row[name]
+def _field(row: Row, name: str, kind: FieldType) -> Any:
+    wrong = complaint(row, {name: kind})
+    if wrong is not None:
+        raise DataError(wrong)
+    return read_field(row, name)
 
 
 def describe(ranked: Sequence[RankedResponses], skipped: Skipped) -> str:

@@ -189,29 +189,15 @@ class Selection:
         return sizes
 
 
-def texts(
-    rows: Rows, data: DataSection, templates: Mapping[str, str], optional: Mapping[str, str] | None = None
-) -> Iterator[str]:
-    """Templates, by their options, filled from every row that has their fields, of any length.
-
-    Args:
-        rows: The data.
-        data: Fields, and what to do about rows that lack them.
-        templates: Those whose fields every row must have.
-        optional: Others, filled where a row has their fields.
-
-    Raises:
-        DataError: A row lacks a field, and is not to be skipped.
-    """
-    wanted, asking = _field_types(data, templates), askers(templates)
+def texts(rows: Rows, data: DataSection) -> Iterator[str]:
+    """Prompts and, where a row has them, completions, of every row with the fields that it must have, of any length."""
+    wanted = _field_types(data, data.prompt_templates)
     for numbers in _blocks(rows):
-        contents, faults = _split_rows(rows, numbers, lambda row: complaint(row, wanted, asking))
-        for i, why in faults.items():
-            if is_error(data.bad_rows):
-                raise _refusal(rows, _BAD, i, why)
-        for i, row in contents.items():
-            where, others = rows.where(i), [template for template in (optional or {}).values() if fills(row, template)]
-            yield from (render(template, row, where) for template in (*templates.values(), *others))
+        for i, row in zip(numbers, rows.rows(numbers), strict=True):
+            if complaint(row, wanted) is None:
+                completions = [template for template in data.completion_templates.values() if fills(row, template)]
+                for template in (*data.prompt_templates.values(), *completions):
+                    yield render(template, row, rows.where(i))
 
 
 def _select(
@@ -255,13 +241,18 @@ def _scan(rows: Rows, data: DataSection, needs: Needs) -> Iterator[tuple[Sequenc
     ticker = Ticker(f"counting tokens of {', '.join(part.name for part in rows.parts)}", len(rows))
     wanted, asking = _field_types(data, needs.templates), askers(needs.templates)
     for numbers in _blocks(rows):
-        contents, faults = _split_rows(
-            rows, numbers, lambda row: complaint(row, wanted, asking) or _talk_fault(row, data) or needs.fault(row)
-        )
+        usable: dict[int, Row] = {}
+        faults: dict[int, str] = {}
+        for i, row in zip(numbers, rows.rows(numbers), strict=True):
+            wrong = complaint(row, wanted, asking) or _talk_fault(row, data) or needs.fault(row)
+            if wrong is None:
+                usable[i] = row
+            else:
+                faults[i] = wrong
         yield [], _BAD, faults
-        lengths = needs.lengths(list(contents), list(contents.values())) if contents else []
-        long = {i: why for i, why in zip(contents, lengths, strict=True) if why is not None}
-        yield [i for i in contents if data.truncates or i not in long], _OVERLONG, long
+        lengths = needs.lengths(list(usable), list(usable.values())) if usable else []
+        long = {i: why for i, why in zip(usable, lengths, strict=True) if why is not None}
+        yield [i for i in usable if data.truncates or i not in long], _OVERLONG, long
         ticker.at(numbers[-1])
 
 
@@ -281,15 +272,6 @@ def _field_types(data: DataSection, templates: Mapping[str, str]) -> dict[str, F
     """The fields that rows must have, with their types."""
     wanted: dict[str, FieldType] = {name: "any" for template in templates.values() for name in fields(template)}
     return wanted | (data.fields or {})
-
-
-def _split_rows(
-    rows: Rows, numbers: Sequence[int], fault: Callable[[Row], str | None]
-) -> tuple[dict[int, Row], dict[int, str]]:
-    """Splits rows into usable ones and faults, both by row number."""
-    contents: dict[int, Row] = dict(zip(numbers, rows.rows(numbers), strict=True))
-    faults = {i: wrong for i, row in contents.items() if (wrong := fault(row)) is not None}
-    return {i: row for i, row in contents.items() if i not in faults}, faults
 
 
 def _refusal(rows: Rows, reason: str, row: int, why: str) -> DataError:

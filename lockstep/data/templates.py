@@ -90,7 +90,7 @@ def complaint(row: Row, wanted: Mapping[str, FieldType], asking: Mapping[str, st
             state = "null in the field" if name in row else "no field"
             there = shorten(", ".join(row)) or "none"
             asker = (asking or {}).get(name, "a template, data.fields or the reward")
-            return f"has {state} {name!r}, which {asker} asks for; its fields are {there}{_advise(row, asker)}"
+            return f"has {state} {name!r}, which {asker} asks for; its fields are {there}"
         endless = find_not_finite(value)
         if endless is not None:
             return f"has {endless} in the field {name!r}, which is not a finite number"
@@ -116,17 +116,6 @@ def find_messages(row: Row, template: str) -> str | None:
 def is_talk(value: object) -> bool:
     """True for a list of {role, content}, which a chat template takes and text does not."""
     return isinstance(value, list) and bool(value) and all(isinstance(it, dict) and "role" in it for it in value)
-
-
-def _advise(row: Row, asker: str) -> str:
-    """The setting for a row that has messages, where a template asks for another field."""
-    talk = next((name for name, value in row.items() if is_talk(value)), None)
-    option = asker.partition("=")[0]
-    if talk is None or option not in ("data.prompt", "data.completion"):
-        return ""
-    answered = row[talk][-1]["role"] == "assistant"
-    both = " and data.completion=null" if answered and option == "data.completion" else ""
-    return f"; {talk!r} has messages, which data.messages={talk}{both} reads"
 
 
 def _is_a(kind: FieldType, value: object) -> bool:

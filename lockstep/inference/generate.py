@@ -1,6 +1,6 @@
 """`lockstep generate`: writes a file with responses to every prompt, in the order of the rows.
 
-    generations.jsonl    one prompt per line, with its responses (`rollouts.generation`)
+    generations.jsonl    one prompt per line, with its responses
     summary.json         their totals
     recipe.yaml, inputs.json, environment.json   every option, digests of model and data, versions and machine
 
@@ -13,12 +13,14 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lockstep.algorithms.exactness import choose_kernels
 from lockstep.algorithms.rows import files_of, open_prompts
+from lockstep.batch import Batch
 from lockstep.cluster.sampler_pool import Block, processes
 from lockstep.cluster.specs import SamplerSpec
 from lockstep.cluster.workers import Workers, workers_of
@@ -27,6 +29,7 @@ from lockstep.config.hub import fetch_names
 from lockstep.config.loading import Loaded
 from lockstep.data.prompts import Prompts
 from lockstep.data.rows import DataError
+from lockstep.data.templates import as_written
 from lockstep.disk import sync
 from lockstep.inference.generate_recipe import GenerateRecipe
 from lockstep.inference.results import leave_on_stop, results_of
@@ -34,7 +37,6 @@ from lockstep.models.folder import read_config
 from lockstep.models.source import ModelSource, describe_passed_end, open_source
 from lockstep.printable import print_text
 from lockstep.report.progress import Progress, show_progress
-from lockstep.rollouts.generation import account, line_of, replies_of
 from lockstep.rollouts.rollout import requests_of
 from lockstep.run.folder.files import write_once
 from lockstep.run.stop import Stop, heed_signals
@@ -248,3 +250,55 @@ def _server(recipe: GenerateRecipe, source: ModelSource, options: OpenAI, progre
             yield number, [replies[place] for place in range(len(requests))]
 
     return answers
+
+
+def replies_of(batch: Batch, decode: Callable[[Sequence[int]], str], logprobs: bool) -> list[Reply]:
+    """Converts a sampler's batch to replies.
+
+    Args:
+        batch: See `Sampler.generate`.
+        decode: Converts a response's tokens to text.
+        logprobs: True if replies carry log-probabilities.
+    """
+    columns = zip(
+        batch.sequences(), batch.sequences("mask"), batch.sequences("sampler_logprob"), batch["truncated"], strict=True
+    )
+    replies = []
+    for sequence, mask, logprob, truncated in columns:
+        tokens, cut = sequence[mask].tolist(), bool(truncated)
+        text = decode(tokens if cut or batch.sampling is None else batch.sampling.drop_stop(tokens))
+        own = tuple(logprob[mask].tolist()) if logprobs else None
+        replies.append(Reply(text, len(tokens), "length" if cut else "stop", own))
+    return replies
+
+
+def line_of(prompt: Prompt, replies: Sequence[Reply]) -> str:
+    """A prompt and its replies as a line of JSON; the row's numbers keep their form.
+
+    Raises:
+        TypeError: The row holds a type that JSON does not have.
+    """
+    record: dict[str, Any] = {"id": prompt.id, "prompt": prompt.text}
+    if prompt.tokens_cut:
+        record["truncated_prompt"] = True
+    if prompt.messages is not None:
+        record["messages"] = list(prompt.messages)
+    record["responses"] = [reply.text for reply in replies]
+    record["num_tokens"] = [reply.num_tokens for reply in replies]
+    record["finish_reasons"] = [reply.finish_reason for reply in replies]
+    if all(reply.logprobs is not None for reply in replies):
+        record["logprobs"] = [list(reply.logprobs or ()) for reply in replies]
+    record["metadata"] = dict(prompt.row)
+    return as_written(record) + "\n"
+
+
+def account(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Totals of records."""
+    reasons = [reason for record in records for reason in record["finish_reasons"]]
+    return {
+        "prompts": len(records),
+        "responses": len(reasons),
+        "unfinished_responses": sum(reason != "stop" for reason in reasons),
+        "tokens": sum(sum(record["num_tokens"]) for record in records),
+        "truncated_prompts": sum("truncated_prompt" in record for record in records),
+    }

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from lockstep.batch import Batch
 from lockstep.losses.base import Denominator, Outputs, active_pairs, split_pairs
-from lockstep.losses.preference_options import PreferenceLoss, PreferenceSection
 from lockstep.metrics import Mean, Metrics, StandardDeviation
 from lockstep.objectives import preference
 from lockstep.objectives.estimates import share
 from lockstep.objectives.masks import trainable
+from lockstep.types import PreferenceLoss, Values
 
 
 @dataclass(frozen=True)
@@ -109,21 +109,6 @@ def _score_gap(batch: Batch) -> Tensor:
     return trainable(better_P - worse_P, active_pairs(batch))
 
 
-def build(section: PreferenceSection, beta: float) -> Preference:
-    """Builds the loss of a recipe; β apart, since it may change over a run."""
-    by_length = section.preference_average_log_probs
-    return Preference(
-        kind=section.preference_loss,
-        beta=beta,
-        length_normalized=by_length,
-        gt_reward_scale=section.gt_reward_scale,
-        preference_coef=section.preference_loss_weight,
-        sft_coef=section.sft_loss_weight,
-        sft_length_normalized=by_length if section.sft_average_log_probs is None else section.sft_average_log_probs,
-        label_smoothing=section.label_smoothing,
-    )
-
-
 def _of_answers(batch: Batch, rewards: tuple[Tensor, Tensor], active_P: Tensor) -> Metrics:
     """Metrics of pairs of answers, with the scores of their judge."""
     metrics = measure_pairs(batch, rewards, active_P)
@@ -163,3 +148,101 @@ def _means(names: tuple[str, str], pair: tuple[Tensor, Tensor], active_P: Tensor
     """Means over active pairs of a column of the chosen and of the rejected answers."""
     totals = (trainable(column_P.float(), active_P).sum() for column_P in pair)
     return Metrics({name: Mean(total, active_P.sum()) for name, total in zip(names, totals, strict=True)})
+
+
+@dataclass(frozen=True)
+class SimPOLoss:
+    """Σ over pairs of −log σ(β·Δ − γ) − w_s·log π(y_w), Δ and log π(y_w) of means over an answer's tokens.
+
+    Attributes:
+        beta: β.
+        margin: γ.
+        sft_coef: w_s; 0 in the paper.
+    """
+
+    beta: float = 2.0
+    margin: float = 1.0
+    sft_coef: float = 0.0
+    reads_entropy: ClassVar = False
+
+    @property
+    def denominator(self) -> Denominator:
+        return "pairs"
+
+    def __call__(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
+        chosen_P, rejected_P = _means_of_pairs(outputs, batch)
+        loss_P = preference.simpo(chosen_P - rejected_P, self.beta, self.margin)
+        return _sum_up(batch, loss_P, -chosen_P, (1.0, self.sft_coef), (self.beta * chosen_P, self.beta * rejected_P))
+
+
+@dataclass(frozen=True)
+class ORPOLoss:
+    """Σ over pairs of −log π(y_w) − λ·log σ(log odds(y_w) − log odds(y_l)), of means over an answer's tokens.
+
+    Attributes:
+        odds_ratio_coef: λ.
+    """
+
+    odds_ratio_coef: float = 0.1
+    reads_entropy: ClassVar = False
+
+    @property
+    def denominator(self) -> Denominator:
+        return "pairs"
+
+    def __call__(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
+        chosen_P, rejected_P = _means_of_pairs(outputs, batch)
+        coefs, rewards = (self.odds_ratio_coef, 1.0), (chosen_P, rejected_P)
+        return _sum_up(batch, preference.odds_ratio(chosen_P, rejected_P), -chosen_P, coefs, rewards)
+
+
+def _means_of_pairs(outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Mean log-probability of the tokens of the chosen and of the rejected answers, [P] each."""
+    assert outputs.logprob is not None, "a loss of pairs needs a head that gives log-probabilities"
+    length_B = batch.per_sample(batch.mask.long()).clamp(min=1)
+    return split_pairs(batch, batch.per_sample(trainable(outputs.logprob, batch.mask)) / length_B)
+
+
+def _sum_up(
+    batch: Batch, preference_P: Tensor, surprise_P: Tensor, coefs: tuple[float, float], rewards: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Metrics]:
+    """Sums a pair loss and the negative log-likelihood of chosen answers, weighted, over active pairs; adds metrics."""
+    active_P = active_pairs(batch)
+    sums = [trainable(loss_P, active_P).sum() for loss_P in (preference_P, surprise_P)]
+    total, count = coefs[0] * sums[0] + coefs[1] * sums[1], active_P.sum()
+    named = {"preference_loss": sums[0], "sft_loss": sums[1], "loss": total}
+    metrics = Metrics({name: Mean(one.detach(), count) for name, one in named.items()})
+    chosen_P, rejected_P = rewards
+    return total, metrics + measure_pairs(batch, (chosen_P.detach(), rejected_P.detach()), active_P)
+
+
+@dataclass(frozen=True)
+class BradleyTerry:
+    """Σ over pairs of −log σ(r_w − r_l − m) + c·(r_w + r_l)², of pairs in which both answers have trainable tokens.
+
+    A pair is two neighboring sequences of a batch with `group_size` 2, the chosen one first. r is the head's output at
+    the last token of a sequence.
+
+    Attributes:
+        margin: m is the difference of the pair's scores, which the per-sequence column `score` has; else 0.
+        center_rewards_coefficient: c.
+    """
+
+    margin: bool = False
+    center_rewards_coefficient: float = 0.0
+    reads_values: ClassVar[Values] = "final"
+
+    @property
+    def denominator(self) -> Denominator:
+        return "pairs"
+
+    def __call__(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
+        assert outputs.final_value is not None, "a reward model needs a head that gives values"
+        active_P = active_pairs(batch)
+        chosen_P, rejected_P = split_pairs(batch, outputs.final_value)
+        margin_P = _score_gap(batch) if self.margin else chosen_P.new_zeros(chosen_P.shape)
+        loss_P = preference.bradley_terry(chosen_P - rejected_P, margin_P)
+        loss_P = loss_P + self.center_rewards_coefficient * (chosen_P + rejected_P).square()
+        total = trainable(loss_P, active_P).sum()
+        rewards = measure_implicit_rewards(chosen_P.detach(), rejected_P.detach(), active_P)
+        return total, Metrics(loss=Mean(total.detach(), active_P.sum())) + rewards

@@ -88,9 +88,7 @@ def scratch_model(recipe: Common, files: FileGroup, folder: Path) -> Path:
 def scratch_tokenizer(recipe: Common, files: FileGroup) -> PreTrainedTokenizerFast:
     """The tokenizer of a new model, made from the rows of `files`."""
     data = recipe.data
-    return words_tokenizer(
-        texts(open_rows(files, data.bad_rows), data, data.prompt_templates, data.completion_templates)
-    )
+    return words_tokenizer(texts(open_rows(files, data.bad_rows), data))
 
 
 def open_source(folder: Path | str) -> ModelSource:

@@ -31,8 +31,8 @@ from torch import Tensor
 from lockstep.batch import Batch
 from lockstep.learners.base import Learner
 from lockstep.metrics import Last, Metrics
+from lockstep.monitor.sequential import DriftState, DriftTest
 from lockstep.objectives.mismatch import sequence_mismatch
-from lockstep.objectives.sequential import DriftState, DriftTest
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.weight_sync.sync import Snapshot
 

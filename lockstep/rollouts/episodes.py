@@ -158,7 +158,7 @@ class Episodes:
         note: Callable[[str], None],
     ) -> None:
         self._section, self._stops, self._decode = section, stops, decode
-        self._note, self._told_of_hanging, self._together = note, False, False
+        self._note, self._together = note, False
         name_code("environment.class_name", section.class_name)
         options = () if section.tool_format is None else (section.tool_format,)
         self._children = [
@@ -352,7 +352,6 @@ class Episodes:
         match error:
             case ChildHangs():
                 episode.fail(f"did not answer within {self._section.timeout_s:g} s and was ended")
-                self._note_hanging(episode)
             case ChildDied():
                 episode.fail(f"ended its process ({error})")
 
@@ -371,12 +370,6 @@ class Episodes:
         except (ChildDied, ChildHangs) as error:
             what = "takes too long" if isinstance(error, ChildHangs) else f"ended the process ({error})"
             raise EnvironmentFault(f"environment.class_name {self._section.class_name}: importing it {what}") from None
-
-    def _note_hanging(self, episode: _Episode) -> None:
-        """Notes the first hanging episode at once: with others that hang, too, a step may take long."""
-        if not self._told_of_hanging:
-            self._told_of_hanging = True
-            self._note(f"{self._describe_fault(episode)}; others that hang take as long (environment.timeout_s)")
 
     def _failures(self, episodes: Sequence[_Episode]) -> str:
         """Describes how many episodes failed, and the first of them; empty if none did.

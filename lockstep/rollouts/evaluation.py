@@ -24,10 +24,12 @@ from lockstep.environments.options import EnvironmentSection
 from lockstep.errors import InputError
 from lockstep.metrics import Max, Mean, Metrics, Sum
 from lockstep.objectives.estimates import Estimate, majority_at_k, mean, pass_at_k, share
-from lockstep.rewards.base import CutOffReward
+from lockstep.rewards.base import CutOffReward, Reward
+from lockstep.rewards.math_reward import MathReward
+from lockstep.rewards.math_verifier import verify
 from lockstep.rewards.options import CodeSection, InstructionSection, RewardSection
+from lockstep.rewards.reward_model import RewardModelScorer
 from lockstep.rollouts.rollout import PART, RolloutCollector
-from lockstep.rollouts.votes import Votes, votes_of
 from lockstep.types import Prompt, SamplingParams
 
 Figures = dict[str, Estimate]
@@ -91,7 +93,7 @@ def sample_answers(
     replaced = isinstance(collector.reward, CutOffReward) and collector.reward.value is not None
     judged = [None if replaced and cut else score for cut, score in zip(truncated, scores, strict=True)]
     texts = [prompt.text for prompt in rollouts.prompts]
-    votes = _votes(votes_of(collector.reward), texts, rollouts.responses, judged, num_samples)
+    votes = name_votes(collector.reward, texts, rollouts.responses, judged, num_samples)
     samples = [
         Sample(
             question=position + i // num_samples,
@@ -116,17 +118,42 @@ def _read_scores(score_B: Tensor) -> list[float | None]:
     return [score if score == score else None for score in score_B.tolist()]
 
 
-def _votes(
-    votes: Votes | None,
+def name_votes(
+    reward: Reward | RewardModelScorer,
     prompts: Sequence[str],
     responses: Sequence[str],
     scores: Sequence[float | None],
     num_samples: int,
 ) -> list[str | None]:
-    if votes is None:
+    """Names the answer of each response; equal answers to a question have one name. None: no vote, or no answers."""
+    own = reward.reward if isinstance(reward, CutOffReward) else reward
+    if not isinstance(own, MathReward):
         return [None] * len(responses)
-    questions = (slice(start, start + num_samples) for start in range(0, len(responses), num_samples))
-    return [vote for own in questions for vote in votes(prompts[own.start], responses[own], scores[own])]
+    votes: list[str | None] = []
+    for start in range(0, len(responses), num_samples):
+        question = slice(start, start + num_samples)
+        answers = [own.extract_answer(response, prompts[start]) for response in responses[question]]
+        votes += _group_answers(answers, scores[question])
+    return votes
+
+
+def _group_answers(answers: Sequence[str | None], scores: Sequence[float | None]) -> list[str | None]:
+    """Names answers by the first that math-verify finds equal; right ones are one group, all equal the right answer."""
+    right = next((text for text, score in zip(answers, scores, strict=True) if score), None)
+    names: dict[str, str | None] = {}
+    votes: list[str | None] = []
+    for text, score in zip(answers, scores, strict=True):
+        if score:
+            votes.append(right)
+        elif score is None or text is None:
+            votes.append(None)
+        else:
+            if text not in names:
+                groups = dict.fromkeys(name for name in names.values() if name is not None)
+                is_readable = verify(text, text)
+                names[text] = next((name for name in groups if verify(name, text)), text) if is_readable else None
+            votes.append(names[text])
+    return votes
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any
+from itertools import groupby
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +15,8 @@ from torch import Tensor
 from lockstep.batch import Batch
 from lockstep.rollouts.episodes import PART
 from lockstep.rollouts.rollout import RolloutCollector, Rollouts
-from lockstep.rollouts.sample_choice import choose_rows
+
+Reason = Literal["most different scores", "best score", "worst score", "cut off", "no verdict", "next in order"]
 
 # Columns of the batch that are logged, and their names there.
 _SHOWN = {
@@ -45,8 +48,8 @@ def sample_rows(rollouts: Rollouts, batch: Batch, collector: RolloutCollector, c
         count: Number of rows, or fewer if there are fewer.
     """
     chosen = choose_rows(
-        round_significant(rollouts.batch["score"].cpu().numpy()),
-        rollouts.batch["truncated"].cpu().numpy(),
+        round_significant(rollouts.batch["score"].cpu().numpy()).tolist(),
+        rollouts.batch["truncated"].tolist(),
         [prompt.id for prompt in rollouts.prompts],
         count,
     )
@@ -114,3 +117,74 @@ def _texts(responses: Sequence[Sequence[int]], decode: Callable[[Sequence[int]],
     """The text that each token adds to its response; a token with only part of a character becomes U+FFFD."""
     text = cache(lambda token: decode([token]))
     return [[text(token) for token in response] for response in responses]
+
+
+def choose_rows(
+    scores: Sequence[float], truncated: Sequence[bool], prompts: Sequence[str], count: int
+) -> dict[int, Reason]:
+    """Chooses rows from the responses alone, so that every parallel layout of a run logs the same ones.
+
+    Whole groups (responses to one prompt) are chosen, in this order: the group whose scores differ most, which is what
+    the update learns from, or, if scores differ in no group, those with the best and the worst score; one with a
+    truncated response, and one with a response without a verdict, unless a group before has them; then groups from the
+    first of the step on. If a group does not fit, its best, worst, truncated and unjudged responses come first.
+
+    Args:
+        scores: A score for each row; NaN: no verdict. Round them first, so that noise in the last bits decides nothing.
+        truncated: True where a response was cut off.
+        prompts: The name of each row's prompt; rows of one prompt are neighbors.
+        count: Number of rows, or fewer if there are fewer.
+
+    Returns:
+        Rows in their order, each with the reason for which its group was chosen.
+    """
+    groups = [[row for row, _ in own] for _, own in groupby(enumerate(prompts), key=lambda pair: pair[1])]
+    known = {row: score for row, score in enumerate(scores) if math.isfinite(score)}
+    cut = {row for row, is_cut in enumerate(truncated) if is_cut}
+    chosen: dict[int, Reason] = {}
+    for group, reason in _rank_groups(groups, known, cut):
+        for row in _rank_rows(group, known, cut)[: count - len(chosen)]:
+            chosen.setdefault(row, reason)
+    return dict(sorted(chosen.items()))
+
+
+def _rank_groups(
+    groups: Sequence[list[int]], known: Mapping[int, float], cut: set[int]
+) -> Iterator[tuple[list[int], Reason]]:
+    """Yields groups, the most informative first, with the reason; a group can come again."""
+    shown: list[int] = []
+    for group, reason in _find_extremes(groups, known):
+        shown += group
+        yield group, reason
+    unjudged = {row for group in groups for row in group if row not in known}
+    telling: tuple[tuple[set[int], Reason], ...] = ((cut, "cut off"), (unjudged, "no verdict"))
+    for wanted, reason in telling:
+        if wanted and wanted.isdisjoint(shown):
+            group = next(group for group in groups if not wanted.isdisjoint(group))
+            shown += group
+            yield group, reason
+    for group in groups:
+        yield group, "next in order"
+
+
+def _find_extremes(groups: Sequence[list[int]], known: Mapping[int, float]) -> Iterator[tuple[list[int], Reason]]:
+    """Yields the group whose scores differ most, or those with the best and the worst score, as far as any differ."""
+    if not known:
+        return
+    scores = [[known[row] for row in group if row in known] for group in groups]
+    spreads = [max(own) - min(own) if own else 0.0 for own in scores]
+    best, worst = max(known.values()), min(known.values())
+    if max(spreads) > 0:
+        yield groups[spreads.index(max(spreads))], "most different scores"
+    elif best > worst:
+        yield next(group for group, own in zip(groups, scores, strict=True) if best in own), "best score"
+        yield next(group for group, own in zip(groups, scores, strict=True) if worst in own), "worst score"
+
+
+def _rank_rows(group: list[int], known: Mapping[int, float], cut: set[int]) -> list[int]:
+    """Returns the rows of a group: best, worst, first truncated, first unjudged, then the rest."""
+    judged = [row for row in group if row in known]
+    ends = [max(judged, key=known.__getitem__), min(judged, key=known.__getitem__)] if judged else []
+    truncated = [row for row in group if row in cut]
+    unjudged = [row for row in group if row not in known]
+    return list(dict.fromkeys([*ends, *truncated[:1], *unjudged[:1], *group]))

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from lockstep.batch import Batch
 from lockstep.metrics import Metrics
+from lockstep.monitor.sequential import DriftTest
 from lockstep.monitor.watch import FLOOR, Evidence, Watch
-from lockstep.objectives.sequential import DriftTest
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.types import Request, SamplingParams
 

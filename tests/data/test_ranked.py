@@ -69,17 +69,17 @@ def test_every_message_of_a_tree_with_ranked_replies_is_a_prompt(tmp_path: Path)
 
 BAD = (
     ({"responses": ["a", "b"], "ranks": [0, 1]}, FLAT, "has no field 'prompt'"),
-    ({"prompt": "p", "ranks": [0, 1]}, FLAT, "has no list in the field 'responses'; its fields are prompt, ranks"),
+    ({"prompt": "p", "ranks": [0, 1]}, FLAT, "has no field 'responses'"),
     ({"prompt": "p", "responses": ["a"], "ranks": [0]}, FLAT, "no list of at least two texts"),
     ({"prompt": "p", "responses": ["a", "b"], "ranks": [0]}, FLAT, "not one number for each of 2 responses"),
     ({"prompt": "p", "responses": ["a", "b"], "ranks": [0, "1"]}, FLAT, "not one number for each of 2 responses"),
     ({"prompt": "p", "responses": ["a", "b"], "best": 3}, {"ranked": "x", "best": "{best}"}, "says '3' for the best"),
-    ({"prompt": "p"}, TREE, "has no object in the field 'prompt'"),
+    ({"prompt": "p"}, TREE, "has text in the field 'prompt', which should be object"),
     ({"prompt": said("system", "p")}, TREE, "has in the field 'role' 'system', and neither 'prompter' nor 'assistant'"),
     (
         {"talk": [3], "responses": ["a", "b"], "ranks": [0, 1]},
         FLAT | {"messages": "talk"},
-        "has in the field 'talk' no",
+        "has in the field 'talk' a message, number 1",
     ),
 )
 

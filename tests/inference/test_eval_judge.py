@@ -273,4 +273,4 @@ def test_the_command_and_its_recipes(assets: Path, in_tmp: Path, capsys: pytest.
     assert main(["eval", model, data, "--recipe", "eval_judge_llmbar", "judge.max_prompt_tokens=600", *ASKED]) == 2
     assert "judge.max_prompt_tokens + judge.sampling.max_tokens allows sequences of 616" in capsys.readouterr().err
     assert main(["eval", model, data, "--recipe", "eval_judge", *few]) == 2
-    assert "Natural_dataset.json, item 1: has no list in the field 'responses'" in capsys.readouterr().err
+    assert "Natural_dataset.json, item 1: has no field 'responses'" in capsys.readouterr().err

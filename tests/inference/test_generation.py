@@ -363,11 +363,6 @@ def kill_a_sampler() -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def test_two_samplers_write_the_same_bytes_as_one(whole: bytes) -> None:
-    assert main(words("some.jsonl", "by_two", "sampler.replicas=2", "sampler.max_batch_size=3")) == 0
-    assert content("by_two") == whole
-
-
 def test_a_sampler_that_is_killed_is_started_again_and_three_write_the_same_bytes_as_one(
     whole: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:

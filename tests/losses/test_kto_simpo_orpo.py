@@ -16,7 +16,7 @@ from lockstep.batch import Batch
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.losses.base import Loss, Outputs
 from lockstep.losses.kto import KTOLoss
-from lockstep.losses.reference_free import ORPOLoss, SimPOLoss
+from lockstep.losses.preference import ORPOLoss, SimPOLoss
 
 LOSSES: list[Loss] = [KTOLoss(0.5, (1.0, 2.0), 0.25), SimPOLoss(2.0, 0.5, 0.1), ORPOLoss(0.5)]
 LOGPROBS = ((-1.0, -2.0), (-0.5,), (-3.0, -1.0, -2.0), (-1.5, -0.5))

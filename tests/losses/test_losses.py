@@ -7,11 +7,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
 
 from lockstep.batch import Batch
 from lockstep.losses.base import Loss, Outputs
 from lockstep.losses.cross_entropy import CrossEntropyLoss
 from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
+from lockstep.metrics import merge_metrics
 
 NAN = float("nan")
 LENGTHS = torch.tensor([3, 2])
@@ -182,3 +186,35 @@ def test_a_batch_with_nothing_to_train_on_costs_nothing(loss: Loss, rollouts: Ba
     assert head.grad is not None
     assert head.grad.eq(0).all()
     assert math.isnan(metrics["loss"].value())  # a mean of nothing
+
+
+def learner_batch(seed: int, lengths: list[int]) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    num_tokens = sum(lengths)
+    names = ("old_logprob", "advantage", "weight", "ref_logprob", "old_value", "return", "head")
+    columns = {name: torch.randn(num_tokens, generator=generator) * 0.5 for name in names}
+    mask = torch.rand(num_tokens, generator=generator) < 0.6
+    return Batch(torch.zeros(num_tokens, dtype=torch.int64), torch.tensor(lengths), {**columns, "mask": mask})
+
+
+def over(pieces: list[Batch], loss: Loss) -> tuple[Tensor, Tensor, dict[str, float]]:
+    """Summed loss, its gradient with respect to what the head said of each token, and merged metrics."""
+    heads = [piece["head"].clone().requires_grad_() for piece in pieces]
+    results = [loss(Outputs(logprob=head, value=head), piece) for head, piece in zip(heads, pieces, strict=True)]
+    total = torch.stack([total for total, _ in results]).sum()
+    gradients = torch.autograd.grad(total, heads)
+    return total.detach(), torch.cat(gradients), merge_metrics(metrics for _, metrics in results).floats()
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 2**32), st.lists(st.integers(1, 70), min_size=1, max_size=6), st.integers(1, 4))
+def test_micro_batches_add_up(seed: int, lengths: list[int], size: int) -> None:
+    """However a batch is cut, summed losses, gradients and merged metrics are the same."""
+    batch = learner_batch(seed, lengths)
+    assume(batch.mask.sum() > 1)  # one return has no variance to explain
+    for loss in (ClippedSurrogate(0.2, 0.2, 2.0, 0.1), ClippedValue(0.2), CrossEntropyLoss()):
+        whole, gradient, figures = over([batch], loss)
+        cut, cut_gradient, cut_figures = over(batch.split(size), loss)
+        torch.testing.assert_close(cut, whole, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(cut_gradient, gradient, rtol=0, atol=0)
+        assert cut_figures == pytest.approx(figures, rel=1e-4, abs=1e-4)

@@ -11,7 +11,7 @@ from torch import Tensor
 from lockstep.batch import Batch
 from lockstep.losses.base import Loss, Outputs, active
 from lockstep.losses.preference import Preference
-from lockstep.losses.preference_options import PreferenceLoss
+from lockstep.types import PreferenceLoss
 
 NAN = float("nan")
 KINDS: list[PreferenceLoss] = ["dpo", "scale", "ipo", "rpo_sq", "rpo_bwd_kl", "rpo_fwd_kl"]

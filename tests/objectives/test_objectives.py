@@ -6,6 +6,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from lockstep.metrics import merge_metrics
@@ -38,7 +40,7 @@ def test_masked_whiten_by_hand() -> None:
     )
 
 
-# advantages: the conformance suite has the cases, the property tests the laws
+# advantages: the conformance suite has the cases
 
 
 def test_masked_whiten_of_nothing_or_of_equals_is_zero() -> None:
@@ -69,6 +71,16 @@ def test_kl_estimates_by_hand() -> None:
     close(k1(logprob, ref), [LN2, 0.0])
     close(k2(logprob, ref), [LN2**2 / 2, 0.0])
     close(k3(logprob, ref), [LN2 - 0.5, 0.0])
+
+
+@given(
+    st.lists(st.tuples(st.floats(-50, 0, width=32), st.floats(-50, 0, width=32)), min_size=1),
+    st.sampled_from([k2, k3]),
+)
+def test_kl_estimates_are_not_negative(pairs, estimate) -> None:
+    logprob, ref = torch.tensor(pairs).T
+    assert estimate(logprob, ref).ge(0).all()
+    assert estimate(ref, ref).eq(0).all()
 
 
 def test_the_loss_pulls_token_by_token_as_k3_weighed_by_the_ratio_does() -> None:
@@ -120,9 +132,6 @@ def test_a_ratio_beyond_floats_gives_no_nan() -> None:
     assert logprob.grad is not None
     assert logprob.grad.isfinite().all()
     close(probability_ratio(torch.tensor([200.0]), torch.zeros(1)), [math.exp(20.0)])
-
-
-# value
 
 
 # mismatch

@@ -234,12 +234,10 @@ def test_a_fault_costs_its_own_episode_and_is_named(
 ) -> None:
     healthy = played(sampler, "Counting", ROWS, [])
     batch = played(sampler, name, ROWS, notes := [], timeout_s=3.0, max_concurrency=processes)
-    *early, note = notes
+    [note] = notes
     where = f"rows.jsonl:2, turn 2: environment.class_name worlds.py:{name} "
     assert note.startswith(f"1 of 6 episodes failed; the first: {where}")
     assert said in note
-    at_once = f"{where}{said}; others that hang take as long (environment.timeout_s)"
-    assert early == ([at_once] if name == "Hanging" else [])
     assert batch["environment_fault"].tolist() == [False, False, True, False, False, False]
     assert batch["environment_reward"].isnan().tolist() == batch["environment_fault"].tolist()
     for i in (0, 1, 3, 4, 5):

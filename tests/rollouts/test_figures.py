@@ -8,8 +8,7 @@ import pytest
 
 from lockstep.rewards.math_reward import MathReward
 from lockstep.rewards.options import RewardSection
-from lockstep.rollouts.evaluation import Grading, Sample, grading
-from lockstep.rollouts.votes import votes_of
+from lockstep.rollouts.evaluation import Grading, Sample, grading, name_votes
 
 MATH = Grading(pass_score=1.0, majority=True, graded=False)
 EMPTY = Sample(0, "rows.jsonl:1", 0, "?", "", "18", None, None, 1, False)
@@ -73,6 +72,5 @@ def test_graded_rewards_have_a_mean_and_pass_where_the_recipe_says() -> None:
 def test_responses_vote_for_what_they_answer(
     responses: list[str], scores: list[float | None], expected: list[str | None]
 ) -> None:
-    votes = votes_of(MathReward("####"))
-    assert votes is not None
-    assert votes("?", responses, scores) == expected
+    count = len(responses)
+    assert name_votes(MathReward("####"), ["?"] * count, responses, scores, count) == expected

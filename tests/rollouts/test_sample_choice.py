@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.rollouts.sample_choice import choose_rows
+from lockstep.rollouts.samples import choose_rows
 
 NONE = math.nan
 
 
 def choose(scores: list[float], count: int, group: int = 1, cut: tuple[int, ...] = ()) -> list[tuple[int, str]]:
-    truncated = np.isin(np.arange(len(scores)), cut)
+    truncated = [row in cut for row in range(len(scores))]
     prompts = [f"t:{row // group}" for row in range(len(scores))]
-    return list(choose_rows(np.array(scores), truncated, prompts, count).items())
+    return list(choose_rows(scores, truncated, prompts, count).items())
 
 
 def test_single_responses_show_the_ends_and_what_went_wrong() -> None:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from lockstep.algorithms.dpo.options import DPORecipe
 from lockstep.algorithms.job import Job
-from lockstep.algorithms.learn_pairs import open_pair_job
+from lockstep.algorithms.learn_pairs import build_preference_loss, open_pair_job
 from lockstep.algorithms.setup import Setup
-from lockstep.losses import preference
 
 
 def open_dpo(recipe: DPORecipe, setup: Setup) -> Job:
     """Opens the policy, the reference policy and the pairs."""
-    return open_pair_job(recipe, setup, preference.build(recipe.dpo, recipe.dpo.ref_policy_kl_penalty))
+    return open_pair_job(recipe, setup, build_preference_loss(recipe.dpo, recipe.dpo.ref_policy_kl_penalty))

@@ -7,9 +7,9 @@ from typing import final
 from pydantic import Field, PositiveFloat
 
 from lockstep.algorithms.pairs import LearnedPairs, PairsRecipe
+from lockstep.algorithms.preference_options import PreferenceSection
 from lockstep.algorithms.roles import ModelRole
 from lockstep.config.section import rule
-from lockstep.losses.preference_options import PreferenceSection
 
 
 class DPOSection(LearnedPairs, PreferenceSection):

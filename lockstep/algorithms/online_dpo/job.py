@@ -12,6 +12,7 @@ from functools import partial
 
 from lockstep.algorithms.cut_off_note import REWARD_CUT_OFF, CutOffNote
 from lockstep.algorithms.job import Job, Validate
+from lockstep.algorithms.learn_pairs import build_preference_loss
 from lockstep.algorithms.online_dpo.options import OnlineDPORecipe, OnlineDPOSection
 from lockstep.algorithms.opening import (
     build_agreement,
@@ -30,7 +31,6 @@ from lockstep.algorithms.step import RunLength, StepResult
 from lockstep.batch import Batch
 from lockstep.data.prompts import Prompts
 from lockstep.learners.base import Learner, compute_logprobs, train
-from lockstep.losses import preference
 from lockstep.losses.preference import Preference
 from lockstep.metrics import Mean, Metrics, Sum
 from lockstep.monitor.agreement import Agreement
@@ -135,7 +135,7 @@ def open_online_dpo(recipe: OnlineDPORecipe, setup: Setup) -> Job:
         options,
         run_length,
         setup.source.sampling(recipe.sampling),
-        preference.build(options, options.ref_policy_kl_penalty),
+        build_preference_loss(options, options.ref_policy_kl_penalty),
         recipe.run.num_logged_samples,
     )
     workers = OnlineDPOWorkers(policy, reference, collector, agreement, setup.phase)

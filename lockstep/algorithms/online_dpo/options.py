@@ -7,10 +7,10 @@ from typing import Annotated, final
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from lockstep.algorithms.base import BuiltInAlgorithm
+from lockstep.algorithms.preference_options import PreferenceSection
 from lockstep.algorithms.roles import Inference, Load, ModelRole
 from lockstep.config import EngineSection, ModelFolder, Optimizer, RepeatedSampling, SamplerSection, Sampling
 from lockstep.config.section import rule
-from lockstep.losses.preference_options import PreferenceSection
 from lockstep.monitor.options import AgreementSection
 from lockstep.rewards.options import RewardSection
 

@@ -6,7 +6,7 @@ from lockstep.algorithms.job import Job
 from lockstep.algorithms.learn_pairs import open_pair_job
 from lockstep.algorithms.orpo.options import ORPORecipe
 from lockstep.algorithms.setup import Setup
-from lockstep.losses.reference_free import ORPOLoss
+from lockstep.losses.preference import ORPOLoss
 
 
 def open_orpo(recipe: ORPORecipe, setup: Setup) -> Job:

@@ -9,7 +9,7 @@ from lockstep.algorithms.job import Job
 from lockstep.algorithms.learn_pairs import open_pair_job
 from lockstep.algorithms.reward_model.options import RewardModelRecipe
 from lockstep.algorithms.setup import Setup
-from lockstep.losses.reward import BradleyTerry
+from lockstep.losses.preference import BradleyTerry
 
 
 def open_reward_model(recipe: RewardModelRecipe, setup: Setup) -> Job:

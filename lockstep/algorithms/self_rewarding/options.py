@@ -8,6 +8,7 @@ from typing import Annotated, Literal, final
 from pydantic import Field, JsonValue, PositiveFloat, PositiveInt, field_validator
 
 from lockstep.algorithms.base import Algorithm, BuiltInAlgorithm
+from lockstep.algorithms.preference_options import PreferenceSection
 from lockstep.algorithms.roles import Inference, Load, ModelRole
 from lockstep.config import (
     EngineSection,
@@ -26,7 +27,6 @@ from lockstep.config.recipe_files import Layer
 from lockstep.config.section import rule
 from lockstep.judge.new_prompt_options import NewPromptsSection
 from lockstep.judge.options import AskedSection, JudgeSection, MetaJudgeSection, expression
-from lockstep.losses.preference_options import PreferenceSection
 from lockstep.monitor.options import AgreementSection
 from lockstep.rewards.options import RewardSection
 

@@ -15,6 +15,7 @@ from typing import assert_never
 
 import torch
 
+from lockstep.algorithms.learn_pairs import build_preference_loss
 from lockstep.algorithms.self_rewarding.meta import JudgePair, MetaJudging, judge_batch, judge_pair_row, judge_pairs
 from lockstep.algorithms.self_rewarding.options import SelfRewardingSection
 from lockstep.algorithms.self_rewarding.ranked import RankedAnswers, choose_pairs
@@ -26,7 +27,6 @@ from lockstep.batch import Batch, concat
 from lockstep.data.prompts import Prompts
 from lockstep.learners.base import Learner, compute_logprobs, hand_over, train
 from lockstep.losses.preference import Preference
-from lockstep.losses.preference import build as preference_loss
 from lockstep.metrics import Last, Mean, Metrics, Sum
 from lockstep.monitor.agreement import Agreement
 from lockstep.rollouts.rollout import RolloutCollector
@@ -96,7 +96,7 @@ class SelfRewardingSettings:
 
     def loss(self, iteration: int) -> Preference:
         """The loss on pairs of an iteration."""
-        return preference_loss(self.options, self.options.beta_of(iteration))
+        return build_preference_loss(self.options, self.options.beta_of(iteration))
 
     def acting_version(self, step: int) -> int:
         """The version of the weights that act in a step: the number of steps that the policy had done."""

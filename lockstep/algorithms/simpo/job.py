@@ -6,7 +6,7 @@ from lockstep.algorithms.job import Job
 from lockstep.algorithms.learn_pairs import open_pair_job
 from lockstep.algorithms.setup import Setup
 from lockstep.algorithms.simpo.options import SimPORecipe
-from lockstep.losses.reference_free import SimPOLoss
+from lockstep.losses.preference import SimPOLoss
 
 
 def open_simpo(recipe: SimPORecipe, setup: Setup) -> Job:

@@ -17,9 +17,9 @@ from self_rewarding_runs import Run, equal, held, steps, trained
 from tiny_recipe import SELF_REWARDING
 
 from benchmarks.ladder.tasks.letters import score
+from lockstep.algorithms.preference_options import PreferenceSection
 from lockstep.algorithms.self_rewarding.options import SelfRewardingSection
 from lockstep.config.loading import load
-from lockstep.losses.preference_options import PreferenceSection
 from lockstep.report.agreement import summarize_agreement
 from lockstep.report.log import read_metrics
 from lockstep.run.stop import Stopped

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, assert_never
+from typing import Annotated, assert_never
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from lockstep.config.section import Section, rule
-
-PreferenceLoss = Literal["dpo", "robust", "scale", "ipo", "rpo_sq", "rpo_bwd_kl", "rpo_fwd_kl"]
+from lockstep.types import PreferenceLoss
 
 
 class PreferenceSection(Section):

@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
-from lockstep.objectives.sequential import DriftState, DriftTest
+from lockstep.monitor.sequential import DriftState, DriftTest
 
 LARGEST = math.exp(3.0) - 1.0
 TEST = DriftTest(false_alarm_rate=0.01, baseline_steps=20, factor=1.5, floor=1e-3)

@@ -9,7 +9,7 @@ import torch
 
 from lockstep.batch import Batch
 from lockstep.data.jsonl import parse
-from lockstep.rollouts.generation import account, line_of, replies_of
+from lockstep.inference.generate import account, line_of, replies_of
 from lockstep.types import Prompt, Reply, SamplingParams
 
 STOP = 9
