@@ -59,11 +59,6 @@ class Task(Section, ABC):
     name: str = Field(description="the task, which has the other options: one that ships, or file.py:Class")
 
     @property
-    def changes(self) -> Mapping[int, str]:
-        """Rows, counted from 0, at which another kind of demonstrations begins, each with a sentence about it."""
-        return {}
-
-    @property
     def best_reward(self) -> float | None:
         """The mean reward of the best policy by the reward function or environment in the task's own file.
 

@@ -17,29 +17,13 @@ def order(length: int, epoch: int, seed: int, shuffle: bool) -> Tensor | range:
     return keyed.permutation(length, seed, "order of rows", epoch) if shuffle else range(length)
 
 
-def rows_at(position: int, count: int, length: int, seed: int, shuffle: bool) -> list[int]:
-    """Returns the row numbers at `position` … `position + count − 1` of a run over `length` rows.
-
-    Position p is row p mod `length` of epoch p div `length`, so a batch may reach into the next epoch.
-
-    Args:
-        position: Number of rows that the run has taken before.
-        count: Number of rows to take.
-        length: Rows in the data.
-        seed: Key of the orders.
-        shuffle: Whether each epoch is shuffled anew.
-    """
-    places = (divmod(p, length) for p in range(position, position + count))
-    return [int(order(length, epoch, seed, shuffle)[place]) for epoch, place in places]
-
-
 def mix_rows_at(
     position: int, count: int, sizes: Sequence[int], weights: Sequence[float], seed: int, shuffle: bool
 ) -> list[int]:
-    """Returns the rows of several parts, mixed in proportion to their weights.
+    """Returns the rows at `position` … `position + count − 1` of a run, mixed of parts in proportion to their weights.
 
-    Each part has its own epochs and orders: none of its rows is repeated before all were used. Rows are numbered across
-    all parts. With one part this is `rows_at`.
+    Each part has its own epochs and orders: none of its rows is repeated before all were used, so the row at position p
+    of a part is row p mod its size of epoch p div its size. Rows are numbered across all parts.
 
     Args:
         position: Number of rows that the run has taken before.
@@ -56,7 +40,8 @@ def mix_rows_at(
     for p in range(position + 1, position + count + 1):
         before, taken = taken, count_drawn(p, tuple(weights))
         part = next(k for k, (old, new) in enumerate(zip(before, taken, strict=True)) if new > old)
-        rows.append(starts[part] + rows_at(before[part], 1, sizes[part], seeds[part], shuffle)[0])
+        epoch, place = divmod(before[part], sizes[part])
+        rows.append(starts[part] + int(order(sizes[part], epoch, seeds[part], shuffle)[place]))
     return rows
 
 

@@ -19,55 +19,49 @@ FILE = "template_date.txt"
 _READER = "strftime_now"
 
 
-class _Day:
-    """The date of this process, or of the run that it carries out."""
-
-    def __init__(self, file: Path | None) -> None:
-        self._file = file
-        self._date: datetime.date | None = None
-
-    def read(self) -> datetime.date:
-        """The date, chosen when it is first read."""
-        if self._date is None:
-            self._date = _read(self._file) or self._choose()
-        return self._date
-
-    def _choose(self) -> datetime.date:
-        today = datetime.date.today()
-        kept = f", kept in {self._file} for when this is resumed" if self._file is not None else ""
-        note(f"the chat template writes the date; it is {today}{kept}")
-        if self._file is not None:
-            write_whole(self._file, [f"{today}\n".encode()])
-        return today
-
-
-_days = [_Day(None)]
-"""The innermost is that of the run in progress; a run may train another one first."""
+_files: list[Path | None] = [None]
+"""The files of the runs in progress, the innermost last; a run may train another one first. None: no run."""
+_dates: dict[Path | None, datetime.date] = {}
 
 
 @contextmanager
 def keep_date(folder: Path) -> Iterator[None]:
     """Has the templates in a block write the date that a run's folder keeps."""
-    _days.append(_Day(folder / FILE))
+    _files.append(folder / FILE)
     try:
         yield
     finally:
-        _days.pop()
+        _dates.pop(_files.pop(), None)
 
 
 def strftime_now(layout: str) -> str:
     """Writes the date for a template, which cannot read the time of day."""
-    return datetime.datetime.combine(_days[-1].read(), datetime.time()).strftime(layout)
+    return datetime.datetime.combine(_read_date(), datetime.time()).strftime(layout)
 
 
 def find_date(tokenizer: PreTrainedTokenizerBase) -> str | None:
     """Returns the date, if the tokenizer's chat template may write it."""
-    return str(_days[-1].read()) if _READER in str(tokenizer.chat_template or "") else None
+    return str(_read_date()) if _READER in str(tokenizer.chat_template or "") else None
 
 
-def _read(file: Path | None) -> datetime.date | None:
-    if file is None or not file.is_file():
-        return None
+def _read_date() -> datetime.date:
+    """The date of the run in progress, chosen when it is first read."""
+    file = _files[-1]
+    if file not in _dates:
+        _dates[file] = _choose(file) if file is None or not file.is_file() else _parse(file)
+    return _dates[file]
+
+
+def _choose(file: Path | None) -> datetime.date:
+    today = datetime.date.today()
+    kept = f", kept in {file} for when this is resumed" if file is not None else ""
+    note(f"the chat template writes the date; it is {today}{kept}")
+    if file is not None:
+        write_whole(file, [f"{today}\n".encode()])
+    return today
+
+
+def _parse(file: Path) -> datetime.date:
     try:
         return datetime.date.fromisoformat(file.read_text(encoding="utf-8").strip())
     except ValueError as error:

@@ -8,7 +8,6 @@ then of two minds, and reinforcement learning has something to decide.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,19 +63,6 @@ class Arithmetic(Task):
     def _rows_are_of_one_kind(self) -> None:
         if self.pairs and self.labels:
             raise ValueError("pairs and labels are two kinds of rows; say one of them")
-
-    @property
-    def changes(self) -> Mapping[int, str]:
-        first = math.ceil(self.direct_from * self.demonstrations)
-        if not self.direct_share or not 0 < first < self.demonstrations:
-            return {}
-        return {
-            first: (
-                f"the loss rises from here on, and is meant to: {self.direct_share:.0%} of the questions are now "
-                "answered directly, without the steps, by numbers that a small model can only guess; it learns both "
-                "styles, so that reinforcement learning has something to decide"
-            )
-        }
 
     def write(self, folder: Path) -> TaskFiles:
         problems = distinct_problems(self.train_questions + self.validation_questions, self.seed)

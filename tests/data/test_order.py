@@ -6,7 +6,7 @@ from itertools import accumulate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.data.order import count_drawn, mix_rows_at, rows_at
+from lockstep.data.order import count_drawn, mix_rows_at
 
 PARTS = st.lists(st.tuples(st.integers(1, 9), st.floats(0.01, 100)), min_size=1, max_size=5)
 """Sizes and weights."""
@@ -17,8 +17,8 @@ def split(parts: list[tuple[int, float]]) -> tuple[list[int], list[float]]:
 
 
 def test_batches_run_across_the_end_of_an_epoch_and_lose_nothing() -> None:
-    whole = rows_at(0, 30, length=10, seed=5, shuffle=True)
-    pieces = [row for position in range(0, 30, 4) for row in rows_at(position, 4, 10, 5, True)]
+    whole = mix_rows_at(0, 30, [10], [1.0], seed=5, shuffle=True)
+    pieces = [row for position in range(0, 30, 4) for row in mix_rows_at(position, 4, [10], [1.0], 5, True)]
     assert pieces[:30] == whole
     assert set(Counter(whole).values()) == {3}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,7 +10,7 @@ from lockstep.algorithms.opening import describe, measure_run_length, validate_f
 from lockstep.algorithms.rows import open_demonstrations
 from lockstep.algorithms.setup import Setup
 from lockstep.algorithms.sft.options import SFTRecipe
-from lockstep.algorithms.step import RunLength, StepEvent, StepResult
+from lockstep.algorithms.step import RunLength, StepResult
 from lockstep.batch import Batch
 from lockstep.data.answers import is_empty
 from lockstep.data.demonstrations import Demonstrations, answer_of
@@ -69,16 +68,7 @@ def open_sft(recipe: SFTRecipe, setup: Setup) -> Job:
         data=describe(rows, "rows"),
         held_out=None if held_out is None else describe(held_out, "rows"),
         arithmetic=f"{size} rows → 1 optimizer step",
-        hooks=() if data.task is None or data.shuffle else (partial(_tell, data.task.changes, size, setup.note),),
     )
-
-
-def _tell(changes: Mapping[int, str], size: int, note: Callable[[str], None], event: StepEvent) -> None:
-    """Hook that explains a change in the loss at the step where the task's rows change in kind."""
-    rows = range((event.step - 1) * size, event.result.position)
-    for row, sentence in changes.items():
-        if row in rows:
-            note(f"step {event.step}: {sentence}")
 
 
 def _open(files: FileGroup, recipe: SFTRecipe, setup: Setup, limit: Head) -> Demonstrations:
