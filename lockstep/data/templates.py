@@ -7,7 +7,7 @@ import json
 import re
 import string
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, assert_never
 
 from lockstep.config.sources import FieldType
 from lockstep.data.jsonl import AsWritten
@@ -119,7 +119,13 @@ def is_talk(value: object) -> bool:
 
 
 def _is_a(kind: FieldType, value: object) -> bool:
-    return type(value) in _KINDS if kind == "any" else _kind(value) == kind
+    match kind:
+        case "any":
+            return type(value) in _KINDS
+        case "text" | "number" | "boolean" | "list" | "object":
+            return _kind(value) == kind
+        case _:
+            assert_never(kind)
 
 
 def _kind(value: object) -> str:

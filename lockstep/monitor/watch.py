@@ -1,7 +1,7 @@
 """The doctor in training: an alarm when sampler and learner drift apart, with the cause of the drift.
 
 Each step gives one number, z: the mean over its sequences of (mean of e^min(|Δ|, 3) over the tokens) − 1. It lies
-within [0, e³ − 1], so that no token decides alone. `objectives.sequential` defines the test and what it proves.
+within [0, e³ − 1], so that no token decides alone. `monitor.sequential` defines the test and what it proves.
 
 An alarm means that z has risen. The cause is measured, while nothing is trained: the sampler reads
 the step's own tokens; it gets the same weights again, and reads them once more; and it scores

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from lockstep.config import DataSection
 from lockstep.data.files import FileGroup, open_rows
 from lockstep.data.jsonl import DataError
 from lockstep.data.prompts import Prompts
-from lockstep.data.rows import Rows
 from lockstep.models.tokenizer import words_tokenizer
 
 ROWS = [{"question": "007", "answer": 3.5, "tags": ["a", None]}, {"question": "null", "answer": None, "tags": []}]
@@ -97,21 +95,6 @@ def test_files_stand_one_after_the_other(tmp_path: Path) -> None:
     assert [rows.id(i) for i in (2, 3, 5)] == ["a.jsonl:3", "rows.parquet:1", "b.jsonl:1"]
     assert rows.where(6) == f"{paths[2]}, line 2"
     assert [part.size for part in rows.parts] == [7]
-
-
-def drawn(rows: Rows, count: int, **options: Any) -> list[str]:
-    data = DataSection(**{"train": "x", "max_prompt_tokens": 9, "bad_rows": "skip", **options})
-    prompts = Prompts(rows, words_tokenizer(["q"]), data)
-    assert prompts.digest == rows.digest
-    return [prompt.row["answer"] for prompt in prompts.at(0, count, seed=4)]
-
-
-def test_weights_set_how_often_a_file_is_drawn_from(tmp_path: Path) -> None:
-    paths = (many(tmp_path, "a.jsonl", range(10)), many(tmp_path, "b.jsonl", range(10, 12)))
-    answers = Counter(drawn(open_rows(FileGroup(paths, (1.0, 3.0))), 40))
-    assert [sum(answers[str(n)] for n in part) for part in (range(10), range(10, 12))] == [10, 30]
-    assert set(answers.values()) == {1, 15}
-    assert set(Counter(drawn(open_rows(FileGroup(paths)), 24)).values()) == {2}
 
 
 CALLS = [

@@ -101,16 +101,6 @@ def test_special_tokens_come_from_the_tokenizer_or_from_the_chat_template_never_
     assert Prompts(index, llama, section(chat=True))[0].tokens.count(llama.bos_token_id) == 1
 
 
-def test_over_long_prompts_can_be_skipped_and_are_counted(tmp_path: Path, tokenizer: Any) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text("broken\n" + "".join(json.dumps(row) + "\n" for row in ROWS))
-    limit = len(tokenizer(ROWS[0]["question"])["input_ids"])
-    data = section(max_prompt_tokens=limit, overlong_prompts="skip", bad_rows="skip")
-    prompts = Prompts(JsonlIndex(path, "skip"), tokenizer, data)
-    assert [prompt.row for prompt in prompts.first()] == [ROWS[i] for i in (0, 3, 6, 9)]
-    assert (len(prompts), prompts.selection.account) == (4, "1 bad rows, 6 over-long skipped")
-
-
 def test_every_row_comes_once_an_epoch_and_each_epoch_in_its_own_order(index: JsonlIndex, tokenizer: Any) -> None:
     prompts = Prompts(index, tokenizer, section())
     epochs = [[prompt.id for prompt in prompts.at(10 * epoch, 10, seed=0)] for epoch in range(3)]

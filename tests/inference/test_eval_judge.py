@@ -17,7 +17,6 @@ from judge_server import JudgeServer, Said, serve_judge
 from lockstep.cli import main
 from lockstep.inference.eval_recipe import eval_recipe
 from lockstep.inference.evaluate_judge import evaluate_judge
-from lockstep.judge.judge import JudgeError
 from lockstep.run.stop import Stopped
 from lockstep.samplers.openai.client import ServerError
 from lockstep.whole_files import append
@@ -164,13 +163,6 @@ def test_a_question_that_nobody_answers_is_counted_and_a_dead_server_is_an_error
         served("dead")
     with pytest.raises(ServerError, match=r"answers 500"):
         served("impatient", "judge.sampler.openai.max_concurrency=2")
-
-
-def test_too_many_without_a_verdict_stop_where_the_recipe_says_so(served: Callable[..., Path]) -> None:
-    with pytest.raises(
-        JudgeError, match=r"3 of 21 judgements have no verdict \(3 not_a_number\), more than judge\.max"
-    ):
-        served("out", "judge.max_no_verdict_rate=0.1")
 
 
 def test_a_tokenizer_in_a_folder_knows_what_is_too_long(

@@ -222,17 +222,6 @@ def test_over_long_prompts_are_refused_skipped_or_truncated(go: Go, capsys: pyte
     assert "3 prompts (none skipped, 1 over-long truncated)" in told
 
 
-def test_conversations_go_through_the_chat_template_but_for_their_answer(go: Go) -> None:
-    talk = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who is Lily?"}]
-    write_rows("chat.jsonl", [{"talk": talk, "n": 1}, {"talk": [*talk, {"role": "assistant", "content": "A girl."}]}])
-    first, second = records(go("out", "data.messages=talk", data="chat.jsonl"))
-    assert first["prompt"] == second["prompt"] == "system: Be brief.\nuser: Who is Lily?\nassistant:"
-    assert first["messages"] == second["messages"] == talk
-    assert first["metadata"] == {"talk": talk, "n": 1}
-    assert second["metadata"]["talk"][-1]["content"] == "A girl."
-    assert first["responses"] != second["responses"]
-
-
 def test_finished_work_is_not_done_again_and_other_work_is_kept_apart(
     go: Go, capsys: pytest.CaptureFixture[str]
 ) -> None:
