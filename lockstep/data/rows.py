@@ -167,7 +167,7 @@ class Rows(ABC):
             raise DataError(f"{first[0]}; correct the {self.unit}, or set data.bad_rows=skip")
         self.skipped = Skipped(bad, first)
         if not len(self):
-            raise DataError(f"{self.path}: holds no rows ({bad} bad ones); write one JSON object for each row")
+            raise DataError(f"{self.path}: holds no rows ({bad} bad ones); name a file that has some")
 
     def _require_unchanged(self) -> None:
         for file, stamp in self._stamps.items():

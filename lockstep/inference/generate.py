@@ -89,14 +89,20 @@ class _Blocks:
     count: int
     size: int
 
-    @property
-    def parts(self) -> list[Path]:
-        """The files of the blocks, until they are joined."""
-        return [_parts_of(self.whole) / f"{number:08d}.jsonl" for number in range(-(-self.count // self.size))]
+    def __len__(self) -> int:
+        return -(-self.count // self.size)
+
+    def part(self, number: int) -> Path:
+        """The file of a block, until all are joined."""
+        return _parts_of(self.whole) / f"{number:08d}.jsonl"
+
+    def contents(self) -> Iterator[bytes]:
+        """Yields the content of all parts in order."""
+        return (self.part(number).read_bytes() for number in range(len(self)))
 
     def missing(self) -> list[int]:
         """Numbers of the blocks that are still to be answered."""
-        return [number for number, part in enumerate(self.parts) if not part.exists()]
+        return [number for number in range(len(self)) if not self.part(number).exists()]
 
     def places(self, number: int) -> range:
         """The places of a block's prompts in the order of the file."""
@@ -109,7 +115,7 @@ class _Blocks:
 
     def write(self, number: int, lines: str) -> None:
         """Writes the responses to a block."""
-        part = self.parts[number]
+        part = self.part(number)
         part.parent.mkdir(exist_ok=True)
         write_whole(part, [lines.encode()])
         sync(part.parent)
@@ -143,7 +149,7 @@ def _make(recipe: GenerateRecipe, source: ModelSource, whole: Path, started: Cal
 def _arithmetic(recipe: GenerateRecipe, blocks: _Blocks) -> str:
     return (
         f"{blocks.count} prompts ({blocks.prompts.selection.account}) → {blocks.count * recipe.num_generations} "
-        f"responses, in {len(blocks.parts)} blocks of {blocks.size} prompts, by {recipe.sampler.replicas} × "
+        f"responses, in {len(blocks)} blocks of {blocks.size} prompts, by {recipe.sampler.replicas} × "
         f"{recipe.sampler.backend}"
     )
 
@@ -192,11 +198,11 @@ def _lines(prompts: Sequence[Prompt], replies: Sequence[Reply]) -> Iterable[str]
 def _join(blocks: _Blocks) -> None:
     """Joins the blocks to one file; writes the summary before it, so that the file never lacks one."""
     total: Counter[str] = Counter()
-    for part in blocks.parts:
-        total.update(account([json.loads(line) for line in part.read_bytes().split(b"\n") if line]))
+    for lines in blocks.contents():
+        total.update(account([json.loads(line) for line in lines.split(b"\n") if line]))
     summary = {**total, "skipped_rows": blocks.prompts.selection.skipped}
     write_once(blocks.whole.with_name(SUMMARY), json.dumps(summary, indent=1) + "\n")
-    write_whole(blocks.whole, (part.read_bytes() for part in blocks.parts))
+    write_whole(blocks.whole, blocks.contents())
     sync(blocks.whole.parent)
 
 

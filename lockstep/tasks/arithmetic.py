@@ -14,7 +14,6 @@ from pathlib import Path
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from lockstep.config import Probability
 from lockstep.config.section import rule
 from lockstep.tasks.base import Task, TaskFiles, permute, sample_uniforms, write_rows
 
@@ -28,6 +27,8 @@ _SMALLEST, _LARGEST = 2, 10  # of the start and of what is added; what is taken 
 _FEWEST_STEPS, _MOST_STEPS = 3, 4
 _DRAWS = 4 + 3 * _MOST_STEPS  # random numbers per question: name, things, start, steps; per step sign, amount, wording
 _BLOCK = 1024
+_DIRECT_FROM = 0.8  # share of the demonstrations after which direct answers appear
+_DIRECT_SHARE = 0.6  # of the questions, which are then answered without reasoning
 
 
 class Arithmetic(Task):
@@ -39,12 +40,6 @@ class Arithmetic(Task):
     demonstrations: NonNegativeInt = Field(
         default=0, description="solved rows for SFT, drawn from the training questions; 0: none"
     )
-    direct_from: Probability = Field(
-        default=0.75, description="share of the demonstrations after which direct answers appear"
-    )
-    direct_share: Probability = Field(
-        default=0.6, description="share of questions that are then answered without reasoning"
-    )
     pairs: bool = Field(
         default=False, description="rows for DPO: `chosen` is answered step by step, `rejected` directly"
     )
@@ -53,11 +48,6 @@ class Arithmetic(Task):
         description="rows for KTO: `completion` is answered step by step, with `label` true, or directly, with false",
     )
     seed: int = Field(default=0, description="of the questions; the run's seed does not change them")
-
-    @property
-    def idle_options(self) -> dict[str, str]:
-        shares = ("direct_from", "direct_share")
-        return {} if self.demonstrations else dict.fromkeys(shares, "where demonstrations is 0")
 
     @rule
     def _rows_are_of_one_kind(self) -> None:
@@ -121,8 +111,8 @@ def demonstrations(train: list[Problem], spec: Arithmetic) -> Iterator[dict[str,
     The training questions come in passes, each in its own order. Which of them are answered directly is fixed by their
     index, so that the style is a habit of the question and not noise.
     """
-    first_direct = spec.direct_from * spec.demonstrations
-    num_direct = spec.direct_share * len(train)
+    first_direct = _DIRECT_FROM * spec.demonstrations
+    num_direct = _DIRECT_SHARE * len(train)
     num_passes = -(-spec.demonstrations // len(train))
     orders = (permute(len(train), spec.seed, "demonstrations", i) for i in range(num_passes))
     questions = itertools.islice(itertools.chain.from_iterable(orders), spec.demonstrations)

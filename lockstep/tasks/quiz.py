@@ -19,15 +19,16 @@ from pathlib import Path
 from random import Random
 from typing import Annotated, Any
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt
 
-from lockstep.config import Probability
 from lockstep.tasks.base import Task, TaskFiles, sample_uniforms, write_rows
 
 ANSWERS = " yes", " no"
 READY = " ready"
 LARGEST = 63  # of the numbers that are asked, which are odd: 17 of 32 are prime
 _BLOCK = 1024
+_REPEATS = 22  # validation episodes with each of the three prizes
+_KNOWN = 0.6  # share of right answers in the demonstrations
 
 
 class Quiz(Task):
@@ -36,9 +37,7 @@ class Quiz(Task):
     shared = ("questions", "luck", "seed")
     questions: Annotated[int, Field(ge=1, le=32)] = Field(default=4, description="questions of an episode")
     luck: NonNegativeInt = Field(default=10, description="coins of the prize on average: none, these or twice")
-    repeats: PositiveInt = Field(default=22, description="validation episodes with each of the three prizes")
     demonstrations: NonNegativeInt = Field(default=0, description="episodes for SFT; 0: none")
-    known: Probability = Field(default=0.6, description="share of right answers in the demonstrations")
     seed: int = Field(default=0, description="of the demonstrations; the run's seed does not change them")
 
     @property
@@ -46,16 +45,12 @@ class Quiz(Task):
         """The share of coins with all answers right and an average prize; no single episode earns more than 1."""
         return (self.luck + self.questions) / (2 * self.luck + self.questions)
 
-    @property
-    def idle_options(self) -> dict[str, str]:
-        return {} if self.demonstrations else {"known": "where demonstrations is 0"}
-
     def write(self, folder: Path) -> TaskFiles:
         files = TaskFiles.name_in(folder, demonstrations=self.demonstrations > 0)
         prizes = [0, self.luck, 2 * self.luck]
         train = self._row(prizes, most=prizes[-1])
         write_rows(files.train, [train])
-        write_rows(files.validation, [self._row([prize], most=0) for prize in prizes] * self.repeats)
+        write_rows(files.validation, [self._row([prize], most=0) for prize in prizes] * _REPEATS)
         if files.demonstrations is not None:
             write_rows(files.demonstrations, self._demonstrations(train))
         return files
@@ -70,7 +65,7 @@ class Quiz(Task):
         for start in range(0, self.demonstrations, _BLOCK):
             rows = range(start, min(start + _BLOCK, self.demonstrations))
             for first, *draws in sample_uniforms(rows, 1 + self.questions, self.seed, "quiz"):
-                yield {**row, "answer": _play(row, int(first * 2**32), [draw < self.known for draw in draws])}
+                yield {**row, "answer": _play(row, int(first * 2**32), [draw < _KNOWN for draw in draws])}
 
 
 class Show:

@@ -68,9 +68,9 @@ def test_demonstrations_are_steps_first_and_then_also_direct_for_a_fixed_share(f
     shown = rows(files.demonstrations)
     direct = ["=" not in row["answer"] for row in shown]
     assert len(shown) == 1000
-    assert not any(direct[:750])
-    assert direct[750:] == [order[row["question"]] < 0.6 * 300 for row in shown[750:]]
-    assert 0.5 < sum(direct[750:]) / 250 < 0.7
+    assert not any(direct[:800])
+    assert direct[800:] == [order[row["question"]] < 0.6 * 300 for row in shown[800:]]
+    assert 0.5 < sum(direct[800:]) / 200 < 0.7
     for row, is_direct in zip(shown, direct, strict=True):
         assert row["answer"].split("\n") == (solved(row["question"])[-1:] if is_direct else solved(row["question"]))
 
