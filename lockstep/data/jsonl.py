@@ -69,10 +69,6 @@ class JsonlIndex(Rows):
     def number(self, i: int) -> int:
         return int(self._numbers[i, 1])
 
-    def row(self, i: int) -> dict[str, Any]:
-        """Row `i`, counted from 0, parsed from its line."""
-        return self.rows([i])[0]
-
     def rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         self._require_unchanged()
         found = []

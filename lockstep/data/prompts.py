@@ -271,11 +271,6 @@ class EncodedRows(ABC, Generic[T]):
     def __getitem__(self, i: int) -> T:
         return self._read(self.selection.numbers([i]))[0]
 
-    @property
-    def digest(self) -> str:
-        """Fingerprint of the data; see `Rows.digest`."""
-        return self.selection.rows.digest
-
     def read(self, position: int, count: int, seed: int) -> list[T]:
         """The rows at `position` … `position + count − 1` of a run; see `data.order`."""
         return self._read(self.selection.at(position, count, seed))

@@ -93,8 +93,8 @@ def call_loss(loss: Loss, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metri
             pass
         case found:
             raise InputError(
-                f"{name} returned {_describe(found)}; return two things: the sum over the batch, a tensor of one "
-                "number that depends on the outputs, and lockstep.Metrics(…), which may be empty"
+                f"{name} returned {type(found).__name__}; return two things: the sum over the batch, a tensor of one "
+                "number that has a gradient, and lockstep.Metrics(…), which may be empty"
             )
     for metric, value in metrics.items():
         if not isinstance(value, Reduction):
@@ -103,18 +103,6 @@ def call_loss(loss: Loss, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metri
                 "as lockstep.losses.Mean(total, count)"
             )
     return total, metrics
-
-
-def _describe(found: object) -> str:
-    """Describes what a loss returned by types and shapes."""
-    match found:
-        case tuple():
-            return f"({', '.join(map(_describe, found))})"
-        case Tensor():
-            free = "" if found.requires_grad else " without a gradient"
-            return f"a tensor of shape {list(found.shape)}{free}"
-        case _:
-            return type(found).__name__
 
 
 def active(batch: Batch, denominator: Denominator) -> Tensor:

@@ -25,7 +25,7 @@ def written(folder: Path, content: bytes) -> Path:
 
 
 def all_rows(index: JsonlIndex) -> list[dict]:
-    return [index.row(i) for i in range(len(index))]
+    return index.rows(range(len(index)))
 
 
 def test_strings_come_back_as_written_whatever_other_rows_hold(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_line_ends_marks_and_blank_lines_change_no_row(tmp_path: Path, content: 
 )
 def test_a_number_goes_into_a_template_as_it_was_written(tmp_path: Path, number: str) -> None:
     line = f'{{"n": {number}, "nested": [{{"n": {number}}}]}}'.encode()
-    row = pickle.loads(pickle.dumps(JsonlIndex(written(tmp_path, line)).row(0)))
+    row = pickle.loads(pickle.dumps(JsonlIndex(written(tmp_path, line)).rows([0])[0]))
     assert row["n"] == json.loads(number)
     assert render("{n} {nested}", row, "") == f'{number} [{{"n": {number}}}]'
 
@@ -107,7 +107,7 @@ def test_a_file_that_changed_is_not_read_with_old_offsets(tmp_path: Path, conten
     path.write_bytes(content)
     os.utime(path, ns=(0, 0))  # two writes within one tick of the clock look alike
     with pytest.raises(DataError, match="has changed"):
-        index.row(0)
+        index.rows([0])
     again = JsonlIndex(path)
     assert again.rows(range(len(again))) == [json.loads(line) for line in content.splitlines()]
     assert again.digest != index.digest
@@ -150,7 +150,7 @@ def test_a_packed_file_is_read_as_what_it_holds(tmp_path: Path, monkeypatch: pyt
     assert index.digest == hashlib.sha256(content).hexdigest()
     for entry in (tmp_path / "cache/unpacked").iterdir():
         entry.unlink()
-    assert index.row(1) == {"a": 2}
+    assert index.rows([1]) == [{"a": 2}]
 
 
 PEAK = """
