@@ -53,7 +53,7 @@ class Preference:
 
     def __call__(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
         assert outputs.logprob is not None, "a preference loss needs a head that gives log-probabilities"
-        mask_N, active_P = batch.mask, active_pairs(batch)
+        mask_N = batch.mask
         logprob_N = trainable(outputs.logprob, mask_N)
         length_B = batch.per_sample(mask_N.long())
         ratio_B = batch.per_sample(logprob_N - trainable(batch["ref_logprob"], mask_N))  # d
@@ -64,15 +64,8 @@ class Preference:
         surprise_P, _ = split_pairs(batch, -batch.per_sample(logprob_N))
         if self.sft_length_normalized:
             surprise_P = surprise_P / split_pairs(batch, length_B)[0].clamp(min=1)
-        count, metrics = active_P.sum(), Metrics()
-        losses = {"preference_loss": (self.preference_coef, preference_P), "sft_loss": (self.sft_coef, surprise_P)}
-        total = logprob_N.new_zeros(())
-        for name, (coef, loss_P) in losses.items():
-            summed = trainable(loss_P, active_P).sum()
-            metrics[name] = Mean(summed.detach(), count)
-            total = total + coef * summed
-        metrics["loss"] = Mean(total.detach(), count)
-        rewards = self.beta * chosen_P.detach(), self.beta * rejected_P.detach()
+        total, metrics = _sum_up(batch, preference_P, surprise_P, (self.preference_coef, self.sft_coef))
+        rewards, active_P = (self.beta * chosen_P, self.beta * rejected_P), active_pairs(batch)
         if "judge_pair" not in batch.sample:
             return total, metrics + _of_answers(batch, rewards, active_P)
         judge_P, _ = split_pairs(batch, batch["judge_pair"])
@@ -127,6 +120,7 @@ def measure_pairs(batch: Batch, rewards: tuple[Tensor, Tensor], active_P: Tensor
 
 def measure_implicit_rewards(chosen_P: Tensor, rejected_P: Tensor, active_P: Tensor) -> Metrics:
     """Measures the rewards of both answers (DPO: β·d, the implicit reward), and how often they rank a pair as given."""
+    chosen_P, rejected_P = chosen_P.detach(), rejected_P.detach()
     both, count = trainable(torch.cat([chosen_P, rejected_P]).double(), active_P.repeat(2)), 2 * active_P.sum()
     right = trainable((chosen_P > rejected_P).float(), active_P).sum()
     return _means(("rewards_chosen_mean", "rewards_rejected_mean"), (chosen_P, rejected_P), active_P) + Metrics(
@@ -172,7 +166,9 @@ class SimPOLoss:
     def __call__(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
         chosen_P, rejected_P = _means_of_pairs(outputs, batch)
         loss_P = preference.simpo(chosen_P - rejected_P, self.beta, self.margin)
-        return _sum_up(batch, loss_P, -chosen_P, (1.0, self.sft_coef), (self.beta * chosen_P, self.beta * rejected_P))
+        total, metrics = _sum_up(batch, loss_P, -chosen_P, (1.0, self.sft_coef))
+        rewards = self.beta * chosen_P, self.beta * rejected_P
+        return total, metrics + measure_pairs(batch, rewards, active_pairs(batch))
 
 
 @dataclass(frozen=True)
@@ -192,8 +188,9 @@ class ORPOLoss:
 
     def __call__(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
         chosen_P, rejected_P = _means_of_pairs(outputs, batch)
-        coefs, rewards = (self.odds_ratio_coef, 1.0), (chosen_P, rejected_P)
-        return _sum_up(batch, preference.odds_ratio(chosen_P, rejected_P), -chosen_P, coefs, rewards)
+        loss_P = preference.odds_ratio(chosen_P, rejected_P)
+        total, metrics = _sum_up(batch, loss_P, -chosen_P, (self.odds_ratio_coef, 1.0))
+        return total, metrics + measure_pairs(batch, (chosen_P, rejected_P), active_pairs(batch))
 
 
 def _means_of_pairs(outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -204,16 +201,14 @@ def _means_of_pairs(outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def _sum_up(
-    batch: Batch, preference_P: Tensor, surprise_P: Tensor, coefs: tuple[float, float], rewards: tuple[Tensor, Tensor]
+    batch: Batch, preference_P: Tensor, surprise_P: Tensor, coefs: tuple[float, float]
 ) -> tuple[Tensor, Metrics]:
-    """Sums a pair loss and the negative log-likelihood of chosen answers, weighted, over active pairs; adds metrics."""
+    """Sums a pair loss and the negative log-likelihood of chosen answers, weighted, over active pairs."""
     active_P = active_pairs(batch)
     sums = [trainable(loss_P, active_P).sum() for loss_P in (preference_P, surprise_P)]
     total, count = coefs[0] * sums[0] + coefs[1] * sums[1], active_P.sum()
     named = {"preference_loss": sums[0], "sft_loss": sums[1], "loss": total}
-    metrics = Metrics({name: Mean(one.detach(), count) for name, one in named.items()})
-    chosen_P, rejected_P = rewards
-    return total, metrics + measure_pairs(batch, (chosen_P.detach(), rejected_P.detach()), active_P)
+    return total, Metrics({name: Mean(one.detach(), count) for name, one in named.items()})
 
 
 @dataclass(frozen=True)
@@ -244,5 +239,5 @@ class BradleyTerry:
         loss_P = preference.bradley_terry(chosen_P - rejected_P, margin_P)
         loss_P = loss_P + self.center_rewards_coefficient * (chosen_P + rejected_P).square()
         total = trainable(loss_P, active_P).sum()
-        rewards = measure_implicit_rewards(chosen_P.detach(), rejected_P.detach(), active_P)
+        rewards = measure_implicit_rewards(chosen_P, rejected_P, active_P)
         return total, Metrics(loss=Mean(total.detach(), active_P.sum())) + rewards
