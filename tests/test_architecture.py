@@ -73,7 +73,6 @@ MAX_FUNCTION_LINES = 80
 MAX_NESTING = 3
 
 EXCEPTIONS: dict[tuple[str, str], str] = {
-    ("lockstep/types.py", "nothing_asks_which_algorithm"): "dpo is also the name of a loss",
     ("lockstep/losses/preference.py", "nothing_asks_which_algorithm"): "dpo is also the name of a loss",
     ("lockstep/__init__.py", "imports_point_down"): "the public face, which imports on first use",
     **{

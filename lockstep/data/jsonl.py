@@ -103,13 +103,12 @@ class JsonlIndex(Rows):
                 if number == 1:
                     self._require_lines(line)
                 digest.update(line)
-                if line.strip():
-                    try:
-                        parse(line)
-                        numbers.extend((offset, number))
-                    except ValueError as error:
-                        bad += 1
-                        faults += [(number, str(error))] if bad <= NUM_NAMED else []
+                fault = _find_fault(line)
+                if fault is None:
+                    numbers.extend((offset, number))
+                elif fault:
+                    bad += 1
+                    faults += [(number, fault)] if bad <= NUM_NAMED else []
                 offset += len(line)
                 ticker.at(offset)
         about = {"digest": digest.hexdigest(), "bad": bad, "faults": faults}
@@ -252,6 +251,15 @@ def _check_encodable(value: Any) -> None:
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError as error:
         raise ValueError("escapes half a surrogate pair (as in \\ud83d alone), which is no text") from error
+
+
+def _find_fault(line: bytes) -> str | None:
+    """Says what is wrong with a line: nothing (None), that it is blank (""), or a sentence."""
+    try:
+        parse(line)
+    except ValueError as error:
+        return str(error) if line.strip() else ""
+    return None
 
 
 def _unpack(path: Path, file: BinaryIO) -> None:

@@ -194,10 +194,11 @@ def texts(rows: Rows, data: DataSection) -> Iterator[str]:
     wanted = _field_types(data, data.prompt_templates)
     for numbers in _blocks(rows):
         for i, row in zip(numbers, rows.rows(numbers), strict=True):
-            if complaint(row, wanted) is None:
-                completions = [template for template in data.completion_templates.values() if fills(row, template)]
-                for template in (*data.prompt_templates.values(), *completions):
-                    yield render(template, row, rows.where(i))
+            if complaint(row, wanted) is not None:
+                continue
+            completions = [template for template in data.completion_templates.values() if fills(row, template)]
+            templates = [*data.prompt_templates.values(), *completions]
+            yield from (render(template, row, rows.where(i)) for template in templates)
 
 
 def _select(

@@ -72,7 +72,7 @@ class Asked:
 
 
 @dataclass
-class Findings:
+class TypeFindings:
     """The findings in one type.
 
     Attributes:
@@ -130,7 +130,7 @@ def certify(model: str, asked: Asked, out: Path | None) -> int:
     return _conclude(file, found, again)
 
 
-def _try(folder: str, source: ModelSource, asked: Asked, exact: bool, progress: Progress) -> list[Findings]:
+def _try(folder: str, source: ModelSource, asked: Asked, exact: bool, progress: Progress) -> list[TypeFindings]:
     """Samples and scores in every way, and reports each type's tokens."""
     usual = Computation(device="cpu")
     with progress.phase("self-check"):
@@ -144,14 +144,13 @@ def _try(folder: str, source: ModelSource, asked: Asked, exact: bool, progress: 
     progress.total(len(_DTYPES), sizes, unit="type")
     found = []
     for step, dtype in enumerate(_DTYPES, start=1):
-        own = Findings(dtype)
+        own = TypeFindings(dtype)
         for shape in _SHAPES:
             sampling = replace(shape, max_tokens=asked.max_tokens, stop_token_ids=source.stop_token_ids)
             trial = _Trial(lm, dtype, sampling, requests)
             trial.compare(own, progress)
             if exact and sampling.divisor == 1.0:
-                with progress.phase("control"):
-                    own.control = trial.score_control()
+                own.control = trial.score_control(progress)
         found.append(own)
         tokens = int(own.tally.tokens)
         progress.note(f"{dtype}: {tokens:,} tokens compared, {own.tally.mismatches:,} not equal to the bit")
@@ -171,7 +170,7 @@ class _Trial:
         self._computation = Computation(device="cpu", dtype=dtype)
         self._batch = self._sample(range(len(requests)), len(requests), 1)
 
-    def compare(self, found: Findings, progress: Progress) -> None:
+    def compare(self, found: TypeFindings, progress: Progress) -> None:
         """Makes all comparisons: micro-batches of several sizes, and batches of other sizes in another order."""
         many = max(2, torch.get_num_threads())
         for budget, threads, gradient in ((1, 1, False), (300, many, True), (_ALL_TOKENS, many, False)):
@@ -183,9 +182,9 @@ class _Trial:
             with progress.phase("sample again"):
                 found.again += _count_changed(self._batch.select(rows), self._sample(rows, size, threads))
 
-    def score_control(self) -> dict[str, Any]:
+    def score_control(self, progress: Progress) -> dict[str, Any]:
         """Scores with one weight moved by one unit in the last place of the type."""
-        with _nudge(self._lm, self._computation.dtype) as weight:
+        with progress.phase("control"), _nudge(self._lm, self._computation.dtype) as weight:
             tally = self._score(_ALL_TOKENS, 1, gradient=False)
         return {"weight": weight, "tokens": int(tally.tokens), "seen": tally.mismatches}
 
@@ -242,7 +241,7 @@ def _requests(source: ModelSource, asked: Asked) -> list[Request]:
 
 
 def _count_changed(one: Batch, other: Batch) -> Counter[str]:
-    """Compares responses to the same requests, token by token; see `Findings.again`."""
+    """Compares responses to the same requests, token by token; see `TypeFindings.again`."""
     total = Counter[str]()
     for (mine, own), (others, theirs) in zip(_responses(one), _responses(other), strict=True):
         most, both = max(len(mine), len(others)), min(len(mine), len(others))
@@ -273,7 +272,7 @@ def _nudge(lm: PreTrainedModel, dtype: DType) -> Iterator[str]:
             weight[place] = true
 
 
-def _judge(found: Sequence[Findings], again: dict[str, int], reason: str | None) -> Certificate:
+def _judge(found: Sequence[TypeFindings], again: dict[str, int], reason: str | None) -> Certificate:
     """Determines the exactness level from all comparisons."""
     section = AgreementSection()
     bounds = [section.bound(own.dtype) for own in found]
@@ -289,7 +288,7 @@ def _judge(found: Sequence[Findings], again: dict[str, int], reason: str | None)
     return replace(certificate, level="E3")
 
 
-def _conclude(file: Path, found: Sequence[Findings], again: dict[str, int]) -> int:
+def _conclude(file: Path, found: Sequence[TypeFindings], again: dict[str, int]) -> int:
     """Prints the line. Returns the exit code."""
     read = ReadCertificate.of(file)
     assert read is not None, "it was just written"

@@ -86,8 +86,6 @@ def _judge(
                 )
                 started()
                 progress.total(len(ranked), describe(ranked, skipped), unit="prompts")
-                if done:
-                    progress.note(f"resumes: the responses to {done} prompts are judged already")
                 _write(ranked, range(done, len(ranked), size), log, (scorer, comparer), progress)
     found = [assessment_of(json.loads(line)) for line in log.read_bytes().split(b"\n") if line]
     who, data = _who(recipe), ", ".join(map(str, files_of(recipe.data.ranked).paths))
@@ -120,6 +118,8 @@ def _write(
         Stopped: If a stop was requested; the current block is finished first.
     """
     stop = Stop(None)
+    if starts.start:
+        progress.note(f"resumes: the responses to {starts.start} prompts are judged already")
     with heed_signals(stop, progress.note):
         for start in starts:
             leave_on_stop(stop, f"{start} of {len(ranked)} prompts")
