@@ -38,12 +38,13 @@ def batch_of(demonstrations: Sequence[Demonstration]) -> Batch:
 
 def answer_of(row: Row, where: str, data: DataSection) -> Message:
     """Returns the template filled from a row, or the last message of the row."""
-    templates = list(data.completion_templates.values())
-    if data.messages is not None and not templates:
+    template = next(iter(data.completion_templates.values()), None)
+    if template is None:
+        assert data.messages is not None, "without a template the answer is in the messages"
         return messages.read_answer(row, data.messages)
-    if len(templates) == 1 and find_messages(row, templates[0]) is not None:
-        return read_answer(templates[0], row, where)
-    return of_text("".join(render(template, row, where) for template in templates))
+    if find_messages(row, template) is not None:
+        return read_answer(template, row, where)
+    return of_text(render(template, row, where))
 
 
 class Demonstrations(AnsweredRows[Demonstration]):
