@@ -20,7 +20,7 @@ class BuildWithTypes(build_py):
         """Builds."""
         super().run()
         folder = ROOT if self.editable_mode else Path(self.build_lib)
-        types = folder / "lockstep/api/options.pyi"
+        types = folder / "lockstep/api/options.pyi"  # and algorithms.pyi next to it
         subprocess.run([sys.executable, str(ROOT / ".ci/face.py"), str(types.resolve())], check=True)
 
 

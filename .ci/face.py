@@ -1,6 +1,6 @@
-"""Writes lockstep/api/options.pyi: keyword arguments of algorithms, as typed dicts, from recipes.
+"""Writes lockstep/api/options.pyi and algorithms.pyi: keyword arguments of algorithms, as typed dicts, from recipes.
 
-`make face` writes it for a checkout, and setup.py into each wheel.
+`make face` writes them for a checkout, and setup.py into each wheel.
 """
 
 import sys
@@ -36,19 +36,40 @@ from typing import Any, Literal, TypedDict
 from lockstep.api.values import Reward, Rows
 
 '''
+FACE = '''"""One class per algorithm that ships, for type checkers and editors."""
+
+from pathlib import Path
+from typing import Unpack, final
+
+from lockstep.api.options import {options}
+from lockstep.api.trainer import Trainer
+'''
+CLASS = """
+@final
+class {name}(Trainer):
+    def __init__(self, *, recipe: str | Path | None = None, **options: Unpack[{name}Options]) -> None: ...
+"""
 
 
 def main() -> None:
-    """Writes the file."""
+    """Writes the files."""
     written: dict[type, str] = {}
-    recipes = [(name, kind) for name, kind in registry.every() if issubclass(kind, Algorithm)]
-    blocks = [
-        recipe_block(kind, written)
-        for name, kind in recipes
-        if "algorithm" not in registry.list_code({"algorithm": name})
+    recipes = [
+        kind
+        for name, kind in registry.every()
+        if issubclass(kind, Algorithm) and "algorithm" not in registry.list_code({"algorithm": name})
     ]
+    blocks = [recipe_block(kind, written) for kind in recipes]
     out = Path(sys.argv[1]) if len(sys.argv) > 1 else OUT
     out.write_text(HEAD + "\n\n".join([*written.values(), *blocks]) + "\n")
+    names = [face_name(kind) for kind in recipes]
+    face = FACE.format(options=", ".join(f"{name}Options" for name in names))
+    out.with_name("algorithms.pyi").write_text(face + "\n".join(CLASS.format(name=name) for name in names))
+
+
+def face_name(kind: type[Section]) -> str:
+    """The name of an algorithm's class."""
+    return kind.__name__.removesuffix("Recipe")
 
 
 def recipe_block(kind: type[Section], written: dict[type, str]) -> str:
@@ -61,7 +82,7 @@ def recipe_block(kind: type[Section], written: dict[type, str]) -> str:
         if name in SHORT:
             told = SHORT[name].format(told)
         lines.append(f"{name}: {told}")
-    return block(kind.__name__.removesuffix("Recipe") + "Options", f"Options of `{kind.__name__}`.", lines)
+    return block(f"{face_name(kind)}Options", f"Options of `{kind.__name__}`.", lines)
 
 
 def section_name(kind: type[Section], written: dict[type, str]) -> str:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from lockstep.fault_policy import Attempts, Source
+from lockstep.fault_policy import Attempts
 
 T = TypeVar("T")
 
@@ -27,13 +27,13 @@ _OF_USERS |= {errno.ENAMETOOLONG, errno.EEXIST, errno.ECONNREFUSED, errno.EADDRI
 """Errors that a name, an address or a permission causes."""
 
 
-def retry(action: Callable[[], T], source: Source = "disk") -> T:
+def retry(action: Callable[[], T]) -> T:
     """Runs an action; after a transient error of the disk again, with the waits of `fault_policy`.
 
     Raises:
         OSError: The error of the last attempt, or one that is not transient.
     """
-    attempts = Attempts(source)
+    attempts = Attempts("disk")
     while True:
         try:
             return action()
@@ -125,7 +125,7 @@ def _copies(path: Path) -> str:
 def remove_tree(folder: Path, note: Callable[[str], object]) -> None:
     """Removes a folder that is not needed; where the disk refuses, tells the user and leaves the rest of it."""
     try:
-        retry(lambda: shutil.rmtree(folder), "cleanup")
+        retry(lambda: shutil.rmtree(folder))
     except OSError as error:
         note(f"{folder} cannot be removed ({error.strerror}); it takes room until it is")
 

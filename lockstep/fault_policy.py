@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-Source = Literal["disk", "checkpoint", "cleanup", "server", "reward", "helper", "sampler", "ranks", "tracker"]
+Source = Literal["disk", "server", "reward", "helper", "sampler", "ranks", "tracker"]
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,9 @@ class Persistence:
 
 # "Then" is what happens when no attempt is left.
 POLICY: dict[Source, Persistence] = {
-    # The disk gives an error that may pass. Then: one sentence; what is saved stays.
+    # The disk gives an error that may pass. Then: one sentence, and what is saved stays; a checkpoint that cannot be
+    # read is passed over to the one before; what cannot be removed is told.
     "disk": Persistence((0.1, 0.4, 1.6), 3),
-    # A checkpoint cannot be read. Then: it is passed over to the one before, and told.
-    "checkpoint": Persistence((0.1, 0.4, 1.6), 3),
-    # What is not needed cannot be removed. Then: that is told, and another name taken where its own is.
-    "cleanup": Persistence((0.1, 0.4, 1.6), 3),
     # A server is lost, late, busy or gives no reply. Then: a judge's question has no verdict, else one sentence.
     "server": Persistence((0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0), None, "asking again"),
     # A reward function loses a connection. Then: one sentence.

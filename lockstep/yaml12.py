@@ -33,12 +33,8 @@ _MOST_VALUES = 100_000
 """Most values of a document, those counted again that aliases repeat; recipes have a few hundred."""
 
 
-def parse(text: str, merges: bool = False) -> Any:
+def parse(text: str) -> Any:
     """Reads one YAML document into dicts with text keys, lists, text, numbers, truth values and None.
-
-    Args:
-        text: The document.
-        merges: Follow `<<`, which YAML 1.2 does not have, in files of other programs.
 
     Raises:
         ValueError: One sentence with the line, where the text is no YAML, has a key twice or in no text, has a tag, or
@@ -46,7 +42,7 @@ def parse(text: str, merges: bool = False) -> Any:
     """
     try:
         node = yaml.compose(text, Loader=yaml.BaseLoader)
-        return None if node is None else _Reader(merges).value(node)
+        return None if node is None else _Reader().value(node)
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         tab = "; indent with spaces" if "'\\t'" in str(error.problem) else ""
@@ -82,6 +78,21 @@ def value_at(tree: Any, path: Iterable[str]) -> Any:
     for key in path:
         tree = tree.get(key) if isinstance(tree, Mapping) else None
     return tree
+
+
+def list_texts(tree: object, keys: Keys = ()) -> Iterator[tuple[Keys, str]]:
+    """Yields the texts in a tree, each with its keys; a text in a list has the list's."""
+    match tree:
+        case str():
+            yield keys, tree
+        case dict():
+            for key, inner in tree.items():
+                yield from list_texts(inner, (*keys, key))
+        case list():
+            for inner in tree:
+                yield from list_texts(inner, keys)
+        case _:
+            pass
 
 
 def nest(path: str, value: Any) -> Any:
@@ -135,9 +146,7 @@ _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(rf"({_FLOAT.
 class _Reader:
     """Reads the nodes of one document as plain values, and counts them: aliases make thousands of a few lines."""
 
-    def __init__(self, merges: bool) -> None:
-        self._merges = merges
-        self._count = 0
+    _count = 0
 
     def value(self, node: yaml.Node, depth: int = 0) -> Any:
         self._count += 1
@@ -156,28 +165,16 @@ class _Reader:
 
     def _mapping(self, node: yaml.MappingNode, depth: int) -> dict[str, Any]:
         pairs: dict[str, Any] = {}
-        merged: dict[str, Any] = {}
         for key_node, value_node in node.value:
             key = self.value(key_node, depth)
             if not isinstance(key, str):
                 raise InputError(f"{_line(key_node)}a key must be text, but is {key!r}")
             if key == "<<" and not key_node.style:
-                merged = self._merge(key_node, value_node, depth) | merged
-                continue
+                raise InputError(f"{_line(key_node)}mappings are not merged by <<; write its options out")
             if key in pairs:
                 raise InputError(f"{_line(key_node)}the key {key} is given twice")
             pairs[key] = self.value(value_node, depth)
-        return merged | pairs
-
-    def _merge(self, key_node: yaml.Node, node: yaml.Node, depth: int) -> dict[str, Any]:
-        """The pairs that `<<` stands for; the first of several mappings takes precedence."""
-        if not self._merges:
-            raise InputError(f"{_line(key_node)}mappings are not merged by <<; write its options out")
-        value = self.value(node, depth)
-        mappings = value if isinstance(value, list) else [value]
-        if not all(isinstance(mapping, dict) for mapping in mappings):
-            raise InputError(f"{_line(key_node)}<< merges mappings, and this is none")
-        return {key: kept for mapping in reversed(mappings) for key, kept in mapping.items()}
+        return pairs
 
 
 def _scalar(node: yaml.ScalarNode) -> Any:

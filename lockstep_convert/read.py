@@ -80,7 +80,7 @@ def _read_text(path: Path) -> str:
 def _read_tree(path: Path) -> Options:
     text = _read_text(path)
     try:
-        tree = json.loads(text) if path.suffix == ".json" else yaml12.parse(text, merges=True)
+        tree = json.loads(text) if path.suffix == ".json" else yaml12.parse(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
     if not isinstance(tree, dict):

@@ -26,8 +26,8 @@ SLEEPERS = {
 def test_every_source_has_a_rule_that_something_keeps() -> None:
     assert set(POLICY) == set(get_args(Source))
     sources = "\n".join(path.read_text() for path in Path(lockstep.__file__).parent.rglob("*.py"))
-    used = set(re.findall(r"""(?:Attempts\(|POLICY\[|retry\([^\n]*, )"(\w+)\"""", sources))
-    assert used | {"disk"} == set(POLICY)  # which is the default of `disk.retry`
+    used = set(re.findall(r"""(?:Attempts\(|POLICY\[)"(\w+)\"""", sources))
+    assert used == set(POLICY)
 
 
 def test_nothing_waits_or_tries_again_beside_the_policy() -> None:

@@ -73,6 +73,7 @@ def test_the_wheel_starts_trains_and_reports(installed: Lockstep) -> None:
 def test_the_wheel_says_what_it_is_and_has_types(site: Path) -> None:
     assert all((site / package / "py.typed").is_file() for package in PACKAGES)
     assert "class PPOOptions(TypedDict" in (site / "lockstep/api/options.pyi").read_text()
+    assert "Unpack[PPOOptions]" in (site / "lockstep/api/algorithms.pyi").read_text()
     [found] = distributions(path=[str(site)])
     about = found.metadata
     assert about["Name"] == "lockstep-rl"

@@ -1,26 +1,13 @@
-"""One class per algorithm that ships: `lockstep.GRPO(model="folder", reward=function, train=rows).train()`."""
+"""One class per algorithm that ships: `lockstep.GRPO(model="folder", reward=function, train=rows).train()`.
+
+The types of their keyword arguments are made from the recipes (`.ci/face.py`).
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Unpack, final
+from typing import final
 
 from lockstep.api.trainer import Trainer
-
-if TYPE_CHECKING:
-    from lockstep.api.options import (
-        DistillOptions,
-        DPOOptions,
-        GRPOOptions,
-        KTOOptions,
-        OnlineDPOOptions,
-        ORPOOptions,
-        PPOOptions,
-        RewardModelOptions,
-        SelfRewardingOptions,
-        SFTOptions,
-        SimPOOptions,
-    )
 
 
 @final
@@ -29,18 +16,12 @@ class SFT(Trainer):
 
     algorithm = "sft"
 
-    def __init__(self, *, recipe: str | Path | None = None, **options: Unpack[SFTOptions]) -> None:
-        super().__init__(recipe=recipe, **options)
-
 
 @final
 class DPO(Trainer):
     """Direct preference optimization on pairs of answers (Rafailov et al. 2023). Options: `Trainer`."""
 
     algorithm = "dpo"
-
-    def __init__(self, *, recipe: str | Path | None = None, **options: Unpack[DPOOptions]) -> None:
-        super().__init__(recipe=recipe, **options)
 
 
 @final
@@ -49,18 +30,12 @@ class KTO(Trainer):
 
     algorithm = "kto"
 
-    def __init__(self, *, recipe: str | Path | None = None, **options: Unpack[KTOOptions]) -> None:
-        super().__init__(recipe=recipe, **options)
-
 
 @final
 class ORPO(Trainer):
     """ORPO on pairs of answers, without a reference policy (Hong et al. 2024). Options: `Trainer`."""
 
     algorithm = "orpo"
-
-    def __init__(self, *, recipe: str | Path | None = None, **options: Unpack[ORPOOptions]) -> None:
-        super().__init__(recipe=recipe, **options)
 
 
 @final
@@ -69,18 +44,12 @@ class SimPO(Trainer):
 
     algorithm = "simpo"
 
-    def __init__(self, *, recipe: str | Path | None = None, **options: Unpack[SimPOOptions]) -> None:
-        super().__init__(recipe=recipe, **options)
-
 
 @final
 class OnlineDPO(Trainer):
     """DPO on pairs of the policy's own answers (Guo et al. 2024). Options: `Trainer`."""
 
     algorithm = "online_dpo"
-
-    def __init__(self, *, recipe: str | Path | None = None, **options: Unpack[OnlineDPOOptions]) -> None:
-        super().__init__(recipe=recipe, **options)
 
 
 @final
@@ -89,18 +58,12 @@ class RewardModel(Trainer):
 
     algorithm = "reward_model"
 
-    def __init__(self, *, recipe: str | Path | None = None, **options: Unpack[RewardModelOptions]) -> None:
-        super().__init__(recipe=recipe, **options)
-
 
 @final
 class PPO(Trainer):
     """PPO with a critic (Schulman et al. 2017). Options: `Trainer`."""
 
     algorithm = "ppo"
-
-    def __init__(self, *, recipe: str | Path | None = None, **options: Unpack[PPOOptions]) -> None:
-        super().__init__(recipe=recipe, **options)
 
 
 @final
@@ -109,9 +72,6 @@ class GRPO(Trainer):
 
     algorithm = "grpo"
 
-    def __init__(self, *, recipe: str | Path | None = None, **options: Unpack[GRPOOptions]) -> None:
-        super().__init__(recipe=recipe, **options)
-
 
 @final
 class Distill(Trainer):
@@ -119,15 +79,9 @@ class Distill(Trainer):
 
     algorithm = "distill"
 
-    def __init__(self, *, recipe: str | Path | None = None, **options: Unpack[DistillOptions]) -> None:
-        super().__init__(recipe=recipe, **options)
-
 
 @final
 class SelfRewarding(Trainer):
     """Self-Rewarding and Meta-Rewarding training, by the policy's own judgement. Options: `Trainer`."""
 
     algorithm = "self_rewarding"
-
-    def __init__(self, *, recipe: str | Path | None = None, **options: Unpack[SelfRewardingOptions]) -> None:
-        super().__init__(recipe=recipe, **options)

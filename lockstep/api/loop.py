@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 from lockstep.algorithms.exactness import choose_kernels, choose_learner_kernels
 from lockstep.api.values import read_arguments
-from lockstep.api.words import speak_python
 from lockstep.cluster import open_models
 from lockstep.cluster.sampler_pool import nearest
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec, require_sampler
@@ -83,10 +82,9 @@ def open_learner(
     spec = LearnerSpec(str(_find_model(model)), head, section, chosen, seed)
     spec = spec if chosen is not None else spec.frozen
     progress = show_notes()
-    with speak_python("learner"):
-        if exact and scores_tokens(head):
-            spec = replace(spec, section=choose_learner_kernels(spec.model, spec.section, progress.note))
-        return open_models.open_learner(spec, None, Cluster().timeout_s, progress, _WORKERS)
+    if exact and scores_tokens(head):
+        spec = replace(spec, section=choose_learner_kernels(spec.model, spec.section, progress.note))
+    return open_models.open_learner(spec, None, Cluster().timeout_s, progress, _WORKERS)
 
 
 def _find_model(model: str | Path) -> Path:
@@ -156,16 +154,15 @@ def open_sampler(
     section = load_section(SamplerSection, read_arguments("lockstep.open_sampler", options))
     own, progress = None if learner is None else open_models.section_of(learner), show_notes()
     computation: Computation = own or LearnerSection()
-    with speak_python("sampler"):
-        require_sampler(section, computation)
-        folder = str(_find_model(model))
-        if own is None or own.exact:
-            computation = choose_kernels(folder, section, computation, progress.note)
-        spec, shared = SamplerSpec(folder, section, computation), None
-        spec.require_proof()  # of decoding, too, which a learner's own leaves out
-        if learner is not None and own is not None:
-            shared = open_models.share_weights(learner, own, spec, _WORKERS)
-        return TextSampler(shared or nearest(spec, progress, _WORKERS), open_source(folder), computation)
+    require_sampler(section, computation)
+    folder = str(_find_model(model))
+    if own is None or own.exact:
+        computation = choose_kernels(folder, section, computation, progress.note)
+    spec, shared = SamplerSpec(folder, section, computation), None
+    spec.require_proof()  # of decoding, too, which a learner's own leaves out
+    if learner is not None and own is not None:
+        shared = open_models.share_weights(learner, own, spec, _WORKERS)
+    return TextSampler(shared or nearest(spec, progress, _WORKERS), open_source(folder), computation)
 
 
 @dataclass(frozen=True)
@@ -227,8 +224,7 @@ def rollout(
         RecipeError: An option of sampling is wrong.
     """
     rows = _Texts(sampler.source, _read_rows(prompts))
-    with speak_python("sampling"):
-        drawn = sampler.source.sampling(load_section(Sampling, read_arguments("lockstep.rollout", sampling)))
+    drawn = sampler.source.sampling(load_section(Sampling, read_arguments("lockstep.rollout", sampling)))
     session = SamplerSession(sampler.sampler)
     collector = RolloutCollector(session, rows, _Scorer(reward), sampler.source.decode, seed)
     with session.at(sampler.version):

@@ -14,7 +14,6 @@ from typing import Any
 from lockstep.api.run import Run
 from lockstep.api.trainer import Trainer
 from lockstep.api.values import build_tree
-from lockstep.api.words import speak_python
 from lockstep.config.loading import Loaded, load_options
 from lockstep.config.recipe_files import Layer
 from lockstep.errors import InputError
@@ -112,23 +111,20 @@ def sweep(
     from lockstep.sweeps.plan import plan_combinations
     from lockstep.sweeps.sweep import run_sweep
 
-    with speak_python():
-        if isinstance(recipe, Trainer):
-            resolve = recipe.resolve
-        else:
-            resolve = partial(load_options, Path(recipe).stem, str(recipe))
-        said = Layer("lockstep.sweep", build_tree(options), in_yaml=False)
-        axes = [_make_axis(key, list(own)) for key, own in values.items()]
+    trainer = recipe if isinstance(recipe, Trainer) else None
+    resolve = partial(load_options, Path(str(recipe)).stem, str(recipe)) if trainer is None else trainer.resolve
+    said = Layer("lockstep.sweep", build_tree(options))
+    axes = [_make_axis(key, list(own)) for key, own in values.items()]
 
-        def resolve_with(combination: Combination, folder: Layer) -> Loaded:
-            layers = [Layer("lockstep.sweep", nest(key, value), False) for key, value in combination.values.items()]
-            return resolve(folder, said, *layers)
+    def resolve_with(combination: Combination, folder: Layer) -> Loaded:
+        layers = [Layer("lockstep.sweep", nest(key, value)) for key, value in combination.values.items()]
+        return resolve(folder, said, *layers)
 
-        plan = plan_combinations(combine(axes), resolve_with, name)
-        try:
-            run_sweep(plan, jobs)
-        except Stopped as stopped:
-            print(f"lockstep: {stopped}", file=sys.stderr)
+    plan = plan_combinations(combine(axes), resolve_with, name)
+    try:
+        run_sweep(plan, jobs)
+    except Stopped as stopped:
+        print(f"lockstep: {stopped}", file=sys.stderr)
     return Sweep(plan.folder)
 
 

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 from lockstep.algorithms.base import Algorithm
 from lockstep.api.run import Run
 from lockstep.api.values import build_tree
-from lockstep.api.words import speak_python
 from lockstep.config import user_code
 from lockstep.config.loading import Loaded, describe, load_options
 from lockstep.config.recipe_files import Layer
@@ -51,19 +50,18 @@ class Trainer:
         recipe: str | Path | None = None,
         **options: Any,
     ) -> None:
-        named = self.algorithm if algorithm is None else algorithm
-        if named is None:
-            raise TypeError("Trainer needs an algorithm: a class derived from Algorithm, or file.py:Class")
+        named = algorithm or self.algorithm
+        if named is None or (algorithm is not None and self.algorithm is not None):
+            raise TypeError("only Trainer itself takes an algorithm: a class derived from Algorithm, or file.py:Class")
         text = named if isinstance(named, str) else user_code.refer(named)
         base = str(recipe) if recipe is not None else self.algorithm
         name = Path(base).stem if base is not None else text.rpartition(":")[2].partition("-")[0].lower()
-        with speak_python():
-            tree = {"algorithm": text, **build_tree(options)}
-            if recipe is None and self.algorithm is not None and tree.get("environment") is not None:
-                tree.setdefault("reward", None)  # of the base, which did not know of the environment
-            said = Layer(f"lockstep.{type(self).__name__}", tree, in_yaml=False)
-            self.resolve = partial(load_options, name, base, said)
-            self.loaded = self.resolve()
+        tree = {"algorithm": text, **build_tree(options)}
+        if recipe is None and self.algorithm is not None and tree.get("environment") is not None:
+            tree.setdefault("reward", None)  # of the base, which did not know of the environment
+        said = Layer(f"lockstep.{type(self).__name__}", tree)
+        self.resolve = partial(load_options, name, base, said)
+        self.loaded = self.resolve()
 
     @property
     def folder(self) -> Path:
@@ -82,8 +80,7 @@ class Trainer:
         """
         from lockstep.run.dry_run.dry_run import dry_run
 
-        with speak_python():
-            return dry_run(self.loaded)
+        return dry_run(self.loaded)
 
     def train(
         self,
@@ -120,8 +117,7 @@ def train_loaded(loaded: Loaded, callbacks: Callbacks, allow_changes: bool = Fal
     from lockstep.run.train import describe_nothing_trained, train
 
     try:
-        with speak_python():
-            ending = describe_nothing_trained(train(loaded, allow_changes, callbacks=callbacks))
+        ending = describe_nothing_trained(train(loaded, allow_changes, callbacks=callbacks))
     except Stopped as stopped:
         ending = str(stopped)
     if ending is not None:
@@ -138,7 +134,6 @@ def train(
     **options: Any,
 ) -> Run:
     """Trains a recipe by its name or file, as `lockstep train` does, with options as those of `Trainer`."""
-    with speak_python():
-        said = Layer("lockstep.train", build_tree(options), in_yaml=False)
-        loaded = load_options(Path(recipe).stem, str(recipe), said)
+    said = Layer("lockstep.train", build_tree(options))
+    loaded = load_options(Path(recipe).stem, str(recipe), said)
     return train_loaded(loaded, Callbacks(on_step, on_validation), allow_changes)

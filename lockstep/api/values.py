@@ -99,7 +99,7 @@ def read_arguments(source: str, options: Mapping[str, Any]) -> Layer:
     Raises:
         InputError: A value cannot be part of a recipe.
     """
-    return Layer(source, {key: _plain(value, key) for key, value in options.items()}, in_yaml=False)
+    return Layer(source, {key: _plain(value, key) for key, value in options.items()})
 
 
 def _name_reward(name: str, key: str) -> dict[str, Any]:

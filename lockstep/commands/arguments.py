@@ -32,6 +32,21 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_model(parser: argparse.ArgumentParser, model: Callable[[str], str] = source_argument) -> None:
+    """Adds the argument that names a model; `model` parses it."""
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        type=model,
+        help="a Hugging Face folder, hf:owner/name, or the folder of a finished run",
+    )
+
+
+def add_out(parser: argparse.ArgumentParser, metavar: str, what: str, default: str | None = None) -> None:
+    """Adds the argument that names the file or folder of the results; `what` is its help text."""
+    parser.add_argument("--out", metavar=metavar, type=path_argument, default=default, help=what)
+
+
 def add_asking(
     parser: argparse.ArgumentParser,
     rows: str,
@@ -50,18 +65,11 @@ def add_asking(
         folder: Folder of the results.
         model: Parses the argument that names the model.
     """
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        type=model,
-        help="a Hugging Face folder, hf:owner/name, or the folder of a finished run",
-    )
+    add_model(parser, model)
     parser.add_argument(
         "data", metavar="DATA", type=source_argument, help=f"{rows}: JSONL, Parquet or a data set folder"
     )
     parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=f"such as {option}")
     parser.add_argument("--recipe", help=f"options to begin with; without it a run's own, or {recipe}")
     add_trust(parser)
-    parser.add_argument(
-        "--out", metavar="FOLDER", type=path_argument, help=f"where the results go; without it a folder in {folder}"
-    )
+    add_out(parser, "FOLDER", f"where the results go; without it a folder in {folder}")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from lockstep.commands.arguments import Parsers, add_trust
+from lockstep.commands.arguments import Parsers, add_model, add_out, add_trust
 from lockstep.errors import InputError
-from lockstep.paths import path_argument, source_argument
+from lockstep.paths import path_argument
 from lockstep.process_defaults import spare_modules
 
 
@@ -17,21 +17,14 @@ def add(parsers: Parsers) -> None:
         help="say how exactly sampler and learner agree on a model on this machine",
         epilog="Exit codes: 0 exact, 2 could not start, 3 the negative control was not seen, 4 not exact.",
     )
-    certify.add_argument(
-        "model",
-        metavar="MODEL",
-        type=source_argument,
-        help="a Hugging Face folder, hf:owner/name, or the folder of a finished run",
-    )
+    add_model(certify)
     certify.add_argument(
         "--prompts", metavar="FILE", type=path_argument, help="a text file, one prompt a line; default: random tokens"
     )
     certify.add_argument("--count", metavar="N", type=int, default=32, help="prompts (default: 32)")
     certify.add_argument("--max-tokens", metavar="N", type=int, default=32, help="longest response (default: 32)")
     certify.add_argument("--seed", type=int, default=0, help="of prompts and responses (default: 0)")
-    certify.add_argument(
-        "--out", metavar="FILE", type=path_argument, help="the certificate; default: certificates/<model>.json"
-    )
+    add_out(certify, "FILE", "the certificate; default: certificates/<model>.json")
     add_trust(certify)
     certify.set_defaults(command=run)
 

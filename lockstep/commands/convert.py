@@ -6,8 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from lockstep.commands.arguments import Parsers
-from lockstep.paths import path_argument
+from lockstep.commands.arguments import Parsers, add_out
 
 _ALGORITHMS = ("ppo", "grpo", "rloo", "sft", "dpo", "kto", "orpo", "simpo", "online_dpo", "reward_model", "distill")
 
@@ -25,9 +24,7 @@ def add(parsers: Parsers) -> None:
         "--from", dest="library", help="nemo-aligner, nemo-rl, openrlhf, trl or verl; default: by the keys of the file"
     )
     convert.add_argument("--algorithm", choices=_ALGORITHMS, help="what it trains, if the file does not say")
-    convert.add_argument(
-        "--out", metavar="RECIPE", type=path_argument, help="write the recipe to this file, and print the report"
-    )
+    add_out(convert, "RECIPE", "write the recipe to this file, and print the report")
     convert.set_defaults(command=run)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep import exit_codes
-from lockstep.commands.arguments import Parsers, add_trust
+from lockstep.commands.arguments import Parsers, add_model, add_out, add_trust
 from lockstep.errors import InputError
 from lockstep.paths import path_argument, source_argument
 from lockstep.process_defaults import spare_modules
@@ -67,17 +67,10 @@ def _add_measuring(
     group: Parsers, name: str, what: str, answer: Answer, recipe: str = "doctor"
 ) -> argparse.ArgumentParser:
     parser = _add_question(group, name, what, answer)
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        type=source_argument,
-        help="a Hugging Face folder, hf:owner/name, or the folder of a finished run",
-    )
+    add_model(parser)
     parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="such as backends=[hf,vllm]")
     parser.add_argument("--recipe", default=recipe, help=f"options to begin with (default: {recipe})")
-    parser.add_argument(
-        "--out", metavar="FOLDER", type=path_argument, help="where the results go; without it a folder in doctor/"
-    )
+    add_out(parser, "FOLDER", "where the results go; without it a folder in doctor/")
     add_trust(parser)
     return parser
 

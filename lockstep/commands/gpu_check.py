@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from lockstep.commands.arguments import Parsers
+from lockstep.commands.arguments import Parsers, add_out
 from lockstep.errors import InputError
-from lockstep.paths import path_argument
 from lockstep.process_defaults import spare_modules
 
 
@@ -21,13 +20,7 @@ def add(parsers: Parsers) -> None:
         "--device", choices=("auto", "cuda", "cpu"), default="auto", help="default: the GPU, if there is one"
     )
     check.add_argument("--minutes", metavar="N", type=float, default=10.0, help="no check begins later (default: 10)")
-    check.add_argument(
-        "--out",
-        metavar="FOLDER",
-        type=path_argument,
-        default="gpu-check",
-        help="of the results (default: gpu-check)",
-    )
+    add_out(check, "FOLDER", "of the results (default: gpu-check)", "gpu-check")
     check.set_defaults(command=run)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from lockstep.commands.arguments import Parsers
+from lockstep.commands.arguments import Parsers, add_out
 from lockstep.errors import InputError
 from lockstep.paths import path_argument
 from lockstep.printable import print_text
@@ -21,12 +21,7 @@ def add(parsers: Parsers) -> None:
         type=path_argument,
         help="folder of a run, several are laid over each other; or of a sweep",
     )
-    report.add_argument(
-        "--out",
-        metavar="FILE",
-        type=path_argument,
-        help="default: report.html in the run, or here if there are several",
-    )
+    add_out(report, "FILE", "default: report.html in the run, or here if there are several")
     report.set_defaults(command=run)
 
 

@@ -6,8 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from lockstep.commands.arguments import Parsers
-from lockstep.paths import path_argument
+from lockstep.commands.arguments import Parsers, add_out
 from lockstep.records import refuse_other
 
 
@@ -20,7 +19,7 @@ def add(parsers: Parsers) -> None:
         metavar="ALGORITHM",
         help="such as ppo, eval, or file.py:Class; without it, the schema of all recipes",
     )
-    schema.add_argument("--out", metavar="FILE", type=path_argument, help="write it there instead")
+    add_out(schema, "FILE", "write it there instead")
     schema.set_defaults(command=run)
 
 

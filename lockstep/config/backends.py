@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from pydantic_core import CoreSchema, core_schema
@@ -39,21 +38,6 @@ class TrainingOptions(ABC, Generic[S]):
         """Raises ValueError for an option that the backend does not have."""
 
 
-@dataclass(frozen=True)
-class OwnSection:
-    """A section of `sampler` that belongs to one backend.
-
-    Attributes:
-        name: Of the section.
-        holds: What it is for, as the predicate of a message to users who set it for another backend.
-        changes_no_result: Options within it that may differ from one session of a run to the next.
-    """
-
-    name: str
-    holds: str
-    changes_no_result: tuple[str, ...] = ()
-
-
 class InferenceOptions(ABC, Generic[S]):
     """The part of an inference backend, an engine that Lockstep starts or a server, that depends on options alone."""
 
@@ -67,11 +51,6 @@ class InferenceOptions(ABC, Generic[S]):
         """True if it can compute by the kernels of `models.exact`."""
         return False
 
-    @property
-    @abstractmethod
-    def own_section(self) -> OwnSection | None:
-        """The section of options that it alone has; None: it has none."""
-
     @abstractmethod
     def in_process(self, section: S) -> bool:
         """True if such an engine can run in the caller's process."""
@@ -79,6 +58,11 @@ class InferenceOptions(ABC, Generic[S]):
     @abstractmethod
     def refuse_options(self, section: S) -> None:
         """Raises ValueError for an option that the backend does not support, or that it needs and is not given."""
+
+    @property
+    def changes_no_result(self) -> tuple[str, ...]:
+        """Options of its own section that may differ from one session of a run to the next."""
+        return ()
 
     def explain_fixed_weights(self, section: S) -> str | None:
         """Says which option keeps it from taking the weights of a learner; None: none does."""
@@ -150,11 +134,6 @@ INFERENCE: Backends[InferenceOptions[Any]] = Backends(
         "openai": "lockstep.samplers.openai.backend:OpenAIServer",
     },
 )
-
-
-def list_own_sections() -> tuple[OwnSection, ...]:
-    """Every section of `sampler` that belongs to one backend."""
-    return tuple(backend.own_section for _, backend in INFERENCE.every() if backend.own_section is not None)
 
 
 def list_engines() -> tuple[str, ...]:

@@ -9,76 +9,55 @@ from __future__ import annotations
 import hashlib
 import inspect
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
 
 def digest_code(found: Callable[..., Any]) -> str:
     """Returns eight hexadecimal digits of a SHA-256."""
-    return hashlib.sha256("\n".join(_parts(found, set())).encode()).hexdigest()[:8]
+    return hashlib.sha256(_describe(found, set()).encode()).hexdigest()[:8]
 
 
-def _parts(value: object, seen: set[int]) -> Iterator[str]:
-    """Yields the texts that identify a value; a function or class that was seen before yields only its name."""
+def _describe(value: object, seen: set[int]) -> str:
+    """A text that identifies a value; a function or class that was seen before, or an installed class, has its name."""
+    parts: list[Any]
     match value:
         case None | bool() | int() | float() | complex() | str() | bytes():
-            yield repr(value)
-        case list() | tuple():
-            yield type(value).__name__
-            for item in value:
-                yield from _parts(item, seen)
+            return repr(value)
         case set() | frozenset():
-            yield from sorted("\n".join(_parts(item, set(seen))) for item in value)
+            return str(sorted(_describe(item, set(seen)) for item in value))
+        case list() | tuple():
+            parts = list(value)
         case dict():
-            for key, item in value.items():
-                yield from _parts(key, seen)
-                yield from _parts(item, seen)
-        case types.CodeType():
-            yield value.co_code.hex()
-            yield " ".join(value.co_names)
-            yield from _parts(value.co_consts, seen)
-        case types.FunctionType() | type() if id(value) in seen:
-            yield value.__qualname__
-        case types.FunctionType():
-            seen.add(id(value))
-            yield from _parts_of_function(value, seen)
-        case type():
-            seen.add(id(value))
-            yield from _parts_of_class(value, seen)
+            parts = [part for pair in value.items() for part in pair]
+        case staticmethod() | classmethod():
+            parts = [value.__func__]
         case property():
-            yield from _parts([value.fget, value.fset, value.fdel], seen)
+            parts = [value.fget, value.fset, value.fdel]
         case cached_property():
-            yield from _parts(value.func, seen)
+            parts = [value.func]
+        case types.CodeType():
+            parts = [value.co_code, value.co_names, value.co_consts]
+        case types.FunctionType() if id(value) not in seen:
+            named = {
+                name: value.__globals__[name] for name in sorted(_list_names(value.__code__) & set(value.__globals__))
+            }
+            closed = inspect.getclosurevars(value).nonlocals
+            parts = [value.__code__, value.__defaults__, value.__kwdefaults__, dict(closed), named]
+        case type() if id(value) not in seen and value.__module__ == "__main__":
+            own = {name: part for name, part in vars(value).items() if inspect.isfunction(part) or name[:2] != "__"}
+            parts = [value.__qualname__, value.__bases__, own]
+        case types.FunctionType() | type():
+            return value.__qualname__
         case _:
-            yield type(value).__qualname__
+            return type(value).__qualname__
+    if isinstance(value, types.FunctionType | type):
+        seen.add(id(value))
+    return f"{type(value).__name__}({', '.join(_describe(part, seen) for part in parts)})"
 
 
-def _parts_of_function(function: types.FunctionType, seen: set[int]) -> Iterator[str]:
-    yield from _parts(function.__code__, seen)
-    yield from _parts(function.__defaults__, seen)
-    yield from _parts(function.__kwdefaults__, seen)
-    yield from _parts(inspect.getclosurevars(function).nonlocals, seen)
-    for name in sorted(_names(function.__code__)):
-        if name in function.__globals__:
-            yield name
-            yield from _parts(function.__globals__[name], seen)
-
-
-def _parts_of_class(kind: type, seen: set[int]) -> Iterator[str]:
-    """Yields the name of a class and, where it is of the program, its bases, values, methods and properties."""
-    yield kind.__qualname__
-    if kind.__module__ != "__main__":
-        return
-    for base in kind.__bases__:
-        yield from _parts(base, seen)
-    for name, value in vars(kind).items():
-        if not name.startswith("__") or inspect.isfunction(value):
-            yield name
-            yield from _parts(value.__func__ if isinstance(value, staticmethod | classmethod) else value, seen)
-
-
-def _names(code: types.CodeType) -> set[str]:
+def _list_names(code: types.CodeType) -> set[str]:
     """All names in a function's code, nested functions and comprehensions included."""
-    inner = (_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    inner = (_list_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
     return set(code.co_names).union(*inner)

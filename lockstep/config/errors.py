@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import groupby
@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails
 
 from lockstep.config import Section, other_libraries, registry
 from lockstep.errors import InputError
+from lockstep.yaml12 import Keys
 
 KeyPath = Sequence[int | str]
 """Keys, and indices of lists, from the top of a recipe to an option."""
@@ -28,6 +29,7 @@ _EXPECTED = {
     "list_type": "a list",
     "model_type": "a group of options",
     "string_type": "text",
+    "too_short": "a longer list",
     "tuple_type": "a list",
 }
 
@@ -71,23 +73,24 @@ class Shape:
         for name in names:
             yield name, self.within(name)
 
+    def walk(self, above: Keys = ()) -> Iterator[tuple[Keys, type[Section], Shape | None]]:
+        """Yields the keys of all options, each with the section that has it and its shape if it is a section itself."""
+        for name, inner in self.inner():
+            if not self.is_named:
+                yield (*above, name), self.kind, inner
+            if inner is not None:
+                yield from inner.walk((*above, name))
+
     def within(self, name: str) -> Shape | None:
         """The shape of a section by its name; None where the option is no section."""
         value = self.said.get(name) if isinstance(self.said, dict) else None
         if self.is_named:
-            is_other = isinstance(self.said, dict) and self.said and name not in self.said
-            return None if is_other else Shape(self.kind.narrow(value), value)
+            return Shape(self.kind.narrow(value), value)
         section = section_of(self.fields[name].annotation) if name in self.fields else None
         if section is None:
             return None
         is_named = dict in _kinds(self.fields[name].annotation)
         return Shape(section if is_named else section.narrow(value), value, is_named)
-
-
-def kinds_at(recipe: Shape, path: KeyPath) -> set[object]:
-    """The types that a value at `path` may have, each member of a union; empty where there is no such option."""
-    field = _fields_at(recipe, path[:-1]).get(str(path[-1]))
-    return set() if field is None else set(_kinds(field.annotation))
 
 
 def _kinds(annotation: Any) -> Iterator[object]:
@@ -110,24 +113,22 @@ def algorithm_sentence(given: Any) -> str:
     )
 
 
-def sentences(
-    problems: Iterable[ErrorDetails], recipe: Shape, is_in_yaml: Callable[[KeyPath], bool]
-) -> Iterator[tuple[KeyPath, str]]:
+def sentences(problems: Iterable[ErrorDetails], recipe: Shape) -> Iterator[tuple[KeyPath, str]]:
     """Describes the problems that validation found, each with its path; a value that fits no type of a union once."""
     for path, found in groupby(problems, lambda problem: _find_place(problem, recipe.said)):
         own = list(found)
         if all(len(problem["loc"]) > len(path) for problem in own):
             yield path, _sentence_of_union(own, path)
         else:
-            yield from ((path, _sentence(problem, path, recipe, is_in_yaml(path))) for problem in own)
+            yield from ((path, _sentence(problem, path, recipe)) for problem in own)
 
 
-def _sentence(problem: ErrorDetails, path: KeyPath, recipe: Shape, in_yaml: bool) -> str:
-    """Describes one problem that validation found at `path`; for a value `in_yaml` also how to quote text."""
+def _sentence(problem: ErrorDetails, path: KeyPath, recipe: Shape) -> str:
+    """Describes one problem that validation found at `path`."""
     key, message = ".".join(map(str, path)), problem["msg"]
     match problem["type"]:
         case "extra_forbidden":
-            wrong = _wrong(problem["input"], path, recipe)
+            wrong = _find_innermost(problem["input"], path)
             return f"there is no option {'.'.join(map(str, wrong)) or repr('')}; {nearest(recipe, wrong)}"
         case "missing":
             return f"{key} is missing{_description(recipe, path)}"
@@ -136,10 +137,10 @@ def _sentence(problem: ErrorDetails, path: KeyPath, recipe: Shape, in_yaml: bool
             return f"{key}: {text}" if key else text
     if problem["type"] not in _EXPECTED and not message.startswith("Input should be "):
         return f"{key}: {message}"
-    quoting = ""
-    if in_yaml and problem["type"] == "string_type":
-        quoting = f"""; quote text that YAML reads as something else: {key}='"…"'"""
-    return f"{key} is {format_value(problem['input'])}, but should be {_name_types(problem)}{quoting}"
+    sentence = f"{key} is {format_value(problem['input'])}, but should be {_name_types(problem)}"
+    if problem["type"] == "string_type":
+        sentence += f"""; quote text that YAML reads as something else: {key}='"…"'"""
+    return sentence
 
 
 def _sentence_of_union(problems: Sequence[ErrorDetails], path: KeyPath) -> str:
@@ -176,17 +177,13 @@ def _find_place(problem: ErrorDetails, tree: object) -> KeyPath:
     return path
 
 
-def _wrong(value: Any, path: KeyPath, recipe: Shape) -> KeyPath:
-    """The option to name as wrong: within an unknown section, one that another library or another section has."""
-    foreign = other_libraries.find_within(value, [str(key) for key in path])
-    if foreign is not None:
-        return foreign
+def _find_innermost(value: Any, path: KeyPath) -> KeyPath:
+    """The option to name as unknown: that within an unknown section that has one alone, as an override has."""
     found = list(path)
     while isinstance(value, dict) and len(value) == 1:
         [(key, value)] = value.items()
         found.append(key)
-    known = {key.rsplit(".", 1)[-1] for key in list_options(recipe)}
-    return found if found[-1] in known else path
+    return found
 
 
 def format_value(value: Any) -> str:
@@ -204,7 +201,7 @@ def nearest(recipe: Shape, path: KeyPath) -> str:
     """Suggests what may have been meant: a neighbor, an option of that name elsewhere, or one that reads alike."""
     *parents, wrong = map(str, path)
     everywhere = list(list_options(recipe))
-    foreign = other_libraries.explain((*parents, wrong), everywhere)
+    foreign = other_libraries.explain([*parents, wrong], everywhere)
     if foreign is not None:
         return foreign
     if "." in wrong.strip("."):
@@ -213,13 +210,10 @@ def nearest(recipe: Shape, path: KeyPath) -> str:
     if ":" in wrong:
         return _SPACES
     siblings = _fields_at(recipe, path[:-1])
-    foreign = other_libraries.explain_word(wrong, everywhere)
-    if foreign is not None:
-        return foreign
+    if not siblings:
+        parents, siblings = [], recipe.fields
     meant = [".".join([*parents, name]) for name in get_close_matches(wrong, siblings, 1)]
     meant = meant or [key for key in everywhere if key.rsplit(".", 1)[-1] == wrong]
-    if not meant and (end := other_libraries.explain_last_word(wrong, everywhere)) is not None:
-        return end
     meant = meant or get_close_matches(".".join([*parents, wrong]), everywhere, 1)
     if meant:
         return f"did you mean {' or '.join(meant)}?"
@@ -239,10 +233,6 @@ def _fields_at(shape: Shape | None, path: KeyPath) -> dict[str, FieldInfo]:
     return shape.fields if shape else {}
 
 
-def list_options(shape: Shape, above: tuple[str, ...] = ()) -> Iterator[str]:
+def list_options(recipe: Shape) -> Iterator[str]:
     """Yields the dotted keys of all options, sections before what is in them."""
-    for name, inner in shape.inner():
-        if not shape.is_named:
-            yield ".".join((*above, name))
-        if inner is not None:
-            yield from list_options(inner, (*above, name))
+    return (".".join(keys) for keys, _, _ in recipe.walk())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import takewhile
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from lockstep.config import Section
 from lockstep.config.errors import RecipeError, Shape, format_value, nearest
 from lockstep.config.loading import Loaded
-from lockstep.yaml12 import Keys
+from lockstep.yaml12 import Keys, value_at
 
 _KINDS = {
     "boolean": "true or false",
@@ -39,52 +39,32 @@ def explain_options(loaded: Loaded, keys: Sequence[str] = ()) -> str:
         RecipeError: If there is no such option; names the nearest.
     """
     recipe = Shape(type(loaded.recipe), loaded.dump())
-    every = list(_options(recipe, ()))
     wanted = [tuple(key.split(".")) for key in keys] or [()]
+    entries: dict[Keys, str] = {}
     for want in wanted:
-        if not any(path[: len(want)] == want for path, _, _ in every):
+        found = {path: (holder, inner) for path, holder, inner in recipe.walk() if path[: len(want)] == want}
+        if not found:
             raise RecipeError(f"there is no option {'.'.join(want)}; {nearest(recipe, want)}")
-    found = [option for option in every if any(option[0][: len(want)] == want for want in wanted)]
-    return "\n".join(_entry(loaded, *option) for option in found)
+        entries |= {path: _entry(loaded, path, *own) for path, own in found.items()}
+    return "\n".join(entries.values())
 
 
-def _options(shape: Shape, above: Keys) -> Iterator[tuple[Keys, type[Section], type[Section] | None]]:
-    """Yields each option's keys, the section class that holds it, and the section class that it is itself, or None."""
-    for name, inner in shape.inner():
-        if not shape.is_named:
-            yield (*above, name), shape.kind, None if inner is None else inner.kind
-        if inner is not None:
-            yield from _options(inner, (*above, name))
-
-
-def _entry(loaded: Loaded, keys: Keys, holder: type[Section], inner: type[Section] | None) -> str:
+def _entry(loaded: Loaded, keys: Keys, holder: type[Section], inner: Shape | None) -> str:
     schema, key = _schema(holder), ".".join(keys)
     field = schema["properties"][keys[-1]]
-    meaning = field.get("description") or (inner.__doc__ if inner is not None else "")
-    value = _value(loaded.dump(), keys)
+    meaning = field.get("description") or (inner.kind.__doc__ if inner is not None else "")
+    value = value_at(loaded.dump(), keys)
     if isinstance(value, dict):
         return f"{key}:\n    {meaning}\n"
-    now = f" = {_format_entry(value)} ({loaded.origin(keys)})" if value is not _ABSENT else ""
     default = "required" if keys[-1] in schema.get("required", ()) else f"default {_format_entry(field.get('default'))}"
-    return f"{key}{now}\n    {describe_kind(field)}; {default}\n    {meaning}\n"
-
-
-_ABSENT = object()
+    now = f"{_format_entry(value)} ({loaded.origin(keys)})"
+    return f"{key} = {now}\n    {describe_kind(field)}; {default}\n    {meaning}\n"
 
 
 def _format_entry(value: Any) -> str:
     """A value as one would write it, unless it is a list of groups."""
     nested = isinstance(value, list) and any(isinstance(item, dict) for item in value)
     return format_value(value) if nested else json.dumps(value, ensure_ascii=False)
-
-
-def _value(tree: Any, keys: Keys) -> Any:
-    """The value of an option; `_ABSENT` where its section is off."""
-    for key in keys:
-        if not isinstance(tree, dict) or key not in tree:
-            return _ABSENT
-        tree = tree[key]
-    return tree
 
 
 @cache

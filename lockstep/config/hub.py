@@ -2,6 +2,7 @@
 
 A command does it before it starts anything else, so that all its processes read local files. Of a model only
 configuration, tokenizer and safetensors are fetched: nothing is unpickled, and no code of a repository runs.
+huggingface_hub keeps the list of a commit's files in its cache, so a copy in part is seen also without a network.
 """
 
 from __future__ import annotations
@@ -10,59 +11,71 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
+from glob import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING
 
-from lockstep.config.hub_copies import (
-    ALONE,
-    INDEX,
-    ModelFiles,
-    cache_folder,
-    find_copy,
-    find_doubtful,
-    find_noted,
-    list_weights,
-    note_commit,
-    note_files,
-    seems_whole,
-    split,
-)
-from lockstep.config.hub_name import PINS, HubName, HubPaths, is_commit, parse_model, read_pins
+from lockstep.config.hub_name import PINS, HubName, is_commit, parse_model, parse_name, read_pins
 from lockstep.config.loading import Loaded
 from lockstep.config.model_recipe import weights_of
 from lockstep.errors import InputError
 from lockstep.paths import HUB
 from lockstep.printable import print_text
 from lockstep.process_defaults import may_ask_hub
+from lockstep.records import check_shape
 from lockstep.units import readable
 from lockstep.whole_files import write_whole
+from lockstep.yaml12 import list_texts
 
 if TYPE_CHECKING:
-    from huggingface_hub import DatasetInfo, HfApi, ModelInfo
+    from huggingface_hub import HfApi
 
 _BESIDE = re.compile(r"[\w.-]+\.(json|txt|model|jinja)")
 """Files of a model's top folder that are fetched besides its weights."""
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
-_TIMEOUT_S = 10.0
+_INDEX, _ALONE = "model.safetensors.index.json", "model.safetensors"
+"""The index of sharded weights, and the one file of weights that are not sharded."""
 _NAMED = 8
 """Number of a data set's files that a message names."""
 
 
 @dataclass(frozen=True)
-class _Found:
-    """A name's commit and its place on this machine.
+class _WeightIndex:
+    """An index of weights; see `transformers`.
 
     Attributes:
-        commit: Its commit.
-        path: Its folder or file on this machine.
+        weight_map: The file of each tensor.
     """
 
-    commit: str
-    path: str
+    weight_map: dict[str, str]
+
+
+@dataclass(frozen=True)
+class _Snapshot:
+    """A commit of a repository, in huggingface_hub's cache on this machine.
+
+    Attributes:
+        api: The hub.
+        name: The name that stands for it.
+        folder: Folder of the files that are here, called as the commit is.
+        sizes: Bytes of all files of the commit, here or not.
+    """
+
+    api: HfApi
+    name: HubName
+    folder: Path
+    sizes: Mapping[str, int]
+
+    @property
+    def commit(self) -> str:
+        return self.folder.name
+
+    def fetch(self, *files: str) -> None:
+        """Fetches files that are not here yet."""
+        _download(self.api, self.name, self.commit, *files)
 
 
 def fetch_names(loaded: Loaded, weights: bool = True) -> Loaded:
@@ -75,15 +88,13 @@ def fetch_names(loaded: Loaded, weights: bool = True) -> Loaded:
     Raises:
         InputError: There is no such model or file, it has no safetensors, or it is not here and cannot be fetched.
     """
-    names = _names(loaded)
+    names = _list_names(loaded)
     if not names:
         return loaded
     pins = {**loaded.pins, **read_pins(loaded.run_folder)}
-    found = {text: _fetch(name, pins.get(text), weights) for text, name in names.items()}
-    places = {text: own.path for text, own in found.items()}
-    options = json.dumps(loaded.dump())
-    recipe = type(loaded.recipe).model_validate_json(options, strict=True, context=HubPaths(places))
-    return replace(loaded, recipe=recipe, places=places, pins=pins | {text: own.commit for text, own in found.items()})
+    found = {name.text: _fetch(name, pins.get(name.text), weights) for name in names}
+    commits = {text: commit for text, (commit, _) in found.items()}
+    return loaded.locate({text: str(path) for text, (_, path) in found.items()}, pins | commits)
 
 
 def fetch_model(model: str) -> Path:
@@ -97,15 +108,16 @@ def _fetch_once(model: str) -> Path:
         name = parse_model(model)
     except ValueError as error:
         raise InputError(str(error)) from None
-    return Path(_fetch(name, None, weights=True).path)
+    return _fetch(name, None, weights=True)[1]
 
 
 def require_pinned(loaded: Loaded, what: str) -> None:
     """Raises InputError where a recipe names something on the hub by a branch or tag, which may move."""
-    for name in _names(loaded).values():
-        if not name.is_pinned:
-            example = name.text.replace(f"@{name.revision}", "").replace(name.repo, f"{name.repo}@COMMIT", 1)
-            raise InputError(f"{name.text}: all runs of {what} need the same; name its commit: {example}")
+    for name in _list_names(loaded):
+        if not is_commit(name.revision):
+            raise InputError(
+                f"{name.text}: all runs of {what} need the same; write a commit after its name: {name.repo}@COMMIT"
+            )
 
 
 def write_pins(loaded: Loaded, folder: Path) -> None:
@@ -114,69 +126,29 @@ def write_pins(loaded: Loaded, folder: Path) -> None:
         write_whole(folder / PINS, [json.dumps(dict(loaded.pins), indent=1, sort_keys=True).encode() + b"\n"])
 
 
-def _names(loaded: Loaded) -> Mapping[str, HubName]:
+def _list_names(loaded: Loaded) -> list[HubName]:
     """The names on the hub that a recipe has."""
-    options = json.dumps(loaded.dump())
-    if f'"{HUB}' not in options:
-        return {}
-    places = HubPaths()
-    type(loaded.recipe).model_validate_json(options, strict=True, context=places)
-    return places.seen
+    texts = dict.fromkeys(text for _, text in list_texts(loaded.dump()) if text.startswith(HUB))
+    return [name for name in map(parse_name, texts) if name is not None]
 
 
-def _fetch(name: HubName, pin: str | None, weights: bool) -> _Found:
-    """Fetches what a name stands for, at commit `pin` if given; for a commit that is here whole, the hub is not asked.
+def _fetch(name: HubName, pin: str | None, weights: bool) -> tuple[str, Path]:
+    """Fetches what a name stands for, at commit `pin` if given. Returns its commit and its place on this machine.
 
-    Texts of errors of huggingface_hub and its HTTP client are not shown: they may hold a token.
+    For a commit that is here whole, the hub is not asked. Texts of errors of huggingface_hub and its HTTP client are
+    not shown: they may hold a token.
     """
-    from huggingface_hub import ModelInfo
-
-    revision = pin or name.revision
-    if revision is not None and is_commit(revision) and (copy := find_noted(name, revision)) is not None:
-        return _Found(revision, str(copy))
-    with _open_hub() as api:
-        try:
-            info = _ask(api, name, revision)
-        except Exception as error:
-            return _without_hub(name, revision, error, weights)
-        commit = _read_commit(name, revision, info.sha)
-        try:
-            if isinstance(info, ModelInfo):
-                path = _fetch_model(api, name, info, commit, weights)
-            else:
-                path = _fetch_rows(api, name, info, commit)
-        except InputError:
-            raise
-        except Exception as error:
-            why = (isinstance(error, OSError) and error.strerror) or _reason(error)
-            raise InputError(f"{name.text} was not fetched: {why}; the same command resumes that") from None
-    if pin is None and not name.is_pinned:
-        _say(f"{name.text} is commit {commit}")
-        note_commit(path, name.revision or "main")
-    return _Found(commit, str(path))
-
-
-def _ask(api: HfApi, name: HubName, revision: str | None) -> ModelInfo | DatasetInfo:
-    """Asks the hub for the commit of a name, and for its files."""
-    match name.kind:
-        case "model":
-            return api.model_info(name.repo, revision=revision, files_metadata=True, timeout=_TIMEOUT_S)
-        case "dataset":
-            return api.dataset_info(name.repo, revision=revision, timeout=_TIMEOUT_S)
-        case _:
-            assert_never(name.kind)
-
-
-def _read_commit(name: HubName, revision: str | None, said: str | None) -> str:
-    """The commit in the hub's answer; raises InputError where it is no commit, or not the one asked for."""
-    if said is None or not is_commit(said):
-        raise InputError(f"{name.text}: the hub's answer names no commit; correct HF_ENDPOINT, or ask again later")
-    if revision is not None and is_commit(revision) and said != revision:
-        raise InputError(
-            f"{name.text}: the hub was asked for the commit {revision} and answered with {said}; correct HF_ENDPOINT, "
-            "or ask again later"
-        )
-    return said
+    try:
+        with _open_hub() as api:
+            snapshot = _open_snapshot(api, name, pin or name.revision)
+            if pin is None and not is_commit(name.revision):
+                _say(f"{name.text} is commit {snapshot.commit}")
+            path = _fetch_model(snapshot, weights) if name.kind == "model" else _fetch_rows(snapshot)
+            return snapshot.commit, path
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"{name.text} {_explain(error)}") from None
 
 
 @contextmanager
@@ -199,118 +171,107 @@ def _open_hub() -> Iterator[HfApi]:
         close_session()
 
 
-def _fetch_model(api: HfApi, name: HubName, info: ModelInfo, commit: str, weights: bool) -> Path:
-    sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
-    beside = tuple(file for file in sizes if _BESIDE.fullmatch(file))
-    _require_weights(name, sizes)
-    _download(api, name, beside, commit)
-    config = find_copy(name, "config.json", commit)
-    if config is None:
-        raise InputError(f"{name.text} has no config.json, so it is no model of transformers; name one that is")
-    folder = config.parent
-    files = ModelFiles(beside, list_weights(folder))
-    absent = next((file for file in files.weights if file not in sizes), None)
+def _open_snapshot(api: HfApi, name: HubName, revision: str | None) -> _Snapshot:
+    """Finds the commit of a name and the list of its files."""
+    from huggingface_hub import get_cached_repo_tree
+    from huggingface_hub.errors import CachedRepoTreeNotFoundError
+    from huggingface_hub.hf_api import RepoFile
+
+    folder = _download(api, name, revision, name.file or "config.json")
+    commit = folder.name
+    if not is_commit(commit):
+        raise InputError(f"{name.text}: the hub's answer names no commit; correct HF_ENDPOINT, or ask again later")
+    try:
+        files = get_cached_repo_tree(name.repo, repo_type=name.kind, revision=commit, cache_dir=_find_cache())
+    except CachedRepoTreeNotFoundError:  # the cache is read-only, or another program filled it
+        files = api.list_repo_tree(name.repo, repo_type=name.kind, revision=commit, recursive=True)
+    return _Snapshot(api, name, folder, {file.path: file.size for file in files if isinstance(file, RepoFile)})
+
+
+def _download(api: HfApi, name: HubName, revision: str | None, *files: str) -> Path:
+    """Fetches files of a revision that are not here yet; returns the folder of its commit."""
+    return Path(
+        api.snapshot_download(
+            name.repo,
+            repo_type=name.kind,
+            revision=revision,
+            cache_dir=_find_cache(),
+            allow_patterns=[escape(file) for file in files],
+        )
+    )
+
+
+def _find_cache() -> str | None:
+    """The folder of the hub's files on this machine; None: where huggingface_hub keeps them."""
+    folder = os.environ.get("HF_HUB_CACHE")
+    return None if folder is None else os.path.expandvars(folder)
+
+
+def _fetch_model(snapshot: _Snapshot, weights: bool) -> Path:
+    text, folder, sizes = snapshot.name.text, snapshot.folder, snapshot.sizes
+    if "config.json" not in sizes:
+        raise InputError(f"{text} has no config.json; name a model of transformers")
+    if _ALONE not in sizes and _INDEX not in sizes:
+        raise InputError(
+            f"{text} has no {_ALONE} and no {_INDEX}; name a model with its weights in that format (pickles are not "
+            "opened, and adapters must be merged into their model first)"
+        )
+    snapshot.fetch(*(file for file in sizes if _BESIDE.fullmatch(file)))
+    files = _list_weights(folder)
+    absent = next((file for file in files if file not in sizes), None)
     if absent is not None:
-        raise InputError(f"{name.text} has no {absent}, which its {INDEX} names; name a model with all its weights")
-    left = sum(sizes[file] for file in files.weights if find_copy(name, file, commit) is None)
-    if weights:
-        if left:
-            _say(f"fetching the weights of {name.text}: {readable(left)}")
-        _download(api, name, files.weights, commit)
+        raise InputError(f"{text} has no {absent}, which its {_INDEX} names; name a model with all its weights")
+    left = sum(sizes[file] for file in files if not (folder / file).is_file())
+    if left and weights:
+        _say(f"fetching the weights of {text}: {readable(left)}")
     elif left:
-        _say(f"{name.text}: {readable(left)} of weights are not on this machine yet; lockstep train fetches them")
-    note_files(folder, files)
+        _say(f"{text}: {readable(left)} of weights are not on this machine yet; lockstep train fetches them")
+    if weights:
+        snapshot.fetch(*files)
     return folder
 
 
-def _download(api: HfApi, name: HubName, files: Iterable[str], commit: str) -> None:
-    for file in files:
-        api.hf_hub_download(name.repo, file, repo_type=name.kind, revision=commit, cache_dir=cache_folder())
+def _list_weights(folder: Path) -> list[str]:
+    """The files of weights that a model should have: those of its index, or the one without.
+
+    Raises:
+        InputError: The index has no map from tensors to files.
+    """
+    file = folder / _INDEX
+    if not file.is_file():
+        return [_ALONE]
+    refusal = f"{file} has no weight_map from tensors to files"
+    index = check_shape(file.read_bytes(), _WeightIndex, refusal, "name another model, or tell its author")
+    return sorted(set(index.weight_map.values()))
 
 
-def _require_weights(name: HubName, files: Mapping[str, int]) -> None:
-    """Raises InputError where a repository has no safetensors of a whole model."""
-    if ALONE in files or INDEX in files:
-        return
-    pickled = next((file for file in files if file.endswith(_PICKLES)), None)
-    if pickled is not None:
-        raise InputError(
-            f"{name.text} has its weights as pickles only ({pickled}), which may run code when they are opened; name a "
-            "model with safetensors"
-        )
-    if "adapter_config.json" in files:
-        raise InputError(f"{name.text} holds adapters only; merge them into their model with peft, and name the result")
-    raise InputError(f"{name.text} has no {ALONE} and no {INDEX}; name a model with its weights in that format")
+def _fetch_rows(snapshot: _Snapshot) -> Path:
+    name = snapshot.name
+    if name.file is None or name.file not in snapshot.sizes:
+        rows = [file for file in snapshot.sizes if file.endswith((".jsonl", ".jsonl.gz", ".json", ".parquet"))]
+        raise InputError(f"{name.text} is not a file of rows; that data set has: {', '.join(rows[:_NAMED]) or 'none'}")
+    return snapshot.folder / name.file
 
 
-def _fetch_rows(api: HfApi, name: HubName, info: DatasetInfo, commit: str) -> Path:
-    from huggingface_hub.hf_api import RepoFile
+def _explain(error: Exception) -> str:
+    """Says why the hub gave nothing, by the error's kind alone, and what to do."""
+    from huggingface_hub import errors
 
-    files = [file.rfilename for file in info.siblings or ()]
-    if name.file is None or name.file not in files:
-        rows = [file for file in files if file.endswith((".jsonl", ".jsonl.gz", ".json", ".parquet"))]
-        shown = ", ".join(rows[:_NAMED]) + (f" and {len(rows) - _NAMED} more" if len(rows) > _NAMED else "")
-        what = "says no file" if name.file is None else f"has no file {name.file}"
-        raise InputError(f"{name.text} {what}; files of rows there are: {shown or 'none'}")
-    if find_copy(name, name.file, commit) is None:
-        entries = api.get_paths_info(name.repo, [name.file], revision=commit, repo_type="dataset")
-        size = sum(entry.size for entry in entries if isinstance(entry, RepoFile))
-        _say(f"fetching {name.text}: {readable(size)}")
-    _download(api, name, [name.file], commit)
-    path = find_copy(name, name.file, commit)
-    assert path is not None, "it has just been fetched"
-    return path
-
-
-def _without_hub(name: HubName, revision: str | None, error: Exception, weights: bool) -> _Found:
-    """Finds this machine's copy of a name where the hub gives nothing; raises InputError where there is none."""
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
-
-    match error:
-        case GatedRepoError():
-            raise InputError(
-                f"{name.text} is given to those alone who accept its terms; do so on its page, and say hf auth login"
-            ) from None
-        case RepositoryNotFoundError():
-            raise InputError(
-                f"{name.text}: the hub shows no such {name.kind} to you; correct the name, or say hf auth login"
-            ) from None
-        case RevisionNotFoundError():
-            raise InputError(
-                f"{name.text}: the hub has no revision {revision}; name a branch, a tag or a commit"
-            ) from None
+    cause = (isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__) or error
+    match cause:
+        case errors.GatedRepoError():
+            return "is given only to users who accept its terms; accept them on its page, and run hf auth login"
+        case errors.RepositoryNotFoundError():
+            return "is not on the hub, or not shown to you; correct the name, or run hf auth login"
+        case errors.RevisionNotFoundError():
+            return "has no such revision on the hub; name a branch, a tag or a commit"
+        case errors.OfflineModeIsEnabled():
+            why = "HF_HUB_OFFLINE keeps the hub from being asked"
+        case errors.HfHubHTTPError():
+            why = f"the hub answered with the code {cause.response.status_code}"
         case _:
-            pass
-    path = find_copy(name, name.file or "config.json", revision)
-    why = _reason(error)
-    if path is None or (name.kind == "model" and not seems_whole(path.parent, weights)):
-        raise InputError(
-            f"{name.text} is not on this machine, and {why}; fetch it where there is a network, or name what is here"
-        ) from None
-    doubtful = find_doubtful(name, path.parent) if name.kind == "model" else None
-    if doubtful is not None:
-        raise InputError(
-            f"{name.text}: this machine's copy has no {doubtful}, which the model may have, and {why}; fetch it where "
-            f"there is a network, or, if it is whole, name its folder: {path.parent}"
-        ) from None
-    commit = split(path)[1]
-    _say(f"{name.text}: {why}; this machine's copy is used, commit {commit}")
-    return _Found(commit, str(path if name.file else path.parent))
-
-
-def _reason(error: Exception) -> str:
-    """Says why the hub gave nothing, by the error's kind alone."""
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
-
-    match error:
-        case LocalEntryNotFoundError(__cause__=Exception() as cause):
-            return _reason(cause)
-        case OfflineModeIsEnabled():
-            return "HF_HUB_OFFLINE keeps the hub from being asked"
-        case HfHubHTTPError():
-            return f"the hub answered with the code {error.response.status_code}"
-        case _:
-            return f"the hub could not be read ({type(error).__name__})"
+            why = f"the hub could not be read ({type(cause).__name__})"
+    return f"is not complete on this machine, and {why}; the same command fetches what is missing"
 
 
 def _say(text: str) -> None:

@@ -7,12 +7,11 @@ recipe has a local path, once `lockstep.config.hub` has fetched what is named. I
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
-from pydantic import AfterValidator, PlainSerializer, ValidationInfo
+from pydantic import AfterValidator
 
 from lockstep.errors import InputError
 from lockstep.paths import HUB, expand
@@ -21,13 +20,11 @@ from lockstep.records import is_file, read_record
 PINS = "hub.json"
 """File in a run's folder: the commit of each name on the hub, by the name as the recipe has it."""
 
-_REPO = r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>(?:refs/(?:pr|convert)/)?\w[\w.-]*))?"
-_MODEL = re.compile(HUB + _REPO)
-_ROWS = re.compile(f"{HUB}datasets/{_REPO}(/(?P<file>.+))?")
-_NO_NAMES = {"", ".", ".."}
+_NAME = re.compile(
+    HUB + r"(?P<rows>datasets/)?(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>(?:refs/(?:pr|convert)/)?\w[\w.-]*))?"
+    r"(/(?P<file>.+))?"
+)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-
-Kind = Literal["model", "dataset"]
 
 
 @dataclass(frozen=True)
@@ -36,58 +33,49 @@ class HubName:
 
     Attributes:
         text: The name as it is written.
-        kind: What it names.
+        kind: What it names, in the words of the hub: `model` or `dataset`.
         repo: `owner/name`.
-        revision: Branch, tag or commit; None: none is said.
-        file: Path of the file in the data set; None: a data set whose file is not said, or a model.
+        revision: Branch, tag or commit; None: not given.
+        file: Path of the file in the repository; None: not given, as for a model.
     """
 
     text: str
-    kind: Kind
+    kind: str
     repo: str
     revision: str | None
     file: str | None
 
-    @property
-    def is_pinned(self) -> bool:
-        """True if it names a commit, which never changes."""
-        return self.revision is not None and is_commit(self.revision)
+
+def is_commit(revision: str | None) -> bool:
+    """True for the full digest of a commit, which never changes."""
+    return revision is not None and _COMMIT.fullmatch(revision) is not None
 
 
-def is_commit(revision: str) -> bool:
-    """True for the full digest of a commit."""
-    return _COMMIT.fullmatch(revision) is not None
+def parse_name(text: str) -> HubName | None:
+    """Reads a name; None for another text."""
+    match = _NAME.fullmatch(text)
+    if match is None or ".." in (match["file"] or "").split("/"):
+        return None
+    return HubName(text, "dataset" if match["rows"] else "model", match["repo"], match["revision"], match["file"])
 
 
 def parse_model(text: str) -> HubName:
     """Reads the name of a model; raises ValueError for another text."""
-    match = _MODEL.fullmatch(text)
-    if match is None or match["repo"].startswith("datasets/") or not _may_be(match["repo"]):
-        raise ValueError(f"{text} names no model on the hub: say hf:owner/name, or hf:owner/name@revision")
-    return HubName(text, "model", match["repo"], match["revision"], None)
+    name = parse_name(text)
+    if name is None or name.kind != "model" or name.file is not None:
+        raise ValueError(f"{text} is not a model on the hub; write hf:owner/name or hf:owner/name@revision")
+    return name
 
 
 def parse_rows(text: str) -> HubName:
     """Reads the name of a data set's file; raises ValueError for another text."""
-    match = _ROWS.fullmatch(text)
-    if match is None or not _may_be(match["repo"]) or not _NO_NAMES.isdisjoint((match["file"] or "-").split("/")):
+    name = parse_name(text)
+    if name is None or name.kind != "dataset":
         raise ValueError(
-            f"{text} names no file of a data set on the hub: say hf:datasets/owner/name/file.jsonl, or "
+            f"{text} is not a file of a data set on the hub; write hf:datasets/owner/name/file.jsonl or "
             "hf:datasets/owner/name@revision/file.jsonl"
         )
-    return HubName(text, "dataset", match["repo"], match["revision"], match["file"])
-
-
-def _may_be(repo: str) -> bool:
-    """True if the hub allows this `owner/name`: it forbids `--` and a dot at an end, for example."""
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
-
-    try:
-        validate_repo_id(repo)
-    except HFValidationError:
-        return False
-    return True
+    return name
 
 
 def read_pins(folder: Path) -> dict[str, str]:
@@ -96,78 +84,30 @@ def read_pins(folder: Path) -> dict[str, str]:
     Raises:
         InputError: The note is damaged.
     """
-    file, cure = folder / PINS, "put it back, or remove it"
+    file, cure = folder / PINS, "restore it, or remove it"
     pins = read_record(file, dict[str, str], cure) if is_file(file) else {}
     if not all(map(is_commit, pins.values())):
-        raise InputError(f"{file} holds what is no commit; {cure}")
+        raise InputError(f"{file} holds something that is not a commit; {cure}")
     return pins
 
 
-class Fetched(str):
-    """A local path that stands for a name on the hub; a recipe is written with the name."""
-
-    name: str
-
-    def __new__(cls, path: str, name: str) -> Fetched:
-        made = super().__new__(cls, path)
-        made.name = name
-        return made
-
-    def __reduce__(self) -> tuple[type[Fetched], tuple[str, str]]:
-        return Fetched, (str(self), self.name)
+def _model(path: str) -> str:
+    return parse_model(path).text if path.startswith(HUB) else expand(path)
 
 
-@dataclass
-class HubPaths:
-    """The context of a validation that replaces names on the hub by local paths.
-
-    Attributes:
-        paths: Local paths by name; a name that is not here stays.
-        seen: Names that the recipe has.
-    """
-
-    paths: Mapping[str, str] = field(default_factory=dict[str, str])
-    seen: dict[str, HubName] = field(default_factory=dict[str, HubName])
-
-    def find(self, name: HubName) -> str:
-        """The local path; where there is none, the name."""
-        self.seen[name.text] = name
-        path = self.paths.get(name.text)
-        return name.text if path is None else Fetched(path, name.text)
+def _rows(path: str) -> str:
+    return parse_rows(path).text if path.startswith(HUB) else expand(path)
 
 
-def _find(name: HubName, info: ValidationInfo) -> str:
-    return info.context.find(name) if isinstance(info.context, HubPaths) else name.text
+def _all_rows(paths: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    return _rows(paths) if isinstance(paths, str) else tuple(map(_rows, paths))
 
 
-def _model(path: str, info: ValidationInfo) -> str:
-    return _find(parse_model(path), info) if path.startswith(HUB) else expand(path)
-
-
-def _rows(named: str | tuple[str, ...], info: ValidationInfo) -> str | tuple[str, ...]:
-    if isinstance(named, tuple):
-        return tuple(_one(path, info) for path in named)
-    return _one(named, info)
-
-
-def _one(path: str, info: ValidationInfo) -> str:
-    return _find(parse_rows(path), info) if path.startswith(HUB) else expand(path)
-
-
-def as_written(path: str) -> str:
-    """The name on the hub that a path stands for, or the path."""
-    return path.name if isinstance(path, Fetched) else path
-
-
-def _all_as_written(named: str | tuple[str, ...]) -> str | tuple[str, ...]:
-    return as_written(named) if isinstance(named, str) else tuple(map(as_written, named))
-
-
-ModelPath = Annotated[str, AfterValidator(_model), PlainSerializer(as_written)]
+ModelPath = Annotated[str, AfterValidator(_model)]
 """A model's folder on this machine, or its name on the hub."""
 
-RowsPath = Annotated[str, AfterValidator(_rows), PlainSerializer(as_written)]
+RowsPath = Annotated[str, AfterValidator(_rows)]
 """A file of rows on this machine, or its name on the hub."""
 
-ROWS = (AfterValidator(_rows), PlainSerializer(_all_as_written))
-"""Validator and serializer of files of rows, one or several, on this machine or on the hub."""
+ROWS = AfterValidator(_all_rows)
+"""Validator of files of rows, one or several, on this machine or on the hub."""

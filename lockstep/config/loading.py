@@ -24,26 +24,22 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
 from lockstep import yaml12
 from lockstep.config import Common, Recipe, Section, registry
-from lockstep.config.backends import list_own_sections
+from lockstep.config.backends import INFERENCE
 from lockstep.config.errors import (
     KeyPath,
     RecipeError,
-    Shape,
     algorithm_sentence,
-    kinds_at,
     section_of,
 )
 from lockstep.config.hub_name import read_pins
-from lockstep.config.known_code import distrust, list_references, require_known
 from lockstep.config.overlay import add_reward_type, overlay
 from lockstep.config.recipe_files import Layer, find_recipe, read_layers
-from lockstep.config.user_code import refuse_code
+from lockstep.config.trust import distrust, list_references, require_known
 from lockstep.config.validation import FaultyTree, give_way, validate
 from lockstep.errors import shorten
 from lockstep.printable import note_once
@@ -51,9 +47,15 @@ from lockstep.printable import note_once
 Keys = yaml12.Keys
 R = TypeVar("R", bound=Recipe)
 S = TypeVar("S", bound=Section)
-_MOVING = ("url", "api_key_env", "batch_size", "max_concurrency", "max_retries")
-"""Options of a reward's server that may differ from one session of a run to the next: it may move."""
-_OVERRIDE = re.compile(r"(?P<key>\w+(\.\w+)*)=(?P<value>.*)", re.DOTALL)
+_NO_RESULT = {
+    "run": ("folder", "max_time_s"),
+    "agreement": ("on_breach", "max_mult_prob_error"),
+    "grid": ("budget_s",),
+    "server": ("url", "api_key_env", "batch_size", "max_concurrency", "max_retries"),
+    "code": ("url",),
+}
+"""Options of sections that change no result: a server may move from one session of a run to the next, for example."""
+_OVERRIDE = re.compile(rf"(?P<key>\w+(\.\w+){{0,{yaml12.DEEPEST}}})=(?P<value>.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -65,18 +67,20 @@ class Loaded:
         recipe: Its options, after bases and overrides.
         origins: Source of each option, by its keys: a recipe or `override`; the rest are defaults.
         arguments: The recipe and its overrides, as a command takes them.
-        distrusted: A folder whose code is refused where the recipe names it; None: no folder is.
+        distrusted: True if unknown code that the recipe names is refused, see `load_run`.
         pins: Commits of names on the hub, by name.
         places: Local paths of those that were fetched, see `lockstep.config.hub`.
+        written: The options as JSON, before paths took the place of names; None: no name did.
     """
 
     name: str
     recipe: Recipe
     origins: Mapping[Keys, str]
     arguments: tuple[str, ...]
-    distrusted: Path | None = None
+    distrusted: bool = False
     pins: Mapping[str, str] = field(default_factory=dict[str, str])
     places: Mapping[str, str] = field(default_factory=dict[str, str])
+    written: str | None = None
 
     def expect(self, kind: type[R]) -> R:
         """The recipe, for a command that takes recipes of this kind.
@@ -98,8 +102,16 @@ class Loaded:
         return self.expect(Common)
 
     def dump(self) -> dict[str, Any]:
-        """Every option with its value, defaults included, as JSON types."""
-        return self.recipe.model_dump(mode="json")
+        """Every option with its value, defaults included, as JSON types; names on the hub as they are written."""
+        return self.recipe.model_dump(mode="json") if self.written is None else json.loads(self.written)
+
+    def locate(self, places: Mapping[str, str], pins: Mapping[str, str]) -> Loaded:
+        """The recipe with local paths in place of names on the hub, and the commits of these."""
+        written = options = json.dumps(self.dump())
+        for name, path in places.items():
+            options = options.replace(json.dumps(name), json.dumps(path))
+        recipe = type(self.recipe).model_validate_json(options, strict=True)
+        return replace(self, recipe=recipe, places=places, pins=pins, written=written)
 
     def origin(self, keys: Keys) -> str:
         """The file or override that set the option with these keys; an option within a list is its list's."""
@@ -118,24 +130,13 @@ class Loaded:
     def identity(self) -> dict[str, Any]:
         """The options that identify the run: all that change a result, and the digest of the recipe trained first."""
         tree = self.dump()
-        tree.get("grid", {}).pop("budget_s", None)  # it leaves cells of a doctor's table out, and changes none
         for section in ("trackers", "acceptance"):  # what shows a run, and what a finished run is measured by
             tree.pop(section, None)
-        for option in ("folder", "max_time_s"):
-            tree["run"].pop(option, None)
-        for option in ("on_breach", "max_mult_prob_error"):  # they change a comparison, not a result
-            tree.get("agreement", {}).pop(option, None)
-        for sampler in _find(tree, "sampler"):
-            for option in self.recipe.placement:
-                sampler.pop(option, None)
-            for own in list_own_sections():
-                for option in own.changes_no_result:
-                    (sampler.get(own.name) or {}).pop(option, None)
-        for server in _find(tree, "server"):
-            for option in _MOVING:
-                server.pop(option, None)
-        for code in _find(tree, "code"):
-            code.pop("url", None)
+        of_backends = {name: backend.changes_no_result for name, backend in INFERENCE.every()}
+        for name, options in {**_NO_RESULT, **of_backends, "sampler": self.recipe.placement}.items():
+            for section in _find(tree, name):
+                for option in options:
+                    section.pop(option, None)
         first = self.warm_start
         if first is not None:
             tree["model"]["from_recipe"] = f"{tree['model']['from_recipe']} ({first.digest})"
@@ -154,22 +155,20 @@ class Loaded:
         return Path("runs") / f"{self.name}-{self.digest}" if folder is None else Path(folder)
 
 
-def load(
-    recipe: str, overrides: Sequence[str] = (), also: Sequence[Layer] = (), distrusted: Path | None = None
-) -> Loaded:
+def load(recipe: str, overrides: Sequence[str] = (), also: Sequence[Layer] = (), distrusted: bool = False) -> Loaded:
     """Resolves a recipe.
 
     Args:
         recipe: Name of one that ships, or path of a YAML file.
         overrides: `key.sub=value` each, later than every file.
         also: More layers, after every file and before the overrides.
-        distrusted: A folder whose code is refused where the recipe names it, see `load_run`.
+        distrusted: Refuse unknown code that the recipe names, see `load_run`.
 
     Raises:
         RecipeError: One sentence for each thing that is wrong.
     """
     path = find_recipe(recipe, Path(), "")
-    return _resolve(path, [*read_layers(path, ()), *also], overrides, (recipe, *overrides), distrusted)
+    return _resolve(path, [*read_layers(path), *also], overrides, (recipe, *overrides), distrusted)
 
 
 def load_options(name: str, base: str | None, *said: Layer) -> Loaded:
@@ -183,8 +182,8 @@ def load_options(name: str, base: str | None, *said: Layer) -> Loaded:
     Raises:
         RecipeError: One sentence for each thing that is wrong.
     """
-    below = [] if base is None else read_layers(find_recipe(base, Path(), ""), ())
-    return _resolve(Path(name), [*below, *said], (), (name,), None)
+    below = [] if base is None else read_layers(find_recipe(base, Path(), ""))
+    return _resolve(Path(name), [*below, *said], (), (name,))
 
 
 def load_section(kind: type[S], said: Layer) -> S:
@@ -206,58 +205,45 @@ def require_known_code(loaded: Loaded, run: str) -> None:
 def load_run(folder: Path) -> Loaded:
     """Loads the recipe in a run's folder, which may come from another user.
 
-    Code that it names is found from the working directory, as usual. It is refused if it lies in the run's folder, or
-    if the user has neither trained with it on this machine nor trusts it.
+    Code that it names is found from the working directory, as usual. It is refused if the user has neither trained with
+    it on this machine nor trusts it.
 
     Raises:
         RecipeError: One sentence for each thing that is wrong.
     """
     recipe = str(folder / "recipe.yaml")
     path = find_recipe(recipe, Path(), "")
-    layers = read_layers(path, ())
-    return replace(_resolve(path, layers, (), (recipe,), folder), pins=read_pins(folder))
+    return replace(_resolve(path, read_layers(path), (), (recipe,), True), pins=read_pins(folder))
 
 
 def _resolve(
-    path: Path, layers: Sequence[Layer], overrides: Sequence[str], arguments: tuple[str, ...], distrusted: Path | None
+    path: Path, layers: Sequence[Layer], overrides: Sequence[str], arguments: tuple[str, ...], distrusted: bool = False
 ) -> Loaded:
     """Merges files and then overrides, the later over the earlier, and validates the result, importing known code."""
-    below = _join(layers)
-    if distrusted is not None:
-        refuse_code(below, path, distrusted)
-    with distrust(None if distrusted is None else path):
-        return _merge(path, layers, overrides, arguments, distrusted)
-
-
-def _merge(
-    path: Path, layers: Sequence[Layer], overrides: Sequence[str], arguments: tuple[str, ...], distrusted: Path | None
-) -> Loaded:
-    """Merges and validates, which imports the algorithm and the task that the result names."""
-    below = _join(layers)
-    given = [text.partition("=")[2].strip(" \"'") for text in overrides if text.startswith("algorithm=")]
-    known = registry.find(given[-1] if given else str(below.get("algorithm")))
-    overriding = _overrides(overrides, None if known is None else Shape(known, below))
-    kind = _kind(layers, overriding)
-    layers, overriding = _expand(layers, kind), _expand(overriding, kind)
-    _refuse_buried(overriding)
-    tree: dict[str, Any] = {}
-    origins: dict[Keys, str] = {}
-    for layer in [*layers, Layer("override", _join(overriding))]:
-        above = add_reward_type(tree, layer.tree)
-        tree = overlay(tree, above, kind.steps_and_epochs)
-        origins |= dict.fromkeys(_options(above), layer.source)
-    found, taken = _validate(kind, tree, layers, overriding)
+    overriding = _parse_overrides(overrides)
+    with distrust(path if distrusted else None):
+        kind = _kind(layers, overriding)
+        layers, overriding = _expand(layers, kind), _expand(overriding, kind)
+        last = Layer("override", _join(overriding))
+        _refuse_buried(overriding, last.tree)
+        tree: dict[str, Any] = {}
+        origins: dict[Keys, str] = {}
+        for layer in [*layers, last]:
+            above = add_reward_type(tree, layer.tree)
+            tree = overlay(tree, above, kind.steps_and_epochs)
+            origins |= dict.fromkeys(_options(above), layer.source)
+        found, taken = _validate(kind, tree, layers, overriding)
     standing = {keys: source for keys, source in origins.items() if _says(tree, keys) and keys not in taken}
     return Loaded(path.stem, found, standing, arguments, distrusted)
 
 
-def _refuse_buried(overriding: Sequence[Layer]) -> None:
+def _refuse_buried(overriding: Sequence[Layer], whole: dict[str, Any]) -> None:
     """Raises RecipeError where one override sets a section to a scalar and another one sets an option within it."""
     for layer in overriding:
         for keys in _options(layer.tree):
-            inner = [other.source for other in overriding if isinstance(yaml12.value_at(other.tree, keys), dict)]
-            if inner and yaml12.value_at(layer.tree, keys) not in (None, {}):
-                raise RecipeError(f"{layer.source}: this is undone by {inner[0]}, which is within it; leave one out")
+            value = yaml12.value_at(layer.tree, keys)
+            if value not in (None, {}) and isinstance(yaml12.value_at(whole, keys), dict):
+                raise RecipeError(f"{layer.source}: another override sets an option within it; leave one out")
 
 
 def _kind(layers: Sequence[Layer], overriding: Sequence[Layer]) -> type[Recipe]:
@@ -271,7 +257,7 @@ def _kind(layers: Sequence[Layer], overriding: Sequence[Layer]) -> type[Recipe]:
 
 def read_tree(recipe: str) -> dict[str, Any]:
     """Returns what a recipe says, its bases included, before anything is validated."""
-    return _join(read_layers(find_recipe(recipe, Path(), ""), ()))
+    return _join(read_layers(find_recipe(recipe, Path(), "")))
 
 
 def algorithm_of(recipe: str) -> Any:
@@ -300,79 +286,38 @@ def describe(loaded: Loaded, origins: bool = False) -> str:
     return yaml12.annotate(loaded.dump(), loaded.origin) if origins else yaml12.dump(loaded.dump())
 
 
-def _overrides(overrides: Sequence[str], recipe: Shape | None) -> list[Layer]:
+def _parse_overrides(overrides: Sequence[str]) -> list[Layer]:
     """Parses each override into a layer, so that an error can quote it; all faulty ones are reported at once."""
     layers: dict[str, Layer] = {}
     wrong: list[str] = []
-    taken = False
-    for text, following in zip_longest(overrides, overrides[1:], fillvalue=""):
-        match = _OVERRIDE.fullmatch(text)
-        if match is None and taken:  # the hint before has it as a value
-            taken = False
-            continue
+    for text in overrides:
         try:
-            taken = match is None and "=" not in text + following
-            if match is None:
-                raise RecipeError(f"{_name(repr(text))}: {_override_hint(text, following)}")
-            layers.pop(match["key"], None)  # the last one counts, so that a script can append overrides
-            layers[match["key"]] = Layer(_name(text), _override_tree(text, match["key"], match["value"], recipe))
-        except RecipeError as error:
-            wrong.append(str(error))
+            key, value = _parse_override(text)
+        except ValueError as error:
+            wrong.append(f"override {shorten(text)}: {error}")
+        else:
+            layers.pop(key, None)  # the last one counts, so that a script can append overrides
+            layers[key] = Layer(f"override {shorten(text)}", yaml12.nest(key, value))
     if wrong:
         raise RecipeError("\n".join(wrong))
     return list(layers.values())
 
 
-def _name(text: str) -> str:
-    """The name of an override in messages."""
-    return f"override {shorten(text)}"
-
-
-def _override_tree(text: str, key: str, value: str, recipe: Shape | None) -> dict[str, Any]:
-    """Returns an override as the tree that a recipe would have for it."""
-    return yaml12.nest(key, _override_value(text, key, value, recipe))
-
-
-def _override_hint(text: str, following: str) -> str:
-    """Suggests an override in place of a word that is none."""
-    bare = text.lstrip("-").replace(" ", "")
-    if not _OVERRIDE.fullmatch(bare) and following and "=" not in following:
-        bare = f"{bare}={following}"
-    meant = bare if _OVERRIDE.fullmatch(bare) else "seed=1"
-    return f"say key=value without dashes and spaces, {'here' if meant == bare else 'such as'} {meant}"
-
-
-def _override_value(text: str, key: str, value: str, recipe: Shape | None) -> Any:
-    if key.count(".") > yaml12.DEEPEST:
-        raise RecipeError(f"{_name(text)}: the key has more than {yaml12.DEEPEST} parts, and no option has so many")
-    kinds = set() if recipe is None else kinds_at(recipe, key.split("."))
+def _parse_override(text: str) -> tuple[str, Any]:
+    """The key and the value of an override; raises ValueError if it has none."""
+    match = _OVERRIDE.fullmatch(text)
+    if match is None:
+        raise ValueError("write key=value without dashes and spaces, such as seed=1")
+    key, value = match["key"], match["value"]
+    quoted = f"""quote text twice, as in {key}='"text"'"""
     if not value.strip():
-        raise RecipeError(f"{_name(text)}: the value is missing; {_nothing(key, kinds)}")
+        raise ValueError(f"the value is missing; null takes an option back, or {quoted}")
     if re.search(r"(^|\s)#", value) and value.lstrip()[0] not in "\"'[{":
-        raise RecipeError(f"""{_name(text)}: # begins a comment in YAML; quote the text: {key}='"{value}"'""")
-    only_text = str in kinds and kinds <= {str, type(None)}
+        raise ValueError(f"# begins a comment in YAML; {quoted}")
     try:
-        parsed = yaml12.parse(value)
+        return key, yaml12.parse(value)
     except ValueError as error:
-        if only_text:
-            raise RecipeError(f"{_name(text)}: {_quoting(key, value)}") from None
-        raise RecipeError(f"{_name(text)}: {error}") from None
-    if only_text and isinstance(parsed, dict | list):
-        raise RecipeError(f"{_name(text)}: {_quoting(key, value)}")
-    return parsed
-
-
-def _nothing(key: str, kinds: set[object]) -> str:
-    """Suggests how to leave an option empty that takes values of these kinds."""
-    if type(None) in kinds:
-        return f"{key}=null takes an option back"
-    return f"""{key}='""' is empty text""" if str in kinds else "write it behind the =, or leave the override out"
-
-
-def _quoting(key: str, value: str) -> str:
-    """Suggests how to quote text that YAML reads as something else; where Jinja doubles braces, single ones do."""
-    meant = "…" if set(value) & set("\"'\\") else re.sub(r"\{\{\s*(\w+)\s*\}\}", r"{\1}", value)
-    return f"""{key} is text, and YAML reads braces, brackets and colons as more; quote it twice: {key}='"{meant}"'"""
+        raise ValueError(f"{error}; {quoted}") from None
 
 
 def _expand(layers: Sequence[Layer], kind: type[Recipe]) -> list[Layer]:
@@ -428,18 +373,15 @@ def _validate(
     def layer_of(path: KeyPath) -> Layer:
         return _last(layers, overriding, path)
 
-    def is_in_yaml(path: KeyPath) -> bool:
-        return layer_of(path).in_yaml
-
     try:
-        return validate(kind, tree, is_in_yaml), []
+        return validate(kind, tree), []
     except FaultyTree as error:
         faults = error.faults
     # The rows of a task are those that the rest of its recipe reads, so its options stay.
     from_base = [keys for keys in _options(tree) if layer_of(keys).ships and keys[:2] != ("data", "task")]
-    tree, taken = give_way(kind, tree, faults, from_base, is_in_yaml)
+    tree, taken = give_way(kind, tree, faults, from_base)
     try:
-        found = validate(kind, tree, is_in_yaml)
+        found = validate(kind, tree)
     except FaultyTree as error:
         told = [f"{layer_of(path).source}: {text}" for path, text in error.faults]
         raise RecipeError("\n".join(told)) from None

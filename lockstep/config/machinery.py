@@ -318,24 +318,13 @@ class SamplerSection(Section):
 
     @rule
     def _options_of_the_backend(self) -> None:
-        for name, backend in INFERENCE.every():
-            own = backend.own_section
-            if own is None or name == self.backend:
+        for name in INFERENCE.names:
+            if name == self.backend or name not in type(self).model_fields:
                 continue
-            value, default = self._value_and_default(own.name)
+            value, default = self._value_and_default(name)
             if value != default:
-                raise ValueError(
-                    f"sampler.{own.name} {own.holds}, but the sampler is {self.backend}; take out "
-                    f"{', '.join(_list_set_options(f'sampler.{own.name}', value, default))}"
-                )
+                raise ValueError(f"{name} has options of that backend, but backend is {self.backend}; leave it out")
         INFERENCE.find(self.backend).refuse_options(self)
-
-
-def _list_set_options(key: str, value: object, default: object) -> list[str]:
-    """Returns the keys of a section's options that are not at their defaults; `key` itself for an optional section."""
-    if not isinstance(value, Section) or not isinstance(default, Section):
-        return [key]
-    return [f"{key}.{name}" for (name, own), (_, usual) in zip(value, default, strict=True) if own != usual]
 
 
 def _holds_weights(section: SamplerSection) -> SamplerSection:

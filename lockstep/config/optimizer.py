@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Literal, assert_never, get_args
+from dataclasses import dataclass
+from typing import Annotated, Literal, assert_never
 
 from pydantic import (
-    BeforeValidator,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -18,19 +17,8 @@ from pydantic import (
 
 from lockstep.config.section import Probability, Section, rule
 
-OptimizerName = Literal["AdamW", "Adam", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "SGD"]
-_Kind = Literal["share", "number", "switch"]
-_ADAM = ("betas", "eps", "weight_decay")
-
-_REFUSED = {
-    "Adafactor": "keeps sums over the rows and columns of whole matrices, of which a rank holds pieces",
-    "ASGD": "learns a mean of weights, which nothing here would sample from or export",
-    "LBFGS": "computes the loss again and again within one step",
-    "Muon": "makes whole matrices orthogonal, of which a rank holds pieces, and updates nothing else",
-    "Rprop": "reads the learning rate at its first update alone, so no schedule would count",
-    "SparseAdam": "takes sparse gradients, and a language model's are dense",
-}
-"""Other classes of torch.optim, and why each is refused."""
+OptimizerName = Literal["AdamW", "Adam", "RMSprop", "SGD"]
+_Kind = Literal["share", "switch"]
 
 
 @dataclass(frozen=True)
@@ -38,43 +26,27 @@ class TorchClass:
     """An optimizer of torch.optim whose steps are elementwise, so that ranks may hold any pieces of a weight.
 
     Attributes:
-        takes: Those of betas, eps and weight_decay that the class has.
-        options: Its further options, with the kind of number that each is.
+        options: Its options besides `takes`, with the kind of number that each is.
         state: fp32 tensors that it keeps for each weight, of the weight's shape, each with the option that turns it on;
             None: it is always kept.
+        takes: Those of betas, eps and weight_decay that the class has.
         scalars: Numbers that it keeps for each parameter.
         fused: True if it updates each parameter by one kernel.
         moves_by_rate: True if a weight's first steps are of about the learning rate, however large its gradient is.
     """
 
-    takes: tuple[str, ...] = _ADAM
-    options: Mapping[str, _Kind] = field(default_factory=dict)
-    state: Mapping[str, str | None] = field(default_factory=lambda: {"exp_avg": None, "exp_avg_sq": None})
+    options: Mapping[str, _Kind]
+    state: Mapping[str, str | None]
+    takes: tuple[str, ...] = ("betas", "eps", "weight_decay")
     scalars: tuple[str, ...] = ("step",)
     fused: bool = False
     moves_by_rate: bool = True
 
 
-_MAX_TOO: Mapping[str, str | None] = {"exp_avg": None, "exp_avg_sq": None, "max_exp_avg_sq": "amsgrad"}
+_OF_ADAM: Mapping[str, str | None] = {"exp_avg": None, "exp_avg_sq": None, "max_exp_avg_sq": "amsgrad"}
 CLASSES: Mapping[OptimizerName, TorchClass] = {
-    "AdamW": TorchClass(options={"amsgrad": "switch"}, state=_MAX_TOO, fused=True),
-    "Adam": TorchClass(options={"amsgrad": "switch", "decoupled_weight_decay": "switch"}, state=_MAX_TOO, fused=True),
-    "NAdam": TorchClass(
-        options={"momentum_decay": "number", "decoupled_weight_decay": "switch"}, scalars=("step", "mu_product")
-    ),
-    "RAdam": TorchClass(options={"decoupled_weight_decay": "switch"}),
-    "Adamax": TorchClass(state={"exp_avg": None, "exp_inf": None}),
-    "Adagrad": TorchClass(
-        takes=("eps", "weight_decay"),
-        options={"lr_decay": "number", "initial_accumulator_value": "number"},
-        state={"sum": None},
-    ),
-    "Adadelta": TorchClass(
-        takes=("eps", "weight_decay"),
-        options={"rho": "share"},
-        state={"square_avg": None, "acc_delta": None},
-        moves_by_rate=False,
-    ),
+    "AdamW": TorchClass({"amsgrad": "switch"}, _OF_ADAM, fused=True),
+    "Adam": TorchClass({"amsgrad": "switch", "decoupled_weight_decay": "switch"}, _OF_ADAM, fused=True),
     "RMSprop": TorchClass(
         takes=("eps", "weight_decay"),
         options={"alpha": "share", "momentum": "share", "centered": "switch"},
@@ -88,13 +60,6 @@ CLASSES: Mapping[OptimizerName, TorchClass] = {
         moves_by_rate=False,
     ),
 }
-
-
-def _refuse(name: object) -> object:
-    """Returns the name; raises ValueError for a class in `_REFUSED`."""
-    if name in _REFUSED:
-        raise ValueError(f"{name} {_REFUSED[str(name)]}; there are: {', '.join(get_args(OptimizerName))}")
-    return name
 
 
 class Schedule(Section):
@@ -123,9 +88,7 @@ _Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 class Optimizer(Section):
     """An optimizer of torch.optim, AdamW (Loshchilov & Hutter 2019) unless named, with fp32 weights and moments."""
 
-    name: Annotated[OptimizerName, BeforeValidator(_refuse)] = Field(
-        default="AdamW", description="class of torch.optim"
-    )
+    name: OptimizerName = Field(default="AdamW", description="class of torch.optim")
     lr: PositiveFloat = Field(description="learning rate after the warm-up")
     betas: tuple[_Decay, _Decay] = Field(
         default=(0.9, 0.999), description="decay of the running means of the gradient and of its square"
@@ -163,7 +126,11 @@ class Optimizer(Section):
 
     @property
     def idle_options(self) -> dict[str, str]:
-        return {name: f"with name: {self.name}" for name in _ADAM if name not in self.torch_class.takes}
+        return {
+            name: f"with name: {self.name}"
+            for name in ("betas", "eps", "weight_decay")
+            if name not in self.torch_class.takes
+        }
 
     @rule
     def _options_are_of_the_class(self) -> None:
@@ -192,8 +159,6 @@ def _require_kind(name: str, value: bool | float, kind: _Kind) -> None:
             right, wanted = isinstance(value, bool), "true or false"
         case "share":
             right, wanted = not isinstance(value, bool) and 0 <= value < 1, "a number from 0 to below 1"
-        case "number":
-            right, wanted = not isinstance(value, bool) and value >= 0, "a number of 0 or more"
         case _:
             assert_never(kind)
     if not right:

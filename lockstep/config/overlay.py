@@ -13,8 +13,8 @@ _EXCLUSIVE = (
     ("data", ("ranks", "best", "tree")),
     ("reward", ("marker", "function", "parts")),
 )
-_NAMED = (("data", "task"),)
-"""Sections whose `name` decides which options they have: another name drops the options set before."""
+_TASK_NAME = ("data", "task", "name")
+"""Decides which options the task has: another name drops the options set before."""
 _LENGTH = ("run", ("max_steps", "max_epochs"))
 """Exclusive as well, where a recipe has `steps_and_epochs = False`; -1 means not given."""
 _REWARD_TYPES = {
@@ -43,20 +43,10 @@ def overlay(below: dict[str, Any], above: dict[str, Any], steps_and_epochs: bool
         if isinstance(given, dict) and isinstance(taken, dict) and any(given.get(k) not in (None, -1) for k in group):
             kept = {key: value for key, value in taken.items() if key not in group or key in given}
             below = below | {section: kept}
-    for section, part in _NAMED:
-        given, taken = above.get(section), below.get(section)
-        if isinstance(given, dict) and isinstance(taken, dict) and _renames(given.get(part), taken.get(part)):
-            below = below | {section: taken | {part: None}}
+    name = yaml12.value_at(above, _TASK_NAME)
+    if name is not None and name != yaml12.value_at(below, _TASK_NAME):
+        below = yaml12.lay_over(below, {"data": {"task": None}})
     return yaml12.lay_over(below, above)
-
-
-def _renames(given: Any, taken: Any) -> bool:
-    """True if a section is given another `name` than it had."""
-    return (
-        isinstance(given, dict)
-        and isinstance(taken, dict)
-        and given.get("name", taken.get("name")) != taken.get("name")
-    )
 
 
 def add_reward_type(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

@@ -25,12 +25,7 @@ class Parallel(Section):
     @property
     def ranks(self) -> int:
         """Number of processes: the product of all dimensions."""
-        return self.dp_replicate * self.copy_ranks
-
-    @property
-    def copy_ranks(self) -> int:
-        """Number of processes that hold one copy of the model together."""
-        return self.dp * self.tp * self.cp * self.pp
+        return self.dp_replicate * self.dp * self.tp * self.cp * self.pp
 
     @property
     def row_shares(self) -> int:

@@ -12,7 +12,7 @@ from importlib.metadata import EntryPoint, entry_points
 from inspect import isabstract, isclass
 from typing import Generic, TypeVar
 
-from lockstep.config.named_code import name_code
+from lockstep.config.trust import name_code
 from lockstep.config.user_code import load
 from lockstep.errors import InputError
 

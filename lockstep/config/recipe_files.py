@@ -15,7 +15,6 @@ from lockstep.config.errors import RecipeError, format_value
 from lockstep.paths import expand
 
 _LONGEST_BYTES = 1 << 20
-_MOST_BASES = 100
 
 
 @dataclass(frozen=True)
@@ -25,13 +24,11 @@ class Layer:
     Attributes:
         source: Its name, for messages.
         tree: The options.
-        in_yaml: True if its author wrote YAML, and not Python.
         ships: True for a recipe that comes with Lockstep.
     """
 
     source: str
     tree: dict[str, Any]
-    in_yaml: bool = True
     ships: bool = False
 
 
@@ -45,39 +42,40 @@ def find_shipped() -> dict[str, Path]:
 
 def find_recipe(recipe: str, beside: Path, asker: str) -> Path:
     """The file of a recipe; a path is relative to `beside`, and `asker` begins the error."""
-    if recipe.endswith((".yaml", ".yml")) or "/" in recipe:
-        path = beside / expand(recipe)
-        if path.is_dir():
-            raise RecipeError(f"{asker}{path} is a folder; a recipe is a YAML file{_run_hint(path)}")
-        if not path.is_file():
-            raise RecipeError(f"{asker}there is no recipe file {path}")
+    shipped = find_shipped()
+    if recipe in shipped:
+        return shipped[recipe]
+    path = beside / expand(recipe)
+    if path.is_file() and path.suffix in (".yaml", ".yml"):
         return path
-    names = find_shipped()
-    if not Path(recipe).name:
-        raise RecipeError(f"{asker}{recipe!r} names no recipe; say a name from `lockstep config`, or a YAML file")
-    if recipe not in names:
-        meant = (beside / recipe).with_suffix(".yaml")
-        if (beside / recipe).exists() or meant.is_file():
-            hint = f"; did you mean {meant}?" if meant.is_file() else _run_hint(beside / recipe)
-            raise RecipeError(
-                f"{asker}{recipe} is no recipe: that is a name from `lockstep config`, or a YAML file{hint}"
-            )
-        close = get_close_matches(recipe, names, 1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise RecipeError(
-            f"{asker}no recipe {recipe!r} ships with Lockstep; {hint}there are: {', '.join(names) or 'none'}; "
-            "a file of yours ends in .yaml"
-        )
-    return names[recipe]
+    close = get_close_matches(recipe, shipped, 1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    raise RecipeError(
+        f"{asker}there is no recipe {recipe}; {hint}give a name that `lockstep config` lists, or a YAML "
+        "file, such as a run's recipe.yaml"
+    )
 
 
-def _run_hint(path: Path) -> str:
-    """Returns a hint where a path is a run's folder and a recipe is asked for."""
-    return f"; {path} is a run, whose recipe is {path / 'recipe.yaml'}" if (path / "recipe.yaml").is_file() else ""
-
-
-def read_layers(path: Path, above: tuple[Path, ...]) -> list[Layer]:
+def read_layers(path: Path) -> list[Layer]:
     """Returns the layers of a file: those of its base, then its own."""
+    layers: list[Layer] = []
+    read: set[Path] = set()
+    while True:
+        layer = _read_layer(path)
+        layers.insert(0, layer)
+        base = layer.tree.pop("base", None)
+        if base is None:
+            return layers
+        if not isinstance(base, str):
+            raise RecipeError(f"{layer.source}: base must name one recipe, but is {format_value(base)}")
+        read.add(path.resolve())
+        path = find_recipe(base, path.parent, f"{layer.source}: base: ")
+        if path.resolve() in read:
+            raise RecipeError(f"{layer.source}: base: {base} leads back to itself")
+
+
+def _read_layer(path: Path) -> Layer:
+    """Reads one file, `base` included."""
     ships = path in find_shipped().values()
     source = path.stem if ships else str(path)
     if path.stat().st_size > _LONGEST_BYTES:  # YAML is read slowly, and no recipe is so long
@@ -88,26 +86,10 @@ def read_layers(path: Path, above: tuple[Path, ...]) -> list[Layer]:
         raise RecipeError(f"{source}: byte {error.start + 1} is not UTF-8; save the recipe as UTF-8") from None
     except (ValueError, OSError) as error:
         raise RecipeError(f"{source}: {error}") from None
-    if tree is None:
-        raise RecipeError(
-            f"{source}: this file is empty; begin with base: and the name of a recipe, and say what differs"
-        )
     if not isinstance(tree, dict):
         raise RecipeError(f"{source}: a recipe is a mapping of options, but this file holds {format_value(tree)}")
-    base = tree.pop("base", None)
     _find_first_recipe(tree, path.parent)
-    layer = Layer(source, tree, ships=ships)
-    if base is None:
-        return [layer]
-    if not isinstance(base, str):
-        raise RecipeError(f"{source}: base must name one recipe, but is {format_value(base)}")
-    above = (*above, path.resolve())
-    base_path = find_recipe(base, path.parent, f"{source}: base: ")
-    if base_path.resolve() in above:
-        raise RecipeError(f"{source}: base: {base} leads back to itself")
-    if len(above) > _MOST_BASES:
-        raise RecipeError(f"{source}: base: {base} is the base of a base more than {_MOST_BASES} times; join some")
-    return [*read_layers(base_path, above), layer]
+    return Layer(source, tree, ships=ships)
 
 
 def _find_first_recipe(tree: dict[str, Any], folder: Path) -> None:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.named_code import find_code
 from lockstep.config.plugins import Plugins
 from lockstep.config.recipe import Recipe
+from lockstep.config.trust import find_code
 from lockstep.config.user_code import find_file, load
 from lockstep.errors import InputError
 

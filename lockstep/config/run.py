@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from lockstep.config.machinery import Cluster, LearnerSection
 from lockstep.config.recipe import Recipe
 from lockstep.config.section import LocalPath, Section, rule
-from lockstep.config.sources import DataSection, ModelSection, OneSentence
+from lockstep.config.sources import DataSection, ModelSection
 from lockstep.config.task import Task
 from lockstep.config.trackers import Trackers
 
@@ -22,10 +22,7 @@ class Best(Section):
     count: PositiveInt = Field(default=1, description="how many are kept")
 
 
-Interval = Annotated[
-    NonNegativeInt | Annotated[float, Field(gt=0.0, le=1.0)],
-    OneSentence("a whole number of steps, or a share of an epoch above 0.0 and up to 1.0"),
-]
+Interval = NonNegativeInt | Annotated[float, Field(gt=0.0, le=1.0)]
 
 
 class RunSection(Section):
@@ -171,15 +168,11 @@ class Common(Recipe):
     def _validation_has_rows(self) -> None:
         if self.data.validation is not None or self.data.task is not None:
             return
-        undone = {
-            "run.validate_every=0": self.run.validate_every,
-            "data.max_validation_samples=null": self.data.max_validation_samples,
-            "data.limit_val_batches=null": self.data.limit_val_batches,
+        validated = {
+            "run.validate_every": self.run.validate_every,
+            "data.max_validation_samples": self.data.max_validation_samples,
+            "data.limit_val_batches": self.data.limit_val_batches,
         }
-        said = [override for override, value in undone.items() if value not in (None, 0)]
-        if said:
-            names = " and ".join(override.partition("=")[0] for override in said)
-            raise ValueError(
-                f"{names} need{'s' if len(said) == 1 else ''} rows to validate on; set data.validation, or say "
-                f"{' '.join(said)}"
-            )
+        names = [name for name, value in validated.items() if value]
+        if names:
+            raise ValueError(f"rows to validate on are missing for {', '.join(names)}; set data.validation")

@@ -10,17 +10,18 @@ from collections.abc import Iterable, Mapping
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_json_schema
 from pydantic_core import core_schema
 
-from lockstep.config import Recipe, registry, task
-from lockstep.config.loading import RecipeError, algorithm_of, find_short_forms
+from lockstep.config import Recipe, Task, registry
+from lockstep.config.errors import RecipeError, algorithm_sentence
+from lockstep.config.loading import algorithm_of, find_short_forms
 from lockstep.config.recipe_files import find_shipped
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _BASE: JsonSchemaValue = {"type": "string", "description": "a recipe that ships or a file; this one says what differs"}
-_OWN_TASK: JsonSchemaValue = {
+_TASK: JsonSchemaValue = {
     "type": "object",
-    "properties": {"name": {"type": "string", "pattern": ":", "description": "a task of yours, file.py:Class"}},
-    "required": ["name"],
+    "properties": {"name": {"type": "string", "description": "a task that ships, or file.py:Class"}},
 }
+"""The schema of tasks, which have options of their own."""
 
 
 def make_schema(algorithm: str) -> JsonSchemaValue:
@@ -34,9 +35,7 @@ def make_schema(algorithm: str) -> JsonSchemaValue:
     """
     kind = registry.find(algorithm)
     if kind is None:
-        raise RecipeError(
-            f"no algorithm {algorithm!r}; there are: {', '.join(registry.names())}; one of yours is file.py:Class"
-        )
+        raise RecipeError(algorithm_sentence(algorithm))
     places, definitions = _define({algorithm: kind})
     whole = definitions.pop(places[algorithm])
     return {"$schema": DIALECT, "title": f"Lockstep recipe: {algorithm}", **whole, "$defs": definitions}
@@ -88,16 +87,12 @@ class _Partial(GenerateJsonSchema):
 
 
 def _define(kinds: Mapping[str, type[Recipe]]) -> tuple[dict[str, str], dict[str, JsonSchemaValue]]:
-    """Returns the definition's name of each algorithm, and all definitions, those of the tasks among them."""
-    tasks = dict(task.every())
-    classes = [*kinds.values(), *tasks.values(), task.Task]
+    """Returns the definition's name of each algorithm, and all definitions."""
+    classes = [*kinds.values(), Task]
     references, made = models_json_schema([(one, "validation") for one in classes], schema_generator=_Partial)
     definitions: dict[str, JsonSchemaValue] = made["$defs"]
     places = {one: references[one, "validation"]["$ref"].rpartition("/")[2] for one in classes}
-    for name, one in tasks.items():
-        definitions[places[one]]["properties"]["name"]["const"] = name
-    built_in: list[JsonSchemaValue] = [{"$ref": f"#/$defs/{places[one]}"} for one in tasks.values()]
-    definitions[places[task.Task]] = {"anyOf": [*built_in, _OWN_TASK]}
+    definitions[places[Task]] = _TASK
     for name, kind in kinds.items():
         options = definitions[places[kind]]["properties"]
         _allow_short_forms(options, find_short_forms(kind))

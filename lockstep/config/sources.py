@@ -7,15 +7,12 @@ from typing import Annotated, Any, Literal, Self, assert_never
 
 from pydantic import (
     Field,
-    GetCoreSchemaHandler,
     PositiveFloat,
     PositiveInt,
     PrivateAttr,
     SerializeAsAny,
     WrapValidator,
 )
-from pydantic_core import CoreSchema
-from pydantic_core.core_schema import custom_error_schema
 
 from lockstep.config.hub_name import ROWS, ModelPath
 from lockstep.config.section import LocalPath, Section, rule
@@ -57,28 +54,10 @@ class ModelFolder(Section):
     )
 
 
-class OneSentence:
-    """An annotation of a union: a value that fits no member gets one message instead of one for each member."""
-
-    def __init__(self, expected: str) -> None:
-        self._message = f"Input should be {expected}"
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return custom_error_schema(handler(source), "one_of_several", custom_error_message=self._message)
+Paths = Annotated[str | Annotated[tuple[str, ...], Field(min_length=1)], ROWS]
 
 
-FieldType = Literal["text", "number", "boolean", "list", "object", "any"]
-Paths = Annotated[
-    str | Annotated[tuple[str, ...], Field(min_length=1)],
-    OneSentence("the name of a file or a list of names"),
-    *ROWS,
-]
-
-
-BatchLimit = Annotated[
-    PositiveInt | Annotated[float, Field(gt=0.0, le=1.0)],
-    OneSentence("a whole number of batches, or a share above 0.0 and up to 1.0"),
-]
+BatchLimit = PositiveInt | Annotated[float, Field(gt=0.0, le=1.0)]
 
 
 TemplateArgs = Mapping[str, bool | int | float | str | list[str]]
@@ -109,9 +88,6 @@ class PromptSection(Section):
     )
     bad_rows: Literal["error", "skip"] = Field(
         default="error", description="what to do with a line that is no JSON object or lacks a field; likewise"
-    )
-    fields: dict[str, FieldType] | None = Field(
-        default=None, description="fields that each row must have besides those of the templates, with their types"
     )
 
     _tools: tuple[Mapping[str, Any], ...] = PrivateAttr(default=())
@@ -148,21 +124,17 @@ class PromptSection(Section):
     ) -> DataSection:
         """The same prompts from the files `rows`, in their order; those longer than `room`, if given, are truncated."""
         longest = self.max_prompt_tokens if room is None else min(room, self.max_prompt_tokens)
-        return DataSection(
-            train=rows,
-            shuffle=False,
-            prompt=self.prompt,
-            messages=self.messages,
-            chat=self.chat,
-            system_prompt=self.system_prompt,
-            template_args=self.template_args,
-            max_prompt_tokens=longest,
-            overlong_prompts="truncate" if longest < self.max_prompt_tokens else self.overlong_prompts,
-            bad_rows=self.bad_rows,
-            fields=self.fields,
-            answer=answer,
-            max_validation_samples=max_validation_samples,
-        )
+        options = {
+            **dict(self),
+            "train": rows,
+            "validation": None,
+            "shuffle": False,
+            "max_prompt_tokens": longest,
+            "overlong_prompts": "truncate" if longest < self.max_prompt_tokens else self.overlong_prompts,
+            "answer": answer,
+            "max_validation_samples": max_validation_samples,
+        }
+        return DataSection(**{name: value for name, value in options.items() if name in DataSection.model_fields})
 
     @rule
     def _one_way_to_ask(self) -> None:

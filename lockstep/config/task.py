@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -97,19 +96,9 @@ def find(said: object) -> type[Task]:
     found = _TASKS.find(name) if isinstance(name, str) else None
     if found is not None:
         return found
-    names = _TASKS.names()
-    close = get_close_matches(str(name), names, 1)
-    hint = f"did you mean {close[0]}? " if close else ""
-    problem = "is missing" if name is None else f"is {json.dumps(name)}, and no task"
-    raise InputError(f"name {problem}; {hint}there are: {', '.join(names)}; one of yours is file.py:Class")
-
-
-def every() -> Iterator[tuple[str, type[Task]]]:
-    """Yields all named tasks with their classes."""
-    for name in _TASKS.names():
-        found = _TASKS.find(name)
-        assert found is not None, "a name stands for a class"
-        yield name, found
+    raise InputError(
+        f"name is {json.dumps(name)}; choose one of {', '.join(_TASKS.names())}, or name one of yours as file.py:Class"
+    )
 
 
 def validate_as_named(said: Any, validate: ValidatorFunctionWrapHandler) -> Task:

@@ -1,19 +1,40 @@
-"""Trust in Python files that may come from others: they run only if the user has named them. Imports nothing heavy.
+"""Python files that may come from others: they run only if the user has trained with them, or trusts them by `--trust`.
 
-They are those of model folders, and those that a run's recipe names (`lockstep.config.known_code`).
-
-Files are trusted by content, so a copy in a run's folder is trusted with its original, and one that was changed is not.
+They are those of model folders, and those that a run's recipe names: a run's folder may come from someone else, and so
+may the code next to it. Files are trusted by content, so a copy in a run's folder is trusted with its original, and one
+that was changed is not. What has run here is noted in Lockstep's cache folder: each file that a recipe names, and what
+it imports from its folder. Imports nothing heavy.
 """
 
 from __future__ import annotations
 
+import ast
 import os
-from collections.abc import Sequence
+import site
+import sysconfig
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
 
+from lockstep.cache_folder import find_cache_folder
 from lockstep.command_line import repeat_command
-from lockstep.errors import InputError
-from lockstep.guarded_imports import digest_content, trust_content
+from lockstep.config.user_code import find_file, is_imported, is_in_program
+from lockstep.errors import InputError, LockstepError
+from lockstep.guarded_imports import digest_content, guard, is_trusted, trust_content
+from lockstep.printable import note_once
+from lockstep.whole_files import append
+from lockstep.yaml12 import Keys, list_texts
+
+NOTES = "code_run_here.txt"
+"""File in the cache folder: a line for each file, its SHA-256 and where it was."""
+
+_DISTRUSTED: ContextVar[Path | None] = ContextVar("distrusted", default=None)
+_NAMES = ("function", "class_name", "name")
+"""Last words of the options that name code."""
+_OWN = Path(__file__).parents[1]
 
 
 class UntrustedCode(InputError):
@@ -52,3 +73,150 @@ def describe_file(file: Path) -> str:
 def describe_trust(files: Sequence[Path]) -> str:
     """The command that allows files, or, in another program, the call."""
     return repeat_command("--trust", *files) or f"lockstep.trust({', '.join(repr(str(file)) for file in files)})"
+
+
+@contextmanager
+def distrust(recipe: Path | None) -> Iterator[None]:
+    """Within the block, `name_code` refuses unknown code; `recipe` is a run's, or None to refuse nothing."""
+    before = _DISTRUSTED.set(recipe)
+    try:
+        yield
+    finally:
+        _DISTRUSTED.reset(before)
+
+
+def name_code(option: str, reference: str) -> None:
+    """Tells the user, before an import, which file an option runs; once per content, and not for Lockstep's own.
+
+    Raises:
+        InputError: A run's recipe names it, and it is neither known nor trusted.
+    """
+    recipe = _DISTRUSTED.get()
+    if recipe is not None:
+        require_known(recipe, option, reference)
+    file = find_file(reference)
+    if file is not None and not file.resolve().is_relative_to(_OWN):
+        note_once(f"{option} {reference} runs {describe_file(file)}")
+
+
+def require_known(recipe: Path, option: str, reference: str) -> None:
+    """Refuses unknown code, and guards the import of what is known.
+
+    Args:
+        recipe: The recipe of a run.
+        option: Its option that names the code.
+        reference: `file.py:name` or `package.module:name`.
+
+    Raises:
+        InputError: The user has not trained with the code on this machine, and does not trust it.
+    """
+    file = find_file(reference)
+    if file is None or is_imported(reference) or _is_installed(file):
+        return
+    file, root = _find_root(reference, file)
+    files = {own: own.read_bytes() for own in _list_imported(file, root)}
+    known = _read_known()
+    unknown = [own for own, text in files.items() if not is_trusted(text) and digest_content(text) not in known]
+    if unknown:
+        raise InputError(
+            f"{recipe}: {option} {reference} runs code with which you have not trained on this machine: "
+            f"{', '.join(map(describe_file, unknown))}; a run may come from someone else, so read it, and if you trust "
+            f"it: {describe_trust(unknown)}"
+        )
+    trust_content(files.values())
+    guard(root)
+
+
+def find_code(options: Mapping[str, Any]) -> dict[str, Path]:
+    """The files of functions and classes that a recipe's options name, by option; see `registry` for its algorithm."""
+    files = {".".join(keys): find_file(text) for keys, text in list_references(options) if keys[-1] in _NAMES}
+    return {option: file for option, file in files.items() if file is not None}
+
+
+def list_references(tree: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:
+    """Yields the options of a recipe that name code in a file, and what they say."""
+    for keys, text in list_texts(tree):
+        if ":" in text and not is_in_program(text) and find_file(text) is not None:
+            yield keys, text
+
+
+def note_run_here(tree: Mapping[str, Any]) -> None:
+    """Notes that the code which a recipe names runs on this machine, by the user's own command."""
+    known = _read_known()
+    lines = dict[str, bytes]()
+    for _, reference in list_references(tree):
+        file = find_file(reference)
+        assert file is not None, "it has just been found"
+        if _is_installed(file):
+            continue
+        for own in _list_imported(*_find_root(reference, file)):
+            digest = digest_content(own.read_bytes())
+            lines[digest] = f"{digest} {str(own)!r}\n".encode()
+    new = b"".join(line for digest, line in lines.items() if digest not in known)
+    if new:
+        with suppress(OSError, LockstepError):  # later commands then ask for --trust
+            append(find_cache_folder() / NOTES, new)
+
+
+def _read_known() -> set[str]:
+    """The digests of all code that has run here."""
+    try:
+        lines = (find_cache_folder() / NOTES).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return set()
+    return {line.partition(" ")[0] for line in lines}
+
+
+def _is_installed(file: Path) -> bool:
+    """True for code that came with Python, Lockstep or an installed package."""
+    paths = sysconfig.get_paths()
+    named = (paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    places = (*named, *site.getsitepackages(), site.getusersitepackages(), _OWN)
+    return any(file.resolve().is_relative_to(Path(place).resolve()) for place in places)
+
+
+def _find_root(reference: str, file: Path) -> tuple[Path, Path]:
+    """The file as it is imported, and the folder on the path of modules from which its neighbors are imported, too."""
+    place = reference.rpartition(":")[0]
+    if place.endswith(".py"):
+        return file.resolve(), file.resolve().parent
+    file = file.absolute()
+    return file, file.parents[place.count(".") + (file.name == "__init__.py")]
+
+
+def _list_imported(file: Path, root: Path) -> list[Path]:
+    """A file, and the files of a folder that it imports, and so on; also those that it may import."""
+    found = dict[Path, None]()
+    todo = [file]
+    while todo:
+        own = todo.pop()
+        if own not in found:
+            found[own] = None
+            todo += _find_modules(_read_imports(own, root), root)
+    return list(found)
+
+
+def _read_imports(file: Path, root: Path) -> Iterator[tuple[str, ...]]:
+    """Yields the parts of the names of all modules that a file's text imports, and of what it imports from them."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            nodes = list(ast.walk(ast.parse(file.read_bytes())))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # it cannot be imported either
+        return
+    package = file.relative_to(root).parent.parts
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (tuple(alias.name.split(".")) for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            module = (*above, *(node.module or "").split("."))
+            yield from ((*module, alias.name) for alias in node.names)
+
+
+def _find_modules(names: Iterable[tuple[str, ...]], root: Path) -> Iterator[Path]:
+    """Yields the files in a folder that an import of these names may run, packages included."""
+    for parts in names:
+        place = root
+        for part in filter(None, parts):
+            place /= part
+            yield from (path for path in (place / "__init__.py", place.with_name(f"{part}.py")) if path.is_file())

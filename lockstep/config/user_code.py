@@ -10,7 +10,7 @@ import math
 import numbers
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -103,19 +103,6 @@ def is_imported(reference: str) -> bool:
     """True if this process has imported the module of a reference, so that its file does not run again."""
     place = reference.rpartition(":")[0]
     return Path(place).resolve() in _MODULES if place.endswith(".py") else place in sys.modules
-
-
-def refuse_code(tree: Mapping[str, Any], recipe: Path, folder: Path, above: str = "") -> None:
-    """Raises InputError if an option of a recipe names code that lies in a folder."""
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            refuse_code(value, recipe, folder, f"{above}{key}.")
-        file = find_file(value) if isinstance(value, str) else None
-        if file is not None and file.resolve().is_relative_to(folder.resolve()):
-            raise InputError(
-                f"{recipe}: {above}{key} {value} is code that lies in the run's own folder, where nothing is run, "
-                "since a run may come from another user; if you trust it, copy it elsewhere and name that place"
-            )
 
 
 def find_own_file(kind: type) -> Path | None:

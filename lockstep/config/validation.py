@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -31,13 +32,8 @@ class FaultyTree(Exception):
     faults: tuple[Fault, ...]
 
 
-def validate(kind: type[S], tree: dict[str, Any], is_in_yaml: Callable[[KeyPath], bool]) -> S:
+def validate(kind: type[S], tree: dict[str, Any]) -> S:
     """Validates as JSON and strictly: a list may stand for a tuple and 1 for 1.0, but no text for a number.
-
-    Args:
-        kind: The section.
-        tree: Its options.
-        is_in_yaml: True for an option whose author wrote YAML, and not Python.
 
     Raises:
         FaultyTree: Values of the wrong type, options that are missing or unknown, and every rule that is broken.
@@ -47,8 +43,8 @@ def validate(kind: type[S], tree: dict[str, Any], is_in_yaml: Callable[[KeyPath]
     except ValidationError as error:
         problems = error.errors(include_url=False)
     shape = Shape(kind, tree)
-    found = [(tuple(path), text) for path, text in sentences(problems, shape, is_in_yaml)]
-    found += [(tuple(path), text) for path, text in sentences(_find_broken_rules(shape), shape, is_in_yaml)]
+    found = [(tuple(path), text) for path, text in sentences(problems, shape)]
+    found += [(tuple(path), text) for path, text in sentences(_find_broken_rules(shape), shape)]
     raise FaultyTree(tuple(dict.fromkeys(found)))
 
 
@@ -74,7 +70,6 @@ def give_way(
     tree: dict[str, Any],
     faults: Collection[Fault],
     from_base: Collection[yaml12.Keys],
-    is_in_yaml: Callable[[KeyPath], bool],
 ) -> tuple[dict[str, Any], list[yaml12.Keys]]:
     """Takes back options of a base that a broken rule names, if the rest is then right in more respects.
 
@@ -83,7 +78,6 @@ def give_way(
         tree: Its options.
         faults: What is wrong with them.
         from_base: Options that a base alone sets.
-        is_in_yaml: See `validate`.
 
     Returns:
         The options that are left, and those that were taken back.
@@ -93,17 +87,17 @@ def give_way(
         named = [keys for keys in from_base if keys not in taken and _names(path, text, keys)]
         groups = [named, *([keys] for keys in named)] if named else []
         for group in groups:
-            rest = _without(tree, group)
-            left = _faults_of(kind, rest, is_in_yaml)
+            rest = reduce(_drop, group, tree)
+            left = _faults_of(kind, rest)
             if (path, text) not in left and set(left) < set(faults):
                 tree, faults, taken = rest, left, [*taken, *group]
                 break
     return tree, taken
 
 
-def _faults_of(kind: type[S], tree: dict[str, Any], is_in_yaml: Callable[[KeyPath], bool]) -> tuple[Fault, ...]:
+def _faults_of(kind: type[S], tree: dict[str, Any]) -> tuple[Fault, ...]:
     try:
-        validate(kind, tree, is_in_yaml)
+        validate(kind, tree)
     except FaultyTree as error:
         return error.faults
     return ()
@@ -116,13 +110,6 @@ def _names(path: KeyPath, text: str, keys: yaml12.Keys) -> bool:
         return False
     name = ".".join(keys[len(above) :])
     return re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.]\w|\w)", text) is not None
-
-
-def _without(tree: dict[str, Any], group: Collection[yaml12.Keys]) -> dict[str, Any]:
-    """Returns a tree without some of its options."""
-    for keys in group:
-        tree = _drop(tree, keys)
-    return tree
 
 
 def _drop(tree: dict[str, Any], keys: yaml12.Keys) -> dict[str, Any]:

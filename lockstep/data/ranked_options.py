@@ -7,11 +7,9 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt
 
 from lockstep.config.section import Section, rule
-from lockstep.config.sources import OneSentence, Paths
+from lockstep.config.sources import Paths
 
-Responses = Annotated[
-    str | Annotated[tuple[str, ...], Field(min_length=2)], OneSentence("the name of a field or a list of templates")
-]
+Responses = str | Annotated[tuple[str, ...], Field(min_length=2)]
 
 
 class RankedSection(Section):

@@ -17,14 +17,13 @@ import transformers
 from transformers import PreTrainedTokenizerBase
 
 from lockstep.config import DataSection
-from lockstep.config.sources import FieldType
 from lockstep.data import cache
 from lockstep.data.cache import Table
 from lockstep.data.notes import Ticker, note
 from lockstep.data.order import mix_rows_at
 from lockstep.data.rows import NUM_NAMED, DataError, Policy, Row, Rows, Skipped, find_not_finite, is_error
 from lockstep.data.template_date import find_date
-from lockstep.data.templates import askers, complaint, fields, fills, find_doubled_braces, read_field, render
+from lockstep.data.templates import FieldType, askers, complaint, fields, fills, find_doubled_braces, read_field, render
 
 _ROWS_AT_ONCE = 1024  # rows that are tokenized in one call in the pass over the data
 _LOOKED_AT = 64  # rows in which notes look for fields that nothing reads
@@ -47,7 +46,7 @@ class Needs:
     """Requirements on a row.
 
     Attributes:
-        templates: Templates by option, whose fields the row must have, besides `data.fields`.
+        templates: Templates by option, whose fields the row must have.
         fault: Says what else is wrong with a row that has them, if anything.
         lengths: For rows without a fault, what is wrong with the length of each; None where nothing is.
         key: Cache key of all that `lengths` depends on besides the rows, the tokenizer and the data section.
@@ -191,7 +190,7 @@ class Selection:
 
 def texts(rows: Rows, data: DataSection) -> Iterator[str]:
     """Prompts and, where a row has them, completions, of every row with the fields that it must have, of any length."""
-    wanted = _field_types(data, data.prompt_templates)
+    wanted = _field_types(data.prompt_templates)
     for numbers in _blocks(rows):
         for i, row in zip(numbers, rows.rows(numbers), strict=True):
             if complaint(row, wanted) is not None:
@@ -240,7 +239,7 @@ def _select(
 def _scan(rows: Rows, data: DataSection, needs: Needs) -> Iterator[tuple[Sequence[int], str, dict[int, str]]]:
     """Yields by block the usable rows, and the faults of the others: the bad, then the over-long."""
     ticker = Ticker(f"counting tokens of {', '.join(part.name for part in rows.parts)}", len(rows))
-    wanted, asking = _field_types(data, needs.templates), askers(needs.templates)
+    wanted, asking = _field_types(needs.templates), askers(needs.templates)
     for numbers in _blocks(rows):
         usable: dict[int, Row] = {}
         faults: dict[int, str] = {}
@@ -269,10 +268,9 @@ def _blocks(rows: Rows) -> Iterator[range]:
         yield range(start, min(start + _ROWS_AT_ONCE, len(rows)))
 
 
-def _field_types(data: DataSection, templates: Mapping[str, str]) -> dict[str, FieldType]:
+def _field_types(templates: Mapping[str, str]) -> dict[str, FieldType]:
     """The fields that rows must have, with their types."""
-    wanted: dict[str, FieldType] = {name: "any" for template in templates.values() for name in fields(template)}
-    return wanted | (data.fields or {})
+    return {name: "any" for template in templates.values() for name in fields(template)}
 
 
 def _refusal(rows: Rows, reason: str, row: int, why: str) -> DataError:

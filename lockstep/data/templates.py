@@ -7,13 +7,13 @@ import json
 import re
 import string
 from collections.abc import Mapping
-from typing import Any, assert_never
+from typing import Any, Literal, assert_never
 
-from lockstep.config.sources import FieldType
 from lockstep.data.jsonl import AsWritten
 from lockstep.data.rows import DataError, Row, find_not_finite
 from lockstep.errors import InputError, shorten
 
+FieldType = Literal["text", "number", "boolean", "list", "object", "any"]
 _KINDS: Mapping[type, FieldType] = {
     str: "text",
     bool: "boolean",
@@ -89,7 +89,7 @@ def complaint(row: Row, wanted: Mapping[str, FieldType], asking: Mapping[str, st
         if value is None:
             state = "null in the field" if name in row else "no field"
             there = shorten(", ".join(row)) or "none"
-            asker = (asking or {}).get(name, "a template, data.fields or the reward")
+            asker = (asking or {}).get(name, "a template or the reward")
             return f"has {state} {name!r}, which {asker} asks for; its fields are {there}"
         endless = find_not_finite(value)
         if endless is not None:

@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from lockstep.config.sources import FieldType
 from lockstep.data.rows import DataError, Rows
-from lockstep.data.templates import complaint
+from lockstep.data.templates import FieldType, complaint
 from lockstep.errors import shorten
 from lockstep.judge.asking import Conversation
 from lockstep.judge.build import meta_case, response_case

@@ -125,16 +125,6 @@ def _find_class(name: OptimizerName) -> Callable[..., torch.optim.Optimizer]:
             return torch.optim.AdamW
         case "Adam":
             return torch.optim.Adam
-        case "NAdam":
-            return torch.optim.NAdam
-        case "RAdam":
-            return torch.optim.RAdam
-        case "Adamax":
-            return torch.optim.Adamax
-        case "Adagrad":
-            return torch.optim.Adagrad
-        case "Adadelta":
-            return torch.optim.Adadelta
         case "RMSprop":
             return torch.optim.RMSprop
         case "SGD":

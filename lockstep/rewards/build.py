@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import assert_never
 
-from lockstep.config.named_code import name_code
+from lockstep.config.trust import name_code
 from lockstep.rewards.base import CutOffReward, NoReward, Reward
 from lockstep.rewards.code_reward import CodeReward, open_sandbox
 from lockstep.rewards.combined_rewards import ByRow, WeightedPart, WeightedSum

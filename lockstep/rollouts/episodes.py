@@ -20,7 +20,7 @@ from lockstep import keyed
 from lockstep.background import run_in_background, wait_for_all
 from lockstep.batch import Batch
 from lockstep.config import user_code
-from lockstep.config.named_code import name_code
+from lockstep.config.trust import name_code
 from lockstep.data.thoughts import opening_mark
 from lockstep.environments import environment
 from lockstep.environments.options import EnvironmentSection

@@ -19,8 +19,8 @@ from lockstep.cluster.worker_proxy import RemoteTimeout, WorkerDied
 from lockstep.cluster.workers import Workers, workers_of
 from lockstep.command_line import command
 from lockstep.config.hub import fetch_names
-from lockstep.config.known_code import note_run_here
 from lockstep.config.loading import Loaded
+from lockstep.config.trust import note_run_here
 from lockstep.disk import remove_dead_copies
 from lockstep.errors import NothingTrainedError
 from lockstep.fault_policy import Attempts

@@ -12,6 +12,7 @@ import pytest
 
 import lockstep
 from lockstep.algorithms.ppo.options import PPOSection
+from lockstep.api import algorithms
 from lockstep.config import registry
 
 ROOT = Path(__file__).parents[2]
@@ -63,3 +64,6 @@ def test_every_option_of_a_recipe_has_a_type(tmp_path: Path) -> None:
         names = recipe.model_fields.keys() - {"algorithm"}
         assert typed[f"{trainer.__name__}Options"] == names | {"train", "validation"}
     assert typed["PPOSectionKeys"] == PPOSection.model_fields.keys()
+    stubs = ast.parse(made.with_name("algorithms.pyi").read_text()).body
+    shipped = {each.__name__ for each in vars(algorithms).values() if getattr(each, "algorithm", None)}
+    assert {each.name for each in stubs if isinstance(each, ast.ClassDef)} == shipped

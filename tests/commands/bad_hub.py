@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bad_inputs import BadInput, a_run, own, said
-from hub_server import Files, HubServer, commit_of
+from hub_server import Files, HubServer
 from workspace import write
 
 COMMIT = "a" * 40
@@ -46,19 +46,11 @@ def without(name: str, **added: bytes) -> Files:
 
 def copied(hub: HubServer, cache: Path) -> None:
     """A copy of another program's on this machine, and a hub that is down."""
-    hub.code = 503
+    hub.code = 451
     folder = cache / "models--ada--tiny/snapshots" / COMMIT
     folder.mkdir(parents=True)
     for file, data in MODEL.items():
         (folder / file).write_bytes(data)
-
-
-def badly_noted(hub: HubServer, cache: Path) -> None:
-    """The same, with a note that is none."""
-    copied(hub, cache)
-    note = cache / f"models--ada--tiny/lockstep/{COMMIT}.json"
-    note.parent.mkdir()
-    note.write_text("[]")
 
 
 def badly_pinned(folder: Path) -> None:
@@ -72,20 +64,16 @@ HUB = {
     "hub: no name of rows": own(overrides="data.train=hf:ada/sums"),
     "hub: where a path belongs": said("run.folder=hf:ada/tiny"),
     "hub: not on this machine": said("model.path=hf:no-owner/tiny"),
-    "hub: a copy that may lack a file": of_model(copied, f"hf:ada/tiny@{COMMIT}"),
-    "hub: a damaged note of files": of_model(badly_noted, f"hf:ada/tiny@{COMMIT}"),
+    "hub: a copy of another program": of_model(copied, f"hf:ada/tiny@{COMMIT}"),
     "hub: a damaged note of commits": own(badly_pinned, "model.path=hf:ada/tiny"),
     "hub: a sweep without a commit": BadInput("sweep own.yaml model.path=hf:ada/tiny seed=0,1", dry=False),
     "hub: no such model": of_model(lambda hub, cache: None),
     "hub: terms": of_model(has(MODEL, gated={"models/ada/tiny"})),
     "hub: no such revision": of_model(has(MODEL), "hf:ada/tiny@v9"),
     "hub: an answer without a commit": of_model(has(MODEL, sha="main")),
-    "hub: an answer of another commit": of_model(has(MODEL, sha="b" * 40), f"hf:ada/tiny@{commit_of(MODEL)}"),
     "hub: a fetch that failed": of_model(has(MODEL, torn="config.json")),
     "hub: no config.json": of_model(has(without("config.json"))),
     "hub: weights as pickles": of_model(has(without("model.safetensors", pytorch_model__bin=b""))),
-    "hub: adapters alone": of_model(has({"adapter_config.json": b"{}", "adapter_model.safetensors": b""})),
-    "hub: no weights": of_model(has({"README.md": b""})),
     "hub: an index without a map": of_model(has({**without("model.safetensors"), INDEX: b"{}"})),
     "hub: a part of the weights": of_model(
         has({**without("model.safetensors"), INDEX: b'{"weight_map": {"a": "model-1-of-2.safetensors"}}'})

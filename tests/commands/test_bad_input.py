@@ -176,17 +176,15 @@ def test_only_arguments_that_must_be_said_are_asked_for(capsys: pytest.CaptureFi
 
 
 def test_traceback_may_stand_behind_the_command(here: Path) -> None:
-    with pytest.raises(InputError, match=r"there is no recipe file absent\.yaml"):
+    with pytest.raises(InputError, match=r"there is no recipe absent\.yaml"):
         main(["train", "absent.yaml", "--traceback"])
 
 
-def test_all_overrides_that_yaml_reads_otherwise_are_told_at_once(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["train", "own.yaml", "data.answer=", "data.prompt={question}"]) == exit_codes.INPUT
+def test_all_overrides_that_cannot_be_read_are_told_at_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "own.yaml", "run.keep=", "ppo.clip = 0.1"]) == exit_codes.INPUT
     said = capsys.readouterr().err.splitlines()
-    assert is_said("override: no text", said[0].removeprefix("lockstep: "))
-    assert is_said("override: a template without quotes", said[1])
+    assert is_said("override: no value", said[0].removeprefix("lockstep: "))
+    assert is_said("override: a space", said[1])
 
 
 def test_the_batch_that_broke_the_numbers_is_kept(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,7 +56,6 @@ def test_a_shipped_recipe_validates_as_it_is_written_and_as_it_is_resolved(name:
         ({"algorithm": "ppo", "ppo": {"clip": "wide"}}, ["ppo", "clip"]),
         ({"algorithm": "ppo", "grpo": {}}, []),
         ({"base": "ppo_gsm8k", "ppo": {"clipp": 0.1}}, ["ppo"]),
-        ({"base": "ppo_arithmetic", "data": {"task": {"train_question": 3}}}, ["data", "task"]),
         ({"algorithm": "pppo"}, ["algorithm"]),
         ({"seed": 1}, []),
     ],

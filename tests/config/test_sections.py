@@ -12,9 +12,7 @@ from lockstep.inference.generate_recipe import GenerateData
 from lockstep_doctor.table.options import DoctorData
 
 FIELDS = PromptSection.model_fields
-TALKS = PromptSection(
-    messages="talk", max_prompt_tokens=7, overlong_prompts="skip", bad_rows="skip", fields={"n": "any"}
-)
+TALKS = PromptSection(messages="talk", max_prompt_tokens=7, overlong_prompts="skip", bad_rows="skip")
 CHATS = PromptSection(
     prompt="{q}", chat=True, system_prompt="Be brief.", template_args={"thinking": False}, max_prompt_tokens=7
 )

@@ -73,12 +73,14 @@ def test_requirements_and_placeholders_name_options() -> None:
 
 
 SAYS = {
-    "actor_rollout_ref.rollout.temperature=1": "rollout.temperature in verl is sampling.temperature=… here",
-    "rollout.temperature=1": "rollout.temperature in OpenRLHF is sampling.temperature=… here",
-    "kl_coef=0.1": "kl_coef in other libraries is ppo.kl.coef=… here",
-    "ppo.epsilon=0.1": "epsilon in other libraries is ppo.clip=… here",
-    "loss_fn.ratio_clip_max=0.3": "loss_fn.ratio_clip_max in NeMo RL is ppo.clip_high=… here",
-    "vf_coef=1": "vf_coef is a key of TRL: the critic has its own loss and optimizer",
+    "actor_rollout_ref.rollout.temperature=1": "rollout.temperature of verl is sampling.temperature=… here",
+    "rollout.temperature=1": "rollout.temperature of OpenRLHF is sampling.temperature=… here",
+    "learning_rate=0.1": "learning_rate of TRL is policy.lr=… here",
+    "policy.learning_rate=0.1": "learning_rate of TRL is policy.lr=… here",
+    "kl_coef=0.1": "kl_coef of TRL is ppo.kl.coef=… here",
+    "ppo.epsilon=0.1": "epsilon of TRL is ppo.clip=… here",
+    "loss_fn.ratio_clip_max=0.3": "loss_fn.ratio_clip_max of NeMo RL is ppo.clip_high=… here",
+    "clip_ratio=0.1": "clip_ratio of other libraries is ppo.clip=… here",
 }
 
 
@@ -92,9 +94,9 @@ def test_a_key_of_theirs_in_a_recipe_is_explained(override: str, capsys: pytest.
 
 def test_a_section_of_theirs_in_a_recipe_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = tmp_path / "mine.yaml"
-    recipe.write_text("base: grpo_arithmetic\nactor_rollout_ref: {hybrid: 1, rollout: {temperature: 1.0, n: 4}}\n")
+    recipe.write_text("base: grpo_arithmetic\nactor_rollout_ref: {rollout: {temperature: 1.0}}\n")
     assert main(["config", str(recipe)]) == 2
-    assert "actor_rollout_ref.rollout.temperature in verl is sampling.temperature=… here" in capsys.readouterr().err
+    assert "actor_rollout_ref.rollout.temperature of verl is sampling.temperature=… here" in capsys.readouterr().err
 
 
 class Hidden:

@@ -17,7 +17,7 @@ Run = Callable[..., list[dict[str, Any]]]
 
 MIXTURE = (
     "data.train=[easy.jsonl, hard.jsonl.gz, more.parquet]", "data.weights=[1, 2, 1]", "data.validation=[held.jsonl]",
-    "data.bad_rows=skip", "data.overlong_prompts=skip", "data.fields={level: number}",
+    "data.bad_rows=skip", "data.overlong_prompts=skip",
     "data.max_prompt_tokens=8", "run.num_logged_samples=16",
 )  # fmt: skip
 
@@ -30,7 +30,7 @@ def rows(name: str, count: int) -> list[dict[str, Any]]:
 def files(in_tmp: Path) -> None:
     datasets.disable_progress_bars()
     long = {"question": "easy " * 20, "answer": "1", "level": 1}
-    bad = [{"question": "easy 1", "answer": "1", "level": "1"}, {"question": "easy 1", "level": 1}]
+    bad = [{"answer": "1", "level": 1}, {"question": "easy 1", "level": 1}]
     easy = "".join(json.dumps(row) + "\n" for row in [*rows("easy", 6), long, *bad])
     Path("easy.jsonl").write_text(easy + "torn\n")
     Path("hard.jsonl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, rows("hard", 5))).encode()))
@@ -51,7 +51,7 @@ def test_a_mixture_counts_what_it_skips_and_goes_on_to_the_same_bits(
     whole = run(*MIXTURE, "run.folder=whole", "run.max_steps=4")
     said = capsys.readouterr().err
     assert "18 prompts (3 bad rows, 1 over-long skipped)" in said
-    assert "easy.jsonl, line 8: has text in the field 'level', which should be number" in said
+    assert "easy.jsonl, line 8: has no field 'question'" in said
     assert "held.jsonl, line 4: is not JSON" in said
     assert Counter(name.split(":")[0] for name in drawn("whole")) == {
         "easy.jsonl": 8, "hard.jsonl.gz": 16, "more.parquet": 8,

@@ -68,13 +68,6 @@ def test_rows_are_skipped_counted_by_reason_and_named(
             assert f"{path}, {sentence}" in said
 
 
-def test_the_fields_of_a_recipe_are_checked_besides_those_of_the_templates(path: Path, tokenizer: Any) -> None:
-    assert [prompt.id for prompt in used(path, tokenizer, fields={"answer": "text"}).first()] == ["rows.jsonl:1"]
-    path.write_text('{"question": "one", "answer": "1"}\n{"question": "one", "answer": "1", "level": 2}')
-    assert [prompt.id for prompt in used(path, tokenizer, fields={"level": "any"}).first()] == ["rows.jsonl:2"]
-    assert len(used(path, tokenizer)) == 2
-
-
 KINDS = {"text": "", "number": 0.5, "boolean": False, "list": [], "object": {}}
 
 
@@ -105,7 +98,7 @@ def test_the_pass_over_all_rows_is_made_once(
 
 @pytest.mark.parametrize(
     "options",
-    [{"max_prompt_tokens": 2}, {"prompt": "{question}."}, {"answer": "{answer}."}, {"fields": {"answer": "any"}},
+    [{"max_prompt_tokens": 2}, {"prompt": "{question}."}, {"answer": "{answer}."},
      {"chat": True}, {"chat": True, "system_prompt": "one"}],
 )  # fmt: skip
 def test_what_decides_about_a_row_makes_another_pass(

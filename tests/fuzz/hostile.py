@@ -197,8 +197,3 @@ def generation(fields: object, *says: str) -> Hostile:
 def reward(code: str | bytes, *says: str, name: str = "mine.py:f", options: str = "") -> Hostile:
     """A reward function of the user's."""
     return Hostile(f"train own.yaml {PYTHON_REWARD}={name} {options}", write("mine.py", code), says)
-
-
-def found_early(code: str | bytes, *says: str, name: str = "mine.py:f") -> Hostile:
-    """The same, for what a dry run can see."""
-    return reward(code, *says, name=name, options="--dry-run")

@@ -21,8 +21,6 @@ from hostile import (
 )
 
 GOOD = '{"question": "1+1=", "answer": "2"}\n'
-BARE = """'data.prompt="{question}"'"""
-
 
 DATA = {
     "data: a link to nothing": replaced(lambda p: p.symlink_to("nowhere"), "rows.jsonl"),
@@ -32,11 +30,6 @@ DATA = {
     ),
     "data: /dev/zero": replaced(lambda p: p.symlink_to("/dev/zero"), "rows.jsonl"),
     "data: NUL bytes": rows(b"\x00" * 4096, LINE_1),
-    "data: a question nested 900 deep": rows(
-        '{"question": ' + "[" * 900 + "]" * 900 + ', "answer": "1"}\n', LINE_1, "nested more than 100 deep"
-    ),
-    "data: a number of 5,000 digits": rows('{"question": "a", "answer": ' + "9" * 5000 + "}\n", LINE_1, "digits"),
-    "data: an empty question": rows('{"question": "", "answer": "1"}\n' * 24, LINE_1, "empty", options=BARE),
     "data: a question that is a list": in_order(rows('{"question": ["1+1="], "answer": "2"}\n')),
     "data: an answer that is a list": rows('{"question": "1+1=", "answer": ["2"]}\n' * 24, "rows.jsonl"),
     "data: an answer of 9**9**9**9": in_order(rows('{"question": "1+1=", "answer": "9**9**9**9"}\n' * 24)),
@@ -45,7 +38,6 @@ DATA = {
     ),
     "data: UTF-16 without a mark": rows((GOOD * 3).encode("utf-16-le"), LINE_1),
     "data: escape sequences in a field's name": rows('{"\\u001b[2J\\u001b[31mq": 1}\n', LINE_1, "␛[2J"),
-    "data: a gold answer off the field": rows('{"question": "1+1=", "Answer": "2"}\n', LINE_1, "answer"),
     "data: packed, with something behind": other(
         "r.jsonl.gz", gzip.compress(GOOD.encode() * 24) + b"garbage", "r.jsonl.gz"
     ),

@@ -83,13 +83,15 @@ def corrupted(draw: st.DrawFn, content: SearchStrategy[bytes]) -> bytes:
     found = bytearray(draw(content))
     for _ in range(draw(st.sampled_from([0, 0, 0, 1, 2, 3]))):
         at = draw(st.integers(0, len(found)))
-        match draw(st.sampled_from(["insert", "cut", "end", "replace"])):
+        match draw(st.sampled_from(["insert", "cut", "end", "twice", "replace"])):
             case "insert":
                 found[at:at] = draw(st.binary(max_size=4))
             case "cut":
                 del found[at : at + draw(st.integers(1, 20))]
             case "end":
                 del found[at:]
+            case "twice":
+                found += found[at:]
             case _:
                 found[at : at + 1] = draw(st.binary(min_size=1, max_size=1))
     return bytes(found)

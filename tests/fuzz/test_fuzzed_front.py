@@ -218,7 +218,6 @@ ROWS = {
         {},
         optional={
             "bad_rows": st.sampled_from(["error", "skip"]),
-            "fields": st.sampled_from([None, {"t": "object"}, {"cs": "number"}]),
         },
     ),
 }

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from raw_server import MODELS, Reply, http, raw, sending
 from reply_cases import GETS, POSTS, SLOW_GETS, TOLD_LATER, completed
-from reply_strategies import changed_answers, damaged_bytes
+from strategies import VALUES, corrupted, spoiled
 
 from lockstep.config import OpenAI
 from lockstep.errors import LockstepError
@@ -87,6 +87,20 @@ def test_a_server_that_says_when_to_ask_again_is_told_of(monkeypatch: pytest.Mon
         with pytest.raises(LockstepError, match="answers 429 after 2 attempts"):
             list(client.replies([Request((5, 6), 7)], SAMPLING))
     assert len(notes) == 1
+
+
+def changed_answers() -> st.SearchStrategy[Any]:
+    """Answers to a request, nearly right."""
+    logged = completed(logprobs={"token_logprobs": [-1.0, -1.0, -1.0, -1.0], "tokens": ["token_id:2"]})
+    return st.one_of(spoiled(completed()), spoiled(logged), VALUES)
+
+
+def damaged_bytes() -> st.SearchStrategy[bytes]:
+    """An answer as it goes over the wire, damaged."""
+    body = json.dumps(completed()).encode()
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+    chunks = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    return corrupted(st.sampled_from([head + body, chunks]))
 
 
 def check_answer(body: Any) -> None:

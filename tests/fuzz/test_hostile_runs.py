@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reply_strategies import changed, damaged
 from run_cases import CASES, RUN, Case
+from strategies import corrupted, json_bytes, spoiled
 from tiers import full
 
 from lockstep.errors import LockstepError
@@ -52,17 +52,17 @@ def damages(draw: st.DrawFn, contents: dict[str, bytes]) -> tuple[str, bytes]:
     name = draw(st.sampled_from([*LOGS, *RECORDS]))
     content = contents[name]
     if draw(st.booleans()):
-        return name, draw(damaged(content))
+        return name, draw(corrupted(st.just(content)))
     if name in RECORDS:
-        return name, json.dumps(draw(changed(json.loads(content)))).encode()
+        return name, json_bytes(draw(spoiled(json.loads(content))))
     lines = content.splitlines(keepends=True)
     place = draw(st.integers(0, len(lines) - 1))
-    lines[place] = json.dumps(draw(changed(json.loads(lines[place])))).encode() + b"\n"
+    lines[place] = json_bytes(draw(spoiled(json.loads(lines[place])))) + b"\n"
     return name, b"".join(lines)
 
 
 @contextmanager
-def spoiled(run: Path, name: str, content: bytes) -> Iterator[None]:
+def in_place(run: Path, name: str, content: bytes) -> Iterator[None]:
     before = {log: (run / log).read_bytes() for log in (*LOGS, *RECORDS)}
     (run / name).write_bytes(content)
     try:
@@ -75,7 +75,7 @@ def spoiled(run: Path, name: str, content: bytes) -> Iterator[None]:
 def check_damage(run: Path, data: st.DataObject) -> None:
     """A report, a summary and the start of a resumed run read a damaged file, or refuse it in one sentence."""
     name, content = data.draw(damages({name: (run / name).read_bytes() for name in (*LOGS, *RECORDS)}))
-    with spoiled(run, name, content):
+    with in_place(run, name, content):
         said = [
             sentence_of(lambda: json.dumps(describe_runs([run]))),
             sentence_of(lambda: pack_samples(run, lambda number, block: None)),

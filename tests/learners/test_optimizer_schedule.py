@@ -63,8 +63,7 @@ def written_moments(optimizer: TorchOptimizer, held: list[Piece], folder: Path) 
 
 
 OTHERS: list[tuple[str, dict[str, bool | float]]] = [
-    ("AdamW", {"amsgrad": True}), ("Adam", {}), ("NAdam", {"momentum_decay": 0.01}), ("RAdam", {}), ("Adamax", {}),
-    ("Adagrad", {"initial_accumulator_value": 0.5}), ("Adadelta", {"rho": 0.5}), ("RMSprop", {}),
+    ("AdamW", {"amsgrad": True}), ("Adam", {}), ("RMSprop", {}),
     ("RMSprop", {"momentum": 0.5, "centered": True}), ("SGD", {}), ("SGD", {"momentum": 0.9, "nesterov": True}),
 ]  # fmt: skip
 """Names and options of optimizers of torch."""

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from scoring_server import serving
 
-from lockstep.config.named_code import find_code
+from lockstep.config.trust import find_code
 from lockstep.errors import LockstepError
 from lockstep.fault_policy import POLICY
 from lockstep.rewards.base import RewardError, judge

@@ -62,7 +62,7 @@ def test_a_flipped_bit_is_named(run: Path, name: str) -> None:
 def test_what_is_missing_or_longer_is_named(run: Path, name: str) -> None:
     with (run / name).open("ab") as file:
         file.write(b"more")
-    assert " were written; put back" in next(find_altered(run, ""))
+    assert " differs from what the run wrote; put back" in next(find_altered(run, ""))
     (run / name).unlink()
     assert "is missing" in next(find_altered(run, ""))
 

@@ -16,7 +16,7 @@ from tiny_recipe import RECIPE
 
 from lockstep import guarded_imports
 from lockstep.cli import main
-from lockstep.config import known_code
+from lockstep.config import trust
 from lockstep.config.loading import load
 from lockstep.config.user_code import load as load_code
 from lockstep.errors import InputError
@@ -123,7 +123,7 @@ def test_a_compiled_file_that_seems_to_belong_to_known_code_does_not_run(unpacke
         os.utime("helper.py", (1, 1))
         if content == evil:
             py_compile.compile("helper.py", importlib.util.cache_from_source("helper.py"))
-    known_code.note_run_here({"reward": {"function": "mine.py:score"}})
+    trust.note_run_here({"reward": {"function": "mine.py:score"}})
     assert main(ASKING) == 0
     assert not (unpacked / "mark").exists()
 
@@ -147,9 +147,9 @@ def test_a_known_reward_cannot_import_what_no_text_names(unpacked: Path, monkeyp
     """Such as a plugin; trained with, it is imported, and for another command it has to be trusted."""
     Path("plain.py").write_text("import importlib\nf = importlib.import_module('hid' + 'den').f\n")
     plant("hidden.py", unpacked / "mark", "def f(): pass\n")
-    known_code.note_run_here({"reward": {"function": "plain.py:f"}})
+    trust.note_run_here({"reward": {"function": "plain.py:f"}})
     monkeypatch.setattr(sys, "path", [*sys.path])
-    known_code.require_known(Path("recipe.yaml"), "reward.function", "plain.py:f")
+    trust.require_known(Path("recipe.yaml"), "reward.function", "plain.py:f")
     with pytest.raises(InputError, match=r"hidden\.py would be imported by a run's code.* add --trust"):
         load_code("plain.py:f", "reward.function", "function")
     assert not (unpacked / "mark").exists()

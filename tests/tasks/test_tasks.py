@@ -54,8 +54,8 @@ def test_each_file_is_a_task_that_imports_no_torch_before_it_makes_rows(name: st
         ("data.task.seed=x", 'data.task.seed is "x", but should be a whole number'),
         ("data.task.seed='1'", 'data.task.seed is "1", but should be a whole number'),
         ("data.task=3", "data.task is 3, but should be a group of options"),
-        ("data.task.name=arithmetc", 'data.task: name is "arithmetc", and no task; did you mean arithmetic? there are: '
-         f"{', '.join(FILES)}; one of yours is file.py:Class"),
+        ("data.task.name=arithmetc", f'data.task: name is "arithmetc"; choose one of {", ".join(FILES)}, '
+         "or name one of yours as file.py:Class"),
         ("data.task.name=absent.py:Own", "data.task: name absent.py:Own: absent.py cannot be imported "
          f"(FileNotFoundError: there is no file {Path('absent.py').resolve()})"),
         ("data.task.name=lockstep.paths:expand", "data.task: name lockstep.paths:expand: lockstep.paths:expand is "

@@ -120,4 +120,4 @@ def request_of(
 
 def _without_answers(data: DataSection) -> DataSection:
     """The same section for rows that hold nothing but a prompt."""
-    return data.model_copy(update={"answer": "", "fields": None})
+    return data.model_copy(update={"answer": ""})

@@ -247,7 +247,7 @@ def _sum_readable(folder: Path, name: str) -> dict[str, Any]:
     if not (folder / name).is_file():
         raise _DamagedError(f"{name} is no file, or a link to what is not there")
     try:
-        return retry(lambda: _sum(folder / name), "checkpoint")
+        return retry(lambda: _sum(folder / name))
     except OSError as error:
         raise _DamagedError(f"{name} cannot be read ({error.strerror})") from error
 
@@ -256,7 +256,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a checkpoint; empty where it cannot be read."""
     path = folder / _MANIFEST
     try:
-        manifest = json.loads(retry(path.read_bytes, "checkpoint")) if path.is_file() else None
+        manifest = json.loads(retry(path.read_bytes)) if path.is_file() else None
     except (OSError, ValueError, RecursionError):
         return {}
     return manifest if isinstance(manifest, dict) else {}

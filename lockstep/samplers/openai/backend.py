@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
-from lockstep.config.backends import InferenceOptions, OwnSection
+from lockstep.config.backends import InferenceOptions
 
 if TYPE_CHECKING:
     from lockstep.config import SamplerSection
@@ -19,9 +19,8 @@ class OpenAIServer(InferenceOptions["SamplerSection"]):
         return True
 
     @property
-    def own_section(self) -> OwnSection | None:
-        may_move = "base_url", "api_key_env", "max_concurrency", "max_retries"
-        return OwnSection("openai", "names a server", may_move)
+    def changes_no_result(self) -> tuple[str, ...]:
+        return "base_url", "api_key_env", "max_concurrency", "max_retries"
 
     def in_process(self, section: SamplerSection) -> bool:
         return False

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lockstep.config import Computation, SamplerSection
-    from lockstep.config.backends import OwnSection
     from lockstep.samplers.torch.model_sampler import ModelSampler
 
 
@@ -22,10 +21,6 @@ class TorchInference(InferenceBackend):
     @property
     def is_exact(self) -> bool:
         return True
-
-    @property
-    def own_section(self) -> OwnSection | None:
-        return None
 
     @property
     def is_self_checked(self) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 from typing import TYPE_CHECKING, final
 
-from lockstep.config.backends import OwnSection
 from lockstep.errors import InputError
 from lockstep.samplers.backend import InferenceBackend
 from lockstep.samplers.vllm.arguments import refuse_repeated
@@ -20,10 +19,6 @@ if TYPE_CHECKING:
 @final
 class VLLMInference(InferenceBackend):
     """vLLM, always in a process of its own."""
-
-    @property
-    def own_section(self) -> OwnSection | None:
-        return OwnSection("vllm", "has options of vLLM")
 
     @property
     def is_self_checked(self) -> bool:
