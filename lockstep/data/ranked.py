@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.config.sources import FieldType
 from lockstep.data.messages import Message, find_shape_fault
 from lockstep.data.notes import note
 from lockstep.data.ranked_options import RankedSection
 from lockstep.data.rows import NUM_NAMED, DataError, Row, Rows, Skipped, is_error, read_number
-from lockstep.data.templates import complaint, fields, read_field, render
+from lockstep.data.templates import FieldType, complaint, fields, read_field, render
 
 _ROLES = {"prompter": "user", "assistant": "assistant"}
 """Roles in trees of OpenAssistant, and in conversations."""
