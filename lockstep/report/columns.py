@@ -3,7 +3,7 @@
     length of the header, uint32 | header, JSON in ASCII | column | column | …        little-endian
 
 A column of n numbers is n float32, their lowest bytes first, then all second bytes, and so on: bytes of one kind are
-alike, and gzip finds that. Whole numbers are exact to 2²⁴.
+alike, and gzip finds that. Whole numbers are exact to 2²⁴; a number beyond float32 is infinite.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 _DROPPED_BITS = 11  # of the 23 stored bits of a float32's significand
 
 
+@np.errstate(over="ignore")
 def pack(header: Mapping[str, Any], columns: Mapping[str, Sequence[Any] | NDArray[Any]]) -> bytes:
     """Lays out a header and columns of one length; `page/data.js` reads them.
 
@@ -32,6 +33,7 @@ def pack(header: Mapping[str, Any], columns: Mapping[str, Sequence[Any] | NDArra
     return b"".join([len(head).to_bytes(4, "little"), head, *planes])
 
 
+@np.errstate(over="ignore")
 def shorten(values: ArrayLike) -> NDArray[np.float32]:
     """The numbers to about four digits, in floats whose last bits are zero and so cost nothing when compressed."""
     bits = np.asarray(values, np.float32).view(np.uint32)
