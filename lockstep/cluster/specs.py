@@ -9,8 +9,9 @@ import torch
 
 from lockstep.cluster.self_check import require_proof
 from lockstep.config import Computation, LearnerSection, Optimizer, SamplerSection, user_code
-from lockstep.config.backends import INFERENCE, list_engines
+from lockstep.config.backends import list_engines
 from lockstep.distributed.ranks import ALONE, Ranks
+from lockstep.errors import InputError
 from lockstep.learners import backend as learners
 from lockstep.learners.rank import RankLearner
 from lockstep.models.device import load_on_device, resolve_device
@@ -120,7 +121,8 @@ class SamplerSpec:
     def _backend(self) -> InferenceBackend:
         backend = samplers.find_backend(self.section)
         if backend is None:
-            raise INFERENCE.refusal(self.section.backend, list_engines())
+            engines = " or ".join(list_engines())
+            raise InputError(f"{self.section.backend} takes no weights; set sampler.backend to {engines}")
         return backend
 
 

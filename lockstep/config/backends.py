@@ -14,7 +14,6 @@ from pydantic_core import CoreSchema, core_schema
 
 from lockstep.config.section import Section
 from lockstep.config.user_code import load
-from lockstep.errors import InputError
 
 B = TypeVar("B")
 S = TypeVar("S", bound=Section)
@@ -92,13 +91,7 @@ class Backends(Generic[B]):
         return tuple(self._places)
 
     def find(self, name: str) -> B:
-        """The declaration of the backend called `name`.
-
-        Raises:
-            InputError: There is no such backend.
-        """
-        if name not in self._places:
-            raise self.refusal(name, self.names)
+        """The declaration of the backend called `name`, which the option's annotation has checked."""
         kind = load(self._places[name], self._option, "class")
         found = kind()
         assert isinstance(found, self._base), f"{self._places[name]} is no {self._base.__name__}"
@@ -108,10 +101,6 @@ class Backends(Generic[B]):
         """All of them, by name."""
         for name in self._places:
             yield name, self.find(name)
-
-    def refusal(self, name: str, known: tuple[str, ...]) -> InputError:
-        """Builds the error for an unknown name."""
-        return InputError(f"{self._option} is {name}, but there is no such backend here; there are: {', '.join(known)}")
 
     def __get_pydantic_core_schema__(self, source: object, handler: Any) -> CoreSchema:
         return core_schema.literal_schema(list(self.names))
