@@ -13,7 +13,6 @@ import pytest
 
 from lockstep.config import LearnerSection, SamplerSection
 from lockstep.config.backends import INFERENCE, TRAINING, InferenceOptions, TrainingOptions
-from lockstep.errors import InputError
 from lockstep.learners import backend as learners
 from lockstep.samplers import backend as samplers
 
@@ -149,5 +148,5 @@ def test_a_section_finds_its_backend() -> None:
     assert engine is not None
     assert engine.threads == 1
     assert samplers.find_backend(SamplerSection().model_copy(update={"backend": "openai"})) is None
-    with pytest.raises(InputError, match=r"sampler\.backend is jax.* there are: torch, vllm, openai"):
+    with pytest.raises(KeyError, match="jax"):
         samplers.find_backend(SamplerSection().model_copy(update={"backend": "jax"}))

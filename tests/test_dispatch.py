@@ -20,7 +20,6 @@ import pytest
 from lockstep.cluster.specs import SamplerSpec
 from lockstep.config import Computation, SamplerSection, Section, registry
 from lockstep.config.backends import INFERENCE, TRAINING
-from lockstep.errors import InputError
 from lockstep.types import Head
 
 PACKAGE = Path(__file__).parent.parent / "lockstep"
@@ -156,12 +155,8 @@ def test_a_sampler_that_does_not_exist_is_not_replaced_by_another() -> None:
     """As if a name had been added to those that are allowed, and nothing else."""
     section = SamplerSection().model_copy(update={"backend": "sglang"})
     spec = SamplerSpec("no model is opened", section, Computation())
-    with pytest.raises(InputError, match=r"sampler\.backend is sglang.* there are: torch, vllm"):
-        spec.build()
-    with pytest.raises(InputError, match="sglang"):
-        _ = spec.dtype
-    for decision in (lambda: section.engines, lambda: section.in_process):
-        with pytest.raises(InputError, match=r"sampler\.backend is sglang.* there are: torch, vllm"):
+    for decision in (spec.build, lambda: spec.dtype, lambda: section.engines, lambda: section.in_process):
+        with pytest.raises(KeyError, match="sglang"):
             decision()
 
 

@@ -17,11 +17,6 @@ from lockstep.config.recipe_files import find_shipped
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _BASE: JsonSchemaValue = {"type": "string", "description": "a recipe that ships or a file; this one says what differs"}
-_TASK: JsonSchemaValue = {
-    "type": "object",
-    "properties": {"name": {"type": "string", "description": "a task that ships, or file.py:Class"}},
-}
-"""The schema of tasks, which have options of their own."""
 
 
 def make_schema(algorithm: str) -> JsonSchemaValue:
@@ -92,7 +87,7 @@ def _define(kinds: Mapping[str, type[Recipe]]) -> tuple[dict[str, str], dict[str
     references, made = models_json_schema([(one, "validation") for one in classes], schema_generator=_Partial)
     definitions: dict[str, JsonSchemaValue] = made["$defs"]
     places = {one: references[one, "validation"]["$ref"].rpartition("/")[2] for one in classes}
-    definitions[places[Task]] = _TASK
+    definitions[places[Task]]["additionalProperties"] = True  # each task has options of its own
     for name, kind in kinds.items():
         options = definitions[places[kind]]["properties"]
         _allow_short_forms(options, find_short_forms(kind))
