@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from jinja2 import Environment, TemplateSyntaxError, meta, nodes
+from jinja2 import Environment, TemplateSyntaxError, meta
 from transformers import PreTrainedTokenizerBase
 
 from lockstep import strict_json
@@ -97,9 +97,7 @@ def require_template(tokenizer: PreTrainedTokenizerBase, args: TemplateArgs = NO
     """Raises InputError where a tokenizer's chat template can render no conversation at all, or does not know an
     argument of `option`.template_args; notes one that leaves the user out."""
     _refuse_chance(tokenizer)
-    parsed = _parse(tokenizer)
-    if parsed is not None:
-        _refuse_unknown(tokenizer, parsed, args, f"{option}.template_args")
+    _refuse_unknown(tokenizer, args, f"{option}.template_args")
     try:
         text = _text([{"role": "user", "content": _QUESTION}], tokenizer, True, args)
         if _QUESTION not in text:
@@ -114,26 +112,23 @@ def require_template(tokenizer: PreTrainedTokenizerBase, args: TemplateArgs = NO
             raise InputError(f"the chat template of {tokenizer.name_or_path} cannot be used: {error}") from error
 
 
-def _refuse_unknown(
-    tokenizer: PreTrainedTokenizerBase, parsed: nodes.Template, args: TemplateArgs, option: str
-) -> None:
+def _refuse_unknown(tokenizer: PreTrainedTokenizerBase, args: TemplateArgs, option: str) -> None:
     """Refuses arguments that a template does not read, and those that are set for it."""
-    known = sorted(meta.find_undeclared_variables(parsed) - _GIVEN)
+    if not args:
+        return
+    try:
+        template = _MARKS.sub("", tokenizer.get_chat_template())
+        with limit_template():  # which computes the constants in it
+            parsed = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
+            known = sorted(meta.find_undeclared_variables(parsed) - _GIVEN)
+    except (TemplateSyntaxError, ValueError, TypeError, MemoryError, TimeoutError):  # rendering it says why
+        return
     unknown = next((name for name in args if name not in known), None)
     if unknown is not None:
         has = f"it knows {', '.join(known)}" if known else "it takes no arguments"
         raise InputError(
             f"{option} has {unknown}, which the chat template of {tokenizer.name_or_path} does not read; {has}"
         )
-
-
-def _parse(tokenizer: PreTrainedTokenizerBase) -> nodes.Template | None:
-    """The chat template of a conversation; None if it cannot be read: rendering it says why."""
-    try:
-        template = _MARKS.sub("", tokenizer.get_chat_template())
-        return Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
-    except (TemplateSyntaxError, ValueError, TypeError):  # several templates and no default; not text
-        return None
 
 
 def _refuse_chance(tokenizer: PreTrainedTokenizerBase) -> None:
