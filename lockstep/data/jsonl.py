@@ -99,9 +99,8 @@ class JsonlIndex(Rows):
             else:
                 text.seek(0)
             offset = text.tell()
+            self._require_lines(text.peek(len(lfs.MARK)))
             for number, line in enumerate(text, start=1):
-                if number == 1:
-                    self._require_lines(line)
                 digest.update(line)
                 fault = _find_fault(line)
                 if fault is None:
@@ -114,11 +113,11 @@ class JsonlIndex(Rows):
         about = {"digest": digest.hexdigest(), "bad": bad, "faults": faults}
         return Table(np.frombuffer(numbers, np.int64).reshape(-1, 2), about)
 
-    def _require_lines(self, first: bytes) -> None:
+    def _require_lines(self, start: bytes) -> None:
         """Raises DataError for the two kinds of files that are most often taken for JSONL."""
-        if first.startswith(lfs.MARK):
+        if start.startswith(lfs.MARK):
             raise DataError(f"{self.path}: is only a pointer of Git LFS to the file; `git lfs pull` fetches it")
-        if re.match(rb"\[\s*[\n{]", first):
+        if re.match(rb"\[\s*[\n{]", start):
             raise DataError(f"{self.path}: is one JSON list, not JSONL; give it a name that ends in .json")
 
 
