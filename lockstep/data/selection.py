@@ -23,7 +23,7 @@ from lockstep.data.notes import Ticker, note
 from lockstep.data.order import mix_rows_at
 from lockstep.data.rows import NUM_NAMED, DataError, Policy, Row, Rows, Skipped, find_not_finite, is_error
 from lockstep.data.template_date import find_date
-from lockstep.data.templates import FieldType, askers, complaint, fields, fills, find_doubled_braces, read_field, render
+from lockstep.data.templates import askers, complaint, fills, find_doubled_braces, read_field, render
 
 _ROWS_AT_ONCE = 1024  # rows that are tokenized in one call in the pass over the data
 _LOOKED_AT = 64  # rows in which notes look for fields that nothing reads
@@ -190,10 +190,10 @@ class Selection:
 
 def texts(rows: Rows, data: DataSection) -> Iterator[str]:
     """Prompts and, where a row has them, completions, of every row with the fields that it must have, of any length."""
-    wanted = _field_types(data.prompt_templates)
+    asking = askers(data.prompt_templates)
     for numbers in _blocks(rows):
         for i, row in zip(numbers, rows.rows(numbers), strict=True):
-            if complaint(row, wanted) is not None:
+            if complaint(row, dict.fromkeys(asking, "any")) is not None:
                 continue
             completions = [template for template in data.completion_templates.values() if fills(row, template)]
             templates = [*data.prompt_templates.values(), *completions]
@@ -239,12 +239,12 @@ def _select(
 def _scan(rows: Rows, data: DataSection, needs: Needs) -> Iterator[tuple[Sequence[int], str, dict[int, str]]]:
     """Yields by block the usable rows, and the faults of the others: the bad, then the over-long."""
     ticker = Ticker(f"counting tokens of {', '.join(part.name for part in rows.parts)}", len(rows))
-    wanted, asking = _field_types(needs.templates), askers(needs.templates)
+    asking = askers(needs.templates)
     for numbers in _blocks(rows):
         usable: dict[int, Row] = {}
         faults: dict[int, str] = {}
         for i, row in zip(numbers, rows.rows(numbers), strict=True):
-            wrong = complaint(row, wanted, asking) or _talk_fault(row, data) or needs.fault(row)
+            wrong = complaint(row, dict.fromkeys(asking, "any"), asking) or _talk_fault(row, data) or needs.fault(row)
             if wrong is None:
                 usable[i] = row
             else:
@@ -266,11 +266,6 @@ def _talk_fault(row: Row, data: DataSection) -> str | None:
 def _blocks(rows: Rows) -> Iterator[range]:
     for start in range(0, len(rows), _ROWS_AT_ONCE):
         yield range(start, min(start + _ROWS_AT_ONCE, len(rows)))
-
-
-def _field_types(templates: Mapping[str, str]) -> dict[str, FieldType]:
-    """The fields that rows must have, with their types."""
-    return {name: "any" for template in templates.values() for name in fields(template)}
 
 
 def _refusal(rows: Rows, reason: str, row: int, why: str) -> DataError:
