@@ -20,7 +20,7 @@ from lockstep.judge.templates import COMMON_CONTROLS, Template, escaping
 from lockstep.judge.verdicts import ScoreParser, WinnerParser
 from lockstep.printable import make_printable
 from lockstep.rewards.code_reward import extract_code_block
-from lockstep.rewards.instruction_kinds import KINDS
+from lockstep.rewards.instruction_reward import KINDS, Instruction
 
 Parse = Callable[[str], object]
 Text = Callable[[int], str]
@@ -38,7 +38,7 @@ def repeat(text: str, before: str = "", after: str = "") -> Text:
 
 def follows(kind: str, **arguments: Any) -> Parse:
     """The check of an instruction."""
-    return KINDS[kind](id=kind, **arguments).is_followed  # pyright: ignore[reportCallIssue]
+    return Instruction(id=kind, **arguments).is_followed
 
 
 def distinct_keys(length: int) -> str:
@@ -118,18 +118,13 @@ PROSE = (
     *(repeat(".", "", "x"), repeat("a", "<<"), repeat("<a", "<<"), repeat(" ", "```\n", "x"), repeat("\n```", "```")),
     repeat(" ", "P.S.", "x\nP.S."),
 )
-AT_MOST_ONE = ("words", "sentences", "paragraphs", "bullets", "highlights", "placeholders", "capital_words")
 KINDS_ASKED: dict[str, dict[str, Any]] = {
-    **{name: {"at_most": 1} for name in AT_MOST_ONE},
-    "parts": {"separator": "**", "at_most": 1},
-    "sections": {"heading": "# ", "at_most": 1},
-    "letter": {"letter": "a", "at_most": 1},
+    **{name: {"at_most": 1} for name in ("words", "sentences", "paragraphs", "bullets")},
     "keywords": {"words": ["a", "a a", ". "], "at_most": 10**9},
     "starts_with": {"text": "a"},
     "ends_with": {"text": "b"},
-    "paragraph_starts_with": {"paragraph": 2, "text": "a"},
     "one_of": {"texts": ["a", "b"]},
-    **{name: {} for name in ("uppercase", "lowercase", "no_commas", "quoted", "json", "title", "postscript")},
+    **{name: {} for name in ("uppercase", "lowercase", "no_commas", "json")},
 }
 ROWS = (
     distinct_keys,

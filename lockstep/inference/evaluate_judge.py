@@ -27,16 +27,12 @@ from lockstep.data.ranked import RankedResponses, describe, read_ranked
 from lockstep.data.rows import Skipped
 from lockstep.inference.eval_recipe import EvalJudgeRecipe
 from lockstep.inference.results import leave_on_stop, results_of
-from lockstep.judge.agreement import (
-    assess,
-    assessment_of,
-    describe_agreement,
-)
+from lockstep.judge.agreement import Assessment, assess, describe_agreement
 from lockstep.judge.build import pair_judge, score_judge
 from lockstep.judge.judge import Judge
 from lockstep.judge.verdicts import Winner
 from lockstep.printable import print_text
-from lockstep.records import is_file
+from lockstep.records import check_shape, is_file
 from lockstep.report.evaluation import RESULTS
 from lockstep.report.judge_table import JUDGEMENTS, judge_table
 from lockstep.report.progress import Progress, show_progress
@@ -87,7 +83,8 @@ def _judge(
                 started()
                 progress.total(len(ranked), describe(ranked, skipped), unit="prompts")
                 _write(ranked, range(done, len(ranked), size), log, (scorer, comparer), progress)
-    found = [assessment_of(json.loads(line)) for line in log.read_bytes().split(b"\n") if line]
+    wrong = f"{log} is not as Lockstep writes it"
+    found = [check_shape(line, Assessment, wrong, "remove it") for line in log.read_bytes().splitlines()]
     who, data = _who(recipe), ", ".join(map(str, files_of(recipe.data.ranked).paths))
     results = describe_agreement(
         who, data, found, skipped.count, recipe.judge.judge_score_high, recipe.pairs is not None

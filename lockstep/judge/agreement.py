@@ -140,14 +140,6 @@ def _build_said(judged: Judged[Any], judgement: Judgement[Any], verdict: float |
     return Said(verdict, judgement.verdict.cause, reply, judged.shortened)
 
 
-def assessment_of(record: dict[str, Any]) -> Assessment:
-    """Restores an assessment from JSON types, as `dataclasses.asdict` gives them."""
-    judgements = tuple(tuple(Said(**said) for said in own) for own in record["judgements"])
-    pairs = tuple(Comparison(pair["first"], pair["second"], Said(**pair["said"])) for pair in record["pairs"])
-    plain = {name: tuple(record[name]) for name in ("conversation", "responses", "ranks", "scores")}
-    return Assessment(id=record["id"], judgements=judgements, pairs=pairs, **plain)
-
-
 @dataclass(frozen=True)
 class Decision:
     """A pair of responses that people rank differently, and the judge's decision.

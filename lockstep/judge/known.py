@@ -100,14 +100,9 @@ def _all(rows: Rows, wanted: Mapping[str, FieldType]) -> list[tuple[str, dict[st
     """Reads each row with its location, and checks its fields."""
     found = list(zip(map(rows.where, range(len(rows))), rows.rows(range(len(rows))), strict=True))
     for where, row in found:
-        missing = [name for name in wanted if name not in row]
-        if missing:
-            raise DataError(
-                f"{where}: lacks {', '.join(missing)}; a row of what is known has {', '.join(wanted)}; correct the row"
-            )
-        fault = complaint(row, wanted)
+        fault = complaint(row, wanted, dict.fromkeys(wanted, "a file of known judgements"))
         if fault is not None:
-            raise DataError(f"{where}: {fault}")
+            raise DataError(f"{where}: {fault}; correct the row")
     return found
 
 

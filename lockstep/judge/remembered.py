@@ -14,7 +14,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
 
 from lockstep.errors import InputError
 from lockstep.judge.asking import Answer, Answering, Conversation
@@ -57,20 +56,21 @@ class RememberedAnswers:
     answering: Answering
     file: Path
     who: str
-    _places: dict[bytes, int] = field(init=False, repr=False, compare=False)  # of lines, since replies may be large
-    _begin: list[int] = field(init=False, repr=False, compare=False)  # of the last call's lines
+    _lines: dict[str, RepliedLine] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _begin: list[int] = field(init=False, repr=False, compare=False, default_factory=list)  # of the last call's lines
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_places", {})
-        object.__setattr__(self, "_begin", [0])
-        if not is_file(self.file):
-            return
+        if is_file(self.file):
+            self._load()
+
+    def _load(self) -> None:
+        self._lines.clear()
         with self.file.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
                 if not line.endswith(b"\n"):
                     os.truncate(self.file, lines.tell() - len(line))
                     break
-                self._note(_read(line, f"{self.file}:{number}"), lines.tell() - len(line))
+                self._note(_read(line, f"{self.file}:{number}"))
 
     def escape(self, text: str) -> str:
         return self.answering.escape(text)
@@ -84,7 +84,7 @@ class RememberedAnswers:
             return []
         self._begin[:] = [self.file.stat().st_size if self.file.exists() else 0]
         names = [self._name(*asked) for asked in zip(conversations, keys, strict=True)]
-        missing = {name: place for place, name in enumerate(names) if name not in self._places}
+        missing = {name: place for place, name in enumerate(names) if name not in self._lines}
         new = list(missing.items())
         for start in range(0, len(new), _AT_ONCE):
             part = new[start : start + _AT_ONCE]
@@ -92,41 +92,32 @@ class RememberedAnswers:
             replies = self.answering.answers([conversations[i] for i in places], [keys[i] for i in places])
             self._keep([_reply_line(name, reply) for (name, _), reply in zip(part, replies, strict=True)])
         self._keep([RepliedLine(questions=len(names), asked=len(new))])
-        with self.file.open("rb") as lines:
-            return [self._read_reply(lines, self._places[name]) for name in names]
+        found = [self._lines[name] for name in names]
+        return [None if line.text is None else Answer(line.text, line.finished) for line in found]
 
     def forget_last_unanswered(self) -> None:
         """Forgets the questions of the last call that had no reply, so that a resumed run asks them again."""
         [start] = self._begin
         with self.file.open("rb") as lines:
             lines.seek(start)
-            kept = [one for line in lines if (one := _read(line, str(self.file))).text is not None]
+            kept = [line for line in lines if _read(line, str(self.file)).text is not None]
         os.truncate(self.file, start)
-        for name in [name for name, place in self._places.items() if place >= start]:
-            del self._places[name]
-        self._keep(kept)
+        append(self.file, b"".join(kept))
+        self._load()
 
-    def _name(self, conversation: Conversation, key: int) -> bytes:
+    def _name(self, conversation: Conversation, key: int) -> str:
         asked = json.dumps([self.who, [dict(message) for message in conversation], key], sort_keys=True)
-        return hashlib.sha256(asked.encode()).digest()[:16]
-
-    def _read_reply(self, lines: BinaryIO, place: int) -> Answer | None:
-        lines.seek(place)
-        reply = _read(lines.readline(), str(self.file))
-        return None if reply.text is None else Answer(reply.text, reply.finished)
+        return hashlib.sha256(asked.encode()).hexdigest()[:32]
 
     def _keep(self, lines: Sequence[RepliedLine]) -> None:
-        end = self.file.stat().st_size if self.file.exists() else 0
-        written = [_write(line) for line in lines]
         self.file.parent.mkdir(exist_ok=True)
-        append(self.file, b"".join(written))
-        for line, text in zip(lines, written, strict=True):
-            self._note(line, end)
-            end += len(text)
+        append(self.file, b"".join(map(_write, lines)))
+        for line in lines:
+            self._note(line)
 
-    def _note(self, line: RepliedLine, place: int) -> None:
+    def _note(self, line: RepliedLine) -> None:
         if line.question is not None:
-            self._places[bytes.fromhex(line.question)] = place
+            self._lines[line.question] = line
 
 
 def count_asked(file: Path) -> tuple[int, int]:
@@ -142,10 +133,8 @@ _COUNTS = b'{"questions"'
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
-def _reply_line(name: bytes, reply: Answer | None) -> RepliedLine:
-    if reply is None:
-        return RepliedLine(name.hex())
-    return RepliedLine(name.hex(), reply.text, reply.finished)
+def _reply_line(name: str, reply: Answer | None) -> RepliedLine:
+    return RepliedLine(name) if reply is None else RepliedLine(name, reply.text, reply.finished)
 
 
 def _write(line: RepliedLine) -> bytes:

@@ -7,13 +7,12 @@ fractions here, and what it finds equal must also have equal values.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 import sympy
 from latex2sympy2_extended import NormalizationConfig, is_expr_of_only_symbols, latex2sympy, normalize_latex
 from math_verify import verify
 from math_verify.grader import should_treat_as_complex
-from sympy import Basic, Eq, Expr, Float, I, Interval, MatrixBase, Rational, Tuple
+from sympy import Basic, Eq, Expr, Float, I, MatrixBase, Rational
 
 _NORMAL = NormalizationConfig(
     basic_latex=True, units=False, malformed_operators=True, nits=False, boxed="none", equations=False
@@ -37,13 +36,11 @@ def are_equal(right: str, found: str) -> bool:
     second = read(found_number, real)
     if first is None or second is None:
         return False
-    if right_percents == found_percents:
-        return _are_same(first, second)
-    if not isinstance(first, Expr) or not isinstance(second, Expr):
+    if _are_same(first, second):
+        return True
+    if right_percents == found_percents or not isinstance(first, Expr) or not isinstance(second, Expr):
         return False
-    if right_percents:
-        return _are_same(first, second) or _are_same(first / 100, second)
-    return _are_same(first, second) or _are_same(first, second / 100)
+    return _are_same(first / 100, second) if right_percents else _are_same(first, second / 100)
 
 
 def read(latex: str, real: bool = True) -> Value | None:
@@ -94,21 +91,9 @@ def _have_equal_values(first: Value, second: Value) -> bool:
     """False if two answers that are said to be equal have different numbers in the same place."""
     if isinstance(first, Eq) and isinstance(second, Eq):
         return _have_equal_solutions(first, second)
-    if isinstance(first, MatrixBase) and isinstance(second, MatrixBase):
-        return _have_equal_elements(first.flat(), second.flat())
-    if isinstance(first, Tuple) and isinstance(second, Tuple):
-        return _have_equal_elements(first.args, second.args)
-    if isinstance(first, Interval) and isinstance(second, Interval):
-        return _have_equal_elements(first.args, second.args)
-    if isinstance(first, sympy.FiniteSet) and isinstance(second, sympy.FiniteSet):
-        return all(any(_have_equal_values(one, other) for other in second.args) for one in first.args)
     if isinstance(first, Expr) and isinstance(second, Expr):
         return first.free_symbols != second.free_symbols or _have_equal_numbers(first, second)
     return True
-
-
-def _have_equal_elements(first: Sequence[Value], second: Sequence[Value]) -> bool:
-    return all(_have_equal_values(one, other) for one, other in zip(first, second, strict=False))
 
 
 def _have_equal_numbers(first: Expr, second: Expr) -> bool:

@@ -14,7 +14,7 @@ from lockstep.rewards.math_answer import find_answer, find_marked, find_right_an
 from lockstep.rewards.math_verifier import verify
 from lockstep.types import Prompt
 
-READING = 2
+READING = 3
 """Version of the rules by which right answers are read, for caches of what was read."""
 
 GSM8K_MARKER = "####"

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from lockstep.data.notes import note
-from lockstep.fault_policy import Attempts
+from lockstep.fault_policy import Attempts, Source
 from lockstep.helpers.in_process import build_child, say_slow
 from lockstep.helpers.process import Child, ChildDied, ChildError, ChildHangs
 from lockstep.printable import make_printable
@@ -87,16 +87,20 @@ class PythonReward:
         """
         judged = zip(prompts, responses, answers, strict=True)
         questions = [(prompt.text, response, answer, dict(prompt.row)) for prompt, response, answer in judged]
-        found, faults, deaths = dict[int, float | None](), Attempts("reward", self.note), Attempts("helper", self.note)
+        found: dict[int, float | None] = {}
+        sources: tuple[Source, ...] = "reward", "helper"
+        attempts = {source: Attempts(source, self.note) for source in sources}
         while missing := [place for place in range(len(questions)) if place not in found]:
             if self.batch:  # one call, which may compare responses, has all of them or none
-                found, missing = dict[int, float | None](), range(len(questions))
+                found, missing = {}, list(range(len(questions)))
             try:
-                lost, attempts = self._ask(prompts, questions, missing, found), faults
-            except _Killed as killed:
-                lost, attempts = str(killed), deaths
-            if lost and not attempts.again(lost):
-                raise RewardLost(f"{lost}, {attempts.used + 1} times in a row; the same command resumes the run")
+                self._ask(prompts, questions, missing, found)
+            except _Lost as lost:
+                used = attempts[lost.source]
+                if not used.again(str(lost)):
+                    raise RewardLost(
+                        f"{lost}, {used.used + 1} times in a row; the same command resumes the run"
+                    ) from None
         return [found[place] for place in range(len(questions))]
 
     def _ask(
@@ -105,35 +109,28 @@ class PythonReward:
         questions: Sequence[tuple[object, ...]],
         missing: Sequence[int],
         found: dict[int, float | None],
-    ) -> str:
-        """Adds the missing rewards to `found`; returns a fault that another attempt may not have, or an empty text."""
+    ) -> None:
+        """Adds the missing rewards to `found`; raises _Lost in the end if one failed."""
         self._start()
+        lost: _Lost | None = None
         try:
             with self._child.ask_streaming([questions[place] for place in missing]) as reply:
-                return self._read_rewards(prompts, missing, reply, found)
+                for place in missing:
+                    try:
+                        found[place] = self._read_reward(prompts[place], reply)
+                    except _Lost as error:
+                        if error.source == "helper":
+                            raise
+                        lost = lost or error
+                        if self.batch:  # one reply about all of them
+                            break
         except ChildDied as error:  # while the question was written to it
-            raise _Killed(f"{self._function_key}: its process ended ({error})") from None
-
-    def _read_rewards(
-        self,
-        prompts: Sequence[Prompt],
-        missing: Sequence[int],
-        reply: Callable[[float], Any],
-        found: dict[int, float | None],
-    ) -> str:
-        """Reads the replies about responses; see `_ask`."""
-        lost = ""
-        for place in missing:
-            try:
-                found[place] = self._read_reward(prompts[place], reply)
-            except _Lost as error:
-                lost = lost or str(error)
-                if self.batch:  # one reply about all of them
-                    break
-        return lost
+            raise _Lost("helper", f"{self._function_key}: its process ended ({error})") from None
+        if lost is not None:
+            raise lost
 
     def _read_reward(self, prompt: Prompt, reply: Callable[[float], Any]) -> float | None:
-        """Reads the reply about a response; raises _Lost or _Killed where another attempt may have one."""
+        """Reads the reply about a response; raises _Lost if another attempt may have one."""
         asked = f"{prompt.id}: {self._function_key}"
         try:
             result = reply(self.timeout_s)
@@ -144,7 +141,7 @@ class PythonReward:
             ) from None
         except ChildDied as error:
             if error.may_pass:
-                raise _Killed(f"{asked} ended its process ({error})") from None
+                raise _Lost("helper", f"{asked} ended its process ({error})") from None
             raise RewardError(f"{asked} ended its process ({error}); run it alone on this row to see why") from None
         if not isinstance(result, dict) or not result.keys() & {"wrong", "reward"}:
             raise RewardError(f"{asked} wrote into the connection of its process; let it print instead")
@@ -153,15 +150,15 @@ class PythonReward:
         named = f"{self._function_key}, called for a batch," if result["of_all"] else asked
         wrong = f"{named} {make_printable(result['wrong'])}"
         if result["may_pass"]:
-            raise _Lost(wrong)
+            raise _Lost("reward", wrong)
         error = RewardError(wrong)
         error.add_note(make_printable(result["trace"]))
         raise error
 
 
 class _Lost(Exception):
-    """A reward function failed in a way that may pass, such as a lost connection; the text says over what."""
+    """A reward function failed in a way that may pass: it lost a connection, or its process was killed."""
 
-
-class _Killed(Exception):
-    """A reward function's process was killed; the text says over what."""
+    def __init__(self, source: Source, text: str) -> None:
+        super().__init__(text)
+        self.source: Source = source

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import assert_never
 
@@ -51,19 +50,13 @@ def rule_of(section: SingleReward | None, judge: bool = False, option: str = "re
     )
     unread = "" if section.function is None and section.server is None else _UNREAD
     key = (section.type, section.verifiers, fields, judge, instruction_reward.KNOWN, section.marker, READING)
-    unreadable = partial(_explain_unread, section, option)
-    match section.type:
-        case "by_row":
-            assert section.verifier is not None, "the recipe names the field"
-            fault = _FaultByRow(section.verifier, section, judge)
-            return Rule(fault, key, partial(_reads_answer, section), unread, unreadable)
-        case "math" | "instructions" | "code" | "python" | "server" | "judge":
-            fault = partial(_fault, section, section.type)
-            return Rule(fault, key, partial(_reads_answer, section), unread, unreadable)
-        case "sum":
-            raise AssertionError("a sum has parts")
-        case _:
-            assert_never(section.type)
+    return Rule(
+        partial(_find_fault, section, judge),
+        key,
+        partial(_reads_answer, section),
+        unread,
+        partial(_explain_unread, section, option),
+    )
 
 
 def _rule_of_sum(rules: Sequence[Rule]) -> Rule:
@@ -79,15 +72,20 @@ def _rule_of_sum(rules: Sequence[Rule]) -> Rule:
     )
 
 
+def _name_verifier(section: SingleReward, row: Row) -> object:
+    """The verifier of a row: the section's, or what the row names."""
+    return section.type if section.verifier is None else read_field(row, section.verifier)
+
+
 def _reads_answer(section: SingleReward, row: Row) -> bool:
     """True if a row's verifier reads the right answer."""
-    named = section.type if section.verifier is None else read_field(row, section.verifier)
+    named = _name_verifier(section, row)
     return any(name == named and _compares(name) for name in section.verifiers)
 
 
 def _explain_unread(section: SingleReward, option: str, row: Row, answer: str) -> str | None:
     """Says that a row's right answer cannot be read whole; None if it can, or need not be read."""
-    named = section.type if section.verifier is None else read_field(row, section.verifier)
+    named = _name_verifier(section, row)
     return MathReward(section.marker, option).explain_unread(answer) if named == "math" else None
 
 
@@ -117,29 +115,17 @@ def _fault(section: SingleReward, name: Verifier, row: Row) -> str | None:
             assert_never(name)
 
 
-@dataclass(frozen=True)
-class _FaultByRow:
-    """Checks a row that names its own verifier; the result is what is wrong with it, or None.
-
-    Attributes:
-        field: Field of the row with the name.
-        section: Configures the verifiers.
-        judge: True if a row may name the judge.
-    """
-
-    field: str
-    section: SingleReward
-    judge: bool
-
-    def __call__(self, row: Row) -> str | None:
-        named = read_field(row, self.field)
-        for name in self.section.verifiers:
-            if named == name:
-                return _fault(self.section, name, row)
-        others = (UNREWARDED, JUDGE) if self.judge else (UNREWARDED,)
-        if named in others:
-            return None
-        known = ", ".join((*self.section.verifiers, *others))
-        return complaint(row, {self.field: "text"}) or (
-            f"names in the field {self.field!r} the verifier {named!r}; this recipe has: {known}"
-        )
+def _find_fault(section: SingleReward, judge: bool, row: Row) -> str | None:
+    """Returns what is wrong with a row, which may name its own verifier; None if nothing is."""
+    named = _name_verifier(section, row)
+    for name in section.verifiers:
+        if named == name:
+            return _fault(section, name, row)
+    others = (UNREWARDED, JUDGE) if judge else (UNREWARDED,)
+    if named in others:
+        return None
+    assert section.verifier is not None, "the section's own verifier is one of them"
+    known = ", ".join((*section.verifiers, *others))
+    return complaint(row, {section.verifier: "text"}) or (
+        f"names in the field {section.verifier!r} the verifier {named!r}; this recipe has: {known}"
+    )

@@ -278,12 +278,12 @@ def test_an_attempt_is_noticed(sandbox: Sandbox, cheat: str) -> None:
 FORGED = (
     "[1]",
     "{}",
-    '[2, "result", ["thing", 0], []]',
-    '[2, "result", ["dict", [[["list", []], 1]]], []]',
-    '[2, "result", 1.5, []]',
-    '[2, "ended"]',
-    '[7, "result", 8, []]',
-    '["callback", 0, [], {}]',
+    '["result", ["thing", 0], null]',
+    '["result", ["dict", [[["list", []], 1]]], null]',
+    '["result", 1.5, null]',
+    '["result", 8, [1]]',
+    '["ended"]',
+    '["callback", 0, ["tuple", []]]',
     "[" * 5000,
     "no JSON",
 )

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from lockstep.rewards import instruction_reward
-from lockstep.rewards.instruction_kinds import KINDS
-from lockstep.rewards.instruction_reward import InstructionReward
+from lockstep.rewards.instruction_reward import KINDS, InstructionReward
 from lockstep.rewards.options import InstructionSection
 from lockstep.types import Prompt
 
@@ -41,27 +40,11 @@ CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
         ["a\nb", "a\n\nb\n\nc", ""],
     ),
     (
-        "parts",
-        {"separator": "******", "at_least": 2, "at_most": 2},
-        ["a\n******\nb", "a****** b ******"],
-        ["a", "a ****** ", "a******b******c"],
-    ),
-    (
         "bullets",
         {"at_least": 2, "at_most": 2},
         ["* a\n- b", "Here:\n  • a\n  * b\nend"],
         ["* a", "*a\n*b", "- a\n- b\n- c", "-\n-"],
     ),
-    (
-        "sections",
-        {"heading": "Section", "at_least": 2},
-        ["Section 1\na\nSection 2\nb", "## Section 1\n**Section 2**"],
-        ["Section 1", "in Section 1\nand Section 2", "Section\nSection"],
-    ),
-    ("highlights", {"at_least": 2}, ["*a* and *b c*", "**a** *b*"], ["*a*", "* a *\n* b *", "2*3*4", "**a\n**b"]),
-    ("placeholders", {"at_least": 2}, ["[name], [street 1]"], ["[name]", "[] []", "[a\n] [b]"]),
-    ("capital_words", {"at_most": 1}, ["NO way", "none"], ["NO WAY", "A B"]),
-    ("letter", {"letter": "ä", "at_least": 2}, ["Ää", "äxä"], ["aä", ""]),
     (
         "keywords",
         {"words": ["red", "deep blue"], "at_least": 1},
@@ -73,26 +56,16 @@ CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
     ("keywords", {"words": ["C++"], "at_least": 1}, ["I like C++."], ["I like C."]),
     ("starts_with", {"text": "Dear all"}, ["Dear all,", "  dear ALL!"], ["Oh dear all", "Dear"]),
     ("ends_with", {"text": "Any questions?"}, ["Yes. Any questions?\n", "any questions?"], ["Any questions? No."]),
-    (
-        "paragraph_starts_with",
-        {"paragraph": 2, "text": "Then"},
-        ["a\n\nthen b", "a\n\nThen\n\nc"],
-        ["Then", "Then\n\na", ""],
-    ),
     ("one_of", {"texts": ["Yes", "No"]}, ["yes", " No\n"], ["Yes.", "maybe", ""]),
     ("uppercase", {}, ["A B 1!", "ÄÖ"], ["A b", "1", ""]),
     ("lowercase", {}, ["a b 1!", "straße"], ["A b", "1", ""]),
     ("no_commas", {}, ["a b", ""], ["a, b", "1,000", "好，"]),
-    ("quoted", {}, ['"a b"', " “a”\n", "«a»"], ['"a', 'a"', '""', '"', "'a'", '“a"']),
     (
         "json",
         {},
         ['{"a": [1]}', " [1]\n", '```json\n{"a": 1}\n```', "```\n[1]\n```"],
         ["{a: 1}", "", 'So: {"a": 1}', "```json\n{\n```", "[" * 100_000],
     ),
-    ("title", {}, ["<<A title>>\ntext", "x\n<<a>>"], ["<a>", "<<>>", "<< >>", "text <<a>>"]),
-    ("postscript", {}, ["a\nP.S. b", "a\n\np.s.: b"], ["a", "P.S.", "see P.S. b"]),
-    ("postscript", {"marker": "PS:"}, ["a\nPS: b"], ["a\nP.S. b"]),
 ]
 
 
@@ -125,14 +98,13 @@ def test_a_kind_means_what_it_says(
 def test_every_kind_has_cases_and_stands_in_the_guide() -> None:
     assert {name for name, *_ in CASES} == KINDS.keys()
     rows = dict(re.findall(r"^\| `(\w+)` \|([^|]*)\|", GUIDE.read_text(), re.MULTILINE))
-    for name, kind in KINDS.items():
-        own = set(kind.model_fields) - {"id", "at_least", "at_most"}
-        ranged = {"at_least"} & set(kind.model_fields)
-        assert set(re.findall(r"`(\w+)`", rows[name])) == own | ranged | ({"at_most"} if ranged else set()), name
+    assert {name: re.findall(r"`(\w+)`", rows[name]) for name in KINDS} == {
+        name: list(kind.takes) for name, kind in KINDS.items()
+    }
 
 
 def test_the_share_or_all_or_nothing() -> None:
-    asked = [{"id": "no_commas"}, {"id": "lowercase"}, {"id": "words", "at_least": 2}, {"id": "title"}]
+    asked = [{"id": "no_commas"}, {"id": "lowercase"}, {"id": "words", "at_least": 2}, {"id": "json"}]
     assert score("a b", *asked) == 0.75
     assert score("a b", *asked, all_or_nothing=True) == 0.0
     assert score("a b", *asked[:3], all_or_nothing=True) == 1.0

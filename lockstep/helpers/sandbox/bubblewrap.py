@@ -15,10 +15,10 @@ SYSTEM_FILES = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache")
 _DEVICES = ("/dev/null", "/dev/urandom")  # a shared map of /dev/zero would be memory that no limit counts
 _NOBODY = "65534"
 _INSTALL = "apt-get install bubblewrap libseccomp2 installs it on Debian and Ubuntu, dnf install bubblewrap on Fedora"
-_HINTS = {
-    "apparmor_restrict_unprivileged_userns": "sysctl kernel.apparmor_restrict_unprivileged_userns=0 allows it",
-    "unprivileged_userns_clone": "sysctl kernel.unprivileged_userns_clone=1 allows it",
-}
+_ALLOW = (
+    "sysctl kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu) or kernel.unprivileged_userns_clone=1 (Debian) may "
+    "allow it"
+)
 
 
 def is_root() -> bool:
@@ -73,9 +73,8 @@ def open_filter() -> int:
     Raises:
         OSError: libseccomp is not installed.
     """
-    content = build_filter()
     file = os.memfd_create("filter")
-    os.write(file, content)
+    os.write(file, build_filter())
     os.lseek(file, 0, os.SEEK_SET)
     return file
 
@@ -95,14 +94,4 @@ def find_obstacle() -> str | None:
         tried = subprocess.run(command, pass_fds=(file,), capture_output=True, text=True, check=False)
     if tried.returncode == 0:
         return None
-    hints = [hint for name, hint in _HINTS.items() if _restricts(name)]
-    return "; ".join([tried.stderr.strip() or f"bwrap ended with {tried.returncode}", *hints])
-
-
-def _restricts(name: str) -> bool:
-    """True if a setting of the system keeps users from namespaces."""
-    try:
-        value = Path(f"/proc/sys/kernel/{name}").read_text(encoding="utf-8").strip()
-    except OSError:
-        return False
-    return value == ("1" if "restrict" in name else "0")
+    return f"{tried.stderr.strip() or f'bwrap ended with {tried.returncode}'}; {_ALLOW}"

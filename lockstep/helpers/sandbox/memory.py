@@ -38,42 +38,37 @@ def _make_cgroup(limit: int) -> Path | None:
     for line in _read("/proc/self/cgroup").splitlines():
         _, controllers, own = line.split(":", 2)
         if controllers == "memory":  # version 1
-            parent = _CGROUPS / "memory" / own.lstrip("/")
+            folder = _CGROUPS / "memory" / own.lstrip("/") / name
             limits = {"memory.limit_in_bytes": limit, "memory.memsw.limit_in_bytes": limit}
-        elif not controllers:  # version 2, where one that has processes has no others in it
-            parent = _CGROUPS / os.path.dirname(own).lstrip("/")
+        else:  # version 2, where one that has processes has no others in it
+            folder = _CGROUPS / os.path.dirname(own).lstrip("/") / name
             limits = {"memory.max": limit, "memory.swap.max": 0, "memory.oom.group": 1}
-        else:
-            continue
-        if _set_limits(parent / name, limits):
-            return parent / name
+        if controllers in ("memory", "") and _set_limits(folder, limits):
+            return folder
     return None
 
 
 def _set_limits(folder: Path, limits: dict[str, int]) -> bool:
     """Makes a cgroup and sets its limits, of which the first must be known here; False if that is not possible."""
+    known: list[Path] = []
     try:
         folder.mkdir()
-    except OSError:
-        return False
-    known = [name for name in limits if (folder / name).exists()]
-    try:
-        for name in known:
-            (folder / name).write_text(str(limits[name]), encoding="utf-8")
+        known = [folder / name for name in limits if (folder / name).exists()]
+        for file in known:
+            file.write_text(str(limits[file.name]), encoding="utf-8")
     except OSError:
         known = []
-    if next(iter(limits)) in known:
+    if known and known[0].name == next(iter(limits)):
         return True
-    folder.rmdir()
+    _remove(folder)
     return False
 
 
 def _remove(folder: Path) -> None:
     deadline = time.monotonic() + _REMOVE_S
-    while time.monotonic() < deadline:
+    while folder.exists() and time.monotonic() < deadline:
         try:
             folder.rmdir()
-            return
         except OSError:  # the kernel still ends its processes
             time.sleep(0.001)
 

@@ -7,7 +7,6 @@ reference, whose meaning the two sides agree on.
 
 from __future__ import annotations
 
-import sys
 from _json import encode_basestring_ascii, make_encoder, make_scanner
 
 TYPE_CHECKING = False  # importing `typing` and `collections` would take as long as all else
@@ -18,8 +17,8 @@ if TYPE_CHECKING:
     Refer = Callable[[Any], list[Any]]
     Resolve = Callable[[list[Any]], Any]
 
-_LARGE = 1 << 64  # numbers from here on are written in base 16, which takes time in proportion to their length
-_SERIES = (list, tuple, set, frozenset)
+_SERIES = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+_WRITTEN = {"float": float, "complex": complex, "bytes": bytes.fromhex, "bytearray": bytearray.fromhex}
 _TABLES = ("OrderedDict", "defaultdict", "Counter")  # of `collections`
 
 
@@ -35,6 +34,10 @@ _SCAN = make_scanner(_Reading())  # pyright: ignore[reportArgumentType]
 _WRITE = make_encoder(None, repr, encode_basestring_ascii, None, ":", ",", False, False, True)
 
 
+class NoPlainValue(Exception):
+    """A value, or a message, from which no plain value can be built; the text says why."""
+
+
 def loads(line: bytes) -> Any:
     """Reads a line of JSON.
 
@@ -42,21 +45,18 @@ def loads(line: bytes) -> Any:
         NoPlainValue: It is none.
     """
     try:
-        value, end = _SCAN(line.decode(), 0)
+        text = line.decode().rstrip()
+        value, end = _SCAN(text, 0)
+        if end == len(text):
+            return value
     except (ValueError, StopIteration, RecursionError):
-        raise NoPlainValue("is no JSON") from None
-    if line[end:].strip():
-        raise NoPlainValue("is more than JSON")
-    return value
+        pass
+    raise NoPlainValue("is no JSON")
 
 
 def dumps(value: Any) -> bytes:
     """Writes a line of JSON."""
     return "".join(_WRITE(value, 0)).encode() + b"\n"
-
-
-class NoPlainValue(Exception):
-    """A value, or a message, from which no plain value can be built; the text says why."""
 
 
 def encode(value: Any, refer: Refer) -> Any:
@@ -77,17 +77,13 @@ def encode(value: Any, refer: Refer) -> Any:
 
 def _encode(value: Any, refer: Refer) -> Any:
     kind = type(value)
-    if value is None or kind is bool or kind is str:
+    if value is None or kind in (bool, int, str):
         return value
-    if kind is int:
-        return value if -_LARGE < value < _LARGE else ["int", hex(value)]
-    if kind is float:
-        return ["float", value.hex()]
-    if kind is complex:
-        return ["complex", [value.real.hex(), value.imag.hex()]]
+    if kind in (float, complex):
+        return [kind.__name__, repr(value)]
     if kind in (bytes, bytearray):
         return [kind.__name__, value.hex()]
-    if kind in _SERIES:
+    if kind in _SERIES.values():
         return [kind.__name__, [_encode(item, refer) for item in value]]
     if kind is dict or (kind.__module__ == "collections" and kind.__name__ in _TABLES):
         return ["dict", [[_encode(key, refer), _encode(held, refer)] for key, held in value.items()]]
@@ -106,44 +102,24 @@ def decode(item: Any, resolve: Resolve) -> Any:
     """
     try:
         return _decode(item, resolve)
-    except (TypeError, ValueError, KeyError, IndexError, OverflowError, RecursionError) as error:
+    except (TypeError, ValueError, IndexError, OverflowError, RecursionError) as error:
         raise NoPlainValue(f"cannot be read ({type(error).__name__})") from None
 
 
 def _decode(item: Any, resolve: Resolve) -> Any:
-    if item is None or type(item) in (bool, int, str):
-        return item
-    if type(item) is not list:
-        raise NoPlainValue("is no plain value")
-    if item[0] not in _READERS:
-        return resolve(item)
-    kind, content = item
-    return _READERS[kind](content, resolve)
-
-
-def _decode_series(kind: type) -> Callable[[Any, Resolve], Any]:
-    return lambda content, resolve: kind([_decode(item, resolve) for item in _list(content)])
-
-
-def _decode_table(content: Any, resolve: Resolve) -> dict[Any, Any]:
-    return {_decode(key, resolve): _decode(held, resolve) for key, held in _list(content)}
-
-
-def _list(content: Any) -> list[Any]:
-    if type(content) is not list:
-        raise NoPlainValue("is no list")
-    return content
-
-
-_READERS: dict[str, Callable[[Any, Resolve], Any]] = {
-    "int": lambda content, resolve: int(content, 16),
-    "float": lambda content, resolve: float.fromhex(content),
-    "complex": lambda content, resolve: complex(*map(float.fromhex, content)),
-    "bytes": lambda content, resolve: bytes.fromhex(content),
-    "bytearray": lambda content, resolve: bytearray.fromhex(content),
-    "dict": _decode_table,
-    **{kind.__name__: _decode_series(kind) for kind in _SERIES},
-}
+    match item:
+        case None | bool() | int() | str():
+            return item
+        case ["float" | "complex" | "bytes" | "bytearray" as kind, str(text)]:
+            return _WRITTEN[kind](text)
+        case ["list" | "tuple" | "set" | "frozenset" as kind, list(items)]:
+            return _SERIES[kind]([_decode(one, resolve) for one in items])
+        case ["dict", list(pairs)]:
+            return {_decode(key, resolve): _decode(held, resolve) for key, held in pairs}
+        case list():
+            return resolve(item)
+        case _:
+            raise NoPlainValue("is no plain value")
 
 
 def base_of(value: Any) -> Any:
@@ -152,13 +128,7 @@ def base_of(value: Any) -> Any:
     Raises:
         NoPlainValue: There is none.
     """
-    for kind in (bool, int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset, dict):
+    for kind in (int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset, dict):
         if issubclass(type(value), kind):
-            copy = {bool: bool, int: int.__int__, float: float.__float__, str: str.__str__}.get(kind, kind)
-            return copy(value)
+            return str.__str__(value) if kind is str else kind(value)
     raise NoPlainValue(f"is a {type(value).__name__}, which has no plain value")
-
-
-def allow_large_numbers() -> None:
-    """Lets numbers of any length be written in base 10, as far as the limit on CPU time goes."""
-    sys.set_int_max_str_digits(0)

@@ -11,21 +11,12 @@ import os
 import sys
 from _operator import call, getitem, setitem  # `operator` takes longer
 
-from lockstep.helpers.sandbox.plain_values import (
-    NoPlainValue,
-    allow_large_numbers,
-    base_of,
-    decode,
-    dumps,
-    encode,
-    loads,
-)
+from lockstep.helpers.sandbox.plain_values import NoPlainValue, base_of, decode, dumps, encode, loads
 
 TYPE_CHECKING = False  # importing `typing` takes long
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-_MUTABLE = (list, dict, set, bytearray)
 _COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__", "__class__")
 
 
@@ -40,7 +31,7 @@ def run_program(file: int) -> None:
 def serve(file: int) -> NoReturn:
     """Imports the program in a file as the module `solution`, and answers over its input and its output, two pipes."""
     builtins.exit = builtins.quit = sys.exit
-    allow_large_numbers()
+    sys.set_int_max_str_digits(0)  # the limit on CPU time is enough
     questions, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):
@@ -86,23 +77,22 @@ class _Program:
         while line := self._questions.readline():
             self._answer(*loads(line))
 
-    def _import(self, file: int) -> dict[str, Any]:
+    def _import(self, file: int) -> list[Any]:
         sys.modules["solution"] = self._module
         before = dict(vars(builtins))
         try:
             exec(_compile(file), vars(self._module))
         except BaseException as error:
-            return {"failed": type(error).__name__}
+            return ["failed", type(error).__name__]
         replaced = [name for name, value in before.items() if vars(builtins).get(name) is not value]
-        return {"defined": [name for name in vars(self._module) if type(name) is str], "replaced": replaced}
+        return ["defined", [name for name in vars(self._module) if type(name) is str], replaced]
 
-    def _answer(self, number: int, verb: str, given: list[Any], named: dict[str, Any]) -> None:
-        arguments = [decode(item, self._resolve) for item in given]
-        options = {name: decode(item, self._resolve) for name, item in named.items()}
+    def _answer(self, verb: str, given: Any) -> None:
+        arguments, named = decode(given, self._resolve)
         try:
-            value = self._verbs[verb](*arguments, **options)
-            changed = self._list_changes({**dict(enumerate(given)), **named}, {**dict(enumerate(arguments)), **options})
-            answer = ["result", encode(value, self._refer), changed]
+            value = self._verbs[verb](*arguments, **named)
+            changed = self._encode((arguments, named))
+            answer = ["result", self._encode(value), None if changed == given else changed]
         except NoPlainValue as error:
             answer = ["unreadable", str(error)]
         except StopIteration:
@@ -111,12 +101,10 @@ class _Program:
             answer = ["raised", [kind.__name__ for kind in type(error).__mro__], _text(error)]
         except BaseException as error:
             answer = ["left", type(error).__name__]
-        self._say([number, *answer])
+        self._say(answer)
 
-    def _list_changes(self, before: dict[Any, Any], after: dict[Any, Any]) -> list[list[Any]]:
-        """New contents of arguments that were changed in place, by their places or names."""
-        mutable = {place: encode(value, self._refer) for place, value in after.items() if type(value) in _MUTABLE}
-        return [[place, content] for place, content in mutable.items() if content != before[place]]
+    def _encode(self, value: Any) -> Any:
+        return encode(value, self._refer)
 
     def _refer(self, value: Any) -> list[Any]:
         if id(value) in self._functions:
@@ -142,15 +130,15 @@ class _Program:
 
     def _call_back(self, number: int, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Calls a function of the test's, which may ask something in between."""
-        given = [encode(value, self._refer) for value in arguments]
-        self._say(["callback", number, given, {name: encode(value, self._refer) for name, value in named.items()}])
+        self._say(["callback", number, self._encode((arguments, named))])
         while line := self._questions.readline():
-            asked = loads(line)
-            if asked[0] == "returned":
-                return decode(asked[1], self._resolve)
-            if asked[0] == "raised":
-                raise vars(builtins).get(asked[1], RuntimeError)(asked[2])
-            self._answer(*asked)
+            verb, *given = loads(line)
+            if verb == "returned":
+                return decode(*given, self._resolve)
+            if verb == "raised":
+                kind, text = given
+                raise vars(builtins).get(kind, RuntimeError)(text)
+            self._answer(verb, *given)
         os._exit(3)
 
     def _say(self, content: Any) -> None:

@@ -11,7 +11,7 @@ import builtins
 import os
 import sys
 
-from lockstep.helpers.sandbox.plain_values import NoPlainValue, allow_large_numbers, decode, dumps, encode, loads
+from lockstep.helpers.sandbox.plain_values import NoPlainValue, decode, dumps, encode, loads
 
 ENDED = "the program ended before the test"
 
@@ -38,7 +38,7 @@ def run_test(file: int) -> NoReturn:
     for descriptor in range(3):
         os.dup2(nothing, descriptor)
     builtins.exit = builtins.quit = sys.exit
-    allow_large_numbers()
+    sys.set_int_max_str_digits(0)  # the limit on CPU time is enough
     given = loads(os.pread(file, os.fstat(file).st_size, 0))
     side = _Side(os.fdopen(answers, "rb"), os.fdopen(questions, "wb"))
     why = side.run(given["test"], given["uses"])
@@ -58,7 +58,6 @@ class _Side:
 
     def __init__(self, answers: Any, questions: Any) -> None:
         self._answers, self._questions = answers, questions
-        self._number = 0
         self._things: dict[int, Thing] = {}
         self._functions: list[Any] = []
         self._failure: str | None = None
@@ -76,39 +75,36 @@ class _Side:
 
     def _begin(self) -> list[str]:
         """Returns the names that the program defines."""
-        began = self._read()
-        if type(began) is not dict or not began.keys() <= {"defined", "replaced", "failed"}:
-            raise self.tampering("said something else than what it defines")
-        if "failed" in began:
-            raise self.fail(f"the program ended with {began['failed']}")
-        for name in began["replaced"]:
-            self.signs.append(f"replaced Python's {name}")
-        return began["defined"]
+        match self._read():
+            case ["failed", str(kind)]:
+                raise self.fail(f"the program ended with {kind}")
+            case ["defined", list(names), list(replaced)]:
+                self.signs += [f"replaced Python's {name}" for name in replaced]
+                return names
+            case _:
+                raise self.tampering("said something else than what it defines")
 
     def ask(self, verb: str, *arguments: Any, **named: Any) -> Any:
         """Asks the program to do something with what it has; returns a plain value, or a `Thing`."""
         if self._failure is not None:
             raise Failed(self._failure)
-        self._number += 1
-        given = [encode(value, self._refer) for value in arguments]
-        options = {name: encode(value, self._refer) for name, value in named.items()}
-        number = self._number
-        self._say([number, verb, given, options])
+        self._say([verb, encode((arguments, named), self._refer)])
         while True:
             match self._read():
-                case ["callback", int(function), list(items), dict(more)] if 0 <= function < len(self._functions):
-                    self._call(self._functions[function], items, more)
-                case [int(answered), "result", item, list(changed)] if answered == number:
-                    for place, content in changed:
-                        _replace(named[place] if isinstance(place, str) else arguments[place], self._decode(content))
+                case ["callback", int(function), call] if 0 <= function < len(self._functions):
+                    self._call(self._functions[function], *self._decode_call(call))
+                case ["result", item, None]:
                     return self._decode(item)
-                case [int(answered), "ended"] if answered == number and verb == "next":
+                case ["result", item, changed]:
+                    _replace_all(arguments, named, *self._decode_call(changed))
+                    return self._decode(item)
+                case ["ended"] if verb == "next":
                     raise StopIteration
-                case [int(answered), "raised", list(kinds), str(text)] if answered == number:
+                case ["raised", list(kinds), str(text)]:
                     raise _error(kinds, text)
-                case [int(answered), "unreadable", str(why)] if answered == number:
+                case ["unreadable", str(why)]:
                     raise self.fail(f"what the program has {why}")
-                case [int(answered), "left", str(how)] if answered == number:
+                case ["left", str(how)]:
                     raise self.tampering(f"raised {how}")
                 case _:
                     raise self.tampering("said something that was not asked")
@@ -123,15 +119,20 @@ class _Side:
         self.signs.append(sign)
         return self.fail(f"the program {sign}")
 
-    def _call(self, function: Any, items: list[Any], named: dict[str, Any]) -> None:
+    def _call(self, function: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Calls a function of the test's for the program."""
-        arguments = [self._decode(item) for item in items]
-        options = {name: self._decode(item) for name, item in named.items()}
         try:
-            said = ["returned", encode(function(*arguments, **options), self._refer)]
+            said = ["returned", encode(function(*arguments, **named), self._refer)]
         except Exception as error:
             said = ["raised", type(error).__name__, str(error)]
         self._say(said)
+
+    def _decode_call(self, item: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        match self._decode(item):
+            case (tuple(arguments), dict(named)):
+                return arguments, named
+            case _:
+                raise self.tampering("sent what is no call")
 
     def _decode(self, item: Any) -> Any:
         try:
@@ -141,7 +142,7 @@ class _Side:
 
     def _refer(self, value: Any) -> list[Any]:
         if isinstance(value, Thing):
-            return ["thing", _number_of(value)]
+            return ["thing", hash(value)]
         if not callable(value):
             raise self.fail(f"the test hands over a {type(value).__name__}, which is no plain value")
         self._functions.append(value)
@@ -180,11 +181,13 @@ class Thing:
     things. It is compared by the plain value that it is derived from, and where there is none the test has failed.
     """
 
-    __slots__ = ("__kind", "__number", "__own", "__side")
+    __side: _Side
+    __number: int
+    __kind: str
+    __own: list[str]
 
     def __init__(self, side: _Side, number: int, kind: str, own: list[str]) -> None:
-        for name, value in {"side": side, "number": number, "kind": kind, "own": own}.items():
-            object.__setattr__(self, f"_Thing__{name}", value)
+        vars(self).update(_Thing__side=side, _Thing__number=number, _Thing__kind=kind, _Thing__own=own)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # Python itself asks for these, and they decide what others mean
@@ -195,7 +198,8 @@ class Thing:
         self.__side.ask("set", self, name, value)
 
     def __hash__(self) -> int:
-        return _number_of(self)
+        """The number by which both sides refer to it."""
+        return self.__number
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -211,17 +215,13 @@ def _define(method: str, verb: str) -> None:
     """Defines a method of things that asks the program."""
 
     def ask(self: Thing, *arguments: Any, **named: Any) -> Any:
-        return object.__getattribute__(self, "_Thing__side").ask(verb, self, *arguments, **named)
+        return vars(self)["_Thing__side"].ask(verb, self, *arguments, **named)
 
     setattr(Thing, method, ask)
 
 
 for _verb in ("call", "getitem", "setitem", "iter", "next", "len", "str", "repr", "bool"):
     _define(f"__{_verb}__", _verb)
-
-
-def _number_of(thing: Thing) -> int:
-    return object.__getattribute__(thing, "_Thing__number")
 
 
 class _TestNames(dict):
@@ -270,12 +270,14 @@ def _error(kinds: list[Any], text: str) -> Exception:
         return found.__new__(found)
 
 
-def _replace(value: Any, content: Any) -> None:
-    """Gives a list, dict, set or bytearray of the test's new content, as the program changed it."""
-    if type(value) is not type(content):
-        raise TypeError("the program changed what is no list, dict or set")
-    if isinstance(value, list | bytearray):
-        value[:] = content
-    else:
-        value.clear()
-        value.update(content)
+def _replace_all(
+    arguments: tuple[Any, ...], named: dict[str, Any], changed: tuple[Any, ...], changed_named: dict[str, Any]
+) -> None:
+    """Gives lists, dicts, sets and bytearrays of the test's new contents, as the program changed them."""
+    changes = [*zip(arguments, changed, strict=True), *((named[name], new) for name, new in changed_named.items())]
+    for value, content in changes:
+        if isinstance(value, list | bytearray):
+            value[:] = content
+        elif isinstance(value, dict | set):
+            value.clear()
+            value.update(content)
