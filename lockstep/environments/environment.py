@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import weakref
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -129,69 +128,74 @@ class _Episodes:
                 ) from None
         tools = _open_tools(first, name, tool_format)
         self._declared = _read_attributes(first, name)
-        self._together = inspect.iscoroutinefunction(first.step) or (tools is not None and tools.waits)
+        waits = inspect.iscoroutinefunction(first.step) or (tools is not None and tools.waits)
         if tools is None or tool_format is None:
             self._schemas, self._make = [], lambda opened: make()
         else:
             parse = partial(parse_calls, tool_format=tool_format)
             self._schemas = tools.schemas
-            self._make = lambda opened: _WithTools(make(), tools, partial(parse, opened=opened))
+            self._make = lambda opened: _WithTools(make(), tools, partial(parse, opened=opened), waits)
         self._live: dict[int, Any] = {}
-        self._loop = asyncio.new_event_loop()
-        weakref.finalize(self, self._loop.close)
+        self._loop = asyncio.new_event_loop() if waits else None
 
     def __call__(self, question: list[dict[str, Any]] | str, /) -> Iterator[Any]:
         if isinstance(question, str):
             yield {"schemas": self._schemas, **self._declared}
             return
         before, self._live = self._live, {}
-        if self._together:
+        if self._loop is not None:
             yield TOGETHER
-            yield from self._await_all(question, before)
+            yield from self._await_all(question, before, self._loop)
             return
         for move in question:
-            replies = self._move(move, _find_live(move, before))
             try:
-                while True:
-                    yield self._loop.run_until_complete(anext(replies))
-            except StopAsyncIteration:
-                pass
+                yield from self._move(move, _find_live(move, before))
+            except Exception as error:  # any error of the user's code
+                yield {"wrong": _what(error)}
 
-    async def _move(self, move: dict[str, Any], known: Any) -> AsyncIterator[Any]:
+    def _move(self, move: dict[str, Any], known: Environment | None) -> Iterator[Any]:
         """Yields the answer to the newest response; an episode that is new to this process is first replayed."""
-        limit_s = move["timeout_s"]
-        try:
-            environment = self._make(move.get("opened", "")) if known is None else known
-            if known is None:
-                await _finish(environment.reset(move["row"], move["seed"]), limit_s)
+        environment: Environment = self._make(move.get("opened", "")) if known is None else known
+        if known is None:
+            environment.reset(move["row"], move["seed"])
+            yield CALLED
+            for response, observation in zip(move["said"], move["heard"], strict=False):  # all but the newest
+                _require_same(environment.step(response), observation)
                 yield CALLED
-                for response, observation in zip(move["said"], move["heard"], strict=False):  # all but the newest
-                    _require_same(await _finish(environment.step(response), limit_s), observation)
-                    yield CALLED
-            answer = _read(await _finish(environment.step(move["said"][-1]), limit_s))
-        except Exception as error:  # any error of the user's code
-            yield {"wrong": _what(error)}
-            return
+        answer = _read(environment.step(move["said"][-1]))
         if not answer["done"]:
             self._live[move["episode"]] = environment
         yield answer
 
-    def _await_all(self, question: Sequence[dict[str, Any]], before: dict[int, Any]) -> Iterator[Any]:
+    def _await_all(
+        self, question: Sequence[dict[str, Any]], before: dict[int, Any], loop: asyncio.AbstractEventLoop
+    ) -> Iterator[Any]:
         """Yields the answers to moves in their order, while all of them are awaited concurrently."""
-
-        async def answer(move: dict[str, Any]) -> Any:
-            return [reply async for reply in self._move(move, _find_live(move, before))][-1]
-
-        tasks = [self._loop.create_task(answer(move)) for move in question]
+        tasks = [loop.create_task(self._move_async(move, _find_live(move, before))) for move in question]
         for move, task in zip(question, tasks, strict=True):
             while not task.done():
-                self._loop.run_until_complete(asyncio.wait({task}, timeout=move["timeout_s"] / 2))
+                loop.run_until_complete(asyncio.wait({task}, timeout=move["timeout_s"] / 2))
                 if not task.done():
                     yield CALLED
             try:
                 yield task.result()
             except asyncio.CancelledError:
                 yield {"wrong": "was cancelled by its own code"}
+            except Exception as error:  # any error of the user's code
+                yield {"wrong": _what(error)}
+
+    async def _move_async(self, move: dict[str, Any], known: Any) -> dict[str, Any]:
+        """Does what `_move` does, with awaited calls, each under its time limit."""
+        environment = self._make(move.get("opened", "")) if known is None else known
+        limit_s = move["timeout_s"]
+        if known is None:
+            await _finish(environment.reset(move["row"], move["seed"]), limit_s)
+            for response, observation in zip(move["said"], move["heard"], strict=False):  # all but the newest
+                _require_same(await _finish(environment.step(response), limit_s), observation)
+        answer = _read(await _finish(environment.step(move["said"][-1]), limit_s))
+        if not answer["done"]:
+            self._live[move["episode"]] = environment
+        return answer
 
 
 def _find_live(move: dict[str, Any], live: dict[int, Any]) -> Any:
@@ -247,34 +251,45 @@ _Parse = Callable[[str], list[ToolCall | Malformed]]
 class _WithTools:
     """An environment whose tools answer the calls in a response; it answers other responses itself."""
 
-    def __init__(self, own: Any, tools: Tools, parse: _Parse) -> None:
-        self._own, self._tools, self._parse = own, tools, parse
+    def __init__(self, own: Any, tools: Tools, parse: _Parse, waits: bool) -> None:
+        self._own, self._tools, self._parse, self._waits = own, tools, parse, waits
 
     def reset(self, row: dict[str, Any], seed: int) -> Any:
         """See `Environment`."""
         return self._own.reset(row, seed)
 
-    async def step(self, response: str) -> Any:
-        """See `Environment`; the answer of tools is a `ToolTurn`: only when all are done, the first error is raised."""
+    def step(self, response: str) -> Any:
+        """See `Environment`; the answer of tools is a `ToolTurn`."""
         calls = self._parse(response)
         if not calls:
-            answer = self._own.step(response)
-            return await answer if inspect.isawaitable(answer) else answer
+            return self._own.step(response)
         checked = [self._tools.check(call) if isinstance(call, ToolCall) else call for call in calls]
         functions = {name: function for name, (_, function) in name_functions(self._own.tools()).items()}
-        results = await asyncio.gather(*(_call(call, functions) for call in checked), return_exceptions=True)
+        if self._waits:
+            return self._step_async(checked, functions)
+        return _tool_turn(checked, [_call(call, functions) for call in checked])
+
+    async def _step_async(self, calls: Sequence[ToolCall | Malformed], functions: dict[str, Function]) -> ToolTurn:
+        """Awaits all calls concurrently; only when all are done, the first error is raised."""
+
+        async def answer(call: ToolCall | Malformed) -> Any:
+            result = _call(call, functions)
+            return await result if inspect.isawaitable(result) else result
+
+        results = await asyncio.gather(*map(answer, calls), return_exceptions=True)
         for error in (result for result in results if isinstance(result, BaseException)):
             raise error
-        contents = [_write(call, result) for call, result in zip(checked, results, strict=True)]
-        malformed = sum(isinstance(call, Malformed) for call in checked)
-        return ToolTurn(tool_messages(list(zip(checked, contents, strict=True))), malformed)
+        return _tool_turn(calls, results)
 
 
-async def _call(call: ToolCall | Malformed, functions: dict[str, Function]) -> Any:
-    if isinstance(call, Malformed):
-        return f"Error: {call.why}"
-    result = functions[call.name](**call.arguments)
-    return await result if inspect.isawaitable(result) else result
+def _call(call: ToolCall | Malformed, functions: dict[str, Function]) -> Any:
+    return f"Error: {call.why}" if isinstance(call, Malformed) else functions[call.name](**call.arguments)
+
+
+def _tool_turn(calls: Sequence[ToolCall | Malformed], results: Sequence[Any]) -> ToolTurn:
+    contents = [_write(call, result) for call, result in zip(calls, results, strict=True)]
+    malformed = sum(isinstance(call, Malformed) for call in calls)
+    return ToolTurn(tool_messages(list(zip(calls, contents, strict=True))), malformed)
 
 
 def _write(call: ToolCall | Malformed, result: Any) -> str:

@@ -27,8 +27,7 @@ HARNESS = "lockstep_chat"
 _CONNECTING = 64
 """Maximum of connections that are opened at the same time: the backlog of verifiers' server holds 128."""
 _FILES = 8192
-_FILES_OF_AN_EPISODE, _OTHER_FILES = 2, 128
-"""Open files: an episode has the two ends of a connection, both in this process."""
+"""Open files of this process, if its limit allows: an episode has the two ends of a connection, both in it."""
 
 
 class VerifiersEpisode:
@@ -99,22 +98,13 @@ class _Served:
     ) -> None:
         self._env, self._serving, self._tasks, self._context = env, serving, tasks, context
         self._calls: dict[str, _Calls] = {}
-        self._most = _most_episodes()
 
     def begin(self, index: int, calls: _Calls) -> asyncio.Task[Any]:
-        if len(_UNDER_WAY) >= self._most:
-            raise RuntimeError(
-                f"has {self._most} episodes under way in one process, and no open files for another (ulimit -n); raise "
-                "environment.max_concurrency, the number of processes"
-            )
-
         def note(trace: Any) -> None:
             self._calls[trace.id] = calls
             episode.add_done_callback(lambda done: self._calls.pop(trace.id))
 
         episode = asyncio.ensure_future(self._env.run_episode(self._tasks[index], self._context, on_trace=note))
-        _UNDER_WAY.add(episode)
-        episode.add_done_callback(_UNDER_WAY.discard)
         return episode
 
     async def answer(self, trace: str, messages: Sequence[dict[str, Any]]) -> str:
@@ -124,18 +114,13 @@ class _Served:
         return await own.responses.get()
 
 
-def _most_episodes() -> int:
-    """Raises this process's limit on open files, if allowed; returns the number of episodes that it suffices for."""
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    soft, hard = (sys.maxsize if limit == resource.RLIM_INFINITY else limit for limit in limits)
-    files = max(soft, min(hard, _FILES))
-    if files > soft:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (files, limits[1]))
-    return max(0, (files - _OTHER_FILES) // _FILES_OF_AN_EPISODE)
+def _raise_file_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < _FILES:
+        files = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
 
 
-_UNDER_WAY: set[asyncio.Task[Any]] = set()
-"""Episodes of all tasksets of this process, which share its open files."""
 _SERVED: dict[str, asyncio.Future[_Served]] = {}
 
 
@@ -156,6 +141,7 @@ async def _open(taskset: str) -> _Served:
     require_verifiers()
     from verifiers.v1 import EvalClientConfig, ModelContext  # pyright: ignore[reportMissingImports]
 
+    _raise_file_limit()
     _offer_harness()
     tasks, env = open_tasks(taskset), _open_environment(taskset)
     config = EvalClientConfig(base_url="http://policy.invalid/v1", api_key_var="LOCKSTEP_NO_KEY")

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from lockstep.config.user_code import is_in_program
-from lockstep.data.notes import note
 from lockstep.errors import InputError
 from lockstep.helpers.confined import ConfinedChild
 from lockstep.helpers.process import Answers, Child, ChildError
@@ -28,7 +27,7 @@ class InProcess(Child):
     def __reduce__(self) -> tuple[type[InProcess], tuple[str, ...]]:
         return InProcess, (self._module, *self._arguments)
 
-    def start(self, slow: Callable[[float], None] = lambda limit_s: None) -> None:
+    def start(self) -> None:
         if self._answers is None:
             try:
                 self._answers = importlib.import_module(self._module).answers(*self._arguments)
@@ -42,11 +41,6 @@ class InProcess(Child):
         with self._lock:
             replies = self._answers(json.loads(json.dumps(question)))
             yield lambda timeout_s: json.loads(json.dumps(next(replies)))
-
-
-def say_slow(what: str, limit_s: float) -> None:
-    """Says that the import of the user's code takes long, and when it is ended."""
-    note(f"importing {what} takes long; it is ended after {limit_s:g} s")
 
 
 def build_child(module: str, reference: str, *options: str, confined: bool = False) -> Child:

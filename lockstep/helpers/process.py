@@ -32,7 +32,6 @@ from lockstep.printable import make_printable
 from lockstep.process_defaults import spare_modules
 
 _START_S = 120.0  # importing what a user's module imports may take long on a busy disk
-_SILENCE_S = 10.0  # of a start, before a word is said
 _LOST = 75  # exit status of a child whose connection is gone
 _PRINTED = 20_000  # characters at once that are shown
 _GRACE_S = 0.5  # for a child to leave by itself when there are no more questions
@@ -80,18 +79,15 @@ class Child:
     def __reduce__(self) -> tuple[type[Child], tuple[str, ...]]:
         return type(self), (self._module, *self._arguments)
 
-    def start(self, slow: Callable[[float], None] = lambda limit_s: None) -> None:
+    def start(self) -> None:
         """Starts the process, if it does not run, and waits until it is ready.
-
-        Args:
-            slow: Is called with the limit in seconds where it takes more than a few.
 
         Raises:
             ChildError: If its module or `answers` raised.
             ChildDied, ChildHangs: If that ended the process, or took two minutes.
         """
         with self._lock:
-            self._start(slow)
+            self._start()
 
     @contextmanager
     def ask_streaming(self, question: Any) -> Iterator[Callable[[float], Any]]:
@@ -129,26 +125,22 @@ class Child:
             if self._running is not None:
                 self._running.end()
 
-    def _start(self, slow: Callable[[float], None] = lambda limit_s: None) -> _Running:
+    def _start(self) -> _Running:
         if self._running is None or not self._running.usable():
-            self._running = self._begin(slow)
+            self._running = self._begin()
             weakref.finalize(self, self._running.end)
         if self._killed:
             self._running.end(at_once=True)
             raise ChildDied("killed on purpose")
         return self._running
 
-    def _begin(self, slow: Callable[[float], None]) -> _Running:
+    def _begin(self) -> _Running:
         """Starts the process, and waits until it is ready."""
         ours, theirs = socket.socketpair()
         with theirs:
             running = _Running(self._popen(theirs.fileno()), ours, os.getpid())
         try:
-            try:
-                running.reply(_SILENCE_S)
-            except ChildHangs:
-                slow(_START_S)
-                running.reply(_START_S - _SILENCE_S)
+            running.reply(_START_S)
         except BaseException:
             running.end(at_once=True)
             raise

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from lockstep.data.thoughts import drop_thought
 from lockstep.judge.asking import Answering, Conversation
-from lockstep.judge.judge import Case, Judge, JudgeSettings
+from lockstep.judge.judge import Case, Judge
 from lockstep.judge.options import AskedSection, ComparisonSection, JudgeSection, MetaJudgeSection
 from lockstep.judge.templates import (
     ADDITIVE,
@@ -28,8 +28,8 @@ def score_judge(section: JudgeSection, answering: Answering, seed: int, key: str
         ValueError: The template has other fields than it must have.
     """
     template = Template(ADDITIVE if section.template is None else section.template, SCORE_FIELDS, f"{key}.template")
-    settings = settings_of(section, section.num_evals_to_average)
-    return Judge(answering, template, score_parser(section), ("response",), settings, seed, "judge", key)
+    parser, draws = score_parser(section), section.num_evals_to_average
+    return Judge(answering, template, parser, ("response",), section, draws, seed, "judge", key)
 
 
 def score_parser(section: JudgeSection) -> ScoreParser:
@@ -45,7 +45,7 @@ def pair_judge(comparison: ComparisonSection, asked: AskedSection, answering: An
     """
     text = PAIRWISE if comparison.template is None else comparison.template
     template, parser = Template(text, PAIR_FIELDS, "pairs.template"), WinnerParser(comparison.winner_pattern)
-    return Judge(answering, template, parser, PAIR_FIELDS[1:], settings_of(asked, 1), seed, "pairs", "judge")
+    return Judge(answering, template, parser, PAIR_FIELDS[1:], asked, 1, seed, "pairs", "judge")
 
 
 def meta_judge(section: MetaJudgeSection, answering: Answering, seed: int) -> Judge[Winner]:
@@ -57,18 +57,7 @@ def meta_judge(section: MetaJudgeSection, answering: Answering, seed: int) -> Ju
     text = META if section.template is None else section.template
     template, parser = Template(text, META_FIELDS, "meta_judge.template"), WinnerParser(section.winner_pattern)
     name = "meta_judge"
-    return Judge(answering, template, parser, ("response",), settings_of(section, 1), seed, name, name)
-
-
-def settings_of(section: AskedSection, draws: int) -> JudgeSettings:
-    """Settings of a judge from a recipe's section."""
-    return JudgeSettings(
-        draws,
-        section.system_prompt,
-        section.truncates_responses,
-        section.reads_unfinished,
-        section.max_no_verdict_rate,
-    )
+    return Judge(answering, template, parser, ("response",), section, 1, seed, name, name)
 
 
 def response_case(conversation: Conversation, response: str, key: tuple[int | str, ...], prompt: str = "") -> Case:

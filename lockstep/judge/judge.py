@@ -16,6 +16,7 @@ from typing import Generic
 from lockstep import keyed
 from lockstep.errors import InputError
 from lockstep.judge.asking import Answer, Answering, Conversation
+from lockstep.judge.options import AskedSection
 from lockstep.judge.templates import Template, as_text
 from lockstep.judge.verdicts import CAUSES, UNANSWERED, Cause, Parser, V, Verdict
 from lockstep.metrics import Mean, Metrics, Sum
@@ -93,25 +94,6 @@ def disagreement(judged: Judged[float]) -> float | None:
 
 
 @dataclass(frozen=True)
-class JudgeSettings:
-    """Settings of a judge's questions and replies.
-
-    Attributes:
-        draws: Number of judgements of each case.
-        system_prompt: System message; None: none.
-        shortens: True to shorten a question that is too long; else it is not asked.
-        reads_unfinished: True to read a reply that was cut off.
-        max_no_verdict_rate: Greatest share of judgements without a verdict.
-    """
-
-    draws: int
-    system_prompt: str | None
-    shortens: bool
-    reads_unfinished: bool
-    max_no_verdict_rate: float
-
-
-@dataclass(frozen=True)
 class Judge(Generic[V]):
     """A judge of cases.
 
@@ -120,7 +102,8 @@ class Judge(Generic[V]):
         template: Template of the question.
         parser: Parser of replies.
         judged_fields: The fields that are shortened if a question is too long, all to one length.
-        settings: Settings of questions and replies.
+        options: Options of questions and replies.
+        draws: Number of judgements of each case.
         seed: Seed of the random numbers.
         role: Separates the random numbers of one kind of judge from those of another.
         section: Section of the recipe with its limits, for messages.
@@ -130,7 +113,8 @@ class Judge(Generic[V]):
     template: Template
     parser: Parser[V]
     judged_fields: tuple[str, ...]
-    settings: JudgeSettings
+    options: AskedSection
+    draws: int
     seed: int
     role: str
     section: str
@@ -146,11 +130,11 @@ class Judge(Generic[V]):
             (question, keyed.key(self.seed, self.role, *case.key, draw))
             for case, (question, _) in zip(cases, questions, strict=True)
             if question is not None
-            for draw in range(self.settings.draws)
+            for draw in range(self.draws)
         ]
         answers = iter(self.answering.answers([question for question, _ in asked], [key for _, key in asked]))
         judged = [
-            Judged(tuple(self._judgement(question, answers) for _ in range(self.settings.draws)), shortened)
+            Judged(tuple(self._judgement(question, answers) for _ in range(self.draws)), shortened)
             for question, shortened in questions
         ]
         self._require_verdicts(judged)
@@ -159,7 +143,7 @@ class Judge(Generic[V]):
     def fits(self, cases: Sequence[Case]) -> bool:
         """True if no question is too long, or too long ones are shortened."""
         whole = [self._conversation(self._fields(case)) for case in cases]
-        return self.settings.shortens or not any(self.answering.excesses(whole))
+        return self.options.truncates_responses or not any(self.answering.excesses(whole))
 
     def _questions(self, cases: Sequence[Case]) -> list[tuple[Conversation | None, bool]]:
         """Builds the question about each case, None if it is too long; and True if it was shortened."""
@@ -176,13 +160,13 @@ class Judge(Generic[V]):
         return {name: self.answering.escape(text) for name, text in texts.items()}
 
     def _conversation(self, texts: Mapping[str, str]) -> Conversation:
-        prompt = self.settings.system_prompt
+        prompt = self.options.system_prompt
         system = () if prompt is None else ({"role": "system", "content": prompt},)
         return (*system, {"role": "user", "content": self.template.fill(texts)})
 
     def _shorten(self, texts: Mapping[str, str]) -> tuple[Conversation | None, bool]:
         """Builds the question with as much of the judged texts as fits."""
-        if not self.settings.shortens:
+        if not self.options.truncates_responses:
             return None, False
         longest = max(len(texts[name]) for name in self.judged_fields)
         fitting = bisect_left(range(longest), True, key=lambda length: self._too_long(texts, length + 1))
@@ -204,13 +188,13 @@ class Judge(Generic[V]):
         answer = next(answers)
         if answer is None:
             return Judgement(Verdict(None, "unreachable"))
-        if not (answer.finished or self.settings.reads_unfinished):
+        if not (answer.finished or self.options.reads_unfinished):
             return Judgement(Verdict(None, "unfinished"), answer)
         return Judgement(self.parser(answer.text), answer)
 
     def _require_verdicts(self, judged: Sequence[Judged[V]]) -> None:
         causes = Counter(cause for cause in _causes(judged) if cause is not None)
-        total, limit = len(judged) * self.settings.draws, self.settings.max_no_verdict_rate
+        total, limit = len(judged) * self.draws, self.options.max_no_verdict_rate
         if causes.total() <= limit * total:
             return
         counts = ", ".join(f"{count} {cause}" for cause, count in causes.most_common())

@@ -72,7 +72,7 @@ def measure_scores(known: Sequence[KnownScore], judge: Judge[float]) -> Metrics:
     cases = [response_case(one.conversation, one.response, ("known", place)) for place, one in enumerate(known)]
     found = list(zip(judge(cases), known, strict=True))
     off = [value - one.score for judged, one in found for value in judged.values]
-    exact = share([sum(value == one.score for value in judged.values) / judge.settings.draws for judged, one in found])
+    exact = share([sum(value == one.score for value in judged.values) / judge.draws for judged, one in found])
     return Metrics(judge_exact=Mean(exact.value), judge_bias=Mean(sum(off), len(off))) + exact.ends("judge_exact")
 
 

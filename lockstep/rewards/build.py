@@ -50,23 +50,14 @@ def build(
 
 def _build_whole(section: SingleReward, say: Say, open_judge: OpenJudge, option: str) -> Reward:
     """Builds a reward as if no response were cut off."""
-    match section.type:
-        case "sum":
-            assert isinstance(section, RewardSection), "a part is no sum"
-            assert section.parts is not None, "a sum has parts"
-            built = {
-                name: WeightedPart(build(part, say, open_judge, f"{option}.parts.{name}"), part.weight)
-                for name, part in section.parts.items()
-            }
-            return WeightedSum(built)
-        case "by_row":
-            assert section.verifier is not None, "the recipe names the field"
-            named = {name: _verifier(section, name, say, open_judge, option) for name in section.verifiers}
-            return ByRow(section.verifier, named)
-        case "math" | "instructions" | "code" | "python" | "server" | "judge":
-            return _verifier(section, section.type, say, open_judge, option)
-        case _:
-            assert_never(section.type)
+    if isinstance(section, RewardSection) and section.parts is not None:
+        built = {
+            name: WeightedPart(build(part, say, open_judge, f"{option}.parts.{name}"), part.weight)
+            for name, part in section.parts.items()
+        }
+        return WeightedSum(built)
+    named: dict[str, Reward] = {name: _verifier(section, name, say, open_judge, option) for name in section.verifiers}
+    return named[section.type] if section.verifier is None else ByRow(section.verifier, named)
 
 
 def _verifier(section: SingleReward, name: Verifier, say: Say, open_judge: OpenJudge, option: str) -> Reward:

@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-_CONTAINERS = re.compile(r"[ \t]*(?:(?:>|[-*+](?=[ \t])|[0-9]{1,9}[.)](?=[ \t]))[ \t]*)*")
+_LEAD = re.compile(r"[ \t]*(?:(?:>|[-*+](?=[ \t])|[0-9]{1,9}[.)](?=[ \t]))[ \t]*)*")
+"""The marks of lists and quotations that a line begins with, and its indent."""
 _LANGUAGE = re.compile(r"^[\s{.]*([\w+#-]*)")
 _FENCE = re.compile(r"(`{3,})([^`]*)|(~{3,})(.*)", re.DOTALL)
 _QUOTE = re.compile(r" {0,3}> ?")
@@ -50,13 +51,15 @@ class _OpenBlock:
         """True if a line, without its quotation marks, is the closing fence."""
         text = line.strip()
         is_fence = len(text) >= len(self.fence) and not text.strip(self.fence[0])
-        return is_fence and _columns(line, len(line) - len(line.lstrip())) <= max(_FURTHEST, self.indent)
+        return is_fence and _count_spaces(line) <= max(_FURTHEST, self.indent)
 
 
 def find_code_blocks(text: str) -> Iterator[CodeBlock]:
     """Yields the blocks of a text in their order."""
     block: _OpenBlock | None = None
     for line in re.split(r"(?<=\n)", text):
+        if block is None or block.indent:
+            line = _LEAD.sub(lambda lead: lead[0].expandtabs(_TAB), line, count=1)
         inner = None if block is None else _unquote(line, block.quotes)
         if block is None or inner is None:  # a quotation that ends, ends a block in it
             block = _open_block(line)
@@ -64,21 +67,20 @@ def find_code_blocks(text: str) -> Iterator[CodeBlock]:
             yield CodeBlock(block.language, "".join(block.lines))
             block = None
         else:
-            block.lines.append(_dedent(inner, block.indent))
+            block.lines.append(inner[min(block.indent, _count_spaces(inner)) :])
 
 
 def _open_block(line: str) -> _OpenBlock | None:
     """The block that a line opens, behind the marks of lists and quotations; None if it opens none."""
-    containers = _CONTAINERS.match(line)
-    start = 0 if containers is None else containers.end()
+    lead = _LEAD.match(line)
+    start = 0 if lead is None else lead.end()
     fence = _FENCE.fullmatch(line, start)
     if fence is None:
         return None
     marks, info = fence[1] or fence[3], fence[2] or fence[4] or ""
     last_quote = line.rfind(">", 0, start)
-    begin = last_quote + 1 + line.startswith(" ", last_quote + 1) if last_quote >= 0 else 0
-    language = "".join(_LANGUAGE.findall(info)).lower()
-    return _OpenBlock(marks, language, line.count(">", 0, start), _columns(line[begin:], start - begin))
+    indent = start if last_quote < 0 else start - last_quote - 1 - line.startswith(" ", last_quote + 1)
+    return _OpenBlock(marks, "".join(_LANGUAGE.findall(info)).lower(), line.count(">", 0, start), indent)
 
 
 def _unquote(line: str, quotes: int) -> str | None:
@@ -92,13 +94,5 @@ def _unquote(line: str, quotes: int) -> str | None:
     return line[start:]
 
 
-def _columns(line: str, end: int) -> int:
-    """The column of the character at `end`, with tabs."""
-    return len(line[:end].expandtabs(_TAB))
-
-
-def _dedent(line: str, indent: int) -> str:
-    """A line without the white space in its first columns."""
-    blank = len(line) - len(line.lstrip(" \t"))
-    columns = _columns(line, blank)
-    return " " * max(0, columns - indent) + line[blank:] if indent else line
+def _count_spaces(line: str) -> int:
+    return len(line) - len(line.lstrip(" "))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from lockstep.data.notes import note
 from lockstep.fault_policy import Attempts, Source
-from lockstep.helpers.in_process import build_child, say_slow
+from lockstep.helpers.in_process import build_child
 from lockstep.helpers.process import Child, ChildDied, ChildError, ChildHangs
 from lockstep.printable import make_printable
 from lockstep.rewards import reward_function
@@ -64,7 +63,7 @@ class PythonReward:
         attempts, imported = Attempts("helper", self.note), f"{self._function_key}: importing it"
         while True:
             try:
-                self._child.start(partial(say_slow, self._function_key))
+                self._child.start()
                 return
             except ChildError as error:
                 raise RewardError(str(error)) from None

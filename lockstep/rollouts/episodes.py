@@ -26,7 +26,7 @@ from lockstep.environments import environment
 from lockstep.environments.options import EnvironmentSection
 from lockstep.environments.tools import Schema
 from lockstep.errors import InputError
-from lockstep.helpers.in_process import build_child, say_slow
+from lockstep.helpers.in_process import build_child
 from lockstep.helpers.process import Child, ChildDied, ChildError, ChildHangs
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.types import Prompt, Request, SamplingParams
@@ -364,7 +364,7 @@ class Episodes:
 
     def _start(self, child: Child) -> None:
         try:
-            child.start(partial(say_slow, f"environment.class_name {self._section.class_name}"))
+            child.start()
         except ChildError as error:
             raise EnvironmentFault(str(error)) from None
         except (ChildDied, ChildHangs) as error:

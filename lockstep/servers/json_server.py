@@ -5,7 +5,6 @@ Imports openai's HTTP client, for any server: it reads what speaks OpenAI's prot
 
 from __future__ import annotations
 
-import asyncio
 import os
 from asyncio import Semaphore
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,9 +32,6 @@ except ModuleNotFoundError as missing:
 
 _CONNECT_S = 10.0
 """Timeout of a connection; an answer may take longer."""
-
-_SILENCE_S = 10.0
-"""Silence of a request before the user is told."""
 
 _PASSING, _OF_SERVERS = {408, 409, 429}, 500
 """Status codes after which the same request may succeed; and the first of those that are the server's own fault."""
@@ -102,8 +98,7 @@ class JsonServer:
     """
 
     def __init__(self, address: ServerAddress, timeout_s: float, note: Callable[[str], object]) -> None:
-        self._address, self._timeout_s, self._note = address, timeout_s, note
-        self._seldom, self._told_of_slowness = Seldom(note), False
+        self._address, self._timeout_s, self._seldom = address, timeout_s, Seldom(note)
         self._key = os.environ.get(address.api_key_env, "").strip()
         if not all("!" <= character <= "~" for character in self._key):
             raise ServerError(f"the environment variable {address.api_key_env} holds characters that no key has")
@@ -157,13 +152,9 @@ class JsonServer:
     async def ask(
         self, client: openai.AsyncOpenAI, shape: type[_Shape], path: str, body: Mapping[str, object] | None = None
     ) -> _Shape:
-        """Returns the server's answer, asking again where the fault may pass; without a body it is a plain GET.
-
-        Says once that an answer takes long.
-        """
+        """Returns the server's answer, asking again where the fault may pass; without a body it is a plain GET."""
         attempts = Attempts("server", self._seldom, self._address.max_retries)
         while True:
-            slow = asyncio.get_running_loop().call_later(_SILENCE_S, self._say_slow)
             try:
                 return _read(shape, await self._ask_once(client, path, body))
             except (openai.OpenAIError, OSError, ValueError, OverflowError, RecursionError) as error:
@@ -172,22 +163,12 @@ class JsonServer:
                 wait_s = attempts.next_wait(message, _find_retry_after(error)) if _may_pass(error) else None
                 if wait_s is None:
                     raise ServerError(message) from error
-            finally:
-                slow.cancel()
             await anyio.sleep(wait_s)
 
     async def _ask_once(self, client: openai.AsyncOpenAI, path: str, body: Mapping[str, object] | None) -> object:
         if body is None:
             return await client.get(path, cast_to=object)
         return await client.post(path, cast_to=object, body=body)
-
-    def _say_slow(self) -> None:
-        if not self._told_of_slowness:
-            self._told_of_slowness = True
-            self._note(
-                f"{self._address.url}: no answer for {_SILENCE_S:g} s; each of {self._address.max_retries + 1} "
-                f"attempts may take {self._timeout_s:g} s (timeout_s)"
-            )
 
     def _sentence(self, error: Exception, count: int) -> str:
         variable, option, attempts = self._address.api_key_env, self._address.option, f"{count} attempts"

@@ -83,14 +83,10 @@ def test_what_a_reward_prints_in_any_way_reaches_the_terminal_by_name(capfd: pyt
 
 
 @pytest.mark.usefixtures("in_tmp")
-def test_a_reward_that_sleeps_at_import_is_named_and_has_a_deadline(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(process, "_SILENCE_S", 0.2)
+def test_a_reward_that_sleeps_at_import_is_named_and_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "_START_S", 1.0)
     with pytest.raises(RewardError, match=r"reward\.function mine\.py:f: importing it takes too long"):
         reward("import time\ntime.sleep(1000)")
-    assert capsys.readouterr().err == "note: importing reward.function mine.py:f takes long; it is ended after 1 s\n"
 
 
 STARTS = """
