@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Literal, assert_never
+from typing import Annotated, Literal, assert_never
 
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import AfterValidator, Field, PositiveInt
 
 from lockstep.config.hub_name import ModelPath
 from lockstep.config.machinery import SamplerSection
@@ -15,6 +15,18 @@ from lockstep.config.sources import TemplateArgs
 
 SCALE = (0.0, 5.0)
 """Scores of the rubric that ships, lowest and highest."""
+
+
+def _require_expression(pattern: str) -> str:
+    """Returns the pattern; raises ValueError where it is no regular expression."""
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is no regular expression ({error})") from error
+    return pattern
+
+
+Expression = Annotated[str, AfterValidator(_require_expression)]
 
 
 class AskedSection(Section):
@@ -118,15 +130,10 @@ class JudgeSection(AskedSection):
     judge_score_low: float = Field(default=SCALE[0], description="lowest valid score")
     judge_score_high: float = Field(default=SCALE[1], description="highest valid score")
     decimals: bool = Field(default=True, description="whether 3.5 is a valid score")
-    score_pattern: str = Field(
+    score_pattern: Expression = Field(
         default="score|points",
         description="regular expression of the word before the colon that announces the score; the last one counts",
     )
-
-    @field_validator("score_pattern")
-    @classmethod
-    def _an_expression(cls, pattern: str) -> str:
-        return expression(pattern)
 
     @rule
     def _scores_differ(self) -> None:
@@ -148,15 +155,10 @@ class ComparisonSection(Section):
         description="the question, with {prompt}, {response_a} and {response_b} for two responses, and {prompt}, "
         "{response}, {judgement_a} and {judgement_b} for two judgements; null: the one that ships",
     )
-    winner_pattern: str = Field(
+    winner_pattern: Expression = Field(
         default="winner",
         description="regular expression of the word before the colon that announces A or B; the last one counts",
     )
-
-    @field_validator("winner_pattern")
-    @classmethod
-    def _an_expression(cls, pattern: str) -> str:
-        return expression(pattern)
 
 
 class MetaJudgeSection(AskedSection, ComparisonSection):
@@ -170,12 +172,3 @@ class MetaJudgeSection(AskedSection, ComparisonSection):
     max_judgement_tokens: PositiveInt | None = Field(
         default=None, description="a judgement that is longer is not preferred; null: any may be"
     )
-
-
-def expression(pattern: str) -> str:
-    """Returns the pattern; raises ValueError where it is no regular expression."""
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"{pattern!r} is no regular expression ({error})") from error
-    return pattern

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import Annotated, Literal, get_args
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from lockstep.config.address import require_address
 from lockstep.config.hub_name import ModelPath
 from lockstep.config.section import LocalPath, Section, rule
 from lockstep.data.ranked_options import RankedSection
 from lockstep.judge.options import JudgeSection
+
+_CODE, _SCORE = "http://localhost:8080/run_code", "http://localhost:8000/score"
 
 
 class InstructionSection(Section):
@@ -39,16 +42,11 @@ class CodeSection(Section):
         description="`bubblewrap`: no network, no other process, no files of yours; `none`: only time, memory and file "
         "size are limited, and programs can reach what this user can",
     )
-    url: str | None = Field(
+    url: Annotated[str, AfterValidator(partial(require_address, example=_CODE))] | None = Field(
         default=None,
         description="a server that runs programs by SandboxFusion's protocol, such as http://localhost:8080/run_code; "
         "null: this machine",
     )
-
-    @field_validator("url")
-    @classmethod
-    def _an_address_and_no_secret(cls, url: str | None) -> str | None:
-        return None if url is None else require_address(url, "http://localhost:8080/run_code")
 
     @rule
     def _a_server_isolates_by_itself(self) -> None:
@@ -59,7 +57,9 @@ class CodeSection(Section):
 class RewardServer(Section):
     """A server of yours that scores responses, asked by POST in JSON, see docs/guides/rewards.md."""
 
-    url: str = Field(description="where requests go, such as http://localhost:8000/score")
+    url: Annotated[str, AfterValidator(partial(require_address, example=_SCORE))] = Field(
+        description="where requests go, such as http://localhost:8000/score"
+    )
     api_key_env: str = Field(
         default="REWARD_API_KEY", description="environment variable with the server's key; not set: no key is sent"
     )
@@ -68,11 +68,6 @@ class RewardServer(Section):
     max_retries: NonNegativeInt = Field(
         default=5, description="how often a request goes out again after a lost connection, a timeout, 429 or 5xx"
     )
-
-    @field_validator("url")
-    @classmethod
-    def _an_address_and_no_secret(cls, url: str) -> str:
-        return require_address(url, "http://localhost:8000/score")
 
 
 class RewardJudge(JudgeSection):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import pickle
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -118,53 +116,10 @@ def test_it_sees_no_variable_and_no_descriptor(sandbox: Sandbox, monkeypatch: py
     assert printed(sandbox, *descriptors, "print([i for i in range(64) if opened(i)])") == "[0, 1, 2]\n"
 
 
-def test_it_sees_no_file_of_ours_and_changes_none(sandbox: Sandbox, tmp_path: Path) -> None:
-    ours = [str(tmp_path), __file__, os.getcwd(), str(Path.home() / ".bashrc"), "/etc/passwd", "/proc/1", "/sys/kernel"]
-    assert printed(sandbox, "import os", f"print([path for path in {ours} if os.path.exists(path)])") == "[]\n"
+def test_it_changes_no_file_of_the_system(sandbox: Sandbox) -> None:
     places = [f"{folder}/x" for folder in ("/usr", "/bin", os.path.dirname(sandbox.interpreter), sys.base_exec_prefix)]
     tries = [f"for path in {places}:", "  try: open(path, 'w'); print(path)", "  except OSError: pass"]
     assert printed(sandbox, *tries) == ""
-
-
-CONNECTIONS = """
-import socket
-for family, address in FAMILIES:
-    try:
-        with socket.socket(family) as made:
-            made.settimeout(3)
-            made.connect(address)
-            print("connected", address)
-    except OSError:
-        pass
-print("tried")
-"""
-
-
-def test_it_reaches_no_network_and_no_socket_of_this_machine(sandbox: Sandbox) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_UNIX) as named:
-        name = f"\0lockstep-test-{os.getpid()}"  # in no folder, so that only the namespace keeps it apart
-        named.bind(name)
-        named.listen()
-        families = [(int(socket.AF_INET), tcp.getsockname()), (int(socket.AF_UNIX), name)]
-        families += [(int(socket.AF_INET), ("1.1.1.1", 53)), (int(socket.AF_INET6), ("2606:4700::1111", 53))]
-        assert printed(sandbox, f"FAMILIES = {families}", CONNECTIONS) == "tried\n"
-
-
-def test_it_ends_nothing_but_itself(sandbox: Sandbox) -> None:
-    kill = [
-        "import os, signal",
-        "for process in {}:",
-        "  try: os.kill(process, signal.SIGKILL)",
-        "  except OSError: pass",
-    ]
-    for processes in (
-        "(os.getppid(), os.getpgrp())",
-        f"({os.getpid()}, 1)",
-        "range(2, 40000)",
-        "(-1, 0)",
-    ):
-        printed(sandbox, kill[0], kill[1].format(processes), *kill[2:])
-        assert printed(sandbox, "print('on')") == "on\n"
 
 
 ORPHAN = """
@@ -257,12 +212,6 @@ def test_a_program_that_ends_before_its_test_has_not_passed(sandbox: Sandbox, pr
 
 def test_a_program_does_not_read_its_test(sandbox: Sandbox) -> None:
     assert sandbox.test("import sys\nread = sys.stdin.read()", "assert read == ''").passed
-
-
-def test_it_crosses_a_process_border(sandbox: Sandbox) -> None:
-    again = pickle.loads(pickle.dumps(sandbox))
-    assert again == sandbox
-    assert printed(again, "print(1)") == "1\n"
 
 
 @pytest.mark.parametrize(

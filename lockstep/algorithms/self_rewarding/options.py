@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal, final
 
-from pydantic import Field, JsonValue, PositiveFloat, PositiveInt, field_validator
+from pydantic import Field, JsonValue, PositiveFloat, PositiveInt
 
 from lockstep.algorithms.base import Algorithm, BuiltInAlgorithm
 from lockstep.algorithms.preference_options import PreferenceSection
@@ -26,7 +26,7 @@ from lockstep.config.loading import load_section
 from lockstep.config.recipe_files import Layer
 from lockstep.config.section import rule
 from lockstep.judge.new_prompt_options import NewPromptsSection
-from lockstep.judge.options import AskedSection, JudgeSection, MetaJudgeSection, expression
+from lockstep.judge.options import AskedSection, Expression, JudgeSection, MetaJudgeSection
 from lockstep.monitor.options import AgreementSection
 from lockstep.rewards.options import RewardSection
 
@@ -87,7 +87,7 @@ class SelfRewardingSection(PreferenceSection):
     max_leak_share: Probability = Field(
         default=0.1, description="warn where more of the answers hold a verdict, as judgements do"
     )
-    leak_pattern: str | None = Field(
+    leak_pattern: Expression | None = Field(
         default=None,
         description="regular expression of what tells a judgement from an answer; null: a verdict that is announced",
     )
@@ -104,11 +104,6 @@ class SelfRewardingSection(PreferenceSection):
         """Greatest number of pairs of judgements beside a number of pairs of answers, by their share of all pairs."""
         share = _of(self.meta_judge_pcnt, iteration) if self.use_meta_judge else 0.0
         return int(share / (1 - share) * answer_pairs + 1e-9)
-
-    @field_validator("leak_pattern")
-    @classmethod
-    def _an_expression(cls, pattern: str | None) -> str | None:
-        return None if pattern is None else expression(pattern)
 
     @rule
     def _an_iteration_is_left(self) -> None:
