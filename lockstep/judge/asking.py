@@ -101,10 +101,7 @@ class Reader:
     def tokens(self, conversations: Sequence[Conversation]) -> list[list[int]]:
         """Token ids up to the beginning of the reply."""
         texts = [self._text(conversation) for conversation in conversations]
-        each = list(dict.fromkeys(texts))  # a question is asked several times
-        ids = token_ids(self.tokenizer, each, add_special_tokens=not self.chat) if each else []
-        found = dict(zip(each, ids, strict=True))
-        return [found[text] for text in texts]
+        return token_ids(self.tokenizer, texts, add_special_tokens=not self.chat)
 
     def excesses(self, conversations: Sequence[Conversation]) -> list[int]:
         """Computes excess tokens, see `Answering`."""

@@ -13,9 +13,8 @@ grows with the length of the reply alone.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar, get_args
 
 from lockstep.data.thoughts import drop_thought
@@ -88,7 +87,7 @@ _SECOND_NAME = re.compile(rf"(?:\s*+\([^()\n]{{0,40}}\))?(?i:{_FILLERS})(?-i:\b[
 _CORRECTED_NAME = re.compile(rf"(?i:{_TAKES_BACK}{_FILLERS})(?-i:\b[AB]\b)")
 _SENTENCE = re.compile(r"[^\n.!?]*(?:(?:(?<=vs)\.|[.!?](?!\s|$))[^\n.!?]*)*")
 _PAIRED = (("“", "”"), ("«", "»"), ("‘", "’"))
-_QUOTE_MARKS = '"`“”«»‘’'
+_LINE = 4000  # characters of a line that are looked at, so that a reply of one line takes no time in its square
 _LEADING = " \t>*_#\"'`“‘«"
 _DRESS = " *_`#\n"
 _CLOSING = re.compile(r"[\s.!*_~`\"'“”‘’)\]}>$\\]*")
@@ -100,10 +99,6 @@ class Verdict(Generic[V]):
 
     value: V | None
     cause: Cause | None = None
-
-    def __post_init__(self) -> None:
-        if (self.value is None) == (self.cause is None):
-            raise InputError(f"a verdict has a value or a cause, but this one has {self.value!r} and {self.cause!r}")
 
 
 Parser = Callable[[str], Verdict[V]]
@@ -229,51 +224,17 @@ def _find_own(announced: re.Pattern[str], reply: str) -> re.Match[str] | None:
     """Finds the judge's own announcement: the last that is not quoted, or else the last that begins its line."""
     unquoted: re.Match[str] | None = None
     leading: re.Match[str] | None = None
-    before = _LineBefore()
     for place in announced.finditer(reply):
-        before.extend(reply, place.start())
-        if not before.opens_quotation:
+        before = reply[max(0, place.start() - _LINE) : place.start()].rpartition("\n")[2]
+        if not _opens_quotation(before):
             unquoted = place
-        elif before.is_marks_alone:
+        elif not before.strip(_LEADING):
             leading = place
     return unquoted or leading
 
 
-@dataclass
-class _LineBefore:
-    """The characters before a place on its line; a line is read once for all of its places.
-
-    Attributes:
-        end: The place.
-        first: The first visible character.
-        last: The last character.
-        marks: Counts of the marks of quotations.
-        is_marks_alone: True if nothing but space, marks of quotations and of Markdown stands there.
-    """
-
-    end: int = 0
-    first: str = ""
-    last: str = ""
-    marks: Counter[str] = field(default_factory=Counter)
-    is_marks_alone: bool = True
-
-    def extend(self, reply: str, end: int) -> None:
-        """Moves on to a later place."""
-        newline = reply.rfind("\n", self.end, end)
-        if newline >= 0:
-            self.end, self.first, self.last = newline + 1, "", ""
-            self.marks.clear()
-            self.is_marks_alone = True
-        part = reply[self.end : end]
-        self.first = self.first or part.lstrip()[:1]
-        self.last = part[-1:]
-        self.marks.update({mark: part.count(mark) for mark in _QUOTE_MARKS})
-        self.is_marks_alone = self.is_marks_alone and not part.strip(_LEADING)
-        self.end = end
-
-    @property
-    def opens_quotation(self) -> bool:
-        """True if what follows is quoted."""
-        straight = any(self.marks[mark] % 2 for mark in '"`') or self.last == "'"
-        paired = any(self.marks[opening] > self.marks[closing] for opening, closing in _PAIRED)
-        return straight or paired or self.first == ">"
+def _opens_quotation(before: str) -> bool:
+    """True if what follows these characters of a line is quoted."""
+    straight = any(before.count(mark) % 2 for mark in '"`') or before.endswith("'")
+    paired = any(before.count(opening) > before.count(closing) for opening, closing in _PAIRED)
+    return straight or paired or before.lstrip().startswith(">")

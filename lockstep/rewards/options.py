@@ -102,6 +102,19 @@ Verifier = Literal["math", "instructions", "code", "python", "server", "judge"]
 VERIFIERS: tuple[Verifier, ...] = get_args(Verifier)
 _OPTIONS: dict[Verifier, str] = {"python": "function"}
 """The option that sets up a verifier, where its name is another than the verifier's."""
+_TYPES_OF = {
+    "marker": ("math",),
+    "instructions": ("instructions",),
+    "code": ("code",),
+    "function": ("python",),
+    "batch": ("python",),
+    "concurrency": ("python",),
+    "confined": ("python",),
+    "server": ("server",),
+    "timeout_s": ("python", "server"),
+    "judge": ("judge",),
+}
+"""The types that read an option."""
 _PART = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _TAKEN = ("tampering",)
 
@@ -167,24 +180,12 @@ class SingleReward(Section):
             raise ValueError("verifier goes with type: by_row, and only with it")
 
     @rule
-    def _nothing_is_left_over(self) -> None:
-        if self.type == "by_row":
-            return
-        for name in self.verifiers[1:]:
-            if name != self.type:
-                raise ValueError(f"{_OPTIONS.get(name, name)} goes with type: {name} or by_row")
-        if self.type != "math" and self.marker is not None:
-            raise ValueError("marker goes with type: math or by_row; nothing else looks for an answer")
-
-    @rule
-    def _a_function_has_its_own(self) -> None:
-        timed = self.function is not None or self.server is not None
-        if not timed and self.timeout_s != type(self).model_fields["timeout_s"].default:
-            raise ValueError("timeout_s goes with type: python or server; the others have limits of their own")
-        if self.function is None and self.confined:
-            raise ValueError("confined goes with type: python; programs of type: code always are")
-        if self.function is None and (self.batch or self.concurrency is not None):
-            raise ValueError("batch and concurrency go with type: python; they are about your function")
+    def _options_belong_to_the_type(self) -> None:
+        used = {self.type, *(self.verifiers if self.type == "by_row" else ())}
+        for name, types in _TYPES_OF.items():
+            default = SingleReward.model_fields[name].default
+            if getattr(self, name) != default and not used.intersection(types):
+                raise ValueError(f"{name} goes with type: {' or '.join(types)}; or with by_row, if rows may name it")
         if self.batch and self.concurrency is not None:
             raise ValueError("a batch is one call, so concurrency has nothing to do; leave it out")
 

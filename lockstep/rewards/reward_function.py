@@ -143,8 +143,6 @@ def _score(function: Callable[..., Any], question: Question) -> Iterator[dict[st
     for given in question:
         try:
             yield _read(function(*given))
-        except _Refused as refused:
-            yield _refuse(str(refused))
         except Exception as error:  # any error of the user's code
             yield _fault(error)
 
@@ -153,8 +151,6 @@ def _score_batch(function: Callable[..., Any], question: Question) -> Iterator[d
     """Calls a function once for all responses."""
     try:
         rewards = _read_list(function(*map(list, zip(*question, strict=True))), len(question))
-    except _Refused as refused:
-        yield {**_refuse(str(refused)), "of_all": True}
     except Exception as error:  # any error of the user's code
         yield {**_fault(error), "of_all": True}
     else:
@@ -203,12 +199,8 @@ class _Awaiting:
             async with gate:
                 try:
                     return _read(await self.function(*given))
-                except _Refused as refused:
-                    return _refuse(str(refused))
-                except Exception as error:  # any error of the user's code
+                except BaseException as error:  # also what would end the loop, or leave this call without a result
                     return _fault(error)
-                except BaseException as error:  # what would end the loop, or leave this call without a result
-                    return _refuse(f"raised {type(error).__name__}")
 
         futures = [asyncio.run_coroutine_threadsafe(score_one(given), self._loop) for given in question]
         try:
@@ -230,10 +222,16 @@ def _refuse(wrong: str) -> dict[str, Any]:
     return {"wrong": wrong, "trace": "", "may_pass": False, "of_all": False}
 
 
-def _fault(error: Exception) -> dict[str, Any]:
-    trace = "".join(traceback.format_exception(error))[-_TRACE:]
-    wrong = user_code.describe_error(error)
-    return {"wrong": wrong, "trace": trace, "may_pass": _may_pass(error), "of_all": False}
+def _fault(error: BaseException) -> dict[str, Any]:
+    match error:
+        case _Refused():
+            return _refuse(str(error))
+        case Exception():
+            trace = "".join(traceback.format_exception(error))[-_TRACE:]
+            wrong = user_code.describe_error(error)
+            return {"wrong": wrong, "trace": trace, "may_pass": _may_pass(error), "of_all": False}
+        case _:
+            return _refuse(f"raised {type(error).__name__}")
 
 
 def _may_pass(error: BaseException | None) -> bool:
