@@ -55,38 +55,35 @@ def answers(function: str, option: str, batch: str = "", concurrency: str = "") 
 
 def load(function: str, option: str, batch: bool = False) -> Callable[..., Any]:
     """Finds `file.py:name` or `package.module:name`; raises as `answers`."""
-    named = f"{option}.function"
-    found = user_code.load(function, named, "function")
+    named = f"{option}.function {function}"
+    found = user_code.load(function, f"{option}.function", "function")
     if inspect.isgeneratorfunction(found) or inspect.isasyncgenfunction(found):
-        raise InputError(f"{named} {function} is a generator; let it return the reward itself")
-    names = _MANY if batch else _ONE
+        raise InputError(f"{named} is a generator; let it return the reward itself")
+    ours, verl = (_MANY, _VERL_MANY) if batch else (_ONE, _VERL_ONE)
     try:
         signature = inspect.signature(found)
     except ValueError:  # some functions in C have no signature
         return found
     given = tuple(signature.parameters)
-    if given[:3] == (_VERL_MANY if batch else _VERL_ONE)[:3]:
-        names = _VERL_MANY if batch else _VERL_ONE
-        _require_arguments(signature, f"{named} {function}", names, by_name=True)
+    if given[:3] == verl[:3]:
+        _require_arguments(signature, named, verl, by_name=True)
         return _adapt_verl(found, batch)
-    theirs = next(
-        (name for name in given[:4] if name in _OF_OTHERS or (name in _NO_PROMPTS and name == given[0])), None
-    )
-    if theirs is not None or (given[1:2] == ("completions",) and not batch):
+    is_foreign = not _OF_OTHERS.isdisjoint(given[:4]) or not _NO_PROMPTS.isdisjoint(given[:1])
+    if is_foreign or (given[1:2] == ("completions",) and not batch):
         raise InputError(
-            f"{named} {function} takes {signature} as functions of another library do, but "
-            f"is called with ({', '.join(names)}); wrap it: docs/guides/rewards.md"
+            f"{named} takes {signature} as functions of another library do, but is called with ({', '.join(ours)}); "
+            "wrap it: docs/guides/rewards.md"
         )
-    _require_arguments(signature, f"{named} {function}", names)
+    _require_arguments(signature, named, ours)
     return found
 
 
 _ONE, _MANY = ("prompt", "response", "answer", "row"), ("prompts", "responses", "answers", "rows")
 _VERL_ONE = ("data_source", "solution_str", "ground_truth", "extra_info")
 _VERL_MANY = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
-_OF_OTHERS = ("data_source", "data_sources", "completion_ids")
+_OF_OTHERS = {"data_source", "data_sources", "completion_ids"}
 """Arguments by which reward functions of verl and TRL are recognized: ours have no such names."""
-_NO_PROMPTS = ("completion", "completions", "queries", "solution_str", "solution_strs", "response", "responses")
+_NO_PROMPTS = {"completion", "completions", "queries", "solution_str", "solution_strs", "response", "responses"}
 """First arguments of such functions, where ours take the prompt."""
 
 

@@ -210,10 +210,6 @@ def test_a_program_that_ends_before_its_test_has_not_passed(sandbox: Sandbox, pr
     assert not sandbox.test(program, "pass").passed
 
 
-def test_a_program_does_not_read_its_test(sandbox: Sandbox) -> None:
-    assert sandbox.test("import sys\nread = sys.stdin.read()", "assert read == ''").passed
-
-
 @pytest.mark.parametrize(
     ("options", "why"),
     [

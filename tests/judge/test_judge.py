@@ -29,13 +29,6 @@ from lockstep.judge.judge import (
 )
 from lockstep.judge.options import AskedSection, ComparisonSection, JudgeSection
 from lockstep.judge.templates import (
-    ADDITIVE,
-    META,
-    META_FIELDS,
-    PAIR_FIELDS,
-    PAIRWISE,
-    SCORE_FIELDS,
-    Template,
     as_text,
 )
 from lockstep.types import Request, SamplingParams
@@ -241,14 +234,6 @@ def test_no_text_becomes_a_control_token(prompt: list[str], response: list[str],
     asks([response_case([{"role": "user", "content": asked}], said, (1,)) for asked, said in (empty, full)])
     controls = [[token for token in request.tokens if token in SPECIAL] for request in sampler.asked[::2]]
     assert controls[0] == controls[1]
-
-
-@pytest.mark.parametrize(("text", "fields"), [(ADDITIVE, SCORE_FIELDS), (PAIRWISE, PAIR_FIELDS), (META, META_FIELDS)])
-def test_the_templates_that_ship_have_their_fields(text: str, fields: tuple[str, ...]) -> None:
-    template = Template(text, fields, "judge.template")
-    filled = template.fill({name: f"<<{name}>>" for name in fields})
-    assert all(filled.count(f"<<{name}>>") == 1 for name in fields)
-    assert "{" not in filled
 
 
 def test_every_option_of_the_parser_takes_effect() -> None:
