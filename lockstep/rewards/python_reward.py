@@ -87,8 +87,7 @@ class PythonReward:
         judged = zip(prompts, responses, answers, strict=True)
         questions = [(prompt.text, response, answer, dict(prompt.row)) for prompt, response, answer in judged]
         found: dict[int, float | None] = {}
-        sources: tuple[Source, ...] = "reward", "helper"
-        attempts = {source: Attempts(source, self.note) for source in sources}
+        attempts = {"reward": Attempts("reward", self.note), "helper": Attempts("helper", self.note)}
         while missing := [place for place in range(len(questions)) if place not in found]:
             if self.batch:  # one call, which may compare responses, has all of them or none
                 found, missing = {}, list(range(len(questions)))
@@ -111,22 +110,33 @@ class PythonReward:
     ) -> None:
         """Adds the missing rewards to `found`; raises _Lost in the end if one failed."""
         self._start()
-        lost: _Lost | None = None
         try:
             with self._child.ask_streaming([questions[place] for place in missing]) as reply:
-                for place in missing:
-                    try:
-                        found[place] = self._read_reward(prompts[place], reply)
-                    except _Lost as error:
-                        if error.source == "helper":
-                            raise
-                        lost = lost or error
-                        if self.batch:  # one reply about all of them
-                            break
+                lost = self._read_rewards(prompts, missing, reply, found)
         except ChildDied as error:  # while the question was written to it
             raise _Lost("helper", f"{self._function_key}: its process ended ({error})") from None
         if lost is not None:
             raise lost
+
+    def _read_rewards(
+        self,
+        prompts: Sequence[Prompt],
+        missing: Sequence[int],
+        reply: Callable[[float], Any],
+        found: dict[int, float | None],
+    ) -> _Lost | None:
+        """Reads the replies about responses; returns the first that failed in a way that may pass."""
+        lost: _Lost | None = None
+        for place in missing:
+            try:
+                found[place] = self._read_reward(prompts[place], reply)
+            except _Lost as error:
+                if error.source == "helper":
+                    raise
+                lost = lost or error
+                if self.batch:  # one reply about all of them
+                    break
+        return lost
 
     def _read_reward(self, prompt: Prompt, reply: Callable[[float], Any]) -> float | None:
         """Reads the reply about a response; raises _Lost if another attempt may have one."""

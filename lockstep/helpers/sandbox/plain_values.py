@@ -107,12 +107,12 @@ def decode(item: Any, resolve: Resolve) -> Any:
 
 
 def _decode(item: Any, resolve: Resolve) -> Any:
+    if item is None or type(item) in (bool, int, str):
+        return item
     match item:
-        case None | bool() | int() | str():
-            return item
-        case ["float" | "complex" | "bytes" | "bytearray" as kind, str(text)]:
+        case [str(kind), str(text)] if kind in _WRITTEN:
             return _WRITTEN[kind](text)
-        case ["list" | "tuple" | "set" | "frozenset" as kind, list(items)]:
+        case [str(kind), list(items)] if kind in _SERIES:
             return _SERIES[kind]([_decode(one, resolve) for one in items])
         case ["dict", list(pairs)]:
             return {_decode(key, resolve): _decode(held, resolve) for key, held in pairs}
