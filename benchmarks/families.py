@@ -142,8 +142,7 @@ def measure(family: str, folder: Path) -> list[Cell]:
 
 def _learner(folder: Path, config: PreTrainedConfig) -> float:
     load_causal_lm(folder)
-    proof = prove(config, torch.device("cpu"), "fp32", None)
-    return max(proof.packed, proof.alone)
+    return prove(config, torch.device("cpu"), "fp32", None).scored
 
 
 def _cell(gap: Callable[[], float]) -> Cell:

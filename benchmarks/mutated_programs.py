@@ -118,7 +118,7 @@ def _sent(family: str) -> Program:
             for parameter in model.parameters():
                 parameter.zero_()
         sampler, sender = TorchSampler(model, 1), LocalSender()
-        outgoing, route = Outgoing(_Learner(build(family)), torch.float32), Route("shared_memory", sender.places)
+        outgoing, route = Outgoing(build(family).named_parameters, torch.float32), Route("shared_memory", sender.places)
         sender.join(route)
         sampler.join(route)
         for bucket in sender.buckets(outgoing, columns=True):
@@ -127,16 +127,6 @@ def _sent(family: str) -> Program:
         return model
 
     return Program("weight sync", _SYNC, send, read_as_learner, lambda: build(family).double())
-
-
-@dataclass(frozen=True)
-class _Learner:
-    """Implements `weight_sync.outgoing.HasWeights`."""
-
-    model: nn.Module
-
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        yield from self.model.named_parameters()
 
 
 def config_of(family: str) -> PreTrainedConfig:

@@ -109,7 +109,9 @@ def measured(folder: Path, tiny: Path, section: LearnerSection, head: Any, lengt
     spec, count = LearnerSpec(str(folder), head, section, Optimizer(lr=1e-5), 0), section.parallel.ranks
     host = Host(LOOPBACK, count, 600.0)
     ranks = [
-        spawn_worker(MeasuredRank(RankSpec(spec, host.meeting.of(rank)), str(tiny)), f"rank {rank}", 600.0, threads=1)
+        spawn_worker(
+            MeasuredRank(RankSpec(spec, host.meeting.of(rank)), str(tiny)).build, f"rank {rank}", 600.0, threads=1
+        )
         for rank in range(count)
     ]
     try:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +17,19 @@ from lockstep_doctor.cuts import OUTPUT, ROUTED, Capture, CutPoint, End, name_cu
 from lockstep_doctor.operators import OperatorTrace, Recorder, is_model_file
 
 
-class Share(Protocol):
-    """The part of the value at a cut that one process, or one call, holds."""
+class Share:
+    """The part of the value at a cut that one process, or one call, holds: here all of it."""
 
     def gather(self, cut: CutPoint, value: Tensor) -> Tensor | None:
         """Returns the values of all tokens, in order; None: this is none of theirs."""
-        ...
+        return value
 
     def scatter(self, cut: CutPoint, whole: Tensor, value: Tensor) -> None:
         """Writes the own part of what `gather` would return."""
-        ...
+        value.copy_(whole)
+
+
+_WHOLE = Share()
 
 
 class Pass:
@@ -39,7 +42,7 @@ class Pass:
         forced: Values by cut.
         recorder: Records operators from `start` to `end`; None: nothing does.
         start: None: from the beginning.
-        share: What is visited; None: the values themselves.
+        share: What is visited.
     """
 
     def __init__(
@@ -48,7 +51,7 @@ class Pass:
         recorder: Recorder | None = None,
         start: CutPoint | None = None,
         end: CutPoint | None = None,
-        share: Share | None = None,
+        share: Share = _WHOLE,
     ) -> None:
         self._forced, self._recorder, self._start, self._end = forced, recorder, start, end
         self._share = share
@@ -67,7 +70,7 @@ class Pass:
     def visit(self, cut: CutPoint, value: Tensor) -> None:
         """Sees the value of a cut, and may overwrite it."""
         with self.pause():
-            whole = value.detach() if self._share is None else self._share.gather(cut, value.detach())
+            whole = self._share.gather(cut, value.detach())
             is_given = whole is not None and self._exchange(cut, whole, value)
         if self._recorder is None:
             return
@@ -89,10 +92,7 @@ class Pass:
         if other is None or other.numel() < self._count[cut]:
             return False
         piece = other.reshape(-1)[start : self._count[cut]].reshape(whole.shape)
-        if self._share is None:
-            value.copy_(piece)
-        else:
-            self._share.scatter(cut, piece, value)
+        self._share.scatter(cut, piece, value)
         return True
 
     def collect(self) -> dict[CutPoint, Tensor]:

@@ -105,7 +105,8 @@ def _main(ours: socket.socket, threads: int, environment: dict[str, str]) -> Non
     take_threads(threads)
     tqdm.set_lock(threading.RLock())  # tqdm's own is a multiprocessing lock, which Python would report as leaked
     with contextlib.suppress(EOFError, ConnectionError):
-        serve(Channel(ours))
+        channel = Channel(ours)
+        serve(channel.frame, channel.send)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

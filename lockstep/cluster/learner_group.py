@@ -10,7 +10,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from transformers import PreTrainedConfig
 from lockstep.batch import Batch
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.cluster.transport import Factory
-from lockstep.cluster.turns import Turns
 from lockstep.cluster.worker_proxy import Pending, Remote, RemoteTimeout, WorkerDied, outcomes
 from lockstep.cluster.workers import HERE, Workers
 from lockstep.config import LearnerSection
@@ -92,21 +90,29 @@ def require_computable(config: PreTrainedConfig, section: LearnerSection) -> Non
         targets(skeleton(config, "learner.lora"), section.lora)
 
 
-def launch(spec: LearnerSpec, timeout_s: float, workers: Workers = HERE, turns: Turns | None = None) -> MeshLearner:
+Begin = Callable[["MeshLearner"], None]
+"""`Turns.begin`, which makes room for a learner before it works."""
+
+
+def launch(spec: LearnerSpec, timeout_s: float, workers: Workers = HERE, begin: Begin | None = None) -> MeshLearner:
     """Starts the ranks of `spec.section.parallel` and waits until all have built their model.
 
     Args:
         spec: What each rank builds.
         timeout_s: The longest that one verb may take.
         workers: Starts the ranks.
-        turns: Turns of learners that share their devices; None: each keeps its memory.
+        begin: Called before the learner works, if it shares its devices; None: each keeps its memory.
 
     Raises:
         ValueError: If the layout cannot shard the model, or there are fewer GPUs than ranks.
     """
     require_computable(read_config(spec.model, headless=not scores_tokens(spec.head)), spec.section)
-    ranks, host = start_ranks(spec.section, f"{spec.head} learner", partial(RankSpec, spec), timeout_s, workers)
-    learner = MeshLearner(ranks, spec.section, host, turns, workers.one_machine)
+
+    def make(meeting: Meeting) -> Factory:
+        return RankSpec(spec, meeting).build
+
+    ranks, host = start_ranks(spec.section, f"{spec.head} learner", make, timeout_s, workers)
+    learner = MeshLearner(ranks, spec.section, host, begin, workers.one_machine)
     learner.ready()
     return learner
 
@@ -184,7 +190,7 @@ class MeshLearner:
         ranks: Proxies of learners that share a process group, in the order of `Ranks.number`.
         section: The learner's section, with the layout of the ranks.
         host: Holds the store that connects the ranks, so it lives as long as they.
-        turns: See `launch`.
+        begin: See `launch`.
         one_machine: True if the ranks share memory with this process.
     """
 
@@ -193,13 +199,13 @@ class MeshLearner:
         ranks: Sequence[Remote],
         section: LearnerSection,
         host: Host,
-        turns: Turns | None = None,
+        begin: Begin | None = None,
         one_machine: bool = True,
     ) -> None:
         self.ranks, self.section, self.host = ranks, section, host
         self.one_machine = one_machine
         self.sender = RankSender(self)
-        self._turns, self._has_left = turns, False
+        self._make_room, self._has_left = begin, False
 
     def ready(self) -> None:
         """Waits until every rank has built its model."""
@@ -290,8 +296,8 @@ class MeshLearner:
     def _begin(self) -> None:
         """Begins a verb that brings weights or moments back to the devices."""
         self._has_left = False
-        if self._turns is not None:
-            self._turns.begin(self)
+        if self._make_room is not None:
+            self._make_room(self)
 
     def call_all(self, verb: str, *args: Any) -> list[Any]:
         """Calls a verb of every rank at the same time. Returns the results in their order."""

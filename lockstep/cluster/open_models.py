@@ -44,7 +44,7 @@ def open_learner(
     if workers.here and spec.section.in_process:
         return spec.build()
     with progress.phase("start learners"):
-        learner = launch(spec, timeout_s, workers, turns)
+        learner = launch(spec, timeout_s, workers, None if turns is None else turns.begin)
     workers.callback(learner.close)
     return learner
 

@@ -225,7 +225,7 @@ class _Worker:
             os.chdir(folder)
         take_threads(threads)
         with contextlib.suppress(EOFError):
-            serve(self)
+            serve(self._receive, self._send)
         self._given.put(None)
 
     @ray.method(concurrency_group="taking")
@@ -238,13 +238,13 @@ class _Worker:
         """Waits for the worker's next message; None: it has ended."""
         return self._given.get()
 
-    def frame(self) -> Sequence[bytearray]:
+    def _receive(self) -> Sequence[bytearray]:
         frame = self._taken.get()
         if frame is None:
             raise EOFError("no more messages will come")
         return [bytearray(part) for part in frame]
 
-    def send(self, message: Message) -> None:
+    def _send(self, message: Message) -> None:
         self._given.put([np.frombuffer(part, np.uint8).copy() for part in encode(message)])
 
 

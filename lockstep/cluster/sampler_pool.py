@@ -117,7 +117,7 @@ class SamplerPool:
         self._route: Route | None = None  # that all workers have opened
         self.remotes = [
             workers.start(
-                spec,
+                spec.build,
                 f"sampler {number}",
                 spec.section.timeout_s,
                 place,

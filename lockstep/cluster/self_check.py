@@ -1,8 +1,8 @@
 """The self-check of a model before it is opened: Lockstep must compute it as plain `transformers` does, or refuses it.
 
-On a miniature with every kind of its layers (`models.miniature`), four ways to compute log-probabilities have to agree:
-packed sequences in one pass, each sequence alone, the torch sampler's own while it decodes token by token, and
-`transformers` with its own attention, one sequence at a time. Then the model is exported and opened again.
+On a miniature with every kind of its layers (`models.miniature`), log-probabilities have to agree with those of
+`transformers`, which reads one sequence at a time with its own attention: packed sequences in one pass, each sequence
+alone, and what the torch sampler says while it decodes token by token. Then the model is exported and opened again.
 
 A proof is cached by configuration, versions, source and machine.
 """
@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import torch
 import transformers
@@ -30,18 +30,15 @@ from lockstep import keyed
 from lockstep.batch import Batch
 from lockstep.config import Computation, DType
 from lockstep.data.cache import ensure_cached, entry
-from lockstep.distributed.ranks import ALONE
 from lockstep.distributed.sampling import token_scores
 from lockstep.errors import InputError, first_line
 from lockstep.models import attention
-from lockstep.models.cut import Cut
 from lockstep.models.device import resolve_device
 from lockstep.models.export import assemble
 from lockstep.models.families.own_code import find_package, write_own_files
-from lockstep.models.folder import ModelError, carries_state, context_of, read_config
+from lockstep.models.folder import ModelError, context_of, read_config
 from lockstep.models.heads import PLAIN, LogitsHead
 from lockstep.models.miniature import miniature, plain_logits
-from lockstep.models.parallelize import layers
 from lockstep.models.precision import TORCH_TYPES, autocast
 from lockstep.samplers.torch.stateful import torch_sampler
 from lockstep.types import Request, SamplingParams
@@ -74,23 +71,19 @@ _PROVEN = (
 
 @dataclass(frozen=True)
 class Proof:
-    """Largest |Δ log π| to plain `transformers` of three ways to compute one model, nats, fp32.
+    """Largest |Δ log π| to plain `transformers`, nats, fp32.
 
     Attributes:
-        packed: Of packed sequences in one pass, as a learner scores them.
-        alone: Of each sequence alone.
+        scored: Of packed sequences in one pass, and of each sequence alone, as a learner scores them.
         decoded: Of the torch sampler's own log-probabilities of what it sampled; 0 if it samples nothing.
-        half_ratio: Mean e^|Δ| of packed sequences in bf16 or fp16 against fp32; 1 in fp32.
     """
 
-    packed: float
-    alone: float
+    scored: float
     decoded: float
-    half_ratio: float = 1.0
 
     @property
     def largest(self) -> float:
-        return max(self.packed, self.alone, self.decoded)
+        return max(self.scored, self.decoded)
 
 
 def require_proof(folder: str | Path, computation: Computation, sampling: SamplingParams | None) -> Proof:
@@ -102,13 +95,13 @@ def require_proof(folder: str | Path, computation: Computation, sampling: Sampli
         sampling: The distribution that the torch sampler will sample from; None: it will sample nothing.
 
     Raises:
-        ModelError: If Lockstep would compute something else than `transformers`; names the class of the layer.
+        ModelError: If Lockstep would compute something else than `transformers`.
     """
     config, device = read_config(folder, headless=True), resolve_device(computation.device)
     shape = None if sampling is None else replace(sampling.without_penalties, max_tokens=_RESPONSE, stop_token_ids=())
     fields = {name: value for name, value in config.to_dict().items() if name != "_name_or_path"}
     about = json.dumps(fields, sort_keys=True, default=str), str(shape), computation.dtype, str(device)
-    key = about, _versions(), _machine(), _source(), find_package(config.model_type)
+    key = about, _machine(), _source(), find_package(config.model_type)
 
     def write(file: BinaryIO) -> None:
         file.write(json.dumps(asdict(prove(config, device, computation.dtype, shape))).encode())
@@ -127,22 +120,18 @@ def prove(config: PreTrainedConfig, device: torch.device, dtype: DType, sampling
         every = replace(sampled, sampling=None).with_columns({"mask": sampled.position > 0})
         plain = [plain_logits(model, tokens) for tokens in sampled.sequences()]
         wanted_N, head = _scores(plain, every, PLAIN), LogitsHead(model)
-        alone_N = torch.cat([_logprob(head, part) for part in every.split(1)])
-        decoded = 0.0
+        packed_N = _logprob(head, every)
+        alone = _gap(torch.cat([_logprob(head, part) for part in every.split(1)]), wanted_N)
+        packed, decoded = _gap(packed_N, wanted_N), 0.0
         if sampled.sampling is not None:
             decoded = _gap(sampled["sampler_logprob"], _scores(plain, sampled, sampled.sampling))
-        proof = Proof(_gap(_logprob(head, every), wanted_N), _gap(alone_N, wanted_N), decoded)
-        _require_gaps(model, every, proof)
+        _require_gaps(config.model_type, alone, packed, decoded)
         if TORCH_TYPES[dtype] != torch.float32:
             with autocast(device, dtype):
-                proof = replace(proof, half_ratio=_ratio(_logprob(head, every), wanted_N, every))
+                half_N = _logprob(head, every)
+            _require_half(config.model_type, dtype, (half_N - wanted_N)[every.mask])
         _require_export(model)
-    if proof.half_ratio > LARGEST_HALF_RATIO:
-        raise ModelError(
-            f"a {config.model_type} in {dtype} is too far from itself in fp32 (mean e^|Δ log π| is "
-            f"{proof.half_ratio:.3f}, at most {LARGEST_HALF_RATIO} is right); use learner.dtype=fp32"
-        )
-    return proof
+    return Proof(max(alone, packed), decoded)
 
 
 def _sample_batch(model: PreTrainedModel, sampling: SamplingParams | None) -> Batch:
@@ -172,11 +161,6 @@ def _logprob(head: LogitsHead, batch: Batch) -> Tensor:
     return logprob.float().cpu()
 
 
-def _ratio(found_N: Tensor, wanted_N: Tensor, batch: Batch) -> float:
-    """Mean e^|Δ| over the masked tokens; infinite if one is not finite."""
-    return float((found_N - wanted_N)[batch.mask].abs().exp().nan_to_num(float("inf")).mean())
-
-
 def _scores(plain: list[Tensor], batch: Batch, sampling: SamplingParams) -> Tensor:
     """log π of the masked tokens from the logits of each sequence, [N]; 0 elsewhere."""
     columns: list[Tensor] = []
@@ -191,26 +175,32 @@ def _gap(found_N: Tensor, wanted_N: Tensor) -> float:
     return float((found_N.cpu() - wanted_N.cpu()).abs().nan_to_num(float("inf")).max())
 
 
-def _require_gaps(model: PreTrainedModel, every: Batch, proof: Proof) -> None:
-    kind = model.config.model_type
-    if proof.alone > LARGEST_GAP:
-        where = _first_difference(model, _alone(model, every, "eager"), _alone(model, every, attention.NAME))
+def _require_gaps(kind: str, alone: float, packed: float, decoded: float) -> None:
+    if alone > LARGEST_GAP:
         raise ModelError(
-            f"a {kind} is not computed as transformers does: {where} gives other numbers with Lockstep's attention "
-            f"(log-probabilities up to {proof.alone:.2g} nats off), so it cannot be trained here; {_INSTEAD}"
+            f"a {kind} is not computed as transformers does: log-probabilities are up to {alone:.2g} nats off with "
+            f"Lockstep's attention, so it cannot be trained here; {_INSTEAD}"
         )
-    if proof.packed > LARGEST_GAP:
-        where = _first_difference(model, _alone(model, every, attention.NAME), _together(model, every))
+    if packed > LARGEST_GAP:
         raise ModelError(
-            f"a {kind} computes a sequence differently beside others: {where} mixes them (log-probabilities up to "
-            f"{proof.packed:.2g} nats off those of transformers), so it cannot be trained here; {_INSTEAD}"
+            f"a {kind} computes a sequence differently beside others: log-probabilities are up to {packed:.2g} nats "
+            f"off those of transformers, so it cannot be trained here; {_INSTEAD}"
         )
-    if proof.decoded > LARGEST_GAP:
-        where = ", ".join(sorted({type(layer).__name__ for layer in layers(model)}))
+    if decoded > LARGEST_GAP:
         raise ModelError(
-            f"a {kind} is not decoded as transformers reads it: token by token, {where} gives log-probabilities up to "
-            f"{proof.decoded:.2g} nats off, so it cannot be sampled with sampler.backend=torch; use "
-            "sampler.backend=vllm, if that runs it, or another model of docs/models.md"
+            f"a {kind} is not decoded as transformers reads it: token by token, log-probabilities are up to "
+            f"{decoded:.2g} nats off, so it cannot be sampled with sampler.backend=torch; use sampler.backend=vllm, if "
+            "that runs it, or another model of docs/models.md"
+        )
+
+
+def _require_half(kind: str, dtype: DType, gap_n: Tensor) -> None:
+    """Raises ModelError if a model is too far from itself in fp32; a number that is not finite is."""
+    ratio = float(gap_n.abs().exp().nan_to_num(float("inf")).mean())
+    if ratio > LARGEST_HALF_RATIO:
+        raise ModelError(
+            f"a {kind} in {dtype} is too far from itself in fp32 (mean e^|Δ log π| is {ratio:.3f}, at most "
+            f"{LARGEST_HALF_RATIO} is right); use learner.dtype=fp32"
         )
 
 
@@ -237,58 +227,6 @@ def _require_export(model: PreTrainedModel) -> None:
         raise ModelError(f"a {kind} that is exported and opened again {what}; {_INSTEAD}")
 
 
-Outputs = dict[str, Tensor]
-"""Hidden states of the tokens of a batch [N, D], by the names of modules, in the order in which they finish."""
-
-
-def _alone(model: PreTrainedModel, batch: Batch, implementation: str) -> Outputs:
-    """Hidden states of each sequence, one pass each."""
-    model.set_attn_implementation(implementation)
-    try:
-        parts = [_together(model, part) for part in batch.split(1)]
-    finally:
-        model.set_attn_implementation(attention.NAME)
-    shared = [name for name in parts[0] if all(name in part for part in parts)]
-    return {name: torch.cat([part[name] for part in parts]) for name in shared}
-
-
-def _together(model: PreTrainedModel, batch: Batch) -> Outputs:
-    """Hidden states of packed sequences, as a learner computes them."""
-    cut, outputs = Cut.of(batch.to(model.device), ALONE, carries_state(model.config)), Outputs()
-    place_N = slice(None) if cut.place is None else cut.place
-
-    def note(name: str, output: Any) -> None:
-        states = output[0] if isinstance(output, tuple) else output
-        if isinstance(states, Tensor) and states.dim() > 1 and states.shape[:2].numel() == cut.tokens.numel():
-            outputs[name] = states.flatten(0, 1).flatten(1)[place_N]
-
-    hooks = [
-        module.register_forward_hook(lambda module, _, output, name=name: note(name, output))
-        for name, module in model.named_modules()
-    ]
-    try:
-        model(**cut.inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return outputs
-
-
-def _first_difference(model: PreTrainedModel, right: Outputs, wrong: Outputs) -> str:
-    """The class of the first part of a layer, such as its attention, whose output differs."""
-    inside = {id(layer) for layer in layers(model)}
-    parts = {
-        f"{name}.{part}": type(child).__name__
-        for name, module in model.named_modules()
-        if id(module) in inside
-        for part, child in module.named_children()
-    }
-    for name, states in right.items():
-        if name in wrong and _gap(wrong[name], states) > LARGEST_GAP * max(float(states.abs().max()), 1.0):
-            return next((kind for part, kind in parts.items() if f"{name}.".startswith(f"{part}.")), "the model")
-    return type(model).__name__
-
-
 @contextmanager
 def _refuse_unsupported(config: PreTrainedConfig) -> Iterator[None]:
     """Turns the errors of a model that does not fit Lockstep's attention, packing or cache into ModelError."""
@@ -304,14 +242,11 @@ def _refuse_unsupported(config: PreTrainedConfig) -> Iterator[None]:
 
 
 @cache
-def _versions() -> tuple[str, ...]:
-    return __version__, torch.__version__, transformers.__version__, platform.python_version()
-
-
-@cache
 def _machine() -> tuple[str, ...]:
+    """Versions and hardware."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    return platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability(), gpu
+    versions = __version__, torch.__version__, transformers.__version__, platform.python_version()
+    return *versions, platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability(), gpu
 
 
 @cache

@@ -23,11 +23,8 @@ from torch import Tensor
 
 from lockstep.errors import BrokenPromiseError, InputError, LockstepError
 
-
-class Factory(Protocol):
-    """A small picklable value that knows how to build a worker's object."""
-
-    def build(self) -> Any: ...
+Factory = Callable[[], Any]
+"""Builds a worker's object; small and picklable."""
 
 
 @dataclass(frozen=True)
@@ -232,48 +229,36 @@ def _remaining_s(deadline: float | None) -> float | None:
     return None if deadline is None else max(deadline - time.monotonic(), 1e-4)
 
 
-class Line(Protocol):
-    """The worker's end of a transport."""
-
-    def frame(self) -> Sequence[bytearray]:
-        """The parts of the next message, by `encode`.
-
-        Raises:
-            EOFError: If no more will come.
-        """
-        ...
-
-    def send(self, message: Message) -> None:
-        """Hands a message over."""
-        ...
-
-
 def take_threads(count: int) -> None:
     """Sets the number of threads of this worker, and, by its environment, of the processes that it starts."""
     torch.set_num_threads(count)
     os.environ["OMP_NUM_THREADS"] = str(count)
 
 
-def serve(line: Line) -> None:
+Frame = Sequence[bytearray]
+"""The parts of a message, by `encode`."""
+
+
+def serve(receive: Callable[[], Frame], send: Callable[[Message], None]) -> None:
     """A worker's main loop: builds its object, then answers calls one by one until the other side closes.
 
     Raises:
         EOFError, ConnectionError: When the other side has closed.
     """
-    frame = line.frame()
+    frame = receive()
     try:
-        target = _require_kind(Build, decode(frame)).factory.build()
-        line.send(Result(None))
+        target = _require_kind(Build, decode(frame)).factory()
+        send(Result(None))
     except Exception as error:
-        line.send(Failure.of(error))
+        send(Failure.of(error))
         return
     while True:
-        frame = line.frame()
+        frame = receive()
         # An error in a verb belongs to its caller, and the worker carries on; a broken line ends it just below.
         try:
-            line.send(Result(_run(target, _require_kind(Call, decode(frame)), line)))
+            send(Result(_run(target, _require_kind(Call, decode(frame)), send)))
         except Exception as error:
-            line.send(Failure.of(error))
+            send(Failure.of(error))
 
 
 def _require_kind(kind: type[M], message: Message) -> M:
@@ -282,11 +267,11 @@ def _require_kind(kind: type[M], message: Message) -> M:
     return message
 
 
-def _run(target: Any, call: Call, line: Line) -> Any:
+def _run(target: Any, call: Call, send: Callable[[Message], None]) -> Any:
     """Runs one call. A result that is an iterator goes out item by item."""
     result = getattr(target, call.verb)(*call.args, **call.keywords)
     if not isinstance(result, Iterator):
         return result
     for item in result:
-        line.send(Item(item))
+        send(Item(item))
     return None

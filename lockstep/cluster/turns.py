@@ -8,41 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from lockstep.batch import Batch
+from lockstep.cluster.learner_group import MeshLearner
+from lockstep.learners.rank import RankLearner
 from lockstep.samplers.base import Piece, Sampler
 from lockstep.types import Request, SamplingParams
 from lockstep.weight_sync.attestation import Attestation
-
-
-class CanLeave(Protocol):
-    """A learner that can give its devices to others."""
-
-    def offload(self, keep_weights: bool = False) -> None:
-        """Moves weights and moments to the host's memory, until a verb needs them; see `RankLearner.offload`."""
-        ...
-
-    def empty_cache(self) -> None:
-        """Gives memory that is not in use back to the devices."""
-        ...
 
 
 class Turns:
     """The learners of a run that take turns with its engines, and with each other's cached device memory."""
 
     def __init__(self) -> None:
-        self._learners: list[CanLeave] = []
-        self._working: CanLeave | None = None
+        self._learners: list[RankLearner | MeshLearner] = []
+        self._working: MeshLearner | None = None
 
-    def add(self, learner: CanLeave) -> None:
+    def add(self, learner: RankLearner | MeshLearner) -> None:
         """Adds a learner that takes turns."""
         self._learners.append(learner)
 
-    def begin(self, learner: CanLeave) -> None:
+    def begin(self, learner: MeshLearner) -> None:
         """Begins the work of a learner in processes of its own: the previous one frees its cached memory."""
         if self._working is not None and self._working is not learner:
             self._working.empty_cache()

@@ -31,17 +31,6 @@ class Shipment:
     sent: dict[str, Sent]
 
 
-@dataclass(frozen=True)
-class Cast:
-    """Weights of a rank, cast before they are gathered."""
-
-    rank: SendsWeights
-    dtype: torch.dtype
-
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        return self.rank.weights(self.dtype)
-
-
 class SendsWeights(ABC):
     """A rank that can send its weights itself, or its part of them."""
 
@@ -88,7 +77,7 @@ class SendsWeights(ABC):
         self._leaving = None
 
     def _fill_all(self, dtype: torch.dtype, columns: bool) -> Generator[Shipment]:
-        outgoing = Outgoing(Cast(self, dtype), dtype)
+        outgoing = Outgoing(lambda: self.weights(dtype), dtype)  # cast before they are gathered
         for bucket in self._buckets(outgoing, dtype, columns):
             yield Shipment(bucket, outgoing.take_sent())
         yield Shipment(None, outgoing.take_sent())

@@ -12,10 +12,11 @@ import os
 import tempfile
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
-from typing import Any, Literal, Protocol, assert_never, cast
+from typing import Any, Literal, assert_never, cast
 
 import torch
 import torch.distributed as dist
@@ -87,9 +88,10 @@ class Route:
         return cls(**fields, meeting=None if meeting is None else Meeting(**meeting))
 
 
-class Carrier(Protocol):
+class Carrier(ABC):
     """One end of a route: a sender calls `memory`, `seal` and `ship`, a receiver `take` and `release`."""
 
+    @abstractmethod
     def memory(self, number: int, size: int, device: torch.device) -> Tensor:
         """Memory for the bytes of the next bucket, uint8 [size]; those of the previous bucket stay valid.
 
@@ -98,23 +100,20 @@ class Carrier(Protocol):
             size: Bytes.
             device: Device of the weights.
         """
-        ...
 
+    @abstractmethod
     def seal(self, number: int, slots: tuple[Slot, ...]) -> Bucket:
         """The bucket whose bytes were written to `memory`; the caller passes it to receivers."""
-        ...
 
-    def ship(self, bucket: Bucket) -> None:
+    def ship(self, bucket: Bucket) -> None:  # noqa: B027 — in shared memory, receivers see what was written
         """Sends the bytes of the newest bucket to receivers that were passed it; returns when they have them."""
-        ...
 
+    @abstractmethod
     def take(self, bucket: Bucket, device: torch.device) -> Tensor:
         """The bytes of a bucket, on a device of the receiver. They may change after `release`."""
-        ...
 
-    def release(self) -> None:
+    def release(self) -> None:  # noqa: B027 — copies from host memory are finished when they are used
         """Waits until the bytes that were taken last have been read."""
-        ...
 
 
 def open_carrier(route: Route) -> Carrier:
@@ -173,7 +172,7 @@ class _DoubleBuffer:
         return self.whole(number, size, device)[:size]
 
 
-class _ThroughHost:
+class _ThroughHost(Carrier):
     """Base of carriers through host memory: a bucket is filled on the weights' GPU, and copied to the host at once."""
 
     def __init__(self) -> None:
@@ -206,14 +205,8 @@ class SharedMemory(_ThroughHost):
     def memory(self, number: int, size: int, device: torch.device) -> Tensor:
         return self._stage(number, self._map(number, size), device)
 
-    def ship(self, bucket: Bucket) -> None:
-        """Does nothing: receivers see the written memory."""
-
     def take(self, bucket: Bucket, device: torch.device) -> Tensor:
         return self._map(bucket.number, bucket.size).to(device)
-
-    def release(self) -> None:
-        """Does nothing: copies from host memory are finished when they are used."""
 
     def _map(self, number: int, size: int) -> Tensor:
         """The first `size` bytes of a bucket's file, which is enlarged if it is too small."""
@@ -255,10 +248,7 @@ class GroupBroadcast(_ThroughHost):
     def take(self, bucket: Bucket, device: torch.device) -> Tensor:
         flat = self._buffers.memory(bucket.number, bucket.size, device if self._on_gpu else _HOST)
         self._group.broadcast([flat], _FROM_SENDER).wait()
-        return flat.to(device)
-
-    def release(self) -> None:
-        """Does nothing: the next bucket goes to the other buffer, on a GPU in stream order after these reads."""
+        return flat.to(device)  # the next bucket goes to the other buffer, on a GPU in stream order after these reads
 
 
 _HOST = torch.device("cpu")
@@ -280,7 +270,7 @@ def _join(own: Meeting, backend: Literal["gloo", "nccl"]) -> dist.ProcessGroup:
     return cast("dist.ProcessGroup", group)  # it has the same methods
 
 
-class CudaIPC:
+class CudaIPC(Carrier):
     """Carries buckets in memory of a GPU that both ends share; no byte leaves it.
 
     If several processes send, each fills memory of its own GPU, and one bucket has the handles of all.
@@ -303,9 +293,6 @@ class CudaIPC:
         torch.cuda.synchronize(self._device)  # streams of this process do not order reads of another one
         _, handle = self._exported[number % BUFFERS]
         return Bucket(number, end_of(slots), slots, {name_gpu(self._device): handle})
-
-    def ship(self, bucket: Bucket) -> None:
-        """Does nothing: receivers see the written memory."""
 
     def take(self, bucket: Bucket, device: torch.device) -> Tensor:
         self._device, name = device, name_gpu(device)

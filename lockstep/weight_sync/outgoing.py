@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
@@ -23,10 +23,8 @@ class Sent:
     columns: int | None
 
 
-class HasWeights(Protocol):
-    """A learner, or another holder of weights to send."""
-
-    def weights(self) -> Iterator[tuple[str, Tensor]]: ...
+Weights = Callable[[], Iterator[tuple[str, Tensor]]]
+"""`Learner.weights`, or the like of another holder of weights."""
 
 
 class Sender(Protocol):
@@ -73,48 +71,39 @@ class Sender(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class _Stream:
-    """A stream of tensors as a holder of weights."""
-
-    tensors: Iterable[tuple[str, Tensor]]
-
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        yield from self.tensors
-
-
 class Outgoing:
     """The learner's weights in the sampler's type, as they are sent; they can be iterated again.
 
     Args:
-        learner: The holder of the weights.
+        weights: Yields the weights of their holder.
         dtype: The sampler's type; None: weights are not cast.
         sender: Sends them from the processes that hold them; None: that is this process.
+        once: True if they may be yielded only once.
     """
 
-    def __init__(self, learner: HasWeights, dtype: torch.dtype | None, sender: Sender | None = None) -> None:
+    def __init__(
+        self, weights: Weights, dtype: torch.dtype | None, sender: Sender | None = None, once: bool = False
+    ) -> None:
         self._sent, self._taken = dict[str, Sent](), dict[str, tuple[Taken, Taken | None]]()
         self.dtype, self.sender = dtype, sender
-        self._learner = learner
+        self._weights, self._once = weights, once
 
     @classmethod
     def of(cls, stream: Iterable[tuple[str, Tensor]]) -> Outgoing:
         """Wraps a stream of this process's tensors, which are not cast; returns an `Outgoing` as it is."""
-        return stream if isinstance(stream, Outgoing) else cls(_Stream(stream), None)
+        return stream if isinstance(stream, Outgoing) else cls(lambda: iter(stream), None, once=True)
 
     @property
     def on_gpu(self) -> bool:
-        """True if the weights are on GPUs; a stream, which may be readable only once, counts as on the host."""
+        """True if the weights are on GPUs; those that are yielded only once count as on the host."""
         if self.sender is not None:
             return not self.sender.on_host
-        if isinstance(self._learner, _Stream):
-            return False
-        return any(tensor.is_cuda for _, tensor in islice(self._learner.weights(), 1))
+        return not self._once and any(tensor.is_cuda for _, tensor in islice(self._weights(), 1))
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         """Yields names and tensors. If another process sends them, a tensor may change once the next is requested."""
         if self.sender is None:
-            yield from self._send(self._learner.weights())
+            yield from self._send(self._weights())
             return
         if not self.sender.one_machine:
             yield from self._send(self.sender.stream(self.dtype))
@@ -127,7 +116,7 @@ class Outgoing:
 
     def parts(self) -> Iterator[WeightPart]:
         """The tensors of this process, which are not cast yet."""
-        for name, tensor in self._learner.weights():
+        for name, tensor in self._weights():
             yield WeightPart.whole(name, tensor, type_for(tensor, self.dtype))
 
     def _send(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:

@@ -14,7 +14,7 @@ from lockstep.batch import Batch
 from lockstep.errors import BrokenPromiseError
 from lockstep.metrics import Last, Metrics
 from lockstep.weight_sync.attestation import Attestation
-from lockstep.weight_sync.outgoing import HasWeights, Outgoing, Sender, Sent, type_for
+from lockstep.weight_sync.outgoing import Outgoing, Sender, Sent, type_for
 
 _SEQUENCES, _LENGTH = 2, 32
 _LARGEST_GAP = {"fp32": 1e-3, "fp16": 0.1, "bf16": 0.1}
@@ -25,13 +25,15 @@ class WeightSyncError(BrokenPromiseError):
     """The sampler does not hold what the learner sent."""
 
 
-class WeightSource(HasWeights, Protocol):
+class WeightSource(Protocol):
     """The source of a sampler's weights: a learner as it is, or a `Snapshot` of it."""
 
     @property
     def sender(self) -> Sender | None:
         """Sends them from the processes that hold them; None if that is this process."""
         ...
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]: ...
 
     def logprobs(self, batch: Batch) -> Tensor: ...
 
@@ -83,7 +85,7 @@ class Snapshot:
     @classmethod
     def of(cls, learner: WeightSource, version: int, dtype: torch.dtype, probe: Probe | None) -> Snapshot:
         """Copies the learner's current weights; weights in other processes are cast before they are sent."""
-        leaving = learner.weights() if learner.sender is None else Outgoing(learner, dtype, learner.sender)
+        leaving = learner.weights() if learner.sender is None else Outgoing(learner.weights, dtype, learner.sender)
         copies = {name: _copy(tensor, dtype) for name, tensor in leaving}
         if learner.sender is not None:
             learner.sender.finish()
@@ -119,7 +121,7 @@ def sync_weights(learner: WeightSource, sampler: Receiver, version: int, probe: 
         WeightSyncError: Names the tensors that differ or are missing on one side, or the caches that were kept; or an
             engine scores the probe differently.
     """
-    outgoing = Outgoing(learner, sampler.dtype, learner.sender)
+    outgoing = Outgoing(learner.weights, sampler.dtype, learner.sender)
     attestations = sampler.load_weights(outgoing, version)
     for engine, held in enumerate(attestations, start=1):
         wrong = differing(outgoing.sent, held)

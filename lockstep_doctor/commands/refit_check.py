@@ -33,7 +33,7 @@ from lockstep.models.folder import context_of, read_config
 from lockstep.report.progress import Progress, show_progress
 from lockstep.report.terminal import summary_table
 from lockstep.weight_sync.attestation import Attestation
-from lockstep.weight_sync.sync import HasWeights, Outgoing, Probe, Sent, differing, random_probe
+from lockstep.weight_sync.sync import Outgoing, Probe, Sent, differing, random_probe
 from lockstep.whole_files import write_whole
 from lockstep_doctor.table.options import DoctorRecipe
 
@@ -140,9 +140,9 @@ class _Check:
         self._answers = engine.logprobs(probe.batch)
         self._now: Refitted | None = None
 
-    def refit(self, name: str, source: HasWeights) -> RefitStage:
+    def refit(self, name: str, source: RankLearner | Noise) -> RefitStage:
         """Sends the weights of a source, and compares all that the engine holds then."""
-        outgoing, start = Outgoing(source, self._engine.dtype), time.perf_counter()
+        outgoing, start = Outgoing(source.weights, self._engine.dtype), time.perf_counter()
         held = self._engine.load_weights(outgoing, version=len(self._before))[0]
         seconds = time.perf_counter() - start
         self._now = Refitted(self._engine, source, outgoing.sent, held, self._before)
@@ -197,7 +197,7 @@ class Refitted:
     """
 
     engine: SamplerPool
-    source: HasWeights
+    source: RankLearner | Noise
     sent: Mapping[str, Sent]
     held: Attestation
     before: Mapping[str, Mapping[str, Sent]]
@@ -250,7 +250,7 @@ class Refitted:
 class Noise:
     """Random tensors of the sizes, types and spreads of a learner's; those that are no floats as they are."""
 
-    like: HasWeights
+    like: RankLearner
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in self.like.weights():
@@ -261,9 +261,9 @@ class Noise:
             yield name, tensor
 
 
-def _fingerprint_all(source: HasWeights, dtype: torch.dtype) -> dict[str, Sent]:
+def _fingerprint_all(source: RankLearner | Noise, dtype: torch.dtype) -> dict[str, Sent]:
     """Returns fingerprints of the weights that would be sent."""
-    outgoing = Outgoing(source, dtype)
+    outgoing = Outgoing(source.weights, dtype)
     for _ in outgoing:
         pass
     return outgoing.sent

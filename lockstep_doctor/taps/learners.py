@@ -124,8 +124,8 @@ def open_learner(folder: Path, options: EngineOptions, backend: str, attach: Att
         return
     with Workers() as workers:
 
-        def make(meeting: Meeting) -> TapSpec:
-            return TapSpec(RankSpec(spec, meeting), attach, name, options.neighbors)
+        def make(meeting: Meeting) -> Callable[[], RankTap]:
+            return TapSpec(RankSpec(spec, meeting), attach, name, options.neighbors).build
 
         ranks, _host = start_ranks(section, f"tap of {name},", make, _TIMEOUT_S, workers)
         for rank in ranks:

@@ -23,7 +23,7 @@ from lockstep.models.cut import Cut
 from lockstep.models.heads import LogitsHead
 from lockstep.models.laid_out import LaidOut, Read
 from lockstep_doctor.cuts import OUTPUT, Capture, CutPoint, End
-from lockstep_doctor.modules import Pass, Values, count_functions, visit_cuts
+from lockstep_doctor.modules import Pass, Share, Values, count_functions, visit_cuts
 from lockstep_doctor.operators import OperatorTrace, Recorder
 
 LOGITS, LAST = CutPoint("logits"), CutPoint("final_norm")
@@ -34,8 +34,8 @@ _DIVIDED = frozenset({"q", "k", "v", "attn", "gate", "up", "act", "self_attn.q_n
 
 
 @dataclass(frozen=True)
-class RankShare:
-    """Implements `lockstep_doctor.modules.Share`: the tokens that a rank has, and its heads or hidden units of them.
+class RankShare(Share):
+    """The tokens that a rank has, and its heads or hidden units of them.
 
     Attributes:
         ranks: Ranks that hold the model together.

@@ -34,7 +34,7 @@ from lockstep.samplers.torch.token_step import TokenStep
 from lockstep.types import Request, SamplingParams
 from lockstep_doctor.cuts import OUTPUT, Capture, CutPoint, name_cuts
 from lockstep_doctor.engines import EngineOptions
-from lockstep_doctor.modules import Pass, count_functions, find_watched, values_by_name, visit_cuts
+from lockstep_doctor.modules import Pass, Share, count_functions, find_watched, values_by_name, visit_cuts
 from lockstep_doctor.operators import OperatorTrace, Recorder
 from lockstep_doctor.tap import trace_segment
 from lockstep_doctor.taps.computation import computation_of
@@ -147,8 +147,8 @@ class _Following(Scheduler):
         return token_R, logprob_R, torch.zeros_like(token_R, dtype=torch.bool)
 
 
-class PassShare:
-    """Implements `lockstep_doctor.modules.Share`: the tokens of a pass that belong to the sequence, without padding."""
+class PassShare(Share):
+    """The tokens of a pass that belong to the sequence, without padding."""
 
     def __init__(self) -> None:
         self.begin(0, 0, first=True)

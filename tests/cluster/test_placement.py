@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from gpus import show_gpus
-from remote_workers import AbacusSpec
+from remote_workers import Abacus
 
 from lockstep.algorithms.base import Algorithm
 from lockstep.cluster.placement import (
@@ -85,7 +85,7 @@ def test_a_process_sees_its_own_gpus_alone() -> None:
 def test_a_child_process_is_given_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
     place = Placement.of(Devices(1, 2, True), Processes(2)).ranks[1]
-    remote = Workers().start(AbacusSpec(), "seeing", 400.0, place)
+    remote = Workers().start(Abacus, "seeing", 400.0, place)
     try:
         assert remote.call("variable", "CUDA_VISIBLE_DEVICES") == "7"
     finally:
@@ -166,7 +166,7 @@ def test_actors_see_their_own_gpus_alone(many_gpus: None) -> None:
         ending.callback(cluster.close)
         workers = Workers(cluster.placement, cluster)
         places = (*cluster.placement.ranks, *cluster.placement.engines)
-        remotes = [workers.start(AbacusSpec(), f"worker {place}", 400.0, place) for place in places]
+        remotes = [workers.start(Abacus, f"worker {place}", 400.0, place) for place in places]
         first, second, both = (remote.call("variable", "CUDA_VISIBLE_DEVICES") for remote in remotes)
         for remote in remotes:
             remote.close()

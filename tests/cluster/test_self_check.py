@@ -76,14 +76,13 @@ def test_models_that_are_right_are_proven(fields: dict[str, Any]) -> None:
     assert proof(fields).largest < 1e-4
 
 
-@pytest.mark.parametrize(("fields", "mixer"), [(MAMBA2, "Mamba2Mixer"), (LFM2, "Lfm2ShortConv"), (QWEN35, "Qwen3_5")])
-def test_a_state_that_leaks_over_the_border_of_packed_sequences_is_caught_and_its_layer_named(
-    fields: dict[str, Any], mixer: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fields", [MAMBA2, LFM2, QWEN35], ids=lambda fields: fields["model_type"])
+def test_a_state_that_leaks_over_the_border_of_packed_sequences_is_caught(
+    fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What every such model did while states were packed like attention."""
     monkeypatch.setattr(heads, "carries_state", lambda _: False)
-    monkeypatch.setattr(self_check, "carries_state", lambda _: False)
-    with pytest.raises(ModelError, match=f"beside others: {mixer}.* mixes them"):
+    with pytest.raises(ModelError, match="computes a sequence differently beside others"):
         proof(fields, sampling=None)
 
 
@@ -95,7 +94,7 @@ def test_a_neighbor_that_is_seen_is_caught(monkeypatch: pytest.MonkeyPatch) -> N
 
     original = Packed.of
     monkeypatch.setattr(cut.Packed, "of", merged)
-    with pytest.raises(ModelError, match="beside others: LlamaAttention mixes them"):
+    with pytest.raises(ModelError, match="computes a sequence differently beside others"):
         proof({"model_type": "llama"}, sampling=None)
 
 
@@ -105,7 +104,7 @@ def test_a_window_that_is_forgotten_is_caught(monkeypatch: pytest.MonkeyPatch) -
 
     original = Packed.attend
     monkeypatch.setattr(Packed, "attend", blind)
-    with pytest.raises(ModelError, match="MistralAttention gives other numbers with Lockstep's attention"):
+    with pytest.raises(ModelError, match="a mistral is not computed as transformers does"):
         proof({"model_type": "mistral", "sliding_window": 16}, sampling=None)
 
 
@@ -116,14 +115,14 @@ def test_a_model_that_is_decoded_wrong_is_refused_only_where_it_is_sampled(monke
 
     original = SideBySide.attend
     monkeypatch.setattr(SideBySide, "attend", shifted)
-    with pytest.raises(ModelError, match=r"token by token, Qwen3_5DecoderLayer gives .* use sampler\.backend=vllm"):
+    with pytest.raises(ModelError, match=r"token by token, .* use sampler\.backend=vllm"):
         proof(QWEN35)
     assert proof(QWEN35, sampling=None).largest < 1e-4
 
 
 def test_what_keeps_a_state_of_its_own_is_refused_by_name() -> None:
     griffin = {"model_type": "recurrent_gemma", "num_hidden_layers": 3, "lru_width": 32}
-    with pytest.raises(ModelError, match="RecurrentGemmaRecurrentBlock mixes them"):
+    with pytest.raises(ModelError, match="a recurrent_gemma computes a sequence differently"):
         proof(griffin)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gpus import show_gpus
@@ -32,7 +33,8 @@ class Noting:
 
 
 def test_all_leave_but_for_weights_that_an_engine_computes_with() -> None:
-    turns, learners = Turns(), [Noting(), Noting()]
+    turns = Turns()
+    learners: list[Any] = [Noting(), Noting()]
     for learner in learners:
         turns.add(learner)
     turns.leave(learners[1])
@@ -41,7 +43,9 @@ def test_all_leave_but_for_weights_that_an_engine_computes_with() -> None:
 
 
 def test_whoever_worked_before_gives_back_what_it_keeps_for_later() -> None:
-    turns, policy, critic = Turns(), Noting(), Noting()
+    turns = Turns()
+    policy: Any = Noting()
+    critic: Any = Noting()
     for working in (policy, policy, critic, critic, policy):
         turns.begin(working)
     assert (policy.asked, critic.asked) == (["empty"], ["empty"])

@@ -138,23 +138,13 @@ def test_what_is_sent_again_is_taken_again(ends: Ends) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, None])
 def test_fingerprints_are_those_of_the_cast_tensors(ends: Ends, dtype: torch.dtype | None) -> None:
     held = {"matrix": torch.randn(50, 30), "turned": torch.randn(4, 9).T, "count": torch.arange(7)}
-    outgoing = Outgoing(Holder(held), dtype)
+    outgoing = Outgoing(lambda: iter(held.items()), dtype)
     for bucket in ends.sender.buckets(outgoing, columns=True):
         ends.send(bucket)
     for name, tensor in ends.finish().items():
         assert tensor.dtype == (dtype if held[name].is_floating_point() and dtype is not None else held[name].dtype)
         columns = column_fingerprint(tensor) if tensor.ndim == 2 else None
         assert outgoing.sent[name] == Sent(fingerprint(tensor), columns)
-
-
-@dataclass(frozen=True)
-class Holder:
-    """Holds weights."""
-
-    tensors: Taken
-
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        yield from self.tensors.items()
 
 
 def test_a_stream_is_gone_through_as_it_is_sent() -> None:

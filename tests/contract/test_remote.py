@@ -9,12 +9,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import pytest
 import torch
-from remote_workers import AbacusSpec, BrokenSpec
+from remote_workers import Abacus, build_nothing
 
 from lockstep.cluster.placement import Place
 from lockstep.cluster.transport import Result, decode, encode
@@ -61,7 +62,7 @@ def workers() -> Iterator[Workers]:
 
 
 def abacus(workers: Workers, start: int = 0, name: str = "abacus", timeout_s: float = 400.0) -> Remote:
-    remote = workers.start(AbacusSpec(start), name, timeout_s, PLACE)
+    remote = workers.start(partial(Abacus, start), name, timeout_s, PLACE)
     workers.callback(remote.close)
     return remote
 
@@ -172,7 +173,7 @@ def test_a_stream_that_breaks_says_so(shared: Remote) -> None:
 
 
 def test_an_error_in_building_shows_itself(workers: Workers) -> None:
-    remote = workers.start(BrokenSpec(), "broken", 120.0, PLACE)
+    remote = workers.start(build_nothing, "broken", 120.0, PLACE)
     with pytest.raises(ValueError, match="the model folder is empty"):
         remote.ready()
     with pytest.raises(WorkerDied, match="worker broken died"):
@@ -271,16 +272,16 @@ def test_an_actor_keeps_the_contract_of_a_child(ray: None) -> None:
 
 def test_threads_are_shared_out(own: Remote) -> None:
     assert own.call("threads") == torch.get_num_threads()
-    one = spawn_worker(AbacusSpec(), "abacus", timeout_s=400.0, threads=3)
+    one = spawn_worker(Abacus, "abacus", timeout_s=400.0, threads=3)
     assert one.call("threads") == 3
     one.close()
 
 
 SCRIPT = """
 from lockstep.cluster.worker_proxy import spawn_worker
-from remote_workers import AbacusSpec
+from remote_workers import Abacus
 if __name__ == "__main__":
-    remote = spawn_worker(AbacusSpec(), "orphan", timeout_s=400.0)
+    remote = spawn_worker(Abacus, "orphan", timeout_s=400.0)
     print(remote.call("pid"), flush=True)
     remote.call("sleep", 60.0)
 """

@@ -112,7 +112,7 @@ def test_a_learner_that_dies_during_a_refit_is_no_samplers_death(
     start: Start, models: Callable[..., Path], transfer: str
 ) -> None:
     replicas = start(replicas=2, transfer=transfer)
-    remote = spawn_worker(LearnerSpec(str(models("llama", seed=1)), "logits", SECTION, None, 0), "learner", 60.0)
+    remote = spawn_worker(LearnerSpec(str(models("llama", seed=1)), "logits", SECTION, None, 0).build, "learner", 60.0)
 
     class Dying:
         """Its process is killed while its weights are on their way."""

@@ -117,7 +117,7 @@ def test_ranks_send_their_weights_as_one_process_would(
     """In the engine's type: fingerprints of what ranks cast in parts, or before they gather, are those of the whole."""
     section = SamplerSection.model_validate({"replicas": 2, "transfer": transfer})
     pool = SamplerPool(SamplerSpec(str(models("qwen3", seed=1)), section, SECTION), print)
-    outgoing = Outgoing(two, dtype, two.sender)
+    outgoing = Outgoing(two.weights, dtype, two.sender)
     try:
         for version in (1, 2):
             held = pool.load_weights(outgoing, version)
@@ -166,7 +166,7 @@ def test_an_engine_that_dies_while_ranks_send_is_started_again_and_gets_all(
     pool = SamplerPool(SamplerSpec(str(models("qwen3", seed=1)), section, SECTION), print)
     try:
         pool.ready()
-        held = pool.load_weights(Outgoing(two, torch.float32, Killing(two.sender, "sampler 2")), 1)
+        held = pool.load_weights(Outgoing(two.weights, torch.float32, Killing(two.sender, "sampler 2")), 1)
         assert pool.restarts == 1
     finally:
         pool.close()
@@ -191,5 +191,5 @@ def test_a_rank_that_dies_while_ranks_send_weights_is_the_one_named(spec: Learne
     learner.sender.join(Route("shared_memory", learner.sender.places))
     kill_soon(learner, rank)
     with pytest.raises(WorkerDied, match=f"worker logits learner rank {rank} died in begin_sending: killed by SIGKILL"):
-        list(learner.sender.buckets(Outgoing(learner, torch.float32, learner.sender), columns=True))
+        list(learner.sender.buckets(Outgoing(learner.weights, torch.float32, learner.sender), columns=True))
     assert not any(rank.alive() for rank in learner.ranks)

@@ -124,7 +124,7 @@ def test_an_engine_is_sent_the_weights_of_ranks_that_are_away(models: Models) ->
     """Also one that is started again while it works."""
     folder, how = str(models("llama")), section("torch", dp=2)
     turns = Turns()
-    learner = launch(CountedSpec(folder, "logits", how, OPTIMIZER, 0), timeout_s=400.0, turns=turns)
+    learner = launch(CountedSpec(folder, "logits", how, OPTIMIZER, 0), timeout_s=400.0, begin=turns.begin)
     turns.add(learner)
     pools = list[SamplerPool]()
 

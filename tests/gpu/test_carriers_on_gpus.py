@@ -58,7 +58,7 @@ def test_an_engine_on_the_same_gpu_holds_what_was_sent(learner: RankLearner, poo
 @pytest.mark.timeout(300)
 def test_a_changed_weight_is_seen(learner: RankLearner, pool: SamplerPool) -> None:
     sync_weights(learner, pool, 1)
-    (held,) = pool.load_weights(Outgoing(learner, torch.float32), 2)
+    (held,) = pool.load_weights(Outgoing(learner.weights, torch.float32), 2)
     with torch.no_grad():
         next(learner.model.parameters()).view(-1)[3] += 1e-3
     differ = [name for name, tensor in learner.weights() if held.fingerprints[name] != fingerprint(tensor)]

@@ -299,10 +299,8 @@ def test_an_engine_that_dies_between_gpus_ends_the_sync_and_not_the_learner(monk
 
 def test_weights_on_a_gpu_are_known_to_be_there() -> None:
     with pretended.pretend_gpu():
-        there = SimpleNamespace(weights=lambda: iter([("a", torch.zeros(2, device="cuda"))]))
-        assert Outgoing(cast(Any, there), None).on_gpu
-        here = SimpleNamespace(weights=lambda: iter([("a", torch.zeros(2))]))
-        assert not Outgoing(cast(Any, here), None).on_gpu
+        assert Outgoing(lambda: iter([("a", torch.zeros(2, device="cuda"))]), None).on_gpu
+        assert not Outgoing(lambda: iter([("a", torch.zeros(2))]), None).on_gpu
 
 
 def test_a_rank_joins_nccl_on_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,7 +149,7 @@ def test_a_sender_waits_for_each_bucket_once_and_for_its_fingerprints_once(
         sender.join(Route("shared_memory", sender.places))
 
         def send() -> tuple[int, list[str]]:
-            before, outgoing = len(record.events), Outgoing(learner, dtype)
+            before, outgoing = len(record.events), Outgoing(learner.weights, dtype)
             count = sum(1 for _ in sender.buckets(outgoing, columns=False))
             assert outgoing.sent
             return count, [event.kind for event in record.events[before:]]

@@ -165,7 +165,7 @@ def test_a_kept_cache_is_named(learner: RankLearner, sampler: SamplerPool, forge
 def test_tables_of_the_engine_s_own_are_rescored(learner: RankLearner, sampler: SamplerPool) -> None:
     """The engine makes its rotary tables itself, so a learner with others has the same weights and other numbers."""
     learner.model.get_buffer("lm.model.rotary_emb.inv_freq").mul_(2.0)
-    outgoing = Outgoing(learner, torch.float32)
+    outgoing = Outgoing(learner.weights, torch.float32)
     (held,) = sampler.load_weights(outgoing, 2)
     assert not differing(outgoing.sent, held)
     with pytest.raises(WeightSyncError, match=r"weights are equal, but .* other log-probabilities"):

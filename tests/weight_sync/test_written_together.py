@@ -60,7 +60,7 @@ def send(learner: TwoRanks, dtype: torch.dtype = torch.float32) -> dict[str, Ten
     route = Route("shared_memory", sender.places)
     learner.call_all("join_receivers", route)
     carrier, held = open_carrier(route), dict[str, Tensor]()
-    for bucket in sender.buckets(Outgoing(learner, dtype, sender), columns=True):  # type: ignore[arg-type]
+    for bucket in sender.buckets(Outgoing(learner.ranks[0].weights, dtype, sender), columns=True):
         assert Bucket.read(bucket.json()) == bucket
         held |= {name: tensor.clone() for name, tensor in unpack(carrier, bucket, torch.device("cpu"))}
     return held
