@@ -89,20 +89,20 @@ def judge_answers(
         ValueError: The questions that the section allows do not fit the model, or there is no chat template.
         ServerError: The server cannot be used.
     """
-    sampler = section.engine
-    if sampler.openai is not None:
-        return _server(section, sampler, progress)
+    engine = section.engine
+    if engine.openai is not None:
+        return _server(section, engine, progress)
     assert section.path is not None, "a judge is the policy, a folder, or a server"
     source = open_source(section.path)
     _require_room(section, source, name)
-    kernels = choose_kernels(source.folder, sampler, computation, progress.note)
-    own = sampler if turns is None else sampler.take_turns()
+    kernels = choose_kernels(source.folder, engine, computation, progress.note)
+    own = engine if turns is None else engine.take_turns()
     start = partial(nearest, SamplerSpec(source.folder, own, kernels), progress, workers)
     if turns is not None:
         return _answers(section, AwakeWhenAsked(turns.start(start)).generate, source, name)
-    started = start()
-    started.wake()
-    return _answers(section, started.generate, source, name)
+    sampler = start()
+    sampler.wake()
+    return _answers(section, sampler.generate, source, name)
 
 
 @dataclass(frozen=True)

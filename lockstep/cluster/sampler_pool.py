@@ -105,10 +105,9 @@ class SamplerPool:
     """
 
     def __init__(self, spec: SamplerSpec, note: Callable[[str], object], workers: Workers = HERE) -> None:
-        self._workers, self._packs = workers, spec.packs
+        self._workers, self._spec, self._section = workers, spec, spec.section
         self._chosen = workers.choose_route(spec.section)
-        self.dtype, self._section = spec.dtype, spec.section
-        self._context, self._forgets = spec.context, spec.forgets_weights
+        self.dtype, self._context = spec.dtype, spec.context
         self._restarts = Attempts("sampler", note, spec.section.max_restarts)
         self._loaded: _Loaded | None = None
         self._abandoned = False
@@ -122,7 +121,7 @@ class SamplerPool:
                 spec.section.timeout_s,
                 place,
                 of=spec.section.replicas,
-                threads=spec.threads,
+                threads=spec.backend.threads,
             )
             for number, place in enumerate(workers.place_engines(spec.section, spec.learner), start=1)
         ]
@@ -209,7 +208,7 @@ class SamplerPool:
 
     def sleep(self) -> None:
         self._on_all("sleep")
-        if self._forgets:
+        if self._spec.backend.forgets_weights(self._section):
             self._loaded = None
 
     def close(self) -> None:
@@ -238,7 +237,7 @@ class SamplerPool:
         sender = self._sender if outgoing.sender is None else outgoing.sender
         chosen = self._chosen if outgoing.on_gpu else self._chosen.from_host(self._workers.one_machine)
         self._let_join(sender, remotes, chosen)
-        buckets = sender.buckets(outgoing, self._packs)
+        buckets = sender.buckets(outgoing, self._spec.backend.packs(self._spec.learner))
         with contextlib.closing(buckets):
             for bucket in buckets:
                 outcomes(calls)

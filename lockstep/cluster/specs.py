@@ -78,17 +78,17 @@ class SamplerSpec:
         """
         section = self.section
         if self.budget is not None and resolve_device(self.learner.device).type == "cuda":
-            section = self.budget.apply(section, self._backend.read_gpu_memory())
-        return self._backend.build(self.model, section, self.learner, self.raw_logprobs)
+            section = self.budget.apply(section, self.backend.read_gpu_memory())
+        return self.backend.build(self.model, section, self.learner, self.raw_logprobs)
 
     def open_here(self) -> Sampler:
         """Builds it in this process; only if `section.in_process`."""
         lm = load_on_device(self.model, self.learner)
-        return self._backend.wrap(lm, self.section, self.learner, self.raw_logprobs)
+        return self.backend.wrap(lm, self.section, self.learner, self.raw_logprobs)
 
     def require_proof(self) -> None:
         """Raises ModelError if the backend decodes with Lockstep's own KV cache, and the model fails the self-check."""
-        if self._backend.is_self_checked:
+        if self.backend.is_self_checked:
             require_proof(self.model, self.learner, PLAIN)
 
     @property
@@ -100,25 +100,11 @@ class SamplerSpec:
     @property
     def dtype(self) -> torch.dtype:
         """The type in which the sampler holds weights."""
-        return self._backend.dtype(self.learner)
+        return self.backend.dtype(self.learner)
 
     @property
-    def forgets_weights(self) -> bool:
-        """True if it drops a learner's weights while it sleeps."""
-        return self._backend.forgets_weights(self.section)
-
-    @property
-    def packs(self) -> bool:
-        """True if its kernels pack matrices; see `InferenceBackend.packs`."""
-        return self._backend.packs(self.learner)
-
-    @property
-    def threads(self) -> int | None:
-        """Torch threads of a worker on a CPU; None: its share of the run's."""
-        return self._backend.threads
-
-    @property
-    def _backend(self) -> InferenceBackend:
+    def backend(self) -> InferenceBackend:
+        """The inference backend that the section names."""
         backend = samplers.find_backend(self.section)
         if backend is None:
             engines = " or ".join(list_engines())

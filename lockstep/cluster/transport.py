@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -65,36 +65,23 @@ class Failure:
         kind: Name of the exception's type.
         message: Its text.
         trace: The worker's traceback.
-        family: The kind of error that the caller raises.
+        family: Name of the kind of error that the caller raises; None: a crash.
     """
 
     kind: str
     message: str
     trace: str
-    family: Family
+    family: str | None
 
     @classmethod
     def of(cls, error: Exception) -> Failure:
         trace = "".join(traceback.format_exception(error))
-        return cls(type(error).__name__, str(error), trace, _family(error))
+        family = next((kind.__name__ for kind in _SENTENCES if isinstance(error, kind)), None)
+        return cls(type(error).__name__, str(error), trace, family)
 
 
-Family = Literal["crash", "input", "run", "broken promise", "not finite"]
-"""Kinds of errors: a crash, or one that is shown to the user as a sentence."""
-
-
-def _family(error: Exception) -> Family:
-    match error:
-        case InputError():
-            return "input"
-        case BrokenPromiseError():
-            return "broken promise"
-        case LockstepError():
-            return "run"
-        case FloatingPointError():
-            return "not finite"
-        case _:
-            return "crash"
+_SENTENCES = (InputError, BrokenPromiseError, LockstepError, FloatingPointError)
+"""Kinds of errors that are shown to the user as a sentence; the first that fits."""
 
 
 Message = Build | Call | Item | Result | Failure

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, assert_never
+from typing import Any
 
 import torch
 
@@ -47,6 +47,14 @@ class RemoteBrokenPromiseError(RemoteError, BrokenPromiseError):
 
 class RemoteNotFiniteError(RemoteError, FloatingPointError):
     """A FloatingPointError of a worker; text and note as of `RemoteInputError`."""
+
+
+_SENTENCES: dict[str, type[RemoteError]] = {
+    "InputError": RemoteInputError,
+    "LockstepError": RemoteRunError,
+    "BrokenPromiseError": RemoteBrokenPromiseError,
+    "FloatingPointError": RemoteNotFiniteError,
+}
 
 
 class RemoteTimeout(RunError):
@@ -261,18 +269,8 @@ def outcomes(calls: Sequence[Pending], grace_s: float = 5.0) -> list[Any]:
 
 
 def _error(name: str, verb: str, failure: Failure) -> RemoteError:
-    match failure.family:
-        case "crash":
-            return RemoteError(f"{verb} of worker {name} raised {failure.kind}: {failure.message}\n{failure.trace}")
-        case "input":
-            error = RemoteInputError(failure.message)
-        case "run":
-            error = RemoteRunError(failure.message)
-        case "broken promise":
-            error = RemoteBrokenPromiseError(failure.message)
-        case "not finite":
-            error = RemoteNotFiniteError(failure.message)
-        case _:
-            assert_never(failure.family)
+    if failure.family is None:
+        return RemoteError(f"{verb} of worker {name} raised {failure.kind}: {failure.message}\n{failure.trace}")
+    error = _SENTENCES[failure.family](failure.message)
     error.add_note(f"raised in {verb} of worker {name}:\n{failure.trace}")
     return error

@@ -61,7 +61,7 @@ def test_an_engine_sleeps_where_learners_leave_and_has_a_larger_cache(
         recipe = load("ppo_arithmetic", [*options, f"model.path={model}"]).expect(Algorithm)
         files, source = data_files(recipe.data, in_tmp), open_source(str(model))
         spec = LiveSetup(recipe, in_tmp, files, source, "a test", show_notes(), Workers())._spec
-        assert spec.section.takes_turns is spec.forgets_weights is offload
+        assert spec.section.takes_turns is spec.backend.forgets_weights(spec.section) is offload
         assert spec.budget is not None
         beside[offload] = spec.budget.beside
     assert beside[True] < beside[False]

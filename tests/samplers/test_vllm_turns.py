@@ -15,6 +15,7 @@ from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.config import SamplerSection
 from lockstep.rollouts.sampler_session import SamplerSession
+from lockstep.samplers.torch.backend import TorchInference
 from lockstep.samplers.vllm.sampler import VLLMSampler
 from lockstep.types import Request, SamplingParams
 from lockstep.weight_sync.buckets import Bucket
@@ -87,12 +88,17 @@ def test_weights_that_a_learner_replaces_are_not_copied_to_the_host_first() -> N
     assert not section.take_turns().gets_weights
 
 
-class DroppingSpec(SamplerSpec):
+class Dropping(TorchInference):
     """A sampler of torch that is said to drop weights."""
 
-    @property
-    def forgets_weights(self) -> bool:
+    def forgets_weights(self, section: SamplerSection) -> bool:
         return True
+
+
+class DroppingSpec(SamplerSpec):
+    @property
+    def backend(self) -> Dropping:
+        return Dropping()
 
 
 @pytest.mark.parametrize("kind", [SamplerSpec, DroppingSpec])
