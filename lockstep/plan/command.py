@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-import re
 import shutil
 import tempfile
 from pathlib import Path
 
+from pydantic import ByteSize, TypeAdapter, ValidationError
 from transformers import PreTrainedConfig
 
 from lockstep.algorithms.base import Algorithm
@@ -29,8 +28,7 @@ from lockstep.plan.time import Rates
 from lockstep.rewards.build import require_sandbox
 
 _MOST_GPUS = 200_000
-_MEMORY = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)\s*(?P<unit>[A-Za-z]+)")
-_UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_SIZE = TypeAdapter(ByteSize)
 
 
 def plan(loaded: Loaded, gpus: int, memory: str, config: str | None = None, rates: str | None = None) -> Plan:
@@ -73,11 +71,13 @@ def bytes_of(memory: str) -> int:
     Raises:
         ValueError: If it is not a size.
     """
-    match = _MEMORY.fullmatch(memory.strip())
-    number = 0.0 if match is None else float(match["number"]) * _UNITS.get(match["unit"], 0)
-    if not 0 < number < math.inf:
+    try:
+        size = 0 if memory.strip().isdigit() else int(_SIZE.validate_python(memory.strip()))
+    except (ValidationError, OverflowError):
+        size = 0
+    if size <= 0:
         raise InputError(f"--memory is {memory!r}; say how much a GPU has, such as 80GB (80·10⁹ bytes) or 80GiB")
-    return int(number)
+    return size
 
 
 def _config_of_run(loaded: Loaded) -> PreTrainedConfig:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -16,8 +15,10 @@ from lockstep.judge.options import AskedSection
 from lockstep.models.folder import read_config, skeleton
 from lockstep.plan.memory import Generation, Rank
 from lockstep.plan.sizes import FP32, Sizes
-from lockstep.plan.sync import SyncEstimate
+from lockstep.samplers.backend import find_backend
 from lockstep.samplers.cache_budget import PROCESS_BYTES, CacheBudget, usable_bytes
+from lockstep.weight_sync.buckets import CAPACITY
+from lockstep.weight_sync.carriers import BUFFERS
 
 
 @dataclass(frozen=True)
@@ -29,28 +30,26 @@ class MemoryEstimate:
         load: Its largest step.
         ranks: One rank of each learner, by name, the policy first.
         sampler: The inference engine, if the run samples.
-        sync: The weight sync; None: engines take no weights, or share the policy's.
         placement: Where ranks and engines live.
+        buckets: Bytes that a GPU keeps for weight syncs; 0: engines take no weights, or share the policy's.
         sequences: Sequences that an engine generates side by side.
         copies: Bytes of host memory for weights of a sampler one step ahead, the old ones and the new.
         takes_turns: True if learners move to host memory while the engine on their GPU works, and it sleeps meanwhile.
         in_engines_turn: Names of learners that work while engines do.
         judges: Engines of judges, on the GPUs of the policy's engine.
-        checkpoint: Bytes of a checkpoint.
     """
 
     learner: LearnerSection
     load: Load
     ranks: Mapping[str, Rank]
     sampler: Generation | None
-    sync: SyncEstimate | None
     placement: Placement
+    buckets: int = 0
     sequences: int = 0
     copies: int = 0
     takes_turns: bool = False
     in_engines_turn: frozenset[str] = frozenset()
     judges: tuple[Generation, ...] = ()
-    checkpoint: int = 0
 
     @classmethod
     def of(
@@ -79,23 +78,29 @@ class MemoryEstimate:
             for role in recipe.models
         }
         learner = learners.get(recipe.learner.layout_key, recipe.learner)
-        working = frozenset(role.name for role in recipe.models if works_in_engines_turn(role))
-        judges = tuple(_judge(section, sizes, learner, load) for section in recipe.judges.values())
-        turns = takes_turns(recipe, placement)
-        alone = cls(
-            learner, load, ranks, None, None, placement, takes_turns=turns, in_engines_turn=working, judges=judges
+        found = cls(
+            learner,
+            load,
+            ranks,
+            None,
+            placement,
+            takes_turns=takes_turns(recipe, placement),
+            in_engines_turn=frozenset(role.name for role in recipe.models if works_in_engines_turn(role)),
+            judges=tuple(_judge(section, sizes, learner, load) for section in recipe.judges.values()),
         )
-        alone = replace(alone, checkpoint=checkpoint_bytes(recipe.models, sizes))
-        if inference is None:
-            return alone
+        backend = None if inference is None else find_backend(inference.sampler)
+        if inference is None or backend is None:
+            return found
         sequences, ahead = sequences or inference.sampler.max_batch_size, inference.one_step_ahead
         sampler = Generation.of(sizes, learner, inference.sampler, load, sequences, not ahead, inference.penalizes)
-        sync = SyncEstimate.of(ranks["policy"], inference, placement) if sampler.weights else None
-        copies = 2 * sync.weights if sync is not None and ahead else 0
-        whole = replace(alone, sampler=sampler, sync=sync, sequences=sequences, copies=copies)
+        found = replace(found, sampler=sampler, sequences=sequences)
+        if sampler.weights:
+            sent = backend.dtype(learner).itemsize
+            buckets = BUFFERS * max(sent * sizes.largest, CAPACITY) if placement.devices.on_gpu else 0
+            found = replace(found, buckets=buckets, copies=2 * sent * sizes.policy if ahead else 0)
         if memory is None:
-            return whole
-        return replace(whole, sampler=sampler.limit(usable_bytes(memory, whole.processes), whole.beside_engine))
+            return found
+        return replace(found, sampler=sampler.limit(usable_bytes(memory, found.processes), found.beside_engine))
 
     @property
     def own_layouts(self) -> dict[str, Rank]:
@@ -114,29 +119,24 @@ class MemoryEstimate:
         if self.placement.processes.apart:
             return max(self._learners, self.beside_engine + self.sampler.size)
         if self.takes_turns:
-            asleep = 0 if self.sampler.stays else self.sampler.weights
-            asleep += 0 if self.sync is None else self.sync.engine_buckets
-            asleep += sum(judge.weights for judge in self.judges if not judge.stays)
-            syncing = 0 if self.sync is None else self.sampler.weights + self.sync.passing
-            return max(self._learners + asleep, self.beside_engine + max(self.sampler.size, syncing))
+            asleep = sum(engine.weights for engine in (self.sampler, *self.judges) if not engine.stays)
+            return max(self._learners + asleep, self.beside_engine + self.sampler.size)
         if self.learner.parallel.ranks > 1 or self.sampler.stays:
             return self.beside_engine + self.sampler.size
-        passing = max(
-            self._passing, self.sampler.cache + self.sampler.seen, 0 if self.sync is None else self.sync.passing
-        )
+        passing = max(self._passing, self.sampler.cache + self.sampler.seen)
         judges = sum(judge.size for judge in self.judges)
-        return self._resident + self._buckets + self.sampler.weights + passing + judges
+        return self._resident + self.buckets + self.sampler.weights + passing + judges
 
     @property
     def beside_engine(self) -> int:
         """Bytes on an engine's device besides the engine: learners, buckets of the weight sync, and judges."""
-        others = sum(judge.size for judge in self.judges) + (0 if self.sync is None else self.sync.engine_buckets)
+        others = sum(judge.size for judge in self.judges)
         if self.placement.processes.apart:
-            return others
+            return self.buckets + others
         if not self.takes_turns:
             return self._learners + others
         shared = self.ranks["policy"].held if self.sampler is not None and not self.sampler.weights else 0
-        return shared + self._buckets + others + sum(self.ranks[name].peak.size for name in self.in_engines_turn)
+        return shared + self.buckets + others + sum(self.ranks[name].peak.size for name in self.in_engines_turn)
 
     @property
     def processes(self) -> int:
@@ -154,41 +154,13 @@ class MemoryEstimate:
         return (self.processes - 1) * PROCESS_BYTES
 
     @property
-    def checkpoint_copies(self) -> int:
-        """Bytes of the fullest machine's memory in which copies of its ranks' state wait to be written.
-
-        Ranks of the first replica alone write; without the room of `learners.room`, a save copies nothing and waits.
-        """
-        parallel = self.learner.parallel
-        writing = parallel.ranks // parallel.dp_replicate
-        per_machine = Counter(place.machine for place in self.placement.ranks[:writing])
-        return -(-self.checkpoint * max(per_machine.values(), default=1) // writing)
-
-    @property
     def offloaded(self) -> int:
         """Bytes of a GPU that are in the host's memory while its engine works."""
-        return sum(self._leaving.values())
-
-    @property
-    def to_host(self) -> int:
-        """Bytes that a GPU copies to the host's memory per step; copies of frozen models are there since the first."""
-        return sum(size for name, size in self._leaving.items() if self.ranks[name].trained)
-
-    @property
-    def from_host(self) -> int:
-        """Bytes that it copies back: all that was offloaded, and the policy's weights once more for the weight sync."""
-        sent = self.sync is not None and not self.learner.cpu_offload
-        return self.offloaded + (self.ranks["policy"].held if self.takes_turns and sent else 0)
-
-    @property
-    def _leaving(self) -> dict[str, int]:
-        """Bytes of a GPU that leave it while its engine works, by learner."""
         if not self.takes_turns:
-            return {}
-        found = {name: rank.resident for name, rank in self.ranks.items() if name not in self.in_engines_turn}
-        if self.sync is None and not self.learner.cpu_offload:
-            found["policy"] -= self.ranks["policy"].held
-        return found
+            return 0
+        leaving = sum(rank.resident for name, rank in self.ranks.items() if name not in self.in_engines_turn)
+        is_shared = self.sampler is not None and not self.sampler.weights
+        return leaving - (self.ranks["policy"].held if is_shared and not self.learner.cpu_offload else 0)
 
     @property
     def budget(self) -> CacheBudget | None:
@@ -213,13 +185,8 @@ class MemoryEstimate:
     def _learners(self) -> int:
         """Bytes of all learners on a device."""
         if self.learner.parallel.ranks > 1 and not self.takes_turns:
-            return sum(rank.peak.size for rank in self.ranks.values()) + self._buckets
-        return self._resident + self._passing + self._buckets
-
-    @property
-    def _buckets(self) -> int:
-        """Bytes that the policy's carrier keeps on its GPU."""
-        return 0 if self.sync is None or not self.placement.devices.on_gpu else self.sync.sender_buckets
+            return sum(rank.peak.size for rank in self.ranks.values()) + self.buckets
+        return self._resident + self._passing + self.buckets
 
     @property
     def _resident(self) -> int:

