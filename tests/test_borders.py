@@ -17,11 +17,12 @@ from torch import Tensor
 
 from lockstep.algorithms.distill.job import DistillSettings, DistillWorkers, add_teacher_logprobs
 from lockstep.algorithms.distill.options import DistillSection
+from lockstep.algorithms.job import RunLength
 from lockstep.algorithms.policy_gradient import step as policy_gradient
 from lockstep.algorithms.policy_gradient.step import PolicyGradientWorkers
+from lockstep.algorithms.ppo import step as ppo
 from lockstep.algorithms.ppo.options import PPORecipe
 from lockstep.algorithms.self_rewarding import step as self_rewarding
-from lockstep.algorithms.step import RunLength
 from lockstep.batch import Batch
 from lockstep.borders import LARGEST_LOGPROB, NotFiniteError, require_finite, require_logprobs
 from lockstep.cluster.sampler_pool import SamplerPool
@@ -201,7 +202,7 @@ def test_a_reward_function_gives_what_32_bits_hold(run: Run, reward: str) -> Non
 def test_models_of_a_policy_gradient_are_named(tmp_path: Path, model: str, name: str) -> None:
     sound = LearnerSpec(str(model_folder(tmp_path, "llama")), "logits", SECTION, OPTIMIZER, 0).build()
     models = {"policy": sound, "reference": sound, model: broken(tmp_path)}
-    settings = policy_gradient.build_settings(load("tiny.yaml", ["ppo.kl.coef=0.1"]).expect(PPORecipe), ())
+    settings = ppo.build_settings(load("tiny.yaml", ["ppo.kl.coef=0.1"]).expect(PPORecipe), ())
     workers = PolicyGradientWorkers(
         policy=models["policy"], reference=models["reference"], collector=cast(Any, None), phase=skip_timing
     )

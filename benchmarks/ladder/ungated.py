@@ -12,7 +12,7 @@ import sys
 
 from benchmarks.altered import name_runs_apart
 from lockstep import cli
-from lockstep.algorithms.self_rewarding.skill import Skill
+from lockstep.algorithms.self_rewarding.meta import Skill
 from lockstep.objectives.order_consistency import Comparisons
 
 _show = Skill.show

@@ -62,10 +62,8 @@ class Reinforce(rl.Algorithm):
         reward = setup.reward(self.reward, prompts, "reward")
         collector = rl.RolloutCollector(engine, prompts, reward, setup.source.decode, self.seed)
         agreement = rl.build_agreement(self, setup, policy, engine)
-        validate = None
-        if held_out is not None:
-            asked = self.validation_sampling
-            validate = rl.measure_answers(self, setup, held_out, collector, asked, self.reward)
+        asked = self.validation_sampling
+        validate = rl.measure_answers(self, setup, held_out, collector, asked, self.reward)
         return rl.Job(
             step=Step(self, setup, policy, critic, collector, agreement),
             run_length=rl.measure_run_length(self, len(prompts), self.num_prompts_per_step),

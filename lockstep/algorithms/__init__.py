@@ -12,7 +12,7 @@ from lockstep.lazy_names import export_lazily
 
 if TYPE_CHECKING:
     from lockstep.algorithms.base import Algorithm
-    from lockstep.algorithms.job import Checkpointable, Job, Validation
+    from lockstep.algorithms.job import Checkpointable, Job, RunLength, StepResult, Validation
     from lockstep.algorithms.opening import (
         build_agreement,
         build_engine,
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from lockstep.algorithms.roles import Inference, Load, ModelRole
     from lockstep.algorithms.rows import open_demonstrations, open_pairs, open_prompts
     from lockstep.algorithms.setup import Setup
-    from lockstep.algorithms.step import RunLength, StepResult
     from lockstep.batch import Batch
     from lockstep.learners.base import Learner, train
     from lockstep.losses.base import Denominator, Outputs
@@ -74,8 +73,10 @@ __all__ = [
 _PLACES = {
     "lockstep.algorithms.base": ("Algorithm",),
     "lockstep.algorithms.job": (
-        "Job",
         "Checkpointable",
+        "Job",
+        "RunLength",
+        "StepResult",
         "Validation",
     ),
     "lockstep.algorithms.roles": (
@@ -99,10 +100,6 @@ _PLACES = {
         "open_prompts",
     ),
     "lockstep.algorithms.setup": ("Setup",),
-    "lockstep.algorithms.step": (
-        "RunLength",
-        "StepResult",
-    ),
     "lockstep.batch": ("Batch",),
     "lockstep.learners.base": (
         "Learner",

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from lockstep.algorithms.roles import Inference, Load, ModelRole
-from lockstep.config import Common, registry
+from lockstep.config import Common, ModelFolder, registry
 from lockstep.config.backends import INFERENCE
 from lockstep.config.section import rule
 from lockstep.judge.options import AskedSection
@@ -143,3 +143,12 @@ class BuiltInAlgorithm(Algorithm, ABC):
 
     def open(self, setup: Setup) -> Job:
         return registry.find_opener(type(self))(self, setup)
+
+    @property
+    def frozen_reference(self) -> ModelRole:
+        """The reference policy π_ref: the initial model, which no step changes."""
+        return ModelRole("reference", "logits", self.learner)
+
+    def _read_reward_model(self, section: ModelFolder | None) -> ModelRole | None:
+        """The reward model, if one scores."""
+        return None if section is None else ModelRole("reward_model", "reward", self.learner, path=section.path)

@@ -1,4 +1,4 @@
-"""A job: all that a run needs around its step."""
+"""A job: all that a run needs around an algorithm's step, and the step's interface to the loop that runs it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,99 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from lockstep.algorithms.step import Hook, RunLength, Step
 from lockstep.metrics import Metrics
 from lockstep.monitor.agreement import Agreement
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Outcome of one step.
+
+    Attributes:
+        metrics: Metrics to log.
+        position: Rows of training data used since the start of the run; the next step begins there.
+        tokens: Tokens that were generated or trained on, for the throughput.
+        samples: Rows for the sample log.
+    """
+
+    metrics: Metrics
+    position: int
+    tokens: int
+    samples: list[dict[str, Any]] = field(default_factory=list)
+
+
+Step = Callable[[int, int], StepResult]
+"""An algorithm's step: number of the step (from 0) and position in the data, to its outcome."""
+
+
+@dataclass(frozen=True)
+class RunLength:
+    """The length of a run.
+
+    Attributes:
+        steps: Greatest number of steps.
+        rows: Greatest number of rows of data; None: any number.
+        rows_per_step: Fewest rows that a step takes, apart from a smaller last one.
+        trains_rest: True if a smaller last step takes the rows that do not fill one; else they are left out.
+        epoch: Rows of one pass over the data; None: unknown.
+    """
+
+    steps: int
+    rows: int | None
+    rows_per_step: int
+    trains_rest: bool = False
+    epoch: int | None = None
+
+    @property
+    def rest(self) -> int:
+        """Rows at the end of the last epoch that do not fill a step."""
+        return 0 if self.rows is None else self.rows % self.rows_per_step
+
+    def over(self, step: int, position: int) -> bool:
+        """True if a run that has done `step` steps and used `position` rows is finished."""
+        fewest = 1 if self.trains_rest else self.rows_per_step
+        return step >= self.steps or (self.rows is not None and position + fewest > self.rows)
+
+    def count_rows(self, position: int) -> int:
+        """Number of rows of the step that begins at `position`."""
+        if self.rows is None or not self.trains_rest:
+            return self.rows_per_step
+        return min(self.rows_per_step, self.rows - position)
+
+    def describe_rest(self) -> str | None:
+        """Says what happens to the rows that do not fill a step; None if there are none."""
+        if not self.rest:
+            return None
+        those = f"the last {self.rest} of {self.rows} rows" if self.rest > 1 else f"the last of {self.rows} rows"
+        if self.trains_rest:
+            return f"{those} make a smaller last step, since a step takes {self.rows_per_step}"
+        return (
+            f"{those} will not be trained on, since a step takes {self.rows_per_step}; choose a batch that divides "
+            "the rows, or set run.max_steps"
+        )
+
+
+@dataclass(frozen=True)
+class StepEvent:
+    """One iteration of the loop, as hooks see it.
+
+    Attributes:
+        step: Number of steps done.
+        result: Outcome of the newest step.
+        finished: True if the run has reached its end.
+        leaving: True if the loop ends after this step, at the end of the run or stopped before it.
+        values: Logged values of this step; hooks may add to them.
+    """
+
+    step: int
+    result: StepResult
+    finished: bool
+    leaving: bool
+    values: dict[str, float] = field(default_factory=dict)
+
+
+Hook = Callable[[StepEvent], None]
+"""Called after each step. In order: log, validate, save."""
 
 
 class Checkpointable(Protocol):

@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import assert_never
 
-from lockstep.algorithms.job import Job, Validate
-from lockstep.algorithms.opening import describe, measure_run_length, validate_figures
-from lockstep.algorithms.pairs import PairsRecipe
+from lockstep.algorithms.job import Job, RunLength, StepResult, Validate
+from lockstep.algorithms.opening import describe, measure_run_length, validate_figures, with_reference
 from lockstep.algorithms.preference_options import PreferenceSection
-from lockstep.algorithms.reference import with_reference
 from lockstep.algorithms.roles import ModelRole
 from lockstep.algorithms.rows import open_pairs
 from lockstep.algorithms.setup import Setup
-from lockstep.algorithms.step import RunLength, StepResult
+from lockstep.algorithms.supervised import PairsRecipe
 from lockstep.batch import Batch
 from lockstep.borders import require_finite
 from lockstep.data.files import FileGroup

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from lockstep.algorithms.base import Algorithm
-from lockstep.algorithms.job import Validate, Validation
+from lockstep.algorithms.job import RunLength, StepEvent, Validate, Validation
 from lockstep.algorithms.roles import ModelRole
 from lockstep.algorithms.rows import open_prompts
 from lockstep.algorithms.setup import Setup
-from lockstep.algorithms.step import RunLength
+from lockstep.batch import Batch
 from lockstep.command_line import command
 from lockstep.config import Common, RepeatedSampling
 from lockstep.data.demonstrations import Demonstrations
@@ -18,7 +19,7 @@ from lockstep.data.prompts import Prompts
 from lockstep.data.selection import head
 from lockstep.environments.options import EnvironmentSection
 from lockstep.errors import InputError
-from lockstep.learners.base import Learner
+from lockstep.learners.base import Learner, compute_logprobs
 from lockstep.metrics import Metrics
 from lockstep.monitor.agreement import Agreement, Promise
 from lockstep.monitor.doctor_command import doctor_options
@@ -46,9 +47,14 @@ def describe_updates(updates: int) -> str:
     return "1 optimizer step" if updates == 1 else f"{updates} optimizer steps"
 
 
-def validate_figures(measure: Callable[[int], Metrics] | None) -> Validate | None:
-    """Wraps a measurement as a validation without samples; None stays None."""
-    return None if measure is None else lambda step: Validation(measure(step))
+def validate_figures(measure: Callable[[int], Metrics] | None, version: Callable[[int], int] = int) -> Validate | None:
+    """Wraps a measurement as a validation without samples; None stays None.
+
+    Args:
+        measure: Measures the weights of a version.
+        version: The version after a number of steps.
+    """
+    return None if measure is None else lambda step: Validation(measure(version(step)))
 
 
 def measure_run_length(recipe: Common, rows: int, rows_per_step: int, trains_rest: bool = False) -> RunLength:
@@ -144,25 +150,31 @@ def open_held_out(
 def measure_answers(
     recipe: Common,
     setup: Setup,
-    prompts: Prompts,
+    prompts: Prompts | None,
     collector: RolloutCollector,
-    asked: RepeatedSampling,
+    asked: RepeatedSampling | None,
     reward: RewardSection | None,
     environment: EnvironmentSection | None = None,
-) -> Callable[[int], Metrics]:
+    own: RewardSection | None = None,
+) -> Callable[[int], Metrics] | None:
     """Builds a validation that samples answers to held-out prompts with the weights of a version, and grades them.
 
     Args:
         recipe: Limits the number of prompts.
         setup: Has the model.
-        prompts: Held-out prompts.
+        prompts: Held-out prompts; None: nothing is held out.
         collector: Samples with the current policy, and scores.
         asked: Number of answers to each prompt, and their distribution.
         reward: Scores them; None: a reward model or an environment does.
         environment: Answers the policy, where it tells which answers pass.
+        own: The section `validation_reward`, which scores them in place of `reward`; None: the collector scores.
     """
+    if prompts is None or asked is None:
+        return None
+    if own is not None:
+        collector = replace(collector, reward=setup.reward(own, prompts, "validation_reward"))
     rows = prompts.first(recipe.data.max_validation_samples)
-    graded, sampling = grading(reward, environment), setup.source.sampling(asked)
+    graded, sampling = grading(own or reward, environment), setup.source.sampling(asked)
     graded.require_passes(asked, "validation_sampling")
 
     def validate(version: int) -> Metrics:
@@ -171,3 +183,38 @@ def measure_answers(
         return (graded.metrics(samples, asked.ks) + judging).with_prefix("validation")
 
     return validate
+
+
+REWARD_CUT_OFF = "reward.cut_off to a number (or to as_is: they are scored as now, without this note)"
+"""The option to set if a recipe's own `reward` scores."""
+
+
+class CutOffNote:
+    """Notes, once, that nothing declares what a response is worth that a limit cuts off, although rewards are negative.
+
+    Args:
+        note: Shows a line that stays.
+        cure: The option to set.
+    """
+
+    def __init__(self, note: Callable[[str], None], cure: str) -> None:
+        self._note, self._cure = note, cure
+        self._lowest, self._is_noted = 0.0, False
+
+    def __call__(self, event: StepEvent) -> None:
+        values = event.values
+        self._lowest = min(self._lowest, values.get("train/reward_min", 0.0))
+        paid = values.get("train/reward_cut_off")
+        if self._is_noted or paid is None or self._lowest >= 0 or "train/cut_off_as_is" in values:
+            return
+        self._is_noted = True
+        self._note(
+            f"step {event.step}: rewards can be negative ({self._lowest:g}), and {values['train/truncated']:.0%} of "
+            f"responses were cut off and scored as they are, {paid:.3g} on average, where all earn "
+            f"{values['train/reward']:.3g}; so that being cut off does not pay, set {self._cure}"
+        )
+
+
+def with_reference(batch: Batch, reference: Learner) -> Batch:
+    """Adds the column `ref_logprob`, log-probabilities under the frozen reference policy."""
+    return batch.with_columns({"ref_logprob": compute_logprobs(reference, batch, "the reference policy")})

@@ -1,11 +1,16 @@
-"""The common part of recipes that train on rows as they are, without sampling."""
+"""The common part of recipes that train on rows as they are, without sampling: single answers, or pairs of them."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
+from pydantic import Field, PositiveInt
+
 from lockstep.algorithms.base import BuiltInAlgorithm
+from lockstep.algorithms.roles import Load, ModelRole
+from lockstep.config import Optimizer, Section
 from lockstep.config.section import rule
+from lockstep.data.pair_options import PairSection
 
 
 class Supervised(BuiltInAlgorithm):
@@ -25,3 +30,52 @@ class Supervised(BuiltInAlgorithm):
                 f"data.overlong_prompts=truncate is for prompts that a sampler answers; {self.learned} is learned "
                 "whole, so say error or skip"
             )
+
+
+class LearnedPairs(Section):
+    """Number of pairs per optimizer step, and their greatest length."""
+
+    global_batch_size: PositiveInt = Field(description="pairs per optimizer step")
+    max_tokens: PositiveInt = Field(description="longest prompt and answer together")
+
+
+class PairsRecipe(Supervised):
+    """A recipe that learns from pairs."""
+
+    learned = "a pair"
+    limit: ClassVar[str]
+    """The option that limits the length of pairs."""
+    data: PairSection  # pyright: ignore[reportIncompatibleVariableOverride] — frozen, so nothing else can come there
+    optimizer: Optimizer
+
+    @property
+    def pairs(self) -> LearnedPairs:
+        """The algorithm's own section."""
+        raise NotImplementedError(f"{type(self).__name__} has no section of its own")
+
+    @property
+    def trained_role(self) -> ModelRole:
+        """The model that learns: the policy π."""
+        return ModelRole("policy", "logits", self.learner, self.optimizer)
+
+    @property
+    def reference_role(self) -> ModelRole | None:
+        """The reference policy π_ref; None: the loss does not read it."""
+        return None
+
+    @property
+    def models(self) -> tuple[ModelRole, ...]:
+        return (self.trained_role,) if self.reference_role is None else (self.trained_role, self.reference_role)
+
+    @property
+    def largest_step(self) -> Load:
+        size = self.pairs.global_batch_size
+        return Load(self.pairs.max_tokens, 2, size, scored=0 if self.reference_role is None else size)
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        return {self.limit: self.pairs.max_tokens}
+
+    @property
+    def longest_demonstration(self) -> int | None:
+        return self.pairs.max_tokens

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, assert_never
 
-from lockstep.algorithms.job import Job
-from lockstep.algorithms.step import RunLength, StepEvent
+from lockstep.algorithms.job import Job, RunLength, StepEvent
 from lockstep.cluster.sampler_pool import SamplerLost
 from lockstep.config import RunSection
 from lockstep.errors import InputError

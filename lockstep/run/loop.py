@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from lockstep.algorithms.step import Hook, RunLength, Step, StepEvent
+from lockstep.algorithms.job import Hook, RunLength, Step, StepEvent
 from lockstep.report.progress import Progress
 from lockstep.run.stop import Stop, Stopped
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from lockstep.algorithms.step import StepEvent
+from lockstep.algorithms.job import StepEvent
 from lockstep.report.alarms import EQUAL_STEPS, WINDOW, WINDOW_RULES
 
 

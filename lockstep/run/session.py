@@ -11,9 +11,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
-from lockstep.algorithms.job import Job
+from lockstep.algorithms.job import Job, StepEvent
 from lockstep.algorithms.rows import data_files
-from lockstep.algorithms.step import StepEvent
 from lockstep.config import RunSection
 from lockstep.config.loading import Loaded
 from lockstep.config.model_recipe import weights_of

@@ -15,10 +15,10 @@ from tabular import TabularLearner, TabularSampler
 from tabular_ppo import recipe, workers
 from torch import Tensor
 
+from lockstep.algorithms.job import StepResult
 from lockstep.algorithms.policy_gradient.ahead import Ahead
 from lockstep.algorithms.policy_gradient.step import compare_sampled, sample_and_read_back
 from lockstep.algorithms.ppo.step import PPOWorkers, build_settings, learn, policy_version
-from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
 from lockstep.losses.base import Loss
 from lockstep.metrics import Metrics

@@ -13,7 +13,7 @@ from pairs_runs import of_steps, scored
 from safetensors.torch import load_file
 from tiny_recipe import DPO
 
-from lockstep.algorithms.step import RunLength
+from lockstep.algorithms.job import RunLength
 from lockstep.config import RunSection
 from lockstep.config.loading import load
 from lockstep.report.log import read_metrics

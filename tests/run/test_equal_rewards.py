@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.algorithms.step import StepResult
+from lockstep.algorithms.job import StepResult
 from lockstep.metrics import Metrics
 from lockstep.run.loop import StepEvent
 from lockstep.run.reward_alarms import EqualRewards

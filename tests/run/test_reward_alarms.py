@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 from tiny_recipe import RECIPE, REWARDS
 
-from lockstep.algorithms.step import StepResult
+from lockstep.algorithms.job import StepResult
 from lockstep.config.loading import load
 from lockstep.metrics import Metrics
 from lockstep.report.log import read_metrics

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lockstep.algorithms.distill.options import DistillRecipe, DistillSection
-from lockstep.algorithms.job import Job
+from lockstep.algorithms.job import Job, RunLength, StepResult
 from lockstep.algorithms.opening import (
     build_agreement,
     build_engine,
@@ -29,7 +29,6 @@ from lockstep.algorithms.opening import (
 from lockstep.algorithms.policy_gradient.step import minibatches
 from lockstep.algorithms.rows import open_demonstrations, open_prompts
 from lockstep.algorithms.setup import Setup
-from lockstep.algorithms.step import RunLength, StepResult
 from lockstep.batch import Batch
 from lockstep.borders import require_logprobs
 from lockstep.config.model_recipe import weights_of
@@ -46,7 +45,6 @@ from lockstep.monitor.agreement import Agreement
 from lockstep.rewards.base import NoReward
 from lockstep.rewards.row_rules import NO_ANSWERS
 from lockstep.rollouts.rollout import RolloutCollector
-from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.rollouts.samples import sample_rows
 from lockstep.types import Phase, SamplingParams
 
@@ -141,47 +139,41 @@ def _topk_of_teachers(
     return token_NK, logprob_NK
 
 
-@dataclass(frozen=True)
-class StudentSequences:
+def sample_sequences(
+    step: int,
+    position: int,
+    *,
+    policy: Learner,
+    collector: RolloutCollector,
+    sampling: SamplingParams,
+    options: DistillSection,
+    run_length: RunLength,
+    num_logged_samples: int,
+    phase: Phase,
+    agreement: Agreement,
+) -> Sequences:
     """Responses of the student by its current weights, and the agreement of its learner and sampler on them."""
-
-    policy: Learner
-    collector: RolloutCollector
-    sampling: SamplingParams
-    options: DistillSection
-    run_length: RunLength
-    num_logged_samples: int
-    phase: Phase
-    agreement: Agreement
-
-    def __call__(self, step: int, position: int) -> Sequences:
-        count, collector = self.run_length.count_rows(position), self.collector
-        with self.phase("generate"), collector.engine.at(step) as refitted:
-            rollouts = collector.collect(position, count, self.sampling, self.options.num_generations)
-        with self.phase("logprobs"):
-            old_logprob_N = compute_logprobs(self.policy, rollouts.batch, "the policy")
-        batch = rollouts.batch
-        shown = batch.with_columns({"old_logprob": old_logprob_N}, {"shaped_score": batch["score"].nan_to_num(0.0)})
-        with self.phase("watch"):
-            metrics = self.agreement.compare(step + 1, step, shown)
-        metrics += rollouts.lengths().with_prefix("train") + refitted
-        samples = sample_rows(rollouts, shown, collector, self.num_logged_samples)
-        return Sequences(batch, [prompt.row for prompt in rollouts.prompts], metrics, samples)
+    count = run_length.count_rows(position)
+    with phase("generate"), collector.engine.at(step) as refitted:
+        rollouts = collector.collect(position, count, sampling, options.num_generations)
+    batch = rollouts.batch
+    with phase("logprobs"):
+        old_logprob_N = compute_logprobs(policy, batch, "the policy")
+    shown = batch.with_columns({"old_logprob": old_logprob_N}, {"shaped_score": batch["score"].nan_to_num(0.0)})
+    with phase("watch"):
+        metrics = agreement.compare(step + 1, step, shown)
+    metrics += rollouts.lengths().with_prefix("train") + refitted
+    samples = sample_rows(rollouts, shown, collector, num_logged_samples)
+    return Sequences(batch, [prompt.row for prompt in rollouts.prompts], metrics, samples)
 
 
-@dataclass(frozen=True)
-class DataSequences:
+def read_sequences(
+    step: int, position: int, *, demonstrations: Demonstrations, run_length: RunLength, seed: int, phase: Phase
+) -> Sequences:
     """Rows of the data with their answers, as sequences."""
-
-    demonstrations: Demonstrations
-    run_length: RunLength
-    seed: int
-    phase: Phase
-
-    def __call__(self, step: int, position: int) -> Sequences:
-        with self.phase("data"):
-            found = self.demonstrations.read(position, self.run_length.count_rows(position), self.seed)
-        return Sequences(batch_of(found), [row.prompt.row for row in found], Metrics(), [])
+    with phase("data"):
+        found = demonstrations.read(position, run_length.count_rows(position), seed)
+    return Sequences(batch_of(found), [row.prompt.row for row in found], Metrics(), [])
 
 
 _BYTES = 8 + 4
@@ -193,14 +185,39 @@ def open_distill(recipe: DistillRecipe, setup: Setup) -> Job:
     options = recipe.distill
     _require_top_k(recipe, setup)
     policy, teachers = setup.learner(recipe.policy_role), _open_teachers(recipe, setup)
-    engine = _open_engine(recipe, policy, setup)
+    engine = None
+    if recipe.sampling is not None or recipe.validation_sampling is not None:
+        engine = build_engine(setup, policy, setup.sampler(policy))
     agreement = None
     if options.on_policy and engine is not None:
         agreement = build_agreement(recipe, setup, policy, engine)
     held_out = open_held_out(recipe, setup, recipe.validation_reward, options.num_prompts_per_step)
     rows = _open_rows(recipe, setup)
     run_length = measure_run_length(recipe, len(rows), options.num_prompts_per_step, trains_rest=True)
-    sequences = _build_sequences(recipe, rows, run_length, policy, engine, agreement, setup)
+    measure = None
+    if engine is not None and held_out is not None:
+        collector = RolloutCollector(engine, held_out, NoReward(), setup.source.decode, recipe.seed)
+        reward, asked = recipe.validation_reward, recipe.validation_sampling
+        measure = measure_answers(recipe, setup, held_out, collector, asked, None, own=reward)
+    if isinstance(rows, Demonstrations):
+        sequences = partial(
+            read_sequences, demonstrations=rows, run_length=run_length, seed=recipe.seed, phase=setup.phase
+        )
+    else:
+        assert recipe.sampling is not None, "the recipe says how the student answers"
+        assert engine is not None, "so there is a sampler"
+        assert agreement is not None, "which is compared with the learner"
+        sequences = partial(
+            sample_sequences,
+            policy=policy,
+            collector=RolloutCollector(engine, rows, NoReward(), setup.source.decode, recipe.seed),
+            sampling=setup.source.sampling(recipe.sampling),
+            options=options,
+            run_length=run_length,
+            num_logged_samples=recipe.run.num_logged_samples,
+            phase=setup.phase,
+            agreement=agreement,
+        )
     workers = DistillWorkers(policy, teachers, sequences, setup.phase)
     loss = Distillation(options.kl_type, options.mixed_kl_weight, options.zero_outside_topk)
     settings = DistillSettings(options, run_length, setup.source.vocabulary, recipe.seed, loss)
@@ -208,7 +225,7 @@ def open_distill(recipe: DistillRecipe, setup: Setup) -> Job:
         step=partial(distill_step, workers=workers, settings=settings),
         run_length=run_length,
         state={"policy": policy},
-        validate=validate_figures(_measure(recipe, engine, held_out, setup)),
+        validate=validate_figures(measure),
         data=describe(rows, "rows" if isinstance(rows, Demonstrations) else "prompts"),
         held_out=None if held_out is None else describe(held_out, "prompts"),
         arithmetic=_arithmetic(recipe),
@@ -283,43 +300,3 @@ def _has_teacher(recipe: DistillRecipe) -> Rule:
         return f"names in the field {field!r} the teacher {named!r}; this recipe has: {', '.join(known)}"
 
     return replace(NO_ANSWERS, fault=fault, key=("teacher", field, known))
-
-
-def _build_sequences(
-    recipe: DistillRecipe,
-    rows: Prompts | Demonstrations,
-    run_length: RunLength,
-    policy: Learner,
-    engine: SamplerSession | None,
-    agreement: Agreement | None,
-    setup: Setup,
-) -> Callable[[int, int], Sequences]:
-    options = recipe.distill
-    if isinstance(rows, Demonstrations):
-        return DataSequences(rows, run_length, recipe.seed, setup.phase)
-    assert recipe.sampling is not None, "the recipe says how the student answers"
-    assert engine is not None, "so there is a sampler"
-    assert agreement is not None, "which is compared with the learner"
-    collector = RolloutCollector(engine, rows, NoReward(), setup.source.decode, recipe.seed)
-    sampling = setup.source.sampling(recipe.sampling)
-    shown = recipe.run.num_logged_samples
-    return StudentSequences(policy, collector, sampling, options, run_length, shown, setup.phase, agreement)
-
-
-def _open_engine(recipe: DistillRecipe, policy: Learner, setup: Setup) -> SamplerSession | None:
-    """Opens the engine that samples from the student; None where nothing is sampled."""
-    if recipe.sampling is None and recipe.validation_sampling is None:
-        return None
-    return build_engine(setup, policy, setup.sampler(policy))
-
-
-def _measure(
-    recipe: DistillRecipe, engine: SamplerSession | None, rows: Prompts | None, setup: Setup
-) -> Callable[[int], Metrics] | None:
-    """Builds the validation of the student's answers to held-out prompts."""
-    reward, sampling = recipe.validation_reward, recipe.validation_sampling
-    if reward is None or sampling is None or engine is None or rows is None:
-        return None
-    scoring = setup.reward(reward, rows, "validation_reward")
-    collector = RolloutCollector(engine, rows, scoring, setup.source.decode, recipe.seed)
-    return measure_answers(recipe, setup, rows, collector, sampling, reward)

@@ -6,9 +6,9 @@ from typing import final
 
 from pydantic import Field, PositiveFloat
 
-from lockstep.algorithms.pairs import LearnedPairs, PairsRecipe
 from lockstep.algorithms.preference_options import PreferenceSection
 from lockstep.algorithms.roles import ModelRole
+from lockstep.algorithms.supervised import LearnedPairs, PairsRecipe
 from lockstep.config.section import rule
 
 
@@ -35,7 +35,7 @@ class DPORecipe(PairsRecipe):
     @property
     def reference_role(self) -> ModelRole:
         """The reference policy π_ref."""
-        return ModelRole("reference", "logits", self.learner)
+        return self.frozen_reference
 
     @rule
     def _scores_are_there(self) -> None:

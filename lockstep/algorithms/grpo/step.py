@@ -5,9 +5,8 @@ PPO without a critic: the baseline of a response is made of the other responses 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 from lockstep.algorithms.grpo.options import GRPORecipe, GRPOSection
+from lockstep.algorithms.job import StepResult
 from lockstep.algorithms.policy_gradient import step as policy_gradient
 from lockstep.algorithms.policy_gradient.step import (
     PolicyGradientSettings,
@@ -21,19 +20,13 @@ from lockstep.algorithms.policy_gradient.step import (
     sample_step,
     train_policy,
 )
-from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
 from lockstep.metrics import Metrics
 from lockstep.objectives.group import group_advantage
 from lockstep.objectives.masks import masked_whiten, sum_before
 from lockstep.rollouts.samples import sample_rows
 
-
-@dataclass(frozen=True, kw_only=True)
-class GRPOSettings(PolicyGradientSettings):
-    """Settings of a step, with the options of groups."""
-
-    options: GRPOSection
+GRPOSettings = PolicyGradientSettings[GRPOSection]
 
 
 def grpo_step(step: int, position: int, workers: PolicyGradientWorkers, settings: GRPOSettings) -> StepResult:
@@ -83,21 +76,13 @@ def with_advantages(batch: Batch, grpo: GRPOSection) -> tuple[Batch, Metrics]:
 
 def build_settings(recipe: GRPORecipe, stop_token_ids: tuple[int, ...]) -> GRPOSettings:
     """Converts a recipe's options to values, once."""
-    grpo, shared = recipe.grpo, policy_gradient.build_settings(recipe, stop_token_ids)
-    loss = replace(
-        shared.policy_loss,
+    grpo = recipe.grpo
+    return policy_gradient.build_settings(
+        recipe,
+        grpo,
+        stop_token_ids,
         mean=grpo.loss_mean,
         max_tokens=recipe.sampling.max_tokens,
         sequence_ratio=grpo.has_sequence_ratio,
         cispo=grpo.is_cispo,
-    )
-    return GRPOSettings(
-        options=grpo,
-        sampling=shared.sampling,
-        seed=shared.seed,
-        num_logged_samples=shared.num_logged_samples,
-        shaping=shared.shaping,
-        correction=shared.correction,
-        kl=shared.kl,
-        policy_loss=loss,
     )

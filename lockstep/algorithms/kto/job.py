@@ -14,13 +14,11 @@ from itertools import chain
 
 import torch
 
-from lockstep.algorithms.job import Job, Validate
+from lockstep.algorithms.job import Job, RunLength, StepResult, Validate
 from lockstep.algorithms.kto.options import KTORecipe
-from lockstep.algorithms.opening import describe, measure_run_length, validate_figures
-from lockstep.algorithms.reference import with_reference
+from lockstep.algorithms.opening import describe, measure_run_length, validate_figures, with_reference
 from lockstep.algorithms.rows import open_demonstrations
 from lockstep.algorithms.setup import Setup
-from lockstep.algorithms.step import RunLength, StepResult
 from lockstep.batch import Batch
 from lockstep.data.demonstrations import Demonstration, Demonstrations, batch_of
 from lockstep.data.files import FileGroup
@@ -135,7 +133,7 @@ def open_kto(recipe: KTORecipe, setup: Setup) -> Job:
     """Opens the policy, the reference policy and the labeled rows."""
     options, data, files = recipe.kto, recipe.data, setup.files
     size, longest = options.global_batch_size, options.max_tokens
-    policy, reference = setup.learner(recipe.policy_role), setup.learner(recipe.reference_role)
+    policy, reference = setup.learner(recipe.policy_role), setup.learner(recipe.frozen_reference)
     held_out = None if files.validation is None else _open(files.validation, recipe, setup, data.limit_val_batches)
     rows = _open(files.train, recipe, setup, data.limit_train_batches)
     workers = KTOWorkers(policy, reference, rows, data.label, setup.phase)

@@ -55,13 +55,8 @@ class KTORecipe(Supervised):
         return ModelRole("policy", "logits", self.learner, self.optimizer)
 
     @property
-    def reference_role(self) -> ModelRole:
-        """The reference policy π_ref."""
-        return ModelRole("reference", "logits", self.learner)
-
-    @property
     def models(self) -> tuple[ModelRole, ...]:
-        return self.policy_role, self.reference_role
+        return self.policy_role, self.frozen_reference
 
     @property
     def largest_step(self) -> Load:

@@ -10,11 +10,12 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
 
-from lockstep.algorithms.cut_off_note import REWARD_CUT_OFF, CutOffNote
-from lockstep.algorithms.job import Job, Validate
+from lockstep.algorithms.job import Job, RunLength, StepResult
 from lockstep.algorithms.learn_pairs import build_preference_loss
 from lockstep.algorithms.online_dpo.options import OnlineDPORecipe, OnlineDPOSection
 from lockstep.algorithms.opening import (
+    REWARD_CUT_OFF,
+    CutOffNote,
     build_agreement,
     build_engine,
     describe,
@@ -24,12 +25,10 @@ from lockstep.algorithms.opening import (
     open_reward,
     open_training,
     validate_figures,
+    with_reference,
 )
-from lockstep.algorithms.reference import with_reference
 from lockstep.algorithms.setup import Setup
-from lockstep.algorithms.step import RunLength, StepResult
 from lockstep.batch import Batch
-from lockstep.data.prompts import Prompts
 from lockstep.learners.base import Learner, compute_logprobs, train
 from lockstep.losses.preference import Preference
 from lockstep.metrics import Mean, Metrics, Sum
@@ -122,13 +121,15 @@ def open_online_dpo(recipe: OnlineDPORecipe, setup: Setup) -> Job:
     """Opens the policy, its reference and sampler, the prompts and their reward."""
     options = recipe.online_dpo
     size = options.num_prompts_per_step
-    policy, reference = setup.learner(recipe.policy_role), setup.learner(recipe.reference_role)
+    policy, reference = setup.learner(recipe.policy_role), setup.learner(recipe.frozen_reference)
     engine = build_engine(setup, policy, setup.sampler(policy))
     judge = recipe.validation_reward or recipe.reward
     held_out = setup.attempt(lambda: open_held_out(recipe, setup, judge, size), None)
     rows = open_training(recipe, setup, recipe.reward, size)
     reward = open_reward(setup, recipe.reward_role, recipe.reward, rows, "reward")
     collector = RolloutCollector(engine, rows, reward, setup.source.decode, recipe.seed)
+    asked, own = recipe.validation_sampling, recipe.validation_reward
+    measure = measure_answers(recipe, setup, held_out, collector, asked, recipe.reward, own=own)
     agreement = build_agreement(recipe, setup, policy, engine)
     run_length = measure_run_length(recipe, len(rows), size, trains_rest=True)
     settings = OnlineDPOSettings(
@@ -143,7 +144,7 @@ def open_online_dpo(recipe: OnlineDPORecipe, setup: Setup) -> Job:
         step=partial(online_dpo_step, workers=workers, settings=settings),
         run_length=run_length,
         state={"policy": policy},
-        validate=None if held_out is None else _validate(recipe, setup, held_out, collector),
+        validate=validate_figures(measure),
         data=describe(rows, "prompts"),
         held_out=None if held_out is None else describe(held_out, "prompts"),
         arithmetic=(
@@ -154,10 +155,3 @@ def open_online_dpo(recipe: OnlineDPORecipe, setup: Setup) -> Job:
         section="online_dpo",
         hooks=() if recipe.reward is None else (CutOffNote(setup.note, REWARD_CUT_OFF),),
     )
-
-
-def _validate(recipe: OnlineDPORecipe, setup: Setup, rows: Prompts, collector: RolloutCollector) -> Validate | None:
-    judge = recipe.validation_reward or recipe.reward
-    if recipe.validation_reward is not None:
-        collector = replace(collector, reward=setup.reward(recipe.validation_reward, rows, "validation_reward"))
-    return validate_figures(measure_answers(recipe, setup, rows, collector, recipe.validation_sampling, judge))

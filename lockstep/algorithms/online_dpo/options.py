@@ -67,20 +67,14 @@ class OnlineDPORecipe(BuiltInAlgorithm):
         return ModelRole("policy", "logits", self.learner, self.optimizer)
 
     @property
-    def reference_role(self) -> ModelRole:
-        """The reference policy π_ref."""
-        return ModelRole("reference", "logits", self.learner)
-
-    @property
     def reward_role(self) -> ModelRole | None:
         """The reward model, if one ranks."""
-        section = self.reward_model
-        return None if section is None else ModelRole("reward_model", "reward", self.learner, path=section.path)
+        return self._read_reward_model(self.reward_model)
 
     @property
     def models(self) -> tuple[ModelRole, ...]:
         judge = self.reward_role
-        return (self.policy_role, self.reference_role, *(() if judge is None else (judge,)))
+        return (self.policy_role, self.frozen_reference, *(() if judge is None else (judge,)))
 
     @property
     def largest_step(self) -> Load:

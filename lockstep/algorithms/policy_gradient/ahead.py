@@ -19,8 +19,8 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
+from lockstep.algorithms.job import RunLength, StepResult
 from lockstep.algorithms.policy_gradient.step import SampledStep
-from lockstep.algorithms.step import RunLength, StepResult
 from lockstep.background import run_in_background, wait_for_all
 from lockstep.learners.boxes import FileContents
 from lockstep.learners.saving import COUNTERS, StateWriter

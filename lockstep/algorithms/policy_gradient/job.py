@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from lockstep.algorithms.cut_off_note import REWARD_CUT_OFF, CutOffNote
-from lockstep.algorithms.job import Checkpointable, Job, Validate
+from lockstep.algorithms.job import Checkpointable, Hook, Job, Step, StepResult
 from lockstep.algorithms.opening import (
+    REWARD_CUT_OFF,
+    CutOffNote,
     build_agreement,
     build_engine,
     describe,
@@ -22,15 +23,13 @@ from lockstep.algorithms.opening import (
 from lockstep.algorithms.policy_gradient.ahead import Ahead
 from lockstep.algorithms.policy_gradient.options import PolicyGradientRecipe
 from lockstep.algorithms.policy_gradient.step import (
-    PolicyGradientSettings,
     PolicyGradientWorkers,
     SampledStep,
+    Settings,
     compare_sampled,
     sample_and_read_back,
 )
 from lockstep.algorithms.setup import Setup
-from lockstep.algorithms.step import Hook, Step, StepResult
-from lockstep.data.prompts import Prompts
 from lockstep.monitor.agreement import Agreement
 from lockstep.rollouts.rollout import RolloutCollector
 
@@ -47,7 +46,7 @@ class AlgorithmParts:
         state: Its additions to a checkpoint.
     """
 
-    settings: PolicyGradientSettings
+    settings: Settings
     step: Step
     learn: Callable[[int, SampledStep], StepResult]
     version: Callable[[int], int] = int
@@ -85,11 +84,14 @@ def open_policy_gradient(
         agreement=agreement if abandon is None else None,
     )
     its = program(workers)
+    environment = None if recipe.reward_model is not None else recipe.environment
+    asked, own = recipe.validation_sampling, recipe.validation_reward
+    measure = measure_answers(recipe, setup, held_out, collector, asked, recipe.reward, environment, own)
     job = Job(
         step=its.step,
         run_length=measure_run_length(recipe, len(rows), size),
         state={"policy": policy, **its.state, **_coefficient(its.settings)},
-        validate=None if held_out is None else _validate(recipe, setup, held_out, collector, its.version),
+        validate=validate_figures(measure, its.version),
         data=describe(rows, "prompts"),
         held_out=None if held_out is None else describe(held_out, "prompts"),
         arithmetic=_arithmetic(recipe),
@@ -119,23 +121,7 @@ def _find_best_reward(recipe: PolicyGradientRecipe) -> float | None:
     return recipe.data.task.find_best_reward(None if recipe.environment is None else recipe.environment.class_name)
 
 
-def _validate(
-    recipe: PolicyGradientRecipe,
-    setup: Setup,
-    rows: Prompts,
-    collector: RolloutCollector,
-    version: Callable[[int], int],
-) -> Validate | None:
-    if recipe.validation_reward is not None:
-        reward = setup.reward(recipe.validation_reward, rows, "validation_reward")
-        collector = replace(collector, reward=reward)
-    environment = None if recipe.reward_model is not None else recipe.environment
-    sampling, judge = recipe.validation_sampling, recipe.validation_reward or recipe.reward
-    measure = measure_answers(recipe, setup, rows, collector, sampling, judge, environment)
-    return validate_figures(lambda step: measure(version(step)))
-
-
-def _coefficient(settings: PolicyGradientSettings) -> dict[str, Checkpointable]:
+def _coefficient(settings: Settings) -> dict[str, Checkpointable]:
     """The KL coefficient, where it is adaptive and so part of a checkpoint."""
     return {} if settings.kl is None or settings.kl.adaptive is None else {"kl": settings.kl}
 

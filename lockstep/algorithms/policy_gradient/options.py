@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, assert_never
+from typing import Annotated, ClassVar, Literal, assert_never
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from lockstep.algorithms.base import BuiltInAlgorithm
 from lockstep.algorithms.roles import Inference, Load, ModelRole
@@ -16,15 +16,6 @@ from lockstep.config.sources import ModelFolder
 from lockstep.environments.options import EnvironmentSection
 from lockstep.monitor.options import AgreementSection
 from lockstep.rewards.options import RewardSection
-
-_RIGHT = "the reward takes k1 and the loss k2 · π/π_old, whose gradients are those of KL(π ‖ π_ref)"
-_ESTIMATORS = {
-    ("reward", "k2"): "k2 in the reward is no penalty, because its expected gradient points elsewhere",
-    ("reward", "k3"): "k3 in the reward is no penalty, because its expected gradient points elsewhere, even away",
-    ("loss", "k1"): "k1 in the loss does nothing, because its expected gradient is 0",
-    ("loss", "k3"): "k3 in the loss has the gradient of KL(π_ref ‖ π), which is another divergence",
-}
-_BIASED = "a bound on the estimate biases its gradient"
 
 
 class AdaptiveKL(Section):
@@ -62,17 +53,6 @@ class KL(Section):
     @property
     def idle_options(self) -> dict[str, str]:
         return {} if self.coef else dict.fromkeys(("placement", "adaptive"), "where coef is 0")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _the_estimator_is_right(cls, values: Any) -> Any:
-        """Rejects options of other libraries, and says why; to ignore them silently would change what is trained."""
-        for name in ("estimator", "clamp", "clamp_logratio"):
-            if isinstance(values, dict) and name in values:
-                where = (values.get("placement", "loss"), values[name])
-                reason = _ESTIMATORS.get(where, "the placement decides it") if name == "estimator" else _BIASED
-                raise ValueError(f"there is no {name} to choose: {reason}; leave it out, {_RIGHT}")
-        return values
 
 
 class RewardScaling(Section):
@@ -240,13 +220,12 @@ class PolicyGradientRecipe(BuiltInAlgorithm):
     @property
     def reference_role(self) -> ModelRole | None:
         """The reference policy π_ref, if there is a KL to it."""
-        return ModelRole("reference", "logits", self.learner) if self.options.has_reference else None
+        return self.frozen_reference if self.options.has_reference else None
 
     @property
     def reward_role(self) -> ModelRole | None:
         """The reward model, if one scores."""
-        section = self.reward_model
-        return None if section is None else ModelRole("reward_model", "reward", self.learner, path=section.path)
+        return self._read_reward_model(self.reward_model)
 
     @property
     def models(self) -> tuple[ModelRole, ...]:

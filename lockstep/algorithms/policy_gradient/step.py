@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import assert_never
+from typing import Any, Generic, TypeVar, assert_never
 
 import torch
 from torch import Tensor
@@ -43,16 +43,20 @@ class PolicyGradientWorkers:
     agreement: Agreement | None = None
 
 
+Options = TypeVar("Options", bound=PolicyGradient, covariant=True)
+
+
 @dataclass(frozen=True, kw_only=True)
-class PolicyGradientSettings:
+class PolicyGradientSettings(Generic[Options]):
     """The options of the recipe as values, ready for use in the step.
 
     Attributes:
+        options: The algorithm's own section.
         kl: The coefficient of the KL to the reference policy; None: there is no reference policy.
         policy_loss: The loss, without that coefficient.
     """
 
-    options: PolicyGradient
+    options: Options
     sampling: SamplingParams
     seed: int
     num_logged_samples: int
@@ -60,6 +64,9 @@ class PolicyGradientSettings:
     correction: Correction | None
     kl: KLCoefficient | None
     policy_loss: ClippedSurrogate
+
+
+Settings = PolicyGradientSettings[PolicyGradient]
 
 
 @dataclass(frozen=True)
@@ -79,17 +86,13 @@ class SampledStep:
     read_N: Tensor | None = None
 
 
-def sample_step(
-    position: int, version: int, workers: PolicyGradientWorkers, settings: PolicyGradientSettings
-) -> SampledStep:
+def sample_step(position: int, version: int, workers: PolicyGradientWorkers, settings: Settings) -> SampledStep:
     """Samples responses from the current policy."""
     with workers.phase("generate"), workers.collector.engine.at(version) as refitted:
         return draw(position, refitted, workers, settings)
 
 
-def draw(
-    position: int, refitted: Metrics, workers: PolicyGradientWorkers, settings: PolicyGradientSettings
-) -> SampledStep:
+def draw(position: int, refitted: Metrics, workers: PolicyGradientWorkers, settings: Settings) -> SampledStep:
     """Samples responses to a step's prompts; with dynamic sampling keeps only prompts whose rewards differ."""
     options, sample, sampling = settings.options, workers.collector, settings.sampling
     count, generations = options.num_prompts_per_step, options.num_generations
@@ -107,7 +110,7 @@ def sample_and_read_back(
     position: int,
     refitted: Metrics,
     workers: PolicyGradientWorkers,
-    settings: PolicyGradientSettings,
+    settings: Settings,
     agreement: Agreement,
 ) -> SampledStep:
     """Samples as `draw` does; the sampler then reads some of the responses back with the same weights."""
@@ -122,7 +125,7 @@ def compare_sampled(step: int, snapshot: Snapshot, drawn: SampledStep, agreement
 
 
 def prepare_batch(
-    step: int, version: int, batch: Batch, workers: PolicyGradientWorkers, settings: PolicyGradientSettings
+    step: int, version: int, batch: Batch, workers: PolicyGradientWorkers, settings: Settings
 ) -> tuple[Batch, Metrics]:
     """Adds the policy's log-probabilities and importance weights, and masks responses that the recipe leaves out.
 
@@ -154,7 +157,7 @@ def prepare_batch(
 
 
 def train_policy(
-    step: int, epoch: int, place: int, batch: Batch, workers: PolicyGradientWorkers, settings: PolicyGradientSettings
+    step: int, epoch: int, place: int, batch: Batch, workers: PolicyGradientWorkers, settings: Settings
 ) -> Metrics:
     """Runs one optimizer step of the policy: number `place` of epoch `epoch`.
 
@@ -183,7 +186,7 @@ def minibatches(batch: Batch, size: int, seed: int, *when: int) -> Iterator[Batc
     return (batch.select(rows) for rows in order.split(size))
 
 
-def of_epoch(metrics: Metrics, epoch: int, settings: PolicyGradientSettings) -> Metrics:
+def of_epoch(metrics: Metrics, epoch: int, settings: Settings) -> Metrics:
     """Metrics of an epoch; where there are several epochs, also under the epoch's own name."""
     return metrics if settings.options.ppo_epochs == 1 else metrics + metrics.with_prefix(f"epoch_{epoch + 1}")
 
@@ -206,16 +209,14 @@ def measure_advantages(batch: Batch, advantage_N: Tensor) -> Metrics:
     ).with_prefix("train")
 
 
-def _add_old_logprobs(
-    step: int, batch: Batch, workers: PolicyGradientWorkers, settings: PolicyGradientSettings
-) -> Batch:
+def _add_old_logprobs(step: int, batch: Batch, workers: PolicyGradientWorkers, settings: Settings) -> Batch:
     """Adds log π_old(y_t | x, y_<t)."""
     if workers.agreement is None:
         return batch.with_columns({"old_logprob": workers.policy.logprobs(batch)})
     return workers.agreement.score(batch, settings.seed, step)
 
 
-def _shape_scores(batch: Batch, settings: PolicyGradientSettings) -> Batch:
+def _shape_scores(batch: Batch, settings: Settings) -> Batch:
     """Shapes scores; masks responses without a verdict, and truncated ones where the recipe says so."""
     score_B, keep_B = batch["score"], batch["score"].isfinite()
     if settings.options.overlong_filtering:
@@ -227,7 +228,7 @@ def _shape_scores(batch: Batch, settings: PolicyGradientSettings) -> Batch:
     return _keeping(batch, keep_B)
 
 
-def _correct_mismatch(batch: Batch, settings: PolicyGradientSettings) -> tuple[Batch, Metrics]:
+def _correct_mismatch(batch: Batch, settings: Settings) -> tuple[Batch, Metrics]:
     """Drops responses that sampler and learner disagree on, and weighs the rest where the recipe says so."""
     metrics = Metrics()
     if settings.options.max_sequence_mismatch is not None:
@@ -242,9 +243,7 @@ def _correct_mismatch(batch: Batch, settings: PolicyGradientSettings) -> tuple[B
     return batch.with_columns({"weight": weight_N}), metrics
 
 
-def _with_reference(
-    batch: Batch, workers: PolicyGradientWorkers, settings: PolicyGradientSettings
-) -> tuple[Batch, Metrics]:
+def _with_reference(batch: Batch, workers: PolicyGradientWorkers, settings: Settings) -> tuple[Batch, Metrics]:
     section, coef = settings.options.kl, settings.kl
     if section is None or coef is None:
         return batch, Metrics()
@@ -261,7 +260,7 @@ def _with_reference(
     return batch.with_columns(columns), metrics
 
 
-def _measure_objective(batch: Batch, settings: PolicyGradientSettings) -> Metrics:
+def _measure_objective(batch: Batch, settings: Settings) -> Metrics:
     """Metrics of the maximized objective: the shaped score less β·KL of all tokens per response; what was clamped."""
     objective_B = batch["shaped_score"]
     if settings.kl is not None:
@@ -275,14 +274,14 @@ def _measure_objective(batch: Batch, settings: PolicyGradientSettings) -> Metric
     return metrics
 
 
-def policy_loss(settings: PolicyGradientSettings) -> ClippedSurrogate:
+def policy_loss(settings: Settings) -> ClippedSurrogate:
     """The policy's loss in the current step."""
     if settings.kl is None or settings.options.kl is None or not settings.options.kl.in_loss:
         return settings.policy_loss
     return replace(settings.policy_loss, kl_coef=settings.kl.value)
 
 
-def adapt_kl(batch: Batch, settings: PolicyGradientSettings) -> None:
+def adapt_kl(batch: Batch, settings: Settings) -> None:
     """Adapts the KL coefficient to its target, at the end of a step."""
     if settings.kl is not None and settings.kl.adaptive is not None and batch.mask.any():
         settings.kl.follow(float(batch["kl"].sum() / batch.mask.sum()))
@@ -293,9 +292,17 @@ def _keeping(batch: Batch, keep_B: Tensor) -> Batch:
     return batch.with_columns({"mask": batch.mask & keep_B[batch.row]})
 
 
-def build_settings(recipe: PolicyGradientRecipe, stop_token_ids: tuple[int, ...]) -> PolicyGradientSettings:
-    """Converts a recipe's options to values, once; the loss is the clipped objective over tokens."""
-    options = recipe.options
+def build_settings(
+    recipe: PolicyGradientRecipe, options: Options, stop_token_ids: tuple[int, ...], **loss: Any
+) -> PolicyGradientSettings[Options]:
+    """Converts a recipe's options to values, once.
+
+    Args:
+        recipe: The recipe.
+        options: Its own section.
+        stop_token_ids: Tokens that end a response.
+        **loss: Further options of the loss; without them it is the clipped objective over tokens.
+    """
     return PolicyGradientSettings(
         options=options,
         sampling=recipe.sampling.params(stop_token_ids),
@@ -309,6 +316,7 @@ def build_settings(recipe: PolicyGradientRecipe, stop_token_ids: tuple[int, ...]
             options.clip if options.clip_high is None else options.clip_high,
             options.dual_clip,
             entropy_coef=options.entropy_coef,
+            **loss,
         ),
     )
 

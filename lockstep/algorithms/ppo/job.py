@@ -21,14 +21,7 @@ def open_ppo(recipe: PPORecipe, setup: Setup) -> Job:
     def program(shared: PolicyGradientWorkers) -> AlgorithmParts:
         if recipe.ppo.bootstrap_truncated and recipe.episode_judge is None:
             setup.attempt(partial(_require_rewards_so_far, shared.collector.environment), None)
-        workers = PPOWorkers(
-            policy=shared.policy,
-            reference=shared.reference,
-            collector=shared.collector,
-            phase=shared.phase,
-            agreement=shared.agreement,
-            critic=critic,
-        )
+        workers = PPOWorkers(**vars(shared), critic=critic)
         return AlgorithmParts(
             options,
             step=partial(ppo_step, workers=workers, settings=options),

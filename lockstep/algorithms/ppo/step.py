@@ -1,7 +1,7 @@
 """PPO with a critic: Schulman et al. 2017, Algorithm 1, for language models (Ouyang et al. 2022).
 
 A step of the decision process is a token that the policy chose. `ppo_step` is the algorithm; `PPOSettings` holds the
-options that successors of the paper added, as values.
+options, those that successors of the paper added among them, as values.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lockstep.algorithms.job import StepResult
 from lockstep.algorithms.policy_gradient import step as policy_gradient
 from lockstep.algorithms.policy_gradient.step import (
     PolicyGradientSettings,
@@ -26,7 +27,6 @@ from lockstep.algorithms.policy_gradient.step import (
     train_policy,
 )
 from lockstep.algorithms.ppo.options import PPORecipe, PPOSection
-from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
 from lockstep.borders import require_finite
 from lockstep.learners.base import Learner, train
@@ -45,12 +45,7 @@ class PPOWorkers(PolicyGradientWorkers):
     critic: Learner
 
 
-@dataclass(frozen=True, kw_only=True)
-class PPOSettings(PolicyGradientSettings):
-    """Settings of a step, with the critic's loss."""
-
-    options: PPOSection
-    value_loss: ClippedValue
+PPOSettings = PolicyGradientSettings[PPOSection]
 
 
 def ppo_step(step: int, position: int, workers: PPOWorkers, settings: PPOSettings) -> StepResult:
@@ -119,22 +114,11 @@ def _train_epoch(batch: Batch, step: int, epoch: int, workers: PPOWorkers, setti
         if step >= settings.options.critic_warmup_steps:
             metrics += train_policy(step, epoch, place, minibatch, workers, settings)
         with workers.phase("critic"):
-            improved = train(workers.critic, minibatch, settings.value_loss)
+            improved = train(workers.critic, minibatch, ClippedValue(settings.options.value_clip))
         metrics += of_epoch(improved.with_prefix("critic"), epoch, settings)
     return metrics
 
 
 def build_settings(recipe: PPORecipe, stop_token_ids: tuple[int, ...]) -> PPOSettings:
     """Converts a recipe's options to values, once."""
-    shared = policy_gradient.build_settings(recipe, stop_token_ids)
-    return PPOSettings(
-        options=recipe.ppo,
-        sampling=shared.sampling,
-        seed=shared.seed,
-        num_logged_samples=shared.num_logged_samples,
-        shaping=shared.shaping,
-        correction=shared.correction,
-        kl=shared.kl,
-        policy_loss=shared.policy_loss,
-        value_loss=ClippedValue(recipe.ppo.value_clip),
-    )
+    return policy_gradient.build_settings(recipe, recipe.ppo, stop_token_ids)

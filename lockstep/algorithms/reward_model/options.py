@@ -6,8 +6,8 @@ from typing import final
 
 from pydantic import Field, NonNegativeFloat
 
-from lockstep.algorithms.pairs import LearnedPairs, PairsRecipe
 from lockstep.algorithms.roles import ModelRole
+from lockstep.algorithms.supervised import LearnedPairs, PairsRecipe
 from lockstep.config.section import rule
 
 

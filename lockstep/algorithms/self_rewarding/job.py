@@ -9,7 +9,7 @@ from typing import assert_never
 
 from torch import Tensor
 
-from lockstep.algorithms.job import Job, Validate, Validation
+from lockstep.algorithms.job import Job, RunLength, StepEvent, Validate, Validation
 from lockstep.algorithms.opening import (
     build_agreement,
     build_engine,
@@ -20,26 +20,27 @@ from lockstep.algorithms.opening import (
     validate_figures,
 )
 from lockstep.algorithms.rows import open_prompts
-from lockstep.algorithms.self_rewarding.collapse import Collapse
-from lockstep.algorithms.self_rewarding.first_iteration import open_first_iteration
-from lockstep.algorithms.self_rewarding.held_out import HeldOut, Twins
-from lockstep.algorithms.self_rewarding.known import measure_judges, read_known, rebind_judge
-from lockstep.algorithms.self_rewarding.meta import MetaJudging
+from lockstep.algorithms.self_rewarding.answers import ByJudge, Scoring, Verifiers, by_reward_model, leak_test
+from lockstep.algorithms.self_rewarding.meta import MetaJudging, Skill
 from lockstep.algorithms.self_rewarding.new_prompts import new_prompts
-from lockstep.algorithms.self_rewarding.options import SelfRewardingRecipe
-from lockstep.algorithms.self_rewarding.scoring import ByJudge, Scoring, Verifiers, by_reward_model
-from lockstep.algorithms.self_rewarding.skill import Skill
+from lockstep.algorithms.self_rewarding.options import (
+    FIRST_ITERATION,
+    SelfRewardingRecipe,
+    SelfRewardingSection,
+    build_first_recipe,
+)
 from lockstep.algorithms.self_rewarding.step import SelfRewardingSettings, SelfRewardingWorkers, self_rewarding_step
-from lockstep.algorithms.self_rewarding.verdicts import leak_test
+from lockstep.algorithms.self_rewarding.validation import HeldOut, Twins, measure_judges, read_known, rebind_judge
 from lockstep.algorithms.setup import Policy, Setup
-from lockstep.algorithms.step import RunLength
 from lockstep.data.prompts import Prompts
+from lockstep.data.rows import DataError
 from lockstep.data.selection import head
 from lockstep.errors import InputError
 from lockstep.judge.build import meta_judge, score_judge, score_parser
 from lockstep.judge.judge import Judge
 from lockstep.judge.known import KnownScore, KnownWinner
 from lockstep.judge.options import MetaJudgeSection
+from lockstep.learners.base import Learner
 from lockstep.metrics import Metrics
 from lockstep.objectives.battles import Battles, consistent_wins, position_weighted_wins
 from lockstep.rewards.row_rules import rule_of
@@ -285,9 +286,62 @@ def _true_worth(
     recipe: SelfRewardingRecipe, collector: RolloutCollector, setup: Setup
 ) -> Callable[[int], Metrics] | None:
     """Builds the validation of the policy's answers to held-out prompts by a reward other than its own judgement."""
-    reward, sampling = recipe.validation_reward, recipe.validation_sampling
+    reward = recipe.validation_reward
     rows = None if reward is None else open_held_out(recipe, setup, reward, recipe.self_rewarding.global_batch_size)
-    if reward is None or sampling is None or rows is None:
+    return measure_answers(recipe, setup, rows, collector, recipe.validation_sampling, None, own=reward)
+
+
+def open_first_iteration(recipe: SelfRewardingRecipe, policy: Learner, setup: Setup) -> Job | None:
+    """Opens the first iteration's algorithm; None where the policy rewards itself from the start.
+
+    Raises:
+        DataError: Its rows cannot be read.
+        InputError: A step of it takes another number of rows.
+    """
+    if recipe.self_rewarding.first_iteration is None:
         return None
-    judged = replace(collector, reward=setup.reward(reward, rows, "validation_reward"))
-    return measure_answers(recipe, setup, rows, judged, sampling, reward)
+    first, rows = build_first_recipe(recipe, recipe.self_rewarding.first_iteration), recipe.self_rewarding
+    try:
+        job = first.open(setup.for_part(replace(setup.files, validation=None), {recipe.policy_role: policy}))
+    except DataError as error:
+        raise DataError(f"{FIRST_ITERATION}: {error}") from error
+    if job.run_length.rows_per_step != rows.global_batch_size:
+        raise InputError(
+            f"{FIRST_ITERATION} takes {job.run_length.rows_per_step} rows a step, and "
+            f"self_rewarding.global_batch_size is {rows.global_batch_size}; make them equal"
+        )
+    return job
+
+
+class Collapse:
+    """Notes, once per stretch of steps, that a share is above the recipe's limit.
+
+    Args:
+        options: The limits.
+        note: Shows a line that stays.
+    """
+
+    def __init__(self, options: SelfRewardingSection, note: Callable[[str], None]) -> None:
+        self._alarms = {
+            "train/top_class_share": (
+                options.max_class_share,
+                "of the verdicts are one and the same score (self_rewarding.max_class_share); a judge that says one "
+                "thing to everything teaches nothing: stop, and begin again from an earlier checkpoint with a higher "
+                "ref_policy_kl_penalty, a lower learning rate or fewer judge pairs",
+            ),
+            "train/leaks": (
+                options.max_leak_share,
+                "of the answers hold a verdict, as judgements do (self_rewarding.max_leak_share); a judge that has "
+                "never seen such answers may reward them: look at samples.jsonl, and lower the learning rate or the "
+                "steps of an iteration, or raise sft_loss_weight",
+            ),
+        }
+        self._note = note
+        self._above: set[str] = set()
+
+    def __call__(self, event: StepEvent) -> None:
+        for metric, (limit, warning) in self._alarms.items():
+            share = event.values.get(metric, 0.0)
+            if share > limit and metric not in self._above:
+                self._note(f"at step {event.step} {share:.0%} {warning}")
+            (self._above.add if share > limit else self._above.discard)(metric)

@@ -264,8 +264,7 @@ class SelfRewardingRecipe(BuiltInAlgorithm):
     @property
     def reward_role(self) -> ModelRole | None:
         """The reward model, if one scores in place of a judge."""
-        section = self.reward_model
-        return None if section is None else ModelRole("reward_model", "reward", self.learner, path=section.path)
+        return self._read_reward_model(self.reward_model)
 
     @property
     def models(self) -> tuple[ModelRole, ...]:

@@ -15,17 +15,28 @@ from typing import assert_never
 
 import torch
 
+from lockstep.algorithms.job import Step, StepResult
 from lockstep.algorithms.learn_pairs import build_preference_loss
-from lockstep.algorithms.self_rewarding.meta import JudgePair, MetaJudging, judge_batch, judge_pair_row, judge_pairs
+from lockstep.algorithms.opening import with_reference
+from lockstep.algorithms.self_rewarding.answers import (
+    RankedAnswers,
+    Scoring,
+    answer_metrics,
+    choose_pairs,
+    pair_metrics,
+)
+from lockstep.algorithms.self_rewarding.meta import (
+    JudgePair,
+    MetaJudging,
+    Skill,
+    judge_batch,
+    judge_pair_row,
+    judge_pairs,
+)
 from lockstep.algorithms.self_rewarding.options import SelfRewardingSection
-from lockstep.algorithms.self_rewarding.ranked import RankedAnswers, choose_pairs
-from lockstep.algorithms.self_rewarding.scoring import Scoring
-from lockstep.algorithms.self_rewarding.skill import Skill
-from lockstep.algorithms.self_rewarding.verdicts import answer_metrics, pair_metrics
-from lockstep.algorithms.step import Step, StepResult
 from lockstep.batch import Batch, concat
 from lockstep.data.prompts import Prompts
-from lockstep.learners.base import Learner, compute_logprobs, hand_over, train
+from lockstep.learners.base import Learner, hand_over, train
 from lockstep.losses.preference import Preference
 from lockstep.metrics import Last, Mean, Metrics, Sum
 from lockstep.monitor.agreement import Agreement
@@ -248,11 +259,6 @@ def _train_on_pairs(
     if not len(batch):
         return Metrics({"train/updates_skipped": Sum(1.0)})
     with workers.phase("logprobs"):
-        batch = with_reference(batch, workers)
+        batch = with_reference(batch, workers.reference)  # log π_ref(y | x)
     with workers.phase("policy"):
         return train(workers.policy, batch, settings.loss(iteration)).with_prefix("train")
-
-
-def with_reference(batch: Batch, workers: SelfRewardingWorkers) -> Batch:
-    """Adds log π_ref(y | x) to the batch."""
-    return batch.with_columns({"ref_logprob": compute_logprobs(workers.reference, batch, "the reference policy")})

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from lockstep.algorithms.job import Job
+from lockstep.algorithms.job import Job, RunLength, StepResult
 from lockstep.algorithms.opening import describe, measure_run_length, validate_figures
 from lockstep.algorithms.rows import open_demonstrations
 from lockstep.algorithms.setup import Setup
 from lockstep.algorithms.sft.options import SFTRecipe
-from lockstep.algorithms.step import RunLength, StepResult
 from lockstep.batch import Batch
 from lockstep.data.answers import is_empty
 from lockstep.data.demonstrations import Demonstrations, answer_of

@@ -6,7 +6,7 @@ from typing import final
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
-from lockstep.algorithms.pairs import LearnedPairs, PairsRecipe
+from lockstep.algorithms.supervised import LearnedPairs, PairsRecipe
 
 
 class SimPOSection(LearnedPairs):

@@ -9,9 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from lockstep.algorithms.self_rewarding.answers import RankedAnswers, Scored
 from lockstep.algorithms.self_rewarding.meta import JudgePair, MetaJudging, judge_batch, judge_pair_row, judge_pairs
-from lockstep.algorithms.self_rewarding.ranked import RankedAnswers
-from lockstep.algorithms.self_rewarding.scoring import Scored
 from lockstep.batch import Batch
 from lockstep.judge.asking import Answer, Conversation
 from lockstep.judge.build import meta_judge

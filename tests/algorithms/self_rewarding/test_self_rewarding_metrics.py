@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lockstep.algorithms.self_rewarding.collapse import Collapse
+from lockstep.algorithms.job import StepResult
+from lockstep.algorithms.self_rewarding.answers import Scored, answer_metrics, leak_test, pair_metrics
+from lockstep.algorithms.self_rewarding.job import Collapse
 from lockstep.algorithms.self_rewarding.options import SelfRewardingSection
-from lockstep.algorithms.self_rewarding.scoring import Scored
-from lockstep.algorithms.self_rewarding.verdicts import answer_metrics, leak_test, pair_metrics
-from lockstep.algorithms.step import StepResult
 from lockstep.batch import Batch
 from lockstep.judge.judge import Judged, Judgement, mean_score
 from lockstep.judge.verdicts import ScoreParser, Verdict

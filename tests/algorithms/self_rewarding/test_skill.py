@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.algorithms.self_rewarding.skill import Skill
+from lockstep.algorithms.self_rewarding.meta import Skill
 from lockstep.objectives.order_consistency import Comparisons
 
 READS, GUESSES, FIRST = Comparisons(20, 18, 20), Comparisons(20, 10, 20), Comparisons(20, 0, 40)
