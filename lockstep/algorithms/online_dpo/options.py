@@ -6,13 +6,11 @@ from typing import Annotated, final
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from lockstep.algorithms.base import BuiltInAlgorithm
 from lockstep.algorithms.preference_options import PreferenceSection
-from lockstep.algorithms.roles import Inference, Load, ModelRole
-from lockstep.config import EngineSection, ModelFolder, Optimizer, RepeatedSampling, SamplerSection, Sampling
+from lockstep.algorithms.rewarded import RewardedRecipe
+from lockstep.algorithms.roles import Load, ModelRole
+from lockstep.config import Optimizer
 from lockstep.config.section import rule
-from lockstep.monitor.options import AgreementSection
-from lockstep.rewards.options import RewardSection
 
 
 class OnlineDPOSection(PreferenceSection):
@@ -35,41 +33,17 @@ class OnlineDPOSection(PreferenceSection):
 
 
 @final
-class OnlineDPORecipe(BuiltInAlgorithm):
+class OnlineDPORecipe(RewardedRecipe):
     """`algorithm: online_dpo`"""
 
     purpose = "learns to prefer the better of its own answers to the worse, by their rewards"
-    reward: RewardSection | None = None
-    reward_model: ModelFolder | None = Field(
-        default=None, description="in place of `reward`: a reward model of `algorithm: reward_model` ranks answers"
-    )
-    validation_reward: RewardSection | None = Field(
-        default=None, description="the reward of held-out answers; null: as in training"
-    )
-    sampling: Sampling
-    validation_sampling: RepeatedSampling
-    sampler: EngineSection = SamplerSection()
-    agreement: AgreementSection = AgreementSection()
     online_dpo: OnlineDPOSection
     optimizer: Optimizer
-
-    @property
-    def idle_options(self) -> dict[str, str]:
-        idle = super().idle_options
-        if self.data.validation is None and self.data.task is None:
-            idle["validation_reward"] = "where data has no rows to validate on"
-        idle["data.completion"] = "where responses are sampled"
-        return idle
 
     @property
     def policy_role(self) -> ModelRole:
         """The policy π."""
         return ModelRole("policy", "logits", self.learner, self.optimizer)
-
-    @property
-    def reward_role(self) -> ModelRole | None:
-        """The reward model, if one ranks."""
-        return self._read_reward_model(self.reward_model)
 
     @property
     def models(self) -> tuple[ModelRole, ...]:
@@ -87,20 +61,6 @@ class OnlineDPORecipe(BuiltInAlgorithm):
             generated=longest,
             sampling=self.sampling.params(),
         )
-
-    @property
-    def lengths(self) -> dict[str, int]:
-        return self._answer_lengths(
-            sampling=self.sampling.max_tokens, validation_sampling=self.validation_sampling.max_tokens
-        )
-
-    @property
-    def inference(self) -> Inference:
-        return Inference(self.sampler, self.agreement, self.sampling, self.validation_sampling)
-
-    @property
-    def rewards(self) -> dict[str, RewardSection | None]:
-        return {"reward": self.reward, "validation_reward": self.validation_reward}
 
     @rule
     def _one_reward_ranks(self) -> None:

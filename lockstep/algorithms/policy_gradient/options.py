@@ -6,16 +6,11 @@ from typing import Annotated, ClassVar, Literal, assert_never
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from lockstep.algorithms.base import BuiltInAlgorithm
+from lockstep.algorithms.rewarded import RewardedRecipe
 from lockstep.algorithms.roles import Inference, Load, ModelRole
-from lockstep.config.machinery import EngineSection, SamplerSection
 from lockstep.config.optimizer import Optimizer
-from lockstep.config.sampling import RepeatedSampling, Sampling
 from lockstep.config.section import Section, rule
-from lockstep.config.sources import ModelFolder
 from lockstep.environments.options import EnvironmentSection
-from lockstep.monitor.options import AgreementSection
-from lockstep.rewards.options import RewardSection
 
 
 class AdaptiveKL(Section):
@@ -169,35 +164,20 @@ class PolicyGradient(Section):
             )
 
 
-class PolicyGradientRecipe(BuiltInAlgorithm):
-    """A recipe of an algorithm that learns from its own rollouts."""
+class PolicyGradientRecipe(RewardedRecipe):
+    """A recipe of an algorithm that learns from its own rollouts by the clipped objective."""
 
     section: ClassVar[str]
     """The key of the algorithm's own section."""
-    reward: RewardSection | None = None
-    reward_model: ModelFolder | None = Field(
-        default=None,
-        description="in place of `reward`: a reward model of `algorithm: reward_model` scores responses",
-    )
-    validation_reward: RewardSection | None = Field(
-        default=None, description="the reward of held-out responses; null: as in training"
-    )
     environment: EnvironmentSection | None = Field(
         default=None,
         description="answers each response, until an episode has ended; it rewards, too, where nothing else does",
     )
-    sampling: Sampling
-    validation_sampling: RepeatedSampling
-    sampler: EngineSection = SamplerSection()
-    agreement: AgreementSection = AgreementSection()
     policy: Optimizer
 
     @property
     def idle_options(self) -> dict[str, str]:
         idle = super().idle_options
-        if self.data.validation is None and self.data.task is None:
-            idle["validation_reward"] = "where data has no rows to validate on"
-        idle["data.completion"] = "where responses are sampled"
         if self.episode_judge is not None:
             idle["environment.pass_score"] = "where reward or reward_model judges the episodes"
         return idle
@@ -223,11 +203,6 @@ class PolicyGradientRecipe(BuiltInAlgorithm):
         return self.frozen_reference if self.options.has_reference else None
 
     @property
-    def reward_role(self) -> ModelRole | None:
-        """The reward model, if one scores."""
-        return self._read_reward_model(self.reward_model)
-
-    @property
     def models(self) -> tuple[ModelRole, ...]:
         return tuple(role for role in (self.policy_role, self.reference_role, self.reward_role) if role is not None)
 
@@ -248,9 +223,7 @@ class PolicyGradientRecipe(BuiltInAlgorithm):
     def lengths(self) -> dict[str, int]:
         if self.environment is not None:
             return self._answer_lengths(environment=self.environment.max_tokens)
-        return self._answer_lengths(
-            sampling=self.sampling.max_tokens, validation_sampling=self.validation_sampling.max_tokens
-        )
+        return super().lengths
 
     @property
     def inference(self) -> Inference:
@@ -264,10 +237,6 @@ class PolicyGradientRecipe(BuiltInAlgorithm):
         if self.reward_model is not None:
             return "reward_model"
         return None if self.reward is None else "reward"
-
-    @property
-    def rewards(self) -> dict[str, RewardSection | None]:
-        return {"reward": self.reward, "validation_reward": self.validation_reward}
 
     @rule
     def _require_reward(self) -> None:

@@ -1,0 +1,55 @@
+"""The common part of recipes that learn from rewards of their own answers."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from lockstep.algorithms.base import BuiltInAlgorithm
+from lockstep.algorithms.roles import Inference, ModelRole
+from lockstep.config import EngineSection, ModelFolder, RepeatedSampling, SamplerSection, Sampling
+from lockstep.monitor.options import AgreementSection
+from lockstep.rewards.options import RewardSection
+
+
+class RewardedRecipe(BuiltInAlgorithm):
+    """A recipe that samples answers, and learns from their rewards."""
+
+    reward: RewardSection | None = None
+    reward_model: ModelFolder | None = Field(
+        default=None,
+        description="in place of `reward`: a reward model of `algorithm: reward_model` scores responses",
+    )
+    validation_reward: RewardSection | None = Field(
+        default=None, description="the reward of held-out responses; null: as in training"
+    )
+    sampling: Sampling
+    validation_sampling: RepeatedSampling
+    sampler: EngineSection = SamplerSection()
+    agreement: AgreementSection = AgreementSection()
+
+    @property
+    def idle_options(self) -> dict[str, str]:
+        idle = super().idle_options
+        if self.data.validation is None and self.data.task is None:
+            idle["validation_reward"] = "where data has no rows to validate on"
+        idle["data.completion"] = "where responses are sampled"
+        return idle
+
+    @property
+    def reward_role(self) -> ModelRole | None:
+        """The reward model, if one scores."""
+        return self._read_reward_model(self.reward_model)
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        return self._answer_lengths(
+            sampling=self.sampling.max_tokens, validation_sampling=self.validation_sampling.max_tokens
+        )
+
+    @property
+    def inference(self) -> Inference:
+        return Inference(self.sampler, self.agreement, self.sampling, self.validation_sampling)
+
+    @property
+    def rewards(self) -> dict[str, RewardSection | None]:
+        return {"reward": self.reward, "validation_reward": self.validation_reward}
