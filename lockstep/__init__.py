@@ -80,33 +80,7 @@ __all__ = [
     "trust",
 ]
 
-_PLACES = {
-    "lockstep.api.algorithms": (
-        "DPO",
-        "GRPO",
-        "KTO",
-        "ORPO",
-        "PPO",
-        "SFT",
-        "Distill",
-        "OnlineDPO",
-        "RewardModel",
-        "SelfRewarding",
-        "SimPO",
-    ),
-    "lockstep.api.loop": ("close_all", "load", "open_learner", "open_sampler", "rollout", "save", "sync"),
-    "lockstep.api.run": ("Run",),
-    "lockstep.api.sweep": ("Sweep", "sweep"),
-    "lockstep.api.trainer": ("Trainer", "train"),
-    "lockstep.batch": ("Batch",),
-    "lockstep.config.trust": ("trust",),
-    "lockstep.learners.base": ("Learner",),
-    "lockstep.losses.base": ("Loss",),
-    "lockstep.metrics": ("Metrics",),
-    "lockstep.samplers.base": ("Sampler",),
-    "lockstep.types": ("SamplingParams",),
-}
-_find = export_lazily(__name__, _PLACES)
+_find = export_lazily(__name__, __file__)
 
 process_defaults.limit_threads()
 install_guards()
