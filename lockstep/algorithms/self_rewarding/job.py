@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import assert_never
 
@@ -30,7 +30,7 @@ from lockstep.algorithms.self_rewarding.options import (
     build_first_recipe,
 )
 from lockstep.algorithms.self_rewarding.step import SelfRewardingSettings, SelfRewardingWorkers, self_rewarding_step
-from lockstep.algorithms.self_rewarding.validation import HeldOut, Twins, measure_judges, read_known, rebind_judge
+from lockstep.algorithms.self_rewarding.validation import HeldOut, Twins, measure_judges, read_known
 from lockstep.algorithms.setup import Policy, Setup
 from lockstep.data.prompts import Prompts
 from lockstep.data.rows import DataError
@@ -38,7 +38,6 @@ from lockstep.data.selection import head
 from lockstep.errors import InputError
 from lockstep.judge.build import meta_judge, score_judge, score_parser
 from lockstep.judge.judge import Judge
-from lockstep.judge.known import KnownScore, KnownWinner
 from lockstep.judge.options import MetaJudgeSection
 from lockstep.learners.base import Learner
 from lockstep.metrics import Metrics
@@ -47,30 +46,29 @@ from lockstep.rewards.row_rules import rule_of
 from lockstep.rollouts.rollout import RolloutCollector
 from lockstep.rollouts.sampler_session import SamplerSession
 
-_ADVISED_SHARE = 0.15
-"""Largest share of pairs of judgements in a step that the guide advises, where judgements are long."""
-
 
 def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
     """Opens the acting policy, the judges, and the learners."""
     policy, reference = setup.learner(recipe.policy_role), setup.learner(recipe.reference_role)
     engines = tuple(build_engine(setup, learner, setup.sampler(learner)) for learner in (policy, reference))
     actor = _actor(recipe, *engines)
-    judges = _open_judges(recipe, Policy(actor.generate, setup.source), setup)
+    itself = Policy(actor.generate, setup.source)
+    judge = setup.attempt(lambda: _open_judge(recipe, itself, setup), None)
+    meta = setup.attempt(lambda: _open_meta_judge(recipe, itself, setup), None)
+    known = setup.attempt(lambda: read_known(recipe, setup.files), ([], []))
     prompts = _open_prompts(recipe, setup)
     reward = open_reward(setup, recipe.reward_role, recipe.verifier, prompts, "verifier")
     collector = RolloutCollector(actor, prompts, reward, setup.source.decode, recipe.seed)
     settings = _build_settings(recipe, prompts, setup)
     _note_rest(recipe, len(prompts), settings, setup.note)
-    _note_judge_pairs(recipe, setup.note)
     first = setup.attempt(lambda: open_first_iteration(recipe, policy, setup), None)
     agreement = build_agreement(recipe, setup, policy if actor is engines[0] else reference, actor)
     workers = SelfRewardingWorkers(
         policy,
         reference,
         collector,
-        _scoring(recipe, judges.judge),
-        judges.meta,
+        _scoring(recipe, judge),
+        meta,
         setup.phase,
         Skill(setup.note),
         setup.folder / "handed_over",
@@ -84,14 +82,16 @@ def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
         run_length=_run_length(recipe, settings),
         state={
             **({} if first is None else first.state),
-            **({} if judges.meta is None else {"meta_judge": workers.skill}),
+            **({} if meta is None else {"meta_judge": workers.skill}),
             "policy": policy,
             "reference": reference,
         },
         validate=_together(
             _twins(recipe, held_out, workers, settings),
             validate_figures(_true_worth(recipe, replace(collector, engine=engines[0]), setup)),  # by current weights
-            validate_figures(judges.measure(recipe, actor, engines[0], setup)),
+            validate_figures(
+                measure_judges(known, recipe.known.min_meta_accuracy, judge, meta, actor, engines[0], setup.note)
+            ),
         ),
         data=describe(prompts, "prompts"),
         held_out=None if held_out is None else describe(held_out, "prompts"),
@@ -99,33 +99,6 @@ def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
         agreement=agreement,
         section="self_rewarding",
         hooks=(Collapse(recipe.self_rewarding, setup.note),),
-    )
-
-
-@dataclass(frozen=True)
-class _Judges:
-    """The judge and the meta-judge, if the recipe has them, and rows with known right judgements."""
-
-    judge: Judge[float] | None
-    meta: MetaJudging | None
-    known: tuple[Sequence[KnownScore], Sequence[KnownWinner]]
-
-    def measure(
-        self, recipe: SelfRewardingRecipe, actor: SamplerSession, current: SamplerSession, setup: Setup
-    ) -> Callable[[int], Metrics] | None:
-        """Builds the validation of the judges on the known rows, by the current weights in place of the actor's."""
-        if self.judge is None:
-            return None
-        meta = self.meta and replace(self.meta, judge=rebind_judge(self.meta.judge, actor, current))
-        least, judge = recipe.known.min_meta_accuracy, rebind_judge(self.judge, actor, current)
-        return measure_judges(self.known, least, judge, meta, current, setup.note)
-
-
-def _open_judges(recipe: SelfRewardingRecipe, policy: Policy, setup: Setup) -> _Judges:
-    return _Judges(
-        setup.attempt(lambda: _open_judge(recipe, policy, setup), None),
-        setup.attempt(lambda: _open_meta_judge(recipe, policy, setup), None),
-        setup.attempt(lambda: read_known(recipe, setup.files), ([], [])),
     )
 
 
@@ -225,17 +198,6 @@ def _note_rest(
         note(
             f"{prompts % size} of the {prompts} prompts of an iteration will not be answered, since a step takes "
             f"{size}; choose a self_rewarding.global_batch_size that divides them"
-        )
-
-
-def _note_judge_pairs(recipe: SelfRewardingRecipe, note: Callable[[str], None]) -> None:
-    """Says that pairs of judgements may be more than the guide advises."""
-    asked = recipe.self_rewarding.meta_judge_pcnt
-    share = max(asked) if isinstance(asked, tuple) else asked
-    if recipe.self_rewarding.use_meta_judge and share > _ADVISED_SHARE:
-        note(
-            f"self_rewarding.meta_judge_pcnt={share:g} is above {_ADVISED_SHARE:g}, the most that "
-            "docs/guides/self_rewarding.md advises; with long judgements these crowd out pairs of answers"
         )
 
 

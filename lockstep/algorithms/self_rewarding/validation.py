@@ -162,8 +162,9 @@ def rebind_judge(judge: Judge[V], actor: SamplerSession, policy: SamplerSession)
 def measure_judges(
     known: tuple[Sequence[KnownScore], Sequence[KnownWinner]],
     min_meta_accuracy: float,
-    judge: Judge[float],
+    judge: Judge[float] | None,
     meta: MetaJudging | None,
+    actor: SamplerSession,
     engine: SamplerSession,
     note: Callable[[str], None],
 ) -> Callable[[int], Metrics] | None:
@@ -172,20 +173,23 @@ def measure_judges(
     Args:
         known: Known scores, and known winners.
         min_meta_accuracy: Accuracy below which the user is warned.
-        judge: The judge that scores.
+        judge: The judge that scores; None: a reward model does.
         meta: The comparison of judgements; None: there is none.
-        engine: Sampler session of the policy.
+        actor: Sampler session of the acting policy.
+        engine: Sampler session of the current policy, which is asked in its place.
         note: Warns the user of a poor meta-judge.
     """
     scores, winners = known
-    if not scores and not winners:
+    if judge is None or not (scores or winners):
         return None
+    scoring = rebind_judge(judge, actor, engine)
+    comparing = None if meta is None else rebind_judge(meta.judge, actor, engine)
 
     def measure(version: int) -> Metrics:
         with engine.at(version):
-            found = measure_scores(scores, judge) if scores else Metrics()
-            if meta is not None and winners:
-                found += measure_winners(winners, meta.judge, meta.reasons)
+            found = measure_scores(scores, scoring) if scores else Metrics()
+            if meta is not None and comparing is not None and winners:
+                found += measure_winners(winners, comparing, meta.reasons)
         accuracy = found.floats().get("meta_judge_accuracy", 1.0)
         if accuracy < min_meta_accuracy:
             note(
