@@ -13,8 +13,8 @@ import torch
 from tabular import OnePrompt, TabularLearner, TabularSampler
 from tabular_ppo import recipe, share_of_ones
 
-from lockstep.algorithms.policy_gradient.kl_coefficient import KLCoefficient
 from lockstep.algorithms.policy_gradient.options import AdaptiveKL
+from lockstep.algorithms.policy_gradient.step import KLCoefficient
 from lockstep.algorithms.ppo.options import PPOSection
 from lockstep.algorithms.ppo.step import PPOWorkers, build_settings, ppo_step, with_advantages
 from lockstep.batch import Batch

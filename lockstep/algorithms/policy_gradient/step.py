@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Generic, TypeVar, assert_never
 
 import torch
 from torch import Tensor
 
 from lockstep import keyed
-from lockstep.algorithms.policy_gradient.kl_coefficient import KLCoefficient
-from lockstep.algorithms.policy_gradient.options import PolicyGradient, PolicyGradientRecipe
+from lockstep.algorithms.policy_gradient.options import AdaptiveKL, PolicyGradient, PolicyGradientRecipe
 from lockstep.batch import Batch
 from lockstep.borders import require_finite, require_logprobs
 from lockstep.learners.base import Learner, compute_logprobs, train
@@ -26,6 +27,45 @@ from lockstep.objectives.tally import Tally
 from lockstep.rollouts.rollout import RolloutCollector, Rollouts
 from lockstep.types import Phase, SamplingParams
 from lockstep.weight_sync.sync import Snapshot
+
+_FILE, _MAX_ERROR = "kl.json", 0.2  # beyond this error, relative to the target, the coefficient moves no faster
+
+
+@dataclass
+class KLCoefficient:
+    """The KL coefficient β, which is part of a checkpoint if it is adaptive.
+
+    Attributes:
+        value: β of the current step.
+        adaptive: The target; None: β is fixed.
+    """
+
+    value: float
+    adaptive: AdaptiveKL | None
+
+    def follow(self, kl: float) -> None:
+        """Sets β of the next step.
+
+        Args:
+            kl: KL(π ‖ π_ref) per token of this step's responses, nats.
+        """
+        if self.adaptive is not None:
+            error = max(-_MAX_ERROR, min(_MAX_ERROR, kl / self.adaptive.target - 1.0))
+            self.value *= 1.0 + self.adaptive.gain * error
+
+    def save(self, folder: Path) -> None:
+        """Saves β; see `Learner.save`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        # JSON has the shortest digits that read back as the same.
+        (folder / _FILE).write_text(json.dumps({"coef": self.value}), encoding="utf-8")
+
+    def poll_save(self, wait: bool) -> bool:
+        return True
+
+    def load(self, folder: Path) -> None:
+        """Restores β; see `Learner.load`. A run whose coefficient was fixed has none, and keeps the recipe's."""
+        if folder.exists():
+            self.value = float(json.loads((folder / _FILE).read_text(encoding="utf-8"))["coef"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,7 +350,7 @@ def build_settings(
         num_logged_samples=recipe.run.num_logged_samples,
         shaping=_shaping(options, recipe.sampling.max_tokens),
         correction=_correction(options),
-        kl=KLCoefficient.of(options.kl) if options.kl is not None and options.has_reference else None,
+        kl=KLCoefficient(options.kl.coef, options.kl.adaptive) if options.kl is not None and options.kl.coef else None,
         policy_loss=ClippedSurrogate(
             options.clip,
             options.clip if options.clip_high is None else options.clip_high,

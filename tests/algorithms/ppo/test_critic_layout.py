@@ -77,12 +77,6 @@ def test_a_stopped_run_resumes_to_the_same_bits_and_in_other_layouts(run: Run, i
     assert (part("moved", "critic", step=1), part("moved", "critic")) == (COLUMNS, ROWS)
 
 
-@pytest.mark.proof  # tests/cluster/test_cluster.py has a critic by actors too
-def test_actors_have_the_bits_of_child_processes(ray: None, run: Run) -> None:
-    assert run("run.folder=here", *CUT) == run("run.folder=there", *CUT, "cluster=ray")
-    assert part("there", "critic", step=2) == COLUMNS
-
-
 @pytest.mark.full
 @pytest.mark.needs("megatron")
 @pytest.mark.usefixtures("megatron")
