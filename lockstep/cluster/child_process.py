@@ -21,7 +21,7 @@ from multiprocessing.context import ForkServerContext
 
 from tqdm import tqdm
 
-from lockstep.cluster.transport import CLOSED, GRACE_S, Build, Channel, Factory, Message, serve, take_threads
+from lockstep.cluster.transport import CLOSED, GRACE_S, Channel, Factory, Message, serve, take_threads
 from lockstep.unread import outlive_full_disk
 
 
@@ -45,7 +45,7 @@ class ChildProcess:
         self._closed = False
         # A child that dies while it starts makes this fail; the first `recv` then tells how it died.
         with contextlib.suppress(ConnectionError):
-            self._channel.send(Build(factory))
+            self._channel.send(factory)
 
     @property
     def pid(self) -> int | None:

@@ -29,7 +29,6 @@ from lockstep.cluster.placement import Devices, Place, Placement, Processes
 from lockstep.cluster.transport import (
     CLOSED,
     GRACE_S,
-    Build,
     Factory,
     Message,
     decode,
@@ -161,7 +160,7 @@ class RayWorker:
         self._life = self._actor.live.remote(threads, os.getcwd(), sys.path, dict(environment))
         self._next = self._actor.give.remote()
         self._closed = False
-        self.send(Build(factory), 0.0)
+        self.send(factory, 0.0)
 
     def send(self, message: Message, timeout_s: float) -> None:
         """Hands Ray the message, which returns at once even if the worker is busy."""

@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -24,14 +24,7 @@ from torch import Tensor
 from lockstep.errors import BrokenPromiseError, InputError, LockstepError
 
 Factory = Callable[[], Any]
-"""Builds a worker's object; small and picklable."""
-
-
-@dataclass(frozen=True)
-class Build:
-    """First message to a worker: build the object that answers all calls."""
-
-    factory: Factory
+"""Builds the object that answers all calls, small and picklable: the first message to a worker."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +77,7 @@ _SENTENCES = (InputError, BrokenPromiseError, LockstepError, FloatingPointError)
 """Kinds of errors that are shown to the user as a sentence; the first that fits."""
 
 
-Message = Build | Call | Item | Result | Failure
-M = TypeVar("M")
+Message = Factory | Call | Item | Result | Failure
 
 
 GRACE_S = 2.0
@@ -143,7 +135,7 @@ def encode(message: Message) -> list[memoryview]:
     return [stream.getbuffer(), *(buffer.raw() for buffer in buffers)]
 
 
-def decode(frame: Sequence[bytearray]) -> Message:
+def decode(frame: Sequence[bytearray]) -> Any:
     """The message that `encode` was given; its tensors live in the frame's memory."""
     return pickle.loads(frame[0], buffers=frame[1:])
 
@@ -234,7 +226,7 @@ def serve(receive: Callable[[], Frame], send: Callable[[Message], None]) -> None
     """
     frame = receive()
     try:
-        target = _require_kind(Build, decode(frame)).factory()
+        target = decode(frame)()
         send(Result(None))
     except Exception as error:
         send(Failure.of(error))
@@ -243,15 +235,9 @@ def serve(receive: Callable[[], Frame], send: Callable[[Message], None]) -> None
         frame = receive()
         # An error in a verb belongs to its caller, and the worker carries on; a broken line ends it just below.
         try:
-            send(Result(_run(target, _require_kind(Call, decode(frame)), send)))
+            send(Result(_run(target, decode(frame), send)))
         except Exception as error:
             send(Failure.of(error))
-
-
-def _require_kind(kind: type[M], message: Message) -> M:
-    if not isinstance(message, kind):
-        raise TypeError(f"a worker expects a {kind.__name__}, not a {type(message).__name__}")
-    return message
 
 
 def _run(target: Any, call: Call, send: Callable[[Message], None]) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 from lockstep.algorithms.job import Job, RunLength, StepResult
@@ -21,22 +20,22 @@ from lockstep.metrics import Mean, Metrics
 from lockstep.types import Phase
 
 
-@dataclass(frozen=True)
-class SFTWorkers:
-    """Models and data of a step: π, and the demonstrations."""
-
-    policy: Learner
-    demonstrations: Demonstrations
-    phase: Phase
-
-
-def sft_step(step: int, position: int, workers: SFTWorkers, run_length: RunLength, seed: int) -> StepResult:
+def sft_step(
+    step: int,
+    position: int,
+    *,
+    policy: Learner,
+    demonstrations: Demonstrations,
+    phase: Phase,
+    run_length: RunLength,
+    seed: int,
+) -> StepResult:
     """Runs one optimizer step on the rows from `position` on."""
     count = run_length.count_rows(position)
-    with workers.phase("data"):
-        batch = workers.demonstrations.at(position, count, seed)
-    with workers.phase("policy"):
-        metrics = train(workers.policy, batch, CrossEntropyLoss())
+    with phase("data"):
+        batch = demonstrations.at(position, count, seed)
+    with phase("policy"):
+        metrics = train(policy, batch, CrossEntropyLoss())
     return StepResult(metrics.with_prefix("policy"), position + count, batch.tokens.numel())
 
 
@@ -53,14 +52,20 @@ def open_sft(recipe: SFTRecipe, setup: Setup) -> Job:
     policy = setup.learner(recipe.policy_role)
     held_out = files.validation and _open(files.validation, recipe, setup, head(data.limit_val_batches, size))
     rows = _open(files.demonstrations, recipe, setup, head(data.limit_train_batches, size))
-    workers = SFTWorkers(policy, rows, setup.phase)
     measure = None
     if held_out is not None:
         batch = held_out.first(data.max_validation_samples)
         measure = validate_figures(lambda step: measure_held_out_loss(policy, batch).with_prefix("validation"))
     run_length = measure_run_length(recipe, len(rows), size, trains_rest=True)
     return Job(
-        step=partial(sft_step, workers=workers, run_length=run_length, seed=recipe.seed),
+        step=partial(
+            sft_step,
+            policy=policy,
+            demonstrations=rows,
+            phase=setup.phase,
+            run_length=run_length,
+            seed=recipe.seed,
+        ),
         run_length=run_length,
         state={"policy": policy},
         validate=measure,
