@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -18,11 +17,11 @@ from torch import Tensor
 from lockstep.algorithms.distill.job import DistillSettings, DistillWorkers, add_teacher_logprobs
 from lockstep.algorithms.distill.options import DistillSection
 from lockstep.algorithms.job import RunLength
+from lockstep.algorithms.opening import with_reference
 from lockstep.algorithms.policy_gradient import step as policy_gradient
 from lockstep.algorithms.policy_gradient.step import PolicyGradientWorkers
 from lockstep.algorithms.ppo import step as ppo
 from lockstep.algorithms.ppo.options import PPORecipe
-from lockstep.algorithms.self_rewarding import step as self_rewarding
 from lockstep.batch import Batch
 from lockstep.borders import LARGEST_LOGPROB, NotFiniteError, require_finite, require_logprobs
 from lockstep.cluster.sampler_pool import SamplerPool
@@ -212,10 +211,9 @@ def test_models_of_a_policy_gradient_are_named(tmp_path: Path, model: str, name:
 
 
 @pytest.mark.usefixtures("run")
-def test_a_reference_of_self_rewarding_is_named(tmp_path: Path) -> None:
-    workers = cast(self_rewarding.SelfRewardingWorkers, SimpleNamespace(reference=broken(tmp_path)))
+def test_a_reference_policy_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotFiniteError, match="log-probabilities of the reference policy are nan for token"):
-        self_rewarding.with_reference(PAIRS, workers)
+        with_reference(PAIRS, broken(tmp_path))
 
 
 def test_a_teacher_that_breaks_is_named(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, assert_never
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -44,6 +44,18 @@ FLOOR = 1e-3
 _CAP = 3.0  # nats
 _KEPT = 16  # sequences
 _SURE = 1e-3  # a mean of 1 − p below which a ratio says nothing
+
+
+_MEANING: Mapping[Outcome, str] = {
+    "decode": "the sampler agrees when it reads the same tokens, so its weights are right, and its decoding or a cache "
+    "is wrong",
+    "refit": "the sampler agrees once the same weights were sent again, so a refit did not take effect",
+    "weights": "neither reading nor sending the same weights again helps, and sequences of the first steps disagree as "
+    "well, so with these weights the two compute differently: a tensor that no refit reaches, or a precision that no "
+    "longer suffices",
+    "text": "neither reading nor sending the same weights again helps, but sequences of the first steps agree as ever, "
+    "so what is sampled has become harder to agree on, longer or less certain",
+}
 
 
 @dataclass(frozen=True)
@@ -113,33 +125,11 @@ class Evidence:
         return Metrics({f"watch/{name}": Last(1.0 + value) for name, value in asdict(self).items() if name in shown})
 
     def __str__(self) -> str:
-        read, resent = f"{1 + self.rescored:.4f}", f"{1 + self.resent:.4f}"
-        kept = f"{1 + self.kept_now:.4f} after {1 + self.kept_then:.4f}"
-        match self.outcome:
-            case "decode":
-                return (
-                    f"decode: reading the same tokens the sampler agrees ({read}), so its weights are right, and its "
-                    "decoding or a cache is wrong"
-                )
-            case "refit":
-                return (
-                    f"refit: reading the same tokens the sampler disagrees too ({read}), but no more once the same "
-                    f"weights were sent again ({resent}), so a refit did not take effect"
-                )
-            case "weights":
-                return (
-                    f"weights: reading does not help ({read}), nor sending the same weights again ({resent}), and "
-                    f"sequences of the first steps disagree as well ({kept}), so with these weights the two compute "
-                    "differently: a tensor that no refit reaches, or a precision that no longer suffices"
-                )
-            case "text":
-                return (
-                    f"text: reading does not help ({read}), nor sending the same weights again ({resent}), but "
-                    f"sequences of the first steps agree as ever ({kept}), so what is sampled has become harder to "
-                    "agree on, longer or less certain"
-                )
-            case _:
-                assert_never(self.outcome)
+        return (
+            f"{self.outcome}: {_MEANING[self.outcome]} (mean e^|Δ| {1 + self.rescored:.4f} when it reads, "
+            f"{1 + self.resent:.4f} once the weights were sent again, {1 + self.kept_now:.4f} after "
+            f"{1 + self.kept_then:.4f} on sequences of the first steps)"
+        )
 
 
 class Watch:

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from lockstep.algorithms.job import StepResult
 from lockstep.algorithms.policy_gradient.ahead import Ahead
-from lockstep.algorithms.policy_gradient.step import compare_sampled, sample_and_read_back
 from lockstep.algorithms.ppo.step import PPOWorkers, build_settings, learn, policy_version
 from lockstep.batch import Batch
 from lockstep.losses.base import Loss
@@ -54,13 +53,12 @@ class Bench:
     def ahead(self, steps: int, sampling: dict[str, Any] | None = None, **ppo: Any) -> Ahead:
         rule = build_settings(recipe(sampling, correction={"kind": "token_tis"}, **ppo), ())
         return Ahead(
-            self.place.collector.engine,
-            lambda position, refitted: sample_and_read_back(position, refitted, self.place, rule, self.agreement),
+            replace(self.place, phase=self.shown.phase),
+            rule,
+            self.agreement,
             lambda step, drawn: learn(step, drawn, self.place, rule),
-            lambda step, snapshot, drawn: compare_sampled(step, snapshot, drawn, self.agreement),
             lambda step: policy_version(step, rule.options),
             RunLength(steps, None, 64),
-            self.shown.phase,
             self.shown.beside,
             lambda: self.abandoned.append(None),
         )

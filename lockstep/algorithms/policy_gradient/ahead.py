@@ -20,12 +20,12 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from lockstep.algorithms.job import RunLength, StepResult
-from lockstep.algorithms.policy_gradient.step import SampledStep
+from lockstep.algorithms.policy_gradient.step import PolicyGradientWorkers, SampledStep, Settings, draw
 from lockstep.background import run_in_background, wait_for_all
 from lockstep.learners.boxes import FileContents
 from lockstep.learners.saving import COUNTERS, StateWriter
 from lockstep.metrics import Metrics
-from lockstep.rollouts.sampler_session import SamplerSession
+from lockstep.monitor.agreement import Agreement
 from lockstep.types import Phase
 from lockstep.weight_sync.sync import Snapshot
 
@@ -37,25 +37,22 @@ class Ahead:
     """A `Step` whose rollouts are sampled during the step before; its state is in checkpoints.
 
     Attributes:
-        engine: Session of a sampler in processes of its own.
-        draw: Samples a step's rollouts, from a position in the data and the metrics of a weight sync.
+        workers: The models, and the session of a sampler in processes of its own.
+        settings: The options.
+        agreement: Compares learner and sampler on rollouts of older weights.
         learn: The rest of the step.
-        compare: Compares learner and sampler on rollouts, given the step (from 0) and the learner's weights; it asks
-            the sampler, so nothing may be in flight.
         version: Version of the weights when a step begins.
         run_length: The end of the run; nothing is sampled for a step that never comes.
-        phase: Times the phases.
         beside: Times the phases of the other thread.
         abandon: Ends the sampler at once, after an error while it works.
     """
 
-    engine: SamplerSession
-    draw: Callable[[int, Metrics], SampledStep]
+    workers: PolicyGradientWorkers
+    settings: Settings
+    agreement: Agreement
     learn: Callable[[int, SampledStep], StepResult]
-    compare: Callable[[int, Snapshot, SampledStep], Metrics]
     version: Callable[[int], int]
     run_length: RunLength
-    phase: Phase
     beside: Phase
     abandon: Callable[[], object]
     _snapshot: Snapshot | None = field(default=None, init=False)  # of the weights that sample for the next step
@@ -107,8 +104,8 @@ class Ahead:
         if begun is not None:
             return begun.result()
         snapshot = self._snapshot or self._copy_weights(step)
-        with self.phase("generate"), self.engine.at(snapshot.version, snapshot) as refitted:
-            sampled = self.draw(position, refitted)
+        with self.workers.phase("generate"), self.workers.collector.engine.at(snapshot.version, snapshot) as refitted:
+            sampled = self._draw(position, refitted)
         self._snapshot = snapshot
         return sampled
 
@@ -119,23 +116,31 @@ class Ahead:
         the sync, or learner and sampler disagree, the checkpoint must hold the old ones.
         """
         snapshot = self._copy_weights(step)
-        with self.phase("watch"):
-            compared = self.compare(step, snapshot, sampled)
+        with self.workers.phase("watch"):
+            assert sampled.read_N is not None, "rollouts that are sampled one step ahead are read back"
+            compared = self.agreement.compare(
+                step + 1, snapshot.version, sampled.rollouts.batch, snapshot, sampled.read_N
+            )
         if not self.run_length.over(step + 1, sampled.position):
             bracket = ExitStack()
-            refitted = bracket.enter_context(self.engine.at(snapshot.version, snapshot))
-            self._begun = run_in_background(lambda: self._draw(sampled.position, refitted, bracket))
+            refitted = bracket.enter_context(self.workers.collector.engine.at(snapshot.version, snapshot))
+            self._begun = run_in_background(lambda: self._draw_beside(sampled.position, refitted, bracket))
         self._snapshot = snapshot
         return compared
 
-    def _draw(self, position: int, refitted: Metrics, bracket: ExitStack) -> SampledStep:
+    def _draw_beside(self, position: int, refitted: Metrics, bracket: ExitStack) -> SampledStep:
         with bracket, self.beside("generate"):
-            return self.draw(position, refitted)
+            return self._draw(position, refitted)
+
+    def _draw(self, position: int, refitted: Metrics) -> SampledStep:
+        """Samples a step's rollouts; the sampler then reads some of the responses back with the same weights."""
+        sampled = draw(position, refitted, self.workers, self.settings)
+        return replace(sampled, read_N=self.agreement.read(sampled.rollouts.batch))
 
     def _settle(self) -> None:
         """Waits for the sampler. Its error is raised by the next step, since this one is done."""
         if self._begun is not None:
-            with self.phase("wait for rollouts"):
+            with self.workers.phase("wait for rollouts"):
                 wait_for_all([self._begun])
 
     def _copy_weights(self, step: int) -> Snapshot:
@@ -143,5 +148,5 @@ class Ahead:
         version = self.version(step)
         if self._snapshot is not None and self._snapshot.version == version:
             return self._snapshot
-        with self.phase("refit"):
-            return self.engine.snapshot(version)
+        with self.workers.phase("refit"):
+            return self.workers.collector.engine.snapshot(version)

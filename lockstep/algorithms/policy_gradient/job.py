@@ -26,8 +26,6 @@ from lockstep.algorithms.policy_gradient.step import (
     PolicyGradientWorkers,
     SampledStep,
     Settings,
-    compare_sampled,
-    sample_and_read_back,
 )
 from lockstep.algorithms.setup import Setup
 from lockstep.monitor.agreement import Agreement
@@ -134,17 +132,7 @@ def _one_step_ahead(
     abandon: Callable[[], None],
     setup: Setup,
 ) -> Job:
-    ahead = Ahead(
-        workers.collector.engine,
-        draw=lambda position, refitted: sample_and_read_back(position, refitted, workers, its.settings, agreement),
-        learn=its.learn,
-        compare=lambda step, snapshot, drawn: compare_sampled(step, snapshot, drawn, agreement),
-        version=its.version,
-        run_length=job.run_length,
-        phase=setup.phase,
-        beside=setup.beside,
-        abandon=abandon,
-    )
+    ahead = Ahead(workers, its.settings, agreement, its.learn, its.version, job.run_length, setup.beside, abandon)
     return replace(job, step=ahead, state={**job.state, "ahead": ahead})
 
 

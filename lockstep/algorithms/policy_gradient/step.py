@@ -26,7 +26,6 @@ from lockstep.objectives.shaping import OverlongPenalty, ScaleReward, Shaping, T
 from lockstep.objectives.tally import Tally
 from lockstep.rollouts.rollout import RolloutCollector, Rollouts
 from lockstep.types import Phase, SamplingParams
-from lockstep.weight_sync.sync import Snapshot
 
 _FILE, _MAX_ERROR = "kl.json", 0.2  # beyond this error, relative to the target, the coefficient moves no faster
 
@@ -144,24 +143,6 @@ def draw(position: int, refitted: Metrics, workers: PolicyGradientWorkers, setti
         )
     metrics = (rollouts.metrics() + Metrics(prompts_drawn=Sum(end - position))).with_prefix("train")
     return SampledStep(rollouts, end, metrics + rollouts.rewards() + refitted)
-
-
-def sample_and_read_back(
-    position: int,
-    refitted: Metrics,
-    workers: PolicyGradientWorkers,
-    settings: Settings,
-    agreement: Agreement,
-) -> SampledStep:
-    """Samples as `draw` does; the sampler then reads some of the responses back with the same weights."""
-    sampled = draw(position, refitted, workers, settings)
-    return replace(sampled, read_N=agreement.read(sampled.rollouts.batch))
-
-
-def compare_sampled(step: int, snapshot: Snapshot, drawn: SampledStep, agreement: Agreement) -> Metrics:
-    """Compares both sides on rollouts of older weights; `snapshot` has the weights that the learner has."""
-    assert drawn.read_N is not None, "rollouts that are sampled one step ahead are read back"
-    return agreement.compare(step + 1, snapshot.version, drawn.rollouts.batch, snapshot, drawn.read_N)
 
 
 def prepare_batch(
