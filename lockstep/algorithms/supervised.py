@@ -18,6 +18,12 @@ class Supervised(BuiltInAlgorithm):
 
     learned: ClassVar[str]
     """The part of a row that is trained on, for messages, such as `a pair`."""
+    optimizer: Optimizer
+
+    @property
+    def policy_role(self) -> ModelRole:
+        """The policy π."""
+        return ModelRole("policy", "logits", self.learner, self.optimizer)
 
     @property
     def idle_options(self) -> dict[str, str]:
@@ -46,7 +52,6 @@ class PairsRecipe(Supervised):
     limit: ClassVar[str]
     """The option that limits the length of pairs."""
     data: PairSection  # pyright: ignore[reportIncompatibleVariableOverride] — frozen, so nothing else can come there
-    optimizer: Optimizer
 
     @property
     def pairs(self) -> LearnedPairs:
@@ -56,7 +61,7 @@ class PairsRecipe(Supervised):
     @property
     def trained_role(self) -> ModelRole:
         """The model that learns: the policy π."""
-        return ModelRole("policy", "logits", self.learner, self.optimizer)
+        return self.policy_role
 
     @property
     def reference_role(self) -> ModelRole | None:

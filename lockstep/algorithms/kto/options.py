@@ -8,7 +8,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from lockstep.algorithms.roles import Load, ModelRole
 from lockstep.algorithms.supervised import Supervised
-from lockstep.config import DataSection, Optimizer, Section
+from lockstep.config import DataSection, Section
 from lockstep.config.section import rule
 
 
@@ -43,16 +43,10 @@ class KTORecipe(Supervised):
     purpose = "learns from answers that are each labeled good or bad"
     data: LabeledSection  # pyright: ignore[reportIncompatibleVariableOverride] — frozen, so nothing else can come there
     kto: KTOSection
-    optimizer: Optimizer
 
     @property
     def idle_options(self) -> dict[str, str]:
         return super().idle_options | {"run.num_logged_samples": "where nothing is sampled"}
-
-    @property
-    def policy_role(self) -> ModelRole:
-        """The policy π."""
-        return ModelRole("policy", "logits", self.learner, self.optimizer)
 
     @property
     def models(self) -> tuple[ModelRole, ...]:

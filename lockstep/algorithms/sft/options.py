@@ -8,7 +8,7 @@ from pydantic import Field, PositiveInt
 
 from lockstep.algorithms.roles import Load, ModelRole
 from lockstep.algorithms.supervised import Supervised
-from lockstep.config import Optimizer, Section
+from lockstep.config import Section
 
 
 class SFTSection(Section):
@@ -25,16 +25,10 @@ class SFTRecipe(Supervised):
     learned = "a demonstration"
     purpose = "learns to answer as the demonstrations do"
     sft: SFTSection
-    optimizer: Optimizer
 
     @property
     def idle_options(self) -> dict[str, str]:
         return super().idle_options | {"run.num_logged_samples": "where nothing is sampled"}
-
-    @property
-    def policy_role(self) -> ModelRole:
-        """The policy π."""
-        return ModelRole("policy", "logits", self.learner, self.optimizer)
 
     @property
     def models(self) -> tuple[ModelRole, ...]:
