@@ -23,37 +23,6 @@ from lockstep.rewards.row_rules import find_unverified
 from lockstep.rollouts.rollout import Rollouts
 from lockstep.types import Prompt
 
-
-@dataclass(frozen=True)
-class Verifiers:
-    """Programs that score answers in place of the judge.
-
-    Attributes:
-        section: The rows and their programs; None: there are none.
-        low: The judge's score for a reward of 0.
-        high: The judge's score for a reward of 1.
-    """
-
-    section: RewardSection | None
-    low: float
-    high: float
-
-    def score(self, prompt: Prompt, reward: float) -> float | None:
-        """Maps a reward to the judge's scale; NaN is no verdict.
-
-        Raises:
-            RewardError: It is not from 0 to 1.
-        """
-        if math.isnan(reward):
-            return None
-        if not 0 <= reward <= 1:
-            raise RewardError(
-                f"{prompt.id}: its verifier gives {reward:g}, but beside a judge rewards go from 0 to 1, which becomes "
-                f"{self.low:g} to {self.high:g}; let verifier.function return such a number"
-            )
-        return self.low + reward * (self.high - self.low)
-
-
 Scorer = Literal["judge", "verifier", "reward_model"]
 
 
@@ -104,11 +73,15 @@ class ByJudge:
 
     Attributes:
         judge: The judge.
-        verifiers: The programs, their rows, and the scale.
+        section: The rows that programs score; None: there are none.
+        low: The judge's score for a reward of 0.
+        high: The judge's score for a reward of 1.
     """
 
     judge: Judge[float]
-    verifiers: Verifiers
+    section: RewardSection | None
+    low: float
+    high: float
 
     def __call__(self, rollouts: Rollouts, step: int) -> Scored:
         """Scores answers, whose column `score` holds the rewards of those that programs score.
@@ -117,8 +90,7 @@ class ByJudge:
             RewardError: A reward is not from 0 to 1.
             JudgeError: From the judge.
         """
-        section = self.verifiers.section
-        waiting = find_unverified(section, rollouts.prompts)
+        waiting = find_unverified(self.section, rollouts.prompts)
         shown = enumerate(zip(rollouts.prompts, rollouts.responses, waiting, strict=True))
         cases = [
             response_case(prompt.conversation, response, (step, prompt.id, number), prompt.text)
@@ -128,10 +100,23 @@ class ByJudge:
         verdicts = iter(self.judge(cases))
         judged = [next(verdicts) if waits else Judged[float](()) for waits in waiting]
         given = zip(rollouts.prompts, rollouts.batch["score"].tolist(), judged, waiting, strict=True)
-        scores = [
-            mean_score(one) if waits else self.verifiers.score(prompt, reward) for prompt, reward, one, waits in given
-        ]
-        return Scored(scores, judged, None if section is None else [not waits for waits in waiting])
+        scores = [mean_score(one) if waits else self._rescale(prompt, reward) for prompt, reward, one, waits in given]
+        return Scored(scores, judged, None if self.section is None else [not waits for waits in waiting])
+
+    def _rescale(self, prompt: Prompt, reward: float) -> float | None:
+        """Maps a reward to the judge's scale; NaN is no verdict.
+
+        Raises:
+            RewardError: It is not from 0 to 1.
+        """
+        if math.isnan(reward):
+            return None
+        if not 0 <= reward <= 1:
+            raise RewardError(
+                f"{prompt.id}: its verifier gives {reward:g}, but beside a judge rewards go from 0 to 1, which becomes "
+                f"{self.low:g} to {self.high:g}; let verifier.function return such a number"
+            )
+        return self.low + reward * (self.high - self.low)
 
 
 def by_reward_model(rollouts: Rollouts, step: int) -> Scored:

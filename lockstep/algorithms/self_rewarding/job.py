@@ -20,7 +20,7 @@ from lockstep.algorithms.opening import (
     validate_figures,
 )
 from lockstep.algorithms.rows import open_prompts
-from lockstep.algorithms.self_rewarding.answers import ByJudge, Scoring, Verifiers, by_reward_model, leak_test
+from lockstep.algorithms.self_rewarding.answers import ByJudge, Scoring, by_reward_model, leak_test
 from lockstep.algorithms.self_rewarding.meta import MetaJudging, Skill
 from lockstep.algorithms.self_rewarding.new_prompts import new_prompts
 from lockstep.algorithms.self_rewarding.options import (
@@ -117,7 +117,7 @@ def _open_judge(recipe: SelfRewardingRecipe, policy: Policy, setup: Setup) -> Ju
 def _scoring(recipe: SelfRewardingRecipe, judge: Judge[float] | None) -> Scoring:
     if recipe.judge is None or judge is None:
         return by_reward_model
-    return ByJudge(judge, Verifiers(recipe.verifier, recipe.judge.judge_score_low, recipe.judge.judge_score_high))
+    return ByJudge(judge, recipe.verifier, recipe.judge.judge_score_low, recipe.judge.judge_score_high)
 
 
 def _open_meta_judge(recipe: SelfRewardingRecipe, policy: Policy, setup: Setup) -> MetaJudging | None:
