@@ -184,7 +184,6 @@ RECIPES = {
     "rule: one step ahead without a correction": said("ppo.one_step_ahead=true"),
     "rule: two that reward": said("reward_model.path=models/judge ppo.kl.coef=0.05"),
     "rule: a learned reward that nothing holds": said("reward=null reward_model.path=models/judge"),
-    "rule: a bound on the divergence": said("ppo.kl.coef=0.05 ppo.kl.clamp=10"),
     "rule: a bound on nothing": said("acceptance='[{metric: train/reward, steps: [1, 2]}]'"),
     "rule: a window that ends before it begins": said("acceptance='[{metric: train/reward, steps: [2, 1], min: 0}]'"),
     "rule: a statistic of one step": said(

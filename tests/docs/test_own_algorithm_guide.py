@@ -44,7 +44,7 @@ def test_state_of_its_own_survives_a_stop(in_tmp: Path) -> None:
     changed = EXAMPLE
     for before, after in (
         ("from collections.abc", "import json\nfrom pathlib import Path\nfrom collections.abc"),
-        ("        validate = None", "        average, validate = RewardAverage(), None"),
+        ("        asked = self", "        average, asked = RewardAverage(), self"),
         ("collector, agreement),", "collector, agreement, average),"),
         ('"critic": critic}', '"critic": critic, "average": average}'),
         ("@dataclass(frozen=True)\nclass Step", f"{STATE}\n\n@dataclass(frozen=True)\nclass Step"),
