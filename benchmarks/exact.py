@@ -180,9 +180,8 @@ def main() -> int:
     args = parser.parse_args()
     cells: list[Cell] = []
     for family in EXACT_TYPES:
-        for cell in compare(family):
-            cells.append(cell)
-            print(show([cell]).splitlines()[2], flush=True)
+        cells += compare(family)
+        print(family, flush=True)
     print(environment(threads=max(map(max, THREADS))), show(cells), sep="\n", flush=True)
     torch.set_num_threads(1)
     cases: list[tuple[str, DType, int]] = [

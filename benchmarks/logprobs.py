@@ -20,7 +20,6 @@ import importlib
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -31,7 +30,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
-from benchmarks.harness import Row, environment, save
+from benchmarks.harness import environment, save
 from benchmarks.logprobs_kernels import KERNELS, Kernel, Place
 from benchmarks.logprobs_measure import Figures, measure_work
 
@@ -129,15 +128,6 @@ def _cell(own: Figures, ours: Figures) -> str:
     return f"{own.seconds * 1e3:.0f}{times}; {own.total_bytes / MIB:.0f}"
 
 
-def rows_of(figures: dict[str, dict[str, Figures]]) -> Iterator[Row]:
-    """Rows of Lockstep beside naive autograd."""
-    for kernel, ways in figures.items():
-        ours, naive = ways["Lockstep"], ways["naive"]
-        yield Row(f"{kernel}, CPU s", naive.seconds, ours.seconds, naive.seconds / ours.seconds)
-        theirs, own = naive.total_bytes / MIB, ours.total_bytes / MIB
-        yield Row(f"{kernel}, MiB at the peak", theirs, own, theirs / own)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -151,7 +141,7 @@ def main() -> None:
     print(environment(1), show(figures), sep="\n\n")
     if args.save:
         plain = {name: {way: dataclasses.asdict(own) for way, own in ways.items()} for name, ways in figures.items()}
-        print(save("logprobs", environment(1), list(rows_of(figures)), {"repeats": args.repeats, "kernels": plain}))
+        print(save("logprobs", environment(1), [], {"repeats": args.repeats, "kernels": plain}))
 
 
 if __name__ == "__main__":

@@ -18,12 +18,12 @@ CEILINGS = {
     "lockstep_doctor": (65.0, 60),
     "lockstep_logprobs": (27.4, 28),
     "lockstep_convert": (6.8, 9),
-    "benchmarks": (90.3, 90),
+    "benchmarks": (90.0, 90),
     "tests": (436.0, 400),
     "options": (723, 540),
     "protocols": (24, 18),
-    "docs": (59.4, 60),  # 3 of them the page of what the mission measured
-    "LOG.md": (6.8, 8),
+    "docs": (59.1, 60),  # 3 of them the page of what the mission measured
+    "LOG.md": (6.9, 8),
 }
 
 
