@@ -185,12 +185,12 @@ def _find_root(reference: str, file: Path) -> tuple[Path, Path]:
 
 
 def _list_imported(file: Path, root: Path) -> list[Path]:
-    """A file, and the files of a folder that it imports, and so on; also those that it may import."""
+    """A file, and the files of a folder that it imports, and so on, but Lockstep's; also those that it may import."""
     found = dict[Path, None]()
     todo = [file]
     while todo:
         own = todo.pop()
-        if own not in found:
+        if own not in found and not own.is_relative_to(_OWN):
             found[own] = None
             todo += _find_modules(_read_imports(own, root), root)
     return list(found)
