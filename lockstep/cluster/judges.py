@@ -152,7 +152,7 @@ def open_judge_reward(
     scorer = score_judge(section, remembered, seed, key)
     if section.people is not None:
         ranked, skipped = read_people(section.people)
-        lenient = replace(scorer, settings=replace(scorer.settings, max_no_verdict_rate=1.0))
+        lenient = replace(scorer, options=scorer.options.model_copy(update={"max_no_verdict_rate": 1.0}))
         who, data = _describe(section), ", ".join(map(str, files_of(section.people.ranked).paths))
         found = describe_agreement(
             who, data, assess(ranked, lenient, None), skipped.count, section.judge_score_high, False
