@@ -25,7 +25,6 @@ from lockstep.cluster.specs import SamplerSpec
 from lockstep.config import LearnerSection, SamplerSection
 from lockstep.models import attention
 from lockstep.models.exact.model import make_exact
-from lockstep.models.joined_maps import join_maps
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.types import Request, SamplingParams
 
@@ -168,7 +167,6 @@ def build_lm(size: str) -> LlamaForCausalLM:
 
 def prepare(lm: LlamaForCausalLM, exact: bool) -> LlamaForCausalLM:
     """Gives a model Lockstep's attention and layout, and makes it exact or not; a user has it exact by default."""
-    join_maps(lm)
     lm.set_attn_implementation(attention.NAME)
     if exact:
         make_exact(lm)

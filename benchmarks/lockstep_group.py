@@ -25,7 +25,6 @@ from lockstep.learners.torch.learner import TorchLearner
 from lockstep.models import attention
 from lockstep.models.exact.model import make_exact
 from lockstep.models.heads import LogitsHead
-from lockstep.models.joined_maps import join_maps
 from lockstep.process_defaults import keep_freed_memory
 from lockstep.types import Phase, skip_timing
 
@@ -42,7 +41,6 @@ def step_of(
 ) -> tuple[Callable[[int], object], list[TorchLearner]]:
     """The step as a function of its number, and the learners that hold the state."""
     lm = causal_lm(llama_config(hidden=args.hidden, layers=args.layers, vocab=args.vocab)).eval()
-    join_maps(lm)
     lm.set_attn_implementation(attention.NAME)
     other_lm = copy.deepcopy(lm)
     if args.exact:

@@ -35,7 +35,6 @@ from lockstep.learners.torch.learner import TorchLearner
 from lockstep.models import attention
 from lockstep.models.exact.model import make_exact
 from lockstep.models.heads import LogitsHead, ValueHead
-from lockstep.models.joined_maps import join_maps
 from lockstep.monitor.agreement import Agreement, Promise
 from lockstep.process_defaults import keep_freed_memory
 from lockstep.rollouts.rollout import RolloutCollector
@@ -91,7 +90,6 @@ def step_of(
     """The step as a function of its number, and the learners that hold the state."""
     options = recipe(args)
     lm = causal_lm(llama_config(hidden=args.hidden, layers=args.layers, vocab=args.vocab)).eval()
-    join_maps(lm)
     lm.set_attn_implementation(attention.NAME)
     policy = TorchLearner(LogitsHead(lm), options.learner, options.policy)
     critic = TorchLearner(ValueHead(copy.deepcopy(lm.model), seed=0), options.learner, options.critic)

@@ -185,4 +185,4 @@ def read_as_learner(model: nn.Module, tokens_T: Tensor) -> Tensor:
 def read_as_sampler(model: nn.Module, tokens_T: Tensor) -> Tensor:
     """Reads a sequence as the torch sampler does that calls the modules of a model, which draws the last quarter."""
     assert isinstance(model, PreTrainedModel)
-    return SamplerTap(model, "fp32", prompt=3 * len(tokens_T) // 4, by_modules=True).run(tokens_T, {}).logits
+    return SamplerTap(model, "fp32", prompt=3 * len(tokens_T) // 4).run(tokens_T, {}).logits

@@ -74,10 +74,10 @@ class Fault:
 FAULTS = {
     "torch_sampler": Fault(
         "sampler",
-        "norms with a hundred times their epsilon",
-        "lockstep.samplers.torch.token_step",
-        "return F.rms_norm(x, self.weight.shape, self.weight, self.eps)",
-        "return F.rms_norm(x, self.weight.shape, self.weight, 100 * self.eps)",
+        "prompts' attention with scores times 0.9",
+        "lockstep.samplers.torch.continuous",
+        "self.whole.attend(kernel, layer, q, k, v, scaling, window)",
+        "self.whole.attend(kernel, layer, q, k, v, 0.9 * scaling, window)",
     ),
     "vllm": Fault(
         "sampler",

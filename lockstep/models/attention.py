@@ -1,8 +1,8 @@
 """One attention function for every `transformers` model: a layout says which tokens see which, a kernel computes it.
 
 Models call it with `layout=…`, which is passed down from the forward call. `Packed` is for scoring and training:
-packed sequences that do not see each other. `Cached` is for decoding: one new token per row, with the KV cache of the
-tokens before it. So training and sampling run the same modules with the same positions.
+packed sequences that do not see each other. The torch sampler has one that adds a KV cache. So training and sampling
+run the same modules with the same positions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -39,24 +39,11 @@ _FILLED = 0.75
 class Layout(ABC):
     """Layout of a batch for attention: which tokens see which, and where keys and values are kept."""
 
-    @abstractmethod
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
-    ) -> Tensor:
-        """Attention over heads-first tensors [rows, heads, tokens, size]. Returns [rows, tokens, heads, size]."""
-
-
-class KernelLayout(Layout):
-    """A layout whose products any kernel can compute."""
-
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
-    ) -> Tensor:
-        """See `Layout`."""
-        return self.attend_by(FUSED, layer, query, key, value, scaling, window)
+    takes_kernels: ClassVar[bool] = True
+    """Whether any kernel can compute its products; if not, they are those of PyTorch's own."""
 
     @abstractmethod
-    def attend_by(
+    def attend(
         self,
         kernel: Kernel,
         layer: int,
@@ -66,7 +53,7 @@ class KernelLayout(Layout):
         scaling: float,
         window: int | None,
     ) -> Tensor:
-        """`attend`, by the products of a kernel."""
+        """Attention over heads-first tensors [rows, heads, tokens, size]. Returns [rows, tokens, heads, size]."""
 
 
 def attention(
@@ -100,7 +87,7 @@ def attention(
     how = scaling, layout, sliding_window, softcap, s_aux, None if exact else kernel
     if torch.compiler.is_compiling() and isinstance(layout, Packed) and not exact and softcap is None and s_aux is None:
         if isinstance(kernel, Varlen) and kernel.takes(query, value):  # a node itself
-            return layout.attend_by(kernel, 0, query, key, value, scaling, sliding_window), None
+            return layout.attend(kernel, 0, query, key, value, scaling, sliding_window), None
         where = layout.to_cells, layout.from_cells, layout.sizes
         return _nodes.attend_packed(*cast_as_autocast(query, key, value), *where, scaling, sliding_window), None
     return _attend_apart(module, query, key, value, *how), None
@@ -122,20 +109,15 @@ def _attend(
     name = type(module).__name__
     if layout is None:
         raise InputError(f"{name} hands no keyword arguments to its attention; such models do not run here")
-    how = int(module.layer_idx), query, key, value, scaling, window  # type: ignore[arg-type]
-    plain = softcap is None and s_aux is None
-    if kernel is FUSED and plain:
-        return layout.attend(*how)
-    if isinstance(layout, KernelLayout):
-        bent = Flex if isinstance(kernel, Varlen) else Blockwise
-        chosen = kernel if kernel is not None and plain else bent(softcap, s_aux)
-        return layout.attend_by(chosen, *how)
-    if kernel is not None and plain:
-        return layout.attend(*how)
-    if kernel is None:
-        raise InputError(f"{name} cannot be computed exactly here; use agreement.exact=false")
-    needs = "'softcap'" if s_aux is None else "'s_aux'"
-    raise InputError(f"{name} needs {needs} in its attention, which Lockstep does not have for {type(layout).__name__}")
+    if kernel is None or softcap is not None or s_aux is not None:
+        if not layout.takes_kernels and kernel is None:
+            raise InputError(f"{name} cannot be computed exactly here; use agreement.exact=false")
+        if not layout.takes_kernels:
+            needs = "'softcap'" if s_aux is None else "'s_aux'"
+            where = type(layout).__name__
+            raise InputError(f"{name} needs {needs} in its attention, which Lockstep does not have for {where}")
+        kernel = (Flex if isinstance(kernel, Varlen) else Blockwise)(softcap, s_aux)
+    return layout.attend(kernel, int(module.layer_idx), query, key, value, scaling, window)  # type: ignore[arg-type]
 
 
 # Kept out of compiled graphs: each batch has other grids, and would be compiled again.
@@ -147,7 +129,7 @@ AttentionInterface.register(UNPADDED, partial(attention, kernel=VARLEN))
 
 
 @dataclass(frozen=True)
-class Packed(KernelLayout):
+class Packed(Layout):
     """Packed sequences, in one row of N tokens; only attention lays them out in grids, unless a kernel needs none.
 
     Grids are padded on the right, so causality already hides the padding, and only attention pays for it. Its cost
@@ -192,7 +174,7 @@ class Packed(KernelLayout):
         to_cells, from_cells, bounds = (change(x) for x in (self.to_cells, self.from_cells, self.bounds))
         return replace(self, to_cells=to_cells, from_cells=from_cells, bounds=bounds)
 
-    def attend_by(
+    def attend(
         self,
         kernel: Kernel,
         layer: int,
@@ -312,8 +294,17 @@ class SideBySide(Layout):
     Queries are those of the last tokens; with a cache, keys of earlier tokens come before theirs.
     """
 
+    takes_kernels = False
+
     def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+        self,
+        kernel: Kernel,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        window: int | None,
     ) -> Tensor:
         mask = mask_newest(query.shape[2], key.shape[2], window, query.device)
         return attend(query, key, value, mask, scaling).transpose(1, 2)
@@ -328,84 +319,3 @@ def find_visible(position_R: Tensor, width: int, window: int | None) -> Tensor:
     column = torch.arange(width, device=position_R.device)
     seen = column <= position_R[:, None]
     return seen if window is None else seen & (column > position_R[:, None] - window)
-
-
-class Cached(KernelLayout):
-    """Keys and values of growing rows: filled by a packed pass over the prompts, then one token per row and pass.
-
-    Args:
-        prompts: The first tokens of the rows.
-        capacity: Tokens of the longest row.
-        multiple: Widths of grids, and of what is read of the cache, are multiples of so many tokens.
-
-    Attributes:
-        filled: Tokens whose keys and values are in the cache, int64 [B].
-    """
-
-    def __init__(self, prompts: Batch, capacity: int, multiple: int = 1) -> None:
-        self._packed = Packed.of(prompts, multiple)
-        self._row, self._position = prompts.row, prompts.position
-        self._rows, self._capacity = len(prompts), capacity + -capacity % multiple
-        self._keys: dict[int, Tensor] = {}
-        self._values: dict[int, Tensor] = {}
-        self._masks: dict[tuple[object, ...], Tensor] = {}
-        self._filling = True
-        self._multiple = multiple
-        self.filled = prompts.lengths.to(prompts.tokens.device)
-        self._width = int(prompts.lengths.max())
-
-    def attend_by(
-        self,
-        kernel: Kernel,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float,
-        window: int | None,
-    ) -> Tensor:
-        if self._filling:
-            self._store(layer, key, value)
-            return self._packed.attend_by(kernel, layer, query, key, value, scaling, window)
-        rows, read = self._all_rows, self._read
-        self._keys[layer][rows, :, self.filled] = key[:, :, 0]
-        self._values[layer][rows, :, self.filled] = value[:, :, 0]
-        k, v = self._keys[layer][:, :, :read], self._values[layer][:, :, :read]
-        return kernel.newest(query[:, :, 0], k, v, self._mask(kernel, window), scaling)[:, None]
-
-    def next_token(self) -> None:
-        """Makes room for one more token per row, at position `filled`; call it before each decoding pass."""
-        if self._filling:
-            self._filling = False
-        else:
-            self.filled = self.filled + 1
-        self._width += 1
-        self._all_rows = torch.arange(self.filled.numel(), device=self.filled.device)
-        self._masks.clear()
-
-    def keep(self, rows: Tensor) -> None:
-        """Forgets all rows but `rows`, int64 [B']; call it between passes."""
-        self._keys = {layer: cache[rows] for layer, cache in self._keys.items()}
-        self._values = {layer: cache[rows] for layer, cache in self._values.items()}
-        self.filled = self.filled[rows]
-
-    @property
-    def _read(self) -> int:
-        """Tokens of each row of the cache that are read."""
-        return self._width + -self._width % self._multiple
-
-    def _store(self, layer: int, key: Tensor, value: Tensor) -> None:
-        for caches, x in ((self._keys, key), (self._values, value)):
-            caches[layer] = x.new_zeros(self._rows, x.shape[1], self._capacity, x.shape[3])
-            caches[layer][self._row, :, self._position] = x[0].transpose(0, 1)
-
-    def _mask(self, kernel: Kernel, window: int | None) -> Tensor:
-        """The mask of a kernel, made once for all layers of a pass."""
-        key = type(kernel), window
-        if key not in self._masks:
-            self._masks[key] = kernel.mask(self._find_visible(window))
-        return self._masks[key]
-
-    def _find_visible(self, window: int | None) -> Tensor:
-        """Finds the tokens that the newest one of each row sees, of those that are read, bool [B, width]."""
-        return find_visible(self.filled, self._read, window)

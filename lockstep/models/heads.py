@@ -22,7 +22,7 @@ from lockstep.distributed.sampling import hidden_scores, likeliest, token_scores
 from lockstep.losses.base import Outputs
 from lockstep.models.cut import Cut
 from lockstep.models.exact.linear import product
-from lockstep.models.exact.model import computes_as_written, find_multiple, is_exact
+from lockstep.models.exact.model import find_multiple, is_exact
 from lockstep.models.folder import carries_state
 from lockstep.models.laid_out import LaidOut, read_masked, read_values
 from lockstep.models.last_layer import read_less, takes_read
@@ -292,7 +292,7 @@ def logits_are_products(lm: PreTrainedModel) -> bool:
     """
     head, batch = lm.get_output_embeddings(), Batch(torch.arange(3, device=lm.device), torch.tensor([3]))
     cut = Cut.of(batch, ALONE, carries_state(lm.config))
-    if type(head) is not nn.Linear or head.bias is not None or not computes_as_written(head):
+    if type(head) is not nn.Linear or head.bias is not None:
         return False
     seen: list[Tensor] = []
 

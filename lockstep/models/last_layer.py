@@ -22,7 +22,7 @@ _MARK = "takes_read"
 
 def read_less(lm: PreTrainedModel) -> None:
     """Lets the last layer take `read`, if the family's layers are plain. Only once: it may have been wrapped since."""
-    if family_of(lm.config).plain is not None and _MARK not in vars(lm.base_model):
+    if family_of(lm.config).plain and _MARK not in vars(lm.base_model):
         last = _last(lm)
         vars(last)["forward"] = partial(compute_layer, last)
         vars(lm.base_model)[_MARK] = True

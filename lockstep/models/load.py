@@ -23,7 +23,6 @@ from lockstep.errors import first_line
 from lockstep.models import attention
 from lockstep.models.families.known import find_nearest, is_known
 from lockstep.models.folder import ModelError, config_reason, read_config, require_usable, skeleton
-from lockstep.models.joined_maps import join_maps
 from lockstep.models.routers import keep_in_fp32
 from lockstep.models.weight_files import check_weights, require_finite
 
@@ -35,9 +34,7 @@ def load_causal_lm(folder: str | os.PathLike[str]) -> PreTrainedModel:
         ModelError: If the folder cannot be used.
     """
     check_weights(folder, skeleton(read_config(folder), str(folder)))
-    lm = _open(folder)
-    join_maps(lm)
-    return lm
+    return _open(folder)
 
 
 def load_backbone(folder: str | os.PathLike[str]) -> PreTrainedModel:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,36 +24,6 @@ from lockstep.errors import InputError, install_command
 from lockstep.models.parallelize import layers
 
 _ADAPTER = "default"
-_MAP = ("peft.tuners.lora.layer", "Linear")
-"""Module and name of peft's class of maps with adapters."""
-
-
-@dataclass(frozen=True)
-class Adapted:
-    """A map with an adapter, which adds (α / r) · B·A·x.
-
-    Attributes:
-        base: The map.
-        a: Weight of A [r, in].
-        b: Weight of B [out, r].
-        scaling: α / r.
-    """
-
-    base: nn.Linear
-    a: Tensor
-    b: Tensor
-    scaling: float
-
-    @classmethod
-    def of(cls, module: Any) -> Adapted | None:
-        """Reads a module of peft; None if it is another module, or computes anything else than this."""
-        if (type(module).__module__, type(module).__name__) != _MAP:
-            return None
-        odd = module.merged or module.disable_adapters or module.lora_variant or module.lora_bias[_ADAPTER]
-        if odd or list(module.active_adapters) != [_ADAPTER]:
-            return None
-        a, b = module.lora_A[_ADAPTER].weight, module.lora_B[_ADAPTER].weight
-        return cls(module.base_layer, a, b, float(module.scaling[_ADAPTER]))
 
 
 def is_adapter(name: str) -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lockstep.batch import Batch
 from lockstep.models.attention import Layout, width_of
-from lockstep.models.kernels import attend
+from lockstep.models.kernels import Kernel, attend
 from lockstep_logprobs.collectives import all_gather
 from lockstep_logprobs.packed import Packing
 
@@ -84,8 +84,17 @@ class Zigzag(Layout):
         grids = tuple(grid.map(change) for grid in self.grids)
         return replace(self, grids=grids, from_cells=change(self.from_cells))
 
+    takes_kernels = False
+
     def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+        self,
+        kernel: Kernel,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        window: int | None,
     ) -> Tensor:
         all_TKHD = all_gather(torch.stack([key[0], value[0]]).permute(2, 0, 1, 3).contiguous(), self.group).flatten(
             0, 1

@@ -5,13 +5,10 @@ Letters: N tokens of a pass, T tokens of the sequence, V tokens of the vocabular
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from functools import partial
-from itertools import accumulate, cycle, pairwise
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +23,9 @@ from lockstep.models.device import load_on_device
 from lockstep.models.exact.model import is_exact
 from lockstep.models.folder import carries_state, context_of
 from lockstep.models.heads import PLAIN
-from lockstep.models.joined_maps import can_step
 from lockstep.models.precision import autocast
 from lockstep.samplers.torch.continuous import Continuous, call_modules
-from lockstep.samplers.torch.scheduler import Forward, Scheduler
-from lockstep.samplers.torch.token_step import TokenStep
+from lockstep.samplers.torch.scheduler import Scheduler
 from lockstep.types import Request, SamplingParams
 from lockstep_doctor.cuts import OUTPUT, Capture, CutPoint, name_cuts
 from lockstep_doctor.engines import EngineOptions
@@ -38,9 +33,6 @@ from lockstep_doctor.modules import Pass, Share, count_functions, find_watched, 
 from lockstep_doctor.operators import OperatorTrace, Recorder
 from lockstep_doctor.tap import trace_segment
 from lockstep_doctor.taps.computation import computation_of
-
-_HIDDEN = frozenset({CutPoint("rotary_emb")})
-"""The rotary angles come from a table, not from a module."""
 
 
 @contextmanager
@@ -62,16 +54,14 @@ class SamplerTap:
         lm: A causal language model with Lockstep's attention.
         dtype: Type of a learner that computes alike.
         prompt: Tokens that are read by prefill; the others are decoded one by one; None: all by prefill.
-        by_modules: Call the model's modules, as the sampler does for models without a `TokenStep`.
     """
 
-    def __init__(self, lm: PreTrainedModel, dtype: DType, prompt: int | None = None, by_modules: bool = False) -> None:
+    def __init__(self, lm: PreTrainedModel, dtype: DType, prompt: int | None = None) -> None:
         self.model, self._prompt = lm, prompt
         self._dtype: DType = dtype
         self.name = "torch sampler" if prompt is None else "torch sampler decoding"
         self._paths = find_watched(lm)
         self._values = values_by_name(name_cuts(self._paths))
-        self._step = TokenStep(lm, dtype) if can_step(lm) and not by_modules else None
         self._order: Sequence[CutPoint] = ()
 
     def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> Capture:
@@ -80,7 +70,7 @@ class SamplerTap:
         logits_TV, column = self._read(tokens_T, one, rows)
         seen = {cut: value.cpu() for cut, value in one.collect().items()}
         self._order = list(seen)
-        return Capture(logits_TV.cpu(), seen, column, _HIDDEN if self._step is not None else frozenset())
+        return Capture(logits_TV.cpu(), seen, column)
 
     def trace(
         self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor], start: CutPoint | None, end: CutPoint
@@ -108,11 +98,11 @@ class SamplerTap:
                 f"draws one more, in a context of {context}; {prompt} were asked for"
             )
         logits: list[Tensor] = []
-        compute, hooks = self._watch(one)
 
         def forward(token_N: Tensor, position_N: Tensor, layout: Continuous, keep_M: Tensor) -> Tensor:
             rows.begin(len(token_N), 1 if logits else prompt, first=bool(logits))
-            logits_NV = compute(token_N, position_N, layout, torch.arange(len(token_N), device=token_N.device))
+            keep_N = torch.arange(len(token_N), device=token_N.device)
+            logits_NV = call_modules(self.model, token_N, position_N, layout, keep_N)
             one.visit(OUTPUT, logits_NV)
             logits.append(logits_NV[rows.own])
             return logits_NV.index_select(0, keep_M)
@@ -120,17 +110,12 @@ class SamplerTap:
         scheduler = _Following(tokens_T, forward, 1, context, self.model.device, is_exact(self.model))
         request = Request(tuple(tokens_T[:prompt].tolist()), key=0)
         number = scheduler.submit(request, SamplingParams(max_tokens=len(tokens_T) - prompt + 1))
-        with hooks, autocast(self.model.device, self._dtype):
+        watched = visit_cuts(self.model, self._paths, self._values, one)
+        with watched, autocast(self.model.device, self._dtype):
             while scheduler.busy:
                 scheduler.step()
         column = torch.tensor(scheduler.finished[number].logprobs)[: len(tokens_T) - 1]
         return torch.cat(logits).to(tokens_T.device), column if prompt == 1 else None
-
-    def _watch(self, one: Pass) -> tuple[Forward, AbstractContextManager[None]]:
-        """The model as the sampler calls it, and a context in which its cuts are visited."""
-        if self._step is not None:
-            return _watch_step(self._step, self.model, one), nullcontext()
-        return partial(call_modules, self.model), visit_cuts(self.model, self._paths, self._values, one)
 
 
 class _Following(Scheduler):
@@ -164,71 +149,3 @@ class PassShare(Share):
         rows = value.reshape(self._count, -1).clone()
         rows[self.own] = whole.to(rows)
         value.copy_(rows.reshape(value.shape))
-
-
-@dataclass(frozen=True)
-class _WatchedPart:
-    """A part of a `TokenStep`, and the cuts at its input and in the columns of its output."""
-
-    part: Callable[[Tensor], Tensor]
-    one: Pass
-    before: Sequence[CutPoint]
-    behind: Sequence[tuple[CutPoint, slice]]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        for cut in self.before:
-            self.one.visit(cut, x)
-        out = self.part(x)
-        with self.one.pause():
-            found = [(cut, out[..., columns]) for cut, columns in self.behind]
-        for cut, value in found:
-            self.one.visit(cut, value)
-        return out
-
-
-def _watch_step(step: TokenStep, lm: Any, one: Pass) -> Forward:
-    """A copy of a step whose cuts are visited."""
-    watched: Any = copy.copy(step)
-    first = lm.base_model.layers[0]
-    heads = [first.self_attn.get_submodule(name).out_features for name in ("q_proj", "k_proj", "v_proj")]
-    halves = [first.mlp.gate_proj.out_features] * 2
-
-    def watch(part: Any, layer: int | None, before: Sequence[str], behind: Sequence[str], sizes: Sequence[int]) -> Any:
-        """A part with the stages at its input, and those in its output, each with its number of columns."""
-        if part is None:
-            return None
-        bounds = pairwise(accumulate(sizes, initial=0)) if sizes else [(0, None)]
-        columns = [(CutPoint(name, layer), slice(*ends)) for name, ends in zip(behind, bounds, strict=True)]
-        return _WatchedPart(part, one, [CutPoint(name, layer) for name in before], columns)
-
-    def watch_layer(number: int, layer: Any) -> Any:
-        parts = {
-            "before": (["resid_in"], ["attn_norm"], ()),
-            "qkv": ([], ["q", "k", "v"], heads),
-            "q_norm": ([], ["self_attn.q_norm"], ()),
-            "k_norm": ([], ["self_attn.k_norm"], ()),
-            "out": (["attn"], ["o"], ()),
-            "between": (["resid_mid"], ["mlp_norm"], ()),
-            "gate_up": ([], ["gate", "up"], halves),
-            "down": (["act"], ["down"], ()),
-        }
-        found = {name: watch(vars(layer)[name], number, *cuts) for name, cuts in parts.items()}
-        if number == 0:
-            found["before"] = replace(found["before"], before=[CutPoint("embed"), *found["before"].before])
-        return replace(layer, **found)
-
-    def activate(gate: Tensor) -> Tensor:
-        out = step._activation(gate)
-        one.visit(CutPoint("mlp.act_fn", next(turns)), out)
-        return out
-
-    watched._layers = [watch_layer(number, layer) for number, layer in enumerate(step._layers)]
-    watched._norm = watch(step._norm, None, ["resid_out"], ["final_norm"], ())
-    watched._head = watch(step._head, None, [], ["logits"], ())
-    watched._activation, turns = activate, cycle(range(len(step._layers)))
-
-    def compute(token_N: Tensor, position_N: Tensor, layout: Continuous, keep_M: Tensor) -> Tensor:
-        one.begin()
-        return watched(token_N, position_N, layout, keep_M)
-
-    return compute

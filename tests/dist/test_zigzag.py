@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lockstep.batch import Batch
 from lockstep.models.attention import Packed
+from lockstep.models.kernels import FUSED
 from lockstep.models.zigzag import Zigzag
 from lockstep_logprobs.packed import Packing
 
@@ -35,7 +36,7 @@ def weights(tokens: int) -> Tensor:
 def whole(lengths: tuple[int, ...], window: int | None) -> list[Tensor]:
     """Outputs [T, heads, size], and gradients of Σ weight · output with respect to queries, keys and values."""
     q, k, v = (x.requires_grad_() for x in drawn(sum(lengths)))
-    out = Packed.of(row(lengths)).attend(0, q, k, v, SCALING, window)[0]
+    out = Packed.of(row(lengths)).attend(FUSED, 0, q, k, v, SCALING, window)[0]
     return [out.detach(), *torch.autograd.grad((out * weights(len(out))).sum(), (q, k, v))]
 
 
@@ -46,7 +47,7 @@ def shared(layout: Layout, lengths: tuple[int, ...], window: int | None) -> list
     held = packing.positions(layout.cp_rank)
     zigzag = Zigzag.of(row(lengths), packing, layout.cp_rank, layout.cp_group)
     q, k, v = (x[:, :, held].requires_grad_() for x in drawn(sum(lengths)))
-    out = zigzag.attend(0, q, k, v, SCALING, window)[0]
+    out = zigzag.attend(FUSED, 0, q, k, v, SCALING, window)[0]
     gradients = torch.autograd.grad((out * weights(sum(lengths))[held]).sum(), (q, k, v))
     return [held, out.detach(), *gradients]
 
@@ -73,8 +74,8 @@ def leaks(layout: Layout, lengths: tuple[int, ...], own: int) -> tuple[bool, boo
     q, k, v = (x[:, :, held].requires_grad_() for x in drawn(sum(lengths)))
     others = zip((q, k, v), drawn(sum(lengths), seed=1), strict=True)
     other_q, other_k, other_v = (torch.where(mine[None, None, :, None], x, y[:, :, held]) for x, y in others)
-    out = zigzag.attend(0, q, k, v, SCALING, None)[0]
-    moved = not torch.equal(out[mine], zigzag.attend(0, other_q, other_k, other_v, SCALING, None)[0][mine])
+    out = zigzag.attend(FUSED, 0, q, k, v, SCALING, None)[0]
+    moved = not torch.equal(out[mine], zigzag.attend(FUSED, 0, other_q, other_k, other_v, SCALING, None)[0][mine])
     gradients = torch.autograd.grad(out[mine].square().sum(), (q, k, v))
     return moved, any(bool((gradient[:, :, ~mine] != 0).any()) for gradient in gradients)
 

@@ -29,7 +29,7 @@ def test_it_is_near_to_float64(heads: int, groups: int, size: int, window: int |
     def compute(kernel: Kernel, device: str, dtype: torch.dtype) -> list[Tensor]:
         q, k, v = (x.to(device, dtype).requires_grad_() for x in given)
         packed = Packed.of(batch).map(lambda x: x.to(device))
-        out = packed.attend_by(kernel, 0, q, k, v, size**-0.5, window)
+        out = packed.attend(kernel, 0, q, k, v, size**-0.5, window)
         found = [out, *torch.autograd.grad(out, (q, k, v), slope.to(device, dtype))]
         return [x.detach().cpu().double() for x in found]
 
@@ -57,7 +57,7 @@ def test_caps_and_sinks_are_near_to_fp32(
         q, k, v = (x.to(device, dtype).requires_grad_() for x in given)
         packed = Packed.of(batch).map(lambda x: x.to(device))
         kernel = kind(softcap, None if sinks is None else sinks.to(device))
-        out = packed.attend_by(kernel, 0, q, k, v, size**-0.5, window)
+        out = packed.attend(kernel, 0, q, k, v, size**-0.5, window)
         found = [out, *torch.autograd.grad(out, (q, k, v), slope.to(device, out.dtype))]
         return [x.detach().cpu().double() for x in found]
 

@@ -8,12 +8,16 @@ import torch
 from tiny_models import ARCHITECTURES, ragged
 from torch import Tensor
 from transformers import AutoConfig
+from uncached import generate_uncached
 
 from lockstep.batch import Batch
 from lockstep.errors import InputError
-from lockstep.models.attention import Cached, Packed, SideBySide
+from lockstep.models.attention import Packed, SideBySide
+from lockstep.models.kernels import FUSED
 from lockstep.models.load import load_causal_lm
 from lockstep.models.miniature import miniature, plain_logits
+from lockstep.samplers.torch.sampler import TorchSampler
+from lockstep.types import Request, SamplingParams
 
 HEADS, GROUPS, SIZE = 4, 2, 8
 
@@ -38,7 +42,7 @@ def alone(query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tens
 def test_packed_attention_is_that_of_each_sequence_alone(window: int | None) -> None:
     batch = ragged((5, 1, 9, 3, 8, 4))
     query, key, value = projections(batch, 0)
-    out = Packed.of(batch).attend(0, query, key, value, 0.3, window)[0]
+    out = Packed.of(batch).attend(FUSED, 0, query, key, value, 0.3, window)[0]
     pieces = [x[0].split(batch.lengths.tolist(), dim=1) for x in (query, key, value)]
     expected = torch.cat([alone(q, k, v, window) for q, k, v in zip(*pieces, strict=True)])
     torch.testing.assert_close(out, expected, atol=1e-6, rtol=0.0)
@@ -71,26 +75,12 @@ def test_neighbours_do_not_see_each_other(models: Callable[..., Path], architect
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@torch.no_grad()
 def test_one_token_at_a_time_gives_what_the_whole_gives(models: Callable[..., Path], architecture: str) -> None:
-    lm = load_causal_lm(models(architecture))
-    whole = ragged((12, 9, 14, 8))
-    prompts = Batch(torch.cat([sequence[:-6] for sequence in whole.sequences()]), whole.lengths - 6)
-    full = lm(input_ids=whole.tokens[None], position_ids=whole.position[None], use_cache=False, layout=Packed.of(whole))
-    expected = [rows[-6:] for rows in full.logits[0].split(whole.lengths.tolist())]
-    cache = Cached(prompts, int(prompts.lengths.max()) + 6)
-    lm(input_ids=prompts.tokens[None], position_ids=prompts.position[None], use_cache=False, layout=cache)
-    rows = [0, 1, 2, 3]
-    for step in range(6):
-        if step == 3:
-            cache.keep(torch.tensor([3, 1]))
-            rows = [3, 1]
-        cache.next_token()
-        tokens = torch.stack([whole.sequences()[row][step - 6] for row in rows])
-        out = lm(input_ids=tokens[:, None], position_ids=cache.filled[:, None], use_cache=False, layout=cache).logits[
-            :, 0
-        ]
-        torch.testing.assert_close(out, torch.stack([expected[row][step] for row in rows]), atol=2e-5, rtol=0.0)
+    lm, sampling = load_causal_lm(models(architecture)), SamplingParams(max_tokens=8)
+    requests = [Request(tuple(range(1, 1 + length)), length) for length in (12, 3, 9, 14)]
+    found, whole = TorchSampler(lm, 3).generate(requests, sampling), generate_uncached(lm, requests, sampling)
+    assert torch.equal(found.tokens, whole.tokens)
+    torch.testing.assert_close(found["sampler_logprob"], whole["sampler_logprob"], atol=2e-5, rtol=0.0)
 
 
 SMALL = {"vocab_size": 16, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8}

@@ -62,7 +62,7 @@ def test_it_is_what_the_definition_says(window: int | None, softcap: float | Non
         if kind is None:
             out = reference(q, k, v, window, softcap, sink)
         else:
-            out = packed.attend_by(kind(softcap, sink), 0, q, k, v, SIZE**-0.5, window)
+            out = packed.attend(kind(softcap, sink), 0, q, k, v, SIZE**-0.5, window)
         return [x.detach().double() for x in (out, *torch.autograd.grad(out, own, slope.to(dtype)))]
 
     true = compute(None, torch.float64)
@@ -83,16 +83,16 @@ def test_it_is_chosen_where_varlen_attention_is() -> None:
     chosen = list[Kernel]()
 
     class Noting(Packed):
-        def attend_by(self, kernel: Kernel, *given: Any, **named: Any) -> Tensor:
+        def attend(self, kernel: Kernel, *given: Any, **named: Any) -> Tensor:
             chosen.append(kernel)
-            return super().attend_by(kernel, *given, **named)
+            return super().attend(kernel, *given, **named)
 
     batch = Batch(torch.zeros(9, dtype=torch.int64), torch.tensor([4, 5]))
     packed = Noting(**vars(Packed.of(batch)))
     for size, kernel in ((16, VARLEN), (16, FUSED), (12, VARLEN)):
         q, k, v = (torch.randn(1, 2, 9, size) for _ in range(3))
         out, _ = attention(Layer(), q, k, v, None, scaling=1.0, layout=packed, softcap=2.0, kernel=kernel)
-        torch.testing.assert_close(out, Packed.of(batch).attend_by(Blockwise(2.0), 0, q, k, v, 1.0, None).view_as(out))
+        torch.testing.assert_close(out, Packed.of(batch).attend(Blockwise(2.0), 0, q, k, v, 1.0, None).view_as(out))
     assert [type(kernel) for kernel in chosen] == [Flex, Blockwise, Flex]
     assert Flex(2.0).takes(torch.zeros(1, 1, 1, 16), torch.zeros(1, 1, 1, 16))
     assert not Flex(2.0).takes(torch.zeros(1, 1, 1, 12), torch.zeros(1, 1, 1, 12))

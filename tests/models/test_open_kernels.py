@@ -42,7 +42,7 @@ def test_without_padding_it_is_what_grids_give(window: int | None) -> None:
     packed, given = Packed.of(batch), projections(batch.tokens.numel())
     found = list[list[Tensor]]()
     for kernel in (FUSED, VARLEN):
-        out = packed.attend_by(kernel, 0, *given, 0.3, window)
+        out = packed.attend(kernel, 0, *given, 0.3, window)
         found.append([out, *torch.autograd.grad((out * torch.arange(8)).sum(), given)])
     for ours, expected in zip(*reversed(found), strict=True):
         torch.testing.assert_close(ours, expected, atol=1e-12, rtol=0.0)
@@ -52,7 +52,7 @@ def test_without_padding_it_is_what_grids_give(window: int | None) -> None:
 def test_heads_that_flash_attention_does_not_take_are_padded(size: int, values: int) -> None:
     batch = ragged(LENGTHS)
     packed, given = Packed.of(batch), projections(batch.tokens.numel(), size, values)
-    assert torch.equal(*(packed.attend_by(kernel, 0, *given, 0.3, None) for kernel in (FUSED, VARLEN)))
+    assert torch.equal(*(packed.attend(kernel, 0, *given, 0.3, None) for kernel in (FUSED, VARLEN)))
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's compiler asks for it

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from uncached import generate_uncached
 
 from lockstep import keyed
 from lockstep.batch import Batch
@@ -17,12 +18,9 @@ from lockstep.models.attention import NAME
 from lockstep.models.exact.model import make_exact
 from lockstep.models.folder import count_cache_numbers
 from lockstep.models.heads import LogitsHead
-from lockstep.models.joined_maps import join_maps
 from lockstep.models.tokenizer import words_tokenizer
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.samplers.torch.scheduler import Scheduler
-from lockstep.samplers.torch.static import StaticSampler
-from lockstep.samplers.torch.token_step import TokenStep
 from lockstep.types import Request, SamplingParams
 
 SHAPE = {
@@ -39,7 +37,6 @@ def lm(request: pytest.FixtureRequest) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         lm = AutoModelForCausalLM.from_config(config, attn_implementation=NAME, dtype=torch.float32).eval()
-    join_maps(lm)
     make_exact(lm)
     return lm
 
@@ -62,11 +59,9 @@ def assert_same(one: Batch, other: Batch) -> None:
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("places", [1, 5, 64])
 def test_what_shares_a_pass_changes_no_bit(lm: PreTrainedModel, places: int, dtype: DType) -> None:
-    """The other side goes through modules, in one batch that stays together."""
     wanted = requests(prompts(12), 3)
     sampler = TorchSampler(lm, places, dtype)
-    assert_same(sampler.generate(wanted, PLAIN), StaticSampler(lm, 64, dtype).generate(wanted, PLAIN))
-    assert isinstance(sampler._step, TokenStep)
+    assert_same(sampler.generate(wanted, PLAIN), generate_uncached(lm, wanted, PLAIN, dtype))
 
 
 @pytest.mark.parametrize("lm", ["llama"], indirect=True)
@@ -78,7 +73,7 @@ def test_penalties_and_stop_strings_change_no_bit_in_any_company(lm: PreTrainedM
         40, 0.7, min_p=0.01, repetition_penalty=1.3, presence_penalty=0.2, frequency_penalty=0.1, stop=("11", "2 ")
     )
     wanted = requests(prompts(12), 2)
-    whole = StaticSampler(lm, 64).generate(wanted, sampling)
+    whole = generate_uncached(lm, wanted, sampling)
     tiny = TorchSampler(lm, 24, cache_bytes=4 * count_cache_numbers(lm.config) * 200)
     assert_same(tiny.generate(wanted, sampling), whole)
     assert tiny._scheduler is not None
@@ -123,7 +118,7 @@ def test_what_is_known_changes_no_bit(lm: PreTrainedModel, seed: int) -> None:
         wanted = [Request(p[:60], keyed.key(turn, i), continues=draw.random() < 0.7) for i, p in enumerate(each)]
         sampling = SamplingParams(max_tokens=draw.choice([1, 4, 20]), stop_token_ids=STOPS)
         batch = sampler.generate(wanted, sampling)
-        assert_same(batch, StaticSampler(lm, 64).generate(wanted, sampling))
+        assert_same(batch, generate_uncached(lm, wanted, sampling))
         known += [tuple(row.tolist())[:60] for row in batch.sequences()]
         tokens += int(batch.lengths.sum()) - len(batch)
     assert sampler._scheduler is not None
@@ -149,11 +144,11 @@ def test_another_turn_computes_what_is_new(lm: PreTrainedModel) -> None:
 def test_little_memory_costs_time_and_no_bit(lm: PreTrainedModel) -> None:
     wanted, sampling = requests(prompts(12), 2), SamplingParams(max_tokens=60)
     sampler = TorchSampler(lm, 24, cache_bytes=4 * count_cache_numbers(lm.config) * 400)
-    assert_same(sampler.generate(wanted, sampling), StaticSampler(lm, 64).generate(wanted, sampling))
+    assert_same(sampler.generate(wanted, sampling), generate_uncached(lm, wanted, sampling))
     assert sampler._scheduler is not None
     assert sampler._scheduler.preempted > 0
     tiny = TorchSampler(lm, 24, cache_bytes=1)
-    assert_same(tiny.generate(wanted, sampling), StaticSampler(lm, 64).generate(wanted, sampling))
+    assert_same(tiny.generate(wanted, sampling), generate_uncached(lm, wanted, sampling))
 
 
 def test_samplings_can_be_mixed(lm: PreTrainedModel) -> None:
@@ -163,7 +158,7 @@ def test_samplings_can_be_mixed(lm: PreTrainedModel) -> None:
     while scheduler.busy:
         scheduler.step()
     for i, (number, request) in enumerate(zip(numbers, requests(each), strict=True)):
-        alone = StaticSampler(lm, 1).generate([request], samplings[i % 3])
+        alone = generate_uncached(lm, [request], samplings[i % 3])
         assert scheduler.finished[number].tokens == alone.tokens[alone.mask].tolist()
         assert scheduler.finished[number].logprobs == alone["sampler_logprob"][alone.mask].tolist()
 
@@ -171,7 +166,7 @@ def test_samplings_can_be_mixed(lm: PreTrainedModel) -> None:
 def test_a_response_is_streamed_while_others_run(lm: PreTrainedModel) -> None:
     scheduler, wanted = open_scheduler(lm), requests(prompts(6))
     numbers = [scheduler.submit(request, PLAIN) for request in wanted]
-    alone = StaticSampler(lm, 1).generate(wanted[2:3], PLAIN)
+    alone = generate_uncached(lm, wanted[2:3], PLAIN)
     streamed = list(scheduler.stream(numbers[2]))
     assert [token for token, _ in streamed] == alone.tokens[alone.mask].tolist()
     assert [logprob for _, logprob in streamed] == alone["sampler_logprob"][alone.mask].tolist()
@@ -192,7 +187,7 @@ def test_what_is_aborted_makes_room_and_leaves_the_others_alone(lm: PreTrainedMo
     while scheduler.busy:
         scheduler.step()
     assert set(scheduler.finished) == set(numbers[1:9])
-    whole = StaticSampler(lm, 16).generate(wanted, PLAIN)
+    whole = generate_uncached(lm, wanted, PLAIN)
     expected = [tokens[mask].tolist() for tokens, mask in zip(whole.sequences(), whole.sequences("mask"), strict=True)]
     assert [scheduler.finished[number].tokens for number in numbers[1:9]] == expected[1:9]
 

@@ -30,6 +30,7 @@ from lockstep.models.heads import (
     value_outputs,
     value_unit,
 )
+from lockstep.models.kernels import FUSED
 from lockstep.models.laid_out import LaidOut, read_masked, read_values
 from lockstep.models.megatron import layers_of, stages
 from lockstep.types import Head
@@ -46,7 +47,7 @@ class LayoutAttention(nn.Module):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **_: Any) -> Tensor:
         """Attends over tokens [n, 1, heads, size]; returns [n, 1, heads · size]."""
         q, k, v = (x[:, 0].transpose(0, 1)[None] for x in (query, key, value))
-        return attention_mask.attend(self._layer, q, k, v, self._scale, None).flatten(2).transpose(0, 1)
+        return attention_mask.attend(FUSED, self._layer, q, k, v, self._scale, None).flatten(2).transpose(0, 1)
 
 
 class Stage(nn.Module):

@@ -10,18 +10,17 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.activations import GELUTanh, SiLUActivation
 
-from lockstep.models.attention import EXACT, NAME
+from lockstep.models.attention import EXACT
 from lockstep.models.exact.attention import KEYS
 from lockstep.models.exact.experts import EXPERTS, ROUTERS, compute_experts, route
 from lockstep.models.exact.linear import gelu_tanh, product, silu
 from lockstep.models.exact.norm import is_rms_norm, normalize
 from lockstep.models.families.registry import EXACT_TYPES, has_exact_layers
-from lockstep.models.last_layer import compute_layer
 from lockstep_logprobs.kernel import runs_fused
 
 _ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 
-ROTARY = ("default", "linear", "llama3", "yarn")
+_ROTARY = ("default", "linear", "llama3", "yarn")
 """Types of rotary embeddings whose angles depend only on the position."""
 
 
@@ -34,24 +33,9 @@ def make_exact(lm: PreTrainedModel) -> None:
     lm.set_attn_implementation(EXACT)
 
 
-def make_inexact(lm: PreTrainedModel) -> None:
-    """Undoes `make_exact`."""
-    for module in lm.modules():
-        if _forward(module) is not None:
-            vars(module).pop("forward", None)
-    lm.set_attn_implementation(NAME)
-
-
 def is_exact(lm: PreTrainedModel) -> bool:
     """True if a model computes exactly."""
     return lm.config._attn_implementation == EXACT
-
-
-def computes_as_written(module: nn.Module) -> bool:
-    """True if a module has the forward of its class, or that of `make_exact` or `read_less`, and no hooks."""
-    own = vars(module).get("forward")
-    written = own is None or own in (silu, gelu_tanh) or (isinstance(own, partial) and own.func in _OWN)
-    return written and not module._forward_hooks and not module._forward_pre_hooks
 
 
 def find_multiple(lm: PreTrainedModel) -> int:
@@ -69,7 +53,7 @@ def explain_inexact(config: PreTrainedConfig) -> str | None:
         return f"the model's activation is {act}, and only {' and '.join(_ACTIVATIONS)} are written exactly"
     rope = fields.get("rope_parameters") or {}
     parts = [rope, *(part for part in rope.values() if isinstance(part, dict))]
-    kinds = {part.get("rope_type", "default") for part in parts} - set(ROTARY)
+    kinds = {part.get("rope_type", "default") for part in parts} - set(_ROTARY)
     if kinds:
         return f"the model's rotary positions ({', '.join(kinds)}) depend on the length of a batch"
     return None
@@ -92,6 +76,3 @@ def _forward(module: nn.Module) -> Callable[..., Any] | None:
 
 def _map(module: nn.Linear, x: Tensor) -> Tensor:
     return product(x, module.weight, module.bias)
-
-
-_OWN = (_map, route, compute_experts, compute_layer, normalize)

@@ -46,21 +46,6 @@ class MegatronLayers:
 
 
 @dataclass(frozen=True)
-class PlainLayers:
-    """Particulars of a family that the torch sampler computes: RMS norms, gated SiLU, rotary positions, no experts.
-
-    Attributes:
-        prefix: Beginning of the names of its classes in `transformers`.
-        qk_norm: True if queries and keys have norms.
-        has_windows: True if layers may have sliding windows.
-    """
-
-    prefix: str
-    qk_norm: bool = False
-    has_windows: bool = False
-
-
-@dataclass(frozen=True)
 class Family:
     """An architecture of `transformers`. All fields but its type are optional, and enable features.
 
@@ -71,11 +56,11 @@ class Family:
         reads_boxes: Whether each rank reads only its own boxes of the files, so that none ever holds the whole model.
             This requires that files name tensors as the network does, that logits are products of the last hidden
             states and the vocabulary head, and that buffers follow from the configuration.
-        plain: Its layers for `samplers.torch.token_step`; None: the torch sampler runs the model's own modules.
+        plain: True if a layer adds attention and an MLP to its input, each after a norm, as `last_layer` computes it.
     """
 
     model_type: str
     tensor_parallel: TensorParallel | None = None
     megatron: MegatronLayers | None = None
     reads_boxes: bool = False
-    plain: PlainLayers | None = None
+    plain: bool = False

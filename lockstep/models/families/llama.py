@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
 )
 
-from lockstep.models.families.base import Family, MegatronLayers, PlainLayers, TensorParallel
+from lockstep.models.families.base import Family, MegatronLayers, TensorParallel
 
 
 def plan() -> dict[str, ParallelStyle]:
@@ -60,5 +60,5 @@ FAMILY = Family(
     TensorParallel(plan, DIVIDED),
     MegatronLayers(TENSORS, REFUSED),
     reads_boxes=True,
-    plain=PlainLayers("Llama"),
+    plain=True,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lockstep.models.families.base import Family, MegatronLayers, PlainLayers, TensorParallel
+from lockstep.models.families.base import Family, MegatronLayers, TensorParallel
 from lockstep.models.families.llama import DIVIDED, TENSORS, plan
 
 _BIASES = {
@@ -18,5 +18,5 @@ FAMILY = Family(
     TensorParallel(plan, DIVIDED),
     MegatronLayers(TENSORS | _BIASES, refused_fields=("use_sliding_window", "mlp_bias")),
     reads_boxes=True,
-    plain=PlainLayers("Qwen2", has_windows=True),
+    plain=True,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.distributed.tensor.parallel import ParallelStyle, SequenceParallel
 
-from lockstep.models.families.base import Family, MegatronLayers, PlainLayers, TensorParallel
+from lockstep.models.families.base import Family, MegatronLayers, TensorParallel
 from lockstep.models.families.llama import DIVIDED, REFUSED, TENSORS, plan
 
 _NORMS = {
@@ -26,5 +26,5 @@ FAMILY = Family(
     TensorParallel(_plan_with_norms, DIVIDED),
     MegatronLayers(TENSORS | _NORMS, REFUSED),
     reads_boxes=True,
-    plain=PlainLayers("Qwen3", qk_norm=True, has_windows=True),
+    plain=True,
 )

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lockstep.batch import Batch
-from lockstep.models.attention import KernelLayout, Packed, find_visible
+from lockstep.models.attention import Layout, Packed, find_visible
 from lockstep.models.exact.attention import BLOCK as QUERIES
 from lockstep.models.exact.attention import KEYS
 from lockstep.models.kernels import Kernel
@@ -136,14 +136,14 @@ class Beginning:
         out = list[Tensor]()
         if self.whole is not None:
             q, k, v = (x[:, :, : self.num_whole] for x in (query, key, value))
-            out.append(self.whole.attend_by(kernel, layer, q, k, v, scaling, window)[0])
+            out.append(self.whole.attend(kernel, layer, q, k, v, scaling, window)[0])
         if self.continued is not None:
             query_NHD = query[0, :, self.num_whole :].transpose(0, 1)
             out.append(self.continued.attend(kernel, layer, query_NHD, pool, scaling, window))
         return out
 
 
-class Continuous(KernelLayout):
+class Continuous(Layout):
     """The layout of one pass: tokens of running rows, then those of new ones.
 
     Args:
@@ -156,7 +156,7 @@ class Continuous(KernelLayout):
     def __init__(self, pool: Pool, running: int, growing: Growing | None, beginning: Beginning | None) -> None:
         self._pool, self._running, self._growing, self._beginning = pool, running, growing, beginning
 
-    def attend_by(
+    def attend(
         self,
         kernel: Kernel,
         layer: int,

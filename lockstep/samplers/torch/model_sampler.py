@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
 
@@ -124,9 +125,19 @@ class ModelSampler(ABC):
                 taken = copy_and_take(own, tensor)
                 self._taken[name] = taken, own._version
 
-    def _autocast(self) -> torch.autocast:
-        """The autocast context of the sampler's type; it keeps narrow copies of weights until it is left."""
-        return autocast(self._lm.device, self._type)
+    @contextmanager
+    def _autocast(self) -> Iterator[None]:
+        """The autocast context of the sampler's type. It keeps narrow copies of weights until it is left, if these
+        require a gradient, so weights that adapters have frozen do for a while."""
+        frozen = [parameter for parameter in self._lm.parameters() if not parameter.requires_grad]
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+        try:
+            with autocast(self._lm.device, self._type):
+                yield
+        finally:
+            for parameter in frozen:
+                parameter.requires_grad_(False)
 
     def _assemble(self, requests: Sequence[Request], responses: Sequence[Response], sampling: SamplingParams) -> Batch:
         return lay_behind(requests, responses, self.version or 0, sampling)

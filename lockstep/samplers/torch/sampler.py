@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -12,13 +13,11 @@ from lockstep.config import DType
 from lockstep.models.device import empty_cache
 from lockstep.models.exact.model import is_exact
 from lockstep.models.folder import count_cache_numbers
-from lockstep.models.joined_maps import can_step
 from lockstep.samplers.base import Piece, require_room
-from lockstep.samplers.torch.continuous import Continuous, call_modules
+from lockstep.samplers.torch.continuous import call_modules
 from lockstep.samplers.torch.model_sampler import ModelSampler
 from lockstep.samplers.torch.rows import NotFinite, Response
 from lockstep.samplers.torch.scheduler import Scheduler
-from lockstep.samplers.torch.token_step import TokenStep
 from lockstep.types import Request, SamplingParams
 from lockstep.weight_sync.attestation import Attestation
 
@@ -48,7 +47,6 @@ class TorchSampler(ModelSampler):
         super().__init__(lm, max_batch_size, dtype, raw_logprobs)
         self._cache_bytes = cache_bytes
         self._scheduler: Scheduler | None = None
-        self._step: TokenStep | None = None
         self._awake = False
 
     def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
@@ -99,7 +97,7 @@ class TorchSampler(ModelSampler):
                 None if self._cache_bytes is None else self._cache_bytes // (4 * count_cache_numbers(self._lm.config))
             )
             self._scheduler = Scheduler(
-                self._logits,
+                partial(call_modules, self._lm),
                 self._max_batch_size,
                 self._context,
                 device,
@@ -108,7 +106,6 @@ class TorchSampler(ModelSampler):
                 most,
                 self._lm.config.name_or_path or "",
             )
-            self._step = TokenStep(self._lm, self._type) if can_step(self._lm) else None
         return self._scheduler
 
     @contextmanager
@@ -121,12 +118,6 @@ class TorchSampler(ModelSampler):
         except BaseException:
             self._scheduler = None
             raise
-
-    def _logits(self, token_N: Tensor, position_N: Tensor, layout: Continuous, keep_M: Tensor) -> Tensor:
-        """Logits [M, V] of the tokens of a pass with indices `keep_M`."""
-        if self._step is not None:
-            return self._step(token_N, position_N, layout, keep_M)
-        return call_modules(self._lm, token_N, position_N, layout, keep_M)
 
 
 def _run(scheduler: Scheduler, numbers: Iterable[int], count: int) -> dict[int, Response]:

@@ -1,6 +1,6 @@
 """The torch sampler for models whose layers carry a state, such as Mamba: it decodes with the model's own cache.
 
-Prompts of one length are generated side by side, so that no padding enters a state.
+Prompts of one length are generated side by side, so that no padding enters a state; finished rows are dropped.
 """
 
 from __future__ import annotations
@@ -9,77 +9,144 @@ import inspect
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from lockstep import keyed
 from lockstep.batch import Batch
 from lockstep.config import DType
+from lockstep.distributed.penalties import penalize
+from lockstep.distributed.sampling import draw, token_scores
 from lockstep.errors import InputError
-from lockstep.models.attention import Cached, SideBySide
+from lockstep.models.attention import SideBySide
+from lockstep.models.device import empty_cache
 from lockstep.models.folder import carries_state
+from lockstep.models.heads import PLAIN
+from lockstep.samplers.base import Piece, require_room
+from lockstep.samplers.stop_strings import open_stop_strings
 from lockstep.samplers.torch.model_sampler import ModelSampler
+from lockstep.samplers.torch.rows import NotFinite, Response
 from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.samplers.torch.static import StaticSampler
-from lockstep.types import Request
+from lockstep.samplers.torch.seen import Seen
+from lockstep.types import Request, SamplingParams
 
 _KEYWORDS = ("past_key_values", "cache_params", "cache")
 """Names of the cache in the signatures of `transformers` models."""
 
-
-class OwnCache(SideBySide, Cached):
-    """Keys, values and states of rows of one length, in the model's own cache; see `Cached` for the rest."""
-
-    def __init__(self, lm: PreTrainedModel, prompts: Batch) -> None:
-        known = inspect.signature(lm.forward).parameters
-        keyword = next((name for name in _KEYWORDS if name in known), None)
-        if keyword is None:
-            raise InputError(
-                f"{type(lm).__name__} carries a state and takes no cache that Lockstep knows, so it cannot be sampled "
-                "from here; use sampler.backend=vllm, if that runs it"
-            )
-        self.own = DynamicCache(config=lm.config)
-        self.keywords = {keyword: self.own}
-        self.filled = prompts.lengths.to(prompts.tokens.device)
-        self._filling = True
-
-    def next_token(self) -> None:
-        if not self._filling:
-            self.filled = self.filled + 1
-        self._filling = False
-
-    def keep(self, rows: Tensor) -> None:
-        self.own.reorder_cache(rows)  # pyright: ignore[reportArgumentType] -- any int64 tensor is one
-        self.filled = self.filled[rows]
+_COMPACT_BELOW = 0.8
+"""Finished rows are dropped once fewer than this share of rows still runs: copying the cache costs about one step."""
 
 
-class StatefulTorchSampler(StaticSampler):
-    """A `StaticSampler` for models whose layers carry a state."""
+class StatefulTorchSampler(ModelSampler):
+    """A `ModelSampler` for models whose layers carry a state; it decodes a batch to its end before the next."""
 
-    def _batches(self, requests: Sequence[Request]) -> Iterator[list[int]]:
-        """Prompts of one length together."""
+    def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
+        require_room(requests, self._context)
         alike = defaultdict[int, list[int]](list)
         for place, request in enumerate(requests):
             alike[len(request.tokens)].append(place)
-        size = self._max_batch_size
-        for _, places in sorted(alike.items()):
-            for start in range(0, len(places), size):
-                yield places[start : start + size]
+        for _, all_places in sorted(alike.items()):
+            for start in range(0, len(all_places), self._max_batch_size):
+                places = all_places[start : start + self._max_batch_size]
+                try:
+                    yield places, self._generate([requests[i] for i in places], sampling)
+                except NotFinite as broken:
+                    raise self._not_finite(requests, places[broken.number], broken.token) from None
 
-    def _cache(self, prompts: Batch, capacity: int) -> Cached:
-        return OwnCache(self._lm, prompts)
+    def wake(self) -> None:
+        """Does nothing: nothing is kept from one batch to the next."""
 
-    def _logits(self, tokens: Tensor, position: Tensor, cache: Cached, keep: int | Tensor) -> Tensor:
-        assert isinstance(cache, OwnCache), "made by this sampler"
-        rows = cache.filled.numel()
-        logits_B1V = self._lm(
-            input_ids=tokens.view(rows, -1),
-            position_ids=position.reshape(rows, -1),
+    def sleep(self) -> None:
+        """Frees what torch keeps for later; only weights are held between rollouts."""
+        empty_cache(self._lm.device)
+
+    @torch.no_grad()
+    def _generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
+        # Autocast keeps its narrow copies of the weights until it is left; in `inference_mode` it would keep none.
+        with self._autocast():
+            columns = self._decode(requests, sampling)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        responses = [Response(tokens[:length], own[:length], stopped) for tokens, own, length, stopped in rows]
+        return self._assemble(requests, responses, sampling)
+
+    def _decode(self, requests: Sequence[Request], sampling: SamplingParams) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Decodes token by token. Returns tokens and log-probabilities [B, K], lengths [B], and stopped rows [B]."""
+        device, rows, start = self._lm.device, len(requests), len(requests[0].tokens)
+        most = min(sampling.max_tokens, self._context - start)
+        cache = DynamicCache(config=self._lm.config)
+        known = {_find_keyword(self._lm): cache}
+        tokens_BK = torch.zeros(rows, most, dtype=torch.int64, device=device)
+        logprob_BK = torch.zeros(rows, most, device=device)
+        length_B = torch.zeros(rows, dtype=torch.int64, device=device)
+        stopped_B = torch.zeros(rows, dtype=torch.bool, device=device)
+        uniform_BK = keyed.uniforms(torch.tensor([r.key for r in requests]), torch.arange(most)).to(device)
+        stops = torch.tensor(sampling.stop_token_ids, dtype=torch.int64, device=device)
+        alive = torch.arange(rows, device=device)
+        running = torch.ones(rows, dtype=torch.bool, device=device)
+        logits = self._logits(torch.tensor([request.tokens for request in requests], device=device), 0, known)
+        seen = self._watch(requests, logits.shape[1]) if sampling.penalizes else None
+        for k in range(most):
+            shaped = logits if seen is None else penalize(logits, seen.earlier(alive), sampling)
+            token, logprob = draw(shaped, uniform_BK[alive, k], sampling)
+            if self._raw_logprobs:
+                logprob, _ = token_scores(logits, token, PLAIN)
+            tokens_BK[alive, k], logprob_BK[alive, k] = token, logprob
+            if seen is not None:
+                seen.append(alive, token)
+            broken = running & ~logprob.isfinite()
+            length_B[alive] += running
+            stopped_B[alive] |= running & torch.isin(token, stops)
+            if sampling.stop:
+                stopped_B[alive] |= running & self._complete(tokens_BK[alive, : k + 1], sampling)
+            running = running & ~stopped_B[alive]
+            left, num_broken = torch.stack([running.sum(), broken.sum()]).tolist()  # one wait for the device
+            if num_broken:
+                raise NotFinite(int(alive[broken][0]), k)
+            if left == 0 or k + 1 == most:
+                break
+            if left < _COMPACT_BELOW * alive.numel():
+                kept = running.nonzero().squeeze(-1)
+                cache.reorder_cache(kept)  # pyright: ignore[reportArgumentType] -- any int64 tensor is one
+                alive, token, running = alive[kept], token[kept], running[kept]
+            logits = self._logits(token[:, None], start + k, known)
+        return tokens_BK, logprob_BK, length_B, stopped_B
+
+    def _complete(self, tokens_RK: Tensor, sampling: SamplingParams) -> Tensor:
+        """Rows whose newest token completes a stop string."""
+        strings = open_stop_strings(self._lm.config.name_or_path or "", sampling.stop)
+        newest = tokens_RK[:, -strings.window :].tolist()
+        return torch.tensor([strings.completes(tokens) for tokens in newest], device=tokens_RK.device)
+
+    def _watch(self, requests: Sequence[Request], columns: int) -> Seen:
+        seen = Seen(len(requests), columns, self._lm.device)
+        for place, request in enumerate(requests):
+            seen.begin(place, request.tokens)
+        return seen
+
+    def _logits(self, tokens_RT: Tensor, first: int, known: dict[str, DynamicCache]) -> Tensor:
+        """Logits after the last of some tokens [R, V]; the first of them has the position `first`."""
+        position = torch.arange(first, first + tokens_RT.shape[1], device=tokens_RT.device).expand_as(tokens_RT)
+        return self._lm(
+            input_ids=tokens_RT,
+            position_ids=position,
             use_cache=True,
-            layout=cache,
+            layout=SideBySide(),
             logits_to_keep=1,
-            **cache.keywords,
-        ).logits
-        return logits_B1V if isinstance(keep, int) else logits_B1V.transpose(0, 1)
+            **known,
+        ).logits[:, 0]
+
+
+def _find_keyword(lm: PreTrainedModel) -> str:
+    """The name of the argument that takes a model's cache."""
+    known = inspect.signature(lm.forward).parameters
+    keyword = next((name for name in _KEYWORDS if name in known), None)
+    if keyword is None:
+        raise InputError(
+            f"{type(lm).__name__} carries a state and takes no cache that Lockstep knows, so it cannot be sampled "
+            "from here; use sampler.backend=vllm, if that runs it"
+        )
+    return keyword
 
 
 def torch_sampler(

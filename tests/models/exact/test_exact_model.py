@@ -19,7 +19,7 @@ from lockstep.batch import Batch
 from lockstep.config import DType
 from lockstep.models.attention import NAME
 from lockstep.models.exact import probe
-from lockstep.models.exact.model import is_exact, make_exact, make_inexact
+from lockstep.models.exact.model import is_exact, make_exact
 from lockstep.models.heads import LogitsHead
 from lockstep.models.precision import autocast
 from lockstep.samplers.torch.sampler import TorchSampler
@@ -136,10 +136,6 @@ def test_an_exact_model_computes_what_it_did_before(kind: str) -> None:
     assert is_exact(lm)
     for new, old in zip(gradients(), before, strict=True):
         torch.testing.assert_close(new, old, atol=2e-4 * max(1.0, float(old.detach().abs().max())), rtol=0.0)
-    make_inexact(lm)
-    assert not is_exact(lm)
-    for new, old in zip(gradients(), before, strict=True):
-        assert torch.equal(new, old)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])

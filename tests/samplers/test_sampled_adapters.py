@@ -1,4 +1,4 @@
-"""The token-step applies adapters as modules do: the same bits as theirs, and as a learner's scores of its tokens."""
+"""A model with adapters samples tokens with the bits that a pass over whole sequences and a learner give them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from uncached import generate_uncached
 
 from lockstep import keyed
 from lockstep.batch import Batch
@@ -18,12 +19,9 @@ from lockstep.config import DType, LoRA
 from lockstep.models.attention import NAME
 from lockstep.models.exact.model import make_exact
 from lockstep.models.heads import LogitsHead
-from lockstep.models.joined_maps import join_maps
 from lockstep.models.lora import adapt, is_adapter
 from lockstep.models.precision import autocast
 from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.samplers.torch.static import StaticSampler
-from lockstep.samplers.torch.token_step import TokenStep
 from lockstep.types import Request, SamplingParams
 
 SHAPE = {
@@ -34,7 +32,7 @@ MAPS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_pr
 PLAIN = SamplingParams(max_tokens=30, stop_token_ids=(3, 7, 11))
 
 
-def adapted(kind: str, section: LoRA, exact: bool = True) -> PreTrainedModel:
+def adapted(kind: str, section: LoRA) -> PreTrainedModel:
     """A model as `load_on_device` opens it, with adapters that are not zero."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -43,13 +41,11 @@ def adapted(kind: str, section: LoRA, exact: bool = True) -> PreTrainedModel:
     for name, parameter in lm.named_parameters():
         if name.endswith("bias"):
             parameter.data.uniform_(-1.0, 1.0, generator=torch.Generator().manual_seed(len(name)))
-    join_maps(lm)
     adapt(lm, section)
     with torch.no_grad():
         for name, tensor in draw_adapters(lm, 0).items():
             lm.get_parameter(name).copy_(tensor)
-    if exact:
-        make_exact(lm)
+    make_exact(lm)
     return lm
 
 
@@ -65,13 +61,12 @@ def requests(count: int = 12, seed: int = 0) -> list[Request]:
     return [Request(prompt, keyed.key(seed, i)) for i, prompt in enumerate(prompts)]
 
 
-def assert_by_step(sampler: TorchSampler, wanted: Sequence[Request], dtype: DType) -> Batch:
-    """Compares what a sampler writes with modules that decode one batch, and with a learner's scores; to the bit."""
+def assert_exact(sampler: TorchSampler, wanted: Sequence[Request], dtype: DType) -> Batch:
+    """Compares what a sampler writes with passes over whole sequences, and with a learner's scores; to the bit."""
     batch = sampler.generate(wanted, PLAIN)
-    assert isinstance(sampler._step, TokenStep)
-    modules = StaticSampler(sampler._lm, 64, dtype).generate(wanted, PLAIN)
-    assert torch.equal(batch.tokens, modules.tokens)
-    assert torch.equal(batch["sampler_logprob"], modules["sampler_logprob"])
+    whole = generate_uncached(sampler._lm, wanted, PLAIN, dtype)
+    assert torch.equal(batch.tokens, whole.tokens)
+    assert torch.equal(batch["sampler_logprob"], whole["sampler_logprob"])
     with autocast(torch.device("cpu"), dtype):
         scored = LogitsHead(sampler._lm)(batch).logprob
     assert scored is not None
@@ -89,11 +84,11 @@ def assert_by_step(sampler: TorchSampler, wanted: Sequence[Request], dtype: DTyp
     maps=st.sets(st.sampled_from(MAPS), min_size=1).map(sorted).map(tuple),
     seed=st.integers(0, 99),
 )
-def test_adapters_by_the_step_are_those_of_modules_and_learners(
+def test_adapters_give_the_bits_of_whole_sequences_and_learners(
     kind: str, dtype: DType, rows: int, rank: int, alpha: int, maps: tuple[str, ...], seed: int
 ) -> None:
     lm = adapted(kind, LoRA(rank=rank, alpha=alpha, target_modules=maps))
-    assert_by_step(TorchSampler(lm, rows, dtype), requests(12, seed), dtype)
+    assert_exact(TorchSampler(lm, rows, dtype), requests(12, seed), dtype)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -103,13 +98,13 @@ def test_refits_of_adapters_are_seen(kind: str, dtype: DType) -> None:
     lm = adapted(kind, LoRA(rank=8, alpha=12))
     sampler = TorchSampler(lm, 5, dtype)
     sampler.wake()
-    before = assert_by_step(sampler, requests(), dtype)
+    before = assert_exact(sampler, requests(), dtype)
     sampler.load_weights(draw_adapters(lm, 1).items(), 1)
-    sent = assert_by_step(sampler, requests(), dtype)
+    sent = assert_exact(sampler, requests(), dtype)
     with torch.no_grad():
         for name, tensor in draw_adapters(lm, 2).items():
             lm.get_parameter(name).copy_(tensor)
     sampler.attest(2)
-    shared = assert_by_step(sampler, requests(), dtype)
+    shared = assert_exact(sampler, requests(), dtype)
     texts = [batch.tokens.tolist() for batch in (before, sent, shared)]
     assert texts[0] != texts[1] != texts[2] != texts[0]
