@@ -9,9 +9,8 @@ from lockstep.config import Computation, LearnerSection, LoRA, SamplerSection
 from lockstep.config.backends import INFERENCE
 from lockstep.errors import InputError
 from lockstep.models.device import resolve_device
-from lockstep.models.exact.gpu_probe import explain_inexact_gpu
 from lockstep.models.exact.model import explain_inexact
-from lockstep.models.exact.probe import probe
+from lockstep.models.exact.probe import explain_no_gpu_kernels, probe
 from lockstep.models.folder import read_config
 
 
@@ -111,9 +110,10 @@ def _explain_inexact_model(
     """Returns the reason why this machine does not compute a model exactly; None if it does."""
     device, config = resolve_device(computation.device), read_config(folder)
     if device.type == "cpu":
-        return explain_inexact(config) or probe(config, computation.dtype, adapters)
+        return explain_inexact(config) or probe(config, computation.dtype, adapters=adapters)
     if not may_be_slow:
         return "learner.device is a GPU, whose exact kernels are slower than others and tried by exact=require alone"
     if adapters is not None:
         return "learner.lora has adapters, which are not exact on a GPU"
-    return explain_inexact(config) or explain_inexact_gpu(config, computation.dtype, device)
+    reason = explain_inexact(config) or explain_no_gpu_kernels(config)
+    return reason or probe(config, computation.dtype, device)

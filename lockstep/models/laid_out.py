@@ -5,9 +5,8 @@ Letters: N tokens of the batch, n of this rank's share of it, m of those that ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Self, assert_never
 
 import torch
@@ -16,9 +15,6 @@ from torch import Tensor
 from lockstep import align
 from lockstep.batch import Batch
 from lockstep.models.cut import Cut
-
-_ALIGNMENT = 64
-"""Bytes; each tensor of a copy begins at a multiple of them."""
 
 
 @dataclass(frozen=True)
@@ -82,13 +78,10 @@ class LaidOut(Batch):
         return self.masked[1] if self.masked is not None and self.masked[0] is self.token.get("mask") else None
 
     def to(self, device: torch.device | str) -> Self:
-        """The batch and its indices on `device`, by one asynchronous copy."""
+        """The batch and its indices on `device`, by copies from pinned memory that nothing waits for."""
         if torch.device(device).type == "cpu":
             return super().to(device)
-        here = dict[int, Tensor]()
-        self.map(lambda tensor: here.setdefault(id(tensor), tensor))
-        there = dict(zip(here, copy_together(list(here.values()), torch.device(device)), strict=True))
-        return self.map(lambda tensor: there[id(tensor)])
+        return self.map(lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
 
 
 def read_masked(batch: Batch, cut: Cut) -> Read:
@@ -120,18 +113,3 @@ def _list_valued(batch: Batch) -> Tensor:
             return torch.zeros(0, dtype=torch.int64, device=batch.tokens.device)
         case _:
             assert_never(batch.values)
-
-
-def copy_together(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Copies tensors from the host to a GPU: all in one transfer, from pinned memory, which nothing waits for."""
-    ends = list(accumulate((x.nbytes + -x.nbytes % _ALIGNMENT for x in tensors), initial=0))
-    pinned = torch.empty(ends[-1], dtype=torch.uint8, pin_memory=True)
-    for start, x in zip(ends, tensors, strict=False):
-        _view(pinned, start, x).copy_(x)
-    there = pinned.to(device, non_blocking=True)
-    return [_view(there, start, x) for start, x in zip(ends, tensors, strict=False)]
-
-
-def _view(memory: Tensor, start: int, like: Tensor) -> Tensor:
-    """Memory from a byte on, as a tensor of a type and a shape."""
-    return memory[start : start + like.nbytes].view(like.dtype).view(like.shape)

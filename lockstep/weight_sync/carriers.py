@@ -9,7 +9,6 @@ import base64
 import json
 import mmap
 import os
-import tempfile
 import time
 import weakref
 from abc import ABC, abstractmethod
@@ -145,14 +144,9 @@ class SharedFiles:
         self.places = tuple(self._make() for _ in range(BUFFERS))
 
     def _make(self) -> str:
-        if hasattr(os, "memfd_create"):
-            descriptor = os.memfd_create("lockstep-weights")
-            path = f"/proc/{os.getpid()}/fd/{descriptor}"
-        else:
-            descriptor, path = tempfile.mkstemp(prefix="lockstep-weights-")
-            weakref.finalize(self, os.unlink, path)
+        descriptor = os.memfd_create("lockstep-weights")
         weakref.finalize(self, os.close, descriptor)
-        return path
+        return f"/proc/{os.getpid()}/fd/{descriptor}"
 
 
 class _DoubleBuffer:

@@ -13,7 +13,6 @@ from lockstep import keyed
 
 _LANES = 16 * 3067
 """32-bit words of a row; 3067 is prime, so that elements of a matrix's column rarely fall into the same lane."""
-_ROWS_IN_CACHE = 4
 _ROWS_ON_DEVICE = 256
 _SAMPLED_COLUMNS = 16
 _SHORTEST_TABLE = 64
@@ -59,42 +58,13 @@ def take(tensor: Tensor) -> Taken:
         return Taken(_sum_lanes(_add_at_once(words)), _kind(tensor))
     rows = words.split(_LANES)
     sums = torch.zeros_like(rows[0])
-    _add_rows(sums, rows, 0)
+    for row, odd in zip(rows, _odd_numbers(_table(len(rows))), strict=False):
+        sums[: row.numel()].add_(row, alpha=odd)
     return Taken(_sum_lanes(sums), _kind(tensor))
 
 
-def copy_and_take(target: Tensor, source: Tensor) -> Taken:
-    """Copies a tensor, and takes the fingerprint of the copy; on a CPU, while it is still in the cache.
-
-    Args:
-        target: The copy, in the shape of `source`; the copy is cast to its type.
-        source: The tensor, on any device.
-    """
-    new, old = target.detach(), source.detach()
-    in_words = new.nbytes % 4 == 0 == new.storage_offset() * new.itemsize % 4
-    if not (in_words and new.is_cpu and old.is_cpu and new.is_contiguous() and old.is_contiguous()):
-        new.copy_(old)
-        return take(new)
-    rows, words = _words(new).split(_LANES), _ROWS_IN_CACHE * _LANES
-    sums, size = torch.zeros_like(rows[0]), words * 4 // new.itemsize
-    for number, (to, of) in enumerate(zip(new.view(-1).split(size), old.view(-1).split(size), strict=True)):
-        to.copy_(of)
-        first = number * _ROWS_IN_CACHE
-        _add_rows(sums, rows[first : first + _ROWS_IN_CACHE], first)
-    return Taken(_sum_lanes(sums), _kind(new))
-
-
-def _add_rows(sums: Tensor, rows: Sequence[Tensor], first: int) -> None:
-    """Adds rows of words, each times its odd number; the last may be shorter."""
-    *full, last = zip(rows, _odd_rows(first, len(rows)), strict=True)
-    for row, odd in full:
-        sums.add_(row, alpha=odd)
-    row, odd = last
-    sums[: row.numel()].add_(row, alpha=odd)
-
-
 def _add_at_once(words: Tensor) -> Tensor:
-    """The sums of `_add_rows` over all rows, in a few operations over many rows each, for GPUs."""
+    """The sum of all rows of words, each times its odd number, in a few operations over many rows each, for GPUs."""
     lanes = min(len(words), _LANES)
     odd_R = _odd("row", _table(-(-len(words) // _LANES)), words.device).to(torch.int32)
     sums = words.new_zeros(lanes)
@@ -147,11 +117,6 @@ def _words(tensor: Tensor) -> Tensor:
     if raw.numel() % 4 or raw.storage_offset() % 4:
         raw = torch.nn.functional.pad(raw, (0, -raw.numel() % 4))
     return raw.view(torch.int32)
-
-
-def _odd_rows(first: int, count: int) -> list[int]:
-    """The odd numbers of some rows."""
-    return _odd_numbers(_table(first + count))[first : first + count]
 
 
 def _table(rows: int) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lockstep.weight_sync.buckets import Bucket, Slot, WeightPart, end_of, pack
 from lockstep.weight_sync.carriers import Carrier, Route, SharedFiles, open_carrier
-from lockstep.weight_sync.fingerprints import copy_and_take, take
+from lockstep.weight_sync.fingerprints import take
 from lockstep.weight_sync.outgoing import Outgoing
 from lockstep.weight_sync.sync import WeightSyncError
 
@@ -44,8 +44,8 @@ class LocalSender(OwnsFiles):
             flat = self._memory(number, slots, parts)
             for slot, part in zip(slots, parts, strict=True):
                 assert part.numbers is not None, "this process has all weights"
-                tensor = slot.of(flat)
-                stream.note_taken(slot.name, copy_and_take(tensor, part.numbers), tensor, columns)
+                tensor = slot.of(flat).copy_(part.numbers)
+                stream.note_taken(slot.name, take(tensor), tensor, columns)
             yield self._opened.seal(number, slots)
 
     def buckets_together(

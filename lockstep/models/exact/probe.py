@@ -1,11 +1,12 @@
-"""A probe of this machine: whether its products give a row the same bits in any batch, at the shapes of a model."""
+"""A probe of this machine: whether it computes a token the same in any batch, at the shapes of a model."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
+from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -14,15 +15,22 @@ from torch.nn import functional as F
 from transformers import PreTrainedConfig
 
 from lockstep.config import DType, LoRA
-from lockstep.models.exact.attention import BLOCK, KEYS, Blockwise
+from lockstep.distributed.sampling import draw, token_scores
+from lockstep.models.exact.attention import KEYS, Blockwise
 from lockstep.models.exact.experts import EXPERTS, ROUTERS
-from lockstep.models.exact.linear import linear
-from lockstep.models.exact.verdicts import recall
+from lockstep.models.exact.linear import product
+from lockstep.models.exact.norm import rms_norm
+from lockstep.models.families.registry import GPU_EXACT_TYPES
 from lockstep.models.folder import head_size, skeleton
 from lockstep.models.lora import adapt
 from lockstep.models.precision import TORCH_TYPES
+from lockstep.types import SamplingParams
 from lockstep_logprobs.hidden import ROWS
+from lockstep_logprobs.kernel import runs_fused
 from lockstep_logprobs.softmax import TILE_COLUMNS, column_tiles
+
+_LARGEST_HEAD = 128
+"""Largest head size on a GPU; attention with larger heads takes more shared memory than an A100 has."""
 
 _SIZES = (1, 5, 9, 17, 65, 264)
 """Rows of the products that are tried."""
@@ -30,42 +38,72 @@ _SIZES = (1, 5, 9, 17, 65, 264)
 _DRAWN = 256
 """Columns of a weight that are drawn; the others repeat them, since a kernel is not chosen by values."""
 
+_LENGTH = 300
+"""Tokens of the sequences that attention is tried with: several blocks."""
 
-def probe(config: PreTrainedConfig, dtype: DType, adapters: LoRA | None = None) -> str | None:
-    """Says which product of a model is not exact on this machine, on one thread or all; None: all are exact."""
-    for product in _products(config, TORCH_TYPES[dtype], adapters):
-        if not recall(repr(product), product.is_exact):
-            return f"{product} on this machine"
+_SAMPLINGS = (SamplingParams(1), SamplingParams(1, temperature=0.7, top_k=20, top_p=0.9))
+
+
+def explain_no_gpu_kernels(config: PreTrainedConfig) -> str | None:
+    """Says why a model has no exact kernels for GPUs; None: it has."""
+    if config.model_type not in GPU_EXACT_TYPES:
+        return f"a {config.model_type} has no exact kernels for GPUs; these have: {', '.join(GPU_EXACT_TYPES)}"
+    if head_size(config.get_text_config()) > _LARGEST_HEAD:
+        return f"the model's heads have more than {_LARGEST_HEAD} numbers, for which a GPU has no exact kernel"
+    if find_spec("triton") is None:
+        return "exact kernels for GPUs are Triton's, which is not installed"
     return None
 
 
-def _products(
-    config: PreTrainedConfig, dtype: torch.dtype, adapters: LoRA | None
-) -> Iterator[_Map | _Head | _Attention]:
-    """Every product of a model, each shape once."""
+def probe(
+    config: PreTrainedConfig, dtype: DType, device: torch.device | str = "cpu", adapters: LoRA | None = None
+) -> str | None:
+    """Says what this machine does not compute the same in any batch, on one thread or all; None: nothing was found."""
+    for trial in _list_trials(config, TORCH_TYPES[dtype], torch.device(device), adapters):
+        if not _is_exact(trial, torch.get_num_threads(), torch.get_float32_matmul_precision()):
+            return f"{trial} is not the same in any batch on this machine"
+    return None
+
+
+@cache
+def _is_exact(trial: _Trial, threads: int, precision: str) -> bool:
+    """Tries a product, once in this process for each number of threads and precision."""
+    with torch.no_grad():
+        return trial.is_exact()
+
+
+def _list_trials(
+    config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, adapters: LoRA | None
+) -> Iterator[_Trial]:
+    """Everything that a model computes over several tokens, each shape once."""
     lm = skeleton(config, config.name_or_path or config.model_type)
     if adapters is not None:
         with torch.device("meta"):
             adapt(lm, adapters)
-    modules = [module for module in lm.modules() if module is not lm.get_output_embeddings()]
-    yield from dict.fromkeys(chain.from_iterable(_maps(module, dtype) for module in modules))
-    text = config.get_text_config()
-    yield _Head(text.hidden_size, text.vocab_size, dtype)
+    text, fused = config.get_text_config(), runs_fused(torch.empty(1, device=device))
+    for module in lm.modules():
+        if fused or module is not lm.get_output_embeddings():
+            yield from _maps(module, dtype, device)
     heads, groups = text.num_attention_heads, text.num_key_value_heads or text.num_attention_heads
-    yield _Attention(heads, groups, head_size(text))
+    yield _Attention(heads, groups, head_size(text), device)
+    if fused:
+        yield _Norm(text.hidden_size, dtype, device)
+        yield _Scores(int(text.vocab_size), dtype, device)
+    else:
+        yield _Head(text.hidden_size, text.vocab_size, dtype)
 
 
-def _maps(module: Any, dtype: torch.dtype) -> list[_Map]:
+def _maps(module: Any, dtype: torch.dtype, device: torch.device) -> Iterator[_Map]:
     """The linear maps of a module of a model."""
     kind = type(module).__name__
     if isinstance(module, nn.Linear) or kind in ROUTERS:
         columns, size = module.weight.shape
-        return [_Map(size, columns, dtype)]
-    if kind not in EXPERTS:
-        return []
-    weights, turned = (module.gate_up_proj[0], module.down_proj[0]), bool(module.is_transposed)
-    shapes = [(w if turned else w.mT).shape for w in weights]
-    return [_Map(size, columns, torch.float32, turned) for size, columns in shapes]  # in the type of their weights
+        yield _Map(size, columns, dtype, device)
+    elif kind in EXPERTS:
+        turned = bool(module.is_transposed)
+        for weight in (module.gate_up_proj[0], module.down_proj[0]):
+            size, columns = (weight if turned else weight.mT).shape
+            yield _Map(size, columns, torch.float32, device, turned)  # in the type of their weights
 
 
 @contextmanager
@@ -79,8 +117,8 @@ def use_threads(number: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _random(*shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+def _random(*shape: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(device, dtype)
 
 
 def _draw_cancelling(rows: int, columns: int, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -104,46 +142,45 @@ class _Map:
     size: int
     columns: int
     dtype: torch.dtype
+    device: torch.device
     turned: bool = False
 
     def __str__(self) -> str:
-        return f"a product of {self.size} by {self.columns} in {self.dtype} is not the same in any batch"
+        return f"a product of {self.size} by {self.columns} in {self.dtype}"
 
-    @torch.no_grad()
     def is_exact(self) -> bool:
         """Tries batches that repeat a few rows, on one thread and on all, against each of them alone."""
         repeats, times = -(-self.columns // _DRAWN), -(-_SIZES[-1] // ROWS)
         x, weight = _draw_cancelling(ROWS, min(self.columns, _DRAWN), self.size, self.dtype)
-        weight = weight.repeat(repeats, 1)[: self.columns]
+        x, weight = x.to(self.device), weight.repeat(repeats, 1)[: self.columns].to(self.device)
         weight = weight.mT.contiguous().mT if self.turned else weight
         with use_threads(1):
-            few = torch.cat([linear(row, weight) for row in x.split(1)]).repeat(times, 1)
+            few = torch.cat([product(row, weight) for row in x.split(1)]).repeat(times, 1)
         x = x.repeat(times, 1)
         for threads in {1, torch.get_num_threads()}:
             with use_threads(threads):
-                if not all(torch.equal(linear(x[:rows], weight), few[:rows]) for rows in _SIZES):
+                if not all(torch.equal(product(x[:rows], weight), few[:rows]) for rows in _SIZES):
                     return False
         return True
 
 
 @dataclass(frozen=True)
 class _Head:
-    """The product of a vocabulary head, which scoring computes tile by tile."""
+    """The product of a vocabulary head on a CPU, which scoring computes tile by tile."""
 
     size: int
     vocabulary: int
     dtype: torch.dtype
 
     def __str__(self) -> str:
-        return f"the head's product, {self.size} by {self.vocabulary}, is not the same by tiles"
+        return f"the head's product, {self.size} by {self.vocabulary} in {self.dtype},"
 
-    @torch.no_grad()
     def is_exact(self) -> bool:
         """Tries the first tile and the last."""
         columns = min(self.vocabulary, TILE_COLUMNS + self.vocabulary % TILE_COLUMNS)
         x, weight = _draw_cancelling(ROWS, columns, self.size, self.dtype)
         tiles = [weight[tile] for tile in column_tiles(columns, row_invariant=True)]
-        return torch.equal(linear(x, weight), torch.cat([linear(x, tile) for tile in tiles], 1))
+        return torch.equal(product(x, weight), torch.cat([product(x, tile) for tile in tiles], 1))
 
 
 @dataclass(frozen=True)
@@ -153,22 +190,74 @@ class _Attention:
     heads: int
     groups: int
     size: int
+    device: torch.device
 
     def __str__(self) -> str:
-        return "attention depends on its neighbors"
+        return f"attention of {self.heads} heads on {self.groups} of {self.size} numbers"
 
-    @torch.no_grad()
     def is_exact(self) -> bool:
         """Tries some queries alone, as while decoding, and among all."""
-        kernel, length = Blockwise(), BLOCK + 3 * KEYS
-        q, k, v = (_random(3, number, length, self.size) for number in (self.heads, self.groups, self.groups))
-        whole = kernel.causal(q, k, v, self.size**-0.5, None).unflatten(0, (3, length))
+        kernel, scaling = Blockwise(), self.size**-0.5
+        q, k, v = (
+            _random(2, number, _LENGTH, self.size, device=self.device)
+            for number in (self.heads, self.groups, self.groups)
+        )
+        whole = kernel.causal(q, k, v, scaling, None).unflatten(0, (2, _LENGTH))
         with use_threads(1):
-            for at in (0, KEYS, length - 1):
-                width = at + 1 + -(at + 1) % KEYS
-                keys, values = (F.pad(x[:1, :, : at + 1], (0, 0, 0, width - at - 1)) for x in (k, v))
-                mask = kernel.mask((torch.arange(width) <= at)[None])
-                new = kernel.newest(q[:1, :, at], keys, values, mask, self.size**-0.5)
-                if not torch.equal(new[0], whole[0, at]):
+            for at in (0, KEYS, 150, _LENGTH - 1):
+                missing = -(at + 1) % KEYS
+                keys, values = (F.pad(x[:, :, : at + 1], (0, 0, 0, missing)) for x in (k, v))
+                mask = kernel.mask((torch.arange(at + 1 + missing, device=self.device) <= at).expand(2, -1))
+                if not torch.equal(kernel.newest(q[:, :, at], keys, values, mask, scaling), whole[:, at]):
                     return False
         return True
+
+
+@dataclass(frozen=True)
+class _Norm:
+    """An RMS norm on a GPU."""
+
+    size: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def __str__(self) -> str:
+        return f"a norm of {self.size} in {self.dtype}"
+
+    def is_exact(self) -> bool:
+        """Tries batches, at the beginning and at the end of the largest."""
+        weight = _random(self.size, device=self.device)
+        x = _random(_SIZES[-1], self.size, device=self.device, dtype=self.dtype)
+        whole = rms_norm(x, weight, 1e-6)
+        return all(
+            torch.equal(rms_norm(x[rows], weight, 1e-6), whole[rows])
+            for size in _SIZES
+            for rows in (slice(0, size), slice(-size, None))
+        )
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """Log-probabilities of tokens on a GPU."""
+
+    vocabulary: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def __str__(self) -> str:
+        return f"a log-probability of {self.vocabulary} tokens in {self.dtype}"
+
+    def is_exact(self) -> bool:
+        """Tries whether tokens are scored, alone and among some, as they were sampled among all."""
+        logits = _random(32, self.vocabulary, device=self.device, dtype=self.dtype)
+        uniform = torch.linspace(0.01, 0.99, 32, dtype=torch.float64, device=self.device)
+        for sampling in _SAMPLINGS:
+            token, logprob = draw(logits, uniform, sampling, row_invariant=True)
+            for rows in (slice(0, 1), slice(7, 12)):
+                again, _ = token_scores(logits[rows], token[rows], sampling, row_invariant=True, entropy=False)
+                if not torch.equal(again, logprob[rows]):
+                    return False
+        return True
+
+
+_Trial = _Map | _Head | _Attention | _Norm | _Scores

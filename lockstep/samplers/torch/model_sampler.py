@@ -26,7 +26,7 @@ from lockstep.types import Request, SamplingParams
 from lockstep.weight_sync.attestation import Attestation
 from lockstep.weight_sync.buckets import Bucket
 from lockstep.weight_sync.carriers import Carrier, Route, open_carrier, unpack
-from lockstep.weight_sync.fingerprints import Taken, copy_and_take, read, take
+from lockstep.weight_sync.fingerprints import read, take
 
 
 class ModelSampler(ABC):
@@ -49,7 +49,7 @@ class ModelSampler(ABC):
         self._context = context_of(lm.config)
         self.version: int | None = None
         self._carrier: Carrier | None = None
-        self._own, self._taken = dict[str, Tensor](), dict[str, tuple[Taken, int]]()
+        self._own = dict[str, Tensor]()
 
     @abstractmethod
     def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
@@ -96,13 +96,8 @@ class ModelSampler(ABC):
 
     def attest(self, version: int) -> Attestation:
         self.version = version
-        found = {name: self._fingerprint(name, tensor) for name, tensor in self._tensors()}
+        found = {name: take(tensor) for name, tensor in self._tensors()}
         return Attestation(version, dict(zip(found, read(list(found.values())), strict=True)))
-
-    def _fingerprint(self, name: str, tensor: Tensor) -> Taken:
-        """The fingerprint of a tensor's memory: the one taken while copying, if nothing was written there since."""
-        taken, at = self._taken.get(name, (None, -1))
-        return take(tensor) if taken is None or at != tensor._version else taken
 
     def show(self, name: str) -> Tensor:
         return dict(self._tensors())[name].detach()
@@ -115,15 +110,14 @@ class ModelSampler(ABC):
         return ((canonical(f"lm.{name}"), tensor) for name, tensor in held)
 
     def _begin(self) -> None:
-        self._own, self._taken = dict(self._tensors()), {}
+        self._own = dict(self._tensors())
 
     @torch.no_grad()
     def _take(self, stream: Iterable[tuple[str, Tensor]]) -> None:
         for name, tensor in stream:
             own = self._own[name]
             if own.data_ptr() != tensor.data_ptr():
-                taken = copy_and_take(own, tensor)
-                self._taken[name] = taken, own._version
+                own.copy_(tensor)
 
     @contextmanager
     def _autocast(self) -> Iterator[None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -139,13 +138,12 @@ def test_an_exact_model_computes_what_it_did_before(kind: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
-def test_a_probe_finds_this_machine_exact_and_another_not(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dtype: DType
-) -> None:
+def test_a_probe_finds_this_machine_exact_and_another_not(monkeypatch: pytest.MonkeyPatch, dtype: DType) -> None:
     configs = [build(kind).config for kind in ("llama large", "qwen3", "gemma2", "gpt-oss", "mixtral")]
     assert [probe.probe(config, dtype) for config in configs] == [None] * 5
-    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path))  # where no verdict is known
-    monkeypatch.setattr(probe, "linear", lambda x, weight: F.linear(x, weight) + (len(x) == 5) * 1e-2)
+    probe._is_exact.cache_clear()
+    monkeypatch.setattr(probe, "product", lambda x, weight: F.linear(x, weight) + (len(x) == 5) * 1e-2)
     found = probe.probe(configs[0], dtype)
+    probe._is_exact.cache_clear()
     assert found is not None
     assert "is not the same in any batch on this machine" in found

@@ -16,8 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from lockstep import keyed
 from lockstep.batch import Batch
 from lockstep.models.attention import NAME
-from lockstep.models.exact import gpu_probe
-from lockstep.models.exact.gpu_probe import explain_inexact_gpu, list_trials
+from lockstep.models.exact import probe
 from lockstep.models.exact.model import make_exact
 from lockstep.models.families.registry import GPU_EXACT_TYPES
 from lockstep.models.heads import LogitsHead
@@ -85,13 +84,14 @@ def test_a_token_has_the_same_bits_sampled_scored_and_trained(kind: str, dtype: 
     assert len(gradients) == len(before[1])
 
 
-def test_a_probe_tries_all_and_names_what_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path))
-    monkeypatch.setattr(gpu_probe, "_SIZES", (1, 5, 17))
-    monkeypatch.setattr(gpu_probe, "_LENGTH", 160)
-    config, device = build("qwen3").config, torch.device(DEVICE)
-    assert all(is_exact() for _, is_exact in list_trials(config, torch.float32, device))
-    wrong = gpu_probe.product
-    monkeypatch.setattr(gpu_probe, "product", lambda x, weight: wrong(x, weight) * (1.0 + 1e-6 * len(x)))
-    assert "a product of 24 by " in str(explain_inexact_gpu(config, "fp32", device))
-    assert "no exact kernels for GPUs" in str(explain_inexact_gpu(AutoConfig.for_model("gemma2"), "fp32", device))
+def test_a_probe_tries_all_and_names_what_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "_SIZES", (1, 5, 17))
+    monkeypatch.setattr(probe, "_LENGTH", 160)
+    probe._is_exact.cache_clear()
+    config, right = build("qwen3").config, probe.product
+    assert probe.probe(config, "fp32", DEVICE) is None
+    probe._is_exact.cache_clear()
+    monkeypatch.setattr(probe, "product", lambda x, weight: right(x, weight) * (1.0 + 1e-6 * len(x)))
+    assert "a product of 24 by " in str(probe.probe(config, "fp32", DEVICE))
+    probe._is_exact.cache_clear()
+    assert "no exact kernels for GPUs" in str(probe.explain_no_gpu_kernels(AutoConfig.for_model("gemma2")))

@@ -1,9 +1,8 @@
-"""Verdicts on products: each is found once, for all that decides it, and trusted only where it is whole."""
+"""The probe of products: each is tried once in a process, on one thread and on all."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -17,8 +16,6 @@ from lockstep.models.exact.linear import linear
 from lockstep_logprobs.hidden import ROWS
 
 SHAPE = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
-PRODUCTS = 3 + 1 + 1
-"""Linear maps of `SHAPE`, each once, the head, and attention."""
 
 
 @pytest.fixture
@@ -26,52 +23,29 @@ def config() -> PreTrainedConfig:
     return AutoConfig.for_model("llama", **SHAPE)
 
 
-@pytest.fixture
-def verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of verdicts; there are none yet."""
-    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path))
-    return tmp_path / "exact"
+@pytest.fixture(autouse=True)
+def nothing_known() -> Iterator[None]:
+    probe._is_exact.cache_clear()
+    yield
+    probe._is_exact.cache_clear()
 
 
-@pytest.fixture
-def count(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """The number of linear maps that were computed since it was asked last."""
-    computed: list[None] = []
-
-    def counted(x: Tensor, weight: Tensor) -> Tensor:
-        computed.append(None)
-        return linear(x, weight)
-
-    def since() -> int:
-        number = len(computed)
-        computed.clear()
-        return number
-
-    monkeypatch.setattr(probe, "linear", counted)
-    return since
-
-
-def test_a_second_probe_computes_no_product(
-    config: PreTrainedConfig, verdicts: Path, count: Callable[[], int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_probe_computes_no_product(config: PreTrainedConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     assert probe.probe(config, dtype="fp32") is None
-    assert count()
-    assert len(list(verdicts.iterdir())) == PRODUCTS
-    monkeypatch.setattr(probe, "Blockwise", None)  # attention's products are not those of `count`
+    monkeypatch.setattr(probe, "product", None)
+    monkeypatch.setattr(probe, "Blockwise", None)
     assert probe.probe(config, dtype="fp32") is None
-    assert not count()
     deeper = AutoConfig.for_model("llama", **{**SHAPE, "num_hidden_layers": 3})  # of the same products
     assert probe.probe(deeper, dtype="fp32") is None
-    assert not count()
+    with probe.use_threads(2), pytest.raises(TypeError, match="not callable"):
+        probe.probe(config, dtype="fp32")
 
 
-@pytest.mark.usefixtures("verdicts")
 @pytest.mark.parametrize("rank", [1, 3, 8, 12])
 def test_adapters_of_any_rank_are_exact_in_bf16(config: PreTrainedConfig, rank: int) -> None:
     assert probe.probe(config, dtype="bf16", adapters=LoRA(rank=rank)) is None
 
 
-@pytest.mark.usefixtures("verdicts")
 def test_another_order_of_sums_is_seen_where_bf16_rounds_it_away(
     config: PreTrainedConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,7 +57,7 @@ def test_another_order_of_sums_is_seen_where_bf16_rounds_it_away(
     def multiply(x: Tensor, weight: Tensor) -> Tensor:
         return F.linear(F.pad(x, (0, 0, 0, -len(x) % ROWS)), weight)[: len(x)]
 
-    monkeypatch.setattr(probe, "linear", multiply)
+    monkeypatch.setattr(probe, "product", multiply)
     assert probe.probe(config, dtype="bf16") is None
     reason = probe.probe(config, dtype="bf16", adapters=LoRA(rank=8))
     has_two_orders = torch.ops.mkldnn._is_mkldnn_bf16_supported()
@@ -91,32 +65,6 @@ def test_another_order_of_sums_is_seen_where_bf16_rounds_it_away(
     assert reason == (seen if has_two_orders else None)
 
 
-@pytest.mark.usefixtures("verdicts")
-@pytest.mark.parametrize("cause", ["torch", "threads", "environment", "precision"])
-def test_what_decides_a_verdict_makes_it_another(
-    config: PreTrainedConfig, count: Callable[[], int], monkeypatch: pytest.MonkeyPatch, cause: str
-) -> None:
-    assert probe.probe(config, dtype="fp32") is None
-    first = count()
-    match cause:
-        case "torch":
-            monkeypatch.setattr(torch, "__version__", "2.99.0")
-        case "environment":
-            monkeypatch.setenv("MKL_ENABLE_INSTRUCTIONS", "AVX2")
-        case _:
-            pass
-    precision = torch.get_float32_matmul_precision()
-    if cause == "precision":
-        torch.set_float32_matmul_precision("high")
-    try:
-        with probe.use_threads(2 if cause == "threads" else 1):
-            assert probe.probe(config, dtype="fp32") is None
-    finally:
-        torch.set_float32_matmul_precision(precision)
-    assert count() >= first
-
-
-@pytest.mark.usefixtures("verdicts")
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_probe_sees_what_differs_on_one_thread_as_what_differs_on_all(
     config: PreTrainedConfig, monkeypatch: pytest.MonkeyPatch, threads: int
@@ -124,6 +72,6 @@ def test_a_probe_sees_what_differs_on_one_thread_as_what_differs_on_all(
     def on_threads(x: Tensor, weight: Tensor) -> Tensor:
         return linear(x, weight) + (len(x) == 65 and torch.get_num_threads() == threads) * 1e-2
 
-    monkeypatch.setattr(probe, "linear", on_threads)
+    monkeypatch.setattr(probe, "product", on_threads)
     with probe.use_threads(2):
         assert probe.probe(config, dtype="fp32") is not None
