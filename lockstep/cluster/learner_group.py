@@ -41,8 +41,7 @@ from lockstep.models.parallelize import require_divisible
 from lockstep.weight_sync.buckets import Bucket
 from lockstep.weight_sync.carriers import Route
 from lockstep.weight_sync.outgoing import Outgoing
-from lockstep.weight_sync.sender import OwnsFiles, require_whole
-from lockstep.weight_sync.sync import WeightSyncError
+from lockstep.weight_sync.sender import OwnsFiles
 
 _RANKS_WAIT_LONGER_S = 30.0
 """Seconds that collectives wait longer than the driver: its error names the verb that hangs, theirs only a socket."""
@@ -168,10 +167,9 @@ class RankSender(OwnsFiles):
                 found = [shipment.bucket for shipment in shipments if shipment.bucket is not None]
                 if not found:
                     return
-                require_whole(found)
                 handles = {name: handle for bucket in found for name, handle in bucket.handles.items()}
-                yield replace(found[0], handles=handles, written=())
-        except (GeneratorExit, WeightSyncError):
+                yield replace(found[0], handles=handles)
+        except GeneratorExit:
             self._learner.call_all("end_sending")
             raise
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from pydantic_core import CoreSchema, core_schema
 
@@ -23,10 +23,8 @@ S = TypeVar("S", bound=Section)
 class TrainingOptions(ABC, Generic[S]):
     """The part of a training backend that depends on options alone."""
 
-    @property
-    def is_exact(self) -> bool:
-        """True if it can compute by the kernels of `models.exact`."""
-        return False
+    is_exact: ClassVar[bool] = False
+    """True if it can compute by the kernels of `models.exact`."""
 
     @abstractmethod
     def in_process(self, section: S) -> bool:
@@ -40,15 +38,14 @@ class TrainingOptions(ABC, Generic[S]):
 class InferenceOptions(ABC, Generic[S]):
     """The part of an inference backend, an engine that Lockstep starts or a server, that depends on options alone."""
 
-    @property
-    @abstractmethod
-    def is_server(self) -> bool:
-        """True if it is running already: it takes no weights, and has its own engines and chat template."""
+    is_server: ClassVar[bool] = False
+    """True if it is running already: it takes no weights, and has its own engines and chat template."""
 
-    @property
-    def is_exact(self) -> bool:
-        """True if it can compute by the kernels of `models.exact`."""
-        return False
+    is_exact: ClassVar[bool] = False
+    """True if it can compute by the kernels of `models.exact`."""
+
+    changes_no_result: ClassVar[tuple[str, ...]] = ()
+    """Options of its own section that may differ from one session of a run to the next."""
 
     @abstractmethod
     def in_process(self, section: S) -> bool:
@@ -57,11 +54,6 @@ class InferenceOptions(ABC, Generic[S]):
     @abstractmethod
     def refuse_options(self, section: S) -> None:
         """Raises ValueError for an option that the backend does not support, or that it needs and is not given."""
-
-    @property
-    def changes_no_result(self) -> tuple[str, ...]:
-        """Options of its own section that may differ from one session of a run to the next."""
-        return ()
 
     def explain_fixed_weights(self, section: S) -> str | None:
         """Says which option keeps it from taking the weights of a learner; None: none does."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from lockstep.config.backends import TRAINING, TrainingOptions
 
@@ -23,15 +23,11 @@ class TrainingBackend(TrainingOptions["LearnerSection"]):
     its methods. Mark it `typing.final`, so that a type checker reports members that are missing.
     """
 
-    @property
-    @abstractmethod
-    def title(self) -> str:
-        """Its name in a sentence."""
+    title: ClassVar[str]
+    """Its name in a sentence."""
 
-    @property
-    @abstractmethod
-    def is_planned(self) -> bool:
-        """True if `lockstep plan` knows the memory of its ranks."""
+    is_planned: ClassVar[bool] = False
+    """True if `lockstep plan` knows the memory of its ranks."""
 
     def describe_rounding(self, section: LearnerSection) -> str | None:
         """Says how it rounds otherwise than the torch backend in the section's dtype; None if it does not."""

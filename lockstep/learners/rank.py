@@ -7,7 +7,6 @@ driver that sends the rows decides which rank reads which.
 from __future__ import annotations
 
 import json
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +35,6 @@ from lockstep.models.device import empty_cache, resolve_device
 from lockstep.models.laid_out import LaidOut
 from lockstep.models.precision import OVERFLOW, autocast
 from lockstep.models.weight_files import require_finite_tensor
-from lockstep.weight_sync.buckets import WeightPart
 
 Passes = Sequence[Sequence[int]] | None
 """Groups of sequences that each pass reads, empty for one that only joins other ranks' pass; None: cut on this rank, by
@@ -168,14 +166,10 @@ class RankLearner(SendsWeights):
 
     def _describe_break(self, length: float, loss: float) -> str:
         """Describes a gradient norm that is not finite; a loss of NaN, summed over ranks, points to the loss."""
-        where = f"the gradient's norm is {length} at update {self._updates}"
-        if math.isnan(loss):
-            where += ", and so is the loss itself"
+        where = f"the gradient's norm is {length} at update {self._updates}, of a loss of {loss}"
         if self._scale is not None:
             return f"{where}; {OVERFLOW}"
-        if self._updates:
-            return f"{where}; lower the learning rate{', or mend the loss' if math.isnan(loss) else ''}"
-        return f"{where}, before any update; look at the loss, and at the weights and the columns that it reads"
+        return f"{where}; lower the learning rate, or look at the loss and at the weights and columns that it reads"
 
     def reset_optimizer(self) -> None:
         assert self._optimizer is not None, "this learner was built without an optimizer"
@@ -265,12 +259,6 @@ class RankLearner(SendsWeights):
             for name, tensor in piece.gather(dtype):
                 is_lent = self._host.holds(tensor)
                 yield name, tensor.clone() if is_lent else tensor
-
-    def _keep(self, part: WeightPart) -> WeightPart:
-        """A part that stays valid when its weight leaves the device again: a copy, if the weight is offloaded."""
-        if part.numbers is None or not self._host.holds(part.numbers):
-            return part
-        return replace(part, numbers=part.numbers.clone())
 
     def _constants(self) -> dict[str, Tensor]:
         """Tensors of the model's files that are never trained, by name."""

@@ -6,13 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import assert_never
 
 import torch
 from torch import Tensor
 
 from lockstep.distributed.ranks import Ranks
-from lockstep.weight_sync.buckets import Bucket, WeightPart
+from lockstep.weight_sync.buckets import Bucket
 from lockstep.weight_sync.carriers import Route
 from lockstep.weight_sync.outgoing import Outgoing, Sent
 from lockstep.weight_sync.sender import LocalSender, gather_buckets
@@ -46,10 +45,6 @@ class SendsWeights(ABC):
             dtype: Floating-point numbers are cast to it before they are gathered; None: as they are.
         """
 
-    @abstractmethod
-    def parts(self, dtype: torch.dtype) -> Iterator[WeightPart]:
-        """Yields this rank's part of each tensor of `weights`, in the same order on every rank."""
-
     def take_part_in_weights(self, dtype: torch.dtype | None = None) -> None:
         """Iterates `weights`, so that the first rank can gather them."""
         for _ in self.weights(dtype):
@@ -78,27 +73,16 @@ class SendsWeights(ABC):
 
     def _fill_all(self, dtype: torch.dtype, columns: bool) -> Generator[Shipment]:
         outgoing = Outgoing(lambda: self.weights(dtype), dtype)  # cast before they are gathered
-        for bucket in self._buckets(outgoing, dtype, columns):
+        for bucket in self._buckets(outgoing, columns):
             yield Shipment(bucket, outgoing.take_sent())
         yield Shipment(None, outgoing.take_sent())
 
-    def _buckets(self, outgoing: Outgoing, dtype: torch.dtype, columns: bool) -> Generator[Bucket]:
-        """Fills buckets: on CPUs with shared memory, every rank writes its own parts; otherwise weights are gathered,
-        and every rank sends them by CUDA IPC, or the first one alone by the other transfers."""
-        rank, ranks, route = self._ranks.number, self._ranks.count, self._sender.route
+    def _buckets(self, outgoing: Outgoing, columns: bool) -> Generator[Bucket]:
+        """Gathers weights in buckets; every rank sends them by CUDA IPC, or the first one alone by other carriers."""
+        route = self._sender.route
         assert route is not None, "a sender joins a route before it sends"
-        everyone = False
-        match route.transfer:
-            case "shared_memory":
-                if ranks > 1 and self.device.type == "cpu":
-                    return self._sender.buckets_together(outgoing, self.parts(dtype), columns, rank, ranks)
-            case "cuda_ipc":
-                everyone = True
-            case "process_group":
-                pass
-            case _:
-                assert_never(route.transfer)
-        return self._sender.buckets(outgoing, columns) if everyone or rank == 0 else gather_buckets(outgoing)
+        sends = self._ranks.number == 0 or route.transfer == "cuda_ipc"
+        return self._sender.buckets(outgoing, columns) if sends else gather_buckets(outgoing)
 
     @cached_property
     def _sender(self) -> LocalSender:

@@ -6,7 +6,7 @@ A server that already runs implements only `config.backends.InferenceOptions`.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from lockstep.config.backends import INFERENCE, InferenceOptions
 
@@ -25,19 +25,11 @@ class InferenceBackend(InferenceOptions["SamplerSection"]):
     its methods. Mark it `typing.final`, so that a type checker reports members that are missing.
     """
 
-    @property
-    def is_server(self) -> bool:
-        return False
+    is_self_checked: ClassVar[bool] = False
+    """True if it decodes with Lockstep's own KV cache, so that a model has to pass the self-check first."""
 
-    @property
-    @abstractmethod
-    def is_self_checked(self) -> bool:
-        """True if it decodes with Lockstep's own KV cache, so that a model has to pass the self-check first."""
-
-    @property
-    @abstractmethod
-    def threads(self) -> int | None:
-        """Torch threads of a worker on a CPU; None: its share of the run's."""
+    threads: ClassVar[int | None] = None
+    """Torch threads of a worker on a CPU; None: its share of the run's."""
 
     @abstractmethod
     def dtype(self, computation: Computation) -> torch.dtype:
@@ -47,10 +39,8 @@ class InferenceBackend(InferenceOptions["SamplerSection"]):
     def cache_bytes(self, section: SamplerSection) -> int | None:
         """Bytes of the KV cache, if the section sets them; None: as many as sequences need."""
 
-    @property
-    def reserves_cache(self) -> bool:
-        """True if it allocates its KV cache when it starts, so that it needs a size."""
-        return False
+    reserves_cache: ClassVar[bool] = False
+    """True if it allocates its KV cache when it starts, so that it needs a size."""
 
     @abstractmethod
     def penalty_bytes(self, responses: int, vocabulary: int, penalizes: bool) -> int:

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from lockstep.weight_sync.buckets import Bucket, WeightPart
+from lockstep.weight_sync.buckets import Bucket
 from lockstep.weight_sync.carriers import Route, open_carrier, unpack
 from lockstep.weight_sync.fingerprints import Taken, read, take, take_columns
 
@@ -114,10 +114,10 @@ class Outgoing:
         for bucket in self.sender.buckets(self, columns=True):
             yield from unpack(carrier, bucket, torch.device("cpu"))
 
-    def parts(self) -> Iterator[WeightPart]:
-        """The tensors of this process, which are not cast yet."""
+    def uncast(self) -> Iterator[tuple[str, Tensor, torch.dtype]]:
+        """The tensors of this process, each with the type in which it is sent."""
         for name, tensor in self._weights():
-            yield WeightPart.whole(name, tensor, type_for(tensor, self.dtype))
+            yield name, tensor.detach(), type_for(tensor, self.dtype)
 
     def _send(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in weights:

@@ -32,7 +32,7 @@ from lockstep.samplers.backend import find_backend
 from lockstep.samplers.cache_budget import CacheBudget
 from lockstep.samplers.vllm.backend import VLLMInference
 from lockstep.weight_sync import carriers
-from lockstep.weight_sync.buckets import Bucket, WeightPart, pack
+from lockstep.weight_sync.buckets import Bucket, pack
 from lockstep.weight_sync.carriers import CudaIPC, GroupBroadcast, Route, unpack
 from lockstep.weight_sync.outgoing import Outgoing
 from lockstep.weight_sync.sender import LocalSender
@@ -164,9 +164,6 @@ class Holder(SendsWeights):
             self.gathered += 1
             yield name, tensor
 
-    def parts(self, dtype: torch.dtype) -> Iterator[WeightPart]:
-        raise AssertionError("parts are written together in the host's memory alone")
-
 
 def fill(rank: Holder, route: Route) -> list[Bucket]:
     """Lets a rank send all its weights."""
@@ -229,7 +226,6 @@ def test_weights_on_gpus_are_gathered_and_sent_by_one_rank_or_by_each(
         filled = [fill(rank, route)[0] for rank in ranks]
         for rank, bucket in zip(ranks, filled, strict=True):
             assert rank.gathered == len(sent), "all ranks take part"
-            assert not bucket.written, "a rank that sends has all of it"
             assert len(bucket.handles) == (transfer == "cuda_ipc")
         assert len(ipc) == exports, "by CUDA IPC, every rank exports memory of its own GPU"
         if transfer == "shared_memory":
@@ -254,7 +250,7 @@ def test_a_group_between_gpus_stages_nothing_on_the_host(monkeypatch: pytest.Mon
     thread.start()
     sender = GroupBroadcast(host.meeting, "nccl")
     flat = sender.memory(0, 2 * 192, torch.device("cpu"))
-    ((slots, _),) = pack(WeightPart.whole(name, tensor, tensor.dtype) for name, tensor in sent.items())
+    ((slots, _),) = pack((name, tensor, tensor.dtype) for name, tensor in sent.items())
     for slot, tensor in zip(slots, sent.values(), strict=True):
         slot.of(flat).copy_(tensor)
     told.append(sender.seal(0, slots))

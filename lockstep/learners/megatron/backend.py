@@ -22,13 +22,7 @@ if TYPE_CHECKING:
 class MegatronTraining(TrainingBackend):
     """Megatron Core, always in processes of its own."""
 
-    @property
-    def title(self) -> str:
-        return "Megatron"
-
-    @property
-    def is_planned(self) -> bool:
-        return False
+    title = "Megatron"
 
     def in_process(self, section: LearnerSection) -> bool:
         return False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,6 @@ from lockstep.losses.base import Loss, Outputs
 from lockstep.metrics import Metrics
 from lockstep.models.heads import canonical
 from lockstep.models.laid_out import LaidOut
-from lockstep.weight_sync.buckets import WeightPart
-from lockstep.weight_sync.outgoing import type_for
 
 
 class MegatronLearner(RankLearner):
@@ -76,21 +73,6 @@ class MegatronLearner(RankLearner):
                 yield name, tensor
         for name, buffer in self._stage.named_buffers():
             yield canonical(f"{self._base}{name}"), buffer
-
-    def parts(self, dtype: torch.dtype) -> Iterator[WeightPart]:
-        own = ((piece, box) for piece in self._own for box in piece.boxes)
-        announced = ((stage, *named) for stage, names in enumerate(self._announced) for named in names)
-        with self._host.lend([piece.local for piece in self._own]):
-            for stage, name, shape in announced:
-                part = WeightPart(name, dtype, shape, (0,) * len(shape), None)
-                if stage == self._ranks.index("pp"):
-                    piece, box = next(own)
-                    numbers = box.read(piece.local) if self._writes(piece) else None
-                    part = self._keep(replace(part, offset=box.offset, numbers=numbers))
-                yield part
-        for name, buffer in self._stage.named_buffers():
-            part = WeightPart.whole(canonical(f"{self._base}{name}"), buffer, type_for(buffer, dtype))
-            yield part if self._ranks.number == 0 else replace(part, numbers=None)
 
     def _lay_out(self, batch: Batch) -> LaidOut:
         return self._stage.lay_out(batch)

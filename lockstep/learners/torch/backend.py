@@ -19,17 +19,9 @@ if TYPE_CHECKING:
 class TorchTraining(TrainingBackend):
     """PyTorch with FSDP2, tensor and context parallelism."""
 
-    @property
-    def title(self) -> str:
-        return "torch"
-
-    @property
-    def is_planned(self) -> bool:
-        return True
-
-    @property
-    def is_exact(self) -> bool:
-        return True
+    title = "torch"
+    is_planned = True
+    is_exact = True
 
     def in_process(self, section: LearnerSection) -> bool:
         return section.parallel.ranks == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -22,8 +21,6 @@ from lockstep.models.heads import LogitsHead, ValueHead, canonical
 from lockstep.models.laid_out import LaidOut
 from lockstep.models.lora import is_adapter, learns, merging
 from lockstep.models.parallelize import abandon_pass
-from lockstep.weight_sync.buckets import WeightPart
-from lockstep.weight_sync.outgoing import type_for
 
 
 class TorchLearner(RankLearner):
@@ -62,15 +59,6 @@ class TorchLearner(RankLearner):
                     yield from self._gather(piece, dtype)
         for name, buffer in self.model.named_buffers():
             yield canonical(name), buffer
-
-    def parts(self, dtype: torch.dtype) -> Iterator[WeightPart]:
-        with self._host.lend([piece.local for piece in self._held]):
-            for piece in self._held:
-                if not (self._merges and is_adapter(piece.name)):
-                    yield self._keep(piece.part(dtype, self._writes(piece)))
-        for name, buffer in self.model.named_buffers():
-            part = WeightPart.whole(canonical(name), buffer, type_for(buffer, dtype))
-            yield part if self._ranks.number == 0 else replace(part, numbers=None)
 
     def load(self, folder: Path) -> None:
         abandon_pass(self.model)

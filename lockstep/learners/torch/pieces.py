@@ -14,7 +14,6 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from lockstep.learners.pieces import Box, Piece
 from lockstep.models.heads import canonical
 from lockstep.models.parallelize import CUT
-from lockstep.weight_sync.buckets import WeightPart
 from lockstep.weight_sync.outgoing import type_for
 
 
@@ -45,17 +44,6 @@ class TorchPiece(Piece):
         held, names = self.parameter, () if self.mesh is None else self.mesh.mesh_dim_names or ()
         placements = held.placements if isinstance(held, DTensor) else ()
         return frozenset(name for name, placed in zip(names, placements, strict=True) if not placed.is_replicate())
-
-    def part(self, dtype: torch.dtype, writes: bool) -> WeightPart:
-        """This rank's box of the weight that is computed with, for a sender that gathers nothing."""
-        held = self.parameter.detach()
-        weight = held if self.merged is None else self.merged(held)
-        if isinstance(weight, DTensor) and isinstance(held, DTensor):
-            weight = weight.redistribute(placements=held.placements).to_local()
-        (box,) = self.boxes
-        return WeightPart(
-            canonical(self.name), type_for(weight, dtype), box.whole, box.offset, weight if writes else None
-        )
 
     @property
     def is_cut_by_fsdp(self) -> bool:

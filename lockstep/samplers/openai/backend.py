@@ -14,13 +14,8 @@ if TYPE_CHECKING:
 class OpenAIServer(InferenceOptions["SamplerSection"]):
     """A server that speaks OpenAI's protocol, asked through `samplers.openai.client`."""
 
-    @property
-    def is_server(self) -> bool:
-        return True
-
-    @property
-    def changes_no_result(self) -> tuple[str, ...]:
-        return "base_url", "api_key_env", "max_concurrency", "max_retries"
+    is_server = True
+    changes_no_result = ("base_url", "api_key_env", "max_concurrency", "max_retries")
 
     def in_process(self, section: SamplerSection) -> bool:
         return False

@@ -18,17 +18,9 @@ if TYPE_CHECKING:
 class TorchInference(InferenceBackend):
     """PyTorch with Lockstep's own cache of keys and values."""
 
-    @property
-    def is_exact(self) -> bool:
-        return True
-
-    @property
-    def is_self_checked(self) -> bool:
-        return True
-
-    @property
-    def threads(self) -> int | None:
-        return 1  # more would make bits depend on how many samplers share the machine
+    is_exact = True
+    is_self_checked = True
+    threads = 1  # more would make bits depend on how many samplers share the machine
 
     def in_process(self, section: SamplerSection) -> bool:
         return section.replicas == 1

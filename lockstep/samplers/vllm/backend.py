@@ -20,13 +20,7 @@ if TYPE_CHECKING:
 class VLLMInference(InferenceBackend):
     """vLLM, always in a process of its own."""
 
-    @property
-    def is_self_checked(self) -> bool:
-        return False
-
-    @property
-    def threads(self) -> int | None:
-        return None
+    reserves_cache = True
 
     def in_process(self, section: SamplerSection) -> bool:
         return False
@@ -54,10 +48,6 @@ class VLLMInference(InferenceBackend):
     def penalty_bytes(self, responses: int, vocabulary: int, penalizes: bool) -> int:
         times, any_of_prompt = 4 * vocabulary, 4 * -(-vocabulary // 32)  # reserved, whether or not a request penalizes
         return responses * (times + any_of_prompt)
-
-    @property
-    def reserves_cache(self) -> bool:
-        return True
 
     def read_gpu_memory(self) -> int:
         from lockstep.samplers.vllm.environment import prepare
