@@ -33,7 +33,6 @@ class TrainingBackend(TrainingOptions["LearnerSection"]):
         """Says how it rounds otherwise than the torch backend in the section's dtype; None if it does not."""
         return None
 
-    @abstractmethod
     def require_model(self, config: PreTrainedConfig, section: LearnerSection) -> None:
         """Raises InputError if it is not installed here, or cannot compute this model as the section says."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -37,14 +37,7 @@ def read_ahead(folder: Path) -> None:
 
 def digest_file(path: Path) -> str:
     """A digest of a file. That of a large one is read once, and kept by its path, size, times and inode."""
-    return digest([path]) if path.stat().st_size <= _SMALL_BYTES else _keep([path], "full", partial(_read_full, path))
-
-
-def digest_weights(folder: Path) -> str:
-    """Sixteen hexadecimal digits of the SHA-256 of a model's safetensors files, kept likewise."""
-    files = sorted(folder.glob("*.safetensors"))
-    is_small = all(file.stat().st_size <= _SMALL_BYTES for file in files)
-    return digest(files) if is_small else _keep(files, "weights", lambda: digest(files))
+    return digest([path]) if path.stat().st_size <= _SMALL_BYTES else _keep(path)
 
 
 def digest(paths: Iterable[Path]) -> str:
@@ -61,22 +54,22 @@ def _matters(path: Path) -> bool:
     return path.is_file() and path.suffix != ".md" and not path.name.startswith(".")
 
 
-def _keep(files: Sequence[Path], kind: str, read: Callable[[], str]) -> str:
-    """The digest that `read` returns, or that an earlier command has kept of files as they are now."""
-    stamps = list(map(Stamp.of, files))
-    if any(stamp is None or time.time_ns() - stamp.changed_ns < _SETTLED_NS for stamp in stamps):
-        return read()
+def _keep(file: Path) -> str:
+    """The digest of all bytes of a file as it is now, which an earlier command may have kept."""
+    stamp = Stamp.of(file)
+    if stamp is None or time.time_ns() - stamp.changed_ns < _SETTLED_NS:
+        return _read_full(file)
 
     def write(kept: BinaryIO) -> None:
-        found = read()
-        if list(map(Stamp.of, files)) != stamps:
-            raise InputError(f"{files[0].parent} was changed while it was read; give the same command again")
+        found = _read_full(file)
+        if Stamp.of(file) != stamp:
+            raise InputError(f"{file.parent} was changed while it was read; give the same command again")
         kept.write(found.encode())
 
     with _READING:  # two threads would read it twice
-        kept = ensure_cached(entry("digest", (kind, files[0].resolve()), stamps), write)
+        kept = ensure_cached(entry("digest", file.resolve(), stamp), write)
         text = kept.read_text(encoding="utf-8")
-    if not re.fullmatch(f"({FULL})?[0-9a-f]{{16,64}}", text):  # the disk has failed
+    if not re.fullmatch(f"{FULL}[0-9a-f]{{64}}", text):  # the disk has failed
         kept.unlink()
         raise InputError(f"{kept} was altered, and is removed; give the same command again")
     return text

@@ -16,7 +16,6 @@ import os
 import shutil
 from collections.abc import Iterable
 from functools import partial
-from itertools import pairwise
 
 import torch
 from torch import nn
@@ -88,7 +87,6 @@ def parallelize(model: nn.Module, lm: PreTrainedModel, ranks: Ranks, section: Le
     mesh = _fsdp_mesh(ranks.mesh)
     place = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if section.cpu_offload else OffloadPolicy()
     narrow = MixedPrecisionPolicy(TORCH_TYPES[section.dtype], torch.float32, cast_forward_inputs=False)
-    modules = list[FSDPModule]()
     for module in [*layers(lm), model]:
         whole = find_vectors(module) if module is not model and gathers_half(section) else None
         if whole is None:
@@ -99,12 +97,6 @@ def parallelize(model: nn.Module, lm: PreTrainedModel, ranks: Ranks, section: Le
         # FSDP sums gradients; the learner divides them once by the loss's denominator.
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
-        modules.append(module)
-    *blocks, head = modules
-    for module, following in pairwise([head, *blocks]):
-        module.set_modules_to_forward_prefetch([following])
-    for module, following in pairwise([head, *reversed(blocks)]):
-        module.set_modules_to_backward_prefetch([following])
 
 
 def gathers_half(section: LearnerSection) -> bool:

@@ -35,9 +35,9 @@ class InferenceBackend(InferenceOptions["SamplerSection"]):
     def dtype(self, computation: Computation) -> torch.dtype:
         """The type in which it holds weights, for a learner that computes like this."""
 
-    @abstractmethod
     def cache_bytes(self, section: SamplerSection) -> int | None:
         """Bytes of the KV cache, if the section sets them; None: as many as sequences need."""
+        return None if section.kv_cache_gib is None else int(section.kv_cache_gib * 2**30)
 
     reserves_cache: ClassVar[bool] = False
     """True if it allocates its KV cache when it starts, so that it needs a size."""
@@ -60,7 +60,6 @@ class InferenceBackend(InferenceOptions["SamplerSection"]):
         """True if its kernels pack matrices, of which an attestation then fingerprints sampled columns only."""
         return False
 
-    @abstractmethod
     def require_installed(self, section: SamplerSection, on_gpu: bool) -> None:
         """Raises InputError if this machine lacks what it needs to compute on a GPU, or on the CPU."""
 

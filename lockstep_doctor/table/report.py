@@ -58,7 +58,7 @@ from torch import Tensor
 
 from lockstep.batch import Batch
 from lockstep.config.loading import Loaded
-from lockstep.models.digests import digest_weights
+from lockstep.models.digests import digest
 from lockstep.report.terminal import markdown_table
 from lockstep.run.folder.identity import Identity
 from lockstep.run.folder.machine import describe_machine
@@ -122,7 +122,7 @@ def tree_of(found: TableResult, loaded: Loaded, inputs: Identity) -> dict[str, A
         "verdict": found.verdict,
         "exit_code": EXIT_CODES[found.verdict],
         "seconds": found.seconds,
-        "model": {"path": str(folder), "digest": digest_weights(folder), "files": files},
+        "model": {"path": str(folder), "digest": digest(sorted(folder.glob("*.safetensors"))), "files": files},
         "environment": describe_machine() | gpu,
         "recipe": loaded.dump(),
         "refused": list(found.refused),

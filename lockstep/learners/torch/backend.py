@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, final
 from lockstep.learners.backend import TrainingBackend
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
-
     from lockstep.config import LearnerSection, Optimizer
     from lockstep.distributed.ranks import Ranks
     from lockstep.learners.torch.learner import TorchLearner
@@ -29,9 +27,6 @@ class TorchTraining(TrainingBackend):
     def refuse_options(self, section: LearnerSection) -> None:
         if section.parallel.pp > 1:
             raise ValueError("layers are shared by learner.backend=megatron alone; leave parallel.pp at 1")
-
-    def require_model(self, config: PreTrainedConfig, section: LearnerSection) -> None:
-        """Raises nothing: torch is always installed, and the self-check finds models that it cannot compute."""
 
     def build(
         self,

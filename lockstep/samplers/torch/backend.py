@@ -34,15 +34,9 @@ class TorchInference(InferenceBackend):
 
         return torch.float32
 
-    def cache_bytes(self, section: SamplerSection) -> int | None:
-        return None if section.kv_cache_gib is None else int(section.kv_cache_gib * 2**30)
-
     def penalty_bytes(self, responses: int, vocabulary: int, penalizes: bool) -> int:
         any_and_times = 1 + 4  # of `seen.Seen`
         return responses * vocabulary * any_and_times if penalizes else 0
-
-    def require_installed(self, section: SamplerSection, on_gpu: bool) -> None:
-        """Raises nothing: torch is always installed."""
 
     def build(
         self,

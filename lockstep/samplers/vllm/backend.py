@@ -41,10 +41,6 @@ class VLLMInference(InferenceBackend):
 
         return TORCH_TYPES[computation.dtype]
 
-    def cache_bytes(self, section: SamplerSection) -> int | None:
-        gib = section.kv_cache_gib
-        return None if gib is None else int(gib * 2**30)
-
     def penalty_bytes(self, responses: int, vocabulary: int, penalizes: bool) -> int:
         times, any_of_prompt = 4 * vocabulary, 4 * -(-vocabulary // 32)  # reserved, whether or not a request penalizes
         return responses * (times + any_of_prompt)
