@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -23,7 +23,7 @@ from lockstep.batch import Batch
 from lockstep.errors import InputError
 from lockstep.models.exact.attention import Blockwise
 from lockstep.models.flex import Flex
-from lockstep.models.kernels import FUSED, VARLEN, Kernel, Varlen, attend, cast_as_autocast, mask_newest
+from lockstep.models.kernels import FUSED, VARLEN, Kernel, Varlen, attend, mask_newest
 
 NAME = "lockstep"
 EXACT = "lockstep_exact"
@@ -85,11 +85,9 @@ def attention(
         InputError: If the model asks for something that its layout does not compute.
     """
     how = scaling, layout, sliding_window, softcap, s_aux, None if exact else kernel
-    if torch.compiler.is_compiling() and isinstance(layout, Packed) and not exact and softcap is None and s_aux is None:
-        if isinstance(kernel, Varlen) and kernel.takes(query, value):  # a node itself
-            return layout.attend(kernel, 0, query, key, value, scaling, sliding_window), None
-        where = layout.to_cells, layout.from_cells, layout.sizes
-        return _nodes.attend_packed(*cast_as_autocast(query, key, value), *where, scaling, sliding_window), None
+    plain = softcap is None and s_aux is None
+    if plain and isinstance(layout, Packed) and isinstance(kernel, Varlen) and kernel.takes(query, value):
+        return layout.attend(kernel, 0, query, key, value, scaling, sliding_window), None  # a node of a compiled graph
     return _attend_apart(module, query, key, value, *how), None
 
 
@@ -138,15 +136,14 @@ class Packed(Layout):
     Attributes:
         to_cells: Flat token of each cell, one grid after the other (any where the cell is padding), int64 [C].
         from_cells: Cell of each token, int64 [N].
-        sizes: Rows and width of each grid in turn, on the CPU, int64 [2 · grids]. A tensor, since a compiled graph does
-            not depend on a tensor's values; never of size 1, for which it would be compiled anew.
+        shapes: Rows and width of each grid.
         bounds: Bounds of the sequences (cu_seqlens), from 0 to N, int32 [B + 1].
         longest: An upper bound on the tokens of a sequence.
     """
 
     to_cells: Tensor
     from_cells: Tensor
-    sizes: Tensor
+    shapes: tuple[tuple[int, int], ...]
     bounds: Tensor
     longest: int
 
@@ -160,17 +157,12 @@ class Packed(Layout):
         first_B = torch.empty_like(order_B).index_copy_(0, order_B, cells.starts)
         device = batch.tokens.device
         from_cells = first_B.to(device)[batch.row] + batch.position
-        sizes = torch.tensor([size for width, rows in Counter(widths).items() for size in (rows, width)])
+        shapes = tuple((rows, width) for width, rows in Counter(widths).items())
         bounds = torch.cat([batch.starts, batch.lengths.sum()[None]]).to(device, torch.int32)
-        return cls(token_C.to(device), from_cells, sizes, bounds, max(widths, default=0))
-
-    @property
-    def shapes(self) -> list[tuple[int, int]]:
-        """Rows and width of each grid."""
-        return _read_shapes(self.sizes)
+        return cls(token_C.to(device), from_cells, shapes, bounds, max(widths, default=0))
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Packed:
-        """The same layout, with each tensor changed but the sizes."""
+        """The same layout, with each tensor changed."""
         to_cells, from_cells, bounds = (change(x) for x in (self.to_cells, self.from_cells, self.bounds))
         return replace(self, to_cells=to_cells, from_cells=from_cells, bounds=bounds)
 
@@ -186,101 +178,16 @@ class Packed(Layout):
     ) -> Tensor:
         if isinstance(kernel, Varlen | Flex) and kernel.takes(query, value):
             return kernel.sequences(query, key, value, self.bounds, self.longest, scaling, window)
-        where = self.to_cells, self.from_cells, self.shapes
-        return _attend_in_grids(kernel, query, key, value, *where, scaling, window)
+        sizes = [rows * width for rows, width in self.shapes]
 
+        def cut(x: Tensor) -> list[Tensor]:
+            """Cuts [1, heads, N, size] into [rows, heads, width, size] of each grid."""
+            pieces = x[0].transpose(0, 1).index_select(0, self.to_cells).split(sizes)
+            return [piece.unflatten(0, shape).transpose(1, 2) for piece, shape in zip(pieces, self.shapes, strict=True)]
 
-def _read_shapes(sizes: Tensor) -> list[tuple[int, int]]:
-    flat = sizes.tolist()
-    return list(zip(flat[::2], flat[1::2], strict=True))
-
-
-def _attend_in_grids(
-    kernel: Kernel,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    to_cells: Tensor,
-    from_cells: Tensor,
-    shapes: Sequence[Sequence[int]],
-    scaling: float,
-    window: int | None,
-) -> Tensor:
-    """Attention of a `Packed` layout, grid by grid."""
-    sizes = [rows * width for rows, width in shapes]
-
-    def cut(x: Tensor) -> list[Tensor]:
-        """Cuts [1, heads, N, size] into [rows, heads, width, size] of each grid."""
-        pieces = x[0].transpose(0, 1).index_select(0, to_cells).split(sizes)
-        return [piece.unflatten(0, shape).transpose(1, 2) for piece, shape in zip(pieces, shapes, strict=True)]
-
-    grids = zip(cut(query), cut(key), cut(value), strict=True)
-    out = torch.cat([kernel.causal(q, k, v, scaling, window) for q, k, v in grids])
-    return out.index_select(0, from_cells)[None]
-
-
-@torch.library.custom_op("lockstep::attend_packed", mutates_args=())
-def attend_packed(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    to_cells: Tensor,
-    from_cells: Tensor,
-    sizes: Tensor,
-    scaling: float,
-    window: int | None,
-) -> Tensor:
-    """`Packed.attend` as one node of a compiled graph, so that one graph serves batches with any grids."""
-    where = to_cells, from_cells, _read_shapes(sizes)
-    return _attend_in_grids(FUSED, query, key, value, *where, scaling, window)
-
-
-@torch.library.custom_op("lockstep::differentiate_packed", mutates_args=())
-def differentiate_packed(
-    of_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    to_cells: Tensor,
-    from_cells: Tensor,
-    sizes: Tensor,
-    scaling: float,
-    window: int | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value; recomputes attention, since a custom op saves no intermediate results."""
-    where = to_cells, from_cells, _read_shapes(sizes)
-    given = q, k, v = [x.detach().requires_grad_() for x in (query, key, value)]
-    # A custom op runs below autograd, which records nothing there; this lets it record again.
-    include, exclude = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
-    for key_set in (torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView):
-        exclude = exclude.remove(key_set)
-    with torch._C._ForceDispatchKeyGuard(include, exclude), torch.enable_grad():
-        out = _attend_in_grids(FUSED, q, k, v, *where, scaling, window)
-        of_query, of_key, of_value = torch.autograd.grad(out, given, of_out)
-    return of_query.contiguous(), of_key.contiguous(), of_value.contiguous()
-
-
-@attend_packed.register_fake
-def _(query: Tensor, *_: object) -> Tensor:
-    return query.new_empty(query.transpose(1, 2).shape)
-
-
-@differentiate_packed.register_fake
-def _(of_out: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
-    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:6])
-    ctx.how = inputs[6:]
-
-
-def _gradients(ctx: Any, of_out: Tensor) -> tuple[Tensor | None, ...]:
-    return *_nodes.differentiate_packed(of_out, *ctx.saved_tensors, *ctx.how), *[None] * 5
-
-
-attend_packed.register_autograd(_gradients, setup_context=_keep)
-_nodes = cast("Any", torch.ops.lockstep)
+        grids = zip(cut(query), cut(key), cut(value), strict=True)
+        out = torch.cat([kernel.causal(q, k, v, scaling, window) for q, k, v in grids])
+        return out.index_select(0, self.from_cells)[None]
 
 
 def width_of(width: int, length: int) -> int:
