@@ -34,7 +34,6 @@ from lockstep.metrics import Last, Mean, Metrics, Sum, merge_metrics
 from lockstep.models.device import empty_cache, resolve_device
 from lockstep.models.laid_out import LaidOut
 from lockstep.models.precision import OVERFLOW, autocast
-from lockstep.models.weight_files import require_finite_tensor
 
 Passes = Sequence[Sequence[int]] | None
 """Groups of sequences that each pass reads, empty for one that only joins other ranks' pass; None: cut on this rank, by
@@ -225,7 +224,6 @@ class RankLearner(SendsWeights):
         if self._optimizer is not None:
             with Boxes(find_written(folder, "optimizer")) as saved:
                 self._optimizer.restore(saved)
-        self._require_finite(folder)
         self._count.zero_()
         self._loss = torch.zeros(())
         self._has_gathered = False
@@ -233,13 +231,6 @@ class RankLearner(SendsWeights):
         self._updates = int(counters["updates"])
         if self._scale is not None:
             self._scale.restore(counters)
-
-    def _require_finite(self, folder: Path) -> None:
-        """Refuses weights and moments that a checkpoint holds and no training could continue with."""
-        for piece in self.pieces:
-            require_finite_tensor(folder, piece.name, piece.local)
-        for tensor in [] if self._optimizer is None else self._optimizer.tensors():
-            require_finite_tensor(folder, "a moment of the optimizer", tensor)
 
     @abstractmethod
     def _lay_out(self, batch: Batch) -> LaidOut:

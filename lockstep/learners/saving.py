@@ -8,9 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 from safetensors.torch import save_file
-from torch import Tensor
 
 from lockstep.distributed.ranks import ALONE, Ranks
 from lockstep.learners.base import NotSavedError
@@ -23,8 +21,7 @@ Files = Mapping[str, FileContents]
 
 
 class StateWriter:
-    """Writes safetensors, one save at a time. The copy's memory is kept for the next save, since allocating it costs
-    more than filling it.
+    """Writes safetensors, one save at a time.
 
     Args:
         ranks: Ranks that save together: those of a machine all make a copy, or none does.
@@ -32,7 +29,6 @@ class StateWriter:
 
     def __init__(self, ranks: Ranks = ALONE) -> None:
         self._ranks = ranks
-        self._copies: dict[str, dict[str, Tensor]] = {}
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
@@ -50,7 +46,7 @@ class StateWriter:
         if not copies:
             self._write(folder, files, counters)
             return
-        unchanging = files if still else self._copy(files)
+        unchanging = files if still else {name: _copy(file) for name, file in files.items()}
         # Daemonic, so that ending this process for good need not wait for a disk.
         self._thread = threading.Thread(target=self._write, args=(folder, unchanging, counters), daemon=True)
         self._thread.start()
@@ -84,21 +80,8 @@ class StateWriter:
             self._error = error
 
     def _has_room(self, files: Files) -> bool:
-        new = sum(
-            t.nbytes for name, file in files.items() for key, t in file.tensors.items() if not self._holds(name, key)
-        )
-        return has_room(new, self._ranks)
+        return has_room(sum(t.nbytes for file in files.values() for t in file.tensors.values()), self._ranks)
 
-    def _holds(self, name: str, key: str) -> bool:
-        return key in self._copies.get(name, {})
 
-    def _copy(self, files: Files) -> Files:
-        return {name: replace(file, tensors=self._copy_file(name, file.tensors)) for name, file in files.items()}
-
-    def _copy_file(self, name: str, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        copies = self._copies.setdefault(name, {})
-        for key, tensor in tensors.items():
-            if key not in copies:
-                copies[key] = torch.empty_like(tensor, device="cpu", memory_format=torch.contiguous_format)
-            copies[key].copy_(tensor)
-        return {key: copies[key] for key in tensors}
+def _copy(file: FileContents) -> FileContents:
+    return replace(file, tensors={key: tensor.to("cpu", copy=True) for key, tensor in file.tensors.items()})

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cache
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -58,52 +57,64 @@ def explain_no_gpu_kernels(config: PreTrainedConfig) -> str | None:
 def probe(
     config: PreTrainedConfig, dtype: DType, device: torch.device | str = "cpu", adapters: LoRA | None = None
 ) -> str | None:
-    """Says what this machine does not compute the same in any batch, on one thread or all; None: nothing was found."""
-    for trial in _list_trials(config, TORCH_TYPES[dtype], torch.device(device), adapters):
-        if not _is_exact(trial, torch.get_num_threads(), torch.get_float32_matmul_precision()):
-            return f"{trial} is not the same in any batch on this machine"
+    """Says what this machine does not compute the same in any batch, on one thread or all; None: nothing was found.
+
+    Each shape is tried once in this process, for each number of threads and precision.
+    """
+    for name, is_exact in _list_trials(config, TORCH_TYPES[dtype], torch.device(device), adapters):
+        key = name, str(device), torch.get_num_threads(), torch.get_float32_matmul_precision()
+        if key not in _known:
+            with torch.no_grad():
+                _known[key] = is_exact()
+        if not _known[key]:
+            return f"{name} is not the same in any batch on this machine"
     return None
 
 
-@cache
-def _is_exact(trial: _Trial, threads: int, precision: str) -> bool:
-    """Tries a product, once in this process for each number of threads and precision."""
-    with torch.no_grad():
-        return trial.is_exact()
+_known = dict[tuple[object, ...], bool]()
 
 
 def _list_trials(
     config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, adapters: LoRA | None
-) -> Iterator[_Trial]:
-    """Everything that a model computes over several tokens, each shape once."""
+) -> Iterator[tuple[str, Callable[[], bool]]]:
+    """Everything that a model computes over several tokens, by name."""
     lm = skeleton(config, config.name_or_path or config.model_type)
     if adapters is not None:
         with torch.device("meta"):
             adapt(lm, adapters)
     text, fused = config.get_text_config(), runs_fused(torch.empty(1, device=device))
+    hidden, vocabulary = int(text.hidden_size), int(text.vocab_size)
     for module in lm.modules():
         if fused or module is not lm.get_output_embeddings():
-            yield from _maps(module, dtype, device)
-    heads, groups = text.num_attention_heads, text.num_key_value_heads or text.num_attention_heads
-    yield _Attention(heads, groups, head_size(text), device)
+            for size, columns, kind, turned in _maps(module, dtype):
+                name = f"a product of {size} by {columns} in {kind}{', transposed,' if turned else ''}"
+                yield name, partial(_try_map, size, columns, kind, turned, device)
+    heads, groups, size = (
+        text.num_attention_heads,
+        text.num_key_value_heads or text.num_attention_heads,
+        head_size(text),
+    )
+    name = f"attention of {heads} heads on {groups} of {size} numbers"
+    yield name, partial(_try_attention, heads, groups, size, device)
     if fused:
-        yield _Norm(text.hidden_size, dtype, device)
-        yield _Scores(int(text.vocab_size), dtype, device)
+        yield f"a norm of {hidden} in {dtype}", partial(_try_norm, hidden, dtype, device)
+        name = f"a log-probability of {vocabulary} tokens in {dtype}"
+        yield name, partial(_try_scores, vocabulary, dtype, device)
     else:
-        yield _Head(text.hidden_size, text.vocab_size, dtype)
+        yield f"the head's product, {hidden} by {vocabulary} in {dtype},", partial(_try_head, hidden, vocabulary, dtype)
 
 
-def _maps(module: Any, dtype: torch.dtype, device: torch.device) -> Iterator[_Map]:
-    """The linear maps of a module of a model."""
+def _maps(module: Any, dtype: torch.dtype) -> Iterator[tuple[int, int, torch.dtype, bool]]:
+    """The linear maps of a module of a model: size, columns, type, and whether the weight is transposed in memory."""
     kind = type(module).__name__
     if isinstance(module, nn.Linear) or kind in ROUTERS:
         columns, size = module.weight.shape
-        yield _Map(size, columns, dtype, device)
+        yield size, columns, dtype, False
     elif kind in EXPERTS:
         turned = bool(module.is_transposed)
         for weight in (module.gate_up_proj[0], module.down_proj[0]):
             size, columns = (weight if turned else weight.mT).shape
-            yield _Map(size, columns, torch.float32, device, turned)  # in the type of their weights
+            yield size, columns, torch.float32, turned  # in the type of their weights
 
 
 @contextmanager
@@ -135,129 +146,61 @@ def _draw_cancelling(rows: int, columns: int, size: int, dtype: torch.dtype) -> 
     return torch.cat([x, x], 1)[:, order].to(dtype), torch.cat([weight, -weight], 1)[:, order].to(dtype)
 
 
-@dataclass(frozen=True)
-class _Map:
-    """A linear map from `size` to `columns`; turned: its weight is transposed in memory."""
-
-    size: int
-    columns: int
-    dtype: torch.dtype
-    device: torch.device
-    turned: bool = False
-
-    def __str__(self) -> str:
-        return f"a product of {self.size} by {self.columns} in {self.dtype}"
-
-    def is_exact(self) -> bool:
-        """Tries batches that repeat a few rows, on one thread and on all, against each of them alone."""
-        repeats, times = -(-self.columns // _DRAWN), -(-_SIZES[-1] // ROWS)
-        x, weight = _draw_cancelling(ROWS, min(self.columns, _DRAWN), self.size, self.dtype)
-        x, weight = x.to(self.device), weight.repeat(repeats, 1)[: self.columns].to(self.device)
-        weight = weight.mT.contiguous().mT if self.turned else weight
-        with use_threads(1):
-            few = torch.cat([product(row, weight) for row in x.split(1)]).repeat(times, 1)
-        x = x.repeat(times, 1)
-        for threads in {1, torch.get_num_threads()}:
-            with use_threads(threads):
-                if not all(torch.equal(product(x[:rows], weight), few[:rows]) for rows in _SIZES):
-                    return False
-        return True
+def _try_map(size: int, columns: int, dtype: torch.dtype, turned: bool, device: torch.device) -> bool:
+    """Tries batches that repeat a few rows, on one thread and on all, against each of them alone."""
+    repeats, times = -(-columns // _DRAWN), -(-_SIZES[-1] // ROWS)
+    x, weight = _draw_cancelling(ROWS, min(columns, _DRAWN), size, dtype)
+    x, weight = x.to(device), weight.repeat(repeats, 1)[:columns].to(device)
+    weight = weight.mT.contiguous().mT if turned else weight
+    with use_threads(1):
+        few = torch.cat([product(row, weight) for row in x.split(1)]).repeat(times, 1)
+    x = x.repeat(times, 1)
+    for threads in {1, torch.get_num_threads()}:
+        with use_threads(threads):
+            if not all(torch.equal(product(x[:rows], weight), few[:rows]) for rows in _SIZES):
+                return False
+    return True
 
 
-@dataclass(frozen=True)
-class _Head:
-    """The product of a vocabulary head on a CPU, which scoring computes tile by tile."""
-
-    size: int
-    vocabulary: int
-    dtype: torch.dtype
-
-    def __str__(self) -> str:
-        return f"the head's product, {self.size} by {self.vocabulary} in {self.dtype},"
-
-    def is_exact(self) -> bool:
-        """Tries the first tile and the last."""
-        columns = min(self.vocabulary, TILE_COLUMNS + self.vocabulary % TILE_COLUMNS)
-        x, weight = _draw_cancelling(ROWS, columns, self.size, self.dtype)
-        tiles = [weight[tile] for tile in column_tiles(columns, row_invariant=True)]
-        return torch.equal(product(x, weight), torch.cat([product(x, tile) for tile in tiles], 1))
+def _try_head(size: int, vocabulary: int, dtype: torch.dtype) -> bool:
+    """Tries the first and the last tile of a vocabulary head on a CPU, where scoring computes it tile by tile."""
+    columns = min(vocabulary, TILE_COLUMNS + vocabulary % TILE_COLUMNS)
+    x, weight = _draw_cancelling(ROWS, columns, size, dtype)
+    tiles = [weight[tile] for tile in column_tiles(columns, row_invariant=True)]
+    return torch.equal(product(x, weight), torch.cat([product(x, tile) for tile in tiles], 1))
 
 
-@dataclass(frozen=True)
-class _Attention:
-    """The products of attention with so many heads of queries and of keys, of a size."""
-
-    heads: int
-    groups: int
-    size: int
-    device: torch.device
-
-    def __str__(self) -> str:
-        return f"attention of {self.heads} heads on {self.groups} of {self.size} numbers"
-
-    def is_exact(self) -> bool:
-        """Tries some queries alone, as while decoding, and among all."""
-        kernel, scaling = Blockwise(), self.size**-0.5
-        q, k, v = (
-            _random(2, number, _LENGTH, self.size, device=self.device)
-            for number in (self.heads, self.groups, self.groups)
-        )
-        whole = kernel.causal(q, k, v, scaling, None).unflatten(0, (2, _LENGTH))
-        with use_threads(1):
-            for at in (0, KEYS, 150, _LENGTH - 1):
-                missing = -(at + 1) % KEYS
-                keys, values = (F.pad(x[:, :, : at + 1], (0, 0, 0, missing)) for x in (k, v))
-                mask = kernel.mask((torch.arange(at + 1 + missing, device=self.device) <= at).expand(2, -1))
-                if not torch.equal(kernel.newest(q[:, :, at], keys, values, mask, scaling), whole[:, at]):
-                    return False
-        return True
+def _try_attention(heads: int, groups: int, size: int, device: torch.device) -> bool:
+    """Tries some queries alone, as while decoding, and among all."""
+    kernel, scaling = Blockwise(), size**-0.5
+    q, k, v = (_random(2, number, _LENGTH, size, device=device) for number in (heads, groups, groups))
+    whole = kernel.causal(q, k, v, scaling, None).unflatten(0, (2, _LENGTH))
+    with use_threads(1):
+        for at in (0, KEYS, 150, _LENGTH - 1):
+            missing = -(at + 1) % KEYS
+            keys, values = (F.pad(x[:, :, : at + 1], (0, 0, 0, missing)) for x in (k, v))
+            mask = kernel.mask((torch.arange(at + 1 + missing, device=device) <= at).expand(2, -1))
+            if not torch.equal(kernel.newest(q[:, :, at], keys, values, mask, scaling), whole[:, at]):
+                return False
+    return True
 
 
-@dataclass(frozen=True)
-class _Norm:
-    """An RMS norm on a GPU."""
-
-    size: int
-    dtype: torch.dtype
-    device: torch.device
-
-    def __str__(self) -> str:
-        return f"a norm of {self.size} in {self.dtype}"
-
-    def is_exact(self) -> bool:
-        """Tries batches, at the beginning and at the end of the largest."""
-        weight = _random(self.size, device=self.device)
-        x = _random(_SIZES[-1], self.size, device=self.device, dtype=self.dtype)
-        whole = rms_norm(x, weight, 1e-6)
-        return all(
-            torch.equal(rms_norm(x[rows], weight, 1e-6), whole[rows])
-            for size in _SIZES
-            for rows in (slice(0, size), slice(-size, None))
-        )
+def _try_norm(size: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Tries an RMS norm on a GPU: batches at the beginning and at the end of the largest."""
+    weight, x = _random(size, device=device), _random(_SIZES[-1], size, device=device, dtype=dtype)
+    whole = rms_norm(x, weight, 1e-6)
+    parts = [rows for size in _SIZES for rows in (slice(0, size), slice(-size, None))]
+    return all(torch.equal(rms_norm(x[rows], weight, 1e-6), whole[rows]) for rows in parts)
 
 
-@dataclass(frozen=True)
-class _Scores:
-    """Log-probabilities of tokens on a GPU."""
-
-    vocabulary: int
-    dtype: torch.dtype
-    device: torch.device
-
-    def __str__(self) -> str:
-        return f"a log-probability of {self.vocabulary} tokens in {self.dtype}"
-
-    def is_exact(self) -> bool:
-        """Tries whether tokens are scored, alone and among some, as they were sampled among all."""
-        logits = _random(32, self.vocabulary, device=self.device, dtype=self.dtype)
-        uniform = torch.linspace(0.01, 0.99, 32, dtype=torch.float64, device=self.device)
-        for sampling in _SAMPLINGS:
-            token, logprob = draw(logits, uniform, sampling, row_invariant=True)
-            for rows in (slice(0, 1), slice(7, 12)):
-                again, _ = token_scores(logits[rows], token[rows], sampling, row_invariant=True, entropy=False)
-                if not torch.equal(again, logprob[rows]):
-                    return False
-        return True
-
-
-_Trial = _Map | _Head | _Attention | _Norm | _Scores
+def _try_scores(vocabulary: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Tries whether a GPU scores tokens, alone and among some, as they were sampled among all."""
+    logits = _random(32, vocabulary, device=device, dtype=dtype)
+    uniform = torch.linspace(0.01, 0.99, 32, dtype=torch.float64, device=device)
+    for sampling in _SAMPLINGS:
+        token, logprob = draw(logits, uniform, sampling, row_invariant=True)
+        for rows in (slice(0, 1), slice(7, 12)):
+            again, _ = token_scores(logits[rows], token[rows], sampling, row_invariant=True, entropy=False)
+            if not torch.equal(again, logprob[rows]):
+                return False
+    return True

@@ -87,11 +87,11 @@ def test_a_token_has_the_same_bits_sampled_scored_and_trained(kind: str, dtype: 
 def test_a_probe_tries_all_and_names_what_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "_SIZES", (1, 5, 17))
     monkeypatch.setattr(probe, "_LENGTH", 160)
-    probe._is_exact.cache_clear()
+    probe._known.clear()
     config, right = build("qwen3").config, probe.product
     assert probe.probe(config, "fp32", DEVICE) is None
-    probe._is_exact.cache_clear()
+    probe._known.clear()
     monkeypatch.setattr(probe, "product", lambda x, weight: right(x, weight) * (1.0 + 1e-6 * len(x)))
     assert "a product of 24 by " in str(probe.probe(config, "fp32", DEVICE))
-    probe._is_exact.cache_clear()
+    probe._known.clear()
     assert "no exact kernels for GPUs" in str(probe.explain_no_gpu_kernels(AutoConfig.for_model("gemma2")))

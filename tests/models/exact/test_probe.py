@@ -25,9 +25,9 @@ def config() -> PreTrainedConfig:
 
 @pytest.fixture(autouse=True)
 def nothing_known() -> Iterator[None]:
-    probe._is_exact.cache_clear()
+    probe._known.clear()
     yield
-    probe._is_exact.cache_clear()
+    probe._known.clear()
 
 
 def test_a_second_probe_computes_no_product(config: PreTrainedConfig, monkeypatch: pytest.MonkeyPatch) -> None:
