@@ -9,7 +9,7 @@ from lockstep.config import DType
 from lockstep.models import grouped_experts
 from lockstep.models.attention import UNPADDED
 from lockstep.models.folder import carries_state, head_size
-from lockstep.models.kernels import FUSED, VARLEN, Kernel, takes_heads
+from lockstep.models.kernels import takes_heads
 from lockstep.models.precision import TORCH_TYPES
 
 _OLDEST = (8, 0)
@@ -49,8 +49,3 @@ def describe_attention(config: PreTrainedConfig, device: torch.device, dtype: DT
     """Names what computes attention of packed sequences, and why it is padded."""
     reason = explain_padding(config, device, dtype)
     return "varlen_attn" if reason is None else f"scaled_dot_product_attention in padded grids: {reason}"
-
-
-def kernel_of(lm: PreTrainedModel) -> Kernel:
-    """The attention kernel of a model after `open_kernels`, if it does not compute exactly."""
-    return VARLEN if lm.config._attn_implementation == UNPADDED else FUSED

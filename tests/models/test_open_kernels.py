@@ -15,11 +15,11 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig
 
 from lockstep.config import DType
-from lockstep.models.attention import UNPADDED, Packed
+from lockstep.models.attention import NAME, UNPADDED, Packed
 from lockstep.models.heads import LogitsHead
 from lockstep.models.kernels import FUSED, VARLEN
 from lockstep.models.load import load_causal_lm
-from lockstep.models.open_kernels import describe_attention, explain_padding, kernel_of, open_kernels
+from lockstep.models.open_kernels import describe_attention, explain_padding, open_kernels
 from lockstep.models.parallelize import layers
 
 LENGTHS = (5, 1, 9, 3, 8, 4)
@@ -113,6 +113,6 @@ def test_it_is_chosen_when_a_model_is_opened(monkeypatch: pytest.MonkeyPatch, mo
     show_gpus(monkeypatch, 1)
     lm = load_causal_lm(models("llama"))
     open_kernels(lm, GPU, dtype="fp32")
-    assert kernel_of(lm) is FUSED
+    assert lm.config._attn_implementation == NAME
     open_kernels(lm, GPU, dtype="bf16")
-    assert kernel_of(lm) is VARLEN
+    assert lm.config._attn_implementation == UNPADDED

@@ -163,21 +163,6 @@ def test_samplings_can_be_mixed(lm: PreTrainedModel) -> None:
         assert scheduler.finished[number].logprobs == alone["sampler_logprob"][alone.mask].tolist()
 
 
-def test_a_response_is_streamed_while_others_run(lm: PreTrainedModel) -> None:
-    scheduler, wanted = open_scheduler(lm), requests(prompts(6))
-    numbers = [scheduler.submit(request, PLAIN) for request in wanted]
-    alone = generate_uncached(lm, wanted[2:3], PLAIN)
-    streamed = list(scheduler.stream(numbers[2]))
-    assert [token for token, _ in streamed] == alone.tokens[alone.mask].tolist()
-    assert [logprob for _, logprob in streamed] == alone["sampler_logprob"][alone.mask].tolist()
-    assert numbers[2] not in scheduler.finished
-    while scheduler.busy:
-        scheduler.step()
-    assert set(scheduler.finished) == set(numbers) - {numbers[2]}
-    ended = scheduler.finished[numbers[0]]
-    assert list(scheduler.stream(numbers[0])) == list(zip(ended.tokens, ended.logprobs, strict=True))
-
-
 def test_what_is_aborted_makes_room_and_leaves_the_others_alone(lm: PreTrainedModel) -> None:
     scheduler, wanted = open_scheduler(lm), requests(prompts(10))
     numbers = [scheduler.submit(request, PLAIN) for request in wanted]

@@ -10,7 +10,7 @@ Letters: N tokens of a pass, R running rows, P prompts, B blocks of a row, V tok
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 
 import torch
@@ -104,17 +104,6 @@ class Scheduler:
         self._stop([row for row in self._rows if row.number == number])
         self._arrange()
 
-    def stream(self, number: int) -> Iterator[tuple[int, float]]:
-        """Makes steps until a request has ended. Yields its tokens and their log-probabilities as they come."""
-        given, ended = 0, None
-        while ended is None:
-            if number not in self.finished:
-                self.step()
-            ended = self.finished.pop(number, None)
-            response = ended or self._so_far(number)
-            yield from zip(response.tokens[given:], response.logprobs[given:], strict=True)
-            given = len(response.tokens)
-
     @torch.no_grad()
     def step(self) -> None:
         """Makes one pass, in which each running row and each new row gets a token.
@@ -131,12 +120,6 @@ class Scheduler:
             self._begin(new, logits_MV.shape[1])
         if self._append(logits_MV) or new:
             self._arrange()
-
-    def _so_far(self, number: int) -> Response:
-        rows = [row for row in self._rows if row.number == number]
-        if rows:
-            return self._places.responses(rows, [False])[0]
-        return next(row.so_far for row in self._waiting if row.number == number)
 
     def _await(self, tokens: tuple[int, ...]) -> SharedPrompt:
         """The prompt of these tokens, for one more row."""

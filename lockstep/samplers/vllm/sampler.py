@@ -128,14 +128,10 @@ class VLLMSampler:
             self._engine.wake_up(["kv_cache"])
             self._without_cache = False
         self._drops_weights = True
-        self.forget_old_weights()
+        self.drop_caches()
         self._version = version
         found["received"] = frozenset(found["received"])
         return Attestation(version, **found, kept_caches=self._find_kept_caches())
-
-    def forget_old_weights(self) -> None:
-        """Drops all caches that depend on old weights."""
-        self.drop_caches()
 
     def drop_caches(self) -> None:
         """Drops the prefix cache and the multimodal cache."""
