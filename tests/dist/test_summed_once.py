@@ -148,16 +148,6 @@ def test_a_step_sends_what_was_planned(
     assert len(squares) == 2, "the count of tokens, and the gradient's square"
 
 
-def test_a_layer_is_gathered_before_the_one_in_front_of_it_computes(ranks: Pool, models: Models) -> None:
-    spec = over(spec_of(models, "llama"), dp=4)
-    names = [name for name, _, _ in ranks.run(learn, spec, 1, cp=4)[0]]
-    first = names.index("product")
-    assert names[:first].count("_allgather_base_") == 1 + LAYERS, "the root, and both layers"
-    backward = names[first:].index("_allgather_base_") + first
-    following = names[backward + 1 :].index("_allgather_base_") + backward + 1
-    assert names[backward:following].count("product") <= 2, "those of the head"
-
-
 class FailsLater:
     """`WeightedLogprob`, which can be computed of one pass alone."""
 
