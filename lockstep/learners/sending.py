@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import assert_never
 
 import torch
 from torch import Tensor
@@ -81,7 +82,13 @@ class SendsWeights(ABC):
         """Gathers weights in buckets; every rank sends them by CUDA IPC, or the first one alone by other carriers."""
         route = self._sender.route
         assert route is not None, "a sender joins a route before it sends"
-        sends = self._ranks.number == 0 or route.transfer == "cuda_ipc"
+        match route.transfer:
+            case "cuda_ipc":
+                sends = True
+            case "shared_memory" | "process_group":
+                sends = self._ranks.number == 0
+            case _:
+                assert_never(route.transfer)
         return self._sender.buckets(outgoing, columns) if sends else gather_buckets(outgoing)
 
     @cached_property

@@ -40,7 +40,7 @@ class Layout(ABC):
     """Layout of a batch for attention: which tokens see which, and where keys and values are kept."""
 
     takes_kernels: ClassVar[bool] = True
-    """Whether any kernel can compute its products; if not, they are those of PyTorch's own."""
+    """True if any kernel can compute its products; if not, they are those of PyTorch's own."""
 
     @abstractmethod
     def attend(

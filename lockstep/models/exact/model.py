@@ -15,7 +15,7 @@ from lockstep.models.exact.attention import KEYS
 from lockstep.models.exact.experts import EXPERTS, ROUTERS, compute_experts, route
 from lockstep.models.exact.linear import gelu_tanh, product, silu
 from lockstep.models.exact.norm import is_rms_norm, normalize
-from lockstep.models.families.registry import EXACT_TYPES
+from lockstep.models.families.registry import EXACT_TYPES, has_exact_layers
 from lockstep_logprobs.kernel import runs_fused
 
 _ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
@@ -46,7 +46,7 @@ def find_multiple(lm: PreTrainedModel) -> int:
 def explain_inexact(config: PreTrainedConfig) -> str | None:
     """Says why a model cannot be computed exactly; None: it can."""
     fields = config.get_text_config().to_dict()
-    if config.model_type not in EXACT_TYPES:
+    if not has_exact_layers(config):
         return f"a {config.model_type} has not been shown to be exact; these are: {', '.join(EXACT_TYPES)}"
     act = fields.get("hidden_activation") or fields["hidden_act"]
     if act not in _ACTIVATIONS:

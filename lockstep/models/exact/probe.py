@@ -19,7 +19,7 @@ from lockstep.models.exact.attention import KEYS, Blockwise
 from lockstep.models.exact.experts import EXPERTS, ROUTERS
 from lockstep.models.exact.linear import product
 from lockstep.models.exact.norm import rms_norm
-from lockstep.models.families.registry import GPU_EXACT_TYPES
+from lockstep.models.families.registry import GPU_EXACT_TYPES, has_exact_layers_on_gpus
 from lockstep.models.folder import head_size, skeleton
 from lockstep.models.lora import adapt
 from lockstep.models.precision import TORCH_TYPES
@@ -45,7 +45,7 @@ _SAMPLINGS = (SamplingParams(1), SamplingParams(1, temperature=0.7, top_k=20, to
 
 def explain_no_gpu_kernels(config: PreTrainedConfig) -> str | None:
     """Says why a model has no exact kernels for GPUs; None: it has."""
-    if config.model_type not in GPU_EXACT_TYPES:
+    if not has_exact_layers_on_gpus(config):
         return f"a {config.model_type} has no exact kernels for GPUs; these have: {', '.join(GPU_EXACT_TYPES)}"
     if head_size(config.get_text_config()) > _LARGEST_HEAD:
         return f"the model's heads have more than {_LARGEST_HEAD} numbers, for which a GPU has no exact kernel"

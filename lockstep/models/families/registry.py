@@ -38,6 +38,16 @@ def family_of(config: PreTrainedConfig) -> Family:
     return next((family for family in FAMILIES if family.model_type == kind), Family(kind))
 
 
+def has_exact_layers(config: PreTrainedConfig) -> bool:
+    """True if `models.exact` computes all layers of a model."""
+    return config.model_type in EXACT_TYPES
+
+
+def has_exact_layers_on_gpus(config: PreTrainedConfig) -> bool:
+    """True if `models.exact` computes all layers of a model on GPUs."""
+    return config.model_type in GPU_EXACT_TYPES
+
+
 def list_tensor_parallel() -> str:
     """The families that tensor-parallel ranks can share, for messages."""
     return ", ".join(family.model_type for family in FAMILIES if family.tensor_parallel is not None)
