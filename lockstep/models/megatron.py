@@ -80,10 +80,9 @@ def stages(layers: int, pp: int, layout_key: str = "learner.parallel") -> list[i
     each = -(-layers // pp)
     first = layers - (pp - 1) * each
     if first < 1:
-        fitting = next(fewer for fewer in range(pp - 1, 0, -1) if layers > (fewer - 1) * -(-layers // fewer))
         raise InputError(
-            f"{layout_key}.pp is {pp}, but {layers} layers make no {pp} stages, all of one length but the first, "
-            f"which may be shorter; {fitting} would do"
+            f"{layout_key}.pp is {pp}, but {layers} layers cannot be split into {pp} stages of one length, of which the "
+            "first may be shorter; lower it"
         )
     return [first] + [each] * (pp - 1)
 

@@ -102,7 +102,7 @@ def test_a_window_that_is_forgotten_is_caught(monkeypatch: pytest.MonkeyPatch) -
     def blind(self: Packed, *arguments: Any) -> Tensor:
         return original(self, *arguments[:-1], None)
 
-    original = Packed.attend
+    original: Any = Packed.attend
     monkeypatch.setattr(Packed, "attend", blind)
     with pytest.raises(ModelError, match="a mistral is not computed as transformers does"):
         proof({"model_type": "mistral", "sliding_window": 16}, sampling=None)
