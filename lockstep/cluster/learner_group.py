@@ -39,9 +39,8 @@ from lockstep.models.heads import scores_tokens
 from lockstep.models.lora import require_peft, targets
 from lockstep.models.parallelize import require_divisible
 from lockstep.weight_sync.buckets import Bucket
-from lockstep.weight_sync.carriers import Route
+from lockstep.weight_sync.carriers import Route, SharedFiles
 from lockstep.weight_sync.outgoing import Outgoing
-from lockstep.weight_sync.sender import OwnsFiles
 
 _RANKS_WAIT_LONGER_S = 30.0
 """Seconds that collectives wait longer than the driver: its error names the verb that hangs, theirs only a socket."""
@@ -135,7 +134,7 @@ def start_ranks(
     return ranks, host
 
 
-class RankSender(OwnsFiles):
+class RankSender(SharedFiles):
     """Implements `weight_sync.outgoing.Sender` for weights that ranks hold; all ranks fill each bucket together.
 
     Args:

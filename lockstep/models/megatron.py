@@ -81,8 +81,8 @@ def stages(layers: int, pp: int, layout_key: str = "learner.parallel") -> list[i
     first = layers - (pp - 1) * each
     if first < 1:
         raise InputError(
-            f"{layout_key}.pp is {pp}, but {layers} layers cannot be split into {pp} stages of one length, of which the "
-            "first may be shorter; lower it"
+            f"{layout_key}.pp is {pp}, but {layers} layers cannot be split into {pp} stages of one length, of which "
+            "the first may be shorter; lower it"
         )
     return [first] + [each] * (pp - 1)
 

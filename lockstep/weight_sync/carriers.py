@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
+from functools import cached_property
 from typing import Any, Literal, assert_never, cast
 
 import torch
@@ -140,8 +141,10 @@ def unpack(carrier: Carrier, bucket: Bucket, device: torch.device) -> Iterator[t
 class SharedFiles:
     """Memory that other processes open by paths; it is freed when this object and the last of them are gone."""
 
-    def __init__(self) -> None:
-        self.places = tuple(self._make() for _ in range(BUFFERS))
+    @cached_property
+    def places(self) -> tuple[str, ...]:
+        """The paths of two files, which are made when they are first asked for."""
+        return tuple(self._make() for _ in range(BUFFERS))
 
     def _make(self) -> str:
         descriptor = os.memfd_create("lockstep-weights")

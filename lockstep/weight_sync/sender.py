@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from functools import cached_property
 
 import torch
 
@@ -13,19 +12,7 @@ from lockstep.weight_sync.fingerprints import take
 from lockstep.weight_sync.outgoing import Outgoing
 
 
-class OwnsFiles:
-    """The shared memory that a sender fills, allocated when it is first used."""
-
-    @cached_property
-    def _files(self) -> SharedFiles:
-        return SharedFiles()
-
-    @property
-    def places(self) -> tuple[str, ...]:
-        return self._files.places
-
-
-class LocalSender(OwnsFiles):
+class LocalSender(SharedFiles):
     """Sends weights of this process, as an `outgoing.Sender` sends those of others; it needs to know of no machine."""
 
     def __init__(self) -> None:

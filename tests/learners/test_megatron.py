@@ -140,7 +140,7 @@ def test_what_a_backend_lacks_is_said_when_the_recipe_is_read(
         (("learner.dtype=bf16",), r"computes bf16 on GPUs alone; use learner\.dtype=fp32"),
         (
             ("learner.parallel.pp=2",),
-            r"learner\.parallel\.pp is 2, but 1 layers cannot be split into 2 stages .*; lower it",
+            r"parallel\.pp is 2, but 1 layers cannot be split into 2 stages .*; lower it",
         ),
         (("model.scratch.config.model_type=mistral",), r"knows these families: llama, qwen2, qwen3; for a mistral"),
     ],
