@@ -36,7 +36,6 @@ class SendsWeights(ABC):
 
     _leaving: Generator[Shipment] | None = None
     _ranks: Ranks
-    device: torch.device
 
     @abstractmethod
     def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
