@@ -56,15 +56,11 @@ def assert_no_wait(record: Record) -> None:
 
 @pytest.mark.parametrize("head", ["logits", "value"])
 @pytest.mark.parametrize("kind", [kind if kind in ("llama", "qwen2 window") else full(kind) for kind in ARCHITECTURES])
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_a_pass_of_a_dense_family_waits_for_nothing(
-    models: Callable[..., Path], kind: str, head: Head, dtype: str
-) -> None:
-    """Nor does it mix devices; in bf16, attention is not padded."""
+def test_a_pass_of_a_dense_family_waits_for_nothing(models: Callable[..., Path], kind: str, head: Head) -> None:
     loss: Loss = WeightedLogprob() if head == "logits" else SquaredError()
     folder = models(kind)
     with pretend_gpu() as record:
-        learner = build(folder, head, dtype=dtype)
+        learner = build(folder, head)
         train(learner, ragged(LENGTHS), loss)
         assert_no_wait(record)
 
