@@ -22,7 +22,6 @@ _FLOAT = re.compile(
 _WORDS = {"": None, "~": None, "null": None, "Null": None, "NULL": None}
 _WORDS |= {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_TWO_DOCUMENTS = "expected a single document in the stream"  # PyYAML's words
 _NOTES_WITHIN = 60  # columns; longer lines have their comment further to the right
 Keys = tuple[str, ...]
 _PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
@@ -45,10 +44,7 @@ def parse(text: str) -> Any:
         return None if node is None else _Reader().value(node)
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-        tab = "; indent with spaces" if "'\\t'" in str(error.problem) else ""
-        if error.context == _TWO_DOCUMENTS:
-            raise InputError(f"{line}this is no YAML of one document; leave out what lies before or behind") from None
-        raise InputError(f"{line}this is no YAML: {error.problem or error.context}{tab}") from None
+        raise InputError(f"{line}this is no YAML of one document: {error.problem or error.context}") from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise InputError(f"line {line}: this is no YAML: it holds the character U+{error.character:04X}") from None
