@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from typing import Self
 
 import torch
@@ -78,10 +77,8 @@ class Batch:
         for columns in (self.token, self.sample):
             if name in columns:
                 return columns[name]
-        close = get_close_matches(name, [*self.token, *self.sample], 1)
-        hint = f"did you mean '{close[0]}'? " if close else ""
         raise KeyError(
-            f"no column '{name}'; {hint}there are {sorted(self.token)} per token and {sorted(self.sample)} per sample"
+            f"no column '{name}'; there are {sorted(self.token)} per token and {sorted(self.sample)} per sample"
         )
 
     @property

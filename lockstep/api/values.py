@@ -6,7 +6,6 @@ import hashlib
 import inspect
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -108,10 +107,8 @@ def _name_reward(name: str, key: str) -> dict[str, Any]:
         return {"type": name}
     if ":" in name:
         return {"type": "python", "function": name}
-    close = get_close_matches(name, VERIFIERS, 1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
     raise InputError(
-        f"{key} is {name!r}; {hint}there are: {', '.join(VERIFIERS)}; or give a function, or its place, file.py:name"
+        f"{key} is {name!r}; choose one of {', '.join(VERIFIERS)}, or give a function, or its place, file.py:name"
     )
 
 
