@@ -14,7 +14,7 @@ pytestmark = pytest.mark.full  # some seconds of tokenizing
 
 CEILINGS = {
     # figure: (ceiling, wanted); tokens and words in thousands
-    "lockstep": (339.0, 300),
+    "lockstep": (338.9, 300),
     "lockstep_doctor": (64.0, 60),
     "lockstep_logprobs": (27.4, 28),
     "lockstep_convert": (6.8, 9),

@@ -39,7 +39,7 @@ def test_packages_export_what_they_name(package: str) -> None:
     module = importlib.import_module(f"lockstep.{package}")
     assert module.__all__
     for name in module.__all__:
-        assert getattr(module, name).__doc__
+        assert hasattr(module, name), name
 
 
 def test_a_wrong_name_is_told() -> None:
