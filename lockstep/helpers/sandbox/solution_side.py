@@ -134,7 +134,7 @@ class _Program:
         while line := self._questions.readline():
             verb, *given = loads(line)
             if verb == "returned":
-                return decode(*given, self._resolve)
+                return decode(given[0], self._resolve)
             if verb == "raised":
                 kind, text = given
                 raise vars(builtins).get(kind, RuntimeError)(text)
