@@ -206,3 +206,12 @@ def _plain(text: str) -> Any:
 
 def _line(node: yaml.Node) -> str:
     return f"line {node.start_mark.line + 1}: "
+
+
+def flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Options by their whole key; a list is one value, and so is a section that says nothing."""
+    if not isinstance(tree, dict) or not tree:
+        yield prefix, tree
+        return
+    for key, value in tree.items():
+        yield from flat(value, f"{prefix}.{key}" if prefix else str(key))

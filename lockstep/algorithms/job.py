@@ -145,8 +145,6 @@ class Job:
         held_out: The rows that are validated on, in words; None where there are none.
         arithmetic: The way from rows to optimizer steps, in words.
         agreement: Compares learner and sampler at each step; its state is in checkpoints. None: nothing is sampled.
-        section: Name of the algorithm's own section of the recipe, for hints.
-        filters_truncated: True if truncated responses are left out of training.
         hooks: Further hooks of each step, without state.
     """
 
@@ -158,6 +156,4 @@ class Job:
     held_out: str | None
     arithmetic: str
     agreement: Agreement | None = None
-    section: str = ""
-    filters_truncated: bool = False
     hooks: tuple[Hook, ...] = ()

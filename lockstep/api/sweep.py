@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -49,9 +48,9 @@ class Sweep:
 
         `pandas.DataFrame(sweep.table)` is a table.
         """
-        from lockstep.sweeps.results import list_runs, read_results
+        from lockstep.report.sweeps import list_runs, read_sweep
 
-        return list_runs(read_results(self.folder))
+        return list_runs(read_sweep(self.folder))
 
     @property
     def groups(self) -> list[dict[str, Any]]:
@@ -60,16 +59,16 @@ class Sweep:
         Over finished runs: `group`, `metric`, `count`, `mean`, `low`, `high`; the interval is Student's t at 95 %, NaN
         of a single run.
         """
-        from lockstep.sweeps.results import list_spreads, read_results
+        from lockstep.report.sweeps import list_spreads, read_sweep
 
-        return list_spreads(read_results(self.folder))
+        return list_spreads(read_sweep(self.folder))
 
     @property
     def summary(self) -> str:
         """The summary that a sweep ends with."""
-        from lockstep.sweeps.results import summarize
+        from lockstep.report.sweeps import summarize_sweep
 
-        return summarize(self.folder)
+        return summarize_sweep(self.folder)
 
     def report(self) -> Path:
         """Writes the report, one HTML file, and returns its path."""
@@ -133,4 +132,4 @@ def _make_axis(key: str, values: list[Any]) -> Axis:
     if key in ("train", "validation"):
         raise InputError(f"{key} is short for data.{key}; name that, with files")
     plain = [value_at(build_tree(nest(key, value)), key.split(".")) for value in values]
-    return make_axis(key, [(value if isinstance(value, str) else json.dumps(value), value) for value in plain])
+    return make_axis(key, plain)

@@ -30,7 +30,7 @@ from lockstep.judge.remembered import RememberedAnswers
 from lockstep.judge.templates import COMMON_CONTROLS, escaping
 from lockstep.models.digests import model_files
 from lockstep.models.source import ModelSource, open_source
-from lockstep.report.judge_reward import agreement_file, replies_file
+from lockstep.report.evaluation import agreement_file, replies_file
 from lockstep.report.progress import Progress
 from lockstep.rewards.judge_reward import JudgeReward
 from lockstep.rewards.options import RewardJudge

@@ -33,7 +33,8 @@ def run(options: argparse.Namespace) -> int:
     bounds = load_run(Path(options.run)).training.acceptance
     if not bounds:
         raise InputError(f"the recipe of {options.run} has no acceptance bounds, so there is nothing to check")
-    verdicts = check(bounds, read_metrics(Path(options.run)))
-    for verdict in verdicts:
-        print_text(verdict.sentence)
-    return exit_codes.OK if all(verdict.passed for verdict in verdicts) else exit_codes.BROKEN
+    rows = read_metrics(Path(options.run))
+    findings = [check(bound, rows) for bound in bounds]
+    for _, sentence in findings:
+        print_text(sentence)
+    return exit_codes.OK if all(passed for passed, _ in findings) else exit_codes.BROKEN

@@ -33,5 +33,5 @@ def run(options: argparse.Namespace) -> int:
         return 0
     sys.stdout = outlive_reader(sys.stdout)  # a run is worth more than what it prints
     with spare_modules():
-        from lockstep.run.train import train_to_code
-    return train_to_code(load(options.recipe, options.overrides), options.allow_changes)
+        from lockstep.run.train import judge_finished, train
+    return judge_finished(train(load(options.recipe, options.overrides), options.allow_changes))

@@ -33,8 +33,7 @@ from lockstep.metrics import Mean, Metrics, Reduction, Sum
 from lockstep.models.source import ModelSource, describe_passed_end, open_source
 from lockstep.printable import print_text
 from lockstep.records import check_shape, is_file
-from lockstep.report.evaluation import RESULTS, SAMPLES, results_table
-from lockstep.report.judge_reward import describe_judges
+from lockstep.report.evaluation import RESULTS, SAMPLES, describe_judges, results_table
 from lockstep.report.progress import Progress, show_progress
 from lockstep.rewards.build import OpenJudge
 from lockstep.rewards.build import build as build_reward

@@ -33,8 +33,7 @@ from lockstep.judge.judge import Judge
 from lockstep.judge.verdicts import Winner
 from lockstep.printable import print_text
 from lockstep.records import check_shape, is_file
-from lockstep.report.evaluation import RESULTS
-from lockstep.report.judge_table import JUDGEMENTS, judge_table
+from lockstep.report.evaluation import JUDGEMENTS, RESULTS, judge_table
 from lockstep.report.progress import Progress, show_progress
 from lockstep.run.folder.files import write_once
 from lockstep.run.stop import Stop, heed_signals

@@ -253,7 +253,7 @@ def _averages(values: Iterable[Sequence[float]]) -> list[float]:
 def describe_agreement(
     judge: str, data: str, found: Sequence[Assessment], skipped_rows: int, top: float, compares: bool
 ) -> dict[str, Any]:
-    """Collects the agreement of a judge with people as plain values (`report.judge_table` reads them).
+    """Collects the agreement of a judge with people as plain values (`report.evaluation` reads them).
 
     Args:
         judge: Names the judge.

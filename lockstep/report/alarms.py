@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
@@ -10,19 +11,24 @@ Row = Mapping[str, float]
 
 _LEARNED = ("loss", "grad_norm", "kl")
 """Last words of the names of metrics that are finite in every healthy step."""
-EQUAL_STEPS = 5
+_EQUAL_STEPS = 5
 """Steps in a row whose rewards are all equal, before a run is said to learn nothing."""
 _CLAMPED = 0.25
 """Share of a step's rewards outside `reward_scaling.source` from which on that range is likely a mistake."""
-
-
-WINDOW = 20
-"""Steps, at most, over which rewards are compared with what cut-off responses earn and with the best policy's."""
+_WINDOW = 20
+"""Steps, at most, that a rule reads, such as to compare rewards with what cut-off responses earn."""
 _LEAST = 10
+"""Steps that a comparison needs; and the healthy ones that end its stretch."""
 _RISE = 0.1
 """Rise of the share of responses that were cut off, between the halves of a window, that is no chance."""
 _ERRORS = 4.0
 """Standard errors above the best policy's reward; a run has many windows, so 3 would be reached by chance."""
+_LEFT_OUT = {
+    "train/truncated": "{:.0%} were cut off",
+    "train/no_verdict": "{:.0f} had no verdict",
+    "agreement/sequences_masked": "{:.0f} were off the sampler",
+}
+"""Metrics that tell why responses were left out of training."""
 
 
 @dataclass(frozen=True)
@@ -55,104 +61,78 @@ class Alarm:
 
 @dataclass(frozen=True)
 class _Rule:
-    """An alarm's condition on lines of metrics.
+    """A rule that finds something wrong in the newest steps.
 
     Attributes:
         metric: Lines without this metric are passed over.
-        breaks: The condition.
-        text: Describes the first line of a stretch.
-        least: Lines in a row for which it has to hold.
-        same: A metric that has one value in all lines of a stretch; None: none has to.
+        describe: Describes what is wrong in the last of some lines; empty where nothing is.
+        quiet: Healthy steps that end a stretch.
     """
 
     metric: str
-    breaks: Callable[[Row], bool]
-    text: Callable[[Row], str]
-    least: int = 1
-    same: str | None = None
-
-    def continues(self, stretch: Sequence[Row], row: Row) -> bool:
-        """True if a line that breaks the rule belongs to the stretch before it."""
-        return self.same is None or not stretch or stretch[-1].get(self.same) == row.get(self.same)
-
-
-_RULES = (
-    _Rule(
-        "agreement/token_mult_prob_error",
-        lambda row: row.get("agreement/breach", 0) > 0,
-        lambda row: (
-            f"sampler and learner disagree: mean e^|Δ| {row['agreement/token_mult_prob_error']:.6g}, bound "
-            f"{row.get('agreement/bound', math.nan):g}"
-        ),
-    ),
-    _Rule(
-        "agreement/mismatches",
-        lambda row: row["agreement/mismatches"] > 0,
-        lambda row: (
-            f"{row['agreement/mismatches']:.0f} tokens have another log-probability sampled than trained, although "
-            "both sides are exact"
-        ),
-    ),
-    _Rule(
-        "watch/alarm",
-        lambda row: row["watch/alarm"] > 0,
-        lambda row: "sampler and learner drift apart: their mismatch has risen above what was usual in the first steps",
-    ),
-    _Rule(
-        "train/reward",
-        lambda row: row.get("train/reward_min", math.nan) == row.get("train/reward_max", 0.0),
-        lambda row: f"every reward was {row['train/reward']:g}, and from equal rewards nothing is learned",
-        least=EQUAL_STEPS,
-        same="train/reward_min",
-    ),
-    _Rule(
-        "train/clamped",
-        lambda row: row["train/clamped"] >= _CLAMPED,
-        lambda row: (
-            f"{row['train/clamped']:.0%} of rewards lie outside reward_scaling.source, so different ones become equal"
-        ),
-    ),
-    _Rule(
-        "train/no_verdict",
-        lambda row: row["train/no_verdict"] >= 1,
-        lambda row: "the reward gave no response a verdict",
-    ),
-    _Rule(
-        "reward/tampering",
-        lambda row: row["reward/tampering"] > 0,
-        lambda row: f"{row['reward/tampering']:.0f} responses attempted to cheat their tests",
-    ),
-    _Rule(
-        "train/truncated",
-        lambda row: row["train/truncated"] >= 1 and not row.get("train/cut_off_as_is"),
-        lambda row: "every response was cut off by its limit, such as sampling.max_tokens",
-    ),
-)
+    describe: Callable[[Sequence[Row]], str]
+    quiet: int = 1
 
 
 def find_alarms(rows: Sequence[Row]) -> list[Alarm]:
     """Reads lines of metrics; the alarms stand in the order of their first steps."""
-    found = [alarm for rule in (*_RULES, *_not_finite(rows)) for alarm in _stretches(rows, rule)]
-    found += [alarm for metric, describe in WINDOW_RULES.items() for alarm in _find_windows(rows, metric, describe)]
+    found = [alarm for rule in (*_RULES, *_not_finite(rows)) for alarm in _find_stretches(rows, rule)]
     return sorted(found, key=lambda alarm: alarm.first)
 
 
-def _find_windows(rows: Sequence[Row], metric: str, describe: Callable[[Sequence[Row]], str]) -> Iterator[Alarm]:
-    """Yields an alarm for each stretch of steps whose windows break a rule."""
-    own = [row for row in rows if metric in row and row["step"] > 0]
+class LiveAlarms:
+    """Notes alarms as a run logs its steps: each when it begins, and again only after some steps without it.
+
+    Args:
+        note: Shows a line that stays.
+    """
+
+    def __init__(self, note: Callable[[str], object]) -> None:
+        self._note = note
+        self._rows = deque[Row](maxlen=_WINDOW)
+        self._heard: dict[str, int] = {}
+
+    def add(self, step: int, values: Row) -> None:
+        """Adds the metrics of a step."""
+        self._rows.append({**values, "step": step})
+        for alarm in find_alarms(list(self._rows)):
+            if alarm.last == step:
+                if step - self._heard.get(alarm.metric, -_LEAST) >= _LEAST:
+                    self._note(f"ALARM, step {step}: {alarm.text}")
+                self._heard[alarm.metric] = step
+
+
+def _find_stretches(rows: Sequence[Row], rule: _Rule) -> Iterator[Alarm]:
+    own = [row for row in rows if rule.metric in row]
     found: Alarm | None = None
-    for end in range(1, len(own) + 1):
-        step, text = int(own[end - 1]["step"]), describe(own[max(0, end - WINDOW) : end])
+    for end, row in enumerate(own, 1):
+        step, text = int(row["step"]), rule.describe(own[max(0, end - _WINDOW) : end])
         if text:
-            found = Alarm(metric, step, step, text) if found is None else replace(found, last=step)
-        elif found is not None and step - found.last >= _LEAST:
+            found = Alarm(rule.metric, step, step, text) if found is None else replace(found, last=step)
+        elif found is not None and step - found.last >= rule.quiet:
             yield found
             found = None
     if found is not None:
         yield found
 
 
-def describe_quitting(window: Sequence[Row]) -> str:
+def _describe_equal(window: Sequence[Row]) -> str:
+    extremes = [row.get(f"train/reward_{end}") for row in window[-_EQUAL_STEPS:] for end in ("min", "max")]
+    if len(extremes) < 2 * _EQUAL_STEPS or extremes[0] is None or len(set(extremes)) > 1:
+        return ""
+    return (
+        f"every reward of {_EQUAL_STEPS} steps was {extremes[0]:g}, and from equal rewards nothing is learned; read "
+        "samples.jsonl, and see whether the reward, data.answer, reward.marker or sampling.max_tokens is wrong, or the "
+        "task is too hard or too easy for this model"
+    )
+
+
+def _describe_untrained(row: Row) -> str:
+    causes = [text.format(row[metric]) for metric, text in _LEFT_OUT.items() if row.get(metric)]
+    return f"nothing was trained on; of the responses {', '.join(causes) or 'none has a token to learn from'}"
+
+
+def _describe_quitting(window: Sequence[Row]) -> str:
     """Says that being cut off may pay: its share rises with the reward, and it earns more than the worst responses do.
 
     Empty where it does not.
@@ -179,7 +159,7 @@ def describe_quitting(window: Sequence[Row]) -> str:
     )
 
 
-def describe_excess(window: Sequence[Row]) -> str:
+def _describe_excess(window: Sequence[Row]) -> str:
     """Says that the reward is above that of the best policy, by more than chance; empty where it is not."""
     window = [row for row in window if "train/best_reward" in row and math.isfinite(row["train/reward"])]
     if len(window) < _LEAST:
@@ -195,11 +175,60 @@ def describe_excess(window: Sequence[Row]) -> str:
     )
 
 
-WINDOW_RULES: Mapping[str, Callable[[Sequence[Row]], str]] = {
-    "train/truncated": describe_quitting,
-    "train/reward": describe_excess,
-}
-"""Descriptions of what is wrong in the last steps, by the metric that tells it."""
+def _each(metric: str, breaks: Callable[[Row], bool], text: Callable[[Row], str]) -> _Rule:
+    """A rule on each line for itself."""
+    return _Rule(metric, lambda window: text(window[-1]) if breaks(window[-1]) else "")
+
+
+_RULES = (
+    _Rule("train/reward", _describe_equal),
+    _Rule("train/reward", _describe_excess, _LEAST),
+    _Rule("train/truncated", _describe_quitting, _LEAST),
+    _each(
+        "train/truncated",
+        lambda row: row["train/truncated"] >= 1 and not row.get("train/cut_off_as_is"),
+        lambda row: "every response was cut off by its limit, such as sampling.max_tokens",
+    ),
+    _each(
+        "agreement/token_mult_prob_error",
+        lambda row: row.get("agreement/breach", 0) > 0,
+        lambda row: (
+            f"sampler and learner disagree: mean e^|Δ| {row['agreement/token_mult_prob_error']:.6g}, bound "
+            f"{row.get('agreement/bound', math.nan):g}"
+        ),
+    ),
+    _each(
+        "agreement/mismatches",
+        lambda row: row["agreement/mismatches"] > 0,
+        lambda row: (
+            f"{row['agreement/mismatches']:.0f} tokens have another log-probability sampled than trained, although "
+            "both sides are exact"
+        ),
+    ),
+    _each(
+        "watch/alarm",
+        lambda row: row["watch/alarm"] > 0,
+        lambda row: "sampler and learner drift apart: their mismatch has risen above what was usual in the first steps",
+    ),
+    _each(
+        "train/clamped",
+        lambda row: row["train/clamped"] >= _CLAMPED,
+        lambda row: (
+            f"{row['train/clamped']:.0%} of rewards lie outside reward_scaling.source, so different ones become equal"
+        ),
+    ),
+    _each(
+        "train/no_verdict",
+        lambda row: row["train/no_verdict"] > 0 and math.isnan(row.get("train/reward", 0.0)),
+        lambda row: "the reward gave no response a verdict",
+    ),
+    _each(
+        "reward/tampering",
+        lambda row: row["reward/tampering"] > 0,
+        lambda row: f"{row['reward/tampering']:.0f} responses attempted to cheat their tests",
+    ),
+    _each("train/trained_tokens", lambda row: row["train/trained_tokens"] == 0, _describe_untrained),
+)
 
 
 def _average(rows: Sequence[Row], name: str) -> float:
@@ -211,28 +240,8 @@ def _not_finite(rows: Sequence[Row]) -> Iterator[_Rule]:
     names = dict.fromkeys(name for row in rows for name in row)
     for name in names:
         if name.rsplit("/", 1)[-1] in _LEARNED:
-            yield _Rule(
+            yield _each(
                 name,
                 lambda row, name=name: not math.isfinite(row[name]),
                 lambda row, name=name: f"{name} is {row[name]:g}: no number to learn from",
             )
-
-
-def _stretches(rows: Sequence[Row], rule: _Rule) -> Iterator[Alarm]:
-    stretch: list[Row] = []
-    for row in rows:
-        if rule.metric not in row:
-            continue
-        broken = rule.breaks(row)
-        if broken and rule.continues(stretch, row):
-            stretch.append(row)
-            continue
-        yield from _alarm(stretch, rule)
-        stretch = [row] if broken else []
-    yield from _alarm(stretch, rule)
-
-
-def _alarm(stretch: Sequence[Row], rule: _Rule) -> Iterator[Alarm]:
-    if len(stretch) >= rule.least:
-        first, last = (int(row["step"]) for row in (stretch[0], stretch[-1]))
-        yield Alarm(rule.metric, first, last, rule.text(stretch[0]))

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from lockstep.report.agreement import summarize_agreement
-from lockstep.report.held_out import HELD_OUT, Figure, best, figures
+from lockstep.report.held_out import headlines
 from lockstep.report.log import read_environment, read_metrics
-
-_SAMPLED = {"train/reward": "reward of sampled responses", "train/response_length": "tokens per response"}
+from lockstep.report.terminal import markdown_table
 
 
 def card(run: Path, algorithm: str, base: str, step: int, is_classifier: bool = False) -> str:
@@ -36,7 +35,9 @@ tags: [lockstep, {algorithm}]
 `{base}` after {step} steps of the recipe `{name}` (algorithm: {algorithm}), with {versions}.
 
 ## Figures
-{_figures(rows)}
+{markdown_table(("", "first → last"), headlines(rows))}
+
+In brackets 95 % intervals over held-out rows.
 {_agreement(rows)}
 ## How it was made
 `lockstep train recipe.yaml` with this `recipe.yaml`:
@@ -51,26 +52,3 @@ def _agreement(rows: list[dict[str, float]]) -> str:
     """The paragraph on agreement; empty where nothing was sampled."""
     found = summarize_agreement(rows)
     return f"\nTraining and sampling: {found.sentence}\n" if found.tokens else ""
-
-
-def _figures(rows: list[dict[str, float]]) -> str:
-    lines = ["| | first | last, at step | best, at step |", "|---|---|---|---|"]
-    for metric, (label, better) in HELD_OUT.items():
-        series = figures(rows, metric)
-        if series:
-            lines.append(f"| {label} (`{metric}`) | {_first_and_last(series)} | {_at(best(series, better))} |")
-    for metric, label in _SAMPLED.items():
-        series = figures(rows, metric)
-        if series:
-            lines.append(f"| {label} (`{metric}`) | {_first_and_last(series)} | |")
-    if len(lines) == 2:
-        return "None were logged."
-    return "\n".join([*lines, "", "In brackets 95 % intervals over held-out rows."])
-
-
-def _first_and_last(series: list[Figure]) -> str:
-    return f"{series[0].text('.4g')} | {_at(series[-1])}"
-
-
-def _at(figure: Figure) -> str:
-    return f"{figure.text('.4g')}, at {figure.step}"

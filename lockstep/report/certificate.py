@@ -19,13 +19,6 @@ _WORDS = {
     "E2": "exact",
     "E3": "exact in any batch",
 }
-_LEVELS = {
-    "none": "No token was compared.",
-    "E0": "The gap of sampler and learner is logged at each step.",
-    "E1": "The gap of sampler and learner stays under its bound, or the run stops.",
-    "E2": "Each token that was compared has the same log-probability sampled and trained, bit for bit.",
-    "E3": "The same, in any batch.",
-}
 
 
 @dataclass(frozen=True)
@@ -49,8 +42,8 @@ class ReadCertificate:
     largest_gap: float
     kernels: Mapping[str, str]
     machine: Mapping[str, str | int]
-    not_recomputed: int = 0  # older runs have neither this nor the next
-    reason: str | None = None
+    not_recomputed: int
+    reason: str | None
 
     @classmethod
     def of(cls, file: Path) -> ReadCertificate | None:
@@ -69,11 +62,6 @@ class ReadCertificate:
             f"the bit, largest gap {self.largest_gap:g} nats{left}{why}"
         )
 
-    @property
-    def meaning(self) -> str:
-        """The level in a sentence."""
-        return _LEVELS[self.level]
-
     def facts(self) -> Iterator[tuple[str, str]]:
         """Yields all that the level rests on, by name."""
         yield "tokens compared", f"{self.tokens:,}"
@@ -86,10 +74,3 @@ class ReadCertificate:
             yield name, value
         for name, value in self.machine.items():
             yield name, str(value)
-
-
-def describe_certificate(folder: Path) -> str | None:
-    """Describes the certificate of a run; None where there is none."""
-    file = folder / CERTIFICATE
-    found = ReadCertificate.of(file)
-    return None if found is None else f"{found.sentence} ({file})"

@@ -10,80 +10,51 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
+from importlib.resources import files
 from typing import BinaryIO
 
-from lockstep.disk import own_copy
-from lockstep.records import refuse_other
-from lockstep.whole_files import open_aside
+_SCRIPTS = (
+    "data.js", "dom.js", "colours.js", "state.js", "chart.js", "curves.js", "time.js", "table.js", "tokens.js",
+    "samples.js", "heldout.js", "recipe.js", "sweep.js", "main.js",
+)  # fmt: skip
+"""Our scripts in order. They see each other's names, as all plain scripts of a page do."""
 
 
-@dataclass(frozen=True)
-class Document:
-    """The parts of a page that do not depend on what it shows.
+def write_document(file: BinaryIO, blocks: Mapping[str, bytes], live: bool = False) -> None:
+    """Writes the page; more blocks may be written behind it, so that it is in use before these are read.
 
-    Attributes:
-        title: Title of the window, HTML.
-        styles: CSS.
-        body: HTML that scripts fill.
-        libraries: Scripts of others, by name; they lie compressed until `run_library(name)` in `page/data.js`.
-        scripts: Our own, by name, in order. They see each other's names, as all plain scripts of a page do.
-        connects: The page may ask the server that it came from, and no other.
+    Args:
+        file: Where to.
+        blocks: Data by name, there when the scripts start.
+        live: The page asks the server that it came from for its data, again and again, and no other.
     """
-
-    title: str
-    styles: str
-    body: str
-    libraries: Mapping[str, str]
-    scripts: Mapping[str, str]
-    connects: bool = False
-
-    def write(
-        self, path: Path, blocks: Mapping[str, bytes], late_blocks: Callable[[BinaryIO], object] | None = None
-    ) -> None:
-        """Writes the file aside and renames it, so that a reader finds a whole one.
-
-        Args:
-            path: The file; one that is there is replaced.
-            blocks: Data by name, there when the scripts start.
-            late_blocks: Writes more blocks, behind the scripts, so that a page is in use before these are read.
-
-        Raises:
-            InputError: If something else than a file is there, such as a device, which would be replaced.
-        """
-        refuse_other(path)
-        with open_aside(path, own_copy(path)) as file:
-            self.write_to(file, blocks)
-            if late_blocks is not None:
-                late_blocks(file)
-
-    def write_to(self, file: BinaryIO, blocks: Mapping[str, bytes]) -> None:
-        """Writes the page with its blocks."""
-        file.write(self._head().encode())
-        for name, content in {**{name: text.encode() for name, text in self.libraries.items()}, **blocks}.items():
-            write_block(file, name, content)
-        for source in self._own():
-            file.write(f"<script>{source}</script>\n".encode())
-
-    def _head(self) -> str:
-        # Plotting libraries put styles into attributes; like everything else, styles can load nothing.
-        runnable = " ".join(f"'sha256-{_sha256(source)}'" for source in [*self._own(), *self.libraries.values()])
-        policy = (
-            f"default-src 'none'; script-src {runnable}; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-            + ("; connect-src 'self'" if self.connects else "")
-        )
-        return (
-            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-            f"<title>{self.title}</title>\n<style>\n{self.styles}</style>\n</head>\n<body>\n{self.body}"
-        )
-
-    def _own(self) -> list[str]:
-        """Our scripts as they stand between their tags."""
-        return [f"\n{source}//# sourceURL={name}\n" for name, source in self.scripts.items()]
+    page = files("lockstep.report").joinpath("page")
+    text = {entry.name: entry.read_text("utf-8") for entry in page.iterdir() if entry.is_file()}
+    # uPlot, as its authors published it, with its license, for both lie in every page
+    plotter = {entry.name: entry.read_text("utf-8") for entry in page.joinpath("vendor").iterdir()}
+    styles = f"/* uPlot {plotter['LICENSE'].strip()} */\n{plotter['uPlot.min.css']}\n{text['page.css']}"
+    library = plotter["uPlot.iife.min.js"]
+    names = (*_SCRIPTS[:1], *(["live.js"] if live else []), *_SCRIPTS[1:])
+    scripts = [f"\n{text[name]}//# sourceURL={name}\n" for name in names]
+    # Plotting libraries put styles into attributes; like everything else, styles can load nothing.
+    runnable = " ".join(f"'sha256-{_sha256(source)}'" for source in [*scripts, library])
+    policy = (
+        f"default-src 'none'; script-src {runnable}; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+        + ("; connect-src 'self'" if live else "")
+    )
+    head = (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>Lockstep report</title>\n<style>\n{styles}</style>\n</head>\n<body>\n{text['page.html']}"
+    )
+    file.write(head.encode())
+    write_block(file, "uplot", library.encode())  # compressed until `run_library` of `page/data.js`
+    for name, content in blocks.items():
+        write_block(file, name, content)
+    for source in scripts:
+        file.write(f"<script>{source}</script>\n".encode())
 
 
 def write_block(file: BinaryIO, name: str, content: bytes) -> None:

@@ -1,4 +1,4 @@
-"""The results of an evaluation as a table: figures in rows, settings in columns."""
+"""Results of evaluations as tables: figures in rows, settings, or ways of judging, in columns; and judges in words."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lockstep.judge.remembered import count_asked
 from lockstep.records import read_record
 from lockstep.report.terminal import summary_table
 from lockstep.types import SamplingParams
 
-RESULTS, SAMPLES = "results.json", "samples.jsonl"
-
-
+RESULTS, SAMPLES, JUDGEMENTS = "results.json", "samples.jsonl", "judgements.jsonl"
 CURE = f"remove {RESULTS}, and the same command makes it anew of what was answered"
 
 
@@ -89,3 +88,118 @@ def figure_text(figure: FigureRead, all_of_them: int, what: str) -> str:
     ends = "" if figure.low is None or figure.high is None else f" [{figure.low:.3f}, {figure.high:.3f}]"
     some = "" if figure.questions == all_of_them else f" of {figure.questions} {what}"
     return f"{figure.value:.3f}{ends}{some}"
+
+
+_LABELS = {
+    "pairwise_accuracy": "pairwise accuracy",
+    "ties": "ties",
+    "exact_match": "exact-match ranking",
+    "top_is_best": "top score is best",
+    "spearman": "Spearman ρ",
+    "kendall_tau": "Kendall τ",
+    "first_preferred": "first shown preferred",
+    "consistent": "same in both orders",
+    "consistent_accuracy": "accuracy of these",
+    "longer_preferred": "longer preferred",
+    "longer_preferred_by_people": "longer preferred by people",
+    "length_bias": "length bias",
+}
+_NOTHING = FigureRead(None, None, None, 0)
+
+
+@dataclass(frozen=True)
+class JudgingWay:
+    """Agreement of one way of judging."""
+
+    figures: Mapping[str, FigureRead]
+    judgements: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class JudgingResults:
+    """Agreement of a judge with people, as a file has it."""
+
+    judge: str
+    data: str
+    prompts: int
+    responses: int
+    skipped_rows: int
+    ways: Mapping[str, JudgingWay]
+
+    @property
+    def sentence(self) -> str:
+        """The agreement of its scores with people, in words."""
+        own = self.ways["scores"]
+        accuracy = figure_text(own.figures.get("pairwise_accuracy", _NOTHING), self.prompts, "prompts")
+        return (
+            f"it prefers the response that people rank higher in {accuracy} of pairs, over {self.prompts} prompts; "
+            f"no verdict: {_no_verdict(own.judgements)}"
+        )
+
+
+def read_judging(file: Path) -> JudgingResults:
+    """Reads the agreement of a judge; raises InputError where the file holds something else."""
+    return read_record(file, JudgingResults, CURE)
+
+
+def judge_table(folder: Path) -> str:
+    """Reads the results of an evaluation of a judge. Returns text for a terminal."""
+    results = read_judging(folder / RESULTS)
+    ways = results.ways
+    rows = [("", *ways)]
+    for name, label in _LABELS.items():
+        figures = [way.figures.get(name, _NOTHING) for way in ways.values()]
+        if any(figure.value is not None for figure in figures):
+            rows.append((label, *(figure_text(figure, results.prompts, "prompts") for figure in figures)))
+    rows.append(("no verdict", *(_no_verdict(way.judgements) for way in ways.values())))
+    rows.append(("shown in part", *(f"{way.judgements['shortened']:.0f}" for way in ways.values())))
+    counts = f"{results.prompts} prompts, {results.responses} responses, {results.skipped_rows} rows skipped"
+    head = f"{results.judge} on {results.data}: {counts}; in brackets 95 % intervals\n\n{summary_table(rows)}"
+    return f"{head}{''.join(map(_warning, ways.items()))}"
+
+
+def _no_verdict(counts: Mapping[str, float]) -> str:
+    """Describes how many judgements have no verdict, and by what cause."""
+    named = {"judgements", "no_verdict", "shortened"}
+    causes = ", ".join(
+        f"{count:.0f} {cause.replace('_', ' ')}" for cause, count in counts.items() if cause not in named
+    )
+    return f"{counts['no_verdict']:.0f} of {counts['judgements']:.0f}" + (f" ({causes})" if causes else "")
+
+
+def _warning(way: tuple[str, JudgingWay]) -> str:
+    """Warns where most judgements have no verdict, so that no figure says anything."""
+    name, counts = way[0], way[1].judgements
+    if counts["no_verdict"] * 2 <= counts["judgements"]:
+        return ""
+    most = "none of them has a verdict" if counts["no_verdict"] == counts["judgements"] else "most have no verdict"
+    return (
+        f"\n\n{name}: {most}, so the figures say nothing about this judge; look at the replies in {JUDGEMENTS}, at the "
+        "template and at the limits on tokens"
+    )
+
+
+_FOLDER, _REPLIES, _AGREEMENT = "judges", "replies.jsonl", "agreement.json"
+
+
+def replies_file(key: str) -> str:
+    """The file of a judge's replies in a run's folder, by the key of its section."""
+    return f"{_FOLDER}/{key}.{_REPLIES}"
+
+
+def agreement_file(key: str) -> str:
+    """The file with a judge's agreement with people, likewise."""
+    return f"{_FOLDER}/{key}.{_AGREEMENT}"
+
+
+def describe_judges(folder: Path) -> list[str]:
+    """A sentence on each judge that was asked for rewards, and one on its agreement with people where it is known."""
+    found: list[str] = []
+    for file in sorted((folder / _FOLDER).glob(f"*.{_REPLIES}")):
+        key = file.name.removesuffix(f".{_REPLIES}")
+        questions, asked = count_asked(file)
+        others = "the others were answered before" if asked < questions else "none was answered before"
+        found.append(f"{key}: {asked} of {questions} questions were asked, {others}")
+    for file in sorted((folder / _FOLDER).glob(f"*.{_AGREEMENT}")):
+        found.append(f"{file.name.removesuffix(f'.{_AGREEMENT}')}: {read_judging(file).sentence}")
+    return found

@@ -1,9 +1,9 @@
-"""Figures on held-out rows over a run: value, 95 % interval, and where they were best."""
+"""Figures of a run in words: value, 95 % interval, and where those on held-out rows were best."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -53,16 +53,52 @@ TWINS = ("val/loss", "val/acc", "val/generated_rewards")
 """Metrics of self-rewarding on held-out prompts that are shown beside the headlines."""
 
 
-def headlines(rows: Sequence[Mapping[str, float]]) -> list[str]:
-    """First, last and best of each headline that lines of metrics have, in words."""
-    lines: list[str] = []
+_ALSO = {
+    "validation/judge_exact": "known scores that the judge gives",
+    "validation/meta_judge_accuracy": "known winners that the meta-judge names",
+    "train/reward": "sampled reward",
+    "train/shaped_reward": "what is maximized: reward, shaped, less β·KL",
+    "train/kl": "KL from the reference, per token",
+    "train/response_length": "response length",
+    "train/turns": "turns of an episode",
+    "train/truncated": "share of responses that were cut off",
+    "train/loss": "loss",
+    "policy/loss": "loss",
+    "critic/explained_variance": "variance of the returns that the critic explains",
+}
+"""Further metrics that sum a run up."""
+
+
+def describe_best(found: Figure, last: Figure) -> str:
+    """The best of some figures, and its step."""
+    return f"{found.text()} at step {found.step}"
+
+
+def headlines(
+    rows: Sequence[Mapping[str, float]], describe: Callable[[Figure, Figure], str] = describe_best
+) -> list[tuple[str, str]]:
+    """Labels and texts of what sums lines of metrics up: first and last values, and the best on held-out rows.
+
+    Args:
+        rows: The lines.
+        describe: Describes the best of some figures, and the last.
+    """
+    lines: list[tuple[str, str]] = []
     for metric, (label, better) in HELD_OUT.items():
         series = figures(rows, metric)
         if series:
-            lines.append(f"{label} {from_to(series)}")
+            lines.append((label, from_to(series)))
         if len(series) > 1:
-            found = best(series, better)
-            lines.append(f"best {found.text()} at step {found.step}")
+            lines.append(("  best", describe(best(series, better), series[-1])))
+    rewarded, cut_off = figures(rows, "train/reward"), any(row.get("train/truncated") for row in rows)
+    hidden = {"policy/loss": bool(rewarded), "train/truncated": not cut_off}  # the former a surrogate of rewards
+    for metric, label in _ALSO.items():
+        series = figures(rows, metric)
+        if series and not hidden.get(metric):
+            lines.append((label, from_to(series)))
+        if metric == "train/reward":
+            parts = {name for row in rows for name in row if name.startswith("reward/")} - {"reward/tampering"}
+            lines += [(f"  {name.partition('/')[2]}", from_to(figures(rows, name))) for name in sorted(parts)]
     return lines
 
 

@@ -7,24 +7,20 @@ import shutil
 from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
-from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, BinaryIO
 
+from lockstep.disk import own_copy
 from lockstep.errors import InputError
-from lockstep.report.document import Document, write_block
+from lockstep.records import refuse_other
+from lockstep.report.document import write_block, write_document
 from lockstep.report.log import plain
 from lockstep.report.metric_sentences import describe_metric
 from lockstep.report.overview import overview
-from lockstep.report.plotter import plotter, plotter_styles
 from lockstep.report.samples import pack_samples
 from lockstep.report.sweeps import describe_sweep, read_sweep
-
-_SCRIPTS = (
-    "data.js", "dom.js", "colours.js", "state.js", "chart.js", "curves.js", "time.js", "table.js", "tokens.js",
-    "samples.js", "heldout.js", "recipe.js", "sweep.js", "main.js",
-)  # fmt: skip
+from lockstep.whole_files import open_aside
 
 
 def write_report(folders: Sequence[Path], out: Path) -> None:
@@ -55,7 +51,10 @@ def _write(folders: Sequence[Path], report: dict[str, Any], out: Path) -> None:
         for run, folder in enumerate(folders):
             blocks[f"samples-{run}"] = pack_samples(folder, partial(_store, aside, run))
         aside.seek(0)
-        report_document().write(out, blocks, lambda file: shutil.copyfileobj(aside, file))
+        refuse_other(out)
+        with open_aside(out, own_copy(out)) as file:  # a reader finds a whole one
+            write_document(file, blocks)
+            shutil.copyfileobj(aside, file)
 
 
 def describe_runs(folders: Sequence[Path]) -> dict[str, Any]:
@@ -78,16 +77,3 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 def _store(file: BinaryIO, run: int, number: int, block: bytes) -> None:
     write_block(file, f"tokens-{run}-{number}", block)
-
-
-def report_document(live: bool = False) -> Document:
-    """The page without data.
-
-    Args:
-        live: The page asks the server that it came from for its data, again and again.
-    """
-    page = files("lockstep.report").joinpath("page")
-    text = {entry.name: entry.read_text(encoding="utf-8") for entry in page.iterdir() if entry.is_file()}
-    scripts = {name: text[name] for name in (*_SCRIPTS[:1], *(["live.js"] if live else []), *_SCRIPTS[1:])}
-    styles = plotter_styles() + text["page.css"]
-    return Document("Lockstep report", styles, text["page.html"], plotter(), scripts, connects=live)

@@ -20,7 +20,8 @@ from pathlib import Path
 from threading import Lock
 
 from lockstep.errors import InputError
-from lockstep.report.html import describe_runs, report_document
+from lockstep.report.document import write_document
+from lockstep.report.html import describe_runs
 from lockstep.report.log import CRASH, METRICS, SAMPLES, TIMINGS, plain, require_run
 from lockstep.report.run_state import read_state
 from lockstep.report.samples import pack_samples
@@ -29,9 +30,7 @@ _HOST = "127.0.0.1"
 _NEWEST = 5
 """Runs that are shown where none is named."""
 
-_NAME = re.compile(
-    r"data/(?:(?P<report>report)|samples-(?P<run>\d{1,6})|tokens-(?P<of>\d{1,6})-(?P<block>\d{1,9}))", re.ASCII
-)
+_NAME = re.compile(r"data/(?:report|samples-(?P<run>\d{1,6})|tokens-(?P<of>\d{1,6})-(?P<block>\d{1,9}))", re.ASCII)
 
 Stamp = tuple[int, int]
 """Size of a file and when it was changed."""
@@ -89,17 +88,8 @@ class LiveRuns:
                 self._report = tag, json.dumps(plain(about), allow_nan=False).encode()
             return self._report
 
-    def samples(self, run: int) -> bytes | None:
-        """The index of a run's samples; None: there is no such run."""
-        packed = self._pack(run)
-        return packed and packed.index
-
-    def tokens(self, run: int, block: int) -> bytes | None:
-        """A block of a run's samples; None: there is none."""
-        packed = self._pack(run)
-        return packed and packed.blocks.get(block)
-
-    def _pack(self, run: int) -> _Packed | None:
+    def samples(self, run: int, block: int | None) -> bytes | None:
+        """The index of a run's samples, or a block of them; None: there is none."""
         with self._lock:
             folders = self._named or self._known
             if run >= len(folders):
@@ -110,7 +100,8 @@ class LiveRuns:
                 packed = _Packed(stamp)
                 packed.index = pack_samples(folder, packed.blocks.__setitem__)
                 self._packed[folder] = packed
-            return self._packed[folder]
+            packed = self._packed[folder]
+            return packed.index if block is None else packed.blocks.get(block)
 
 
 def serve(runs: LiveRuns, port: int) -> None:
@@ -185,25 +176,22 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _get(self, path: str) -> None:
         if not path:
-            return self._answer(HTTPStatus.OK, _page(), "text/html; charset=utf-8")
+            page = io.BytesIO()
+            write_document(page, {}, live=True)
+            return self._answer(HTTPStatus.OK, page.getvalue(), "text/html; charset=utf-8")
         name = _NAME.fullmatch(path)
         if name is None:
             return self._answer(HTTPStatus.NOT_FOUND, b"there is nothing here\n")
-        if name["report"]:
-            return self._answer_report()
-        content = self.server.runs.samples(int(name["run"])) if name["run"] else self._tokens(name)
+        if name[0] == "data/report":
+            tag, content = self.server.runs.report()
+            is_same = self.headers.get("If-None-Match") == tag
+            status = HTTPStatus.NOT_MODIFIED if is_same else HTTPStatus.OK
+            return self._answer(status, b"" if is_same else content, "application/json", tag)
+        block = None if name["block"] is None else int(name["block"])
+        content = self.server.runs.samples(int(name["run"] or name["of"]), block)
         if content is None:
             return self._answer(HTTPStatus.NOT_FOUND, b"there is no such data\n")
         return self._answer(HTTPStatus.OK, content, "application/octet-stream")
-
-    def _tokens(self, name: re.Match[str]) -> bytes | None:
-        return self.server.runs.tokens(int(name["of"]), int(name["block"]))
-
-    def _answer_report(self) -> None:
-        tag, content = self.server.runs.report()
-        if self.headers.get("If-None-Match") == tag:
-            return self._answer(HTTPStatus.NOT_MODIFIED, b"", tag=tag)
-        return self._answer(HTTPStatus.OK, content, "application/json", tag)
 
     def _answer(self, status: HTTPStatus, content: bytes, kind: str = "text/plain", tag: str | None = None) -> None:
         self.send_response(status)
@@ -216,12 +204,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("ETag", tag)
         self.end_headers()
         self.wfile.write(content)
-
-
-def _page() -> bytes:
-    out = io.BytesIO()
-    report_document(live=True).write_to(out, {})
-    return out.getvalue()
 
 
 def _tag(folders: Sequence[Path]) -> str:

@@ -27,7 +27,7 @@ from lockstep import yaml12
 from lockstep.errors import InputError, shorten
 from lockstep.records import is_file, read_record, refuse_other
 
-METRICS, TIMINGS, SAMPLES = "metrics.jsonl", "timings.jsonl", "samples.jsonl"
+METRICS, TIMINGS, SAMPLES = LOGS = "metrics.jsonl", "timings.jsonl", "samples.jsonl"
 MESSAGES, LOCK, CRASH = "messages.jsonl", ".lock", "crash.txt"
 """More files of a run's folder: its messages, the lock of the process that writes there, and the report of a crash."""
 ENVIRONMENT = "environment.json"
@@ -87,10 +87,14 @@ def read_recipe(folder: Path) -> dict[str, Any]:
     return recipe
 
 
-def lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
+def lines(path: Path, start: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
     """Each whole line of a log with its size in bytes; no file, no lines.
 
     A line at the end that is not whole is left out: a run is writing it, or was killed while it did.
+
+    Args:
+        path: The log.
+        start: Bytes at its beginning to pass over, a number of whole lines.
 
     Raises:
         InputError: If another line is no JSON object with a step; or the path is that of a pipe, or of a folder.
@@ -98,6 +102,7 @@ def lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
     if not is_file(path):
         return
     with path.open("rb") as file:
+        file.seek(start)
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 return
@@ -116,7 +121,12 @@ def read_numbers(path: Path) -> Iterator[dict[str, float]]:
         InputError: As `lines`; or if a value is no number.
     """
     for place, (row, _) in enumerate(lines(path), 1):
-        yield {name: _number(f"{path}:{place}", name, value) for name, value in row.items()}
+        yield decode(f"{path}:{place}", row)
+
+
+def decode(where: str, row: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a line; raises InputError, which names `where` the line is, if a value is no number."""
+    return {name: _number(where, name, value) for name, value in row.items()}
 
 
 def read_environment(folder: Path) -> dict[str, Any]:

@@ -13,21 +13,22 @@ from lockstep.errors import LockstepError
 from lockstep.report.agreement import read_agreement
 from lockstep.report.alarms import find_alarms
 from lockstep.report.certificate import CERTIFICATE, ReadCertificate
-from lockstep.report.held_out import HELD_OUT, best, figures, from_to, headlines
-from lockstep.report.judge_reward import describe_judges
+from lockstep.report.evaluation import describe_judges
+from lockstep.report.held_out import HELD_OUT, best, figures, headlines
 from lockstep.report.log import TIMINGS, read_environment, read_metrics, read_numbers, read_recipe, require_run
 from lockstep.report.run_state import read_left_s, read_state
+from lockstep.yaml12 import flat
 
 
 def overview(folder: Path) -> dict[str, Any]:
     """Reads a run that is finished, under way, or barely begun.
 
     Returns:
-        Plain values: `finished`, `state` and `about_state` (see `RunState`), `left_s` (seconds of a running run; None
+        Plain values: `state` and `about_state` (see `RunState`), `left_s` (seconds of a running run; None
         where unknown), `alarms` (see `Alarm`), `agreement` (whether training and sampling agreed, in a sentence, and
         `agreed` in a word; None where nothing is sampled), `bound` (of agreement; None if there is none),
-        `certificate` (`level`, `sentence`, `meaning`, and `facts` by name; None where there is none), `headlines`
-        (figures on held-out rows, sampled rewards and the KL, in words), `best` (metric → its best step), `step` (the
+        `certificate` (`level`, `sentence`, and `facts` by name; None where there is none), `headlines`
+        (what sums the run up, in words), `best` (metric → its best step), `step` (the
         last that was logged), `planned` (steps; None where the data decides), `metrics` and `timings` (name → `step`
         and `value`; None for what is not finite), `recipe` (key such as ppo.clip → value), `shipped` (the values of
         the shipped recipe that the run's differ from; None: it follows none), `environment`.
@@ -48,10 +49,9 @@ def overview(folder: Path) -> dict[str, Any]:
         "agreed": None if compared is None else compared.word,
         "bound": None if compared is None or math.isnan(compared.bound) else compared.bound,
         "certificate": _certificate(folder),
-        "headlines": [*headlines(rows), *_more_headlines(rows, recipe), *describe_judges(folder)],
+        "headlines": [f"{label.strip()} {text}" for label, text in headlines(rows)] + describe_judges(folder),
         "best": _best_steps(rows),
         "alarms": [alarm.plain for alarm in find_alarms(rows)],
-        "finished": state.word == "finished",
         "state": state.word,
         "about_state": state.text,
         "left_s": read_left_s(timings, step, steps) if state.word == "running" else None,
@@ -69,15 +69,7 @@ def _certificate(folder: Path) -> dict[str, Any] | None:
     found = ReadCertificate.of(folder / CERTIFICATE)
     if found is None:
         return None
-    return {"level": found.level, "sentence": found.sentence, "meaning": found.meaning, "facts": list(found.facts())}
-
-
-def _more_headlines(rows: Sequence[Mapping[str, float]], recipe: Mapping[str, Any]) -> list[str]:
-    """Sampled rewards, and the KL where one is asked for."""
-    asked = any(value is not None for key, value in recipe.items() if ".kl." in f"{key}.")
-    shown = {"train/reward": "sampled reward", **({"train/kl": "KL from the reference per token"} if asked else {})}
-    known = {metric: figures(rows, metric) for metric in shown}
-    return [f"{shown[metric]} {from_to(series)}" for metric, series in known.items() if series]
+    return {"level": found.level, "sentence": found.sentence, "facts": list(found.facts())}
 
 
 def _best_steps(rows: Sequence[Mapping[str, float]]) -> dict[str, int]:
@@ -108,12 +100,3 @@ def _series(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, list[float
                 column["step"].append(row["step"])
                 column["value"].append(value if math.isfinite(value) else None)
     return series
-
-
-def flat(tree: Any, prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """Options by their whole key; a list is one value, and so is a section that says nothing."""
-    if not isinstance(tree, dict) or not tree:
-        yield prefix, tree
-        return
-    for key, value in tree.items():
-        yield from flat(value, f"{prefix}.{key}" if prefix else str(key))

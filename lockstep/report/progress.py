@@ -8,7 +8,7 @@ import textwrap
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TextIO
 
 from rich.console import Console, Group, RenderableType
@@ -18,7 +18,6 @@ from rich.table import Table
 from rich.text import Text
 
 from lockstep.printable import make_printable
-from lockstep.report.progress_view import ProgressView
 
 HEADLINES = (
     "train/reward", "train/shaped_reward", "train/kl", "train/loss", "train/acc",
@@ -30,9 +29,8 @@ HEADLINES = (
 BESIDE = "beside/"
 """Prefix of the names of work that ran beside phases; the phases alone add up to the time of a step."""
 
-_LINES = 10  # for a run of known length, where there is no terminal
+_LINES = 10  # of a run, where there is no terminal, besides the first
 _SILENT_S = 300.0  # longest time between two of them
-_LINE_EVERY_S = 1.0  # shortest time between two, where the length is not known
 _WINDOW = 10  # steps that the throughput and the time left are measured over
 
 
@@ -41,24 +39,35 @@ Record = Callable[[int, str], object]
 
 
 class Progress:
-    """The progress of a run, which the loop reports; see `show_progress`."""
+    """The progress of a run, which the loop reports; see `show_progress`.
+
+    Args:
+        title: Title of the run.
+        total_steps: Steps of the whole run; None while that is not known.
+        stream: Where lines go.
+        clock: Seconds that only grow.
+        record: Takes each note, with the steps done.
+        terminal: A terminal that shows a bar, so that steps need no lines; None: `stream` is none.
+    """
 
     def __init__(
         self,
         title: str,
         total_steps: int | None,
-        display: _Bar | _Lines,
+        stream: TextIO,
         clock: Callable[[], float],
         record: Record | None = None,
+        terminal: Console | None = None,
     ) -> None:
-        self._title, self._total, self._display, self._clock = make_printable(title), total_steps, display, clock
-        self._record = record
+        self._title, self._total, self._unit = make_printable(title), total_steps, "step"
+        self._stream, self._clock, self._record, self._terminal = stream, clock, record, terminal
         self._phase: str | None = None
         self._phase_since = self._step_since = clock()
         self._timings: dict[str, float] = {}
-        self._step, self._unit = 0, "step"
+        self._step = 0
         self._metrics: dict[str, float] = {}
         self._recent: deque[tuple[float, int, int]] = deque(maxlen=_WINDOW)  # seconds, tokens and steps
+        self._shown: tuple[float, int] | None = None  # when the newest line was written, and its tenth of the steps
 
     def total(self, steps: int, note: str, unit: str = "step") -> None:
         """Sets the number of steps of the run, as soon as that is known. The first step begins now.
@@ -74,7 +83,7 @@ class Progress:
     def note(self, text: str) -> None:
         """Shows a line that stays, and records it."""
         text = make_printable(text)
-        self._display.note(text)
+        self._print(text)
         if self._record is not None:
             self._record(self._step, text)
 
@@ -116,7 +125,12 @@ class Progress:
         self._recent.append((now - self._step_since, tokens, steps))
         self._step, self._step_since = step, now
         self._metrics = {name: metrics[name] for name in HEADLINES if math.isfinite(metrics.get(name, math.nan))}
-        self._display.step(self.view())
+        tenth = 0 if not self._total else step * _LINES // self._total
+        if self._terminal is None and (
+            self._shown is None or tenth != self._shown[1] or now - self._shown[0] >= _SILENT_S
+        ):
+            self._shown = now, tenth
+            self._print(" · ".join(self.parts))
 
     def take_timings(self) -> dict[str, float]:
         """Seconds spent in each phase since the last call; to be called when nothing runs beside."""
@@ -124,22 +138,39 @@ class Progress:
         timings, self._timings = self._timings, {}
         return timings
 
-    def view(self) -> ProgressView:
-        """Returns the progress as it is now."""
-        seconds, tokens, steps = map(sum, zip(*self._recent, strict=True)) if self._recent else (0.0, 0, 0)
-        left_s = None
-        if self._total is not None and len(self._recent) > 1:
-            left_s = (self._total - self._step) * seconds / steps
-        return ProgressView(
-            title=self._title,
-            unit=self._unit,
-            step=self._step,
-            total=self._total,
-            phase=None if self._phase is None else (self._phase, self._clock() - self._phase_since),
-            metrics=self._metrics,
-            tokens_per_s=tokens / seconds if seconds and tokens else None,
-            left_s=left_s,
-        )
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the last step, at the pace of the newest; None after one step, which also warms up."""
+        if self._total is None or len(self._recent) < 2:
+            return None
+        seconds, _, steps = map(sum, zip(*self._recent, strict=True))
+        return (self._total - self._step) * seconds / steps
+
+    @property
+    def parts(self) -> list[str]:
+        """Everything but the title and the phase, each as a few words."""
+        parts = [f"{self._unit} {self._step}" if self._total is None else f"{self._unit} {self._step}/{self._total}"]
+        parts += [f"{name} {value:.4g}" for name, value in self._metrics.items()]
+        recent = list(self._recent)  # at once, since the bar is drawn in a thread
+        seconds, tokens = (sum(entry[place] for entry in recent) for place in (0, 1))
+        if seconds and tokens:
+            parts.append(f"{tokens / seconds:,.0f} tokens/s")
+        if self.left_s is not None:
+            parts.append(f"{_format_clock(self.left_s)} left")
+        return parts
+
+    def draw(self, width: int) -> RenderableType:
+        """The bar as it is now."""
+        bar = Table.grid(padding=(0, 1))
+        doing = "" if self._phase is None else f"{self._phase} {self._clock() - self._phase_since:.1f} s"
+        bar.add_row(ProgressBar(self._total, self._step, width=32), Text(doing, style="dim"))
+        return Group(Text(self._title, style="bold", overflow="fold"), bar, Text(_wrap(self.parts, width)))
+
+    def _print(self, text: str) -> None:
+        if self._terminal is None:
+            print(text, file=self._stream, flush=True)
+        else:  # the terminal breaks a long line, so that a path or a command in it can be copied whole
+            self._terminal.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _switch(self, phase: str | None) -> str | None:
         """Charges the time until now to the phase that was, and returns it."""
@@ -170,78 +201,33 @@ def show_progress(
     """
     out = sys.stderr if stream is None else stream
     console = Console(file=out)
-    display: _Bar | _Lines = _Bar(console) if out.isatty() and not console.is_dumb_terminal else _Lines(out, clock)
-    progress = Progress(title, total_steps, display, clock, record)
-    with display.open(progress.view):
+    if not out.isatty() or console.is_dumb_terminal:
+        print(make_printable(title), file=out, flush=True)
+        yield Progress(title, total_steps, out, clock, record)
+        return
+    progress = Progress(title, total_steps, out, clock, record, console)
+    with Live(
+        get_renderable=lambda: progress.draw(console.width),
+        console=console,
+        refresh_per_second=5,  # so that a long phase is seen to be alive
+        redirect_stdout=sys.stdout.isatty(),  # what is printed appears above the bar, but a pipe keeps its output
+    ):
         yield progress
 
 
 def show_notes(clock: Callable[[], float] = time.perf_counter) -> Progress:
     """Progress of a program with a loop of its own: notes on standard error, and nothing else."""
-    return Progress("", None, _Lines(sys.stderr, clock), clock)
+    return Progress("", None, sys.stderr, clock)
 
 
-class _Lines:
-    """Display for log files and pipes: lines."""
-
-    def __init__(self, stream: TextIO, clock: Callable[[], float]) -> None:
-        self._stream, self._clock = stream, clock
-        self._told: tuple[float, int] | None = None  # when the newest line was written, and at which step
-
-    def open(self, view: Callable[[], ProgressView]) -> AbstractContextManager[object]:
-        self.note(view().title)
-        return nullcontext()
-
-    def note(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
-
-    def step(self, view: ProgressView) -> None:
-        now = self._clock()
-        if self._is_due(view, now):
-            self._told = now, view.step
-            self.note(view.line)
-
-    def _is_due(self, view: ProgressView, now: float) -> bool:
-        """True for the first line and the last, in a new tenth of the steps, and after a long silence."""
-        if self._told is None or view.step == view.total:
-            return True
-        since, before = self._told
-        if view.total is None:
-            return now - since >= _LINE_EVERY_S
-        tenths = (step * _LINES // view.total for step in (before, view.step))
-        return len(set(tenths)) > 1 or now - since >= _SILENT_S
+def _format_clock(seconds: float) -> str:
+    """Hours, minutes and seconds, as on a clock."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
-class _Bar:
-    """Display for people: redrawn several times a second, so that a long phase is seen to be alive."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-
-    def open(self, view: Callable[[], ProgressView]) -> AbstractContextManager[object]:
-        return Live(
-            get_renderable=lambda: _draw(view(), self._console.width),
-            console=self._console,
-            refresh_per_second=5,
-            redirect_stdout=sys.stdout.isatty(),  # what is printed appears above the bar, but a pipe keeps its output
-        )
-
-    def note(self, text: str) -> None:
-        # The terminal breaks a long line, so that a path or a command in it can be copied whole.
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    def step(self, view: ProgressView) -> None:
-        """Does nothing: the next redraw shows the step."""
-
-
-def _draw(view: ProgressView, width: int) -> RenderableType:
-    bar = Table.grid(padding=(0, 1))
-    doing = "" if view.phase is None else f"{view.phase[0]} {view.phase[1]:.1f} s"
-    bar.add_row(ProgressBar(view.total, view.step, width=32), Text(doing, style="dim"))
-    return Group(Text(view.title, style="bold", overflow="fold"), bar, Text(_flow(view.parts, width)))
-
-
-def _flow(parts: Sequence[str], width: int) -> str:
+def _wrap(parts: Sequence[str], width: int) -> str:
     """Wraps parts into lines, never between a metric and its value."""
     unbroken = " · ".join(part.replace(" ", "\xa0") for part in parts)
     return "\n".join(textwrap.wrap(unbroken, width, break_on_hyphens=False)).replace("\xa0", " ")

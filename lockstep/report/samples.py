@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,7 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from lockstep.errors import InputError
 from lockstep.records import first_fault
-from lockstep.report.columns import pack, shorten
 from lockstep.report.log import SAMPLES, lines
 
 TOKEN_COLUMNS = ("mask", "logprob", "gap", "value", "advantage", "reward", "return", "kl")
@@ -31,49 +31,47 @@ def pack_samples(folder: Path, store: Store) -> bytes:
     The index has a row per sample, in the order of the log, with the columns `step`, `score`, `shaped_score`, `tokens`,
     `truncated`, `held_out` (1: of a prompt that is not trained on), `prompt` (a number), `block` and `place` (which row
     of it); and in its header the `prompts` (`id` and beginning of each) and the `responses`' beginnings, one per line.
-    What a row of the log lacks is NaN.
+    What a row of the log lacks is null.
 
     Raises:
         InputError: If a row holds something else than the log of samples does.
     """
-    index, block = _Index(), _Block()
-    number = 0
+    index: dict[str, list[_Number]] = {name: [] for name in (*_LOGGED, "prompt", "block", "place")}
+    prompts: dict[str, tuple[int, str]] = {}
+    responses: list[str] = []
+    number, block = 0, _Block()
     for place, (row, _) in enumerate(lines(folder / SAMPLES), 1):
         _require_sample(row, f"{folder / SAMPLES}:{place}")
-        if block.full:
+        if block.is_full:
             store(number, block.pack())
             number, block = number + 1, _Block()
-        index.add(row, number, block.rows)
+        prompt = row.get("prompt", "")
+        own = {name: row.get(name, row.get(f"chosen_{name}")) for name in _LOGGED}
+        own["prompt"], _ = prompts.setdefault(row.get("id", prompt), (len(prompts), prompt))
+        for name, value in {**own, "block": number, "place": len(block.rows)}.items():
+            index[name].append(value)
+        responses.append(_line(_response(row)))
         block.add(row)
     if block.rows:
         store(number, block.pack())
-    return index.pack()
+    named = [[name, _line(prompt)] for name, (_, prompt) in prompts.items()]
+    return _pack({"count": len(responses), "prompts": named, "responses": "\n".join(responses)}, index)
 
 
 _Number = Literal["Infinity", "-Infinity"] | Annotated[float, Field(allow_inf_nan=False)] | bool | None
 """A number as logs have it."""
 
 
-_Column = list[_Number] | None
-
-
 class _LoggedTokens(BaseModel):
     """Columns of a response's tokens, those that are there as long as its text."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, extra="allow")
+    __pydantic_extra__: dict[str, list[_Number] | None]  # pyright: ignore[reportIncompatibleVariableOverride]
     text: list[str] = []
-    mask: _Column = None
-    logprob: _Column = None
-    gap: _Column = None
-    value: _Column = None
-    advantage: _Column = None
-    reward: _Column = None
-    returns: _Column = Field(default=None, alias="return")
-    kl: _Column = None
 
     @model_validator(mode="after")
     def _is_even(self) -> _LoggedTokens:
-        for name, column in vars(self).items():
+        for name, column in self.__pydantic_extra__.items():
             if column is not None and len(column) != len(self.text):
                 raise ValueError(f"{name} is not as long as text")
         return self
@@ -102,44 +100,17 @@ def _require_sample(row: Mapping[str, Any], where: str) -> None:
         raise InputError(f"{where} is no sample ({first_fault(error)}); restore the file or remove it") from None
 
 
-class _Index:
-    """The index of samples: the columns that their table shows, sorts and filters by."""
-
-    def __init__(self) -> None:
-        self._logged: dict[str, list[float | None]] = {name: [] for name in _LOGGED}
-        self._places: dict[str, list[int]] = {"prompt": [], "block": [], "place": []}
-        self._prompts: dict[str, tuple[int, str]] = {}
-        self._responses: list[str] = []
-
-    def add(self, row: Mapping[str, Any], block: int, place: int) -> None:
-        prompt = row.get("prompt", "")
-        number, _ = self._prompts.setdefault(row.get("id", prompt), (len(self._prompts), prompt))
-        for name, at in (("prompt", number), ("block", block), ("place", place)):
-            self._places[name].append(at)
-        for name, values in self._logged.items():
-            values.append(row.get(name, row.get(f"chosen_{name}")))
-        self._responses.append(_line(_response(row)))
-
-    def pack(self) -> bytes:
-        prompts = [[name, _line(text)] for name, (_, text) in self._prompts.items()]
-        return pack({"prompts": prompts, "responses": "\n".join(self._responses)}, {**self._logged, **self._places})
-
-
 class _Block:
     """Neighboring samples with their texts and their tokens' columns."""
 
     def __init__(self) -> None:
-        self._rows: list[dict[str, Any]] = []
+        self.rows: list[dict[str, Any]] = []
         self._columns: dict[str, list[Any]] = {name: [] for name in TOKEN_COLUMNS}
         self._tokens = 0
 
     @property
-    def rows(self) -> int:
-        return len(self._rows)
-
-    @property
-    def full(self) -> bool:
-        return self._tokens >= _TOKENS_PER_BLOCK or self.rows >= _ROWS_PER_BLOCK
+    def is_full(self) -> bool:
+        return self._tokens >= _TOKENS_PER_BLOCK or len(self.rows) >= _ROWS_PER_BLOCK
 
     def add(self, row: Mapping[str, Any]) -> None:
         columns = row.get("token") or {}
@@ -148,7 +119,7 @@ class _Block:
         pair = {name: row[name] for name in _PAIR if name in row}
         parts = {name.removeprefix(_PART): value for name, value in row.items() if name.startswith(_PART)}
         where = {"response": _response(row), "texts": texts, "begin": self._tokens}
-        self._rows.append({**about, **pair, "parts": parts, **where})
+        self.rows.append({**about, **pair, "parts": parts, **where})
         self._tokens += len(texts)
         if not texts:
             return
@@ -156,10 +127,18 @@ class _Block:
             values.extend(columns.get(name) or [None] * len(texts))
 
     def pack(self) -> bytes:
-        columns = {
-            name: shorten(values) for name, values in self._columns.items() if any(v is not None for v in values)
-        }
-        return pack({"rows": self._rows}, columns)
+        known = {name: values for name, values in self._columns.items() if any(value is not None for value in values)}
+        return _pack({"rows": self.rows}, {name: [_shorten(value) for value in known[name]] for name in known})
+
+
+def _pack(header: Mapping[str, Any], columns: Mapping[str, Sequence[_Number]]) -> bytes:
+    """A table for `unpack` of `page/data.js`."""
+    return json.dumps({"header": header, "columns": columns}).encode()
+
+
+def _shorten(value: _Number) -> _Number:
+    """A number with four digits."""
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def _response(row: Mapping[str, Any]) -> str:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal
 from urllib.parse import quote
 
-from lockstep import exit_codes, yaml12
+from lockstep import exit_codes
 from lockstep.records import is_file, read_record
+from lockstep.report.alarms import find_alarms
 from lockstep.report.held_out import HELD_OUT
 from lockstep.report.log import read_metrics
 from lockstep.report.run_state import Word, read_state
 from lockstep.report.summary import PAGE, judge
+from lockstep.report.terminal import summary_table
 
 SWEEP = "sweep.json"
 """File of a sweep's folder: its runs."""
@@ -35,6 +35,8 @@ State = Literal[Word, "failed"]
 
 LEVEL = 0.95
 """Confidence of an interval."""
+
+_MOST_ALARMS = 10
 
 Row = Mapping[str, float]
 
@@ -54,15 +56,24 @@ class SweepRun:
     @property
     def group(self) -> str:
         """Name of the group of runs that differ in the seed alone."""
-        return " ".join(f"{key}={self._spell(key)}" for key in self.values if key != SEED) or "all"
+        return " ".join(f"{key}={value}" for key, value in self.values.items() if key != SEED) or "all"
 
-    def _spell(self, key: str) -> Any:
-        """A value as the folder's name spells it, such as 1e-4; the value itself where the name has another."""
-        value, spelled = self.values[key], re.search(rf"(?:^|_){re.escape(key)}=([\w.+-]+?)(?:_|$)", self.folder.name)
-        with suppress(ValueError):
-            if spelled is not None and yaml12.parse(spelled[1]) == value:
-                return spelled[1]
-        return value
+    @cached_property
+    def rows(self) -> Sequence[Row]:
+        """Its lines of metrics; none before it has begun."""
+        return read_metrics(self.folder)
+
+    @cached_property
+    def state(self) -> State:
+        """The state of its folder; `failed` where it broke a promise or learned from nothing."""
+        state = read_state(self.folder).word
+        return "failed" if state == "finished" and judge(self.folder) != exit_codes.OK else state
+
+    @cached_property
+    def final(self) -> Mapping[str, float]:
+        """The last value of each metric of `FINAL` that it logs; it may be NaN or infinite."""
+        known = {metric: next((row[metric] for row in reversed(self.rows) if metric in row), None) for metric in FINAL}
+        return {metric: value for metric, value in known.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -103,46 +114,21 @@ def is_sweep(folder: Path) -> bool:
 
 
 @dataclass(frozen=True)
-class _NotedSweep:
-    """The fields of a sweep's file that readers look for: the values of each run, by its name."""
+class NotedSweep:
+    """The file of a sweep: threads of each run, and the values of each, by its name."""
 
+    threads: int
     runs: dict[str, dict[str, Any]]
+
+    @classmethod
+    def of(cls, folder: Path) -> NotedSweep:
+        """Reads the file; raises InputError if it holds something else."""
+        return read_record(folder / SWEEP, cls, "restore the file, or choose another --name")
 
 
 def read_sweep(folder: Path) -> list[SweepRun]:
-    """The runs of a sweep, in its order, begun or not.
-
-    Raises:
-        InputError: If the file holds something else.
-    """
-    noted = read_record(folder / SWEEP, _NotedSweep, "restore the file, or remove it and give the same command again")
-    return [SweepRun(folder / name, values) for name, values in noted.runs.items()]
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """A run of a sweep as its folder has it now.
-
-    Attributes:
-        run: The run.
-        state: How far it is.
-        rows: Its lines of metrics.
-        final: The last value of each metric of `FINAL` that it logs; it may be NaN or infinite.
-    """
-
-    run: SweepRun
-    state: State
-    rows: Sequence[Row]
-    final: Mapping[str, float]
-
-    @classmethod
-    def read(cls, run: SweepRun) -> RunResult:
-        """Reads a run's folder, which may not be there yet."""
-        rows, state = read_metrics(run.folder), read_state(run.folder).word
-        failed = state == "finished" and judge(run.folder) != exit_codes.OK
-        known = {metric: next((row[metric] for row in reversed(rows) if metric in row), None) for metric in FINAL}
-        final = {metric: value for metric, value in known.items() if value is not None}
-        return cls(run, "failed" if failed else state, rows, final)
+    """The runs of a sweep, in its order, begun or not."""
+    return [SweepRun(folder / name, values) for name, values in NotedSweep.of(folder).runs.items()]
 
 
 @dataclass(frozen=True)
@@ -162,19 +148,49 @@ class Group:
     final: Mapping[str, Spread]
 
 
-def group_results(results: Sequence[RunResult]) -> list[Group]:
+def group_runs(runs: Sequence[SweepRun]) -> list[Group]:
     """The groups of a sweep's runs."""
     groups: dict[str, list[int]] = {}
-    for number, result in enumerate(results):
-        groups.setdefault(result.run.group, []).append(number)
-    return [_group(name, numbers, results) for name, numbers in groups.items()]
+    for number, run in enumerate(runs):
+        groups.setdefault(run.group, []).append(number)
+    return [_group(name, numbers, runs) for name, numbers in groups.items()]
 
 
-def _group(name: str, numbers: Sequence[int], results: Sequence[RunResult]) -> Group:
-    finished = [results[number].final for number in numbers if results[number].state == "finished"]
+def _group(name: str, numbers: Sequence[int], runs: Sequence[SweepRun]) -> Group:
+    finished = [runs[number].final for number in numbers if runs[number].state == "finished"]
     values = {metric: [final[metric] for final in finished if metric in final] for metric in FINAL}
     finite = {metric: [value for value in found if math.isfinite(value)] for metric, found in values.items()}
     return Group(name, numbers, len(finished), {metric: Spread.of(of) for metric, of in finite.items() if of})
+
+
+def list_runs(runs: Sequence[SweepRun]) -> list[dict[str, Any]]:
+    """A row for each run: name of its folder, values, state and final metrics."""
+    return [{"run": run.folder.name, **run.values, "state": run.state, **run.final} for run in runs]
+
+
+def list_spreads(runs: Sequence[SweepRun]) -> list[dict[str, Any]]:
+    """A row for each group and final metric: `group`, `metric`, `count`, `mean`, `low`, `high`, of finished runs."""
+    return [
+        {"group": group.name, "metric": metric, **asdict(spread)}
+        for group in group_runs(runs)
+        for metric, spread in group.final.items()
+    ]
+
+
+def summarize_sweep(folder: Path) -> str:
+    """The final values of each group, the alarms of runs, and where the report is."""
+    runs = read_sweep(folder)
+    groups = group_runs(runs)
+    metrics = [metric for metric in FINAL if any(metric in group.final for group in groups)]
+    table = [["", "finished", *metrics]]
+    for group in groups:
+        cells = [group.final[metric].text if metric in group.final else "–" for metric in metrics]
+        table.append([group.name, f"{group.finished} of {len(group.numbers)}", *cells])
+    about = f"last values: means over finished runs, with {LEVEL:.0%} Student-t intervals over seeds"
+    alarms = [f"ALARM, {run.folder.name}, {alarm.sentence}" for run in runs for alarm in find_alarms(run.rows)]
+    if len(alarms) > _MOST_ALARMS:
+        alarms[_MOST_ALARMS:] = [f"and more alarms, {len(alarms)} in all"]
+    return "\n".join([summary_table(table), about, *alarms, f"{folder}, report: {folder / PAGE}"])
 
 
 def draw_band(runs: Sequence[Sequence[Row]], metric: str) -> dict[str, Any] | None:
@@ -213,28 +229,27 @@ def describe_sweep(runs: Sequence[SweepRun], beside: Path) -> dict[str, Any]:
         values by metric), `metrics` (those of `final`), and `groups` (`name`, the numbers of its `runs`, how many are
         `finished`, `final`, the spread of their last values by metric, and `bands` by metric, see `draw_band`).
     """
-    results = [RunResult.read(run) for run in runs]
     return {
         "level": LEVEL,
         "runs": [
             {
-                "values": dict(result.run.values),
-                "state": result.state,
-                "link": _link(result.run.folder / PAGE, beside),
-                "final": {metric: result.final.get(metric) for metric in FINAL},
+                "values": dict(run.values),
+                "state": run.state,
+                "link": _link(run.folder / PAGE, beside),
+                "final": {metric: run.final.get(metric) for metric in FINAL},
             }
-            for result in results
+            for run in runs
         ],
-        "metrics": [metric for metric in FINAL if any(metric in result.final for result in results)],
+        "metrics": [metric for metric in FINAL if any(metric in run.final for run in runs)],
         "groups": [
             {
                 "name": group.name,
                 "runs": group.numbers,
                 "finished": group.finished,
                 "final": {metric: asdict(spread) for metric, spread in group.final.items()},
-                "bands": _draw_bands([results[n].rows for n in group.numbers if results[n].state != "failed"]),
+                "bands": _draw_bands([runs[n].rows for n in group.numbers if runs[n].state != "failed"]),
             }
-            for group in group_results(results)
+            for group in group_runs(runs)
         ],
     }
 

@@ -98,8 +98,8 @@ class LiveSetup:
         spec = LearnerSpec(folder, role.head, section, role.optimizer, self.algorithm.seed, code)
         spec = spec if role.is_saved else spec.frozen
         sampling = self_checked_sampling(self.algorithm, self.source)
-        turns = self.turns if self._takes_turns else None
-        learner = open_learner(spec, sampling, self.algorithm.cluster.timeout_s, self.progress, self.workers, turns)
+        cluster, turns = self.algorithm.cluster, self._turns
+        learner = open_learner(spec, sampling, cluster.timeout_s, self.progress, self.workers, turns)
         if isinstance(learner, MeshLearner) and not learner.one_machine:
             learner.require_shared(self.folder)
         if turns is not None and not works_in_engines_turn(role):
@@ -113,10 +113,10 @@ class LiveSetup:
         """A sampler; shares the weights of a learner without adapters if both can be in this process."""
         shared = share_weights(learner, self.algorithm.learner, self._spec, self.workers)
         if shared is not None:
-            return self.turns.share(shared, learner) if self._takes_turns else shared
+            return shared if self._turns is None else self._turns.share(shared, learner)
         if self._apart is None:
             start = partial(nearest, self._spec, self.progress, self.workers)
-            self._apart = self.turns.start(start) if self._takes_turns else start()
+            self._apart = start() if self._turns is None else self._turns.start(start)
         return self._apart
 
     def sampler_beside(self) -> tuple[Sampler, Callable[[], None]]:
@@ -127,11 +127,9 @@ class LiveSetup:
         return build(section, self.note, self._judge_reward, option)
 
     def _judge_reward(self, section: RewardJudge, key: str) -> Reward:
-        turns = self.turns if self._takes_turns else None
-        computation, progress, workers = self.algorithm.learner, self.progress, self.workers
-
         def answer(located: RewardJudge, name: str) -> Answering:
-            return judge_answers(located, computation, progress, workers, name, turns)
+            computation = self.algorithm.learner
+            return judge_answers(located, computation, self.progress, self.workers, name, self._turns)
 
         return open_judge_reward(section.locate(self.source.folder), key, self.folder, self.algorithm.seed, answer)
 
@@ -141,8 +139,7 @@ class LiveSetup:
         return episodes_of(section, self.algorithm.data, self.source, self.note)
 
     def answering(self, section: AskedSection, policy: Policy, name: str) -> Answering:
-        turns = self.turns if self._takes_turns else None
-        return answering(section, self.algorithm.learner, policy, self.progress, self.workers, name, turns)
+        return answering(section, self.algorithm.learner, policy, self.progress, self.workers, name, self._turns)
 
     def attempt(self, build: Callable[[], T], otherwise: T) -> T:
         return build()
@@ -154,14 +151,16 @@ class LiveSetup:
     def _spec(self) -> SamplerSpec:
         inference = self.algorithm.inference
         assert inference is not None, "an algorithm that asks for a sampler declares its inference engine"
-        own = self.algorithm.learner
-        learner = own.compute_exactly() if self.inexact is None else own
-        section = inference.sampler.take_turns(gets_weights=True) if self._takes_turns else inference.sampler
+        learner = self.algorithm.learner
+        if self.inexact is None:
+            learner = learner.compute_exactly()
+        section = inference.sampler if self._turns is None else inference.sampler.take_turns(gets_weights=True)
         return SamplerSpec(self.source.folder, section, learner, budget=self._budget)
 
     @property
-    def _takes_turns(self) -> bool:
-        return takes_turns(self.algorithm, placement_of(self.algorithm))
+    def _turns(self) -> Turns | None:
+        """The turns of learners and engines where they are on the same GPUs."""
+        return self.turns if takes_turns(self.algorithm, placement_of(self.algorithm)) else None
 
     @property
     def _budget(self) -> CacheBudget | None:

@@ -1,48 +1,53 @@
-"""A session, one process's part of a run: from the newest checkpoint to the end, or until it is stopped."""
+"""A session, one process's part of a run: from the newest checkpoint to the end, or until it is stopped.
+
+After each step it logs, warns, validates, saves, and calls the user's program.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
-from lockstep.algorithms.job import Job, StepEvent
+from lockstep.algorithms.job import Job, RunLength, StepEvent
 from lockstep.algorithms.rows import data_files
+from lockstep.cluster.sampler_pool import SamplerLost
 from lockstep.config import RunSection
 from lockstep.config.loading import Loaded
 from lockstep.config.model_recipe import weights_of
 from lockstep.errors import InputError
 from lockstep.models.digests import model_files
+from lockstep.monitor.agreement import Disagreement
 from lockstep.records import first_fault
-from lockstep.report.log import read_metrics
+from lockstep.report.alarms import LiveAlarms
+from lockstep.report.certificate import CERTIFICATE
+from lockstep.report.held_out import sentence
+from lockstep.report.log import TIMINGS, read_metrics, suggest_metric
 from lockstep.report.progress import Progress
 from lockstep.run.callbacks import Callbacks
 from lockstep.run.checkpoint.checkpoints import Checkpoint, Checkpoints
 from lockstep.run.checkpoint.saver import Saver
-from lockstep.run.folder.certificate import write_run_certificate
+from lockstep.run.folder.certificate import write_certificate
 from lockstep.run.folder.faults import keep_fault
 from lockstep.run.folder.identity import ChangedError, Identity, differences, inputs
-from lockstep.run.hooks import Hooks
 from lockstep.run.loop import Start, loop
-from lockstep.run.reward_alarms import EqualRewards, RewardAlarms
 from lockstep.run.stop import Stop, heed_signals
-from lockstep.run.trackers.run import RunTracker
+from lockstep.run.trackers.follow import Tracker
 from lockstep.sums import find_altered_beginnings
 
 
 class _SavedState(BaseModel):
-    """The state of a checkpoint besides the learners', as `Hooks.state` makes it."""
+    """The state of a checkpoint besides the learners', as `Session._state` makes it."""
 
     model_config = ConfigDict(strict=True)
     position: NonNegativeInt
     identity: dict[str, Any]
     agreement: dict[str, Any] | None
-    logs: dict[str, dict[str, int | str]] = {}  # older versions noted none
+    logs: dict[str, dict[str, int | str]]
 
 
 def read_state(checkpoint: Checkpoint) -> _SavedState:
@@ -56,29 +61,39 @@ def read_state(checkpoint: Checkpoint) -> _SavedState:
         ) from None
 
 
-@dataclass(frozen=True)
 class Session:
     """A job, its folder and its logs, ready to run.
 
-    Attributes:
+    Args:
         options: The section `run`.
         job: The job to run.
         folder: Folder of the run.
         identity: All that the results depend on now, see `lockstep.run.folder.identity`.
         allow_changes: Resume even if the identity has changed.
-        tracker: Writes the logs.
+        tracker: Its logs, and the trackers that show them.
         progress: Reports to the user.
         callbacks: Functions of the user's program.
     """
 
-    options: RunSection
-    job: Job
-    folder: Path
-    identity: Identity
-    allow_changes: bool
-    tracker: RunTracker
-    progress: Progress
-    callbacks: Callbacks
+    def __init__(
+        self,
+        options: RunSection,
+        job: Job,
+        folder: Path,
+        identity: Identity,
+        allow_changes: bool,
+        tracker: Tracker,
+        progress: Progress,
+        callbacks: Callbacks,
+    ) -> None:
+        self._options, self._job, self._folder = options, job, folder
+        self._identity, self._allow_changes = identity, allow_changes
+        self._tracker, self._logs = tracker, tracker.logs
+        self._progress, self._callbacks = progress, callbacks
+        self._alarms = LiveAlarms(progress.note)
+        best = 0 if options.best is None else options.best.count
+        self._checkpoints = Checkpoints(folder / "checkpoints", options.keep, best, progress.note)
+        self._saver = Saver(self._checkpoints, job.state)
 
     def run(self, stop: Stop) -> None:
         """Runs the job to its end.
@@ -87,84 +102,194 @@ class Session:
             Stopped: If `stop` ended it early; it was saved.
             ChangedError: If the identity has changed, and that is not allowed.
         """
-        job, progress = self.job, self.progress
-        checkpoints = Checkpoints(
-            self.folder / "checkpoints",
-            self.options.keep,
-            0 if self.options.best is None else self.options.best.count,
-            progress.note,
-        )
-        start = self._restore(checkpoints)
-        self.tracker.rewind(start.step if start.step else -1)
-        with Saver(checkpoints, job.state) as saver:
-            hooks = Hooks(self.options, job, self.folder, self.tracker, saver, progress, self.callbacks, self.identity)
+        job, progress = self._job, self._progress
+        start = self._restore()
+        self._tracker.rewind(start.step if start.step else -1)
+        with self._saver:
             if job.validate is not None and start.step == 0:
-                hooks.validate(0)
+                self._callbacks.validation(0, self._validate(0))
             if job.run_length.over(0, 0):
-                saver.begin(0, hooks.state(0))
+                self._saver.begin(0, self._state(0))
             with heed_signals(stop, progress.note):
-                warnings = EqualRewards(progress.note), RewardAlarms(progress.note)
-                every = [self._certify, hooks.all, *warnings, *job.hooks]
-                loop(job.step, start, job.run_length, progress, every, stop, partial(self._guard, hooks))
+                loop(job.step, start, job.run_length, progress, [self._end_step, *job.hooks], stop, self._guard)
 
-    def _certify(self, event: StepEvent) -> None:
-        """Writes the certificate before the run is saved, so that a kill between the two does not leave an old one."""
-        agreement = self.job.agreement
-        if agreement is not None and (event.leaving or event.step % self.options.save_every == 0):
-            write_run_certificate(self.folder, event.step, agreement.certificate)
+    def _end_step(self, event: StepEvent) -> None:
+        """Does all that is due after a step."""
+        step, every, validated = event.step, self._options.validate_every, None
+        is_due = event.leaving or step % self._options.save_every == 0
+        if is_due and self._job.agreement is not None:  # before the run is saved: a kill between leaves no old one
+            write_certificate(self._folder / CERTIFICATE, self._job.agreement.certificate, {"step": step})
+        self._logs.metrics(step, event.values)
+        self._logs.samples(step, event.result.samples)
+        self._alarms.add(step, event.values)
+        if self._job.validate is not None and (event.finished or (every and step % every == 0)):
+            with self._save_if_lost(step, event.result.position):
+                validated = self._validate(step)
+            event.values.update(validated)
+        with self._progress.phase("save"):
+            if is_due:
+                self._logs.sync()
+                self._saver.begin(step, self._state(event.result.position), self._score(event))
+            self._saver.advance(wait=event.leaving)
+        self._callbacks.step(step, event.values)
+        if validated is not None:
+            self._callbacks.validation(step, validated)
+        self._logs.timings(step, self._progress.take_timings())
+        self._tracker.catch_up()
+
+    def _validate(self, step: int) -> dict[str, float]:
+        """Validates the policy on held-out rows, and logs the metrics."""
+        assert self._job.validate is not None, "asked only where there are held-out rows"
+        where = self._folder / "faults" / f"validation_{step:06d}"
+        with self._progress.phase("validate"), keep_fault(where, f"validation after step {step}", {"step": step}):
+            found = self._job.validate(step)
+            values = found.metrics.floats()
+        if values:
+            self._logs.metrics(step, values)
+        if found.samples:
+            self._logs.samples(step, found.samples)
+        text = sentence(step, values)
+        if text is not None:
+            self._progress.note(text)
+        return values
 
     @contextmanager
-    def _guard(self, hooks: Hooks, step: int, position: int) -> Iterator[None]:
+    def _guard(self, step: int, position: int) -> Iterator[None]:
         """Keeps a faulty batch of a step, and saves the run as it was before the step if its sampler is lost."""
         number = step + 1
-        where, context = self.folder / "faults" / f"step_{number:06d}", {"step": number, "position": position}
-        with keep_fault(where, f"step {number}", context), hooks.save_if_lost(step, position):
+        where, context = self._folder / "faults" / f"step_{number:06d}", {"step": number, "position": position}
+        with keep_fault(where, f"step {number}", context), self._save_if_lost(step, position):
             yield
 
-    def _restore(self, checkpoints: Checkpoints) -> Start:
+    @contextmanager
+    def _save_if_lost(self, step: int, position: int) -> Iterator[None]:
+        """Saves the run as it is after `step` if a sampler is lost, or disagrees, inside the block.
+
+        Every step generates before it trains, so the learners have not changed since.
+
+        Raises:
+            SamplerLost: From the block; the message adds that the run was saved.
+            Disagreement: Likewise; its metrics are logged.
+        """
+        saved = f"the run was saved after step {step}, and the same command resumes it"
+        try:
+            yield
+        except SamplerLost as error:
+            self._save_now(step, position)
+            raise SamplerLost(f"{error}; {saved}") from error
+        except Disagreement as error:
+            self._logs.metrics(step + 1, error.metrics.floats())
+            self._save_now(step, position)
+            raise Disagreement(f"{error}; {saved}", error.metrics) from error
+
+    def _save_now(self, step: int, position: int) -> None:
+        self._logs.sync()
+        self._saver.begin(step, self._state(position))
+        self._saver.advance(wait=True)
+
+    def _state(self, position: int) -> dict[str, Any]:
+        """The state of a checkpoint besides the learners'; without clock times, so that equal runs save equal bytes."""
+        agreement = None if self._job.agreement is None else self._job.agreement.dump()
+        logs = {name: own for name, own in self._logs.sums().items() if name != TIMINGS}
+        return {"position": position, "identity": self._identity, "agreement": agreement, "logs": logs}
+
+    def _score(self, event: StepEvent) -> float | None:
+        """The score of the policy by `run.best`, higher is better; None where it is not wanted or not known.
+
+        Raises:
+            InputError: The metric is not logged; at the end of a run that is only noted, since the last checkpoint is
+                worth more.
+        """
+        best = self._options.best
+        if best is None:
+            return None
+        value = event.values.get(best.metric)
+        if value is not None and math.isnan(value):
+            return None
+        if value is not None:
+            match best.mode:
+                case "max":
+                    return value
+                case "min":
+                    return -value
+                case _:
+                    assert_never(best.mode)
+        message = f"run.best.metric: this run logs no {best.metric} when it saves; "
+        message += suggest_metric(best.metric, event.values)
+        if not event.leaving:
+            raise InputError(message)
+        if event.finished:  # else it was stopped between two validations
+            self._progress.note(message)
+        return None
+
+    def _restore(self) -> Start:
         """Restores the learners from the newest checkpoint."""
-        checkpoints.clear()
-        newest = checkpoints.latest()
+        self._checkpoints.clear()
+        newest = self._checkpoints.latest()
         if newest is None:
-            self._require_unsaved(checkpoints)
+            self._require_unsaved()
             return Start()
         state = read_state(newest)
-        changed = differences(state.identity, self.identity)
-        if changed and not self.allow_changes:
+        changed = differences(state.identity, self._identity)
+        if changed and not self._allow_changes:
             diff = "\n  ".join(changed)
             raise ChangedError(
                 f"{newest.folder} was made with something else:\n  {diff}\nput it back as it was, start another run by "
                 "run.folder, or continue with what is there now by --allow-changes"
             )
-        altered = list(find_altered_beginnings(self.folder, state.logs))
-        if altered and not self.allow_changes:
+        altered = list(find_altered_beginnings(self._folder, state.logs))
+        if altered and not self._allow_changes:
             raise ChangedError(
                 f"{' and '.join(altered)}, up to step {newest.step}; put it back, start another run by run.folder, or "
                 "continue with what is there now by --allow-changes"
             )
         for line in [*changed, *altered]:
-            self.progress.note(f"resumes although {line}")
-        for name, learner in self.job.state.items():
+            self._progress.note(f"resumes although {line}")
+        for name, learner in self._job.state.items():
             learner.load(newest.folder / name)
-        if self.job.agreement is not None and state.agreement is not None:  # None where nothing samples
-            self.job.agreement.restore(state.agreement)
-        self.progress.note(f"continues after step {newest.step}, the newest whole checkpoint")
+        if self._job.agreement is not None and state.agreement is not None:  # None where nothing samples
+            self._job.agreement.restore(state.agreement)
+        self._progress.note(f"continues after step {newest.step}, the newest whole checkpoint")
         return Start(newest.step, state.position)
 
-    def _require_unsaved(self, checkpoints: Checkpoints) -> None:
+    def _require_unsaved(self) -> None:
         """Raises InputError where the logs reach further than a run can come without a checkpoint.
 
         A second checkpoint begins, after its step is logged, only once the first is whole.
         """
-        logged = max((int(row["step"]) for row in read_metrics(self.folder)), default=0)
-        if logged > 2 * self.options.save_every:
-            text = f"{self.folder} has logged {logged} steps, and {checkpoints.folder} holds no checkpoint of them"
-            if not self.allow_changes:
+        logged = max((int(row["step"]) for row in read_metrics(self._folder)), default=0)
+        if logged > 2 * self._options.save_every:
+            text = (
+                f"{self._folder} has logged {logged} steps, and {self._checkpoints.folder} holds no checkpoint of them"
+            )
+            if not self._allow_changes:
                 raise InputError(
                     f"{text}; put them back (is the disk mounted?), choose another run.folder, or start from the "
                     "beginning by --allow-changes"
                 )
-            self.progress.note(f"{text}; the run starts from the beginning")
+            self._progress.note(f"{text}; the run starts from the beginning")
+
+
+def resolve_intervals(run: RunSection, run_length: RunLength) -> RunSection:
+    """The section `run` with `validate_every` in steps, where it is a share of an epoch.
+
+    Raises:
+        InputError: The length of an epoch is unknown, or the best checkpoint would be saved without a validation.
+    """
+    share = run.validate_every
+    if isinstance(share, int):
+        return run
+    if run_length.epoch is None:
+        raise InputError(
+            f"run.validate_every={share:g} is a share of an epoch, and this algorithm does not say how long an epoch "
+            "is; set run.validate_every to a number of steps"
+        )
+    steps = max(1, round(share * run_length.epoch / run_length.rows_per_step))
+    resolved = run.model_copy(update={"validate_every": steps})
+    fault = resolved.find_unknown_best()
+    if fault is not None:
+        raise InputError(f"run.validate_every={share:g} of an epoch is every {steps} steps, and run.{fault}")
+    return resolved
 
 
 def require_same_files(loaded: Loaded) -> None:

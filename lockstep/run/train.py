@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from lockstep import exit_codes, yaml12
+from lockstep import exit_codes
 from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.exactness import decide_exact
 from lockstep.algorithms.rows import DataFiles, data_files
@@ -29,8 +29,8 @@ from lockstep.models.digests import read_ahead
 from lockstep.models.export import copy_frame
 from lockstep.models.source import ModelSource, describe_passed_end, open_source, scratch_model
 from lockstep.printable import print_text
+from lockstep.report.alarms import find_alarms
 from lockstep.report.log import read_metrics
-from lockstep.report.nothing_trained import describe_causes
 from lockstep.report.progress import Progress, show_progress
 from lockstep.report.summary import PAGE, has_trained, judge, summary
 from lockstep.run.callbacks import NO_CALLBACKS, Callbacks
@@ -47,13 +47,12 @@ from lockstep.run.folder.files import (
     require_writable,
 )
 from lockstep.run.folder.identity import identity
+from lockstep.run.folder.logs import Logs
 from lockstep.run.folder.opening import open_run
-from lockstep.run.hooks import resolve_intervals
 from lockstep.run.live_setup import LiveSetup, require_lengths
-from lockstep.run.session import Session, require_same_files
+from lockstep.run.session import Session, require_same_files, resolve_intervals
 from lockstep.run.stop import Stop, Stopped
-from lockstep.run.trackers.base import Logs
-from lockstep.run.trackers.run import track_run, views_of
+from lockstep.run.trackers.follow import track_run, views_of
 from lockstep.run.trackers.view import Facts
 from lockstep.sums import SUMS, finish, require_unaltered
 
@@ -113,7 +112,7 @@ def _run(loaded: Loaded, allow_changes: bool, deadline_s: float | None, callback
     with open_run(loaded, folder) as started, ExitStack() as open_:
         if (folder / "final").exists() and not changed:  # another process has just finished it
             return True
-        views = views_of(recipe.trackers, Facts.of(loaded, folder))
+        views = views_of(recipe.trackers, Facts.of(loaded))
         files = data_files(recipe.data, folder)
         source = _source(loaded, files, folder, allow_changes, deadline_s)
         read_ahead(Path(source.folder))
@@ -153,11 +152,6 @@ def _run(loaded: Loaded, allow_changes: bool, deadline_s: float | None, callback
     return False
 
 
-def train_to_code(loaded: Loaded, allow_changes: bool = False) -> int:
-    """Runs a recipe as `train` does. Returns the exit code, and raises, as `judge_finished`."""
-    return judge_finished(train(loaded, allow_changes))
-
-
 def judge_finished(folder: Path) -> int:
     """The exit code of a finished run, which says whether sampler and learner agreed as promised.
 
@@ -187,18 +181,12 @@ def describe_nothing_trained(folder: Path) -> str | None:
     final = folder / "final"
     if has_trained(folder) or not final.is_dir():
         return None
-    causes = describe_causes(read_metrics(folder), *_find_filter(folder))
+    first = {alarm.metric: alarm.sentence for alarm in reversed(find_alarms(read_metrics(folder)))}
+    causes = "; ".join(first.values())
     return (
-        f"{folder} is finished, and no step of it trained on anything: {final} has learned nothing, since {causes}; "
-        "read samples.jsonl"
+        f"{folder} is finished, and no step of it trained on anything: {final} has learned nothing, since "
+        f"{causes or 'every gradient was 0, as from equal rewards, or overflowed'}; read samples.jsonl"
     )
-
-
-def _find_filter(folder: Path) -> tuple[str, bool]:
-    """The section of a run's recipe that has `overlong_filtering`, empty if none has, and whether it is on."""
-    tree = yaml12.parse((folder / "recipe.yaml").read_text(encoding="utf-8"))
-    sections = {key: value for key, value in tree.items() if isinstance(value, dict) and "overlong_filtering" in value}
-    return next(((key, bool(value["overlong_filtering"])) for key, value in sections.items()), ("", False))
 
 
 def _run_with_restarts(
@@ -269,7 +257,7 @@ def _purpose(loaded: Loaded) -> str:
 def _track_finished(loaded: Loaded, folder: Path) -> None:
     """Replays a finished run into trackers that the recipe has gained since."""
     with lock_folder(folder):
-        views = views_of(loaded.training.trackers, Facts.of(loaded, folder))
+        views = views_of(loaded.training.trackers, Facts.of(loaded))
         if views:
             with track_run(Logs(folder), views, print) as tracker:
                 tracker.rewind(sys.maxsize)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -17,7 +17,6 @@ from lockstep.errors import InputError, shorten
 _RANGE = re.compile(r"(?P<first>-?\d+)\.\.(?P<last>-?\d+)")
 _MOST_RUNS = 10_000
 _LONGEST_NAME = 120
-_BRACKETS = {"[": 1, "{": 1, "]": -1, "}": -1}
 
 
 @dataclass(frozen=True)
@@ -26,11 +25,11 @@ class Axis:
 
     Attributes:
         key: The option, such as ppo.clip.
-        values: Its values, by the text of each.
+        values: Its values.
     """
 
     key: str
-    values: Mapping[str, Any]
+    values: Sequence[Any]
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Combination:
     Attributes:
         name: Name of its run's folder, made of its values.
         values: The values, by option.
-        overrides: The same as a command takes them.
+        overrides: The same as words of a command.
     """
 
     name: str
@@ -51,39 +50,32 @@ class Combination:
 def split_words(words: Sequence[str]) -> tuple[list[str], list[Axis]]:
     """Splits a command's overrides into those with one value, as they are, and those with several.
 
-    `key=0..4` are whole numbers, both ends included; `key=a,b` a list. Brackets, braces and quotes hold one value
-    together.
+    `key=0..4` are whole numbers, both ends included; `key=a,b` is a list of YAML. Brackets, braces and quotes hold one
+    value together.
 
     Raises:
-        InputError: A range runs backward, or a list names a value twice or none.
+        InputError: A range runs backward, or a list names a value twice.
     """
     fixed, axes = list[str](), list[Axis]()
     for word in words:
         key, _, text = word.partition("=")
-        texts = _expand_range(key, text) or _split_list(text)
-        if len(texts) == 1:
-            fixed.append(word)
+        values = _expand_range(key, text) or _split_list(text)
+        if len(values) > 1:
+            axes.append(make_axis(key, values))
         else:
-            axes.append(make_axis(key, [(text.strip(), yaml12.parse_or_text(text)) for text in texts]))
+            fixed.append(word)
     return fixed, axes
 
 
-def make_axis(key: str, values: Iterable[tuple[str, Any]]) -> Axis:
-    """An axis of values with their texts.
-
-    Raises:
-        InputError: There is none, one is empty, or one is there twice.
-    """
-    known: dict[str, Any] = {}
-    for text, value in values:
-        if not text:
-            raise InputError(f"{key}: a value of the list is missing; write {key}=1,2")
-        if text in known:
-            raise InputError(f"{key}: {shorten(text)} is there twice; name each value once")
-        known[text] = value
-    if not known:
+def make_axis(key: str, values: Sequence[Any]) -> Axis:
+    """An axis of values; raises InputError if there is none, or one is there twice."""
+    if not values:
         raise InputError(f"{key} has no values; give it at least one")
-    return Axis(key, known)
+    texts = [_spell(value) for value in values]
+    for text in texts:
+        if texts.count(text) > 1:
+            raise InputError(f"{key}: {shorten(text)} is there twice; name each value once")
+    return Axis(key, values)
 
 
 def combine(axes: Sequence[Axis]) -> list[Combination]:
@@ -107,10 +99,17 @@ def combine(axes: Sequence[Axis]) -> list[Combination]:
 
 
 def _name_all(axes: Sequence[Axis]) -> Iterator[Combination]:
-    for chosen in product(*(axis.values.items() for axis in axes)):
-        pairs = [(axis.key, text, value) for axis, (text, value) in zip(axes, chosen, strict=True)]
-        overrides = tuple(f"{key}={text}" for key, text, _ in pairs)
-        yield Combination(_name(overrides), {key: value for key, _, value in pairs}, overrides)
+    keys = [axis.key for axis in axes]
+    for chosen in product(*(axis.values for axis in axes)):
+        values = dict(zip(keys, chosen, strict=True))
+        overrides = tuple(f"{key}={_spell(value)}" for key, value in values.items())
+        yield Combination(_name(overrides), values, overrides)
+
+
+def _spell(value: Any) -> str:
+    """A value as a word of a command has it."""
+    is_plain = isinstance(value, str) and yaml12.parse_or_text(value) == value
+    return value if is_plain else json.dumps(value, ensure_ascii=False)
 
 
 def _name(overrides: Sequence[str]) -> str:
@@ -130,7 +129,7 @@ def _clean(text: str) -> str:
     return re.sub(r"^-+(?=[^\d.])|-+$", "", re.sub(r"[^\w.+-]+", "-", text)) or "empty"
 
 
-def _expand_range(key: str, text: str) -> list[str]:
+def _expand_range(key: str, text: str) -> list[int]:
     match = _RANGE.fullmatch(text.strip())
     if match is None:
         return []
@@ -139,20 +138,12 @@ def _expand_range(key: str, text: str) -> list[str]:
         raise InputError(f"{key}={text}: the range ends where it begins or before; write {key}={last}..{first + 1}")
     if last - first >= _MOST_RUNS:
         raise InputError(f"{key}={text} has more than {_MOST_RUNS:,} values; name fewer")
-    return [str(number) for number in range(first, last + 1)]
+    return list(range(first, last + 1))
 
 
-def _split_list(text: str) -> list[str]:
-    """Splits a value at its commas, but for those within brackets, braces or quotes."""
-    parts, depth, quote = [""], 0, ""
-    for character in text:
-        if character == "," and not depth and not quote:
-            parts.append("")
-            continue
-        if quote:
-            quote = "" if character == quote else quote
-        elif character in "\"'":
-            quote = character
-        depth += 0 if quote else _BRACKETS.get(character, 0)
-        parts[-1] += character
-    return parts
+def _split_list(text: str) -> list[Any]:
+    """The values between commas; none where that is no list of YAML, and the text is one value."""
+    try:
+        return yaml12.parse(f"[{text}]")
+    except ValueError:
+        return []

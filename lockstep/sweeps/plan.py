@@ -15,8 +15,8 @@ from lockstep.config.hub import require_pinned
 from lockstep.config.loading import Loaded, load, load_run
 from lockstep.config.recipe_files import Layer
 from lockstep.errors import InputError
-from lockstep.records import is_file, read_record
-from lockstep.report.sweeps import SWEEP
+from lockstep.records import is_file
+from lockstep.report.sweeps import SWEEP, NotedSweep, is_sweep
 from lockstep.run.folder.identity import Identity, differences, recipe_identity
 from lockstep.sweeps.grid import Combination, combine, split_words
 from lockstep.whole_files import write_whole
@@ -71,10 +71,9 @@ class SweepPlan:
         Raises:
             InputError: If the folder holds another sweep: one of its runs is missing now, or has other options.
         """
-        file = self.folder / SWEEP
-        if not is_file(file):
+        if not is_sweep(self.folder):
             return None
-        noted = read_record(file, _ResumedSweep, "restore the file, or choose another --name")
+        noted = NotedSweep.of(self.folder)
         lines = [
             f"{name} is not one of its runs any more" for name in noted.runs.keys() - {run.name for run in self.runs}
         ]
@@ -83,28 +82,18 @@ class SweepPlan:
                 before = recipe_identity(load_run(run.folder))
                 lines += [f"{run.name}: {line}" for line in differences(before, run.options)]
         if lines:
+            differing = "\n  ".join(sorted(lines)[:20])
             raise InputError(
-                f"{self.folder} holds another sweep:\n  "
-                + "\n  ".join(sorted(lines)[:20])
-                + "\nchoose another --name, "
-                "or restore the options; you may add values to a sweep"
+                f"{self.folder} holds another sweep:\n  {differing}\nchoose another --name, or restore the options; "
+                "you may add values to a sweep"
             )
         return noted.threads
 
     def write(self, threads: int) -> None:
         """Writes the runs, their values and threads into the sweep's folder, atomically."""
-        values = {run.name: dict(run.values) for run in self.runs}
-        self.folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"threads": threads, "runs": values}, indent=1, ensure_ascii=False)
+        noted = {"threads": threads, "runs": {run.name: dict(run.values) for run in self.runs}}
+        text = json.dumps(noted, indent=1, ensure_ascii=False)
         write_whole(self.folder / SWEEP, [text.encode() + b"\n"])
-
-
-@dataclass(frozen=True)
-class _ResumedSweep:
-    """The fields of a sweep's file."""
-
-    threads: int
-    runs: dict[str, dict[str, Any]]
 
 
 def plan_words(recipe: str, words: Sequence[str], name: str | None) -> SweepPlan:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from lockstep import exit_codes
 from lockstep.config.loading import describe
@@ -20,18 +21,19 @@ from lockstep.printable import print_text
 from lockstep.process_defaults import ENDS_WITH, MOST_THREADS, THREADS, count_cores, read_given_threads
 from lockstep.report.html import write_sweep_report
 from lockstep.report.summary import PAGE
+from lockstep.report.sweeps import summarize_sweep
 from lockstep.run.checkpoint.checkpoints import Checkpoints
 from lockstep.run.folder.files import lock_folder
 from lockstep.run.stop import Stop, Stopped, end_with_code, heed_signals
 from lockstep.run.train import judge_finished
 from lockstep.sweeps.plan import PlannedRun, SweepPlan
-from lockstep.sweeps.results import summarize
 from lockstep.whole_files import write_changed
 
 LOG = "sweep.log"
 """File in a run's folder with the output of its process."""
 
 _POLL_S = 0.2
+_STOPPED = (exit_codes.OUT_OF_TIME, exit_codes.HUNG_UP, exit_codes.INTERRUPTED, exit_codes.TERMINATED)
 
 
 @dataclass
@@ -42,13 +44,11 @@ class SweepJob:
         run: The run.
         code: Exit code of its process, or of a run that was finished before; None: it waits or runs.
         process: Its process; None: it has not been started.
-        logged: Bytes in its log before the process was started.
     """
 
     run: PlannedRun
     code: int | None = None
     process: subprocess.Popen[bytes] | None = None
-    logged: int = 0
 
     @property
     def log(self) -> Path:
@@ -64,15 +64,11 @@ class SweepJob:
         return self.process is None and self.code is None
 
     @property
-    def reason(self) -> str:
-        """The last error that its process reported, or its exit code."""
-        with suppress(OSError), self.log.open("rb") as file:
-            file.seek(self.logged)
-            lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
-            errors = [line for line in lines if line.startswith("lockstep: ")] or lines
-            if errors:
-                return errors[-1].removeprefix("lockstep: ")
-        return f"its process ended with {self.code}"
+    def outcome(self) -> Literal["finished", "stopped", "failed"]:
+        """The way it ended; stopped: early, and saved, because it was asked to."""
+        if self.code == exit_codes.OK:
+            return "finished"
+        return "stopped" if self.code in _STOPPED else "failed"
 
 
 @dataclass
@@ -120,23 +116,8 @@ class Runner:
             code = job.process.poll()
             if code is not None:
                 job.code = code if code >= 0 else 128 - code
-                self._report_end(job)
-
-    def _report_end(self, job: SweepJob) -> None:
-        finished = sum(other.code == exit_codes.OK for other in self.jobs)
-        count = f"{finished} of {len(self.jobs)} are finished"
-        if job.code == exit_codes.OK:
-            note(f"{job.run.name} finished, {count}")
-        elif self.was_stopped(job):
-            note(f"{job.run.name} stopped, {count}")
-        else:
-            note(f"{job.run.name} failed, {count}: {job.reason}")
-
-    def was_stopped(self, job: SweepJob) -> bool:
-        """True if a run ended early because it, or the sweep, was asked to."""
-        if job.code == exit_codes.OUT_OF_TIME:
-            return True
-        return self.asked is not None and job.code is not None and job.code >= exit_codes.HUNG_UP
+                finished = sum(other.code == exit_codes.OK for other in self.jobs)
+                note(f"{job.run.name} {job.outcome}, {finished} of {len(self.jobs)} are finished; {job.log}")
 
     def _forward(self, stop: Stop) -> None:
         """Asks runs to save and stop if the sweep was asked to."""
@@ -163,7 +144,6 @@ class Runner:
             write_changed(recipe, describe(loaded).encode())
             job.log.parent.mkdir(parents=True, exist_ok=True)
             with job.log.open("ab") as log:
-                job.logged = log.tell()
                 job.process = subprocess.Popen(
                     [sys.executable, "-m", "lockstep", "train", str(recipe)],
                     stdin=subprocess.DEVNULL,
@@ -255,15 +235,14 @@ def _look_up(run: PlannedRun) -> SweepJob:
 
 
 def _finish(plan: SweepPlan, runner: Runner) -> int:
-    print_text(summarize(plan.folder))
-    unfinished = [job for job in runner.jobs if job.code != exit_codes.OK]
-    failed = [job for job in unfinished if not job.is_waiting and not runner.was_stopped(job)]
+    print_text(summarize_sweep(plan.folder))
+    failed = [job for job in runner.jobs if not job.is_waiting and job.outcome == "failed"]
     for job in failed:
         note(f"{job.run.name} failed; {job.log}")
-    if runner.asked is not None and len(unfinished) > len(failed):
+    if runner.asked is not None and any(job.is_waiting or job.outcome == "stopped" for job in runner.jobs):
         why, code = runner.asked
         raise Stopped(f"{plan.folder} stopped, because {why}; the same command resumes it", code)
-    return next((job.code for job in unfinished if job.code is not None), exit_codes.OK)
+    return next((job.code for job in runner.jobs if job.code), exit_codes.OK)
 
 
 def _require_files(plan: SweepPlan) -> None:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from lockstep.run.trackers.base import Logs
+from lockstep.run.folder.logs import Logs
 
 QUIET = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",

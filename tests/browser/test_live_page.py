@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page
 
 from lockstep.report.live import LiveRuns, open_server
 from lockstep.run.folder.files import lock_folder
-from lockstep.run.trackers.base import Logs
+from lockstep.run.folder.logs import Logs
 
 pytestmark = pytest.mark.needs("browser")
 Written = Callable[..., Path]

@@ -12,7 +12,7 @@ from report_pages import METRICS, page_of, rows, sample, traces
 
 from lockstep.cli import main
 from lockstep.monitor.agreement import Certificate
-from lockstep.run.folder.certificate import write_run_certificate
+from lockstep.run.folder.certificate import write_certificate
 
 pytestmark = pytest.mark.needs("browser")
 Written = Callable[..., Path]
@@ -45,7 +45,7 @@ def test_a_certificate_says_its_level_and_what_it_rests_on(written: Written, ope
     runs = [written(name, metrics=agreeing(1.0, 1.0), agreement={}) for name in ("exact", "bounded")]
     sound, fell = Certificate("E2", 20, 5, 0, 0.0, True), Certificate("E1", 20, 0, 3, 1e-6, False, "a reason <b>")
     for folder, certificate in zip(runs, (sound, fell), strict=True):
-        write_run_certificate(folder, 2, certificate)
+        write_certificate(folder / "certificate.json", certificate, {"step": 2})
     page = opened(page_of(*runs), "agreement")
     first, second = page.locator("details.certificate").all()
     assert first.locator(".badge.pass").inner_text() == "E2"
@@ -125,7 +125,7 @@ def test_a_sweep_draws_a_band_for_each_configuration(written: Written, opened: O
         for name, at in runs.items()
     ]
     sweep = folders[0].parent
-    (sweep / "sweep.json").write_text(json.dumps({"runs": runs}))
+    (sweep / "sweep.json").write_text(json.dumps({"threads": 1, "runs": runs}))
     assert main(["report", str(sweep), "--out", str(sweep / "page.html")]) == 0
     page = opened(sweep / "page.html")
     names = [trace["name"] for trace in traces(page, "train/reward")]

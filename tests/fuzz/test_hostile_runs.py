@@ -22,7 +22,7 @@ from lockstep.report.html import describe_runs
 from lockstep.report.log import ENVIRONMENT, METRICS, SAMPLES, TIMINGS
 from lockstep.report.samples import pack_samples
 from lockstep.report.summary import summary
-from lockstep.run.trackers.base import Logs
+from lockstep.run.folder.logs import Logs
 
 _EARLY = ("metrics: a pipe, resume", "environment: torn, resume", "checkpoints: a state without position")
 

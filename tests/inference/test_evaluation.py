@@ -271,7 +271,7 @@ def test_accuracy_has_its_interval_wherever_a_run_shows_it(
     last = shown[-1]
     ends = f"[{last['validation/accuracy_low']:.3f}, {last['validation/accuracy_high']:.3f}]"
     assert f"→ {last['validation/accuracy']:.3f} {ends}" in summary(Path("run"), kept=[])
-    assert "| best, at step |" in Path("run/final/README.md").read_text()
+    assert "|   best | " in Path("run/final/README.md").read_text()
 
 
 SFT = {

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from lockstep.report.alarms import find_alarms
+from lockstep.report.alarms import LiveAlarms, find_alarms
 
 
 def rows(**columns: list[float]) -> list[dict[str, float]]:
@@ -94,3 +94,61 @@ def test_a_reward_above_that_of_the_best_policy_is_one() -> None:
     assert excess([1.01] * 10, 0.0) == [(10, 10)]
     assert excess([1.0] * 20, 0.0) == []
     assert excess([0.5, 1.5] * 20, 0.25) == []
+
+
+@pytest.mark.parametrize(
+    ("counts", "causes"),
+    [
+        ({"train/no_verdict": 8.0}, "8 had no verdict"),
+        ({"train/truncated": 1.0, "agreement/sequences_masked": 8.0}, "100% were cut off, 8 were off the sampler"),
+        ({}, "none has a token to learn from"),
+    ],
+)
+def test_a_step_that_trained_on_nothing_is_one_with_its_causes(counts: dict[str, float], causes: str) -> None:
+    found = find_alarms([{"step": 1, "train/trained_tokens": 0.0, **counts}])
+    assert f"nothing was trained on; of the responses {causes}" in [alarm.text for alarm in found]
+
+
+def test_a_reward_without_any_verdict_is_one_and_a_single_response_without_is_none() -> None:
+    texts = [alarm.text for alarm in find_alarms(rows(train__no_verdict=[1.0, 8.0], train__reward=[0.5, math.nan]))]
+    assert texts == ["the reward gave no response a verdict"]
+
+
+def listen(values: list[dict[str, float]]) -> list[str]:
+    notes: list[str] = []
+    alarms = LiveAlarms(notes.append)
+    for step, own in enumerate(values, 1):
+        alarms.add(step, own)
+    return notes
+
+
+EQUAL, OTHER, MIXED, NONE = (1.0, 1.0), (0.0, 0.0), (0.0, 1.0), ()
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ([EQUAL] * 4, []),
+        ([EQUAL] * 40, ["step 5: every reward of 5 steps was 1,"]),
+        ([MIXED] * 12, []),
+        ([EQUAL] * 3 + [MIXED] + [EQUAL] * 4, []),
+        ([EQUAL] * 4 + [OTHER] * 5, ["step 9: every reward of 5 steps was 0,"]),
+        ([OTHER] * 5 + [MIXED] * 9 + [OTHER] * 5, ["step 5: every reward", "step 19: every reward"]),
+        ([NONE] * 12, []),
+    ],
+)
+def test_equal_rewards_are_noted_once_for_a_stretch(steps: list[tuple[float, ...]], said: list[str]) -> None:
+    names = ("train/reward_min", "train/reward_max", "train/reward")
+    notes = listen([dict(zip(names, (*own, 0.5), strict=False)) for own in steps])
+    assert len(notes) == len(said)
+    assert all(note.startswith(f"ALARM, {start}") for note, start in zip(notes, said, strict=True))
+
+
+def test_rewards_earned_in_a_wrong_way_are_noted_once_each() -> None:
+    names = ("reward_min", "reward_max", "reward", "truncated", "reward_cut_off", "best_reward", "reward_error")
+    shares = [0.02 * step for step in range(40)]
+    values = [(-1.0, 9.0, 1 + own, own, 9.0, 1.0, 0.1) for own in shares]
+    notes = listen([{f"train/{name}": value for name, value in zip(names, row, strict=True)} for row in values])
+    assert [note.partition(": ")[0] for note in notes] == ["ALARM, step 11", "ALARM, step 13"]
+    assert "rose from " in notes[0]
+    assert "above 1, which the task declares" in notes[1]

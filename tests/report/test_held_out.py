@@ -13,7 +13,7 @@ from lockstep.command_line import command
 from lockstep.report.card import card
 from lockstep.report.held_out import best, figures, headlines
 from lockstep.report.summary import summary
-from lockstep.run.trackers.base import Logs
+from lockstep.run.folder.logs import Logs
 
 ACCURACY = "validation/accuracy"
 
@@ -56,13 +56,14 @@ def test_the_summary_names_interval_and_best_step_and_whether_its_checkpoint_is_
 def test_a_lower_loss_is_the_better_one(tmp_path: Path) -> None:
     rows = [{"step": step, "validation/loss": loss} for step, loss in ((0, 3.0), (4, 1.0), (8, math.nan), (12, 2.0))]
     assert best(figures(rows, "validation/loss"), "lower").step == 4
-    assert headlines(rows) == ["held-out loss 3.000 → 2.000", "best 1.000 at step 4"]
+    assert headlines(rows) == [("held-out loss", "3.000 → 2.000"), ("  best", "1.000 at step 4")]
     assert "1.000 at step 4" in summary(run_folder(tmp_path / "run", rows), kept=[])
 
 
 def test_the_card_has_intervals_and_the_best_step_up_to_its_own(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run", ROWS)
-    label = f"| held-out accuracy (`{ACCURACY}`) | 0.25 [0.15, 0.3] |"
-    assert f"{label} 0.5 [0.4, 0.55], at 20 | 0.75 [0.65, 0.8], at 10 |" in card(folder, "ppo", "base", 20)
-    assert f"{label} 0.75 [0.65, 0.8], at 10 | 0.75 [0.65, 0.8], at 10 |" in card(folder, "ppo", "base", 10)
-    assert "| reward of sampled responses (`train/reward`) | 0.5 | 0.5, at 5 | |" in card(folder, "ppo", "base", 20)
+    last, before = (card(folder, "ppo", "base", step) for step in (20, 10))
+    assert "| held-out accuracy | 0.250 [0.150, 0.300] → 0.500 [0.400, 0.550] |" in last
+    assert "| held-out accuracy | 0.250 [0.150, 0.300] → 0.750 [0.650, 0.800] |" in before
+    assert "|   best | 0.750 [0.650, 0.800] at step 10 |" in last
+    assert "| sampled reward | 0.500 → 0.500 |" in last

@@ -19,7 +19,7 @@ import yaml
 
 from lockstep.report.live import LiveRuns, open_server
 from lockstep.run.folder.files import lock_folder
-from lockstep.run.trackers.base import Logs
+from lockstep.run.folder.logs import Logs
 
 SAMPLE = {"id": "t:1", "prompt": "Q", "response": "A", "score": 1.0, "token": {"text": ["A"], "mask": [1]}}
 

@@ -69,8 +69,8 @@ def test_time_left_follows_the_newest_steps_and_continues_from_a_checkpoint(cloc
         for step in range(500, 520):
             clock.now += 100 if step < 510 else 1
             shown.step(step + 1, {}, 1)
-        assert shown.view().left_s == 480
-        assert shown.view().line.endswith("8:00 left")
+        assert shown.left_s == 480
+        assert shown.parts[-1] == "8:00 left"
 
 
 def received(reader: int) -> str:

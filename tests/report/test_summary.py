@@ -1,4 +1,4 @@
-"""The end of a run, as it is read: the verdict, what the critic explains, and paths that are there."""
+"""The end of a run, as it is read: the verdict, what sums it up, and paths that are there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from lockstep.report.summary import summary
-from lockstep.run.trackers.base import Logs
+from lockstep.run.folder.logs import Logs
 
 COMPARED = {
     "agreement/tokens": 100.0,
@@ -27,32 +27,26 @@ def summarize(folder: Path, rows: Sequence[Mapping[str, float]]) -> list[str]:
     return summary(folder, kept=[]).splitlines()
 
 
-def explained(folder: Path, *values: float) -> str:
-    lines = summarize(folder, [{"critic/explained_variance": value} for value in values])
-    (line,) = (line for line in lines if line.startswith("critic"))
-    return line.removeprefix("critic").strip()
-
-
 def test_it_ends_with_verdict_accuracy_critic_and_paths_in_this_order(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     step = {"train/reward": 0.5, "critic/explained_variance": 0.25, "validation/accuracy": 0.5, **COMPARED}
     lines = summarize(folder, [step, step | {"validation/accuracy": 0.75, "train/reward": 0.75}])
-    begins = ["training and sampling", "held-out accuracy", "  best", "sampled reward", "critic", "", "run:", "report:"]
+    begins = [
+        "training and sampling",
+        "held-out accuracy",
+        "  best",
+        "sampled reward",
+        "variance",
+        "",
+        "run:",
+        "report:",
+    ]
     end = lines[-len(begins) - 1 :]
     assert all(line.startswith(begin) for line, begin in zip(end, begins, strict=False)), end
     verdict = "AGREE: 200 tokens compared, largest |Δ log-prob| 2.0e-05, mean e^|Δ| at most 1.000000, bound 1.001"
     assert end[0].endswith(verdict)
     assert end[-1] == f"model: {folder / 'final'} (opens with transformers: see its README.md)"
     assert "sampled reward per step" in lines[0]
-
-
-def test_the_critic_is_judged_by_its_latest_steps_and_honestly(tmp_path: Path) -> None:
-    assert explained(tmp_path / "good", -3.0, 0, 0, 0, 0, 0, 0, 0, 0.5, 0.25) == (
-        "explains 37.5% of the variance of the returns in the last 2 steps"
-    )
-    assert explained(tmp_path / "bad", 0.5, 0.5, 0.5, -0.125) == (
-        "explains nothing of the returns in the last step: explained variance -0.125, their mean alone would have 0"
-    )
 
 
 def test_rewards_of_a_sum_stand_below_it_and_a_judge_says_how_often_it_was_asked(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from lockstep.config.loading import load
 from lockstep.inference.eval_recipe import eval_recipe
 from lockstep.inference.evaluate import evaluate
 from lockstep.judge.remembered import count_asked
-from lockstep.report.judge_reward import describe_judges
+from lockstep.report.evaluation import describe_judges
 from lockstep.report.log import read_metrics
 from lockstep.run.dry_run.dry_run import dry_run
 from lockstep.run.train import train

@@ -18,7 +18,7 @@ from lockstep.config import RunSection
 from lockstep.config.loading import load
 from lockstep.report.log import read_metrics
 from lockstep.run.dry_run.dry_run import dry_run
-from lockstep.run.hooks import resolve_intervals
+from lockstep.run.session import resolve_intervals
 from lockstep.run.train import train
 
 EPOCH = ("run.max_steps=-1", "optimizer.lr=1e-12", "data.shuffle=false")

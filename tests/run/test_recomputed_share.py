@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from killing import assert_same, contents, final, killed_and_continued
+from killing import assert_same, final
 from safetensors.torch import load_file
 from tiers import full
 from tiny_recipe import GRPO, RECIPE, REWARDS
@@ -162,15 +161,3 @@ def test_a_resumed_run_recomputes_the_same_responses() -> None:
     options = ("run.max_steps=4", "ppo.ppo_epochs=2")
     train("ppo", "true", "whole", *options)
     resume_after_3_steps("ppo", *options)
-
-
-@full
-def test_a_killed_run_ends_as_if_it_had_not_been(in_tmp: Path) -> None:
-    (in_tmp / "tiny.yaml").write_text(yaml.safe_dump({**RECIPE, "agreement": {"exact": True}}))
-    options = ("run.save_every=1", "run.max_steps=5")
-    assert main(["train", "tiny.yaml", "run.folder=whole", *options]) == 0
-    killed_and_continued("killed", 1, options, random.Random(0))
-    whole, killed = contents("whole"), contents("killed")
-    card = "final/README.md"  # shows the recipe, run.folder among it
-    assert whole.pop(card).replace(b"whole", b"killed") == killed.pop(card)
-    assert [name for name in whole if whole[name] != killed.get(name)] == []

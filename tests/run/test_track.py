@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lockstep.errors import RunError
 from lockstep.report.log import encode, read_metrics
-from lockstep.run.trackers.base import Logs, append
+from lockstep.run.folder.logs import Logs, append
 
 
 def steps(folder: Path, name: str) -> list[int]:

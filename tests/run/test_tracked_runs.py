@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -130,7 +129,7 @@ def test_a_tracker_that_fails_in_the_middle_stops_nothing_and_is_noted(
     told = capsys.readouterr().err
     assert told.count("mlflow failed: ") == 1
     assert "the run continues, and its own files have everything" in told
-    assert re.search(r"mlflow missed \d+ entries", told)
+    assert "mlflow missed entries" in told
     (shown,) = mlflow_runs("lockstep")
     assert shown.info.status == "FINISHED"
 

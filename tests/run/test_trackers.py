@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,11 +22,10 @@ from read_trackers import (
 )
 
 from lockstep.config import MLflow, TensorBoard, Trackers, WandB
+from lockstep.run.folder.logs import Logs
 from lockstep.run.stop import Stopped
-from lockstep.run.trackers.base import Logs, Outcome
-from lockstep.run.trackers.guard import Guarded
-from lockstep.run.trackers.run import RunTracker, track_run, views_of
-from lockstep.run.trackers.view import Facts, View, replay
+from lockstep.run.trackers.follow import Follower, Tracker, track_run, views_of
+from lockstep.run.trackers.view import Facts, Outcome, Rows, View
 
 ROWS = [
     {"prompt": "# <b>Ada</b>\n[x](y)", "tokens": 3, "parts": {"math": 1.0}},
@@ -49,11 +48,12 @@ def facts(in_tmp: Path, mlflow_store: str, monkeypatch: pytest.MonkeyPatch) -> F
     return Facts(folder, RECIPE, {"torch": "2.13.0"})
 
 
-def steps(tracker: RunTracker, start: int, stop: int, worth: float = 1.0) -> None:
+def steps(tracker: Tracker, start: int, stop: int, worth: float = 1.0) -> None:
     for step in range(start, stop):
-        tracker.metrics(step, {"train/reward": step * worth})
-        tracker.samples(step, ROWS)
-        tracker.timings(step, {"generate": 0.5})
+        tracker.logs.metrics(step, {"train/reward": step * worth})
+        tracker.logs.samples(step, ROWS)
+        tracker.logs.timings(step, {"generate": 0.5})
+        tracker.catch_up()
 
 
 def process(facts: Facts, recipe: Trackers, kept: int, stop: int, worth: float = 1.0) -> None:
@@ -140,49 +140,26 @@ def test_mlflow_goes_on_with_the_same_run_where_it_can(facts: Facts) -> None:
 
 @dataclass
 class Told(View):
-    """A view that remembers what it is told, and fails where it is told to."""
+    """A view that remembers what it is sent, and fails where it is told to."""
 
-    rows: list[tuple[int, str, Any]] = field(default_factory=list)
+    newest: int = -1
+    rows: list[tuple[int, Any]] = field(default_factory=list)
     broken: Exception | None = None
-    outcome: Outcome | None = None
 
     @property
     def where(self) -> str:
         return "in memory"
 
-    def _add(self, step: int, kind: str, values: Any) -> None:
+    def open(self, step: int) -> int:
+        return self.newest
+
+    def send(self, step: int, values: Mapping[str, float], samples: Mapping[str, Rows]) -> None:
         if self.broken is not None:
             raise self.broken
-        self.rows.append((step, kind, values))
-
-    def rewind(self, step: int) -> None:
-        self._add(step, "rewind", None)
-
-    def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        self._add(step, "metrics", dict(values))
-
-    def timings(self, step: int, seconds: Mapping[str, float]) -> None:
-        self._add(step, "timings", dict(seconds))
-
-    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        self._add(step, "samples", list(rows))
+        self.rows.append((step, {**values, **samples}))
 
     def close(self, outcome: Outcome) -> None:
-        self._add(-1, "close", outcome)
-
-
-def test_a_replay_tells_what_was_told(tmp_path: Path) -> None:
-    live, again = Told(), Told()
-    logs = RunTracker(Logs(tmp_path), [live])
-    logs.metrics(0, {"validation/accuracy": math.inf})
-    for step in (1, 2):
-        logs.metrics(step, {"train/reward": 0.5})
-        logs.metrics(step, {"validation/accuracy": 0.25})
-        logs.samples(step, [{"prompt": "a"}, {"prompt": "b"}])
-        logs.samples(step, [{"held_out": True, "prompt": "c"}])
-        logs.timings(step, {"generate": 1.5})
-    replay(tmp_path, again)
-    assert again.rows == live.rows
+        self.rows.append((-1, outcome))
 
 
 @dataclass
@@ -193,42 +170,69 @@ class Clock:
         return self.now
 
 
-def test_a_failing_view_is_noted_once_counted_and_tried_again_later() -> None:
-    view, notes, clock = Told(), list[str](), Clock()
-    guarded = Guarded("mlflow", view, notes.append, clock)
-    guarded.rewind(-1)
+def test_a_view_is_sent_what_the_logs_have_and_each_step_once(tmp_path: Path) -> None:
+    logs, early, late = Logs(tmp_path), Told(), Told(newest=1)
+    follower = Follower("early", early, logs, print)
+    follower.open(-1)
+    logs.metrics(0, {"validation/accuracy": math.inf})
+    follower.catch_up()
+    for step in (1, 2):
+        logs.metrics(step, {"train/reward": 0.5})
+        logs.metrics(step, {"validation/accuracy": 0.25})
+        logs.samples(step, [{"prompt": "a"}, {"prompt": "b"}])
+        logs.samples(step, [{"held_out": True, "prompt": "c"}])
+        logs.timings(step, {"generate": 1.5})
+        follower.catch_up()
+    whole = {
+        "train/reward": 0.5,
+        "validation/accuracy": 0.25,
+        "timings/generate": 1.5,
+        "samples": [{"prompt": "a"}, {"prompt": "b"}],
+        "validation_samples": [{"held_out": True, "prompt": "c"}],
+    }
+    assert early.rows == [(0, {"validation/accuracy": math.inf}), (1, whole), (2, whole)]
+    Follower("late", late, logs, print).open(2)  # it has had step 1
+    assert late.rows == [(2, whole)]
+
+
+def test_a_failing_view_is_noted_once_and_catches_up_later(tmp_path: Path) -> None:
+    logs, view, notes, clock = Logs(tmp_path), Told(), list[str](), Clock()
+    follower = Follower("mlflow", view, logs, notes.append, clock)
+    follower.open(-1)
     assert notes == ["mlflow: in memory"]
     view.broken = OSError("no route to https://ada:secret@server/api")
     for step in range(3):
-        guarded.metrics(step, {})
+        logs.metrics(step, {})
+        follower.catch_up()
     view.broken = None
-    guarded.metrics(3, {})
+    logs.metrics(3, {})
+    follower.catch_up()
+    assert view.rows == []
     clock.now = 61.0
-    guarded.metrics(4, {})
-    guarded.close("finished")
+    follower.catch_up()
+    follower.close("finished")
     assert notes[1:] == [
         "mlflow failed: no route to https://server/api; the run continues, and its own files have everything",
-        "mlflow missed 4 entries; the run's own files have them",
+        "mlflow missed entries, since it failed 1 times; the run's own files have them",
     ]
-    assert [(step, kind) for step, kind, _ in view.rows] == [(-1, "rewind"), (4, "metrics"), (-1, "close")]
+    assert [step for step, _ in view.rows] == [1, 2, 3, -1]  # step 0 is not tried a second time
 
 
-def test_a_view_that_fails_slowly_takes_at_most_a_tenth_of_the_time() -> None:
-    clock = Clock()
+def test_a_view_that_fails_slowly_takes_at_most_a_tenth_of_the_time(tmp_path: Path) -> None:
+    logs, clock = Logs(tmp_path), Clock()
 
     class Slow(Told):
-        def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        def send(self, step: int, values: Mapping[str, float], samples: Mapping[str, Rows]) -> None:
             clock.now += 120.0
-            super().metrics(step, values)
+            super().send(step, values, samples)
 
-    view = Slow()
-    guarded = Guarded("mlflow", view, lambda text: None, clock)
-    guarded.rewind(-1)
-    view.broken = OSError()
+    follower = Follower("mlflow", Slow(broken=OSError()), logs, lambda text: None, clock)
+    follower.open(-1)
     spent = 0.0
     for step in range(1000):
+        logs.metrics(step, {})
         began = clock.now
-        guarded.metrics(step, {})
+        follower.catch_up()
         spent += clock.now - began
         clock.now += 10.0
     assert 0 < spent < 0.11 * clock.now
@@ -244,17 +248,9 @@ def test_a_view_that_fails_slowly_takes_at_most_a_tenth_of_the_time() -> None:
     ],
 )
 def test_views_are_told_how_the_run_ended(tmp_path: Path, ending: BaseException | None, outcome: Outcome) -> None:
-    view: View = Told()
-
-    def go() -> None:
-        with track_run(Logs(tmp_path), {"told": view}, print) as tracker:
-            tracker.rewind(-1)
-            if ending is not None:
-                raise ending
-
-    if ending is None:
-        go()
-    else:
-        with pytest.raises(type(ending)):
-            go()
-    assert view.rows[-1] == (-1, "close", outcome)
+    view = Told()
+    with suppress(Stopped, KeyboardInterrupt, ValueError), track_run(Logs(tmp_path), {"told": view}, print) as tracker:
+        tracker.rewind(-1)
+        if ending is not None:
+            raise ending
+    assert view.rows == [(-1, outcome)]

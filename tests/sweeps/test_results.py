@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.report.sweeps import SWEEP, describe_sweep, read_sweep
-from lockstep.sweeps.results import list_runs, list_spreads, read_results, summarize
+from lockstep.report.sweeps import SWEEP, describe_sweep, list_runs, list_spreads, read_sweep, summarize_sweep
 
 AGREED = {"agreement/tokens": 8.0, "agreement/max_abs_logprob_diff": 0.0, "agreement/token_mult_prob_error": 1.0}
 
@@ -31,17 +30,17 @@ def test_means_are_of_runs_that_kept_their_promises_and_of_last_values(tmp_path:
     write_run(tmp_path / "seed=3", [0.0, 100.0], grad_norm=0.0)  # exit code 3
     write_run(tmp_path / "seed=4", [100.0, None])
     runs = {f"seed={seed}": {"seed": seed} for seed in range(6)}
-    (tmp_path / SWEEP).write_text(json.dumps({"runs": runs}))
+    (tmp_path / SWEEP).write_text(json.dumps({"threads": 1, "runs": runs}))
 
-    results = read_results(tmp_path)
+    results = read_sweep(tmp_path)
     table = list_runs(results)
     assert [row["state"] for row in table] == ["finished", "finished", "failed", "failed", "finished", "not finished"]
     assert math.isnan(table[4]["train/reward"])
     spreads = {row["metric"]: (row["count"], row["mean"]) for row in list_spreads(results)}
     assert spreads["train/reward"] == (2, pytest.approx(1.5))
     assert spreads["train/kl"] == (3, pytest.approx(0.5))
-    assert "3 of 6" in summarize(tmp_path)
-    assert "ALARM, seed=2, steps 1 to 2: sampler and learner disagree" in summarize(tmp_path)
+    assert "3 of 6" in summarize_sweep(tmp_path)
+    assert "ALARM, seed=2, steps 1 to 2: sampler and learner disagree" in summarize_sweep(tmp_path)
     page = describe_sweep(read_sweep(tmp_path)[:5], tmp_path)
     assert [run["state"] for run in page["runs"]] == [row["state"] for row in table[:5]]
     assert page["groups"][0]["final"]["train/reward"]["mean"] == pytest.approx(1.5)

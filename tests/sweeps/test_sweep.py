@@ -74,8 +74,8 @@ def test_runs_are_those_of_single_commands_and_a_sweep_is_resumed_and_grows(fold
 def test_a_run_that_fails_does_not_end_the_others(folder: Path) -> None:
     ended = sweep(folder, "policy.lr=1.0e+30,0.001 run.max_steps=6 --jobs 1")
     assert ended.code == exit_codes.CRASH, ended.said
-    assert "policy.lr=1.0e+30 failed, 0 of 2 are finished: step" in ended.said
-    assert "lower the learning rate" in ended.said
+    assert "policy.lr=1e+30 failed, 0 of 2 are finished; sweeps/s/policy.lr=1e+30/sweep.log" in ended.said
+    assert "lower the learning rate" in (folder / "sweeps/s/policy.lr=1e+30/sweep.log").read_text()
     assert "policy.lr=0.001 finished, 1 of 2 are finished" in ended.said
 
 
@@ -89,8 +89,8 @@ def test_every_combination_is_checked_before_any_starts(folder: Path) -> None:
         with pytest.raises(InputError, match=r"^run\.folder: .*--name"):
             lockstep.sweep("own.yaml", {"seed": range(2), **values}, run=run)
     assert plan_words("own.yaml", ["seed=0,1", "run={max_steps: 3}"], None).runs
-    with pytest.raises(InputError, match=r"^policy\.lr=1e-3 and policy\.lr=0\.001 are one run"):
-        plan_words("own.yaml", ["policy.lr=1e-3,0.002,0.001"], "s")
+    with pytest.raises(InputError, match=r"^policy\.lr=1 and policy\.lr=1\.0 are one run"):
+        plan_words("own.yaml", ["policy.lr=1,0.002,1.0"], "s")
     with pytest.raises(InputError, match="at least one run at a time"):
         lockstep.sweep("own.yaml", {"seed": range(2)}, jobs=0)
     one, other = (plan_words("own.yaml", [f"seed=0..{last}"], None).folder for last in (1, 2))
@@ -122,8 +122,6 @@ def test_ctrl_c_lets_each_run_save_and_the_same_command_resumes(folder: Path) ->
     process.communicate()
     while not all("SIGTERM was received" in (file.parent / "sweep.log").read_text() for file in begun):
         time.sleep(0.1)  # runs end with their sweep
-    (job, *_) = (SweepJob(run) for run in plan_words("own.yaml", ["seed=0..2", "policy.lr=0.001"], "s").runs)
-    assert job.reason.endswith("the same command resumes from there"), "the last line that its process wrote"
 
 
 def test_what_several_runs_begin_with_is_trained_by_one_of_them(in_tmp: Path) -> None:

@@ -230,7 +230,6 @@ def open_distill(recipe: DistillRecipe, setup: Setup) -> Job:
         held_out=None if held_out is None else describe(held_out, "prompts"),
         arithmetic=_arithmetic(recipe),
         agreement=agreement,
-        section="distill",
     )
 
 

@@ -152,6 +152,5 @@ def open_online_dpo(recipe: OnlineDPORecipe, setup: Setup) -> Job:
             "1 optimizer step"
         ),
         agreement=agreement,
-        section="online_dpo",
         hooks=() if recipe.reward is None else (CutOffNote(setup.note, REWARD_CUT_OFF),),
     )

@@ -94,8 +94,6 @@ def open_policy_gradient(
         held_out=None if held_out is None else describe(held_out, "prompts"),
         arithmetic=_arithmetic(recipe),
         agreement=agreement,
-        section=recipe.section,
-        filters_truncated=options.overlong_filtering,
         hooks=_warn_of_cut_off(recipe, setup),
     )
     return job if abandon is None else _one_step_ahead(job, its, workers, agreement, abandon, setup)

@@ -97,7 +97,6 @@ def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
         held_out=None if held_out is None else describe(held_out, "prompts"),
         arithmetic=_arithmetic(recipe, len(prompts), settings),
         agreement=agreement,
-        section="self_rewarding",
         hooks=(Collapse(recipe.self_rewarding, setup.note),),
     )
 

@@ -121,9 +121,9 @@ function verdicts(metric) {
 
 const agreementBadge = (word) => element(`span.badge.${{ AGREE: "pass", DISAGREE: "fail" }[word] ?? "open"}`, {}, word);
 
-/** The level of a run's certificate, what it means, and all that it rests on, which opens. */
+/** The level of a run's certificate, and all that it rests on, which opens. */
 function certificateOf(run) {
-  const { level, sentence, meaning, facts } = run.certificate;
+  const { level, sentence, facts } = run.certificate;
   const kind = level === "E2" ? "pass" : "open";
   const name = state.runs.length > 1 ? `${run.name}: ` : "";
   const told = visible(sentence.slice(sentence.indexOf(", ") + 2));
@@ -131,7 +131,6 @@ function certificateOf(run) {
     "details.certificate",
     {},
     element("summary", {}, element(`span.badge.${kind}`, {}, level), ` ${name}${told}`),
-    element("p.sentence", {}, meaning),
     plainTable(["certificate", ""], facts.map(([fact, value]) => [fact, visible(value)])),
   );
 }

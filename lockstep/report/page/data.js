@@ -1,5 +1,5 @@
 "use strict";
-/* Data blocks: base64 of gzip in elements that a browser neither shows nor runs. `columns.py` packs what `unpack` reads. */
+/* Data blocks: base64 of gzip in elements that a browser neither shows nor runs. `samples.py` packs what `unpack` reads. */
 
 /** The bytes of a block; one that the browser has not read yet is waited for. */
 async function inflated(name) {
@@ -18,24 +18,11 @@ async function runLibrary(name) {
   document.head.append(script);
 }
 
-/** A table as `pack` wrote it: its header, and each column as a Float32Array. */
+/** A table as `samples.py` packs it: its header, and each column as numbers, NaN for what is missing. */
 function unpack(bytes) {
-  const headEnd = 4 + new DataView(bytes.buffer, bytes.byteOffset).getUint32(0, true);
-  const header = JSON.parse(new TextDecoder().decode(bytes.subarray(4, headEnd)));
-  const columns = {};
-  header.columns.forEach((name, i) => {
-    columns[name] = floats(bytes.subarray(headEnd + 4 * i * header.count), header.count);
-  });
+  const { header, columns } = JSON.parse(new TextDecoder().decode(bytes));
+  for (const name of Object.keys(columns)) columns[name] = Float32Array.from(columns[name], (value) => (value === null ? NaN : Number(value)));
   return { header, columns };
-}
-
-/** Numbers whose first bytes lie together, then their second bytes, and so on. */
-function floats(planes, count) {
-  const bytes = new Uint8Array(4 * count);
-  for (let plane = 0; plane < 4; plane++) {
-    for (let i = 0; i < count; i++) bytes[4 * i + plane] = planes[plane * count + i];
-  }
-  return new Float32Array(bytes.buffer);
 }
 
 function fromBase64(text) {

@@ -4,7 +4,7 @@
 /** The indexes of all runs, one behind the other. `columns.run` says whose a row is, `prompts` and `responses` are texts. */
 function joined(indexes) {
   const columns = {};
-  for (const name of indexes[0].header.columns) {
+  for (const name of Object.keys(indexes[0].columns)) {
     columns[name] = Float32Array.from(indexes.flatMap((index) => Array.from(index.columns[name])));
   }
   columns.run = Float32Array.from(indexes.flatMap((index, run) => Array(index.header.count).fill(run)));

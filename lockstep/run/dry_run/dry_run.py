@@ -41,13 +41,12 @@ from lockstep.plan.memory import FP32
 from lockstep.plan.page import describe_layouts
 from lockstep.plan.sizes import Sizes
 from lockstep.rewards.build import build as build_reward
-from lockstep.run.dry_run.findings import Findings
 from lockstep.run.dry_run.remarks import remarks
-from lockstep.run.dry_run.setup import DrySetup
+from lockstep.run.dry_run.setup import DrySetup, Findings
 from lockstep.run.folder.files import FRAME, find_changed_options, require_writable, standing
-from lockstep.run.hooks import resolve_intervals
 from lockstep.run.live_setup import require_lengths, role_folder, self_checked_sampling
-from lockstep.run.trackers.run import views_of
+from lockstep.run.session import resolve_intervals
+from lockstep.run.trackers.follow import views_of
 from lockstep.run.trackers.view import Facts
 from lockstep.units import readable
 
@@ -87,11 +86,13 @@ def _check_parts(loaded: Loaded, allow_changes: bool, made: Path, found: Finding
         _device(recipe, found)
     with found.problem():
         found.say("placement", placement_of(recipe).describe())
-    _check_inference(recipe, found)
+    with found.problem():
+        if recipe.inference is not None:
+            require_sampler(recipe.inference.sampler, recipe.learner)
     with found.problem():
         _run_folder(loaded, allow_changes, found)
     with found.problem():
-        views = views_of(recipe.trackers, Facts(loaded.run_folder, loaded.dump(), {}))
+        views = views_of(recipe.trackers, Facts.of(loaded))
         found.say("logs", ", ".join(["metrics.jsonl", *views]))
     files = _files(recipe, made, found)
     if files is not None:
@@ -101,17 +102,19 @@ def _check_parts(loaded: Loaded, allow_changes: bool, made: Path, found: Finding
         with found.problem():
             build_reward(section, found.notes.append, option=option)
     if model is not None:
+        source = model.source
         with found.problem():
-            found.notes += filter(None, [describe_passed_end(model.source, recipe.data)])
+            found.notes += filter(None, [describe_passed_end(source, recipe.data)])
         # Before a part of the model is computed, which takes memory.
         is_small = _room(loaded, recipe, Sizes.of(model.network, recipe.learner.lora), found)
         if files is not None:
-            inexact = _decide_exact(recipe, model.source, found) if is_small else "it is refused"
-            _open(recipe, DrySetup(recipe, made, files, model.source, inexact, found), found)
-        _check_layouts(recipe, model.source, found)
+            inexact = _decide_exact(recipe, source, found) if is_small else "it is refused"
+            _open(recipe, DrySetup(recipe, made, files, source, inexact, found), found)
+        _check_layouts(recipe, source, found)
         with found.problem():
             if is_small:
-                _prove(recipe, model.source, found)
+                proof = require_proof(source.folder, recipe.learner, self_checked_sampling(recipe, source))
+                found.say("self-check", f"computed as transformers does, to {proof.largest:.1e} nats")
     return model
 
 
@@ -123,14 +126,6 @@ def _check_layouts(recipe: Algorithm, source: ModelSource, found: Findings) -> N
         with found.problem():
             config = read_config(role_folder(role, source), headless=not scores_tokens(role.head))
             require_computable(config, role.learner)
-
-
-def _check_inference(recipe: Algorithm, found: Findings) -> None:
-    """Checks that the sampler can run here."""
-    if recipe.inference is None:
-        return
-    with found.problem():
-        require_sampler(recipe.inference.sampler, recipe.learner)
 
 
 def _decide_exact(recipe: Algorithm, source: ModelSource, found: Findings) -> str | None:
@@ -150,22 +145,10 @@ def _open(recipe: Algorithm, setup: DrySetup, found: Findings) -> None:
         job = recipe.open(setup)
         found.say("data", f"{job.data} to train on, {job.held_out or 'none'} to validate on")
         found.say("step", job.arithmetic)
-        found.say("micro-batches", _micro_batches(recipe))
         found.say("run", _course(recipe, job))
         rest = job.run_length.describe_rest()
         if rest is not None:
             found.notes.append(rest)
-
-
-def _micro_batches(recipe: Algorithm) -> str:
-    """Describes the most micro-batches that an optimizer step can need, with every sequence at its longest."""
-    learner, load = recipe.learner, recipe.largest_step
-    what = "longest sequences" if load.group == 1 else "longest pairs"
-    own = [f" ({role.name}: at most {load.passes(role.learner, load.rows)})" for role in recipe.own_layouts]
-    return (
-        f"at most {load.passes(learner, load.rows)} per optimizer step and rank, of {learner.micro_batch_tokens:,} "
-        f"tokens: {load.together(learner)} of the {what} ({load.shortest} tokens){''.join(own)}"
-    )
 
 
 def _course(recipe: Common, job: Job) -> str:
@@ -177,11 +160,6 @@ def _course(recipe: Common, job: Job) -> str:
     spaced = f" ({share:g} of an epoch is every {every} steps)" if isinstance(share, float) else ""
     newest = f"checkpoints: {saves}, of which the newest are kept: {min(saves, recipe.run.keep)}"
     return f"steps: {steps}; validations: {len(validated)}{spaced}; {newest}"
-
-
-def _prove(recipe: Algorithm, source: ModelSource, found: Findings) -> None:
-    proof = require_proof(source.folder, recipe.learner, self_checked_sampling(recipe, source))
-    found.say("self-check", f"packed, alone and decoded as transformers computes it, to {proof.largest:.1e} nats")
 
 
 def _device(recipe: Algorithm, found: Findings) -> None:
@@ -294,32 +272,16 @@ def _memory(recipe: Algorithm, sizes: Sizes, found: Findings) -> None:
         found.notes.append(f"what {trains.title}'s ranks hold is not planned yet; try a short run")
         return
     on_gpu = resolve_device(learner.device).type == "cuda"
-    room = int(torch.cuda.get_device_properties(0).total_memory) if on_gpu else None
-    estimate = MemoryEstimate.of(recipe, sizes, placement_of(recipe), memory=room)
-    ranks = learner.parallel.ranks
-    times = f" in each of {ranks} processes" if ranks > 1 else ""
-    if learner.lora is not None:
-        found.say("adapters", f"{sizes.adapters:,} parameters learn of the policy")
-    for name, rank in estimate.ranks.items():
-        found.say("memory", f"{name}: {readable(rank.peak.size)} at the most, at the {rank.peak.name}{times}")
-    if estimate.sampler is not None:
-        weights, cache = readable(estimate.sampler.weights), readable(estimate.sampler.cache)
-        found.say("memory", f"sampler: {weights} of weights besides the learner's, {cache} of keys and values")
-    if estimate.copies:
-        found.say("memory", f"one step ahead: {readable(estimate.copies)} of copies of the weights")
-    if room is not None:
-        _fits(estimate, estimate.device + estimate.contexts, room, "a GPU here", found)
-    else:
-        _fits(estimate, estimate.machine, machine_memory.total_bytes(), "this machine", found)
-
-
-def _fits(estimate: MemoryEstimate, needed: float, available: int, where: str, found: Findings) -> None:
-    found.say("memory", f"together at most about {readable(needed)}; {where} has {readable(available)}")
+    available = torch.cuda.get_device_properties(0).total_memory if on_gpu else machine_memory.total_bytes()
+    estimate = MemoryEstimate.of(recipe, sizes, placement_of(recipe), memory=int(available) if on_gpu else None)
+    needed = estimate.device + estimate.contexts if on_gpu else estimate.machine
+    where = f"{'a GPU here' if on_gpu else 'this machine'} has {readable(int(available))}"
+    found.say("memory", f"at most about {readable(needed)}; {where}; `lockstep plan` names its parts")
     if needed > available:
         generates = "" if estimate.sampler is None else " or sampler.max_batch_size"
         raise InputError(
-            f"the run needs about {readable(needed)} of memory, but {where} has {readable(available)}; take a smaller "
-            f"model, or lower learner.micro_batch_tokens{generates}"
+            f"the run needs about {readable(needed)} of memory, but {where}; take a smaller model, or lower "
+            f"learner.micro_batch_tokens{generates}"
         )
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NoReturn, TypeVar, assert_never
+from typing import Any, NoReturn, TypeVar, assert_never
 
 import torch
-from torch import Tensor
 
 from lockstep import machine_memory
 from lockstep.algorithms.base import Algorithm
@@ -18,36 +17,75 @@ from lockstep.algorithms.episodes import describe_rewards, episodes_of
 from lockstep.algorithms.roles import ModelRole
 from lockstep.algorithms.rows import DataFiles
 from lockstep.algorithms.setup import Policy
-from lockstep.batch import Batch
 from lockstep.cluster.judges import policy_answers, read_people
 from lockstep.config import DType
 from lockstep.data.prompts import Prompts
 from lockstep.data.ranked import describe
 from lockstep.data.templates import read_field
 from lockstep.environments.options import EnvironmentSection
-from lockstep.errors import InputError
-from lockstep.judge.asking import Answer, Answering, Conversation
+from lockstep.errors import InputError, LockstepError
+from lockstep.judge.asking import Answering
 from lockstep.judge.build import score_judge
 from lockstep.judge.options import AskedSection
 from lockstep.learners.base import Learner
-from lockstep.losses.base import Loss
-from lockstep.metrics import Metrics
 from lockstep.models.source import ModelSource, open_source
+from lockstep.report.terminal import summary_table
 from lockstep.rewards.base import NoReward, Reward
 from lockstep.rewards.math_reward import MathReward
 from lockstep.rewards.options import RewardJudge, RewardSection, SingleReward
 from lockstep.rollouts.episodes import Episodes
-from lockstep.run.dry_run.findings import Findings
 from lockstep.run.live_setup import role_folder
-from lockstep.samplers.base import Piece, Sampler
-from lockstep.types import Prompt, Request, SamplingParams, skip_timing
+from lockstep.samplers.base import Sampler
+from lockstep.types import Prompt, skip_timing
 from lockstep.units import readable
-from lockstep.weight_sync.attestation import Attestation
 
 _ANSWERS = 64  # right answers that are read; each is a question to math-verify
 
 
 T = TypeVar("T")
+
+
+class DryRunError(InputError):
+    """The problems that would stop a run before its first step; one sentence per line."""
+
+
+@dataclass
+class Findings:
+    """Findings collected while checks run.
+
+    Attributes:
+        problems: Problems that would stop the run, one sentence each.
+        lines: Lines of the report, as (subject, text).
+        notes: Things that could not be known, or may surprise.
+    """
+
+    problems: list[str] = field(default_factory=list)
+    lines: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def problem(self) -> Iterator[None]:
+        """Turns an error inside the block into a problem, so that the checks after it still run."""
+        try:
+            yield
+        except (LockstepError, OSError) as error:
+            sentence = str(error)
+            if sentence not in self.problems:
+                self.problems.append(sentence)
+
+    def say(self, about: str, text: str) -> None:
+        """Adds a line to the report."""
+        self.lines.append((about, text))
+
+    def report(self) -> str:
+        """The lines as a table, then the notes.
+
+        Raises:
+            DryRunError: If there are problems.
+        """
+        if self.problems:
+            raise DryRunError("\n".join(self.problems))
+        return "\n".join([summary_table(self.lines), *(f"note: {note}" for note in self.notes)])
 
 
 @dataclass
@@ -88,17 +126,16 @@ class DrySetup:
             folder = role_folder(role, self.source)
             if role.path is not None:
                 self.found.say(role.name.replace("_", " "), f"{folder} reads the policy's tokens")
-        return Absent()
+        return ABSENT
 
     def for_part(self, files: DataFiles, learners: Mapping[ModelRole, Learner]) -> DrySetup:
         return replace(self, files=files)
 
     def sampler(self, learner: Learner) -> Sampler:
-        return Absent()
+        return ABSENT
 
     def sampler_beside(self) -> tuple[Sampler, Callable[[], None]]:
-        absent = Absent()
-        return absent, absent.abandon
+        return ABSENT, ABSENT.abandon
 
     def reward(self, section: RewardSection | None, rows: Prompts, option: str) -> Reward:
         """Reports what is known of a reward before there is a response; an unusable one was reported before."""
@@ -124,8 +161,8 @@ class DrySetup:
             if section.is_policy:
                 return policy_answers(section, policy, name)
             if section.path is not None:
-                return policy_answers(section, Policy(Absent().generate, open_source(section.path)), name)
-        return Silent()
+                return policy_answers(section, Policy(ABSENT.generate, open_source(section.path)), name)
+        return ABSENT
 
     def attempt(self, build: Callable[[], T], otherwise: T) -> T:
         with self.found.problem():
@@ -146,22 +183,13 @@ class DrySetup:
         match section.type:
             case "math":
                 self._say_answers(MathReward(section.marker, key), first, rows, option)
-            case "python":
-                self.found.say(option, f"{section.function} is there and can be called; it was not called")
-            case "code":
-                assert section.code is not None, "the recipe has it"
-                how = "a program was run in the sandbox" if section.code.url is None else "its server was not asked"
-                self.found.say(option, f"code; {how}, and every row has tests")
-            case "instructions":
-                self.found.say(option, "instructions; those of every row can be checked")
             case "by_row":
                 self._say_by_row(section, first, rows, key)
-            case "server":
-                assert section.server is not None, "the recipe names it"
-                self.found.say(option, f"{section.server.url}; it was not asked")
             case "judge":
                 assert section.judge is not None, "the recipe has one"
                 self._say_judge(section.judge, f"{key}.judge")
+            case "python" | "code" | "instructions" | "server":
+                self.found.say(option, f"{section.type}; its options and rows are right, and nothing was rewarded")
             case "sum":
                 raise AssertionError("its parts are said")
             case _:
@@ -169,9 +197,8 @@ class DrySetup:
 
     def _say_judge(self, section: RewardJudge, key: str) -> None:
         located = section.locate(self.source.folder)
-        score_judge(
-            located, self.answering(located, Policy(Absent().generate, self.source), key), self.algorithm.seed, key
-        )
+        answering = self.answering(located, Policy(ABSENT.generate, self.source), key)
+        score_judge(located, answering, self.algorithm.seed, key)
         people = "" if section.people is None else f"; {describe(*read_people(section.people))}"
         who = (section.path or "the initial model") if located.has_engine else "a server"
         self.found.say(key, f"{who} judges {section.num_evals_to_average} times; it was not asked{people}")
@@ -196,85 +223,19 @@ class DrySetup:
         self.found.say(option, f"math; the right answers of the first {len(first)} rows can be read")
 
 
-class Silent:
-    """A stand-in for a judge whose model is not known; implements `Answering`."""
-
-    def escape(self, text: str) -> str:
-        return _refuse()
-
-    def excesses(self, conversations: Sequence[Conversation]) -> list[int]:
-        return _refuse()
-
-    def answers(self, conversations: Sequence[Conversation], keys: Sequence[int]) -> list[Answer | None]:
-        return _refuse()
-
-
 class Absent:
-    """A stand-in for a model: implements `Learner` and `Sampler`, and computes nothing."""
+    """A stand-in for a model or a judge, in place of every protocol; it computes nothing."""
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.float32
+    dtype = torch.float32
+    version = None
 
-    @property
-    def version(self) -> int | None:
-        return None
-
-    def logprobs(self, batch: Batch) -> Tensor:
-        return _refuse()
-
-    def topk(self, batch: Batch, k: int) -> tuple[Tensor, Tensor]:
-        return _refuse()
-
-    def values(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        return _refuse()
-
-    def forward_backward(self, batch: Batch, loss: Loss) -> Metrics:
-        return _refuse()
-
-    def optim_step(self) -> Metrics:
-        return _refuse()
-
-    def reset_optimizer(self) -> None:
-        _refuse()
-
-    @property
-    def sender(self) -> None:
-        return _refuse()
-
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        return _refuse()
-
-    def save(self, folder: Path) -> None:
-        _refuse()
-
-    def poll_save(self, wait: bool) -> bool:
-        return _refuse()
-
-    def load(self, folder: Path) -> None:
-        _refuse()
-
-    def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
-        return _refuse()
-
-    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
-        return _refuse()
-
-    def logprobs_of_each(self, batch: Batch) -> Sequence[Tensor]:
-        return _refuse()
-
-    def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Sequence[Attestation]:
-        return _refuse()
-
-    def wake(self) -> None:
-        _refuse()
-
-    def sleep(self) -> None:
-        _refuse()
-
-    def abandon(self) -> None:
-        _refuse()
+    def __getattr__(self, name: str) -> Callable[..., NoReturn]:
+        return _refuse
 
 
-def _refuse() -> NoReturn:
+def _refuse(*values: object) -> NoReturn:
     raise AssertionError("a dry run computes nothing; `Algorithm.open` may not ask a model yet")
+
+
+ABSENT: Any = Absent()
+"""Any model or judge."""

@@ -12,7 +12,6 @@ import torch
 
 from lockstep.models.exact.attention import BLOCK
 from lockstep.monitor.agreement import Certificate
-from lockstep.report.certificate import CERTIFICATE
 from lockstep.run.folder.machine import describe_machine
 from lockstep.whole_files import write_whole
 from lockstep_logprobs.hidden import ROWS
@@ -26,11 +25,6 @@ _EXACT = {
 _EXACT_ON_GPUS = "instead of these, Triton's of lockstep/models/exact/fused and lockstep_logprobs/fused"
 _FUSED = "scaled_dot_product_attention"
 _ON_GPUS = f"varlen_attn of packed sequences where `lockstep gpu-check` says so, else {_FUSED}"
-
-
-def write_run_certificate(folder: Path, step: int, certificate: Certificate) -> None:
-    """Writes the certificate of a run into its folder, as of a step."""
-    write_certificate(folder / CERTIFICATE, certificate, {"step": step})
 
 
 def write_certificate(file: Path, certificate: Certificate, about: Mapping[str, Any]) -> None:

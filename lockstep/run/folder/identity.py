@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ from lockstep.config import registry
 from lockstep.config.loading import Loaded
 from lockstep.config.model_recipe import weights_of
 from lockstep.errors import InputError
-from lockstep.models.digests import FULL, digest, model_files
+from lockstep.models.digests import digest, model_files
 from lockstep.version import __version__
+from lockstep.yaml12 import flat
 
 Identity = dict[str, Any]
 
@@ -46,7 +47,7 @@ def inputs(loaded: Loaded, data: Mapping[str, str], model: Path | None) -> Ident
     found = recipe_identity(loaded)
     found |= {f"data.{name}": own for name, own in data.items()}
     found |= {} if model is None else model_files(model)
-    options = dict(_flat(loaded.dump()))
+    options = dict(flat(loaded.dump()))
     others = [name for name in options if name.startswith(_WITH_MODELS)]
     for name in (name.removesuffix(".path") for name in others if name.endswith(".path") and options[name] is not None):
         path = str(options[f"{name}.path"])
@@ -56,39 +57,23 @@ def inputs(loaded: Loaded, data: Mapping[str, str], model: Path | None) -> Ident
 
 def recipe_identity(loaded: Loaded) -> Identity:
     """The options of `Loaded.identity`, by flat names."""
-    return {f"recipe.{key}": value for key, value in _flat(loaded.identity())}
+    return {f"recipe.{key}": value for key, value in flat(loaded.identity())}
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Lists names whose values differ, one line each, in order."""
     names = [*then, *(name for name in now if name not in then)]
     return [
-        f"{name} was {_format_value(then.get(name))}{_describe_older(then.get(name), now.get(name))}, is "
-        f"{_format_value(now.get(name))}"
+        f"{name} was {_format_value(then.get(name))}, is {_format_value(now.get(name))}"
         for name in names
         if then.get(name) != now.get(name)
     ]
-
-
-def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value
 
 
 @cache
 def _own_code() -> str:
     """A digest of Lockstep's code, read once, since the files may change while this process runs."""
     return digest(sorted(Path(__file__).parents[2].rglob("*.py")))
-
-
-def _describe_older(then: object, now: object) -> str:
-    """Describes the digest of an older version, which no digest of now can equal; empty for any other value."""
-    is_full = isinstance(now, str) and now.startswith(FULL)
-    is_older = isinstance(then, str) and not then.startswith(FULL)
-    return " (digest of an older version, which cannot be compared)" if is_full and is_older else ""
 
 
 def _format_value(value: Any) -> str:

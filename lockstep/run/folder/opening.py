@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import resource
 import shutil
-from collections.abc import Callable, Iterator
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
+
+import torch
 
 from lockstep.config.hub import write_pins
 from lockstep.config.hub_name import PINS
@@ -16,9 +21,10 @@ from lockstep.config.loading import Loaded, describe
 from lockstep.data.template_date import FILE, keep_date
 from lockstep.disk import is_user_error
 from lockstep.errors import InputError, LockstepError, RunError
-from lockstep.run.folder.crash import CRASH, write_crash
+from lockstep.report.log import CRASH
+from lockstep.run.checkpoint.checkpoints import Checkpoints
 from lockstep.run.folder.files import FRAME, LOCK, add_message, lock_folder, make, write_once
-from lockstep.run.folder.machine import as_noted
+from lockstep.run.folder.machine import as_noted, describe_machine
 from lockstep.run.stop import Stopped
 
 
@@ -34,43 +40,66 @@ def open_run(loaded: Loaded, folder: Path) -> Iterator[Callable[[], None]]:
             before the function was called.
         RunError: For an error of the operating system afterwards.
     """
-    before = Footprint.before(folder)
-    make(folder)
-    with lock_folder(folder), before.restore_on_failure() as started, _crashes_noted(loaded, folder, started):
+    with _clean_start(folder) as started, _crashes_noted(loaded, folder, started):
         write_once(folder / "recipe.yaml", describe(loaded))
         write_pins(loaded, folder)
         with as_noted(loaded, folder), keep_date(folder):
             yield started.set
 
 
+_MADE = ("recipe.yaml", PINS, "environment.json", "inputs.json", "messages.jsonl", "data", FRAME, "judges", FILE)
+"""Files and folders that a run may add to its folder before its first step; a failed start removes nothing else."""
+
+
 @contextmanager
-def _end_recorded(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except BaseException as error:
-        add_message(folder, None, f"ended by {type(error).__name__}: {error}")
-        raise
+def _clean_start(folder: Path) -> Iterator[Event]:
+    """Makes and locks a folder; removes what was added if the block fails before it sets the event that it is given."""
+    before = {path.name for path in folder.iterdir()} if folder.is_dir() else set[str]()
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]  # the innermost first
+    make(folder)
+    with lock_folder(folder):
+        started = Event()
+        try:
+            yield started
+        except BaseException:
+            if not started.is_set():
+                _remove_added(folder, before, missing)
+            raise
+
+
+def _remove_added(folder: Path, before: set[str], missing: Sequence[Path]) -> None:
+    for path in folder.iterdir():
+        if path.name in before or path.name.removeprefix(".").split("-")[0] not in _MADE:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    if LOCK not in before:  # last of all, since then any process may take the folder
+        (folder / LOCK).unlink(missing_ok=True)
+    for made in missing:
+        with contextlib.suppress(OSError):  # other runs are in it
+            made.rmdir()
 
 
 @contextmanager
 def _crashes_noted(loaded: Loaded, folder: Path, started: Event) -> Iterator[None]:
-    """Writes `crash.txt` for an error in the block that is not one sentence for the user; records any."""
+    """Records an error in the block; writes `crash.txt` for one that is not one sentence for the user."""
     try:
-        with _end_recorded(folder):
-            yield
-    except (LockstepError, Stopped):
-        raise
-    except OSError as error:
-        if not started.is_set():
+        yield
+    except BaseException as error:
+        add_message(folder, None, f"ended by {type(error).__name__}: {error}")
+        if isinstance(error, LockstepError | Stopped) or not isinstance(error, Exception):
+            raise
+        if isinstance(error, OSError) and not started.is_set():
             if is_user_error(error):
                 raise InputError(str(error)) from error
             raise RunError(
                 f"{error}; the disk fails, or is full: mend that, and give the same command again"
             ) from error
-        write_crash(error, loaded, folder)
-        raise RunError(f"{error}; where that was is in {folder / CRASH}") from error
-    except Exception as error:
-        write_crash(error, loaded, folder)
+        _write_crash(error, loaded, folder)
+        if isinstance(error, OSError):
+            raise RunError(f"{error}; where that was is in {folder / CRASH}") from error
         error.add_note(
             f"this is a crash, which {folder / CRASH} describes; the same command resumes the run, with "
             "--allow-changes where code that it names has been mended since"
@@ -78,56 +107,36 @@ def _crashes_noted(loaded: Loaded, folder: Path, started: Event) -> Iterator[Non
         raise
 
 
-_MADE = ("recipe.yaml", PINS, "environment.json", "inputs.json", "messages.jsonl", "data", FRAME, "judges", FILE)
-"""Files and folders that a run may add to its folder before its first step; a failed start removes nothing else."""
+def _write_crash(error: BaseException, loaded: Loaded, folder: Path) -> None:
+    """Writes the traceback, a worker's too, and the environment of the run; replaces an older report.
 
-
-@dataclass(frozen=True)
-class Footprint:
-    """A snapshot of a run's folder before the run prepared it.
-
-    Attributes:
-        folder: Folder of the run.
-        names: Names in it.
-        missing: The folder and those above it that did not exist, the innermost first.
+    The phase and the step stand behind the trace: `Progress.phase` adds them to the error. No environment
+    variable is written. Where the disk or the memory is full, nothing is.
     """
-
-    folder: Path
-    names: frozenset[str]
-    missing: tuple[Path, ...]
-
-    @classmethod
-    def before(cls, folder: Path) -> Footprint:
-        names = frozenset(path.name for path in folder.iterdir()) if folder.is_dir() else frozenset()
-        return cls(folder, names, tuple(path for path in (folder, *folder.parents) if not path.exists()))
-
-    @contextmanager
-    def restore_on_failure(self) -> Iterator[Event]:
-        """Removes what was added if the block fails before it sets the event that it is given.
-
-        The caller holds the run's lock.
-        """
-        started = Event()
-        try:
-            yield started
-        except BaseException:
-            if not started.is_set():
-                self._restore()
-            raise
-
-    def _restore(self) -> None:
-        for path in self.folder.iterdir():
-            if path.name not in self.names and path.name.removeprefix(".").split("-")[0] in _MADE:
-                _remove(path)
-        if LOCK not in self.names:  # last of all, since then any process may take the folder
-            (self.folder / LOCK).unlink(missing_ok=True)
-        for folder in self.missing:
-            with contextlib.suppress(OSError):  # of other runs
-                folder.rmdir()
+    with contextlib.suppress(OSError, MemoryError):
+        found = Checkpoints(folder / "checkpoints", 1).find()
+        lines = [
+            f"time        {time.strftime('%Y-%m-%d %H:%M:%S %z')}",
+            f"checkpoint  {found[-1][1] if found else 'none yet'}",
+            f"memory      {_memory()}",
+            f"versions    {json.dumps(describe_machine(loaded.name))}",
+            "",
+            *traceback.format_exception(error),
+        ]
+        (folder / CRASH).write_text("\n".join(line.rstrip("\n") for line in lines) + "\n", encoding="utf-8")
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
+def _memory() -> str:
+    """Memory of this process, of the machine and of its GPUs, as text."""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    parts = [f"this process {most:.2f} GiB at most"]
+    for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
+        name, _, value = line.partition(":")
+        if name in ("MemTotal", "MemAvailable"):
+            parts.append(f"{name} {int(value.split()[0]) / 2**20:.2f} GiB")
+    if torch.cuda.is_initialized():
+        parts += [
+            f"GPU {i}: {torch.cuda.max_memory_allocated(i) / 2**30:.2f} GiB at most"
+            for i in range(torch.cuda.device_count())
+        ]
+    return ", ".join(parts)

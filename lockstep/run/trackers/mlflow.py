@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 from mlflow.entities import LifecycleStage, Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
@@ -19,8 +18,8 @@ from mlflow.tracking import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS
 
 from lockstep.config import MLflow
-from lockstep.run.trackers.base import Outcome
-from lockstep.run.trackers.view import Facts, View, replay, sample_kind, table
+from lockstep.run.trackers.view import Facts, Outcome, Rows, View, table
+from lockstep.yaml12 import flat
 
 _STATUS: dict[Outcome, str] = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 _UNKNOWN = ErrorCode.Name(RESOURCE_DOES_NOT_EXIST)
@@ -39,34 +38,31 @@ class MLflowView(View):
     def where(self) -> str:
         return f"experiment {self._section.experiment}, run {self._run_id}, at {self._client.tracking_uri}"
 
-    def rewind(self, step: int) -> None:
+    def open(self, step: int) -> int:
         logging.getLogger("mlflow").setLevel(logging.WARNING)  # not a line for each table of a new database
         self._client = MlflowClient()
         experiment_id = self._experiment_id()
         before = self._run_before()
-        if before is not None and self._can_resume(before, experiment_id, step):
-            self._run_id = before.info.run_id
-            self._client.update_run(self._run_id, "RUNNING")
-            return
         if before is not None:
+            newest = int(before.data.tags.get(_NEWEST_STEP, -1))
+            if before.info.experiment_id == experiment_id and newest <= step:
+                self._run_id = before.info.run_id
+                self._client.update_run(self._run_id, "RUNNING")
+                return newest
             self._client.delete_run(before.info.run_id)
         self._begin(experiment_id)
-        replay(self._facts.folder, self)
+        return -1
 
-    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+    def send(self, step: int, values: Mapping[str, float], samples: Mapping[str, Rows]) -> None:
+        """Sends metrics, and a file of each kind of responses; MLflow's page of tables shows the newest."""
         now = int(time.time() * 1000)
         metrics = [Metric(name, value, now, step) for name, value in values.items()]
         self._client.log_batch(self._run_id, metrics=metrics, tags=[RunTag(_NEWEST_STEP, str(step))])
-
-    def timings(self, step: int, seconds: Mapping[str, float]) -> None:
-        self.metrics(step, {f"timings/{phase}": value for phase, value in seconds.items()})
-
-    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """One file per step; MLflow's page of tables shows the newest."""
-        columns, cells = table(rows)
-        path = f"{sample_kind(rows)}/step_{step:06}.json"
-        self._client.log_dict(self._run_id, {"columns": columns, "data": cells}, path)
-        self._client.set_tag(self._run_id, MLFLOW_LOGGED_ARTIFACTS, json.dumps([{"path": path, "type": "table"}]))
+        for kind, rows in samples.items():
+            columns, cells = table(rows)
+            path = f"{kind}/step_{step:06}.json"
+            self._client.log_dict(self._run_id, {"columns": columns, "data": cells}, path)
+            self._client.set_tag(self._run_id, MLFLOW_LOGGED_ARTIFACTS, json.dumps([{"path": path, "type": "table"}]))
 
     def close(self, outcome: Outcome) -> None:
         self._client.set_terminated(self._run_id, _STATUS[outcome])
@@ -87,27 +83,16 @@ class MLflowView(View):
             return None
         return None if run.info.lifecycle_stage == LifecycleStage.DELETED else run
 
-    def _can_resume(self, before: Run, experiment_id: str, step: int) -> bool:
-        """True if the earlier run is where the recipe says, and holds no step that the logs lack."""
-        return before.info.experiment_id == experiment_id and int(before.data.tags.get(_NEWEST_STEP, -1)) <= step
-
     def _begin(self, experiment_id: str) -> None:
         client, facts = self._client, self._facts
         self._run_id = client.create_run(experiment_id, run_name=self._section.name or facts.name).info.run_id
         self._run_id_file.write_text(self._run_id, encoding="utf-8")
-        params = [Param(key, value[:_LONGEST_PARAM]) for key, value in _params(facts.recipe, "").items()]
+        texts = {
+            key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            for key, value in flat(facts.recipe)
+        }
+        params = [Param(key, text[:_LONGEST_PARAM]) for key, text in texts.items()]
         for start in range(0, len(params), _MOST_PARAMS):
             client.log_batch(self._run_id, params=params[start : start + _MOST_PARAMS])
         client.log_dict(self._run_id, facts.recipe, "recipe.yaml")
         client.log_dict(self._run_id, facts.environment, "environment.json")
-
-
-def _params(options: Mapping[str, Any], prefix: str) -> dict[str, str]:
-    """Options by their full names: `ppo.clip`."""
-    params: dict[str, str] = {}
-    for key, value in options.items():
-        if isinstance(value, dict):
-            params |= _params(value, f"{prefix}{key}.")
-        else:
-            params[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return params

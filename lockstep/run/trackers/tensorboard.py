@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 from torch.utils.tensorboard import SummaryWriter
 
 from lockstep import yaml12
-from lockstep.run.trackers.base import Outcome
-from lockstep.run.trackers.view import Facts, View, replay, sample_kind, table
+from lockstep.run.trackers.view import Facts, Outcome, Rows, View, table
 
 _FLUSH_S = 10  # a chart that is being looked at is at most so far behind
 
@@ -28,29 +26,25 @@ class TensorBoardView(View):
     def where(self) -> str:
         return f"tensorboard --logdir {self._facts.folder}"
 
-    def rewind(self, step: int) -> None:
+    def open(self, step: int) -> int:
         if self._folder.exists():
             shutil.rmtree(self._folder)
         # A TensorBoard that has read the old files drops everything from step 0 on.
         self._writer = SummaryWriter(str(self._folder), purge_step=0, flush_secs=_FLUSH_S)
         self._writer.add_text("recipe", _verbatim(yaml12.dump(self._facts.recipe)), 0)
         self._writer.add_text("environment", _verbatim(json.dumps(self._facts.environment, indent=2)), 0)
-        replay(self._facts.folder, self)
+        return -1
 
-    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+    def send(self, step: int, values: Mapping[str, float], samples: Mapping[str, Rows]) -> None:
+        """Writes one text for each of a step's responses: TensorBoard shows its steps below each other."""
+        self._newest = step
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
-        self._newest = step
-
-    def timings(self, step: int, seconds: Mapping[str, float]) -> None:
-        self.metrics(step, {f"timings/{phase}": value for phase, value in seconds.items()})
-
-    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Writes one text for each of a step's responses: TensorBoard shows its steps below each other."""
-        columns, cells = table(rows)
-        for number, row in enumerate(cells):
-            text = "\n".join(f"{column}: {cell}" for column, cell in zip(columns, row, strict=True))
-            self._writer.add_text(f"{sample_kind(rows)}/{number}", _verbatim(text), step)
+        for kind, rows in samples.items():
+            columns, cells = table(rows)
+            for number, row in enumerate(cells):
+                text = "\n".join(f"{column}: {cell}" for column, cell in zip(columns, row, strict=True))
+                self._writer.add_text(f"{kind}/{number}", _verbatim(text), step)
 
     def close(self, outcome: Outcome) -> None:
         self._writer.add_text("outcome", outcome, self._newest)

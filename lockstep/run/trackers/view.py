@@ -1,21 +1,22 @@
-"""The base of every view of a run's logs: the run's facts, and a replay of the logs into a tracker."""
+"""A view of a run's logs: what it is given, and the facts of the run that it shows beside them."""
 
 from __future__ import annotations
 
-import heapq
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lockstep.config.loading import Loaded
-from lockstep.report.log import METRICS, SAMPLES, TIMINGS, lines, read_environment, read_numbers
-from lockstep.run.trackers.base import Tracker
+from lockstep.report.log import read_environment
+
+Outcome = Literal["finished", "failed", "interrupted"]
+"""The way a run's process ended; one that was killed reports none."""
+
+Rows = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,9 @@ class Facts:
     environment: dict[str, Any]
 
     @classmethod
-    def of(cls, loaded: Loaded, folder: Path) -> Facts:
-        """The facts of a run whose folder exists."""
-        return cls(folder, loaded.dump(), read_environment(folder))
+    def of(cls, loaded: Loaded) -> Facts:
+        """The facts of a run, whose folder need not be there yet."""
+        return cls(loaded.run_folder, loaded.dump(), read_environment(loaded.run_folder))
 
     @property
     def name(self) -> str:
@@ -43,57 +44,44 @@ class Facts:
         return self.folder.resolve().name
 
 
-class View(Tracker, ABC):
-    """A tracker that shows a run's logs elsewhere.
-
-    `rewind` opens it. The logs have been rewound by then.
-    """
+class View(ABC):
+    """Shows a run's logs elsewhere."""
 
     @property
     @abstractmethod
     def where(self) -> str:
         """The URL or path of the run, or the command that shows it; for an open view."""
 
+    @abstractmethod
+    def open(self, step: int) -> int:
+        """Opens the view for a run that continues after a step.
 
-def replay(folder: Path, tracker: Tracker) -> None:
-    """Replays a run's logs into a tracker, step by step, as the run first logged them."""
-    logs = [_lines(folder, kind) for kind in (METRICS, SAMPLES, TIMINGS)]
-    for (step, kind, _), group in groupby(heapq.merge(*logs, key=itemgetter(0)), key=_together):
-        rows = [row for _, _, row in group]
-        if kind == SAMPLES and rows:
-            tracker.samples(step, rows)
-        for row in rows if kind != SAMPLES else []:
-            tell = tracker.metrics if kind == METRICS else tracker.timings
-            tell(step, row)
+        Returns:
+            The newest step that it shows already; later ones are sent, earlier ones are not. −1: it shows none.
+        """
+
+    @abstractmethod
+    def send(self, step: int, values: Mapping[str, float], samples: Mapping[str, Rows]) -> None:
+        """Shows what was logged of a step since the last call.
+
+        Args:
+            step: The step.
+            values: Metrics and timings.
+            samples: Responses; those of held-out prompts apart from those of training, as `validation_samples`.
+        """
+
+    @abstractmethod
+    def close(self, outcome: Outcome) -> None:
+        """Ends the view with the run's process."""
 
 
-def sample_kind(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The kind of rows of the sample log: those of held-out prompts are shown apart from those of training."""
-    return "validation_samples" if rows and rows[0].get("held_out") else "samples"
-
-
-def table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[Any]]]:
+def table(rows: Rows) -> tuple[list[str], list[list[Any]]]:
     """Columns and cells of rows; values other than text and numbers become JSON, and missing ones None."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     return columns, [[_cell(row.get(column)) for column in columns] for row in rows]
 
 
-def _together(line: tuple[int, str, dict[str, Any]]) -> tuple[int, str, bool]:
-    """Groups log lines that a run logged at once: step, log, and True for held-out rows."""
-    step, kind, row = line
-    return step, kind, bool(row.get("held_out"))
-
-
-def _lines(folder: Path, kind: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    for row in (row for row, _ in lines(folder / kind)) if kind == SAMPLES else read_numbers(folder / kind):
-        yield int(row.pop("step")), kind, row
-
-
 def _cell(value: Any) -> Any:
-    match value:
-        case dict() | list() | tuple():
-            return json.dumps(value, ensure_ascii=False)
-        case float() if math.isnan(value):
-            return None  # as the log writes it
-        case _:
-            return value
+    if isinstance(value, dict | list):
+        return json.dumps(value, ensure_ascii=False)
+    return None if isinstance(value, float) and math.isnan(value) else value

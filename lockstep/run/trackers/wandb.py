@@ -10,16 +10,15 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Literal
 
 import wandb
 from wandb.errors import UsageError
 
 from lockstep.config import WandB
 from lockstep.errors import InputError
-from lockstep.run.trackers.base import Outcome
-from lockstep.run.trackers.view import Facts, View, replay, sample_kind, table
+from lockstep.run.trackers.view import Facts, Outcome, Rows, View, table
 
 _EXIT_CODES: dict[Outcome, int] = {"finished": 0, "failed": 1, "interrupted": 130}
 
@@ -46,7 +45,7 @@ class WandBView(View):
     def where(self) -> str:
         return str(self._run.url) if self._section.is_online else f"wandb sync {self._run.settings.sync_dir}"
 
-    def rewind(self, step: int) -> None:
+    def open(self, step: int) -> int:
         resume: Literal["allow"] | None = "allow"
         if not self._section.is_online:
             self._clear()
@@ -62,21 +61,14 @@ class WandBView(View):
             config={"recipe": self._facts.recipe, "environment": self._facts.environment},
             settings=_SETTINGS,
         )
-        self._first = self._run.step  # 0 offline, and where W&B has nothing of this run
-        replay(self._facts.folder, self)
+        return self._run.step - 1  # −1 offline, and where W&B has nothing of this run
 
-    def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        if step >= self._first:
-            self._run.log(dict(values), step=step)
-
-    def timings(self, step: int, seconds: Mapping[str, float]) -> None:
-        self.metrics(step, {f"timings/{phase}": value for phase, value in seconds.items()})
-
-    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        if step >= self._first:
+    def send(self, step: int, values: Mapping[str, float], samples: Mapping[str, Rows]) -> None:
+        self._run.log(dict(values), step=step)  # first: W&B names the files of tables after the step before
+        for kind, rows in samples.items():
             columns, cells = table(rows)
-            progress = wandb.Table(columns=[*columns], data=[*cells], allow_mixed_types=True)
-            self._run.log({sample_kind(rows): progress}, step=step)
+            shown = wandb.Table(columns=[*columns], data=[*cells], allow_mixed_types=True)
+            self._run.log({kind: shown}, step=step)
 
     def close(self, outcome: Outcome) -> None:
         self._run.finish(exit_code=_EXIT_CODES[outcome])

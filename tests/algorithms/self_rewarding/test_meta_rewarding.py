@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from lockstep.config.loading import load
 from lockstep.report.log import read_metrics
 from lockstep.run.dry_run.dry_run import dry_run
-from lockstep.run.dry_run.findings import DryRunError
+from lockstep.run.dry_run.setup import DryRunError
 from lockstep.run.stop import Stopped
 from lockstep.run.train import train
 

@@ -12,7 +12,7 @@ from tiny_recipe import SELF_REWARDING
 
 from lockstep.config.loading import load
 from lockstep.run.dry_run.dry_run import dry_run
-from lockstep.run.dry_run.findings import DryRunError
+from lockstep.run.dry_run.setup import DryRunError
 from lockstep.run.stop import Stopped
 
 NEW: dict[str, Any] = {

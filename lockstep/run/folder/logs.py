@@ -1,7 +1,4 @@
-"""Trackers, which are told what a run measures; and the run's logs (`lockstep.report.log`), their source of truth.
-
-Every other tracker, those in `lockstep.run.trackers`, is a view of the logs and can be rebuilt from them.
-"""
+"""Writes the logs of a run (`lockstep.report.log`), the record that every tracker shows."""
 
 from __future__ import annotations
 
@@ -10,45 +7,13 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from lockstep.disk import sync
 from lockstep.records import is_file
-from lockstep.report.log import METRICS, SAMPLES, TIMINGS, encode, lines
+from lockstep.report.log import LOGS, METRICS, SAMPLES, TIMINGS, encode, lines
 from lockstep.sums import Sum
 from lockstep.whole_files import append
-
-Outcome = Literal["finished", "failed", "interrupted"]
-"""The way a run's process ended; one that was killed reports none."""
-
-
-class Tracker(Protocol):
-    """Receives what a run measures, step after step."""
-
-    def rewind(self, step: int) -> None:
-        """Forgets later steps, so that none is there twice. Called once, before anything else is told.
-
-        Args:
-            step: Steps whose work is kept. A run that has no checkpoint rewinds to −1, for its step 0, the validation
-                before training, will be logged again.
-        """
-        ...
-
-    def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Adds metrics to a step; a step may have some of them several times, training's and validation's."""
-        ...
-
-    def timings(self, step: int, seconds: Mapping[str, float]) -> None:
-        """Adds the seconds that each phase of a step took."""
-        ...
-
-    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Adds responses of a step."""
-        ...
-
-    def close(self, outcome: Outcome) -> None:
-        """Ends tracking with the run's process. Called even if no other method was."""
-        ...
 
 
 class Logs:
@@ -59,16 +24,20 @@ class Logs:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder
+        self.folder = folder
         self._written: dict[str, tuple[int, Any]] = {}
 
     def rewind(self, step: int) -> None:
-        """Cuts the lines of later steps, and a line that was cut short by a kill.
+        """Cuts the lines of later steps, and a line that was cut short by a kill. Called once, before any other method.
 
         Lines stand in the order of their steps, so this is one truncation per file: done, or not done.
+
+        Args:
+            step: Steps whose work is kept. A run that has no checkpoint rewinds to −1, for its step 0, the validation
+                before training, will be logged again.
         """
-        for name in (METRICS, TIMINGS, SAMPLES):
-            path = self._folder / name
+        for name in LOGS:
+            path = self.folder / name
             if is_file(path):
                 remaining = takewhile(lambda line: line[0]["step"] <= step, lines(path))
                 os.truncate(path, sum(size for _, size in remaining))
@@ -77,30 +46,30 @@ class Logs:
                     self._written[name] = (file.tell(), digest)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Adds metrics to a step; a step may have some of them several times, training's and validation's."""
         self._append(METRICS, step, [values])
 
     def timings(self, step: int, seconds: Mapping[str, float]) -> None:
+        """Adds the seconds that each phase of a step took."""
         self._append(TIMINGS, step, [seconds])
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Adds responses of a step."""
         self._append(SAMPLES, step, rows)
 
     def sync(self) -> None:
         """Returns when all that was logged is on the disk: after a power cut the logs reach as far as a checkpoint."""
-        paths = [self._folder / name for name in (METRICS, TIMINGS, SAMPLES)]
-        for path in [*filter(Path.is_file, paths), self._folder]:
+        paths = [self.folder / name for name in LOGS]
+        for path in [*filter(Path.is_file, paths), self.folder]:
             sync(path)
 
     def sums(self) -> dict[str, Sum]:
         """Size and digest of each log as it was written, not as it is: something else may have written there, too."""
         return {name: {"bytes": size, "sha256": own.hexdigest()} for name, (size, own) in self._written.items()}
 
-    def close(self, outcome: Outcome) -> None:
-        self.sync()
-
     def _append(self, name: str, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         content = b"".join(encode(step, row) for row in rows)
-        append(self._folder / name, content)
+        append(self.folder / name, content)
         size, digest = self._written.get(name, (0, hashlib.sha256()))
         digest.update(content)
         self._written[name] = (size + len(content), digest)
