@@ -141,9 +141,13 @@ def unpack(carrier: Carrier, bucket: Bucket, device: torch.device) -> Iterator[t
 class SharedFiles:
     """Memory that other processes open by paths; it is freed when this object and the last of them are gone."""
 
-    @cached_property
+    @property
     def places(self) -> tuple[str, ...]:
         """The paths of two files, which are made when they are first asked for."""
+        return self._made
+
+    @cached_property
+    def _made(self) -> tuple[str, ...]:
         return tuple(self._make() for _ in range(BUFFERS))
 
     def _make(self) -> str:

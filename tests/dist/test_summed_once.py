@@ -140,9 +140,10 @@ def test_a_step_sends_what_was_planned(
     planned = Rank(Sizes.of(model), spec.section.model_copy(update={"micro_batch_tokens": 9}), Load(9, 1, rows))
     gathered = passes * 2 * planned.sizes.layers * planned.gathered_layer + planned.root
     assert sum(size for _, size in gathers) == pytest.approx(gathered, rel=0.01)
-    summed = (passes if every else 1) * (planned.learned - planned.learned_whole)
+    vectors = 4 * planned.sizes.layers * planned.sizes.norms if planned.gathers_half else 0
+    summed = (passes if every else 1) * (planned.learned - vectors)
     assert sum(size for _, size in sums) == pytest.approx(summed, rel=0.01)
-    norms = [size for name, _, size in events if name == "allreduce_" and size == planned.whole]
+    norms = [size for name, _, size in events if name == "allreduce_" and size == vectors]
     assert len(norms) == int(narrow), "over all ranks at once"
     squares = [size for name, _, size in events if name == "allreduce_" and size == 4]
     assert len(squares) == 2, "the count of tokens, and the gradient's square"
