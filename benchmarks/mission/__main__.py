@@ -2,6 +2,7 @@
 
 Measures each part, or what is missing of it, and writes the page docs/mission.md with its pictures. Stopped at any
 instant, the same command goes on. Results stand in benchmarks/results/mission.json; `--page` writes the page of those.
+`--long` measures more of the parts that have a longer form: `make mission-long`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ PARTS: dict[str, ModuleType] = {
     "logprobs": logprobs,
     "agreement": agreement,
 }
+LONGER = frozenset({"agreement"})
+"""Parts that have a longer form; their `measure` takes `long`."""
 FILE = RESULTS / "mission.json"
 PAGE = ROOT / "docs" / "mission.md"
 _ORPHANS_S = 10.0
@@ -40,6 +43,7 @@ def main() -> int:
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="parts; none: all")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="programs at a time, each on one thread")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "mission", help="folder of runs and logs")
+    parser.add_argument("--long", action="store_true", help=f"the longer form of {', '.join(sorted(LONGER))}")
     parser.add_argument("--nemo-rl", type=Path, metavar="FOLDER", help="a checkout of NeMo RL, which logprobs compares")
     parser.add_argument("--page", action="store_true", help="measure nothing")
     options = parser.parse_args()
@@ -48,7 +52,7 @@ def main() -> int:
     try:
         for name in () if options.page else options.parts or PARTS:
             print(f"{name}: {PARTS[name].TITLE}; logs are in {options.work / name}", flush=True)
-            more: dict[str, Any] = {}
+            more: dict[str, Any] = {"long": options.long} if name in LONGER else {}
             if name == "logprobs":
                 more = {"nemo_rl": options.nemo_rl, "earlier": results.get(name, {}).get("found")}
             results[name] = _measure(name, (options.work / name).resolve(), options.jobs, **more)

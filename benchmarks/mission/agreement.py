@@ -33,6 +33,7 @@ class Table:
         dtype: Of all backends.
         backends: Which are compared.
         grid: Options of its cells.
+        long: True if it is measured by `make mission-long` alone.
     """
 
     name: str
@@ -40,12 +41,18 @@ class Table:
     dtype: str
     backends: tuple[str, ...]
     grid: tuple[str, ...]
+    long: bool = False
+
+    @property
+    def command(self) -> str:
+        """What measures it, among others."""
+        return "make mission-long" if self.long else "python -m benchmarks.mission agreement"
 
     def program(self, model: Path) -> Program:
         """The command that measures it, and goes on with one that was stopped."""
         options = [f"backends=[{','.join(self.backends)}]", f"learner.dtype={self.dtype}"]
         options += [f"grid.{option}" for option in self.grid]
-        options.append(f"grid.budget_s={BUDGET_S}")
+        options.append(f"grid.budget_s={'null' if self.long else BUDGET_S}")
         command = ("lockstep", "doctor", "table", str(model), *options, f"run.folder={self.name}")
         return Program(self.name, command, codes=(0, 3, 4))
 
@@ -66,10 +73,25 @@ def _batches(dtype: str) -> Table:
     return Table(f"{dtype}_batches", f"{dtype}, other batches", dtype, ("torch", "vllm"), options)
 
 
+def _whole(dtype: str) -> Table:
+    """The whole grid."""
+    cells = ("lengths=[100,1000]", "data=[real,counting]", f"methods={_TWO_METHODS}", "batch_sizes=[1,8,32]")
+    options = (*cells, "sequences=16", "max_tokens=8000", "repeats=10")
+    return Table(f"{dtype}_whole", f"{dtype}, whole grid", dtype, BACKENDS[dtype], options, long=True)
+
+
+def _deep(dtype: str) -> Table:
+    """One cell of two responses of 8,000 tokens, of which the last 1,000 are decoded."""
+    cells = ("lengths=[8000]", "data=[real]", f"methods={_SAMPLED}", "batch_sizes=[2]")
+    options = (*cells, "sequences=2", "max_tokens=16000", "repeats=1")
+    return Table(f"{dtype}_8000", f"{dtype}, 8,000 tokens", dtype, BACKENDS[dtype], options, long=True)
+
+
 TABLES = (
     _short("fp32", "real,counting", _SAMPLED),
     _short("bf16", "real", _TWO_METHODS),
     _batches("bf16"),
+    *(make(dtype) for make in (_whole, _deep) for dtype in BACKENDS),
 )
 ENGINES = ("torch_sampler", "vllm", "torch", "megatron")
 """Those that a fault is planted in: two that sample, two that learn."""
@@ -78,23 +100,25 @@ ROWS, TOKENS = 1, 1024
 """Responses whose gaps are shown by depth, and tokens of each; 2,048 tokens showed the same gap at every depth."""
 
 
-def measure(model: Path, work: Path, jobs: int) -> dict[str, Any]:
-    """Runs all programs, or those that are missing. Returns all figures."""
-    run_all(list_programs(model), work, jobs)
+def measure(model: Path, work: Path, jobs: int, long: bool = False) -> dict[str, Any]:
+    """Runs all programs, or those that are missing; `long` adds those of `make mission-long`. Returns all figures."""
+    run_all(list_programs(model, long), work, jobs)
     return collect(work)
 
 
-def list_programs(model: Path) -> list[Program]:
+def list_programs(model: Path, long: bool) -> list[Program]:
     """All programs of the part, in the order in which they are started."""
-    tables = [table.program(model) for table in TABLES]
+    tables = [table.program(model) for table in TABLES if long or not table.long]
     depths = [_measure_depth(name, model) for name in DEPTHS]
     return [_certify(model), *tables, *depths, *(_plant(engine, model) for engine in ENGINES)]
 
 
 def collect(work: Path) -> dict[str, Any]:
-    """The figures of all programs."""
+    """The figures of all programs; a table that was not measured is named."""
+    measured = [table for table in TABLES if (work / table.name / "report.json").is_file()]
     return {
-        "tables": {table.name: {"title": table.title, **read_table(work / table.name)} for table in TABLES},
+        "tables": {table.name: {"title": table.title, **read_table(work / table.name)} for table in measured},
+        "not_measured": {table.title: table.command for table in TABLES if table not in measured},
         "certificate": _read(work / "certificate.json"),
         "depth": {name: _read(work / f"{name}.json") for name in DEPTHS},
         "planted": [_read(work / f"planted_{engine}.json") for engine in ENGINES],

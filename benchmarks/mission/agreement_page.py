@@ -64,7 +64,7 @@ def _count(verdicts: Mapping[str, int]) -> str:
 
 
 def _describe_cells(found: Mapping[str, Any]) -> Iterator[str]:
-    """The cells of all tables, measured or left out."""
+    """The cells of all tables, measured or left out, and the tables that were not measured."""
     budgets = [
         f"{one['title']} {one['budget_s'] / 60:.0f} minutes" for one in found["tables"].values() if one["budget_s"]
     ]
@@ -77,6 +77,10 @@ def _describe_cells(found: Mapping[str, Any]) -> Iterator[str]:
             what = f"{cell['length']:,} | {cell['data']} | {cell['method']} | {cell['batch']}"
             outcome = _count(cell["verdicts"]) if cell["state"] == "measured" else cell["state"]
             yield f"| {table['title']} | {what} | {cell['scored'] or '–'} | {outcome} |"
+    yield ""
+    for command in dict.fromkeys(found["not_measured"].values()):
+        titles = [title for title, its in found["not_measured"].items() if its == command]
+        yield f"Not measured yet by `{command}`: {'; '.join(titles)}."
     refused = dict.fromkeys(one for table in found["tables"].values() for one in table["refused"])
     if refused:
         yield ""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.mission import agreement_page, generation, logprobs, ppo, self_rewarding_page
+from benchmarks.mission import agreement, agreement_page, generation, logprobs, ppo, self_rewarding_page
 from benchmarks.mission.__main__ import FILE, PAGE, write
 from benchmarks.mission.judgements import (
     COMPARISON,
@@ -194,6 +194,12 @@ def test_exactness_has_to_leave_no_gap_where_there_is_one_without(exact: int, us
 def test_a_fault_is_located_by_its_line_and_its_engine(rank: int | None, wrong: list[str], word: str) -> None:
     faults = [{"engine": "vllm", "rank": 1, "wrong": ["vllm"]}, {"engine": "vllm", "rank": rank, "wrong": wrong}]
     assert agreement_page.judge_faults(faults).startswith(f"- **{word}**")
+
+
+def test_the_long_form_adds_tables(tmp_path: Path) -> None:
+    every = {one.name for one in agreement.list_programs(tmp_path, long=True)}
+    short = {one.name for one in agreement.list_programs(tmp_path, long=False)}
+    assert every - short == {"fp32_whole", "bf16_whole", "fp32_8000", "bf16_8000"}
 
 
 def test_a_program_that_ended_is_not_run_again_and_a_failed_one_is(tmp_path: Path) -> None:
