@@ -96,6 +96,7 @@ def render_whole(
 def require_template(tokenizer: PreTrainedTokenizerBase, args: TemplateArgs = NO_ARGS, option: str = "data") -> None:
     """Raises InputError where a tokenizer's chat template can render no conversation at all, or does not know an
     argument of `option`.template_args; notes one that leaves the user out."""
+    _refuse_powers(tokenizer)
     _refuse_chance(tokenizer)
     _refuse_unknown(tokenizer, args, f"{option}.template_args")
     try:
@@ -129,6 +130,21 @@ def _refuse_unknown(tokenizer: PreTrainedTokenizerBase, args: TemplateArgs, opti
         raise InputError(
             f"{option} has {unknown}, which the chat template of {tokenizer.name_or_path} does not read; {has}"
         )
+
+
+def _refuse_powers(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuses a template that computes a power: with large numbers a single operation, which no time limit ends."""
+    templates = tokenizer.chat_template
+    for text in templates.values() if isinstance(templates, dict) else [templates or ""]:
+        try:
+            operators = [word for _, kind, word in Environment().lex(text) if kind == "operator"]
+        except TemplateSyntaxError:  # rendering it says where
+            return
+        if "**" in operators:
+            raise InputError(
+                f"the chat template of {tokenizer.name_or_path} computes a power (**), which may never end; write the "
+                "result in its place"
+            )
 
 
 def _refuse_chance(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -214,7 +214,8 @@ MODELS = {
     "model: tokenizer: a chat template that says nothing": chat("", "rows.jsonl, line 1", "its prompt is empty"),
     "model: tokenizer: a chat template that leaves the question out": chat("Hello", "chat template", "leaves out"),
     "model: tokenizer: a chat template that includes a file": chat("{% include '/etc/passwd' %}", "chat template"),
-    "model: tokenizer: a chat template of ten gigabytes": chat("{{ 'a' * 10**10 }}", "chat template", "memory"),
+    "model: tokenizer: a chat template of ten gigabytes": chat("{{ 'a' * 10000000000 }}", "chat template", "memory"),
+    "model: tokenizer: a chat template with a large power": chat("{{ 9**9**9 }}", "chat template", "a power"),
     "model: tokenizer: a chat template that recurses": chat(
         "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "chat template"
     ),
