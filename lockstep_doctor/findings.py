@@ -17,17 +17,11 @@ _LINES = 16
 
 def describe_examination(found: PairExamination) -> Iterator[str]:
     """Yields what was found about two engines, line by line."""
-    yield from _describe_gap(found)
-    if found.left_out:
-        yield f"  not done, for want of time: {', '.join(found.left_out)}"
-
-
-def _describe_gap(found: PairExamination) -> Iterator[str]:
     location = found.location
     floor = f"; rounding alone makes {location.floor:.2g}" if location.floor else ""
     yield (
         f"{found.reference} vs {found.other}: log-probabilities differ by {location.gap:.2g} nats (root mean square) "
-        f"in request {found.request + 1} of {found.requests}{floor}"
+        f"in request {found.request + 1} of {len(found.gaps)}{floor}"
     )
     yield from (f"  {line}" for line in found.columns)
     for engine, cuts in location.noisy.items():
@@ -52,7 +46,6 @@ def _describe_gap(found: PairExamination) -> Iterator[str]:
     if location.others:
         some = ", ".join(f"{one} ({one.error:.2g})" for one in location.others[:4])
         yield f"  other segments are off, too, but little of the gap comes from them: {some}"
-    yield f"  {found.smallest.numel()} tokens are enough: {list_some(found.smallest.tolist())}"
 
 
 def describe_place(place: FaultPlace) -> Iterator[str]:
@@ -101,8 +94,6 @@ def tree_of(found: PairExamination) -> dict[str, Any]:
         "request": found.request,
         "gaps": list(found.gaps),
         "tokens": found.tokens.tolist(),
-        "smallest": found.smallest.tolist(),
-        "left_out": list(found.left_out),
         "columns": list(found.columns),
         "noisy": {name: list(map(str, cuts)) for name, cuts in location.noisy.items()},
         "others": [_tree_of_segment(one) for one in location.others],

@@ -278,8 +278,12 @@ def share_removed(gap: float, left: float, floor: float) -> float:
 
 
 def nats(a_TV: Tensor, b_TV: Tensor, tokens_T: Tensor) -> float:
-    """Returns the root mean square difference of the log-probabilities of the tokens, each at most 3 nats."""
-    first, second = (pick_logprobs(x, tokens_T) for x in (a_TV, b_TV))
+    """Returns the gap of the log-probabilities of the tokens by these logits."""
+    return find_gap(pick_logprobs(a_TV, tokens_T), pick_logprobs(b_TV, tokens_T))
+
+
+def find_gap(first: Tensor, second: Tensor) -> float:
+    """Returns the root mean square difference of log-probabilities, each at most 3 nats."""
     off = (first - second).nan_to_num(CAP).clamp(-CAP, CAP)
     return float(off.square().mean().sqrt())
 

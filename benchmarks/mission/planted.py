@@ -167,16 +167,12 @@ def find_fault(engine: str, model: Path) -> Planted:
     requests = list(map(partial(_read_text, AutoTokenizer.from_pretrained(model)), TEXTS))
     witness, rounded = open_witnesses(model, "cpu", torch.float64, torch.float32)
     with open_faulty(engine, model) as faulty, find_engine("hf")(model, EngineOptions()) as reference:
-        found = examine(reference, faulty, requests, witness, [rounded, rounded], heard=_say)
+        found = examine(reference, faulty, requests, witness, [rounded, rounded])
     return describe(engine, fault, fault.edit(), found)
 
 
 def _read_text(tokenizer: Any, text: str) -> Tensor:
     return torch.tensor(tokenizer(text).input_ids[:TOKENS])
-
-
-def _say(phase: str) -> None:
-    print(phase, flush=True)
 
 
 def describe(engine: str, fault: Fault, edit: Edit, found: PairExamination) -> Planted:

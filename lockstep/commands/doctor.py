@@ -140,10 +140,7 @@ def _locate_model(options: argparse.Namespace) -> int:
     with spare_modules():
         from lockstep_doctor.commands.locate_model import locate_model
 
-    found = locate_model(loaded)
-    if not all(one.agrees for one in found):
-        return exit_codes.BROKEN
-    return exit_codes.INCONCLUSIVE if any(one.left_out for one in found) else exit_codes.OK
+    return exit_codes.OK if all(one.agrees for one in locate_model(loaded)) else exit_codes.BROKEN
 
 
 def _bringup(options: argparse.Namespace) -> int:

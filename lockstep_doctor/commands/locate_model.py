@@ -7,71 +7,105 @@ repro/          by pair, a script that fails on the fault and passes where it is
 from __future__ import annotations
 
 import json
-import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from lockstep.batch import Batch
 from lockstep.config.loading import Loaded
+from lockstep.models.device import resolve_device
 from lockstep.models.folder import context_of, read_config
+from lockstep.models.precision import TORCH_TYPES
 from lockstep.report.progress import Progress, show_progress
 from lockstep.whole_files import write_whole
 from lockstep_doctor.backends.hf import HFBackend
-from lockstep_doctor.commands.locate_engines import REFERENCE, EngineChoice, EnginePair, find_variants, pairs_of
 from lockstep_doctor.commands.session import choose_results
+from lockstep_doctor.engines import EngineOptions, find_engine
 from lockstep_doctor.examine import PairExamination, examine
 from lockstep_doctor.findings import describe_examination, tree_of
 from lockstep_doctor.hf import open_witnesses
 from lockstep_doctor.modules import ModuleTap
 from lockstep_doctor.reproduction import write_engine_reproduction, write_reproduction
-from lockstep_doctor.table.options import DoctorRecipe
+from lockstep_doctor.table.options import DoctorRecipe, ranks_of
 from lockstep_doctor.table.plan import Cell, PromptSource, requests_for
 from lockstep_doctor.tap import Tap
 
 LOCATION, REPRODUCTION = "location.json", "repro"
 _LONGEST, _REQUESTS = 100, 8
+_LEARNERS, _SAMPLERS, _NEIGHBORS = ("torch", "megatron"), {"torch": "torch_sampler", "hf": "hf"}, 2
+"""Engines that pack sequences into a row, and the engine that decodes what one reads."""
+
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """An engine, and how it is opened."""
+
+    engine: str
+    folder: Path
+    options: EngineOptions
+
+    @classmethod
+    def of(cls, recipe: DoctorRecipe, name: str) -> EngineChoice:
+        """The engine that a backend's name stands for, such as `torch-tp2`."""
+        engine = name.partition("-")[0]
+        sizes = {key: size for key, size in ranks_of(name).model_dump().items() if size > 1}
+        device = str(resolve_device(recipe.learner.device))
+        settings = recipe.sampler.vllm.model_dump(exclude_defaults=True) if engine == "vllm" else {}
+        options = EngineOptions(TORCH_TYPES[recipe.learner.dtype], device, sizes, settings=settings)
+        return cls(engine, Path(recipe.model.path), options)
+
+    def __str__(self) -> str:
+        sizes = "".join(f"{key}{size}" for key, size in self.options.parallel.items())
+        ways = [" among others"] * bool(self.options.neighbors) + [" by decoding"] * (self.options.prompt is not None)
+        return "".join([self.engine.replace("_", " "), f"-{sizes}" if sizes else "", *ways])
+
+    def but(self, **options: Any) -> EngineChoice:
+        """The same with other options."""
+        return replace(self, options=replace(self.options, **options))
+
+    def open(self) -> AbstractContextManager[Tap]:
+        """Opens it for a block."""
+        return find_engine(self.engine)(self.folder, self.options)
+
+    def variants(self, prompt: int) -> Iterator[EngineChoice]:
+        """Other ways in which the engine computes the same: beside other sequences, and by decoding."""
+        if self.engine in _LEARNERS:
+            yield self.but(neighbors=_NEIGHBORS)
+        if self.engine in _SAMPLERS and not self.options.parallel:
+            yield replace(self, engine=_SAMPLERS[self.engine]).but(prompt=prompt)
 
 
 @dataclass(frozen=True)
 class Located:
-    """A comparison, what was found, and the script that shows it."""
+    """What was found, and the script that shows it."""
 
-    comparison: EnginePair
     found: PairExamination
     script: Path | None
-
-    @property
-    def is_said(self) -> bool:
-        """True but for an engine that agrees with itself."""
-        return not self.comparison.is_beside or not self.found.agrees or bool(self.found.left_out)
 
 
 def locate_model(loaded: Loaded) -> list[PairExamination]:
     """Examines every pair, prints what was found, leaves it in the folder of the results, and returns it.
 
-    Engines that agree with another one and not with themselves follow the pairs. What was not compared, for want of
-    time, is left out of the last.
+    Engines that agree with another one and not with themselves follow the pairs.
 
     Raises:
         ValueError: If the model, its prompts or an engine cannot be used.
     """
     recipe = loaded.expect(DoctorRecipe)
-    end = time.monotonic() + (recipe.grid.budget_s or math.inf)
     results = choose_results(loaded)
     with results.open() as started, show_progress(f"{recipe.model.path} → {results.folder}") as shown:
         with shown.phase("draw requests"):
             drawn = draw_requests(recipe, PromptSource(recipe))
         started()
         with shown.phase("open float64"):
-            computed = EngineChoice.of(recipe, REFERENCE).options
-            witnesses = open_witnesses(Path(recipe.model.path), computed.device, torch.float64, computed.dtype)
-        folder = results.folder / REPRODUCTION
-        found = _Locator(recipe, drawn, lambda: time.monotonic() < end, witnesses, folder, shown).locate()
+            computed = EngineChoice.of(recipe, "hf").options
+            witness, rounded = open_witnesses(Path(recipe.model.path), computed.device, torch.float64, computed.dtype)
+        found = list(_Locator(recipe, drawn, witness, rounded, results.folder / REPRODUCTION, shown).locate())
     trees = [tree_of(one.found) | {"reproduction": one.script and str(one.script)} for one in found]
     write_whole(results.folder / LOCATION, [json.dumps(trees, indent=1).encode(), b"\n"])
     for one in found:
@@ -94,61 +128,50 @@ def draw_requests(recipe: DoctorRecipe, source: PromptSource) -> Batch:
 
 @dataclass(frozen=True)
 class _Locator:
-    """Examines the comparisons of a recipe.
+    """Examines the engines of a recipe.
 
     Attributes:
         drawn: The requests.
-        in_time: True while time is left.
-        witnesses: The model in float64, and in the type of the engines.
+        witness: The model in float64.
+        rounded: The same in the type of the engines.
         folder: Of the scripts.
     """
 
     recipe: DoctorRecipe
     drawn: Batch
-    in_time: Callable[[], bool]
-    witnesses: Sequence[Tap]
+    witness: Tap
+    rounded: Tap
     folder: Path
     shown: Progress
 
-    def locate(self) -> list[Located]:
+    def locate(self) -> Iterator[Located]:
         """Two engines beside each other; those that agree, beside themselves among other sequences, and decoding."""
-        pairs = pairs_of(self.recipe)
+        engines = [EngineChoice.of(self.recipe, name) for name in self.recipe.backends]
+        sound = set[str]()
+        for pair in combinations(engines, 2):
+            one = self._examine(*pair)
+            sound |= set(map(str, pair)) if one.found.agrees else set()
+            yield one
         prompt = int(self.drawn.per_sample((~self.drawn.mask).long()).min())
-        found, sound, left_out = list[Located](), set[str](), list[str]()
-        for one in [*pairs, *find_variants(pairs, prompt)]:
-            if one.is_beside and str(one.reference) not in sound:
-                continue
-            if found and not self.in_time():
-                left_out.append(str(one))
-                continue
-            with self.shown.phase(str(one)), one.open() as taps:
-                outcome = self._examine(one, taps, list(self.drawn.sequences()))
-                found.append(Located(one, outcome, self._reproduce(one, taps, outcome)))
-            if outcome.agrees:
-                sound |= set(map(str, one.sides))
-            elif one.is_beside:
-                sound.discard(str(one.reference))
-        last = found[-1].found
-        found[-1] = replace(found[-1], found=replace(last, left_out=[*last.left_out, *left_out]))
-        return [one for one in found if one.is_said]
+        for engine in (engine for engine in engines if str(engine) in sound):
+            beside = (self._examine(engine, variant) for variant in engine.variants(prompt))
+            yield from (one for one in beside if not one.found.agrees)
 
-    def _examine(self, one: EnginePair, taps: tuple[Tap, Tap], requests: Sequence[Tensor]) -> PairExamination:
-        witness, rounded = self.witnesses
+    def _examine(self, reference: EngineChoice, other: EngineChoice) -> Located:
+        with self.shown.phase(f"{reference} vs {other}"), reference.open() as right, other.open() as own:
+            found = examine(right, own, list(self.drawn.sequences()), self.witness, [self.rounded] * 2)
+            return Located(found, self._reproduce(reference, other, right, own, found))
 
-        def note(phase: str) -> None:
-            self.shown.note(f"{one}: {phase}")
-
-        return examine(*taps, requests, witness, [rounded, rounded], note, in_time=self.in_time)
-
-    def _reproduce(self, one: EnginePair, taps: tuple[Tap, Tap], found: PairExamination) -> Path | None:
+    def _reproduce(
+        self, reference: EngineChoice, other: EngineChoice, right: Tap, own: Tap, found: PairExamination
+    ) -> Path | None:
         """The script that shows what was found; None: it is no place."""
-        if not found.small.places:
+        if not found.location.places:
             return None
-        faulty = int(found.small.places[0].wrong != [taps[0].name])
-        tap, choice = taps[faulty], one.sides[faulty]
-        folder = self.folder / f"{one.reference}-{one.other}".replace(" ", "-")
+        tap, choice = (right, reference) if found.location.places[0].wrong == [right.name] else (own, other)
+        folder = self.folder / f"{reference}-{other}".replace(" ", "-")
         if isinstance(tap, ModuleTap) and tap.builder:
-            return write_reproduction(folder, tap, found.small, found.smallest)
+            return write_reproduction(folder, tap, found.location, found.tokens)
         return write_engine_reproduction(
-            folder, choice.engine, choice.folder, choice.options, found.small, found.smallest
+            folder, choice.engine, choice.folder, choice.options, found.location, found.tokens
         )

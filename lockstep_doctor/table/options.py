@@ -96,8 +96,7 @@ class DoctorGrid(Section):
     )
     budget_s: PositiveFloat | None = Field(
         default=None,
-        description="begin no cell, and no step of locate, after so many seconds; locate reads less first; what is "
-        "left out is shown as such; null: no limit",
+        description="begin no cell that would end after so many seconds; it is shown as left out; null: no limit",
     )
 
 

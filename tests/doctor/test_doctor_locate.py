@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from doctor_tables import SMALL
-from transformers import AttentionInterface
+from transformers import AttentionInterface, DynamicCache
 
 from lockstep import exit_codes
 from lockstep.cli import main
@@ -40,6 +40,16 @@ def ask(model: Path, out: Path, *more: str, what: str = "locate") -> tuple[int, 
 def test_engines_that_agree_have_no_place(models: Callable[..., Path], tmp_path: Path) -> None:
     code, (found,) = ask(models("llama"), tmp_path / "out")
     assert (code, found["agrees"], found["places"], found["reproduction"]) == (exit_codes.OK, True, [], None)
+
+
+def test_an_engine_that_decodes_otherwise_than_it_reads_is_found_beside_itself(
+    models: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = DynamicCache.update
+    monkeypatch.setattr(DynamicCache, "update", lambda cache, key, *more: plain(cache, key.bfloat16().float(), *more))
+    code, (pair, decoding) = ask(models("llama"), tmp_path / "out")
+    assert (code, pair["agrees"], decoding["agrees"]) == (exit_codes.BROKEN, True, False)
+    assert decoding["pair"] == ["hf", "hf decoding"]
 
 
 def test_a_fault_is_located_said_and_reproduced(
@@ -88,27 +98,3 @@ def test_a_table_that_fails_names_the_command(
     said = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("where: "))
     assert said.startswith(f"where: lockstep doctor locate {model}")
     assert said.endswith(f"--trust {own}")
-
-
-def test_what_there_was_no_time_for_is_named(
-    models: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, (found,) = ask(models("llama"), tmp_path / "out", "grid.budget_s=1e-9")
-    left_out = [
-        "7 of 8 requests",
-        "hf vs hf by decoding",
-        "torch vs torch among others",
-        "torch vs torch sampler by decoding",
-    ]
-    assert (code, found["agrees"], found["left_out"]) == (exit_codes.INCONCLUSIVE, True, left_out)
-    assert f"not done, for want of time: {', '.join(left_out)}" in capsys.readouterr().out
-
-
-def test_a_place_is_proved_without_time_left_and_the_rest_named(
-    models: Callable[..., Path], tmp_path: Path, scaled: None
-) -> None:
-    code, (found,) = ask(models("llama"), tmp_path / "out", "grid.budget_s=1e-9")
-    (place,) = found["places"]
-    assert (code, place["wrong"], found["smallest"]) == (exit_codes.BROKEN, ["torch"], found["tokens"])
-    assert found["left_out"][:2] == ["7 of 8 requests", "smaller requests"]
-    assert Path(found["reproduction"]).is_file()

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from lockstep_doctor.cuts import Capture, CutPoint
 from lockstep_doctor.engines import EngineOptions
-from lockstep_doctor.examine import PairExamination, examine, shrink
+from lockstep_doctor.examine import PairExamination, examine
 from lockstep_doctor.findings import describe_examination
 from lockstep_doctor.hf import open_hf
 from lockstep_doctor.locate import pick_logprobs
@@ -132,6 +132,8 @@ def test_what_is_added_is_named(folder: Path) -> None:
 def test_two_faults_are_two_places(folder: Path) -> None:
     found = find(folder, scale_attention, scale_down)
     assert [place.segments[0].end.stage for place in found.location.places] == ["attn", "down"]
+    assert found.request == max(range(3), key=found.gaps.__getitem__)
+    assert torch.equal(found.tokens, [TOKENS[:9], TOKENS, TOKENS[4:20]][found.request])
 
 
 def test_the_side_that_is_wrong_is_said(folder: Path) -> None:
@@ -171,13 +173,6 @@ def test_a_residual_in_another_type_is_a_place(folder: Path) -> None:
     assert found.measured[0][0] == "it is rounded to bfloat16"
 
 
-def test_a_request_is_shrunk_to_what_the_fault_needs(folder: Path) -> None:
-    found = find(folder, scale_attention)
-    assert found.request == max(range(3), key=found.gaps.__getitem__)
-    assert 2 < found.smallest.numel() <= 4  # the first token attends to itself alone
-    assert shrink(lambda x: 5 in x and 7 in x, torch.arange(32)).tolist() == [5, 7]
-
-
 def test_a_script_by_an_engines_name_fails_on_other_values(folder: Path, tmp_path: Path) -> None:
     """The fault is in the folder that the script reads, so that it shows in a new process, too."""
     wrong = copy.deepcopy(right(folder))
@@ -187,10 +182,10 @@ def test_a_script_by_an_engines_name_fails_on_other_values(folder: Path, tmp_pat
     outcomes = []
     for model in (tmp_path / "wrong", folder):
         at = tmp_path / model.name / "repro"
-        script = write_engine_reproduction(at, "hf", model, EngineOptions(), found.small, found.smallest)
+        script = write_engine_reproduction(at, "hf", model, EngineOptions(), found.location, found.tokens)
         assert len(script.read_text().splitlines()) <= 30
         with open_hf(model, EngineOptions()) as tap:
-            of_hf = write_reproduction(tmp_path / model.name / "hf", tap, found.small, found.smallest)
+            of_hf = write_reproduction(tmp_path / model.name / "hf", tap, found.location, found.tokens)
         assert len(of_hf.read_text().splitlines()) <= 30
         assert "lockstep" not in of_hf.read_text().replace(str(model), "")
         outcomes.append((_run(script), _run(of_hf)))
@@ -199,7 +194,7 @@ def test_a_script_by_an_engines_name_fails_on_other_values(folder: Path, tmp_pat
 
 def test_a_script_has_the_right_value_where_the_reference_is_wrong(folder: Path, tmp_path: Path) -> None:
     """The name that an engine is opened by is not that of its tap, which says the layout, too."""
-    found = find(folder, in_reference=scale_down).small
+    found = find(folder, in_reference=scale_down).location
     write_engine_reproduction(tmp_path, "torch", folder, EngineOptions(), found, TOKENS)
     exact, right = found.places[0].exact, safetensors.torch.load_file(tmp_path / "inputs.safetensors")["right"]
     assert exact is not None
@@ -274,20 +269,3 @@ def test_a_side_that_gives_no_numbers_is_wrong_where_it_begins(folder: Path, in_
     assert place.wrong == ["one" if in_reference else "other"]
     assert found.location.removed > 0.99
     assert not found.location.noisy
-
-
-def test_where_both_are_wrong_the_small_request_says_so_too(folder: Path) -> None:
-    models = [copy.deepcopy(right(folder)) for _ in range(2)]
-    for model, factor in zip(models, (1.2, 2.0), strict=True):
-        for layer in model.model.layers:
-            layer.self_attn.scaling *= factor
-    one, other = ModuleTap(models[0], "one"), ModuleTap(models[1], "other")
-    found = examine(
-        one,
-        other,
-        [TOKENS],
-        ModuleTap(copy.deepcopy(right(folder)).double(), "float64"),
-        [ModuleTap(copy.deepcopy(right(folder)), "r")],
-    )
-    assert found.location.places[0].wrong == ["one", "other"]
-    assert found.small.places[0].wrong == ["one", "other"]
