@@ -131,41 +131,39 @@ def check_refits(learner: RankLearner, engine: SamplerPool, probe: Probe, shown:
 
 
 class _Check:
-    """A learner, an engine, and what the engine was sent so far."""
+    """A learner, an engine, what the engine holds, and what it was sent, by the names of its states, newest first."""
 
     def __init__(self, learner: RankLearner, engine: SamplerPool, probe: Probe) -> None:
         self._learner, self._engine = learner, engine
         self._probe, self._bound = probe.batch, probe.bound
-        self._before = {"the model's folder": _fingerprint_all(learner, engine.dtype)}
+        self._sent = {"the model's folder": _fingerprint_all(learner, engine.dtype)}
+        self._held = Attestation(0, {})
         self._answers = engine.logprobs(probe.batch)
-        self._now: Refitted | None = None
 
     def refit(self, name: str, source: RankLearner | Noise) -> RefitStage:
         """Sends the weights of a source, and compares all that the engine holds then."""
         outgoing, start = Outgoing(source.weights, self._engine.dtype), time.perf_counter()
-        held = self._engine.load_weights(outgoing, version=len(self._before))[0]
+        self._held = self._engine.load_weights(outgoing, version=len(self._sent))[0]
         seconds = time.perf_counter() - start
-        self._now = Refitted(self._engine, source, outgoing.sent, held, self._before)
-        found = list(self._now.find_faults())
-        self._before = {name: outgoing.sent, **self._before}
+        found = list(self._find_faults(source, outgoing.sent))
+        self._sent = {name: outgoing.sent, **self._sent}
         before, self._answers = self._answers, self._engine.logprobs(self._probe)
         if torch.equal(self._answers, before):
             why = "answers with the very numbers of before the refit: out of a cache"
             found.append(RefitFinding("the engine", why))
-        return self._stage(name, held.fingerprints, seconds, found, source is self._learner)
+        return self._stage(name, self._held.fingerprints, seconds, found, source is self._learner)
 
     def step(self, name: str) -> RefitStage:
         """One optimizer step, of the learner alone."""
-        assert self._now is not None, "a step is told from the refit before it"
         start = time.perf_counter()
         train(self._learner, self._probe, CrossEntropyLoss())
         seconds = time.perf_counter() - start
-        new, now = _fingerprint_all(self._learner, self._engine.dtype), self._now
-        moved = [tensor for tensor in new if new[tensor] != now.sent[tensor]]
+        new, sent = _fingerprint_all(self._learner, self._engine.dtype), next(iter(self._sent.values()))
+        moved = [tensor for tensor in new if new[tensor] != sent[tensor]]
         found = [
             RefitFinding(tensor, "moved in the step, and what the engine holds passes for the new one")
             for tensor in moved
-            if tensor in now.held.fingerprints and now.holds(tensor, new[now.name_of(tensor)])
+            if tensor in self._held.fingerprints and self._holds(tensor, new[tensor])
         ]
         if not moved:
             found.append(RefitFinding("the learner", "took a step that changed none of its tensors"))
@@ -175,74 +173,48 @@ class _Check:
         self, name: str, tensors: Iterable[str], seconds: float, found: list[RefitFinding], equal: bool
     ) -> RefitStage:
         """Compares log-probabilities too: they must be equal, or must not; what is found already excuses both."""
-        assert self._now is not None, "a stage is behind a refit"
         gap = (self._learner.logprobs(self._probe) - self._engine.logprobs(self._probe))[self._probe.mask].abs()
-        bound, names, held = self._bound, set(tensors), self._now.held
-        if bool(gap.mean() <= bound) != equal and not found:
+        if bool(gap.mean() <= self._bound) != equal and not found:
             same = "gives other log-probabilities with equal weights: positions, masks or its own tables differ"
             what = same if equal else "has other weights, and does not show it"
-            what = f"{what} (mean |Δ| {gap.mean():.2g} nats, the limit is {bound:g})"
+            what = f"{what} (mean |Δ| {gap.mean():.2g} nats, the limit is {self._bound:g})"
             found.append(RefitFinding("the engine", what))
-        received = len(held.received & names)
+        names = set(tensors)
+        received = len(self._held.received & names)
         return RefitStage(name, len(names), received, float(gap.mean()), float(gap.max()), seconds, tuple(found))
 
-
-@dataclass(frozen=True)
-class Refitted:
-    """One refit of an engine.
-
-    Attributes:
-        source: Whose weights went out; it still has them.
-        before: By the names of earlier states of the engine, newest first, what was sent for them.
-    """
-
-    engine: SamplerPool
-    source: RankLearner | Noise
-    sent: Mapping[str, Sent]
-    held: Attestation
-    before: Mapping[str, Mapping[str, Sent]]
-
-    def holds(self, name: str, one: Sent) -> bool:
+    def _holds(self, name: str, one: Sent) -> bool:
         """True if the engine holds a tensor as it was sent then, as far as it attests."""
-        if name in self.held.columns:
-            return self.held.columns[name] == one.columns
-        return self.held.fingerprints[name] == one.whole
+        if name in self._held.columns:
+            return self._held.columns[name] == one.columns
+        return self._held.fingerprints[name] == one.whole
 
-    def name_of(self, name: str) -> str:
-        """Name under which a tensor was sent."""
-        return self.held.tied.get(name, name)
+    def _find_faults(self, source: RankLearner | Noise, sent: Mapping[str, Sent]) -> Iterator[RefitFinding]:
+        """Describes what differs from what a source sent."""
+        tensors = {name: tensor.cpu() for name, tensor in source.weights()}
+        faults: dict[str, str] = {}
+        for name in self._held.columns:  # an attestation knows these by some columns: they are read whole
+            held = self._engine.show(name).cpu()
+            if not torch.equal(held, tensors[self._held.tied.get(name, name)].to(held.dtype)):
+                faults[name] = "arrived, but is not what is computed with"
+        for name, why in (faults | differing(sent, self._held)).items():
+            own = self._held.tied.get(name, name)
+            is_known = name in self._held.fingerprints and own in sent
+            yield RefitFinding(name, self._describe(name, own, tensors[own], sent, why) if is_known else why)
 
-    def find_faults(self) -> Iterator[RefitFinding]:
-        """Describes what differs."""
-        for name, why in (self._behind_kernels() | differing(self.sent, self.held)).items():
-            is_known = name in self.held.fingerprints and self.name_of(name) in self.sent
-            yield RefitFinding(name, self._describe(name, why) if is_known else why)
-
-    def _behind_kernels(self) -> dict[str, str]:
-        """The tensors that an attestation knows by some columns, and that differ when they are read whole."""
-        differ: dict[str, str] = {}
-        for source, tensor in self.source.weights():
-            for name in (name for name in self.held.columns if self.name_of(name) == source):
-                held = self.engine.show(name).cpu()
-                if not torch.equal(held, tensor.cpu().to(held.dtype)):
-                    differ[name] = "arrived, but is not what is computed with"
-        return differ
-
-    def _describe(self, name: str, why: str) -> str:
-        """Says what is in the place of a tensor that has other bits."""
-        own = self.name_of(name)
-        for state, sent in self.before.items():
-            if self.holds(name, sent[own]):
+    def _describe(self, name: str, own: str, tensor: Tensor, sent: Mapping[str, Sent], why: str) -> str:
+        """Says what is in the place of a tensor that has other bits; it was sent by the name `own`."""
+        for state, earlier in self._sent.items():
+            if self._holds(name, earlier[own]):
                 return f"is still that of {state}"
-        for other, sent in self.sent.items():
-            if other != own and self.holds(name, sent):
+        for other, one in sent.items():
+            if other != own and self._holds(name, one):
                 return f"holds {other}"
-        tensor = next(tensor for one, tensor in self.source.weights() if one == own).cpu()
-        held = self.engine.show(name).cpu()
-        sent = tensor.to(self.engine.dtype) if tensor.is_floating_point() else tensor
-        if sent.shape != held.shape:
-            return f"has the shape {tuple(held.shape)} instead of {tuple(sent.shape)}"
-        gap = (sent.double() - held.double()).abs()
+        held = self._engine.show(name).cpu()
+        tensor = tensor.to(self._engine.dtype) if tensor.is_floating_point() else tensor
+        if tensor.shape != held.shape:
+            return f"has the shape {tuple(held.shape)} instead of {tuple(tensor.shape)}"
+        gap = (tensor.double() - held.double()).abs()
         return f"{why}: {int((gap > 0).sum())} of {gap.numel()} numbers, by up to {gap.max():.2g}"
 
 

@@ -1,13 +1,15 @@
-"""The checks of a machine: each measures, or says why it cannot, or finds that a promise is broken."""
+"""The checks of a machine: each measures, or says what it lacks, or finds that a promise is broken."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, closing
+from dataclasses import replace
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from lockstep.algorithms.exactness import explain_inexact_sampler
 from lockstep.cluster.learner_group import launch
@@ -15,6 +17,7 @@ from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import SamplerSpec, require_sampler
 from lockstep.config import SamplerSection
 from lockstep.config.machinery import DType
+from lockstep.distributed.sampling import token_scores
 from lockstep.errors import BrokenPromiseError, InputError
 from lockstep.learners.base import Learner, train
 from lockstep.losses.cross_entropy import CrossEntropyLoss
@@ -24,8 +27,8 @@ from lockstep.monitor.options import AgreementSection
 from lockstep.objectives.tally import Tally
 from lockstep.plan.time import count_learning
 from lockstep.samplers.base import Sampler
+from lockstep.types import SamplingParams
 from lockstep.weight_sync.sync import random_probe, sync_weights
-from lockstep_doctor.machine.scores import measure_scores
 from lockstep_doctor.machine.trial import TYPES, Trial
 
 _WAIT_S = 300.0
@@ -37,46 +40,34 @@ _UPDATES = 8
 _LARGEST_GAP_OF_RANKS = 1e-3
 """Nats between log-probabilities over all GPUs and those of one."""
 
+_SPREAD = 4.0
+_BOUNDS: Mapping[DType, Mapping[str, float]] = {
+    "fp32": {"log p": 1e-4, "entropy": 1e-4, "gradient": 1e-5},
+    "bf16": {"log p": 1e-4, "entropy": 1e-4, "gradient": 2.0**-7},
+}
+"""Largest errors of scores; in bf16 a gradient is rounded."""
+
 Measured = Mapping[str, float | str]
 """Figures of a check, by name with their unit."""
 
 
-@dataclass(frozen=True)
-class Check:
-    """One check.
-
-    Attributes:
-        name: Its name.
-        measure: Measures; raises what is wrong.
-        missing: What this machine lacks for it; None: nothing.
-    """
-
-    name: str
-    measure: Callable[[], Measured]
-    missing: str | None = None
-
-
-def list_checks(trial: Trial) -> list[Check]:
-    """All checks, the quick ones first."""
-    vllm = trial.sampler(backend="vllm", kv_cache_gib=trial.cache_gib)
-    same = None if trial.device.type == "cuda" else "on a CPU the torch sampler is exact wherever it can be"
-    second_gpu = None if trial.gpus > 1 else "it takes two GPUs"
-    no_gpu = None if trial.device.type == "cuda" else "it takes a GPU"
-    return [
-        Check("copy", partial(measure_copy, trial)),
-        Check("products", partial(measure_products, trial)),
-        *(Check(f"log-probabilities, {dtype}", partial(measure_scores, trial, dtype)) for dtype in TYPES),
-        *(Check(f"learner, {dtype}", partial(measure_learner, trial, dtype)) for dtype in TYPES),
-        *(Check(f"torch sampler, {dtype}", partial(measure_torch_sampler, trial, dtype)) for dtype in TYPES),
-        *(Check(f"exact, {dtype}", partial(measure_exact, trial, dtype), same) for dtype in TYPES),
-        *(
-            Check(f"weight sync, {way}", partial(measure_sync, trial, trial.sampler(transfer=way)))
-            for way in ("shared_memory", "process_group")
-        ),
-        Check("weight sync, cuda_ipc", partial(measure_sync, trial, trial.sampler(transfer="cuda_ipc")), no_gpu),
-        Check("learner over all GPUs", partial(measure_ranks, trial), second_gpu),
-        Check("vLLM, bf16", partial(measure_vllm, trial, vllm), _find_missing(trial, vllm)),
-    ]
+def list_checks(trial: Trial) -> dict[str, Callable[[], Measured]]:
+    """All checks by name, the quick ones first; what a machine lacks for one is an `InputError`."""
+    in_each_type: Mapping[str, Callable[[Trial, DType], Measured]] = {
+        "log-probabilities": measure_scores,
+        "learner": measure_learner,
+        "torch sampler": measure_torch_sampler,
+        "exact": measure_exact,
+    }
+    carriers = ("shared_memory", "process_group", "cuda_ipc")
+    return {
+        "copy": partial(measure_copy, trial),
+        "products": partial(measure_products, trial),
+        **{f"{name}, {dtype}": partial(one, trial, dtype) for name, one in in_each_type.items() for dtype in TYPES},
+        **{f"weight sync, {one}": partial(measure_sync, trial, one) for one in carriers},
+        "learner over all GPUs": partial(measure_ranks, trial),
+        "vLLM, bf16": partial(measure_vllm, trial),
+    }
 
 
 def measure_copy(trial: Trial) -> Measured:
@@ -106,6 +97,38 @@ def multiply(trial: Trial, dtype: torch.dtype, rows: int) -> float:
     left, right = (torch.randn(n, size, device=trial.device, dtype=dtype) for n in (rows, size))
     out = torch.empty_like(left)
     return 2 * rows * size**2 / _time(trial, lambda: torch.mm(left, right, out=out))
+
+
+def measure_scores(trial: Trial, dtype: DType) -> Measured:
+    """Scores random logits, and returns the largest errors of log p, the entropy and the gradient of Σ log p.
+
+    Raises:
+        BrokenPromiseError: An error is above its bound.
+    """
+    draw = torch.Generator().manual_seed(0)
+    logits_MV = (_SPREAD * torch.randn(trial.scale.rows, trial.scale.vocabulary, generator=draw)).to(TYPES[dtype])
+    here = logits_MV.to(trial.device).requires_grad_()
+    token_M = logits_MV.argmax(-1)
+    logprob_M, entropy_M = token_scores(here, token_M.to(trial.device), SamplingParams(1))
+    logprob_M.sum().backward()
+    assert entropy_M is not None, "it is asked for"
+    assert here.grad is not None, "logits are a leaf"
+    true_MV = logits_MV.double().log_softmax(-1)
+    gradient_MV = torch.nn.functional.one_hot(token_M, logits_MV.shape[1]) - true_MV.exp()
+    found = {
+        "log p": _find_gap(logprob_M, true_MV.gather(1, token_M[:, None])[:, 0]),
+        "entropy": _find_gap(entropy_M, -(true_MV.exp() * true_MV).sum(-1)),
+        "gradient": _find_gap(here.grad, gradient_MV),
+    }
+    bounds = _BOUNDS[dtype]
+    wrong = [f"{name} {gap:.2g} (at most {bounds[name]:.2g})" for name, gap in found.items() if not gap <= bounds[name]]
+    if wrong:
+        raise BrokenPromiseError(f"kernels of log-probabilities differ from float64 on the host: {', '.join(wrong)}")
+    return found
+
+
+def _find_gap(found: Tensor, true: Tensor) -> float:
+    return float((found.detach().cpu().double() - true.detach()).abs().max())
 
 
 def measure_learner(trial: Trial, dtype: DType) -> Measured:
@@ -146,23 +169,19 @@ def _train(trial: Trial, learner: Learner) -> tuple[float, float, float]:
 
 def measure_torch_sampler(trial: Trial, dtype: DType) -> Measured:
     """Samples with the torch sampler, and lets a learner with the same weights score the tokens."""
-    section, computation, spec = trial.sampler(), trial.computation(dtype), trial.learner(dtype)
-    inexact = explain_inexact_sampler(str(trial.folder), section, computation)
-    if inexact is None:
-        return measure_exact(trial, dtype)
-    sampler, learner = SamplerSpec(str(trial.folder), section, computation).open_here(), spec.build()
-    return {**_agree(trial, sampler, learner, dtype), "exact": inexact}
+    sampler = SamplerSpec(str(trial.folder), trial.sampler(), trial.computation(dtype)).open_here()
+    return _agree(trial, sampler, trial.learner(dtype).build(), dtype)
 
 
 def measure_exact(trial: Trial, dtype: DType) -> Measured:
-    """Samples and scores by the exact kernels, which on a GPU only `agreement.exact=require` uses; or says why not.
+    """Samples and scores by the exact kernels, which on a GPU only `agreement.exact=require` uses.
 
     Raises:
         BrokenPromiseError: A token's two log-probabilities are not the same to the bit.
     """
     inexact = explain_inexact_sampler(str(trial.folder), trial.sampler(), trial.computation(dtype), may_be_slow=True)
     if inexact is not None:
-        return {"exact": inexact}
+        raise InputError(inexact)
     computation, spec = trial.computation(dtype).compute_exactly(), trial.learner(dtype)
     learner = replace(spec, section=spec.section.compute_exactly()).build()
     found = _agree(trial, SamplerSpec(str(trial.folder), trial.sampler(), computation).open_here(), learner, dtype)
@@ -171,7 +190,7 @@ def measure_exact(trial: Trial, dtype: DType) -> Measured:
             f"sampler and learner compute exactly here, and {found['not equal to the bit']:,.0f} of "
             f"{found['tokens compared']:,.0f} tokens differ, by up to {found['largest |Δ|, nats']:.2g} nats"
         )
-    return {**found, "exact": "yes"}
+    return found
 
 
 def _agree(trial: Trial, sampler: Sampler, learner: Learner, dtype: DType) -> dict[str, float]:
@@ -195,14 +214,26 @@ def _agree(trial: Trial, sampler: Sampler, learner: Learner, dtype: DType) -> di
     }
 
 
-def measure_sync(trial: Trial, section: SamplerSection) -> Measured:
+def measure_sync(trial: Trial, carrier: str) -> Measured:
     """Sends weights to a torch sampler in a process of its own, and compares fingerprints of what it holds."""
-    learner = trial.learner("fp32").build()
-    pool = SamplerPool(SamplerSpec(str(trial.folder), section, trial.computation("fp32")), print)
-    try:
-        return _send(trial, learner, pool, "fp32")
-    finally:
-        pool.close()
+    if carrier == "cuda_ipc" and trial.device.type != "cuda":
+        raise InputError("it takes a GPU")
+    with _open(trial, trial.sampler(transfer=carrier), "fp32") as pool:
+        return _send(trial, trial.learner("fp32").build(), pool, "fp32")
+
+
+def measure_vllm(trial: Trial) -> Measured:
+    """Sends weights to vLLM, samples with it, and lets a learner with the same weights score the tokens."""
+    section = trial.sampler(backend="vllm", kv_cache_gib=trial.cache_gib)
+    require_sampler(section, trial.computation("bf16"))
+    learner = trial.learner("bf16").build()
+    with _open(trial, section, "bf16") as pool:
+        return {**_send(trial, learner, pool, "bf16"), **_agree(trial, pool, learner, "bf16")}
+
+
+def _open(trial: Trial, section: SamplerSection, dtype: DType) -> AbstractContextManager[SamplerPool]:
+    """Starts a sampler in a process of its own."""
+    return closing(SamplerPool(SamplerSpec(str(trial.folder), section, trial.computation(dtype)), print))
 
 
 def _send(trial: Trial, learner: Learner, pool: SamplerPool, dtype: DType) -> dict[str, float]:
@@ -219,35 +250,15 @@ def _send(trial: Trial, learner: Learner, pool: SamplerPool, dtype: DType) -> di
 
 def measure_ranks(trial: Trial) -> Measured:
     """Trains over all GPUs, and compares log-probabilities with those of one."""
+    if trial.gpus < 2:
+        raise InputError("it takes two GPUs")
     alone = trial.learner("fp32").build()
-    many = launch(trial.learner("fp32", ranks=trial.gpus), _WAIT_S)
-    try:
+    with closing(launch(trial.learner("fp32", ranks=trial.gpus), _WAIT_S)) as many:
         gap = float((alone.logprobs(trial.batch) - many.logprobs(trial.batch)).abs().max())
         _, _, seconds = _train(trial, many)
-    finally:
-        many.close()
     if not gap <= _LARGEST_GAP_OF_RANKS:
         raise BrokenPromiseError(f"{trial.gpus} ranks differ from one by {gap:.2g} nats")
     return {"tokens/s": len(trial.batch.tokens) / seconds, "largest |Δ| to one GPU, nats": gap}
-
-
-def _find_missing(trial: Trial, section: SamplerSection) -> str | None:
-    """Says what an engine lacks here; None: nothing."""
-    try:
-        require_sampler(section, trial.computation("bf16"))
-    except InputError as error:
-        return str(error)
-    return None
-
-
-def measure_vllm(trial: Trial, section: SamplerSection) -> Measured:
-    """Sends weights to vLLM, samples with it, and lets a learner with the same weights score the tokens."""
-    learner = trial.learner("bf16").build()
-    pool = SamplerPool(SamplerSpec(str(trial.folder), section, trial.computation("bf16")), print)
-    try:
-        return {**_send(trial, learner, pool, "bf16"), **_agree(trial, pool, learner, "bf16")}
-    finally:
-        pool.close()
 
 
 def _time(trial: Trial, work: Callable[[], object]) -> float:

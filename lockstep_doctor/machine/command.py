@@ -8,8 +8,8 @@ import math
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
@@ -17,16 +17,21 @@ from typing import Literal
 import torch
 
 from lockstep import exit_codes
-from lockstep.errors import BrokenPromiseError, LockstepError
+from lockstep.config.machinery import Computation, DType
+from lockstep.errors import BrokenPromiseError, InputError, LockstepError
+from lockstep.models.device import resolve_device
+from lockstep.plan.time import Engines, Rates, sampling_seconds
 from lockstep.report.progress import show_progress
 from lockstep.report.terminal import markdown_table
 from lockstep.run.folder.machine import describe_machine
-from lockstep_doctor.machine.checks import Check, Measured, list_checks
-from lockstep_doctor.machine.rates import find_rates
-from lockstep_doctor.machine.trial import Scale, Trial, find_device
+from lockstep_doctor.machine.checks import FEW_ROWS, Measured, list_checks
+from lockstep_doctor.machine.trial import TYPES, Scale, Trial
 
 State = Literal["ok", "skipped", "failed", "broken"]
 """`broken`: a promise does not hold here. `failed`: the check could not be made."""
+
+_SYNCS = "weight sync, cuda_ipc", "weight sync, shared_memory"
+"""Carriers, the one first that colocated engines take by default."""
 
 _PACKAGES = ("triton", "vllm", "flash-attn", "megatron-core", "ray")
 
@@ -66,7 +71,7 @@ def check_machine(device: str, minutes: float, out: Path) -> int:
     Raises:
         InputError: There is no such device.
     """
-    chosen = find_device(device)
+    chosen = resolve_device(Computation.model_validate({"device": device}).device)
     machine, outcomes = describe_devices(chosen), list[Outcome]()
     end = time.monotonic() + 60 * minutes
     out.mkdir(parents=True, exist_ok=True)
@@ -75,9 +80,9 @@ def check_machine(device: str, minutes: float, out: Path) -> int:
             trial = Trial.make(Path(folder), chosen, _count_gpus(chosen), Scale.for_memory(_memory(chosen)))
         checks = list_checks(trial)
         progress.total(len(checks), f"at most {minutes:g} minutes", unit="check")
-        for number, check in enumerate(checks, start=1):
-            with progress.phase(check.name):
-                outcomes.append(_make(check, late=time.monotonic() > end))
+        for number, (name, measure) in enumerate(checks.items(), start=1):
+            with progress.phase(name):
+                outcomes.append(_make(name, measure, late=time.monotonic() > end))
             progress.step(number, {}, 0)
         rates = find_rates(trial, {outcome.check: outcome.measured for outcome in outcomes if outcome.state == "ok"})
     found = {
@@ -92,22 +97,49 @@ def check_machine(device: str, minutes: float, out: Path) -> int:
     return exit_codes.BROKEN if "broken" in states else exit_codes.CRASH if "failed" in states else exit_codes.OK
 
 
-def _make(check: Check, late: bool) -> Outcome:
+def _make(name: str, measure: Callable[[], Measured], late: bool) -> Outcome:
     """Makes one check; an error that it raises is its outcome."""
-    reason = check.missing or ("no time was left" if late else None)
-    if reason is not None:
-        return Outcome(check.name, "skipped", {}, reason)
+    if late:
+        return Outcome(name, "skipped", {}, "no time was left")
     gc.collect()
     torch.cuda.empty_cache()  # what earlier checks had is memory of this one
     begun = time.monotonic()
     try:
-        measured = check.measure()
+        measured = measure()
+    except InputError as error:
+        return Outcome(name, "skipped", {}, str(error))
     except BrokenPromiseError as error:
-        return Outcome(check.name, "broken", {}, str(error), time.monotonic() - begun)
+        return Outcome(name, "broken", {}, str(error), time.monotonic() - begun)
     except Exception as error:  # on an unknown machine a check may fail in any way; the others are made all the same
         note = str(error) if isinstance(error, LockstepError) else f"{type(error).__name__}: {error}".splitlines()[0]
-        return Outcome(check.name, "failed", {}, note, time.monotonic() - begun, traceback.format_exc())
-    return Outcome(check.name, "ok", measured, "", time.monotonic() - begun)
+        return Outcome(name, "failed", {}, note, time.monotonic() - begun, traceback.format_exc())
+    return Outcome(name, "ok", measured, "", time.monotonic() - begun)
+
+
+def find_rates(trial: Trial, measured: Mapping[str, Measured]) -> dict[DType, Rates]:
+    """Rates for `lockstep plan --rates`, in each type in which all was measured that they need."""
+    sync = next((measured[name] for name in _SYNCS if name in measured), None)
+    if sync is None:
+        return {}
+    needed = {dtype: {"copy", "products", f"learner, {dtype}", f"torch sampler, {dtype}"} for dtype in TYPES}
+    return {dtype: _find_rates_in(trial, measured, dtype, sync) for dtype in TYPES if measured.keys() >= needed[dtype]}
+
+
+def _find_rates_in(trial: Trial, measured: Mapping[str, Measured], dtype: DType, sync: Measured) -> Rates:
+    """Rates in one type. The time of a layer is what a decoding pass takes besides products and reading."""
+    products = measured["products"]
+    known = Rates(
+        products=1e12 * float(products[f"{dtype}, TFLOP/s"]),
+        learner=float(measured[f"learner, {dtype}"]["share of products"]),
+        memory=1e9 * float(products[f"{dtype}, weights read by {FEW_ROWS} rows, GB/s"]),
+        layer_s=0.0,
+        sync=1e9 * float(sync["sync GB/s"]),
+        host=1e9 * float(measured["copy"]["from the host, GB/s"]),
+    )
+    rank, scale = trial.rank(dtype), trial.scale
+    seconds = scale.rows * scale.response / float(measured[f"torch sampler, {dtype}"]["tokens/s"])
+    left = seconds - sampling_seconds(rank, Engines(1, 1, scale.rows), scale.response, known)
+    return replace(known, layer_s=max(0.0, left) / (scale.response * scale.layers))
 
 
 def describe_devices(device: torch.device) -> Mapping[str, str]:

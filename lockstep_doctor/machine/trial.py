@@ -17,7 +17,6 @@ from lockstep.cluster.specs import LearnerSpec
 from lockstep.config.machinery import Computation, DType, LearnerSection, SamplerSection
 from lockstep.config.optimizer import Optimizer
 from lockstep.config.parallel import Parallel
-from lockstep.models.device import resolve_device
 from lockstep.models.folder import read_config, skeleton
 from lockstep.plan.memory import FP32, Rank
 from lockstep.plan.sizes import Sizes
@@ -140,8 +139,3 @@ class Trial:
         tokens = keyed.bits(keys, torch.arange(length)).remainder(self.scale.vocabulary).flatten()
         mask = (torch.arange(length) > 0).repeat(rows)
         return Batch(tokens, torch.full((rows,), length), {"mask": mask})
-
-
-def find_device(name: str) -> torch.device:
-    """The device that is checked; `auto` is the GPU where there is one."""
-    return resolve_device(Computation.model_validate({"device": name}).device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -14,10 +14,9 @@ from lockstep import cli, exit_codes
 from lockstep.cluster.specs import SamplerSpec
 from lockstep.errors import BrokenPromiseError, InputError
 from lockstep.plan.time import Engines, Rates, sampling_seconds
-from lockstep_doctor.machine import checks, command, scores
-from lockstep_doctor.machine.checks import Check, list_checks
-from lockstep_doctor.machine.command import check_machine
-from lockstep_doctor.machine.rates import find_rates
+from lockstep_doctor.machine import checks, command
+from lockstep_doctor.machine.checks import Measured, list_checks
+from lockstep_doctor.machine.command import check_machine, find_rates
 from lockstep_doctor.machine.trial import Scale, Trial
 
 CPU = torch.device("cpu")
@@ -30,32 +29,32 @@ def trial(tmp_path_factory: pytest.TempPathFactory) -> Trial:
 
 
 def test_each_check_measures_or_says_what_it_lacks(trial: Trial) -> None:
-    found = {check.name: check for check in list_checks(trial)}
-    assert found["learner over all GPUs"].missing == "it takes two GPUs"
-    for name in ("copy", "products", "learner, bf16", "weight sync, shared_memory"):
-        measured = found[name].measure()
+    found = list_checks(trial)
+    for name, what in (("learner over all GPUs", "two GPUs"), ("weight sync, cuda_ipc", "a GPU")):
+        with pytest.raises(InputError, match=f"it takes {what}"):
+            found[name]()
+    for name in ("copy", "products", "learner, bf16", "torch sampler, bf16", "weight sync, shared_memory"):
+        measured = found[name]()
         assert measured
-        assert all(value > 0 for value in measured.values() if isinstance(value, float))
+        speeds = {key: value for key, value in measured.items() if not key.endswith(("to the bit", "nats"))}
+        assert all(value > 0 for value in speeds.values() if isinstance(value, float))
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_sampler_and_learner_are_exact_where_they_can_be(trial: Trial, dtype: str) -> None:
-    (check,) = [check for check in list_checks(trial) if check.name == f"torch sampler, {dtype}"]
-    measured = check.measure()
-    assert measured["exact"] == "yes"
+    measured = list_checks(trial)[f"exact, {dtype}"]()
     assert measured["tokens compared"] == trial.scale.rows * trial.scale.response
     assert measured["not equal to the bit"] == 0
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_scores_are_compared_with_float64(trial: Trial, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    (check,) = [check for check in list_checks(trial) if check.name == f"log-probabilities, {dtype}"]
-    measured = check.measure()
-    assert {"log p", "entropy", "gradient"} == measured.keys()
-    true = scores.token_scores
-    monkeypatch.setattr(scores, "token_scores", lambda logits, *rest: true(logits * 1.05, *rest))
+    measure = list_checks(trial)[f"log-probabilities, {dtype}"]
+    assert {"log p", "entropy", "gradient"} == measure().keys()
+    true = checks.token_scores
+    monkeypatch.setattr(checks, "token_scores", lambda logits, *rest: true(logits * 1.05, *rest))
     with pytest.raises(BrokenPromiseError, match=r"differ from float64 on the host: log p"):
-        check.measure()
+        measure()
 
 
 def test_another_model_in_the_sampler_breaks_the_promise(trial: Trial, tmp_path: Path) -> None:
@@ -68,32 +67,35 @@ def test_another_model_in_the_sampler_breaks_the_promise(trial: Trial, tmp_path:
 def test_all_outcomes_are_written_and_the_worst_is_the_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken() -> checks.Measured:
+    def broken() -> Measured:
         raise BrokenPromiseError("the sampler has other weights")
 
-    def failed() -> checks.Measured:
+    def failed() -> Measured:
         raise IndexError("no such stream")
 
-    listed: Sequence[Check] = []
+    def absent() -> Measured:
+        raise InputError("it takes two GPUs")
+
+    listed: Mapping[str, Callable[[], Measured]] = {}
     told: list[dict[str, str]] = []
     monkeypatch.setattr(command, "list_checks", lambda _: listed)
     monkeypatch.setattr(command.Scale, "for_memory", lambda _: TINY)
-    states: list[tuple[Sequence[Check], int]] = [
-        ([Check("good", lambda: {"GB/s": 3.25}), Check("absent", broken, "it takes two GPUs")], exit_codes.OK),
-        ([Check("fails", failed), Check("good", lambda: {"GB/s": 3.25})], exit_codes.CRASH),
-        ([Check("breaks", broken), Check("fails", failed)], exit_codes.BROKEN),
+    states: list[tuple[Mapping[str, Callable[[], Measured]], int]] = [
+        ({"good": lambda: {"GB/s": 3.25}, "absent": absent}, exit_codes.OK),
+        ({"fails": failed, "good": lambda: {"GB/s": 3.25}}, exit_codes.CRASH),
+        ({"breaks": broken, "fails": failed}, exit_codes.BROKEN),
     ]
     for listed, code in states:
         assert check_machine("cpu", 1.0, tmp_path) == code
         told = json.loads((tmp_path / "gpu_check.json").read_text())["checks"]
-        assert [one["check"] for one in told] == [check.name for check in listed]
+        assert [one["check"] for one in told] == list(listed)
     assert "IndexError: no such stream" in told[1]["note"]
     assert "in failed" in told[1]["trace"]
     assert "| breaks | broken |" in capsys.readouterr().out
 
 
 def test_no_check_begins_when_the_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "list_checks", lambda _: [Check("good", lambda: {"GB/s": 3.25})])
+    monkeypatch.setattr(command, "list_checks", lambda _: {"good": lambda: {"GB/s": 3.25}})
     monkeypatch.setattr(command.Scale, "for_memory", lambda _: TINY)
     check_machine("cpu", 1e-9, tmp_path)
     (told,) = json.loads((tmp_path / "gpu_check.json").read_text())["checks"]
@@ -114,7 +116,7 @@ def test_wrong_words_are_refused(tmp_path: Path) -> None:
 def test_rates_are_found_again_from_what_they_make_of_a_machine(trial: Trial) -> None:
     wanted = Rates(products=2e12, learner=0.5, memory=3e10, layer_s=1e-3, sync=1e9, host=2e9)
     seconds = sampling_seconds(trial.rank("fp32"), Engines(1, 1, trial.scale.rows), trial.scale.response, wanted)
-    measured: dict[str, checks.Measured] = {
+    measured: dict[str, Measured] = {
         "copy": {"from the host, GB/s": 2.0},
         "products": {"fp32, TFLOP/s": 2.0, f"fp32, weights read by {checks.FEW_ROWS} rows, GB/s": 30.0},
         "learner, fp32": {"share of products": 0.5},
