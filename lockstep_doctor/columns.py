@@ -302,14 +302,6 @@ def _list_formulas(compared: Compared, tokens: Bools) -> Iterator[_Formula]:
     own, other = compared.infer.numpy()[tokens], compared.train.numpy()[tokens]
     before = max(_mean_off(own, other), 1e-300)
     offset, factor = float(np.median(own - other)), float(np.median(own / np.minimum(other, -1e-12)))
-    units = {
-        f"{_OTHERS} with the sign turned": -other,
-        f"{_OTHERS} as probabilities, not their logarithms": np.exp(np.minimum(other, 50.0)),
-        f"{_OTHERS} as logarithms to the base 2": other / math.log(2),
-        f"{_OTHERS} as logarithms to the base 10": other / math.log(10),
-    }
-    for what, values in units.items():
-        yield "formula", what, _mean_off(own, values) / before, 0.0
     yield "offset", f"{_OTHERS} {offset:+.4g} nats", _mean_off(own, other + offset) / before, 0.01
     yield "scaled", f"{factor:.4g} times {_OTHERS}", _mean_off(own, factor * other) / before, 0.03
     row, every = compared.row.numpy(), compared.train.numpy()

@@ -32,7 +32,7 @@ from lockstep_doctor.examine import PairExamination, examine
 from lockstep_doctor.hf import open_witnesses
 from lockstep_doctor.operators import Frame
 from lockstep_doctor.tap import Tap
-from lockstep_doctor.taps.learners import attach_megatron, open_learner
+from lockstep_doctor.taps.learners import attach, open_learner
 from lockstep_doctor.taps.rank import RankTap
 
 TEXTS = (
@@ -143,9 +143,9 @@ def plant(fault: Fault) -> None:
 
 def attach_faulty_megatron(build: Callable[[], RankLearner], name: str, neighbors: int) -> RankTap:
     """The tap on a rank of the Megatron learner, in whose process the fault is planted."""
-    learner = build()  # before Megatron is imported here, as `attach_megatron` does
+    learner = build()  # before Megatron is imported here, as `attach` does
     plant(FAULTS["megatron"])
-    return attach_megatron(lambda: learner, name, neighbors)
+    return attach(lambda: learner, name, neighbors)
 
 
 def open_faulty(engine: str, model: Path) -> AbstractContextManager[Tap]:

@@ -72,7 +72,6 @@ def _describe(file: Path, dump: Dump, analysis: DumpAnalysis) -> Iterator[str]:
         f"{numbers['tokens']:,.0f} tokens of {numbers['sequences']:,.0f} sequences; Δ is `{dump.train}` − "
         f"`{dump.infer}`, nats."
     )
-    yield from dump.notes
     yield ""
     yield from (f"- {reason}" for reason in analysis.judgement.reasons)
     yield ""

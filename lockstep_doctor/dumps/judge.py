@@ -30,7 +30,7 @@ _MOST_IDS = 16_384
 """Rows in front with at most so many ids are computed."""
 _STAGES: Mapping[str, Stage] = {
     **dict.fromkeys(("rows moved", "positions moved", "exactly 0", "constant"), "column"),
-    **dict.fromkeys(("grid", "floor", "ceiling", "formula", "offset", "scaled", "not finite"), "log-probabilities"),
+    **dict.fromkeys(("grid", "floor", "ceiling", "offset", "scaled", "not finite"), "log-probabilities"),
     "renormalized over a nucleus": "log-probabilities",
 }
 """Stages of findings whose kind says it."""
@@ -79,7 +79,6 @@ class DumpLocation:
     tokens: int
     rows: int
     of_rows: int
-    notes: Sequence[str]
     doubt: str = ""
 
     @property
@@ -122,7 +121,7 @@ def locate_dump(
     gap = _rms(own.train, own.infer, judge.compared) if len(sides) > 1 else None
     rows, of_rows = own.lengths.numel(), dump.columns.lengths.numel()
     tokens, doubt = int(judge.compared.sum()), _doubt_temperature(dump, sides)
-    return DumpLocation(str(folder), sides, gap, floor, tokens, rows, of_rows, dump.notes, doubt)
+    return DumpLocation(str(folder), sides, gap, floor, tokens, rows, of_rows, doubt)
 
 
 def _doubt_temperature(dump: Dump, sides: Sequence[SideVerdict]) -> str:
@@ -269,7 +268,6 @@ def describe_dump(found: DumpLocation) -> Iterator[str]:
     """Yields what was found, line by line."""
     part = f" of {found.of_rows}" if found.rows < found.of_rows else ""
     yield f"{found.tokens:,} generated tokens of {found.rows}{part} rows, beside {found.model} in float32"
-    yield from found.notes
     yield f"rounding in bf16 makes {found.floor:.2g} nats (root mean square, as all that follow)"
     if found.gap is not None:
         yield f"both sides differ by {found.gap:.2g}"

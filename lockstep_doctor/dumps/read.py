@@ -19,7 +19,8 @@ from lockstep_doctor.dumps.tables import Row, read_rows
 LARGEST = 0.1
 """Nats above 0 that rounding may make of a log-probability."""
 
-_AGREES = 0.01
+_CERTAIN = 0.01
+"""Nats: a token that the other side gives so much may be certain, and its log-probability exactly 0."""
 _MOST_ID = 2.0**53
 _EXPORTERS = "docs/guides/dumps.md has five lines that write them"
 
@@ -32,13 +33,11 @@ class Dump:
         columns: Every token of every sequence without padding; NaN for a side that says nothing of it.
         train: Name of the column of the training side; None: there is none.
         infer: Of the inference side.
-        notes: Sentences on what was guessed.
     """
 
     columns: TokenColumns
     train: str | None
     infer: str | None
-    notes: tuple[str, ...] = ()
 
 
 def read_dump(path: Path | str, names: FieldNames | None = None) -> Dump:
@@ -55,17 +54,14 @@ def read_dump(path: Path | str, names: FieldNames | None = None) -> Dump:
     wanted = {name for role in KNOWN for name in names.candidates(role)}
     sides: dict[str, str | None] = {}
     prompts: dict[str, int] = {}
-    read, cut = list[TokenColumns](), 0
+    read = list[TokenColumns]()
     for where, written in read_rows(path, wanted):
         row = _flatten(written)
         sides = sides or _find_sides(where, row, names)
-        columns, zero = _RowReader(where, row, names, sides, prompts).read()
-        read.append(columns)
-        cut += zero
+        read.append(_RowReader(where, row, names, sides, prompts).read())
     if not any(bool(one.mask.any()) for one in read):
         raise DumpError(f"{path}: no token is left to compare; is the mask right?")
-    note = f"{path.name} has no mask: {cut} entries that are exactly 0 count as context, the others as generated."
-    return Dump(_join(read), sides["train"], sides["infer"], (note,) if cut else ())
+    return Dump(_join(read), sides["train"], sides["infer"])
 
 
 def _flatten(row: Row) -> Row:
@@ -113,8 +109,8 @@ class _RowReader:
     sides: Mapping[str, str | None]
     prompts: dict[str, int]
 
-    def read(self) -> tuple[TokenColumns, int]:
-        """Returns the row without padding, and how many entries were taken for context because they are 0."""
+    def read(self) -> TokenColumns:
+        """Returns the row without padding."""
         ids = self._ids()
         columns = {name: self._tokens(name) for name in self.sides.values() if name is not None}
         count = " and ".join(f"{name} has {column.size} entries" for name, column in columns.items())
@@ -128,14 +124,14 @@ class _RowReader:
             _pad(np.zeros(0) if name is None else columns[name], total, math.nan) for name in self.sides.values()
         )
         real = self._find_real(total)
-        mask, cut = self._find_generated(train, infer, (np.arange(total) >= total - spoken) & real)
+        mask = self._find_generated(train, infer, (np.arange(total) >= total - spoken) & real)
         for name, side in zip(self.sides.values(), (train, infer), strict=True):
             if name is not None:
                 self._check(name, side[total - spoken :], mask[total - spoken :])
         real &= np.cumsum(mask[::-1])[::-1] > 0  # nothing behind the last one
         train, infer, mask = (torch.from_numpy(one[real]) for one in (train, infer, mask))
         own = None if ids is None else torch.from_numpy(ids[real]).long()
-        return TokenColumns(train, infer, mask, torch.tensor([0, int(real.sum())]), own, self._facts()), cut
+        return TokenColumns(train, infer, mask, torch.tensor([0, int(real.sum())]), own, self._facts())
 
     def _names(self, role: str) -> list[str]:
         """The columns of a role that hold something."""
@@ -175,26 +171,23 @@ class _RowReader:
             real &= np.arange(total) < self._number(name, 0, total)
         return real
 
-    def _find_generated(self, train: Floats, infer: Floats, spoken: Bools) -> tuple[Bools, int]:
-        """The entries that are compared, and how many are not because they are 0."""
+    def _find_generated(self, train: Floats, infer: Floats, spoken: Bools) -> Bools:
+        """The entries that are compared; without a mask all that both sides speak of, of which none may be context."""
         total = spoken.size
         if masks := self._names("mask"):
             least = 0 if self._names("attention") else int(spoken.sum())
-            return np.logical_and.reduce([spoken, *(self._flags(name, total, least) for name in masks)]), 0
+            return np.logical_and.reduce([spoken, *(self._flags(name, total, least) for name in masks)])
         if prompt := self._names("prompt_length"):
-            return spoken & (np.arange(total) >= self._number(prompt[0], 0, total)), 0
+            return spoken & (np.arange(total) >= self._number(prompt[0], 0, total))
         name = self.sides["infer"] or self.sides["train"]
         zero = spoken & ((infer if self.sides["infer"] else train) == 0)
-        said = spoken & ~zero
-        between = zero & (np.cumsum(said) > 0) & (np.cumsum(said[::-1])[::-1] > 0)
-        odd = between & (np.isnan(train) | (np.abs(train) > _AGREES))
-        if odd.any():
+        ends = np.flatnonzero(spoken)[[0, -1]] if spoken.any() else []
+        if zero[ends].any() or (zero & ~(np.abs(train) <= _CERTAIN)).any():
             raise self._wrong(
-                f"there is no mask, and {name} is exactly 0 at {odd.sum()} entries between others, the first "
-                f"{np.argmax(odd)}: turns that the model did not write, or a fault? Name the mask by {_how('mask')}"
+                f"there is no mask, and {name} is exactly 0 at {zero.sum()} entries, the first {np.argmax(zero)}: a "
+                f"prompt or a turn that the model did not write, or a fault? Name the mask by {_how('mask')}"
             )
-        cut = zero & ~between
-        return spoken & ~cut, int(cut.sum())
+        return spoken
 
     def _facts(self) -> dict[RowFact, Tensor]:
         found: dict[RowFact, float] = {}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -48,7 +47,7 @@ def read_rows(path: Path, names: Collection[str]) -> Iterator[tuple[str, Row]]:
     """
     files = [path]
     if path.is_dir():
-        files = sorted((one for one in path.iterdir() if _kind(one) in _READERS), key=_naturally)
+        files = sorted(one for one in path.iterdir() if _kind(one) in _READERS)
     if not files:
         raise DumpError(f"{path}: has no dump in it; what is read is {KINDS}")
     for file in files:
@@ -67,11 +66,6 @@ def read_rows(path: Path, names: Collection[str]) -> Iterator[tuple[str, Row]]:
 
 def _kind(path: Path) -> str:
     return path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
-
-
-def _naturally(path: Path) -> list[int | str]:
-    """The order in which step 10 comes behind step 9."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.name)]
 
 
 def _read_jsonl(path: Path, names: Collection[str]) -> Iterator[tuple[str, Row]]:

@@ -106,16 +106,10 @@ class DoctorLimits(Section):
     max_mult_prob_error: Annotated[float, Field(ge=1.0)] = Field(
         default=1.05, description="mean of e^|Δ|, which is never below 1; the field's usual limit"
     )
-    floor_factor: PositiveFloat = Field(
-        default=3.0, description="how many times the mismatch may be what rounding alone makes of the same tokens"
+    max_outlier_rate: Probability = Field(
+        default=1e-3, description="share of tokens with |Δ| above 1 nat; 1e-2 for mixtures of experts"
     )
-    outlier_nats: PositiveFloat = Field(default=1.0, description="a token is an outlier from this |Δ| on")
-    max_outlier_rate: Probability = Field(default=1e-3, description="share of outliers; 1e-2 for mixtures of experts")
     confidence: Probability = Field(default=0.99, description="of one-sided bounds, over the whole table")
-    max_bias_z: PositiveFloat = Field(default=4.0, description="standard errors that a bias may be away from none")
-    min_sequence_ess: Probability = Field(
-        default=0.5, description="effective share of sequences if each were weighted by its importance ratio"
-    )
 
 
 class DoctorRun(Section):

@@ -42,6 +42,14 @@ floor happens to be bitwise zero. Rounding to bf16 makes a hundred times as much
 1 % of the importance weight of a response of 100 tokens.
 """
 _BOUNDED = ("mismatch", "mult_prob_error", "outliers", "support", "sequence_ess")
+FLOOR_FACTOR = 3.0
+"""How many times the mismatch may be what rounding alone makes of the same tokens."""
+OUTLIER = 1.0
+"""Nats: a token is an outlier from this |Δ| on."""
+LARGEST_BIAS = 4.0
+"""Standard errors that a bias may be away from none."""
+LEAST_ESS = 0.5
+"""Effective share of sequences, at least, if each were weighted by its importance ratio."""
 _RARE = ("outliers", "support")  # a token without probability on one side is an outlier, too
 LEAST_CLUSTERS = 8
 """Fewest clusters for valid bounds; below, nothing passes."""
@@ -186,8 +194,8 @@ class _DrawnBy:
         paired, limit = cap(self.compared.delta), self.limits.max_mult_prob_error
         if floor_M is not None:
             floor = cap(floor_M)
-            paired = paired - self.limits.floor_factor * (floor - floor.mean())
-            limit = 1 + DUST + self.limits.floor_factor * (float(floor.mean()) - 1)
+            paired = paired - FLOOR_FACTOR * (floor - floor.mean())
+            limit = 1 + DUST + FLOOR_FACTOR * (float(floor.mean()) - 1)
         totals = self.compared.totals(paired)
         found = bound(totals, mean, *self.levels)
         found = Bounded(found.value, max(0.0, found.low), min(math.exp(CAP), found.high))
@@ -206,8 +214,9 @@ class _DrawnBy:
 
     def outliers(self) -> Clause:
         """The share of tokens with a large |Δ|."""
-        nats = self.limits.outlier_nats
-        return self._rate("outliers", self.compared.delta.abs() > nats, f"the share of tokens with |Δ| > {nats:g}")
+        return self._rate(
+            "outliers", self.compared.delta.abs() > OUTLIER, f"the share of tokens with |Δ| > {OUTLIER:g}"
+        )
 
     def support(self) -> Clause:
         """Tokens that were drawn and that one side gives no probability.
@@ -227,7 +236,7 @@ class _DrawnBy:
         Independent rounding errors add up in a sequence to a log-weight of variance v = Σ floor², which leaves e^−v.
         """
         spread = float(floor_M.square().sum() / (self.compared.lengths > 0).sum())
-        limit = min(self.limits.min_sequence_ess, math.exp(-(self.limits.floor_factor**2) * spread))
+        limit = min(LEAST_ESS, math.exp(-(FLOOR_FACTOR**2) * spread))
         log_weight = sequence_weights(self.compared)
         found = Bounded(0.0, 0.0, 0.0)  # where the side in the inference side's place could draw none of the tokens
         if log_weight.numel():
@@ -254,9 +263,9 @@ class _DrawnBy:
         }
         found: list[Clause] = []
         for (name, formula), own in totals.items():
-            z, limit = standard_errors(own, allowed), self.limits.max_bias_z
-            what = f"{formula}, in standard errors beyond rounding,"
-            found.append(self._clause(name, Bounded(z, z, z), limit, what, _decide(abs(z), abs(z), limit)))
+            z, what = standard_errors(own, allowed), f"{formula}, in standard errors beyond rounding,"
+            verdict = _decide(abs(z), abs(z), LARGEST_BIAS)
+            found.append(self._clause(name, Bounded(z, z, z), LARGEST_BIAS, what, verdict))
         return found
 
     def _rate(self, name: str, hit_M: Tensor, what: str) -> Clause:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from lockstep.cluster.learner_group import RankSpec, require_computable, start_ranks
 from lockstep.cluster.specs import LearnerSpec
@@ -21,8 +23,10 @@ from lockstep.distributed.meeting import Meeting
 from lockstep.errors import InputError
 from lockstep.learners.rank import RankLearner
 from lockstep.models.folder import read_config
-from lockstep_doctor.cuts import Capture, CutPoint
+from lockstep.models.heads import LogitsHead
+from lockstep_doctor.cuts import OUTPUT, Capture, CutPoint, End, name_cuts
 from lockstep_doctor.engines import EngineOptions
+from lockstep_doctor.modules import find_watched, values_by_name
 from lockstep_doctor.operators import OperatorTrace, chain_traces, join_traces
 from lockstep_doctor.tap import Tap, trace_segment
 from lockstep_doctor.taps.computation import computation_of
@@ -33,30 +37,39 @@ _TIMEOUT_S = 600.0
 Attach = Callable[[Callable[[], RankLearner], str, int], RankTap]
 """Builds a rank and makes its tap, from its name and the number of neighbors."""
 
-
-def open_torch(folder: Path, options: EngineOptions) -> AbstractContextManager[Tap]:
-    """Opens a folder in the torch learner; see `engines.OpenTap`."""
-    return open_learner(folder, options, "torch", attach_torch)
+_MODEL = "lm"
+"""Path of the model of `transformers` in a `LogitsHead`."""
 
 
-def open_megatron(folder: Path, options: EngineOptions) -> AbstractContextManager[Tap]:
-    """Opens a folder in the Megatron learner; see `engines.OpenTap`."""
-    return open_learner(folder, options, "megatron", attach_megatron)
-
-
-def attach_torch(build: Callable[[], RankLearner], name: str, neighbors: int) -> RankTap:
-    """The tap on a rank of the torch learner."""
-    from lockstep_doctor.taps.torch_learner import tap_torch
-
-    return tap_torch(build(), name, neighbors)
-
-
-def attach_megatron(build: Callable[[], RankLearner], name: str, neighbors: int) -> RankTap:
-    """The tap on a rank of the Megatron learner."""
+def attach(build: Callable[[], RankLearner], name: str, neighbors: int) -> RankTap:
+    """The tap on a rank of a learner, torch's or Megatron's."""
     learner = build()  # before Megatron is imported here: that sets what it is imported with
+    if isinstance(learner.model, LogitsHead):
+        return tap_torch(learner, learner.model, name, neighbors)
     from lockstep_doctor.taps.megatron import tap_megatron
 
     return tap_megatron(learner, name, neighbors)
+
+
+def tap_torch(learner: RankLearner, model: LogitsHead, name: str, neighbors: int) -> RankTap:
+    """The tap on a rank of the torch learner: hooks on those modules of `transformers` that the rank holds."""
+    inside = find_watched(model.lm)  # named within `lm`: a cut whose name is not unique is named by its path there
+    named = values_by_name({(f"{_MODEL}.{path}", end): cut for (path, end), cut in name_cuts(inside).items()})
+
+    def values(path: str, end: End, value: Any) -> Iterator[tuple[CutPoint, Tensor]]:
+        if path != _MODEL:
+            yield from named(path, end, value)
+        elif end == "out":
+            yield OUTPUT, value.logits
+
+    def gather_head() -> Tensor:
+        head = model.lm.get_output_embeddings()
+        assert isinstance(head, nn.Linear), "logits that the model has not whole are products"
+        weight = head.weight.detach()
+        return weight.full_tensor() if isinstance(weight, DTensor) else weight
+
+    paths = [*(f"{_MODEL}.{path}" for path in inside), _MODEL]
+    return RankTap(learner, paths, values, gather_head, frozenset(), name, neighbors)
 
 
 @dataclass(frozen=True)
@@ -110,7 +123,7 @@ class RanksTap:
 
 
 @contextmanager
-def open_learner(folder: Path, options: EngineOptions, backend: str, attach: Attach) -> Iterator[Tap]:
+def open_learner(folder: Path, options: EngineOptions, backend: str, attach_rank: Attach = attach) -> Iterator[Tap]:
     """Opens a folder in a learner, in this process if that can be; see `engines.OpenTap`."""
     section = LearnerSection.of(computation_of(options), backend, Parallel(**options.parallel))
     sizes = {**options.parallel, "packed": 1 + options.neighbors}
@@ -120,15 +133,18 @@ def open_learner(folder: Path, options: EngineOptions, backend: str, attach: Att
     if options.prompt is not None:
         raise InputError(f"the engine {backend} is a learner, which decodes nothing; leave prompt out")
     if section.in_process:
-        yield attach(spec.build, name, options.neighbors)
+        yield attach_rank(spec.build, name, options.neighbors)
         return
     with Workers() as workers:
 
         def make(meeting: Meeting) -> Callable[[], RankTap]:
-            return TapSpec(RankSpec(spec, meeting), attach, name, options.neighbors).build
+            return TapSpec(RankSpec(spec, meeting), attach_rank, name, options.neighbors).build
 
         ranks, _host = start_ranks(section, f"tap of {name},", make, _TIMEOUT_S, workers)
         for rank in ranks:
             workers.callback(rank.close)
         outcomes([rank.pending for rank in ranks])
         yield RanksTap(name, ranks, section.parallel)
+
+
+open_torch, open_megatron = (partial(open_learner, backend=backend) for backend in ("torch", "megatron"))

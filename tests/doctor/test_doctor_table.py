@@ -75,7 +75,7 @@ def test_the_report_says_what_was_asked_of_what(passed: tuple[Path, int], models
     assert "model.safetensors" in tree["model"]["files"]
     assert re.fullmatch("[0-9a-f]{16}", tree["model"]["digest"])
     assert tree["recipe"]["grid"]["lengths"] == [12, 24, 48]
-    assert tree["recipe"]["limits"]["floor_factor"] == 3.0
+    assert tree["recipe"]["limits"]["confidence"] == 0.99
     assert tree["backends"]["hf"]["settings"]["kernel"] == "sdpa"
     assert tree["environment"]["torch"] == torch.__version__
     assert "has no tokenizer" in tree["notes"][0]
@@ -320,8 +320,8 @@ def dtypes(tree: Mapping[str, Any]) -> list[str]:
     return [side["settings"]["dtype"] for side in tree["backends"].values()]
 
 
-def mismatch_limit(tree: Mapping[str, Any]) -> float:
-    return tree["cells"][0]["pairs"][0]["clauses"]["infer.mismatch"]["limit"]
+def usual_limit(tree: Mapping[str, Any]) -> float:
+    return tree["cells"][0]["pairs"][0]["clauses"]["infer.mult_prob_error"]["limit"]
 
 
 @pytest.mark.parametrize(
@@ -336,7 +336,7 @@ def mismatch_limit(tree: Mapping[str, Any]) -> float:
         ("grid.batch_sizes=[4]", lambda tree: tree["cells"][0]["batch_size"], 4),
         ("backends=[torch,hf]", lambda tree: tree["pairs"], [["torch", "hf"]]),
         ("learner.dtype=bf16", dtypes, ["bf16", "bf16"]),
-        ("limits.floor_factor=1e-9", mismatch_limit, pytest.approx(1.0001, abs=1e-9)),
+        ("limits.max_mult_prob_error=1.5", usual_limit, 1.5),
     ],
 )
 def test_options_are_heeded(

@@ -72,10 +72,6 @@ def test_the_usual_limit_holds_whatever_the_floor() -> None:
 def test_a_bias_fails_where_tokens_were_sampled() -> None:
     assert failed(verdict(shift=0.008)) == {"infer.bias", "infer.ratio"}
     assert verdict(shift=0.008, sampling=GREEDY).verdict == "PASS"
-    patient = LIMITS.model_copy(update={"max_bias_z": 1000.0})
-    torch.manual_seed(3)
-    compared = drawn(32, 400, 0.02, 0.008)
-    assert judge({"infer": (compared, floor_of(compared, 0.02))}, patient).verdict == "PASS"
 
 
 def with_one(train: float) -> Callable[[Compared], Compared]:
@@ -113,10 +109,6 @@ def test_too_many_outliers_fail_though_the_mean_is_small() -> None:
     found = verdict(alter=alter)
     assert "infer.outliers" in failed(found)
     assert "infer.mult_prob_error" not in failed(found)
-    wide = LIMITS.model_copy(update={"outlier_nats": 2.5})
-    torch.manual_seed(3)
-    compared = drawn(32, 400, 0.02)
-    assert "infer.outliers" not in failed(judge({"infer": (alter(compared), floor_of(compared, 0.02))}, wide))
 
 
 def test_weights_that_leave_few_sequences_fail_unless_rounding_does_so_too() -> None:
@@ -133,10 +125,6 @@ def test_weights_that_leave_few_sequences_fail_unless_rounding_does_so_too() -> 
     assert judge({"infer": (long, None)}, LIMITS).verdict == "PASS", (
         "without a floor it is unknown what length alone does"
     )
-    none = LIMITS.model_copy(update={"min_sequence_ess": 0.0})
-    assert judge({"infer": (replace(compared, train=compared.train + drift), floor_of(compared, 0.02))}, none).clauses[
-        "infer.sequence_ess"
-    ].verdict == "PASS"  # fmt: skip
 
 
 def test_few_tokens_certify_no_rate_but_all_cells_together_do() -> None:
