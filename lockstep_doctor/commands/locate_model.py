@@ -82,7 +82,7 @@ class EngineChoice:
 
 @dataclass(frozen=True)
 class Located:
-    """What was found, and the script that shows it."""
+    """An examination, and the script that shows what it found."""
 
     found: PairExamination
     script: Path | None

@@ -43,7 +43,7 @@ floor happens to be bitwise zero. Rounding to bf16 makes a hundred times as much
 """
 _BOUNDED = ("mismatch", "mult_prob_error", "outliers", "support", "sequence_ess")
 FLOOR_FACTOR = 3.0
-"""How many times the mismatch may be what rounding alone makes of the same tokens."""
+"""Times that the mismatch may be what rounding alone makes of the same tokens."""
 OUTLIER = 1.0
 """Nats: a token is an outlier from this |Δ| on."""
 LARGEST_BIAS = 4.0
