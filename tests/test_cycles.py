@@ -10,10 +10,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-KNOWN_CYCLES = {
-    # importer and imported: circles that still have to go
-    ("lockstep.samplers.vllm.tap", "lockstep.samplers.vllm.reproduction"),
-}
 
 
 def list_imported(tree: ast.Module) -> Iterator[str]:
@@ -30,7 +26,7 @@ def import_graph(texts: dict[str, str]) -> dict[str, set[str]]:
     for name, text in texts.items():
         named = list_imported(ast.parse(text))
         found = {module if module in texts else module.rpartition(".")[0] for module in named}
-        graph[name] = {module for module in found & texts.keys() - {name} if (name, module) not in KNOWN_CYCLES}
+        graph[name] = found & texts.keys() - {name}
     return graph
 
 

@@ -14,7 +14,7 @@ MEASURED = "mission.md"
 """A page of results, which quotes lines of the commit that was measured."""
 GUIDES = [page for page in sorted((ROOT / "docs").rglob("*.md")) if page.name != MEASURED]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *GUIDES]
-PACKAGES = "lockstep_logprobs|lockstep_doctor|lockstep"
+PACKAGES = "lockstep_logprobs|lockstep_doctor|lockstep_convert|lockstep"
 DOTTED = re.compile(rf"(?<![\w./-])((?:{PACKAGES})(?:\.\w+)+)(?::(\w+))?")
 FILE = re.compile(rf"(?<![\w./-])((?:{PACKAGES})/[\w/]+\.py)(?::(\w+))?")
 ENTRY_POINTS = frozenset({"lockstep.algorithms", "lockstep.tasks"})

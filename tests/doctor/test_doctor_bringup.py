@@ -85,11 +85,6 @@ def test_a_context_that_is_not_the_one_asked_for_is_found(models: Models, off: i
     assert str(backend.context) in found.said
 
 
-def test_torch_ends_at_the_models_context(models: Models) -> None:
-    assert check_context("torch", LearnerBackend(str(models("llama"))), None).outcome == "PASS"
-    assert check_context("hf", HFBackend(str(models("llama"))), None).outcome == "SKIPPED"
-
-
 class Drifting(LearnerBackend):
     """Its prefill leaves its decoding more and more."""
 

@@ -54,12 +54,6 @@ def test_a_dump_whose_rows_are_permuted(model: Path, tmp_path: Path, capsys: pyt
     assert f"load {model}\n" in said.err
 
 
-def test_a_dump_that_agrees(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    dump = write_dump(tmp_path / "d.jsonl", model, torch.clone)
-    assert main(["doctor", "locate", str(dump), "--model", str(model)]) == exit_codes.OK
-    assert capsys.readouterr().out.endswith("\nneither side leaves the model\n")
-
-
 def test_the_model_may_be_a_finished_run(model: Path, tmp_path: Path) -> None:
     dump = write_dump(tmp_path / "d.jsonl", model, permute)
     run = tmp_path / "run"
@@ -67,22 +61,6 @@ def test_the_model_may_be_a_finished_run(model: Path, tmp_path: Path) -> None:
     (run / "recipe.yaml").touch()
     (run / "final").symlink_to(model)
     assert main(["doctor", "locate", str(dump), "--model", str(run)]) == exit_codes.BROKEN
-
-
-def test_columns_by_names_of_their_own(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    dump = write_dump(tmp_path / "d.jsonl", model, permute, ("ids", "mask", "a", "b"))
-    ask = ["doctor", "locate", str(dump), "--model", str(model)]
-    assert main(ask) == exit_codes.INPUT
-    assert "--columns train=" in capsys.readouterr().err
-    assert main([*ask, "--columns", "train=a", "infer=b"]) == exit_codes.BROKEN
-    assert "infer (b) is" in capsys.readouterr().out
-
-
-def test_a_dump_without_its_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    dump = tmp_path / "d.jsonl"
-    dump.touch()
-    assert main(["doctor", "locate", str(dump)]) == exit_codes.INPUT
-    assert f"of a dump say lockstep doctor locate {dump} --model FOLDER" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from lockstep_doctor.table.plan import (
     count_sequences,
     put_text_before,
     requests_for,
-    rescore_limit,
 )
 
 SAMPLED, GREEDY = Cell(100, "real", Method(), 8), Cell(100, "real", Method(temperature=0.0), 8)
@@ -89,17 +88,6 @@ def test_of_a_long_response_the_end_is_decoded_after_text() -> None:
     text = ([token for prompt in PROMPTS for token in prompt.tokens] * 9)[:70]
     assert [list(request.tokens) for request in begun[:2]] == [text + list(request.tokens) for request in plain[:2]]
     assert put_text_before(plain, short, PROMPTS, 2) == plain
-
-
-def test_no_more_are_drawn_than_are_rescored_but_for_one_batch() -> None:
-    alone, batch = (Cell(10000, "real", Method(), size, beginning=9000) for size in (1, 32))
-    assert count_sequences(alone, DoctorGrid()) == 2
-    assert count_sequences(batch, DoctorGrid()) == 32
-
-
-def test_only_some_of_a_long_batch_are_rescored() -> None:
-    assert rescore_limit(Cell(1000, "real", Method(), 32), DoctorGrid(max_tokens=8000)) == 8
-    assert rescore_limit(Cell(10000, "real", Method(), 32), DoctorGrid(max_tokens=8000)) == 1
 
 
 def test_every_prompt_is_asked_before_one_is_asked_again() -> None:

@@ -47,11 +47,6 @@ def test_a_table_names_the_rows_that_are_judged_by_segments(
     assert "judged by segments" not in markdown(many)
 
 
-def test_a_table_beyond_the_context_measures_nothing(both: dict[str, Backend], models: Models) -> None:
-    what = found(asked(models("llama"), "grid.lengths=[4000]", "grid.repeats=1"), both["hf"], both["torch"])
-    assert {row.state for row in what.rows} == {"beyond context"}
-
-
 def test_one_long_sequence_is_judged_by_its_segments() -> None:
     delta = torch.linspace(0, 1, 1000).double()
     one = Compared(delta, torch.zeros(1000).double(), torch.tensor([600, 400]), torch.arange(1000))

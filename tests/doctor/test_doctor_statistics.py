@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lockstep.report.sweeps import student
 from lockstep_doctor.columns import TokenColumns
-from lockstep_doctor.statistics import Compared, effective_share, figures, pool
+from lockstep_doctor.statistics import Compared, figures, pool
 from lockstep_doctor.table.bounds import bound, bound_rate, mean, standard_errors
 
 INF = math.inf
@@ -102,13 +102,6 @@ def test_pooled_cells_keep_their_clusters_apart() -> None:
     assert both.lengths.tolist() == [1, 1, 2]
 
 
-@given(st.lists(st.floats(-400, 400), min_size=1, max_size=20), st.floats(-500, 500))
-def test_an_effective_share_lies_between_one_and_all_and_knows_no_scale(weights: list[float], shift: float) -> None:
-    share = effective_share(torch.tensor(weights, dtype=torch.float64))
-    assert 1 / len(weights) - 1e-9 <= share <= 1 + 1e-9
-    assert effective_share(torch.tensor(weights, dtype=torch.float64) + shift) == pytest.approx(share, rel=1e-6)
-
-
 def binomial(n: int, k: int, rate: float) -> float:
     """P(≤ k) of n."""
     return sum(math.comb(n, i) * rate**i * (1 - rate) ** (n - i) for i in range(k + 1))
@@ -126,11 +119,6 @@ def test_exact_bounds_are_where_the_binomial_tail_is_the_level(n: int, k: int, l
     found = bound_rate(together, level, level)
     assert found.low == 0 if k == 0 else 1 - binomial(n, k - 1, found.low) == pytest.approx(level, rel=1e-6)
     assert found.high == 1 if k == n else binomial(n, k, found.high) == pytest.approx(level, rel=1e-6)
-
-
-def test_the_rule_of_three() -> None:
-    assert bound_rate(trials(0, 3000), 0.05, 0.05).high == pytest.approx(3 / 3000, rel=2e-3)
-    assert bound_rate(trials(0, 30_000), 0.05, 0.05).high == pytest.approx(1 - 0.05 ** (1 / 30_000), rel=1e-9)
 
 
 def test_hits_that_come_together_are_worth_less() -> None:
@@ -162,14 +150,6 @@ def test_a_bias_counts_in_standard_errors_beyond_what_is_allowed() -> None:
     assert standard_errors(torch.ones(8, 2), 0.5) > 4, "equal ones all"
 
 
-def test_a_jackknife_is_the_error_of_a_mean() -> None:
-    totals = torch.tensor([[0.9, 1.0], [1.1, 1.0]] * 500, dtype=torch.float64)
-    found = bound(totals, mean, 0.025, 0.025)
-    assert (found.low, found.high) == pytest.approx((1 - 1.96 * 0.1 / 31.6, 1 + 1.96 * 0.1 / 31.6), rel=1e-4)
-    alone = bound(totals[:1], mean, 0.01, 0.01)
-    assert (alone.low, alone.high) == (-INF, INF)
-
-
 def noise(clusters: int) -> Tensor:
     """Healthy rounding: sequences of different spread, tokens of different surprise."""
     scale = torch.exp(0.3 * torch.randn(clusters, 1, dtype=torch.float64))
@@ -196,18 +176,6 @@ def test_bounds_cover_though_clusters_are_few_and_skewed(
     found = [bound(draw(clusters), mean, 0.01, 0.01) for _ in range(runs)]
     assert sum(one.high < truth for one in found) / runs <= most
     assert sum(one.low > truth for one in found) / runs <= 0.025
-
-
-def test_bounds_are_surer_the_more_there_is() -> None:
-    torch.manual_seed(1)
-    few, many = noise(16), noise(1600)
-    one, wider = bound(few, mean, 0.01, 0.01), bound(few, mean, 1e-3, 1e-3)
-    assert wider.low <= one.low < one.value < one.high <= wider.high
-    mixed = bound(few, mean, 1e-3, 0.01)
-    assert mixed.low == wider.low
-    assert mixed.high == one.high, "each bound has its own level"
-    more = bound(many, mean, 0.01, 0.01)
-    assert more.high - more.low < 0.2 * (one.high - one.low)
 
 
 def test_one_cluster_says_nothing_and_equal_ones_all() -> None:

@@ -27,11 +27,9 @@ from lockstep.types import Request, SamplingParams
 from lockstep_doctor.backends.hf import HFBackend
 from lockstep_doctor.backends.learner import LearnerBackend
 from lockstep_doctor.commands.recipe import doctor_recipe
-from lockstep_doctor.table.base import USUAL, Backend, Conditions
+from lockstep_doctor.table.base import USUAL, Conditions
 from lockstep_doctor.table.options import DoctorRecipe
 from lockstep_doctor.table.report import TableResult, markdown
-
-Sides = tuple[Callable[[str], Backend], Callable[[str], Backend]]
 
 
 @pytest.fixture(scope="module")
@@ -56,16 +54,6 @@ def test_two_backends_that_agree_pass_everywhere(passed: tuple[Path, int]) -> No
     pairs = [pair for cell in tree["cells"] for pair in cell.get("pairs", ())]
     assert [(pair["train"], pair["infer"], pair["verdict"]) for pair in pairs] == [("hf", "torch", "PASS")] * 4
     assert all(1 <= pair["low"] <= pair["metric"] <= pair["high"] < 1.001 for pair in pairs)
-
-
-def test_every_cell_has_its_row(passed: tuple[Path, int]) -> None:
-    tree = report(passed[0])
-    states = [(cell["length"], cell["method"]["name"], cell["state"]) for cell in tree["cells"]]
-    assert states == [
-        (length, method, "beyond context" if length == 48 else "measured")
-        for length in (12, 24, 48)
-        for method in ("greedy", "T=0.7 top_p=0.9")
-    ]
 
 
 def test_the_report_says_what_was_asked_of_what(passed: tuple[Path, int], models: Callable[..., Path]) -> None:
@@ -144,15 +132,6 @@ def test_a_budget_leaves_cells_out(models: Callable[..., Path], in_tmp: Path) ->
     assert states == ["cut by budget"] * 4 + ["beyond context"] * 2
     assert report(folder)["verdict"] == "INCONCLUSIVE"
     assert "12 real, greedy, batch 8" in report(folder)["notes"][-1]
-
-
-def test_too_few_tokens_tell_nothing(models: Callable[..., Path]) -> None:
-    """1,536 tokens without an outlier do not show that fewer than 1 in 1,000 are."""
-    folder = str(models("llama"))
-    recipe = asked(models("llama"), "grid.lengths=[12]", "grid.repeats=1", "limits.max_outlier_rate=1e-3")
-    what = found(recipe, HFBackend(folder), LearnerBackend(folder))
-    assert what.verdict == "INCONCLUSIVE"
-    assert "not surely on either side of the limit 0.001" in markdown(what)
 
 
 def scaled(model: PreTrainedModel) -> None:
@@ -349,22 +328,6 @@ def test_options_are_heeded(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ([], "required: WHAT"),
-        (["nonsense"], "invalid choice: 'nonsense'"),
-        (["table"], "required: MODEL"),
-        (["analyze", "dump.jsonl", "extra"], "there is no argument 'extra' here"),
-    ],
-)
-def test_wrong_usage_could_not_start(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["doctor", *arguments])
-    assert ended.value.code == exit_codes.INPUT
-    assert said in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
     ("overrides", "said"),
     [
         (["grid.length=3"], "there is no option grid.length"),
@@ -383,21 +346,6 @@ def test_what_is_wrong_with_the_recipe_is_one_sentence(
     assert said in told
     assert "Traceback" not in told
     assert not Path("doctor").exists()
-
-
-def test_without_a_model_nothing_is_left_behind(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "quick", "nowhere"]) == exit_codes.INPUT
-    assert "there is no folder nowhere" in capsys.readouterr().err
-    assert not Path("doctor").exists()
-
-
-def test_a_dump_is_analysed_by_the_names_of_its_columns(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [{"a": [-1.0, -2.0, -3.0], "b": [-1.0, -2.0, -3.0]} for _ in range(40)]
-    Path("dump.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert main(["doctor", "analyze", "dump.jsonl", "--columns", "train=a", "infer=b"]) in (0, 3)
-    assert "`a` − `b`" in capsys.readouterr().out
-    assert main(["doctor", "analyze", "dump.jsonl", "--columns", "train=c", "infer=b"]) == exit_codes.INPUT
-    assert main(["doctor", "analyze", "nowhere.jsonl"]) == exit_codes.INPUT
 
 
 def test_a_doctor_recipe_is_for_the_doctor(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from lockstep.types import SamplingParams
 from lockstep_doctor.statistics import Compared
 from lockstep_doctor.table.options import DoctorLimits
-from lockstep_doctor.table.verdict import CellJudgement, judge, judge_tails, worst_of
+from lockstep_doctor.table.verdict import CellJudgement, judge, judge_tails
 
 LIMITS = DoctorLimits()
 GREEDY, NUCLEUS = SamplingParams(8, temperature=0.0), SamplingParams(8, top_p=0.9)
@@ -219,13 +219,6 @@ def test_a_cell_with_several_figures_at_their_limits_fails_as_seldom_as_one_figu
         for _ in range(runs)
     )
     assert fails <= level * runs
-
-
-def test_a_table_is_as_good_as_its_worst_cell() -> None:
-    assert worst_of(["PASS", "FAIL", "INCONCLUSIVE"]) == "FAIL"
-    assert worst_of(["PASS", "INCONCLUSIVE"]) == "INCONCLUSIVE"
-    assert worst_of(["PASS"]) == "PASS"
-    assert worst_of([]) == "INCONCLUSIVE", "nothing measured shows nothing"
 
 
 @pytest.mark.parametrize(

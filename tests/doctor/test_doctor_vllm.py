@@ -106,16 +106,6 @@ def test_fresh_drops_the_prefix_cache(backend: VLLMBackend) -> None:
     assert backend.generate(*asked, Conditions(fresh=True))["prefix_hits"].tolist() == [0] * 4
 
 
-def test_it_says_how_it_is_set_up(backend: VLLMBackend) -> None:
-    settings = backend.settings()
-    told = {
-        "dtype": "fp32", "logprobs_mode": "processed_logprobs", "cache": "float32", "enable_prefix_caching": True,
-        "enable_chunked_prefill": False, "batch_size": 8, "model_runner": 1,
-    }  # fmt: skip
-    assert {name: settings[name] for name in told} == told
-    assert settings["kernel"]
-
-
 def shown(engine: SamplerPool) -> dict[str, Tensor]:
     """What the engine says that it computes with."""
     return {name: engine.show(name) for name in engine.remotes[0].call("tensor_names")}

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from doctor_tables import SMALL
 
-from lockstep.cli import main
 from lockstep.cluster.workers import HERE
 from lockstep.errors import InputError
 from lockstep_doctor.backends import build
@@ -37,10 +33,6 @@ def test_megatron_is_left_out_where_it_cannot_compute() -> None:
     assert build.explain_missing("megatron", GPU, "bf16") is None
 
 
-def test_what_needs_nothing_is_not_missed() -> None:
-    assert not any(build.explain_missing(name, CPU) for name in ("hf", "torch", "vllm", "vllm-tp2", "megatron-pp2"))
-
-
 def test_two_are_left_to_compare() -> None:
     assert list(build.find_missing(recipe("hf", "megatron", "torch", dtype="bf16"))) == ["megatron"]
     with pytest.raises(InputError, match=r"fewer than two to compare \(megatron: .*; name another one"):
@@ -53,11 +45,3 @@ def test_vllm_is_asked_for_what_the_name_says(monkeypatch: pytest.MonkeyPatch, n
     monkeypatch.setattr("lockstep_doctor.backends.vllm.VLLMBackend", lambda *given: seen.append(given))
     build.backend_of(recipe("hf", "torch"), name, print, HERE)
     assert seen[0][-1] == ranks
-
-
-def test_a_table_says_what_it_skipped(
-    models: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = [*SMALL, "backends=[hf,torch,megatron]", "learner.dtype=bf16", "learner.device=cpu"]
-    main(["doctor", "table", str(models("llama")), "--out", str(tmp_path / "out"), *asked])
-    assert "megatron is skipped: Megatron computes bf16 on GPUs alone" in capsys.readouterr().out

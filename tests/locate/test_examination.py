@@ -161,18 +161,6 @@ def test_rounding_in_another_type_hides_no_fault_and_is_none(folder: Path) -> No
     assert "it is 1.5 times what it should be" in "; ".join(found.measured[0])
 
 
-def test_a_residual_in_another_type_is_a_place(folder: Path) -> None:
-    """Only the sum is rounded: no module has the other type."""
-
-    def fault(model: Any) -> None:
-        for layer in model.model.layers:
-            layer.register_forward_hook(lambda _, inputs, output: output.bfloat16().float())
-
-    found = find(folder, fault)
-    assert ends(found.location) == {"resid_out"}
-    assert found.measured[0][0] == "it is rounded to bfloat16"
-
-
 def test_a_script_by_an_engines_name_fails_on_other_values(folder: Path, tmp_path: Path) -> None:
     """The fault is in the folder that the script reads, so that it shows in a new process, too."""
     wrong = copy.deepcopy(right(folder))

@@ -9,21 +9,13 @@ import dense
 import pytest
 import torch
 from ranks import Ranks
-from sharded import GRADIENT, VALUE, Cut, Place, close, dense_of, even, random, random_tokens, run
+from sharded import GRADIENT, VALUE, Cut, Place, close, dense_of, even, random, run
 from torch import Tensor
 
 from lockstep_logprobs import model_utils as facade
 
 B, S, V, K = 2, 4, 16, 3
 TWO = Cut(even(V, 2))
-
-
-def logprob(logits: Tensor, place: Place, target: Tensor) -> Tensor:
-    return facade.DistributedLogprob.apply(logits, target, *place.bounds_and_group)
-
-
-def chunked(logits: Tensor, place: Place, target: Tensor) -> Tensor:
-    return facade.ChunkedDistributedLogprob.apply(logits, target, place.start, place.end, 3, place.layout.tp_group)
 
 
 def sampled(logits: Tensor, place: Place, target: Tensor, top_k: int | None, top_p: float) -> Tensor:
@@ -50,21 +42,6 @@ def compare(
     finite = logits.isfinite()
     close(together.gradient[finite], gradient[finite], **GRADIENT)
     return together.result, together.gradient
-
-
-# Excluded logits. ----------------------------------------------------------------------------------------------------
-
-
-# Targets outside the vocabulary. -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("function", [logprob, chunked])
-@pytest.mark.parametrize("bounds", [(0, 1, V), (0, V - 1, V), (0, 2, 3, 11, V), (0, 0, V), (0, V, V)], ids=str)
-@pytest.mark.parametrize("padding", [0, 3])
-def test_uneven_shards_with_filling(ranks: Ranks, function: Any, bounds: tuple[int, ...], padding: int) -> None:
-    """Down to ranks without a column of their own."""
-    target = random_tokens(B, S, vocabulary=V)
-    compare(ranks, function, dense.logprobs, Cut(bounds, padding=padding), random(B, S, V), target)
 
 
 # Supports. -----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import dense
 import pytest
 import torch
-from ranks import Collectives, Layout, Ranks
+from ranks import Layout, Ranks
 from sharded import VALUE, close, even, random, random_tokens
 from torch import Tensor
 
@@ -26,7 +26,6 @@ class Case:
         shifts: Through the function that shifts the targets; else through the class, which is given them shifted.
         padding: Rows of each rank's weight that are no part of the vocabulary.
         frozen: The weight takes no gradient.
-        inference: Ask for results without a gradient.
         cp: Context-parallel ranks.
     """
 
@@ -35,7 +34,6 @@ class Case:
     shifts: bool = True
     padding: int = 0
     frozen: bool = False
-    inference: bool = False
     cp: int = 1
 
     @property
@@ -54,9 +52,6 @@ class Outcome:
     result: Tensor
     hidden: Tensor | None
     weight: Tensor | None
-    forward: int
-    backward: int
-    kept: list[int]
 
 
 def on_rank(layout: Layout, case: Case, hidden: Tensor, weight: Tensor, target: Tensor, upstream: Tensor) -> Outcome:
@@ -64,36 +59,17 @@ def on_rank(layout: Layout, case: Case, hidden: Tensor, weight: Tensor, target: 
     filling = weight.new_full((case.padding, weight.shape[1]), 9.0)
     share = hidden[case.positions(layout.rank, len(hidden))].requires_grad_()
     head = torch.cat([weight[start:end], filling]).requires_grad_(not case.frozen)
-    kept: list[Tensor] = []
-
-    def pack(tensor: Tensor) -> Tensor:
-        kept.append(tensor)
-        return tensor
-
-    with Collectives() as forward, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        if case.shifts:
-            result = facade.from_parallel_hidden_states_to_logprobs(
-                share,
-                head,
-                None,
-                False,
-                target,
-                start,
-                end,
-                layout.tp_group,
-                case.inference,
-                layout.cp_group_or_none,
-                case.chunk,
-            )
-        else:
-            result = facade.ChunkedDistributedHiddenStatesToLogprobs.apply(
-                share, target, head, start, end, case.chunk, layout.tp_group, case.inference
-            )
-    with Collectives() as backward:
-        if not case.inference:
-            result.backward(upstream)
-    counts = forward.counts.total(), backward.counts.total()
-    return Outcome(result.detach(), share.grad, head.grad, *counts, [tensor.numel() for tensor in kept])
+    group = layout.tp_group
+    if case.shifts:
+        result = facade.from_parallel_hidden_states_to_logprobs(
+            share, head, None, False, target, start, end, group, False, layout.cp_group_or_none, case.chunk
+        )
+    else:
+        result = facade.ChunkedDistributedHiddenStatesToLogprobs.apply(
+            share, target, head, start, end, case.chunk, group, False
+        )
+    result.backward(upstream)
+    return Outcome(result.detach(), share.grad, head.grad)
 
 
 def reference(case: Case, hidden: Tensor, weight: Tensor, target: Tensor, upstream: Tensor) -> tuple[Tensor, ...]:
@@ -105,10 +81,9 @@ def reference(case: Case, hidden: Tensor, weight: Tensor, target: Tensor, upstre
     return result.detach(), *torch.autograd.grad(result, (hidden, weight), upstream.double())
 
 
-def check(ranks: Ranks, case: Case, dtype: torch.dtype = torch.float32, target: Tensor | None = None) -> list[Outcome]:
+def check(ranks: Ranks, case: Case, dtype: torch.dtype = torch.float32) -> None:
     hidden, weight = random(S, B, D, scale=1.0).to(dtype), random(V, D, seed=2, scale=1.0).to(dtype)
-    target = random_tokens(B, S, vocabulary=V) if target is None else target
-    args = hidden, weight, target, random(B, S - case.shifts, seed=3, scale=1.0)
+    args = hidden, weight, random_tokens(B, S, vocabulary=V), random(B, S - case.shifts, seed=3, scale=1.0)
     result, of_hidden, of_weight = reference(case, *args)
     # bf16: each logit is a product rounded to 8 bits, and so are gradients; |logit| is at most 8 here.
     tolerance = VALUE if dtype == torch.float32 else {"atol": 2.0**-5, "rtol": 2.0**-7}
@@ -132,7 +107,6 @@ def check(ranks: Ranks, case: Case, dtype: torch.dtype = torch.float32, target: 
         assert whole.dtype == dtype
         close(whole[: end - start], case.cp * of_weight[start:end], **tolerance)
         assert not whole[end - start :].any()
-    return outcomes
 
 
 @pytest.mark.parametrize("tp", [1, 4])

@@ -125,3 +125,7 @@ def test_shapes(ranks: Ranks, lengths: tuple[int, ...], width: int, cp: int) -> 
 @pytest.mark.parametrize("sampling", [None, BOTH], ids=str)
 def test_chunk_sizes_and_supports(ranks: Ranks, chunk: int | None, sampling: TrainingSamplingParams | None) -> None:
     check(ranks, LENGTHS, 24, tp=2, cp=2, chunk=chunk, sampling=sampling)
+
+
+def test_sequences_of_any_length_on_one_context_parallel_rank(ranks: Ranks) -> None:
+    check(ranks, (7, 1, 5), 6, tp=2)

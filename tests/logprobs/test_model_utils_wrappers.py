@@ -42,10 +42,6 @@ def next_token(logits: Tensor, place: Place, target: Tensor, chunk: int | None, 
     )
 
 
-def next_token_of_whole_logits(logits: Tensor, place: Place, target: Tensor, chunk: None, sampling: Any) -> Tensor:
-    return facade.get_next_token_logprobs_from_logits(target, logits, sampling_params=sampling)
-
-
 def seq_index(layout: Layout, length: int) -> Tensor:
     """For each place in the concatenation of what the CP ranks hold, the position that lies there."""
     return torch.tensor([position for rank in range(layout.cp) for position in dense.zigzag(length, layout.cp, rank)])
@@ -151,12 +147,6 @@ def test_supports(ranks: Ranks, name: str, sampling: TrainingSamplingParams | No
     check(ranks, function, cut, logits, targets_in_support(logits), sampling=sampling, scale=scale)
 
 
-@pytest.mark.parametrize("sampling", SAMPLING, ids=str)
-def test_whole_logits_need_no_group(ranks: Ranks, sampling: TrainingSamplingParams | None) -> None:
-    logits = random(B, S, V)
-    check(ranks, next_token_of_whole_logits, Cut((0, V)), logits, targets_in_support(logits), sampling=sampling)
-
-
 @pytest.mark.parametrize("name", SUMMED)
 @pytest.mark.parametrize("length", [S - 1, S - 5])
 def test_logits_padded_for_context_parallelism(ranks: Ranks, name: str, length: int) -> None:
@@ -196,6 +186,3 @@ def test_one_exchange_over_context_parallel_ranks(ranks: Ranks, name: str) -> No
     assert together.forward["allreduce"] <= 2
     assert together.backward.total() <= 1, together.backward
     assert not together.waits
-
-
-# What is not given. --------------------------------------------------------------------------------------------------

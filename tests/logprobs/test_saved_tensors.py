@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 
 import pytest
 import torch
 from sharded import random, random_tokens
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from lockstep_logprobs import Scoring, hidden_logprobs, support_floor, vocab_logprobs
@@ -79,24 +77,3 @@ def test_activation_checkpointing_changes_no_gradient(name: str) -> None:
     function = FUNCTIONS[name]
     recomputed = gradient(lambda logits: checkpoint(function, logits, use_reentrant=False))
     assert torch.equal(recomputed, gradient(function))
-
-
-@BY_NAME
-def test_each_saved_tensor_is_unpacked_once(name: str) -> None:
-    unpacked: Counter[int] = Counter()
-    packed: list[Tensor] = []
-
-    def pack(tensor: Tensor) -> int:
-        packed.append(tensor)
-        return len(packed) - 1
-
-    def unpack(number: int) -> Tensor:
-        unpacked[number] += 1
-        return packed[number]
-
-    def hooked(logits: Tensor) -> Tensor:
-        with saved_tensors_hooks(pack, unpack):
-            return FUNCTIONS[name](logits)
-
-    assert torch.equal(gradient(hooked), gradient(FUNCTIONS[name]))
-    assert set(unpacked.values()) == {1}

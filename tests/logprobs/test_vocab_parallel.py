@@ -154,20 +154,6 @@ def test_tokens_outside_the_vocabulary(ranks: Ranks, name: str) -> None:
     check(ranks, case, (0, 5, V), logits, token)
 
 
-@pytest.mark.parametrize("name", CASES | WITH_FLOOR)
-def test_one_process_needs_no_group(name: str) -> None:
-    case, logits = (CASES | WITH_FLOOR)[name], random(1, M, V)
-    token, floor, upstream = case.tokens(logits[0]), case.floor(logits[0]), case.upstream()
-    leaf = logits[0].clone().requires_grad_()
-    results = [result for result in vocab_logprobs(leaf, token, case.scoring(Shard()), floor) if result is not None]
-    torch.autograd.backward(results, upstream)
-    values, gradient = dense_of(reference, logits[0], token, case, floor, upstream=upstream)
-    for result, value in zip(results, values, strict=True):
-        close(result, value, atol=VALUE["atol"] / min(1.0, case.temperature), rtol=VALUE["rtol"])
-    assert leaf.grad is not None
-    close(leaf.grad, gradient, atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize("keep", [None, 2])
 def test_a_row_of_nothing_is_no_nan(keep: int | None) -> None:
     leaf = random(2, V)
