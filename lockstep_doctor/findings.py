@@ -9,7 +9,6 @@ from typing import Any
 
 from lockstep_doctor.examine import PairExamination
 from lockstep_doctor.locate import FaultPlace, Segment
-from lockstep_doctor.measures import list_some
 
 _LINES = 16
 """So many lines of code are kept for each operator, innermost first; an engine's own layers alone may be eight."""
@@ -33,9 +32,6 @@ def describe_examination(found: PairExamination) -> Iterator[str]:
         return
     if not location.places:
         yield "  No segment gives other values for the same inputs."
-        if location.uncompared:
-            cuts = list_some(location.uncompared, 4)
-            yield f"  Not compared, as {found.other} has them not, or in another size: {cuts}"
         return
     places = location.places
     what = "this" if len(places) == 1 else f"these {len(places)} places"

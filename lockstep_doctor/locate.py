@@ -124,7 +124,6 @@ class Location:
         noisy: By engine, cuts that give other values each time, for the same inputs.
         others: Segments that give other values for the same inputs, too, but of which little of the gap comes.
         compared: Relative error at each cut that both engines have, given the same inputs, in order of execution.
-        uncompared: Cuts behind the last of these, which the other engine has not, or in another size.
     """
 
     gap: float
@@ -135,7 +134,6 @@ class Location:
     noisy: Mapping[str, Sequence[CutPoint]] = field(default_factory=dict)
     others: Sequence[Segment] = ()
     compared: Mapping[CutPoint, float] = field(default_factory=dict)
-    uncompared: Sequence[CutPoint] = ()
 
     @property
     def disagrees(self) -> bool:
@@ -146,24 +144,6 @@ class Location:
     def segments(self) -> list[Segment]:
         """Those of all places."""
         return [one for place in self.places for one in place.segments]
-
-    @property
-    def tolerance(self) -> float:
-        """Tolerance of the first place."""
-        return self.places[0].tolerance if self.places else LOOSE
-
-
-@dataclass(frozen=True)
-class Rounding:
-    """Size of what rounding makes of one sequence.
-
-    Attributes:
-        gap: Nats.
-        errors: Relative, of each cut given the same inputs.
-    """
-
-    gap: float = 0.0
-    errors: Mapping[CutPoint, float] = field(default_factory=dict)
 
 
 def locate(
@@ -194,14 +174,14 @@ def locate(
         reference, other, right, own = other, reference, own, right
     gap = nats(right.logits, own.logits, tokens_T)
     exact = {} if witness is None else witness.run(tokens_T, right.seen).seen
-    rounding = Rounding() if witness is None else measure_rounding(witness, rounded, tokens_T, right, exact)
-    if not FLOORS * rounding.gap < CAP:
-        rounding = Rounding()  # no gap would be more than such a floor: the program that it is measured with is broken
-    if not exceeds(gap, rounding.gap):
-        return Location(gap, rounding.gap)
+    floor, errors = measure_rounding(witness, rounded, tokens_T, right, exact) if witness else (0.0, {})
+    if not FLOORS * floor < CAP:
+        floor, errors = 0.0, {}  # no gap would be more than that: the program that it is measured with is broken
+    if not exceeds(gap, floor):
+        return Location(gap, floor)
 
     def allow(cut: CutPoint) -> float:
-        return max(tolerance, FLOORS * rounding.errors.get(cut, 0.0))
+        return max(tolerance, FLOORS * errors.get(cut, 0.0))
 
     theirs, replayed = (tap.run(tokens_T, right.seen) for tap in (reference, other))
     noisy = {
@@ -211,15 +191,14 @@ def locate(
     }
     stretches = _compare(right, replayed)
     compared = {one.end: one.error for one in stretches}
-    uncompared = _find_uncompared(right, replayed, stretches)
     segments = [one for one in stretches if not one.error <= allow(one.end)]
     if not segments:
-        return Location(gap, rounding.gap, noisy=noisy, compared=compared, uncompared=uncompared)
+        return Location(gap, floor, noisy=noisy, compared=compared)
 
     def undo(some: Sequence[Segment]) -> float:
         forced = {one.end: right.seen[one.end] for one in some}
         left = nats(right.logits, other.run(tokens_T, forced).logits, tokens_T)
-        return share_removed(gap, left, rounding.gap)
+        return share_removed(gap, left, floor)
 
     order = list(right.seen)
     chosen = sorted(_choose_fewest(segments, undo), key=lambda some: order.index(some[0].end))
@@ -233,7 +212,7 @@ def locate(
         opened = _open(reference, other, tokens_T, right, some[0], ends, allow(end))
         places.append(FaultPlace(some, alone, opened, values, exact.get(end), allow(end)))
     others = [one for one in segments if one not in _flat(chosen)]
-    return Location(gap, rounding.gap, places, removed, right.seen, noisy, others, compared, uncompared)
+    return Location(gap, floor, places, removed, right.seen, noisy, others, compared)
 
 
 def pick_logprobs(logits_TV: Tensor, tokens_T: Tensor) -> Tensor:
@@ -248,8 +227,8 @@ def gives_numbers(found: Capture, tokens_T: Tensor) -> bool:
 
 def measure_rounding(
     witness: Tap, rounded: Sequence[Tap], tokens_T: Tensor, right: Capture, exact: Mapping[CutPoint, Tensor]
-) -> Rounding:
-    """Measures how far one program is from itself in float64, in the types of both engines together.
+) -> tuple[float, dict[CutPoint, float]]:
+    """Measures how far one program is from itself in float64, in the types of both engines together: nats, and by cut.
 
     Args:
         witness: In float64; `exact` is what it makes of the values `right`, which all are given.
@@ -264,7 +243,7 @@ def measure_rounding(
         for cut, value in tap.run(tokens_T, right.seen).seen.items():
             if cut in exact and exact[cut].numel() == value.numel():
                 squares[cut] = squares.get(cut, 0.0) + find_error(exact[cut], value)[0] ** 2
-    return Rounding(gap**0.5, {cut: square**0.5 for cut, square in squares.items() if square < BROKEN**2})
+    return gap**0.5, {cut: square**0.5 for cut, square in squares.items() if square < BROKEN**2}
 
 
 def exceeds(gap: float, floor: float) -> bool:
@@ -286,13 +265,6 @@ def find_gap(first: Tensor, second: Tensor) -> float:
     """Returns the root mean square difference of log-probabilities, each at most 3 nats."""
     off = (first - second).nan_to_num(CAP).clamp(-CAP, CAP)
     return float(off.square().mean().sqrt())
-
-
-def _find_uncompared(right: Capture, replayed: Capture, stretches: Sequence[Segment]) -> list[CutPoint]:
-    """The reference's cuts behind the last stretch."""
-    order = list(right.seen)
-    last = order.index(stretches[-1].end) if stretches else -1
-    return [cut for cut in order[last + 1 :] if not replayed.hides(cut)]
 
 
 def _compare(right: Capture, replayed: Capture) -> list[Segment]:

@@ -70,7 +70,7 @@ def write_reproduction(folder: Path, tap: ModuleTap, found: Location, tokens_T: 
     names = {cut: tap.address(cut) for cut in found.seen if cut.layer in (None, layer)}
     inputs = {name: found.seen[cut] for cut, name in names.items() if name is not None}
     builder = "\n".join(line for line in tap.builder.splitlines() if line.strip())
-    script = _SCRIPT.format(what=_say(tap.name, found), builder=builder, goal=goal, tolerance=found.tolerance)
+    script = _SCRIPT.format(what=_say(tap.name, found), builder=builder, goal=goal, tolerance=found.places[0].tolerance)
     return write_script(folder, script, inputs | {goal: _find_right(found), "tokens": tokens_T})
 
 
@@ -90,7 +90,7 @@ def write_engine_reproduction(
         folder=str(model.resolve()),
         options=options,
         end=end,
-        tolerance=found.tolerance,
+        tolerance=found.places[0].tolerance,
     )
     inputs = {str(cut): value for cut, value in found.seen.items() if cut != end}
     return write_script(folder, script, inputs | {"right": _find_right(found), "tokens": tokens_T})

@@ -130,7 +130,7 @@ def _locate(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int
     if options.folder is None:
         return _locate_model(options)
     with spare_modules():
-        from lockstep_doctor.commands.locate_dump import locate_file
+        from lockstep_doctor.commands.dump import locate_file
 
     return locate_file(options.model, options.folder, _names(options))
 
@@ -161,7 +161,7 @@ def _refit(options: argparse.Namespace) -> int:
 
 
 def _analyze(options: argparse.Namespace) -> int:
-    from lockstep_doctor.commands.analyze_dump import analyze_dump
+    from lockstep_doctor.commands.dump import analyze_dump
     from lockstep_doctor.table.verdict import EXIT_CODES
 
     return EXIT_CODES[analyze_dump(Path(options.file), _names(options)).judgement.verdict]

@@ -20,7 +20,6 @@ def doctor_recipe(
     overrides: Sequence[str] = (),
     recipe: str = "doctor",
     folder: str | None = None,
-    also: Sequence[Layer] = (),
 ) -> Loaded:
     """The recipe.
 
@@ -29,7 +28,6 @@ def doctor_recipe(
             precision and by which sampler it was trained.
         overrides: `key.sub=value` each.
         folder: Of the results.
-        also: More layers, before the overrides.
 
     Raises:
         RecipeError: One sentence for each thing that is wrong.
@@ -44,7 +42,7 @@ def doctor_recipe(
     if folder is not None:
         said["run"] = {"folder": folder}
     begun = [_as_trained(own)] if own.is_file() else []
-    loaded = load(recipe, overrides, [*begun, Layer("lockstep doctor", said), *also])
+    loaded = load(recipe, overrides, [*begun, Layer("lockstep doctor", said)])
     return fetch_names(replace(loaded, name=Path(model).resolve().name, pins=read_pins(own.parent)))
 
 

@@ -55,7 +55,7 @@ def measure_and_report(loaded: Loaded) -> TableResult:
             write_whole(table, [markdown(found).encode()])
 
         try:
-            found = measure_table(loaded.expect(DoctorRecipe), backends, shown, cells, show)
+            found = Measurement(loaded.expect(DoctorRecipe), backends, shown, cells, show).measure()
         except KeyboardInterrupt:
             shown.note(f"stopped; {table} has the cells measured so far, and the same command measures the others")
             raise
@@ -67,35 +67,24 @@ def measure_and_report(loaded: Loaded) -> TableResult:
     return found
 
 
-def measure_table(
-    recipe: DoctorRecipe,
-    backends: Mapping[str, Backend],
-    shown: Progress,
-    cells: Cells | None = None,
-    show: Callable[[TableResult], None] | None = None,
-) -> TableResult:
-    """Measures and judges all cells of a recipe.
+class Measurement:
+    """Goes through the cells of a recipe, shortest first.
 
     Args:
         recipe: The recipe.
         backends: What is compared, by name; the earlier of a pair is the training side.
         shown: Progress.
-        cells: Where each is kept as soon as it is measured, and those are that were measured before.
+        kept: Where each is kept as soon as it is measured, and those are that were measured before.
         show: Receives the unfinished table after each cell.
     """
-    return _Measurement(recipe, backends, shown, cells, show).measure()
-
-
-class _Measurement:
-    """Goes through the cells of a recipe, shortest first."""
 
     def __init__(
         self,
         recipe: DoctorRecipe,
         backends: Mapping[str, Backend],
         shown: Progress,
-        kept: Cells | None,
-        show: Callable[[TableResult], None] | None,
+        kept: Cells | None = None,
+        show: Callable[[TableResult], None] | None = None,
     ) -> None:
         self._recipe, self._backends, self._shown, self._kept, self._show = recipe, backends, shown, kept, show
         self._source = PromptSource(recipe)

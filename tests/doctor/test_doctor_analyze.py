@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lockstep import exit_codes
 from lockstep.cli import main
-from lockstep_doctor.commands.analyze_dump import analyze_dump
+from lockstep_doctor.commands.dump import analyze_dump
 from lockstep_doctor.dumps.names import FieldNames
 
 SIDE = -torch.empty(48, 160, dtype=torch.float64).exponential_(0.7, generator=torch.Generator().manual_seed(0))

@@ -18,7 +18,7 @@ from lockstep_doctor.backends.hf import HFBackend
 from lockstep_doctor.backends.learner import LearnerBackend
 from lockstep_doctor.table.base import USUAL, Conditions
 from lockstep_doctor.table.measure import Bench
-from lockstep_doctor.table.measure_table import measure_table
+from lockstep_doctor.table.measure_table import Measurement
 from lockstep_doctor.table.plan import PromptSource, cells_of, requests_for
 
 
@@ -55,7 +55,7 @@ def test_a_third_ones_draws_compare_two_that_drew_nothing(models: Callable[..., 
     silent.name = "silent"
     with show_progress("a table", stream=io.StringIO()) as shown:
         backends = {"hf": HFBackend(folder), "silent": silent, "torch": LearnerBackend(folder)}
-        what = measure_table(recipe, backends, shown)
+        what = Measurement(recipe, backends, shown).measure()
     assert {drawn.drawer for row in what.rows for drawn in row.drawn} == {"torch"}
     assert {pair: one.verdict for (_, pair), one in what.judged.items()} == {
         ("hf", "silent"): "FAIL",

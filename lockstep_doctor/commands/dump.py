@@ -1,14 +1,19 @@
-"""`lockstep doctor analyze`: what a rollout dump says about agreement, without a model."""
+"""Dumps: `lockstep doctor analyze`, without a model, and `lockstep doctor locate DUMP --model FOLDER`."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep import exit_codes
+from lockstep.config.hub import fetch_model
 from lockstep.data.rows import DataError
+from lockstep.errors import InputError
 from lockstep.report.terminal import markdown_table
 from lockstep_doctor.columns import SIDES, Finding, examine_columns
+from lockstep_doctor.dumps.judge import describe_dump, locate_dump
 from lockstep_doctor.dumps.names import DumpError, FieldNames
 from lockstep_doctor.dumps.read import Dump, read_dump
 from lockstep_doctor.statistics import figures
@@ -84,3 +89,22 @@ def _describe(file: Path, dump: Dump, analysis: DumpAnalysis) -> Iterator[str]:
         yield f"- **{one.kind}**{side}: {one.what}"
         yield f"  {one.tokens:,} tokens in {one.where}; {one.share:.0%} of the squares of Δ"
     yield "Marks prove nothing: `lockstep doctor locate` looks for the place in the models themselves."
+
+
+def locate_file(dump: str, model: str, names: FieldNames) -> int:
+    """Prints which side of a dump leaves the model, and at which stage; returns the exit code.
+
+    Args:
+        dump: Its file or folder.
+        model: Folder of the model, or of the finished run that trained it.
+        names: Of the dump's columns.
+
+    Raises:
+        InputError: The dump or the model cannot be read.
+    """
+    try:
+        found = locate_dump(Path(dump), fetch_model(model), names, heard=lambda phase: print(phase, file=sys.stderr))
+    except DumpError as error:
+        raise InputError(str(error)) from error
+    print("\n".join(describe_dump(found)))
+    return exit_codes.BROKEN if found.wrong else exit_codes.OK
