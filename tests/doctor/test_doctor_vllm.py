@@ -122,23 +122,6 @@ def test_it_shows_what_it_computes_with_before_and_after_a_load(backend: VLLMBac
         backend.engine.load_weights([*lm.named_parameters(), *lm.named_buffers()], 1)
 
 
-def test_stale_prefixes_show_where_decoding_meets_them(
-    backend: VLLMBackend, folder: str, forgetting: Callable[[str], object]
-) -> None:
-    asked, lm = (requests(4, LONG), SamplingParams(max_tokens=20)), load_causal_lm(folder)
-    before = dict([*lm.named_parameters(), *lm.named_buffers()])
-    backend.generate(*asked)
-    forgetting("prefix cache")
-    backend.engine.load_weights([(name, -x if "v_proj" in name else x) for name, x in before.items()], 2)
-    stale = backend.generate(*asked)
-    clean = backend.generate(*asked, Conditions(fresh=True))
-    assert stale["prefix_hits"].min() == 64
-    assert gap(stale, stale["sampler_logprob"], backend.score(unshaped(stale))) > 0.05
-    assert gap(clean, clean["sampler_logprob"], backend.score(unshaped(clean))) < 1e-4
-    forgetting("")
-    backend.engine.load_weights(before.items(), 3)
-
-
 NORM = "model.layers.2.input_layernorm.weight"
 
 

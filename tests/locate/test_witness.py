@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.families import FAMILIES
 from lockstep_doctor.engines import EngineOptions
-from lockstep_doctor.hf import find_blocks, open_hf, open_witnesses
+from lockstep_doctor.hf import open_hf, open_witnesses
 
 TYPES = torch.float64, torch.bfloat16
 STATES = ("mamba", "falcon_mamba", "qwen3_next", "qwen3_5_text", "bamba", "granitemoehybrid", "jamba")
@@ -49,17 +49,6 @@ def test_numbers_that_are_computed_have_no_type_of_a_file(located_model: Callabl
             expected, found = alone.run(TOKENS, {}), tap.run(TOKENS, {})
         for cut, value in expected.seen.items():
             torch.testing.assert_close(found.seen[cut], value, rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen2", "mixtral"])
-def test_every_weight_is_in_one_block_and_layers_are_blocks(located_model: Callable[[str], Path], family: str) -> None:
-    model = AutoModelForCausalLM.from_pretrained(located_model(family))
-    (whole, _), *layers = blocks = find_blocks(model)
-    every = [weight for _, weights in blocks for weight in weights]
-    assert len(every) == len(set(every))
-    assert set(every) == set(model.parameters())
-    assert whole is model
-    assert [layer for layer, _ in layers] == list(model.model.layers)
 
 
 def test_an_error_leaves_the_weights_as_they_were(located_model: Callable[[str], Path]) -> None:
