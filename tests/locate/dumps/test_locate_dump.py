@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from lockstep import exit_codes
+from lockstep.cli import main
 from lockstep_doctor.dumps import judge
 from lockstep_doctor.dumps.judge import describe_dump, locate_dump
 from lockstep_doctor.dumps.names import DumpError
@@ -272,3 +274,31 @@ def test_a_nucleus_on_one_side_is_a_change_of_log_probabilities(folder: Path, tm
     renormalized = (plain + 0.2231 * draw).clamp(max=0.0)  # up to −log 0.8 more
     [wrong] = locate_dump(write(tmp_path / "d.jsonl", plain, renormalized), folder).wrong
     assert (wrong.side, wrong.stage) == ("infer", "log-probabilities")
+
+
+def test_the_command_reads_the_model_of_a_finished_run(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dump, run = write(tmp_path / "d.jsonl", score(IDS), permuted(IDS)), tmp_path / "run"
+    run.mkdir()
+    (run / "recipe.yaml").touch()
+    (run / "final").symlink_to(folder)
+    assert main(["doctor", "locate", str(dump), "--model", str(run)]) == exit_codes.BROKEN
+    said = capsys.readouterr()
+    assert said.out.endswith("\nwrong: infer\n")
+    assert f"load {run / 'final'}\n" in said.err
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        (["--model", "m", "backends=[hf,torch]"], "locate with --model does not read key=value"),
+        (["--model", "m", "--out", "o"], "locate with --model does not read --out"),
+        (["--columns", "mask=p"], "locate with a model does not read --columns"),
+    ],
+)
+def test_what_would_not_be_read_is_refused(said: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["doctor", "locate", "d", *said])
+    assert end.value.code == exit_codes.INPUT
+    assert sentence in capsys.readouterr().err
