@@ -64,7 +64,7 @@ def test_the_report_can_be_read_and_columns_may_be_named(tmp_path: Path, capsys:
     assert main([*named, "train=own_logprobs", "infer=other_logprobs"]) == exit_codes.BROKEN
     said = capsys.readouterr().out
     assert said.startswith("# dump.jsonl: FAIL\n\n7,680 tokens of 48 sequences; Δ is `own_logprobs` − `other_logprobs`")
-    assert "**positions moved**: inference's values are training's +1 position from them" in said
+    assert "**positions moved**: inference's values are training's -1 position from them" in said
     assert main([*named, "infer=other_logprobs"]) == exit_codes.INPUT
     assert "has other_logprobs alone, and analyze compares two sides; name" in capsys.readouterr().err
     assert main([*named, "train"]) == exit_codes.INPUT
