@@ -22,8 +22,8 @@ from transformers import LlamaForCausalLM
 
 from benchmarks.harness import Row, environment, peak_rss_mb, save, table
 from benchmarks.small_llama import VOCAB, causal_lm, llama_config
-from lockstep.batch import Batch
 from lockstep.config import LearnerSection, Optimizer
+from lockstep.core.batch import Batch
 from lockstep.learners.base import train
 from lockstep.learners.torch.learner import TorchLearner
 from lockstep.losses.cross_entropy import CrossEntropyLoss

@@ -27,16 +27,16 @@ from benchmarks.families import FAMILIES
 from benchmarks.harness import Row, environment, measure_interleaved, save, table
 from benchmarks.lockstep_ppo import arguments, step_of
 from benchmarks.small_llama import causal_lm, llama_config, random_prompts
-from lockstep import keyed
-from lockstep.batch import Batch
 from lockstep.config import DType
+from lockstep.core import keyed
+from lockstep.core.batch import Batch
+from lockstep.core.types import Request, SamplingParams
 from lockstep.models import attention
 from lockstep.models.exact.model import make_exact
 from lockstep.models.families.registry import EXACT_TYPES
 from lockstep.models.heads import LogitsHead
 from lockstep.models.precision import autocast
 from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.types import Request, SamplingParams
 
 TYPES: tuple[DType, ...] = ("fp32", "bf16")
 THREADS = ((1, 1), (1, 2), (2, 1), (4, 4))

@@ -23,9 +23,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from benchmarks.family_vllm import RIGHT, Cell, vllm_with_refit
 from lockstep.cluster.self_check import prove
-from lockstep.errors import LockstepError
+from lockstep.core.errors import LockstepError
+from lockstep.core.types import SamplingParams
 from lockstep.models.load import load_causal_lm
-from lockstep.types import SamplingParams
 
 PAGE = Path(__file__).parents[1] / "docs/models.md"
 _TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}

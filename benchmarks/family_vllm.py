@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from lockstep import keyed
-from lockstep.batch import Batch
 from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import SamplerSpec
 from lockstep.config import LearnerSection, SamplerSection
-from lockstep.errors import LockstepError
+from lockstep.core import keyed
+from lockstep.core.batch import Batch
+from lockstep.core.errors import LockstepError
+from lockstep.core.types import Request, SamplingParams
 from lockstep.models.folder import context_of, read_config
-from lockstep.types import Request, SamplingParams
 from lockstep.weight_sync.sync import random_probe, sync_weights
 
 RIGHT = 1e-3

@@ -19,14 +19,14 @@ from transformers import GenerationConfig, LlamaForCausalLM
 
 from benchmarks.harness import cpu_clock
 from benchmarks.small_llama import SIZES, causal_lm, llama_config, random_prompts
-from lockstep import keyed
 from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import SamplerSpec
 from lockstep.config import LearnerSection, SamplerSection
+from lockstep.core import keyed
+from lockstep.core.types import Request, SamplingParams
 from lockstep.models import attention
 from lockstep.models.exact.model import make_exact
 from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.types import Request, SamplingParams
 
 Lengths = Literal["uneven", "equal"]
 LOADS = {"toy": (256, 64), "default": (32, 128), "100M": (16, 32)}

@@ -21,12 +21,12 @@ from lockstep.algorithms.grpo import step as grpo
 from lockstep.algorithms.grpo.options import GRPORecipe
 from lockstep.algorithms.policy_gradient.step import PolicyGradientWorkers
 from lockstep.config import LearnerSection
+from lockstep.core.types import Phase, skip_timing
 from lockstep.learners.torch.learner import TorchLearner
 from lockstep.models import attention
 from lockstep.models.exact.model import make_exact
 from lockstep.models.heads import LogitsHead
-from lockstep.process_defaults import keep_freed_memory
-from lockstep.types import Phase, skip_timing
+from lockstep.system.process_defaults import keep_freed_memory
 
 SECTION = LearnerSection(device="cpu")
 GROUPED: dict[str, dict[str, Any]] = {

@@ -29,6 +29,7 @@ from lockstep.algorithms.grpo.options import GRPORecipe
 from lockstep.algorithms.ppo.options import PPORecipe
 from lockstep.algorithms.ppo.step import PPOWorkers, build_settings, ppo_step
 from lockstep.config import DataSection
+from lockstep.core.types import Phase, Prompt, skip_timing
 from lockstep.data.jsonl import JsonlIndex
 from lockstep.data.prompts import Prompts
 from lockstep.learners.torch.learner import TorchLearner
@@ -36,11 +37,10 @@ from lockstep.models import attention
 from lockstep.models.exact.model import make_exact
 from lockstep.models.heads import LogitsHead, ValueHead
 from lockstep.monitor.agreement import Agreement, Promise
-from lockstep.process_defaults import keep_freed_memory
 from lockstep.rollouts.rollout import RolloutCollector
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.types import Phase, Prompt, skip_timing
+from lockstep.system.process_defaults import keep_freed_memory
 
 
 def recipe(args: argparse.Namespace) -> PPORecipe:

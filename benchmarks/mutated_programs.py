@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from lockstep.batch import Batch
+from lockstep.core.batch import Batch
 from lockstep.models import attention
 from lockstep.models.heads import inputs
 from lockstep.models.load import load_causal_lm
@@ -42,7 +42,7 @@ TOKENS = 24
 _SHARED = ("transformers.modeling_rope_utils", "transformers.masking_utils", "transformers.integrations.sdpa_attention")
 _LOADING = ("transformers.core_model_loading", "transformers.modeling_utils")
 _FROM_FILES = ("qwen3_moe", "phi3")
-_PACKING = ("lockstep.batch", "lockstep.models.cut", "lockstep.models.heads", "lockstep.models.kernels")
+_PACKING = ("lockstep.core.batch", "lockstep.models.cut", "lockstep.models.heads", "lockstep.models.kernels")
 _SAMPLING = ("lockstep.samplers.torch.scheduler", "lockstep.samplers.torch.continuous", "lockstep.models.kernels")
 _SYNC = tuple(f"lockstep.weight_sync.{name}" for name in ("buckets", "carriers", "fingerprints", "outgoing", "sender"))
 

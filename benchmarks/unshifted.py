@@ -18,9 +18,10 @@ from functools import cache
 from torch import Tensor, nn
 
 from benchmarks.altered import name_runs_apart
-from lockstep import align, cli
+from lockstep import cli
 from lockstep.config.loading import load
-from lockstep.errors import InputError
+from lockstep.core import align
+from lockstep.core.errors import InputError
 from lockstep.losses.base import Outputs
 from lockstep.models import heads
 from lockstep.models.laid_out import LaidOut

@@ -13,9 +13,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from lockstep import process_defaults
-from lockstep.guarded_imports import install_guards
-from lockstep.lazy_names import export_lazily
+from lockstep.system import process_defaults
+from lockstep.system.guarded_imports import install_guards
+from lockstep.system.lazy_names import export_lazily
 from lockstep.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from lockstep.api.run import Run
     from lockstep.api.sweep import Sweep, sweep
     from lockstep.api.trainer import Trainer, train
-    from lockstep.batch import Batch
     from lockstep.config.trust import trust
+    from lockstep.core.batch import Batch
+    from lockstep.core.metrics import Metrics
+    from lockstep.core.types import SamplingParams
     from lockstep.learners.base import Learner
     from lockstep.losses.base import Loss
-    from lockstep.metrics import Metrics
     from lockstep.samplers.base import Sampler
-    from lockstep.types import SamplingParams
 
 __all__ = [
     "DPO",

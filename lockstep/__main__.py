@@ -3,7 +3,7 @@
 import sys
 
 from lockstep.cli import main
-from lockstep.process_defaults import end_with_parent
+from lockstep.system.process_defaults import end_with_parent
 
 end_with_parent()
 sys.exit(main())

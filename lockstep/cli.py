@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from lockstep import exit_codes, process_defaults
 from lockstep.commands import (
     certify,
     check,
@@ -25,8 +24,10 @@ from lockstep.commands import (
 )
 from lockstep.commands import eval as evaluate
 from lockstep.config.trust import trust
+from lockstep.core import exit_codes
 from lockstep.run.stop import end_with_code, hear_interrupts
-from lockstep.unread import is_unread, name_failures, open_closed_streams, outlive_full_disk, silence
+from lockstep.system import process_defaults
+from lockstep.system.unread import is_unread, name_failures, open_closed_streams, outlive_full_disk, silence
 from lockstep.version import __version__
 
 COMMANDS = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 from lockstep_convert.convert import convert, detect_library
 from lockstep_convert.read import read_config
 from lockstep_convert.report import check_recipe, list_lines, render_recipe

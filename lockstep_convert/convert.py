@@ -10,7 +10,7 @@ from typing import Any
 
 from lockstep.config import registry
 from lockstep.config.errors import Shape, list_options
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 from lockstep_convert.read import Config, flatten, resolve_interpolations
 from lockstep_convert.table import Options, Row, Table, Verdict, list_libraries, load_ours, load_table
 from lockstep_convert.values import CONVERSIONS, TAKES_NULL, Doubt, fill_references, shorten, spell

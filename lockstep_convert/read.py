@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lockstep import yaml12
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
+from lockstep.system import yaml12
 from lockstep_convert.table import Options
 
 _TREES = (".yaml", ".yml", ".json")

@@ -6,10 +6,10 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lockstep import yaml12
 from lockstep.config.errors import RecipeError
 from lockstep.config.loading import load_options
 from lockstep.config.recipe_files import Layer
+from lockstep.system import yaml12
 from lockstep_convert.convert import Converted, Entry, order_options
 from lockstep_convert.read import flatten
 from lockstep_convert.table import Options, Verdict

@@ -10,7 +10,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from lockstep import yaml12
+from lockstep.system import yaml12
 
 Options = dict[str, Any]
 """Options of a recipe, or keys of another library, by dotted names."""

@@ -417,7 +417,7 @@ DEEP = "for a in b:\n for c in d:\n  with e:\n   if f:\n    g()\n"
 HANDLER = "def f():\n  try: 1\n  except A:\n    match b:\n      case 1:\n        if c:\n          if d: 2\n"
 
 BROKEN: tuple[tuple[Rule, str, str, int], ...] = (
-    (imports_point_down, "lockstep/batch.py", "import torch\nimport lockstep.models.load\n", 2),
+    (imports_point_down, "lockstep/core/batch.py", "import torch\nimport lockstep.models.load\n", 2),
     (imports_point_down, "lockstep/objectives/policy.py", "def f():\n    from lockstep.run import loop\n", 2),
     (imports_point_down, "lockstep/learners/base.py", "from lockstep import samplers\n", 1),
     (imports_point_down, "lockstep/report/log.py", "from ..run.track import Tracker\n", 1),
@@ -449,17 +449,17 @@ BROKEN: tuple[tuple[Rule, str, str, int], ...] = (
     (families_alone_know_model_types, "lockstep/models/cut.py", "from transformers import LlamaForCausalLM\n", 1),
     (families_alone_know_model_types, "lockstep/models/cut.py", "import transformers.models.gemma\n", 1),
     (only_commands_import_packages_beside, "lockstep/config/x.py", "def f():\n  import lockstep_convert.table\n", 2),
-    (packages_stand_alone, "lockstep_logprobs/vocab.py", "import torch\nfrom lockstep.types import X\n", 2),
+    (packages_stand_alone, "lockstep_logprobs/vocab.py", "import torch\nfrom lockstep.core.types import X\n", 2),
     (packages_stand_alone, "lockstep_doctor/cuts.py", "import torch\nimport transformers\n", 2),
     (no_module_is_called_utils, "lockstep/models/utils/names.py", "", 1),
     (no_mocks, "tests/data/test_x.py", "from unittest import mock\n", 1),
     (no_mocks, "tests/data/test_x.py", "def test_x(mocker): ...\n", 1),
     (no_test_imports_a_test, "tests/data/test_x.py", "import yaml\nfrom test_y import z\n", 2),
     (no_test_imports_a_test, "tests/fixtures/x.py", "def f():\n  import tests.data.test_y\n", 2),
-    (files_are_short, "lockstep/batch.py", "x = 1\n" * 501, 501),
-    (functions_are_short, "lockstep/batch.py", "def f():\n" + "    x = 1\n" * 80, 1),
-    (nesting_is_shallow, "lockstep/batch.py", DEEP, 4),
-    (nesting_is_shallow, "lockstep/batch.py", HANDLER, 7),
+    (files_are_short, "lockstep/core/batch.py", "x = 1\n" * 501, 501),
+    (functions_are_short, "lockstep/core/batch.py", "def f():\n" + "    x = 1\n" * 80, 1),
+    (nesting_is_shallow, "lockstep/core/batch.py", DEEP, 4),
+    (nesting_is_shallow, "lockstep/core/batch.py", HANDLER, 7),
 )  # fmt: skip
 
 

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from lockstep.background import run_in_background
+from lockstep.system.background import run_in_background
 
 HANGS = """
 import threading
-from lockstep.background import run_in_background
+from lockstep.system.background import run_in_background
 begun = threading.Event()
 run_in_background(lambda: (begun.set(), threading.Event().wait()))
 begun.wait()

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import ragged
 
-from lockstep import align
-from lockstep.batch import Batch, concat
-from lockstep.types import SamplingParams
+from lockstep.core import align
+from lockstep.core.batch import Batch, concat
+from lockstep.core.types import SamplingParams
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=12)
 

@@ -22,12 +22,13 @@ from lockstep.algorithms.policy_gradient import step as policy_gradient
 from lockstep.algorithms.policy_gradient.step import PolicyGradientWorkers
 from lockstep.algorithms.ppo import step as ppo
 from lockstep.algorithms.ppo.options import PPORecipe
-from lockstep.batch import Batch
-from lockstep.borders import LARGEST_LOGPROB, NotFiniteError, require_finite, require_logprobs
 from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.config import LearnerSection, SamplerSection
 from lockstep.config.loading import load
+from lockstep.core.batch import Batch
+from lockstep.core.borders import LARGEST_LOGPROB, NotFiniteError, require_finite, require_logprobs
+from lockstep.core.types import Prompt, Request, SamplingParams, skip_timing
 from lockstep.learners.base import train
 from lockstep.learners.rank import RankLearner
 from lockstep.losses.cross_entropy import CrossEntropyLoss
@@ -36,7 +37,6 @@ from lockstep.models.folder import ModelError
 from lockstep.rollouts.rollout import RolloutCollector
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.samplers.base import Piece
-from lockstep.types import Prompt, Request, SamplingParams, skip_timing
 
 Run = Callable[..., list[dict[str, Any]]]
 NAN, INF = math.nan, math.inf

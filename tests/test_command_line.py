@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.command_line import command
+from lockstep.system.command_line import command
 
 
 def start(monkeypatch: pytest.MonkeyPatch, program: str, path: Path) -> None:
@@ -43,7 +43,7 @@ def test_for_another_program_the_command_beside_its_python(monkeypatch: pytest.M
 
 
 def test_what_is_shown_can_be_run() -> None:
-    code = "from lockstep.command_line import command; print(command('config'))"
+    code = "from lockstep.system.command_line import command; print(command('config'))"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
     again = subprocess.run(["sh", "-c", shown], capture_output=True, text=True, check=True)
     assert "ppo_arithmetic" in again.stdout

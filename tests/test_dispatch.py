@@ -20,7 +20,7 @@ import pytest
 from lockstep.cluster.specs import SamplerSpec
 from lockstep.config import Computation, SamplerSection, Section, registry
 from lockstep.config.backends import INFERENCE, TRAINING
-from lockstep.types import Head
+from lockstep.core.types import Head
 
 PACKAGE = Path(__file__).parent.parent / "lockstep"
 FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if "doctor" not in path.parts]

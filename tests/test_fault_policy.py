@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 
 import lockstep
-from lockstep.fault_policy import POLICY, Attempts, Seldom, Source
+from lockstep.system.fault_policy import POLICY, Attempts, Seldom, Source
 
 SLEEPERS = {
     "fault_policy.py": "the policy itself",

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep import keyed
+from lockstep.core import keyed
 
 COUNTERS = torch.arange(64)
 

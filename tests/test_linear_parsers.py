@@ -18,9 +18,9 @@ from lockstep.environments.calculator import Calculator
 from lockstep.environments.tools import parse_calls
 from lockstep.judge.templates import COMMON_CONTROLS, Template, escaping
 from lockstep.judge.verdicts import ScoreParser, WinnerParser
-from lockstep.printable import make_printable
 from lockstep.rewards.code_reward import extract_code_block
 from lockstep.rewards.instruction_reward import KINDS, Instruction
+from lockstep.system.printable import make_printable
 
 Parse = Callable[[str], object]
 Text = Callable[[int], str]

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.metrics import ExplainedVariance, Last, Max, Mean, Metrics, Min, Reduction, Sum, merge_metrics
+from lockstep.core.metrics import ExplainedVariance, Last, Max, Mean, Metrics, Min, Reduction, Sum, merge_metrics
 
 NUMBERS = st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=20)
 

@@ -8,8 +8,8 @@ import pytest
 from ladder_recipes import rung
 
 from lockstep.config.loading import load
-from lockstep.errors import InputError
-from lockstep.paths import expand, path_argument
+from lockstep.core.errors import InputError
+from lockstep.system.paths import expand, path_argument
 
 
 @pytest.fixture(autouse=True)

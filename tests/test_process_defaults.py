@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep import process_defaults
+from lockstep.system import process_defaults
 
 NAMES = (
     "OMP_NUM_THREADS", "GOMP_SPINCOUNT", "HF_HUB_OFFLINE", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_",
@@ -60,7 +60,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 def test_a_command_keeps_memory_that_tensors_leave_and_so_do_its_children() -> None:
     plain, keep = (
         FAULTS.format(before=""),
-        "from lockstep.process_defaults import keep_freed_memory; keep_freed_memory()",
+        "from lockstep.system.process_defaults import keep_freed_memory; keep_freed_memory()",
     )
     child = f"{keep}; import subprocess, sys; subprocess.run([sys.executable, '-c', {plain!r}], check=True)"
     assert int(heard(plain)) > 8000  # a page of 4 KiB each time

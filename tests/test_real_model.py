@@ -15,7 +15,7 @@ import real
 from benchmarks import real_model as real_model_of_make
 from benchmarks.mission import logprob_checks, logprobs
 from benchmarks.mission.opposites import HELD_OUT, TRAINED, write_rows
-from lockstep.cache_folder import find_cache_folder
+from lockstep.system.cache_folder import find_cache_folder
 
 ROOT = Path(__file__).parent.parent
 

@@ -35,7 +35,7 @@ def test_messages_that_a_full_disk_refuses_change_no_exit_code(command: str) -> 
 
 def test_a_note_that_a_full_disk_refuses_ends_nothing() -> None:
     program = (
-        "import sys; from lockstep.unread import outlive_full_disk; sys.stderr = outlive_full_disk(sys.stderr); "
+        "import sys; from lockstep.system.unread import outlive_full_disk; sys.stderr = outlive_full_disk(sys.stderr); "
         "print('a note', file=sys.stderr); print('done')"
     )
     command = ["sh", "-c", f'{sys.executable} -c "{program}" 2>/dev/full']

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.units import readable
+from lockstep.system.units import readable
 
 
 @pytest.mark.parametrize(

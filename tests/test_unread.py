@@ -11,8 +11,8 @@ import pytest
 import yaml
 from tiny_recipe import RECIPE
 
-from lockstep import exit_codes
-from lockstep.unread import is_unread, silence
+from lockstep.core import exit_codes
+from lockstep.system.unread import is_unread, silence
 
 
 def run_unread(*command: str, messages_too: bool = False) -> subprocess.CompletedProcess[bytes]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep import yaml12
+from lockstep.system import yaml12
 
 
 @pytest.mark.parametrize(

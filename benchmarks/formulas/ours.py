@@ -14,7 +14,7 @@ from benchmarks.formulas.cases import Case
 from benchmarks.formulas.rollouts import GROUP, MAX_TOKENS, Answer, Rollouts, of_loss
 from lockstep.algorithms.grpo.options import GRPOSection
 from lockstep.algorithms.grpo.step import with_advantages
-from lockstep.batch import Batch
+from lockstep.core.batch import Batch
 from lockstep.losses.base import Loss, Outputs, active
 from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
 from lockstep.losses.preference import Preference

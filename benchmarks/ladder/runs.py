@@ -15,7 +15,7 @@ from benchmarks.harness import environment
 from benchmarks.ladder.results import ROOT, Key, add_result, collect, digest_recipe, read_results
 from benchmarks.ladder.rung import Arm, Rung
 from lockstep.config.loading import Loaded
-from lockstep.exit_codes import INCONCLUSIVE
+from lockstep.core.exit_codes import INCONCLUSIVE
 
 
 @dataclass(frozen=True)

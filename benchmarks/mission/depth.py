@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 import lockstep
-from lockstep import keyed
-from lockstep.batch import Batch
-from lockstep.types import Request, SamplingParams
-from lockstep.whole_files import write_whole
+from lockstep.core import keyed
+from lockstep.core.batch import Batch
+from lockstep.core.types import Request, SamplingParams
+from lockstep.system.whole_files import write_whole
 
 WINDOW = 128
 """Positions of a range of depths."""

@@ -26,7 +26,7 @@ from transformers import AutoTokenizer
 from benchmarks.mission.programs import ROOT
 from benchmarks.mutate_code import Edit, Swap, lines_of, patch_of
 from lockstep.learners.rank import RankLearner
-from lockstep.whole_files import write_whole
+from lockstep.system.whole_files import write_whole
 from lockstep_doctor.engines import EngineOptions, find_engine
 from lockstep_doctor.examine import PairExamination, examine
 from lockstep_doctor.hf import open_witnesses

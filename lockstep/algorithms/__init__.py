@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lockstep.lazy_names import export_lazily
+from lockstep.system.lazy_names import export_lazily
 
 if TYPE_CHECKING:
     from lockstep.algorithms.base import Algorithm
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from lockstep.algorithms.roles import Inference, Load, ModelRole
     from lockstep.algorithms.rows import open_demonstrations, open_pairs, open_prompts
     from lockstep.algorithms.setup import Setup
-    from lockstep.batch import Batch
+    from lockstep.core.batch import Batch
+    from lockstep.core.metrics import Mean, Metrics, Sum
     from lockstep.learners.base import Learner, train
     from lockstep.losses.base import Denominator, Outputs
-    from lockstep.metrics import Mean, Metrics, Sum
     from lockstep.monitor.agreement import Agreement
     from lockstep.rollouts.rollout import RolloutCollector, Rollouts
     from lockstep.rollouts.samples import sample_rows

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from lockstep.config import DataSection
+from lockstep.core.errors import InputError
 from lockstep.data import messages
 from lockstep.data.prompts import is_chat
 from lockstep.data.tool_template import ToolTemplate
 from lockstep.environments.options import EnvironmentSection
 from lockstep.environments.tools import MARKS
-from lockstep.errors import InputError
 from lockstep.models.source import ModelSource
 from lockstep.rollouts.episodes import Episodes, Observation, Observed
 

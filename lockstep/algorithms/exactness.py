@@ -7,7 +7,7 @@ from collections.abc import Callable
 from lockstep.algorithms.base import Algorithm
 from lockstep.config import Computation, LearnerSection, LoRA, SamplerSection
 from lockstep.config.backends import INFERENCE
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 from lockstep.models.device import resolve_device
 from lockstep.models.exact.model import explain_inexact
 from lockstep.models.exact.probe import explain_no_gpu_kernels, probe

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from lockstep.metrics import Metrics
+from lockstep.core.metrics import Metrics
 from lockstep.monitor.agreement import Agreement
 
 

@@ -16,16 +16,16 @@ from lockstep.algorithms.roles import ModelRole
 from lockstep.algorithms.rows import open_pairs
 from lockstep.algorithms.setup import Setup
 from lockstep.algorithms.supervised import PairsRecipe
-from lockstep.batch import Batch
-from lockstep.borders import require_finite
+from lockstep.core.batch import Batch
+from lockstep.core.borders import require_finite
+from lockstep.core.metrics import Metrics
+from lockstep.core.types import Phase
 from lockstep.data.files import FileGroup
 from lockstep.data.pairs import Pairs
 from lockstep.data.selection import head
 from lockstep.learners.base import Learner, compute_logprobs, train
 from lockstep.losses.base import Loss, Outputs
 from lockstep.losses.preference import Preference, interval_of_acc
-from lockstep.metrics import Metrics
-from lockstep.types import Phase
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,16 @@ from lockstep.algorithms.job import RunLength, StepEvent, Validate, Validation
 from lockstep.algorithms.roles import ModelRole
 from lockstep.algorithms.rows import open_prompts
 from lockstep.algorithms.setup import Setup
-from lockstep.batch import Batch
-from lockstep.command_line import command
 from lockstep.config import Common, RepeatedSampling
+from lockstep.core.batch import Batch
+from lockstep.core.errors import InputError
+from lockstep.core.metrics import Metrics
 from lockstep.data.demonstrations import Demonstrations
 from lockstep.data.pairs import Pairs
 from lockstep.data.prompts import Prompts
 from lockstep.data.selection import head
 from lockstep.environments.options import EnvironmentSection
-from lockstep.errors import InputError
 from lockstep.learners.base import Learner, compute_logprobs
-from lockstep.metrics import Metrics
 from lockstep.monitor.agreement import Agreement, Promise
 from lockstep.monitor.doctor_command import doctor_options
 from lockstep.monitor.sequential import DriftTest
@@ -33,6 +32,7 @@ from lockstep.rollouts.evaluation import grading, sample_answers
 from lockstep.rollouts.rollout import RolloutCollector
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.samplers.base import Sampler
+from lockstep.system.command_line import command
 from lockstep.weight_sync.sync import random_probe
 
 

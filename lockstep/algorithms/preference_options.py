@@ -7,7 +7,7 @@ from typing import Annotated, assert_never
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from lockstep.config.section import Section, rule
-from lockstep.types import PreferenceLoss
+from lockstep.core.types import PreferenceLoss
 
 
 class PreferenceSection(Section):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from lockstep.config import LearnerSection, Optimizer, RepeatedSampling, SamplerSection, Sampling
 from lockstep.config.backends import INFERENCE
+from lockstep.core.types import Head, SamplingParams
 from lockstep.monitor.options import AgreementSection
-from lockstep.types import Head, SamplingParams
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ from transformers import PreTrainedTokenizerBase
 from lockstep.config import DataSection
 from lockstep.config.task import Task, TaskFiles
 from lockstep.config.user_code import describe_error
+from lockstep.core.errors import InputError, LockstepError
 from lockstep.data.demonstrations import Demonstrations
 from lockstep.data.files import FileGroup, open_rows
 from lockstep.data.pair_options import PairSection
 from lockstep.data.pairs import Pairs
 from lockstep.data.prompts import Prompts
 from lockstep.data.selection import ANY_ROW, Head, Rule
-from lockstep.errors import InputError, LockstepError
 from lockstep.models.source import ModelSource
 
 

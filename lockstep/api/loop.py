@@ -21,16 +21,16 @@ from lockstep.cluster.workers import Workers
 from lockstep.config import Cluster, Computation, LearnerSection, Optimizer, SamplerSection, Sampling, user_code
 from lockstep.config.hub import fetch_model
 from lockstep.config.loading import load_section
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
+from lockstep.core.types import Head, Prompt
 from lockstep.learners.base import Learner
 from lockstep.models.heads import scores_tokens
 from lockstep.models.source import ModelSource, open_source
-from lockstep.paths import HUB
 from lockstep.report.progress import show_notes
 from lockstep.rollouts.rollout import RolloutCollector, Rollouts
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.samplers.base import Sampler
-from lockstep.types import Head, Prompt
+from lockstep.system.paths import HUB
 from lockstep.weight_sync.sync import random_probe, sync_weights
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 
 if TYPE_CHECKING:
     from lockstep.report.agreement import AgreementSummary

@@ -15,9 +15,9 @@ from lockstep.api.trainer import Trainer
 from lockstep.api.values import build_tree
 from lockstep.config.loading import Loaded, load_options
 from lockstep.config.recipe_files import Layer
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 from lockstep.sweeps.grid import Axis, Combination, combine, make_axis
-from lockstep.yaml12 import nest, value_at
+from lockstep.system.yaml12 import nest, value_at
 
 
 @dataclass(frozen=True)

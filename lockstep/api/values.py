@@ -13,9 +13,9 @@ import numpy as np
 
 from lockstep.config import user_code
 from lockstep.config.recipe_files import Layer
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 from lockstep.rewards.options import VERIFIERS, RewardSection
-from lockstep.whole_files import write_changed
+from lockstep.system.whole_files import write_changed
 
 Rows: TypeAlias = str | Path | Iterable[Mapping[str, Any]]
 """A file of rows, or the rows themselves: a list of dicts, a `datasets.Dataset`, any iterable of mappings."""

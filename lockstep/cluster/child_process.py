@@ -22,7 +22,7 @@ from multiprocessing.context import ForkServerContext
 from tqdm import tqdm
 
 from lockstep.cluster.transport import CLOSED, GRACE_S, Channel, Factory, Message, serve, take_threads
-from lockstep.unread import outlive_full_disk
+from lockstep.system.unread import outlive_full_disk
 
 
 class ChildProcess:

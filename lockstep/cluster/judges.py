@@ -11,13 +11,14 @@ from pathlib import Path
 from lockstep.algorithms.exactness import choose_kernels
 from lockstep.algorithms.rows import files_of
 from lockstep.algorithms.setup import Policy
-from lockstep.batch import Batch
 from lockstep.cluster.sampler_pool import nearest
 from lockstep.cluster.specs import SamplerSpec
 from lockstep.cluster.turns import Turns
 from lockstep.cluster.workers import Workers
 from lockstep.config import Computation, SamplerSection
 from lockstep.config.model_recipe import weights_of
+from lockstep.core.batch import Batch
+from lockstep.core.types import Reply, Request, SamplingParams
 from lockstep.data.files import open_rows
 from lockstep.data.ranked import RankedResponses, read_ranked
 from lockstep.data.ranked_options import RankedSection
@@ -35,8 +36,7 @@ from lockstep.report.progress import Progress
 from lockstep.rewards.judge_reward import JudgeReward
 from lockstep.rewards.options import RewardJudge
 from lockstep.samplers.base import Sampler
-from lockstep.types import Reply, Request, SamplingParams
-from lockstep.whole_files import write_whole
+from lockstep.system.whole_files import write_whole
 
 
 def answering(

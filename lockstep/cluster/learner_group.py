@@ -19,20 +19,20 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from lockstep.batch import Batch
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.cluster.transport import Factory
 from lockstep.cluster.worker_proxy import Pending, Remote, RemoteTimeout, WorkerDied, outcomes
 from lockstep.cluster.workers import HERE, Workers
 from lockstep.config import LearnerSection
+from lockstep.core.batch import Batch
+from lockstep.core.errors import InputError
+from lockstep.core.metrics import Metrics, merge_metrics
 from lockstep.distributed.meeting import Host, Meeting
 from lockstep.distributed.ranks import Ranks
-from lockstep.errors import InputError
 from lockstep.learners import backend
 from lockstep.learners.packing import deal
 from lockstep.learners.rank import RankLearner, restore_order
 from lockstep.losses.base import Loss
-from lockstep.metrics import Metrics, merge_metrics
 from lockstep.models.device import resolve_device
 from lockstep.models.folder import carries_state, read_config, skeleton
 from lockstep.models.heads import scores_tokens

@@ -8,14 +8,14 @@ from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.cluster.turns import Turns
 from lockstep.cluster.workers import Workers
 from lockstep.config import Computation, DType, LearnerSection
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
+from lockstep.core.types import SamplingParams
 from lockstep.learners.base import Learner
 from lockstep.learners.rank import RankLearner
 from lockstep.models.heads import LogitsHead
 from lockstep.report.progress import Progress
 from lockstep.samplers.backend import find_backend
 from lockstep.samplers.base import Sampler
-from lockstep.types import SamplingParams
 
 
 def open_learner(

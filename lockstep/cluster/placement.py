@@ -16,7 +16,7 @@ import torch
 from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.roles import ModelRole
 from lockstep.config import ClusterSection, Computation, LearnerSection, SamplerSection
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 from lockstep.learners import backend as learner_backends
 from lockstep.models.device import resolve_device
 from lockstep.models.heads import scores_sequences

@@ -37,8 +37,8 @@ from lockstep.cluster.transport import (
     take_threads,
 )
 from lockstep.config import RaySection
-from lockstep.errors import InputError, first_line
-from lockstep.guarded_imports import TRUSTED
+from lockstep.core.errors import InputError, first_line
+from lockstep.system.guarded_imports import TRUSTED
 
 Frame = list[Any]
 """The parts of a message, each an array of bytes, which Ray moves within a machine without a copy."""

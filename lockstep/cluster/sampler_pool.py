@@ -10,18 +10,18 @@ from typing import TypeVar, assert_never
 
 from torch import Tensor
 
-from lockstep.batch import Batch
-from lockstep.borders import require_responses
 from lockstep.cluster.specs import SamplerSpec, require_sampler
 from lockstep.cluster.transport import Item
 from lockstep.cluster.worker_proxy import POLL_S, Pending, Remote, RemoteError, RemoteTimeout, WorkerDied, outcomes
 from lockstep.cluster.workers import HERE, Workers
+from lockstep.core.batch import Batch
+from lockstep.core.borders import require_responses
+from lockstep.core.errors import RunError
+from lockstep.core.types import Request, SamplingParams
 from lockstep.distributed.meeting import Host
-from lockstep.errors import RunError
-from lockstep.fault_policy import Attempts
 from lockstep.report.progress import Progress
 from lockstep.samplers.base import Piece, Sampler, gather_pieces, require_room
-from lockstep.types import Request, SamplingParams
+from lockstep.system.fault_policy import Attempts
 from lockstep.weight_sync.attestation import Attestation
 from lockstep.weight_sync.carriers import Route
 from lockstep.weight_sync.outgoing import Outgoing, Sender

@@ -26,12 +26,13 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 import lockstep_logprobs
-from lockstep import keyed
-from lockstep.batch import Batch
 from lockstep.config import Computation, DType
+from lockstep.core import keyed
+from lockstep.core.batch import Batch
+from lockstep.core.errors import InputError, first_line
+from lockstep.core.types import Request, SamplingParams
 from lockstep.data.cache import ensure_cached, entry
 from lockstep.distributed.sampling import token_scores
-from lockstep.errors import InputError, first_line
 from lockstep.models import attention
 from lockstep.models.device import resolve_device
 from lockstep.models.export import assemble
@@ -41,7 +42,6 @@ from lockstep.models.heads import PLAIN, LogitsHead
 from lockstep.models.miniature import miniature, plain_logits
 from lockstep.models.precision import TORCH_TYPES, autocast
 from lockstep.samplers.torch.stateful import torch_sampler
-from lockstep.types import Request, SamplingParams
 from lockstep.version import __version__
 
 LARGEST_GAP = 1e-3

@@ -10,8 +10,9 @@ import torch
 from lockstep.cluster.self_check import require_proof
 from lockstep.config import Computation, LearnerSection, Optimizer, SamplerSection, user_code
 from lockstep.config.backends import list_engines
+from lockstep.core.errors import InputError
+from lockstep.core.types import Head
 from lockstep.distributed.ranks import ALONE, Ranks
-from lockstep.errors import InputError
 from lockstep.learners import backend as learners
 from lockstep.learners.rank import RankLearner
 from lockstep.models.device import load_on_device, resolve_device
@@ -21,7 +22,6 @@ from lockstep.samplers import backend as samplers
 from lockstep.samplers.backend import InferenceBackend
 from lockstep.samplers.base import Sampler, Served
 from lockstep.samplers.cache_budget import CacheBudget
-from lockstep.types import Head
 
 
 @dataclass(frozen=True)

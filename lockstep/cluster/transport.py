@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from lockstep.errors import BrokenPromiseError, InputError, LockstepError
+from lockstep.core.errors import BrokenPromiseError, InputError, LockstepError
 
 Factory = Callable[[], Any]
 """Builds the object that answers all calls, small and picklable: the first message to a worker."""

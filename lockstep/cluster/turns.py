@@ -12,11 +12,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from lockstep.batch import Batch
 from lockstep.cluster.learner_group import MeshLearner
+from lockstep.core.batch import Batch
+from lockstep.core.types import Request, SamplingParams
 from lockstep.learners.rank import RankLearner
 from lockstep.samplers.base import Piece, Sampler
-from lockstep.types import Request, SamplingParams
 from lockstep.weight_sync.attestation import Attestation
 
 

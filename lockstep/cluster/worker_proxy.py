@@ -17,7 +17,7 @@ import torch
 
 from lockstep.cluster.child_process import ChildProcess
 from lockstep.cluster.transport import Call, Factory, Failure, Item, Message, Result, Transport
-from lockstep.errors import BrokenPromiseError, InputError, RunError
+from lockstep.core.errors import BrokenPromiseError, InputError, RunError
 
 POLL_S = 0.002
 """Seconds that a poll of one of several workers may wait."""

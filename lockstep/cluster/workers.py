@@ -12,7 +12,7 @@ from lockstep.cluster.placement import Place, Placement, Processes, choose_place
 from lockstep.cluster.transport import Factory
 from lockstep.cluster.worker_proxy import Remote, spawn_worker
 from lockstep.config import ClusterSection, Computation, SamplerSection
-from lockstep.errors import InputError, install_command
+from lockstep.core.errors import InputError, install_command
 from lockstep.report.progress import Progress
 from lockstep.weight_sync.carriers import Route
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import TypeAlias
 
-from lockstep.paths import path_argument, source_argument
+from lockstep.system.paths import path_argument, source_argument
 
 Parsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 """The commands of a parser, to which each file here adds its own."""

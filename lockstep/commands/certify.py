@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 
 from lockstep.commands.arguments import Parsers, add_model, add_out, add_trust
-from lockstep.errors import InputError
-from lockstep.paths import path_argument
-from lockstep.process_defaults import spare_modules
+from lockstep.core.errors import InputError
+from lockstep.system.paths import path_argument
+from lockstep.system.process_defaults import spare_modules
 
 
 def add(parsers: Parsers) -> None:

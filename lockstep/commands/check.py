@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from lockstep import exit_codes
 from lockstep.commands.arguments import Parsers, add_trust
-from lockstep.errors import InputError
-from lockstep.paths import path_argument
-from lockstep.printable import print_text
+from lockstep.core import exit_codes
+from lockstep.core.errors import InputError
+from lockstep.system.paths import path_argument
+from lockstep.system.printable import print_text
 
 
 def add(parsers: Parsers) -> None:
@@ -26,7 +26,7 @@ def run(options: argparse.Namespace) -> int:
     from lockstep.config.loading import load_run
     from lockstep.report.acceptance import check
     from lockstep.report.log import read_metrics, require_run
-    from lockstep.sums import require_unaltered
+    from lockstep.system.sums import require_unaltered
 
     require_run(Path(options.run))
     require_unaltered(Path(options.run))

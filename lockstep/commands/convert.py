@@ -30,13 +30,13 @@ def add(parsers: Parsers) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command. Returns the exit code."""
-    from lockstep.errors import InputError
+    from lockstep.core.errors import InputError
 
     try:
         from lockstep_convert.command import convert_words
     except ModuleNotFoundError:
         raise InputError("the package lockstep_convert is not installed; it comes with lockstep-rl") from None
-    from lockstep.whole_files import write_whole
+    from lockstep.system.whole_files import write_whole
 
     if options.out is not None and Path(options.out).exists():
         raise InputError(f"{options.out} exists already; give --out another name, or move it")

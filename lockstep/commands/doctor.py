@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep import exit_codes
 from lockstep.commands.arguments import Parsers, add_model, add_out, add_trust
-from lockstep.errors import InputError
-from lockstep.paths import path_argument, source_argument
-from lockstep.process_defaults import spare_modules
+from lockstep.core import exit_codes
+from lockstep.core.errors import InputError
+from lockstep.system.paths import path_argument, source_argument
+from lockstep.system.process_defaults import spare_modules
 
 if TYPE_CHECKING:
     from lockstep.config.loading import Loaded

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from lockstep.commands.arguments import Parsers, add_asking
-from lockstep.paths import model_argument
-from lockstep.process_defaults import spare_modules
+from lockstep.system.paths import model_argument
+from lockstep.system.process_defaults import spare_modules
 
 
 def add(parsers: Parsers) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 
 from lockstep.commands.arguments import Parsers, add_trust
-from lockstep.paths import path_argument
-from lockstep.printable import print_text
-from lockstep.process_defaults import spare_modules
+from lockstep.system.paths import path_argument
+from lockstep.system.printable import print_text
+from lockstep.system.process_defaults import spare_modules
 
 
 def add(parsers: Parsers) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from lockstep.commands.arguments import Parsers, add_asking
-from lockstep.process_defaults import spare_modules
+from lockstep.system.process_defaults import spare_modules
 
 
 def add(parsers: Parsers) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from lockstep.commands.arguments import Parsers, add_out
-from lockstep.errors import InputError
-from lockstep.process_defaults import spare_modules
+from lockstep.core.errors import InputError
+from lockstep.system.process_defaults import spare_modules
 
 
 def add(parsers: Parsers) -> None:

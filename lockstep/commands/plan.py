@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from lockstep import exit_codes
 from lockstep.commands.arguments import Parsers, add_recipe
-from lockstep.paths import path_argument
-from lockstep.printable import print_text
-from lockstep.process_defaults import spare_modules
+from lockstep.core import exit_codes
+from lockstep.system.paths import path_argument
+from lockstep.system.printable import print_text
+from lockstep.system.process_defaults import spare_modules
 
 
 def add(parsers: Parsers) -> None:

@@ -6,9 +6,9 @@ import argparse
 import sys
 
 from lockstep.commands.arguments import Parsers, add_out
-from lockstep.errors import InputError
-from lockstep.paths import path_argument
-from lockstep.printable import print_text
+from lockstep.core.errors import InputError
+from lockstep.system.paths import path_argument
+from lockstep.system.printable import print_text
 
 
 def add(parsers: Parsers) -> None:
@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     from lockstep.report.html import write_report, write_sweep_report
     from lockstep.report.summary import PAGE
     from lockstep.report.sweeps import is_sweep
-    from lockstep.sums import find_altered, note_unknown
+    from lockstep.system.sums import find_altered, note_unknown
 
     folders = [Path(run) for run in options.runs]
     out = Path(options.out or (folders[0] if len(folders) == 1 else Path()) / PAGE)

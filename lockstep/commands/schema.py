@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from lockstep.commands.arguments import Parsers, add_out
-from lockstep.records import refuse_other
+from lockstep.system.records import refuse_other
 
 
 def add(parsers: Parsers) -> None:

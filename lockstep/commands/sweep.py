@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from lockstep.commands.arguments import Parsers, add_recipe
-from lockstep.printable import print_text
+from lockstep.system.printable import print_text
 
 
 def add(parsers: Parsers) -> None:

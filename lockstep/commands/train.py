@@ -6,9 +6,9 @@ import argparse
 import sys
 
 from lockstep.commands.arguments import Parsers, add_recipe
-from lockstep.printable import print_text
-from lockstep.process_defaults import spare_modules
-from lockstep.unread import outlive_reader
+from lockstep.system.printable import print_text
+from lockstep.system.process_defaults import spare_modules
+from lockstep.system.unread import outlive_reader
 
 
 def add(parsers: Parsers) -> None:

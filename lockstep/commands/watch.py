@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from lockstep.commands.arguments import Parsers
-from lockstep.paths import path_argument
+from lockstep.system.paths import path_argument
 
 
 def add(parsers: Parsers) -> None:

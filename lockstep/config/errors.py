@@ -14,8 +14,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from lockstep.config import Section, other_libraries, registry
-from lockstep.errors import InputError
-from lockstep.yaml12 import Keys
+from lockstep.core.errors import InputError
+from lockstep.system.yaml12 import Keys
 
 KeyPath = Sequence[int | str]
 """Keys, and indices of lists, from the top of a recipe to an option."""

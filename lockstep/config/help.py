@@ -12,7 +12,7 @@ from typing import Any
 from lockstep.config import Section
 from lockstep.config.errors import RecipeError, Shape, format_value, nearest
 from lockstep.config.loading import Loaded
-from lockstep.yaml12 import Keys, value_at
+from lockstep.system.yaml12 import Keys, value_at
 
 _KINDS = {
     "boolean": "true or false",

@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING
 from lockstep.config.hub_name import PINS, HubName, is_commit, parse_model, parse_name, read_pins
 from lockstep.config.loading import Loaded
 from lockstep.config.model_recipe import weights_of
-from lockstep.errors import InputError
-from lockstep.paths import HUB
-from lockstep.printable import print_text
-from lockstep.process_defaults import may_ask_hub
-from lockstep.records import check_shape
-from lockstep.units import readable
-from lockstep.whole_files import write_whole
-from lockstep.yaml12 import list_texts
+from lockstep.core.errors import InputError
+from lockstep.system.paths import HUB
+from lockstep.system.printable import print_text
+from lockstep.system.process_defaults import may_ask_hub
+from lockstep.system.records import check_shape
+from lockstep.system.units import readable
+from lockstep.system.whole_files import write_whole
+from lockstep.system.yaml12 import list_texts
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

@@ -13,9 +13,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-from lockstep.errors import InputError
-from lockstep.paths import HUB, expand
-from lockstep.records import is_file, read_record
+from lockstep.core.errors import InputError
+from lockstep.system.paths import HUB, expand
+from lockstep.system.records import is_file, read_record
 
 PINS = "hub.json"
 """File in a run's folder: the commit of each name on the hub, by the name as the recipe has it."""

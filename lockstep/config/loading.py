@@ -27,7 +27,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lockstep import yaml12
 from lockstep.config import Common, Recipe, Section, registry
 from lockstep.config.backends import INFERENCE
 from lockstep.config.errors import (
@@ -41,8 +40,9 @@ from lockstep.config.overlay import add_reward_type, overlay
 from lockstep.config.recipe_files import Layer, find_recipe, read_layers
 from lockstep.config.trust import distrust, list_references, require_known
 from lockstep.config.validation import FaultyTree, give_way, validate
-from lockstep.errors import shorten
-from lockstep.printable import note_once
+from lockstep.core.errors import shorten
+from lockstep.system import yaml12
+from lockstep.system.printable import note_once
 
 Keys = yaml12.Keys
 R = TypeVar("R", bound=Recipe)

@@ -20,7 +20,7 @@ from lockstep.config.address import require_address
 from lockstep.config.backends import INFERENCE, TRAINING, list_engines
 from lockstep.config.parallel import Parallel
 from lockstep.config.section import Section, rule
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["fp32", "bf16", "fp16"]

@@ -11,7 +11,7 @@ from lockstep.config import Common, PromptSection, Recipe
 from lockstep.config.hub_name import read_pins
 from lockstep.config.loading import Loaded, RecipeError, load, load_run, require_command, require_known_code
 from lockstep.config.recipe_files import Layer
-from lockstep.sums import require_final
+from lockstep.system.sums import require_final
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lockstep import yaml12
+from lockstep.system import yaml12
 
 _EXCLUSIVE = (
     ("model", ("path", "from_recipe", "scratch")),

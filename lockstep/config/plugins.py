@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from lockstep.config.trust import name_code
 from lockstep.config.user_code import load
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 
 T = TypeVar("T")
 

@@ -10,9 +10,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from lockstep import yaml12
 from lockstep.config.errors import RecipeError, format_value
-from lockstep.paths import expand
+from lockstep.system import yaml12
+from lockstep.system.paths import expand
 
 _LONGEST_BYTES = 1 << 20
 

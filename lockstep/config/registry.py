@@ -15,7 +15,7 @@ from lockstep.config.plugins import Plugins
 from lockstep.config.recipe import Recipe
 from lockstep.config.trust import find_code
 from lockstep.config.user_code import find_file, load
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 
 
 @dataclass(frozen=True)

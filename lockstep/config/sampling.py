@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from lockstep.config.section import Section, rule
-from lockstep.types import SamplingParams
+from lockstep.core.types import SamplingParams
 
 
 class ResponseEnd(Section):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
-from lockstep.paths import expand
+from lockstep.system.paths import expand
 
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 

@@ -17,7 +17,7 @@ from pydantic import Field, ValidatorFunctionWrapHandler
 
 from lockstep.config.plugins import Plugins
 from lockstep.config.section import Section
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 
 
 @dataclass(frozen=True)

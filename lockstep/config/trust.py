@@ -19,14 +19,14 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from lockstep.cache_folder import find_cache_folder
-from lockstep.command_line import repeat_command
 from lockstep.config.user_code import find_file, is_imported, is_in_program
-from lockstep.errors import InputError, LockstepError
-from lockstep.guarded_imports import digest_content, guard, is_trusted, trust_content
-from lockstep.printable import note_once
-from lockstep.whole_files import append
-from lockstep.yaml12 import Keys, list_texts
+from lockstep.core.errors import InputError, LockstepError
+from lockstep.system.cache_folder import find_cache_folder
+from lockstep.system.command_line import repeat_command
+from lockstep.system.guarded_imports import digest_content, guard, is_trusted, trust_content
+from lockstep.system.printable import note_once
+from lockstep.system.whole_files import append
+from lockstep.system.yaml12 import Keys, list_texts
 
 NOTES = "code_run_here.txt"
 """File in the cache folder: a line for each file, its SHA-256 and where it was."""

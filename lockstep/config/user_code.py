@@ -16,8 +16,8 @@ from types import ModuleType
 from typing import Any
 
 from lockstep.config.code_digest import digest_code
-from lockstep.errors import InputError, shorten
-from lockstep.guarded_imports import find_loader
+from lockstep.core.errors import InputError, shorten
+from lockstep.system.guarded_imports import find_loader
 
 
 def load(reference: str, option: str, kind: str) -> Callable[..., Any]:

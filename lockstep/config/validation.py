@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from lockstep import yaml12
 from lockstep.config.errors import KeyPath, Shape, sentences
 from lockstep.config.section import BrokenRules, Section
+from lockstep.system import yaml12
 
 S = TypeVar("S", bound=Section)
 Fault = tuple[KeyPath, str]

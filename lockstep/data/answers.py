@@ -10,8 +10,10 @@ from typing import TypeVar
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from lockstep.batch import Batch
 from lockstep.config import DataSection
+from lockstep.core.batch import Batch
+from lockstep.core.errors import InputError
+from lockstep.core.types import Prompt
 from lockstep.data import messages
 from lockstep.data.messages import ChatTemplateError, Message, TemplateValues
 from lockstep.data.notes import note
@@ -19,8 +21,6 @@ from lockstep.data.prompts import EncodedRows, converse, is_chat, token_ids, too
 from lockstep.data.rows import DataError, Row, Rows
 from lockstep.data.selection import ANY_ROW, Head, Rule
 from lockstep.data.templates import fields, read_field, render
-from lockstep.errors import InputError
-from lockstep.types import Prompt
 
 _STAND_IN = "What stands for an answer"
 _IN_TEXT = {"role", "content", "weight"}

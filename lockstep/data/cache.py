@@ -15,10 +15,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from lockstep.cache_folder import find_cache_folder
-from lockstep.disk import own_copy
-from lockstep.errors import InputError
-from lockstep.whole_files import open_aside
+from lockstep.core.errors import InputError
+from lockstep.system.cache_folder import find_cache_folder
+from lockstep.system.disk import own_copy
+from lockstep.system.whole_files import open_aside
 
 _FORMAT = 3  # another number makes all older entries unused
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lockstep.batch import Batch
 from lockstep.config import DataSection
+from lockstep.core.batch import Batch
 from lockstep.data import messages
 from lockstep.data.answers import AnsweredRow, AnsweredRows, answer_fault, build_batch, of_text, read_answer
 from lockstep.data.messages import Message

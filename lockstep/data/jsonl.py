@@ -21,12 +21,12 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from lockstep import lfs
 from lockstep.data import cache
 from lockstep.data.cache import Table
 from lockstep.data.notes import Ticker
 from lockstep.data.rows import NUM_NAMED, DataError, Policy, Rows, without_padding
-from lockstep.strict_json import StrictJsonError, refuse_constant, refuse_repeated_key
+from lockstep.system import lfs
+from lockstep.system.strict_json import StrictJsonError, refuse_constant, refuse_repeated_key
 
 _BLOCK_BYTES = 1 << 22
 _UTF8_MARK = b"\xef\xbb\xbf"

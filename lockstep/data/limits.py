@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from lockstep.background import run_in_background, wait_for_all
+from lockstep.system.background import run_in_background, wait_for_all
 
 T = TypeVar("T")
 

@@ -10,14 +10,14 @@ from typing import Any
 from jinja2 import Environment, TemplateSyntaxError, meta
 from transformers import PreTrainedTokenizerBase
 
-from lockstep import strict_json
 from lockstep.config.sources import TemplateArgs
+from lockstep.core.errors import InputError, first_line
 from lockstep.data.limits import MOST_BYTES, limit_template
 from lockstep.data.notes import note
 from lockstep.data.rows import Row
 from lockstep.data.template_date import strftime_now
 from lockstep.data.templates import complaint, find_messages, read_field
-from lockstep.errors import InputError, first_line
+from lockstep.system import strict_json
 
 Message = Mapping[str, Any]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from lockstep.printable import print_text
+from lockstep.system.printable import print_text
 
 _FIRST_AFTER_S, _EVERY_S = 1.0, 5.0
 

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from torch import Tensor
 
-from lockstep import keyed
+from lockstep.core import keyed
 
 
 @functools.lru_cache(maxsize=8)

@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from lockstep.batch import Batch
+from lockstep.core.batch import Batch
+from lockstep.core.errors import shorten
 from lockstep.data.answers import AnsweredRow, AnsweredRows, answer_fault, build_batch, is_empty, read_answer
 from lockstep.data.messages import Message
 from lockstep.data.pair_options import PairSection
 from lockstep.data.prompts import prompts_of
 from lockstep.data.rows import Row, Rows, read_number
 from lockstep.data.templates import complaint, read_field
-from lockstep.errors import shorten
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from typing import Any, Generic, TypeVar
 from transformers import PreTrainedTokenizerBase
 
 from lockstep.config import DataSection, PromptSection
+from lockstep.core.errors import InputError, first_line
+from lockstep.core.types import Prompt
 from lockstep.data import messages
 from lockstep.data.limits import tokenize_in_time
 from lockstep.data.messages import Message
@@ -18,8 +20,6 @@ from lockstep.data.notes import note
 from lockstep.data.rows import DataError, Row, Rows
 from lockstep.data.selection import ANY_ROW, Head, Needs, Rule, Selection
 from lockstep.data.templates import askers, complaint, fills, render
-from lockstep.errors import InputError, first_line
-from lockstep.types import Prompt
 
 T = TypeVar("T")
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, assert_never
 
+from lockstep.core.errors import InputError
 from lockstep.data.cache import Stamp
-from lockstep.errors import InputError
 
 Policy = Literal["error", "skip"]
 """Policy for a row that cannot be used: stop, or skip it and count it."""

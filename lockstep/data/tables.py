@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.cache_folder import find_cache_folder
+from lockstep.core.errors import first_line, install_command
 from lockstep.data import cache
 from lockstep.data.cache import Stamp
 from lockstep.data.rows import DataError, Rows, without_padding
-from lockstep.errors import first_line, install_command
+from lockstep.system.cache_folder import find_cache_folder
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
+from lockstep.core.errors import InputError
 from lockstep.data.notes import note
-from lockstep.errors import InputError
-from lockstep.whole_files import write_whole
+from lockstep.system.whole_files import write_whole
 
 FILE = "template_date.txt"
 """Name of the file in a run's folder; there is none if no template writes a date."""

@@ -9,9 +9,9 @@ import string
 from collections.abc import Mapping
 from typing import Any, Literal, assert_never
 
+from lockstep.core.errors import InputError, shorten
 from lockstep.data.jsonl import AsWritten
 from lockstep.data.rows import DataError, Row, find_not_finite
-from lockstep.errors import InputError, shorten
 
 FieldType = Literal["text", "number", "boolean", "list", "object", "any"]
 _KINDS: Mapping[type, FieldType] = {

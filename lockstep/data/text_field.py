@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.config import DataSection
+from lockstep.core.errors import InputError
 from lockstep.data.rows import Row
 from lockstep.data.templates import fields, read_field, render
-from lockstep.errors import InputError
 
 
 @dataclass(frozen=True)

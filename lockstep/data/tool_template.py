@@ -7,9 +7,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from lockstep.core.errors import InputError
 from lockstep.data.messages import ChatTemplateError, Message, TemplateValues, end_of_answer, render_prompt
 from lockstep.data.prompts import token_ids
-from lockstep.errors import InputError
 
 _QUESTION: Message = {"role": "user", "content": "Question."}
 _REPLY = "What Lockstep writes in place of a reply"

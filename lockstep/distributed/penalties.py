@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.batch import Batch
-from lockstep.types import SamplingParams
+from lockstep.core.batch import Batch
+from lockstep.core.types import SamplingParams
 from lockstep_logprobs.shard import WHOLE, Shard
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lockstep.types import SamplingParams
+from lockstep.core.types import SamplingParams
 from lockstep_logprobs.collectives import all_reduce
 from lockstep_logprobs.hidden import hidden_logprobs
 from lockstep_logprobs.kernel import runs_fused

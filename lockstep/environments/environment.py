@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from lockstep.config import user_code
+from lockstep.core.errors import InputError
 from lockstep.environments.options import ToolFormat
 from lockstep.environments.tools import (
     MARKS,
@@ -26,7 +27,6 @@ from lockstep.environments.tools import (
     replace_surrogates,
     tool_messages,
 )
-from lockstep.errors import InputError
 from lockstep.helpers.process import Answers
 
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any, assert_never, get_type_hints
 
 from lockstep.config.user_code import show
+from lockstep.core.errors import InputError
 from lockstep.data.thoughts import drop_thought
 from lockstep.environments.options import ToolFormat
-from lockstep.errors import InputError
-from lockstep.strict_json import HOOKS
+from lockstep.system.strict_json import HOOKS
 
 Function = Callable[..., Any]
 Schema = Mapping[str, Any]

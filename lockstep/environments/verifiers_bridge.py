@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from lockstep.errors import InputError
-from lockstep.verifiers_package import open_talk, open_tasks, require_verifiers
+from lockstep.core.errors import InputError
+from lockstep.system.verifiers_package import open_talk, open_tasks, require_verifiers
 
 Messages = list[dict[str, str]]
 HARNESS = "lockstep_chat"

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 from lockstep.config.user_code import find_file
-from lockstep.guarded_imports import keep_guards, split_path
 from lockstep.helpers.process import Child, ChildError
 from lockstep.helpers.sandbox.bubblewrap import SYSTEM_FILES, find_obstacle, map_to_itself, open_filter, wrap
+from lockstep.system.guarded_imports import keep_guards, split_path
 
 _TMP_MB = 1024
 _LOCKSTEP = str(Path(__file__).parents[2])

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from lockstep.config.user_code import is_in_program
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 from lockstep.helpers.confined import ConfinedChild
 from lockstep.helpers.process import Answers, Child, ChildError
 

@@ -25,11 +25,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.background import SIGNAL_CHECK_S
-from lockstep.guarded_imports import split_path
 from lockstep.helpers.descendants import adopt_orphans, end_children, find_descendants, kill_all
-from lockstep.printable import make_printable
-from lockstep.process_defaults import spare_modules
+from lockstep.system.background import SIGNAL_CHECK_S
+from lockstep.system.guarded_imports import split_path
+from lockstep.system.printable import make_printable
+from lockstep.system.process_defaults import spare_modules
 
 _START_S = 120.0  # importing what a user's module imports may take long on a busy disk
 _LOST = 75  # exit status of a child whose connection is gone

@@ -20,14 +20,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lockstep import exit_codes, keyed
 from lockstep.algorithms.exactness import explain_inexact_sampler
-from lockstep.batch import Batch
 from lockstep.cluster.self_check import require_proof
 from lockstep.config import Computation, SamplerSection
 from lockstep.config.hub import fetch_model
 from lockstep.config.machinery import DType
-from lockstep.errors import InputError
+from lockstep.core import exit_codes, keyed
+from lockstep.core.batch import Batch
+from lockstep.core.errors import InputError
+from lockstep.core.types import Request, SamplingParams
 from lockstep.learners.packing import pack
 from lockstep.learners.rank import restore_order
 from lockstep.models.device import load_on_device
@@ -39,13 +40,12 @@ from lockstep.models.source import ModelSource, open_source
 from lockstep.monitor.agreement import Certificate, Promise
 from lockstep.monitor.options import AgreementSection
 from lockstep.objectives.tally import Tally
-from lockstep.printable import print_text
 from lockstep.report.certificate import ReadCertificate
 from lockstep.report.progress import Progress, show_progress
 from lockstep.run.folder.certificate import write_certificate
 from lockstep.run.folder.files import standing
 from lockstep.samplers.backend import find_backend
-from lockstep.types import Request, SamplingParams
+from lockstep.system.printable import print_text
 
 _DTYPES: tuple[DType, ...] = ("fp32", "bf16")
 _SHAPES = (SamplingParams(1), SamplingParams(1, temperature=0.8, top_k=20, top_p=0.9))

@@ -21,8 +21,8 @@ from lockstep.data.ranked_options import RankedSection
 from lockstep.environments.options import EnvironmentSection
 from lockstep.inference.run_options import ResultsRun
 from lockstep.judge.options import ComparisonSection, JudgeSection
-from lockstep.paths import expand
 from lockstep.rewards.options import RewardSection
+from lockstep.system.paths import expand
 
 
 class EvalData(QuestionSection):

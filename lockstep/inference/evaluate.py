@@ -26,13 +26,12 @@ from lockstep.cluster.specs import SamplerSpec
 from lockstep.cluster.workers import Workers, workers_of
 from lockstep.config.hub import fetch_names
 from lockstep.config.loading import Loaded
+from lockstep.core.metrics import Mean, Metrics, Reduction, Sum
+from lockstep.core.types import Prompt, SamplingParams
 from lockstep.inference.eval_recipe import EvalRecipe
 from lockstep.inference.results import leave_on_stop, results_of
 from lockstep.judge.asking import Answering
-from lockstep.metrics import Mean, Metrics, Reduction, Sum
 from lockstep.models.source import ModelSource, describe_passed_end, open_source
-from lockstep.printable import print_text
-from lockstep.records import check_shape, is_file
 from lockstep.report.evaluation import RESULTS, SAMPLES, describe_judges, results_table
 from lockstep.report.progress import Progress, show_progress
 from lockstep.rewards.build import OpenJudge
@@ -44,8 +43,9 @@ from lockstep.rollouts.rollout import RolloutCollector
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.run.folder.files import write_once
 from lockstep.run.stop import Stop, heed_signals
-from lockstep.types import Prompt, SamplingParams
-from lockstep.whole_files import append
+from lockstep.system.printable import print_text
+from lockstep.system.records import check_shape, is_file
+from lockstep.system.whole_files import append
 
 T = TypeVar("T")
 

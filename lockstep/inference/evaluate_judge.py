@@ -31,13 +31,13 @@ from lockstep.judge.agreement import Assessment, assess, describe_agreement
 from lockstep.judge.build import pair_judge, score_judge
 from lockstep.judge.judge import Judge
 from lockstep.judge.verdicts import Winner
-from lockstep.printable import print_text
-from lockstep.records import check_shape, is_file
 from lockstep.report.evaluation import JUDGEMENTS, RESULTS, judge_table
 from lockstep.report.progress import Progress, show_progress
 from lockstep.run.folder.files import write_once
 from lockstep.run.stop import Stop, heed_signals
-from lockstep.whole_files import append
+from lockstep.system.printable import print_text
+from lockstep.system.records import check_shape, is_file
+from lockstep.system.whole_files import append
 
 
 def evaluate_judge(loaded: Loaded) -> Path:

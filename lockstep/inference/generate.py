@@ -20,28 +20,28 @@ from typing import Any
 
 from lockstep.algorithms.exactness import choose_kernels
 from lockstep.algorithms.rows import files_of, open_prompts
-from lockstep.batch import Batch
 from lockstep.cluster.sampler_pool import Block, processes
 from lockstep.cluster.specs import SamplerSpec
 from lockstep.cluster.workers import Workers, workers_of
 from lockstep.config import OpenAI
 from lockstep.config.hub import fetch_names
 from lockstep.config.loading import Loaded
+from lockstep.core.batch import Batch
+from lockstep.core.types import Prompt, Reply
 from lockstep.data.prompts import Prompts
 from lockstep.data.rows import DataError
 from lockstep.data.templates import as_written
-from lockstep.disk import sync
 from lockstep.inference.generate_recipe import GenerateRecipe
 from lockstep.inference.results import leave_on_stop, results_of
 from lockstep.models.folder import read_config
 from lockstep.models.source import ModelSource, describe_passed_end, open_source
-from lockstep.printable import print_text
 from lockstep.report.progress import Progress, show_progress
 from lockstep.rollouts.rollout import requests_of
 from lockstep.run.folder.files import write_once
 from lockstep.run.stop import Stop, heed_signals
-from lockstep.types import Prompt, Reply
-from lockstep.whole_files import write_whole
+from lockstep.system.disk import sync
+from lockstep.system.printable import print_text
+from lockstep.system.whole_files import write_whole
 
 GENERATIONS, SUMMARY = "generations.jsonl", "summary.json"
 

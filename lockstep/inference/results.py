@@ -12,11 +12,11 @@ from typing import Any
 
 from lockstep.config.loading import Loaded
 from lockstep.data.files import FileGroup, open_rows
-from lockstep.records import is_file, read_record
 from lockstep.run.folder.files import require_writable, write_once
 from lockstep.run.folder.identity import ChangedError, Identity, differences, inputs
 from lockstep.run.folder.opening import open_run
 from lockstep.run.stop import Stop, Stopped
+from lockstep.system.records import is_file, read_record
 
 _INPUTS = "inputs.json"
 

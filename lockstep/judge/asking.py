@@ -8,15 +8,15 @@ from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
-from lockstep.batch import Batch
 from lockstep.config.sources import TemplateArgs
+from lockstep.core.batch import Batch
+from lockstep.core.errors import InputError
+from lockstep.core.types import Request, SamplingParams
 from lockstep.data import messages
 from lockstep.data.messages import Message
 from lockstep.data.prompts import token_ids
 from lockstep.data.thoughts import decode_marked, opening_mark
-from lockstep.errors import InputError
 from lockstep.judge.templates import control_tokens, escaping
-from lockstep.types import Request, SamplingParams
 
 Conversation = Sequence[Message]
 
@@ -57,7 +57,7 @@ class Answering(Protocol):
 
         Args:
             conversations: The questions, none of them too long.
-            keys: Key of the random numbers (`lockstep.keyed`) of each.
+            keys: Key of the random numbers (`lockstep.core.keyed`) of each.
         """
         ...
 

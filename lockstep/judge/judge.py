@@ -13,13 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
-from lockstep import keyed
-from lockstep.errors import InputError
+from lockstep.core import keyed
+from lockstep.core.errors import InputError
+from lockstep.core.metrics import Mean, Metrics, Sum
 from lockstep.judge.asking import Answer, Answering, Conversation
 from lockstep.judge.options import AskedSection
 from lockstep.judge.templates import Template, as_text
 from lockstep.judge.verdicts import CAUSES, UNANSWERED, Cause, Parser, V, Verdict
-from lockstep.metrics import Mean, Metrics, Sum
 
 CUT_OFF = " […]"
 """Mark at the end of a shortened text."""

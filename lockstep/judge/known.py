@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from lockstep.core.errors import shorten
+from lockstep.core.metrics import Mean, Metrics
 from lockstep.data.rows import DataError, Rows
 from lockstep.data.templates import FieldType, complaint
-from lockstep.errors import shorten
 from lockstep.judge.asking import Conversation
 from lockstep.judge.build import meta_case, response_case
 from lockstep.judge.judge import Judge
 from lockstep.judge.verdicts import Winner
-from lockstep.metrics import Mean, Metrics
 from lockstep.objectives.estimates import share
 
 

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, get_args
 
-from lockstep import keyed
+from lockstep.core import keyed
+from lockstep.core.errors import RunError
+from lockstep.core.metrics import Metrics, Sum
 from lockstep.data.prompts import Prompts
 from lockstep.data.templates import fields
 from lockstep.data.text_field import TextField
 from lockstep.data.thoughts import drop_thought
-from lockstep.errors import RunError
 from lockstep.judge.asking import Answer, Answering, Conversation
 from lockstep.judge.new_prompt_options import NewPromptsSection
 from lockstep.judge.templates import Template
-from lockstep.metrics import Metrics, Sum
 
 _EXAMPLES = 8
 _BLOCK = 1024

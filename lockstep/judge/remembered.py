@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 from lockstep.judge.asking import Answer, Answering, Conversation
-from lockstep.records import check_shape, is_file
-from lockstep.whole_files import append
+from lockstep.system.records import check_shape, is_file
+from lockstep.system.whole_files import append
 
 _AT_ONCE = 256
 """Questions that are asked before their replies are written: a killed run asks no more than these again."""

@@ -14,9 +14,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from lockstep.core.errors import InputError
 from lockstep.data.messages import Message, render_plain
 from lockstep.data.templates import fields, render
-from lockstep.errors import InputError
 
 SCORE_FIELDS = ("prompt", "response")
 PAIR_FIELDS = ("prompt", "response_a", "response_b")

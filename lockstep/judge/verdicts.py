@@ -17,8 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar, get_args
 
+from lockstep.core.errors import InputError
 from lockstep.data.thoughts import drop_thought
-from lockstep.errors import InputError
 
 Cause = Literal[
     "no_match",

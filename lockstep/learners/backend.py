@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from lockstep.config import LearnerSection, Optimizer
+    from lockstep.core.types import Head
     from lockstep.distributed.ranks import Ranks
     from lockstep.learners.rank import RankLearner
-    from lockstep.types import Head
 
 
 class TrainingBackend(TrainingOptions["LearnerSection"]):

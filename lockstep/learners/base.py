@@ -9,11 +9,11 @@ from typing import Protocol
 
 from torch import Tensor
 
-from lockstep.batch import Batch
-from lockstep.borders import NotFiniteError, require_logprobs
-from lockstep.errors import RunError
+from lockstep.core.batch import Batch
+from lockstep.core.borders import NotFiniteError, require_logprobs
+from lockstep.core.errors import RunError
+from lockstep.core.metrics import Metrics
 from lockstep.losses.base import Loss
-from lockstep.metrics import Metrics
 from lockstep.weight_sync.outgoing import Sender
 
 

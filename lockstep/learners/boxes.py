@@ -18,8 +18,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from lockstep.core.errors import InputError
 from lockstep.distributed.ranks import Ranks
-from lockstep.errors import InputError
 from lockstep.learners.pieces import Box, Piece
 
 _OFFSETS = "offsets"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from lockstep.metrics import Last, Metrics, Sum
+from lockstep.core.metrics import Last, Metrics, Sum
 from lockstep.models.precision import OVERFLOW
 
 _START = 2**16

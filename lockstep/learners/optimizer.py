@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lockstep.config import Optimizer, Schedule
 from lockstep.config.optimizer import OptimizerName
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 from lockstep.learners.boxes import Boxes
 from lockstep.learners.pieces import Box, Piece
 

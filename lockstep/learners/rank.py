@@ -15,12 +15,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from lockstep.batch import Batch
-from lockstep.borders import require_finite
 from lockstep.config import LearnerSection, Optimizer
+from lockstep.core.batch import Batch
+from lockstep.core.borders import require_finite
+from lockstep.core.errors import InputError
+from lockstep.core.metrics import Last, Mean, Metrics, Sum, merge_metrics
 from lockstep.distributed.buckets import all_reduce_sum
 from lockstep.distributed.ranks import DIMENSIONS, Ranks
-from lockstep.errors import InputError
 from lockstep.learners.boxes import Boxes, FileContents, file_of, find_written
 from lockstep.learners.host_memory import HostMemory
 from lockstep.learners.loss_scale import LossScale
@@ -30,7 +31,6 @@ from lockstep.learners.pieces import Piece, find_local, norm
 from lockstep.learners.saving import COUNTERS, StateWriter
 from lockstep.learners.sending import SendsWeights
 from lockstep.losses.base import Loss, Outputs, active, call_loss, find_denominator, reads_entropy, reads_values
-from lockstep.metrics import Last, Mean, Metrics, Sum, merge_metrics
 from lockstep.models.device import empty_cache, resolve_device
 from lockstep.models.laid_out import LaidOut
 from lockstep.models.precision import OVERFLOW, autocast

@@ -7,8 +7,8 @@ import hashlib
 import torch
 import torch.distributed as dist
 
-from lockstep import machine_memory
 from lockstep.distributed.ranks import Ranks
+from lockstep.system import machine_memory
 
 ROOM = 1.5
 """Free memory that copies need, as a multiple of their size: training must not run out of memory."""

@@ -5,13 +5,13 @@ A loss of your own also needs `Outputs`, `Denominator`, `Metrics` and the reduct
 
 from __future__ import annotations
 
+from lockstep.core.metrics import Max, Mean, Metrics, Min, Sum
 from lockstep.losses.base import Denominator, Loss, Outputs
 from lockstep.losses.cross_entropy import CrossEntropyLoss
 from lockstep.losses.distill import Distillation
 from lockstep.losses.kto import KTOLoss
 from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
 from lockstep.losses.preference import BradleyTerry, ORPOLoss, Preference, SimPOLoss
-from lockstep.metrics import Max, Mean, Metrics, Min, Sum
 
 __all__ = [
     "BradleyTerry",

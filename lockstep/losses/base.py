@@ -7,10 +7,10 @@ from typing import Literal, Protocol, assert_never, get_args
 
 from torch import Tensor
 
-from lockstep.batch import Batch
-from lockstep.errors import InputError
-from lockstep.metrics import Metrics, Reduction
-from lockstep.types import Values
+from lockstep.core.batch import Batch
+from lockstep.core.errors import InputError
+from lockstep.core.metrics import Metrics, Reduction
+from lockstep.core.types import Values
 
 Denominator = Literal["tokens", "rows", "pairs"]
 

@@ -7,11 +7,11 @@ from typing import assert_never
 
 from torch import Tensor
 
-from lockstep.batch import Batch
+from lockstep.core.batch import Batch
+from lockstep.core.metrics import Mean, Metrics
+from lockstep.core.types import Divergence
 from lockstep.losses.base import Denominator, Outputs
-from lockstep.metrics import Mean, Metrics
 from lockstep.objectives.distill import forward_kl, jensen_shannon, reverse_kl
-from lockstep.types import Divergence
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from lockstep.batch import Batch
+from lockstep.core.batch import Batch
+from lockstep.core.metrics import Mean, Metrics
 from lockstep.losses.base import Denominator, Outputs, active_rows
-from lockstep.metrics import Mean, Metrics
 from lockstep.objectives.kto import kto
 from lockstep.objectives.masks import trainable
 

@@ -8,15 +8,15 @@ from typing import ClassVar, assert_never
 import torch
 from torch import Tensor
 
-from lockstep.batch import Batch
+from lockstep.core.batch import Batch
+from lockstep.core.metrics import ExplainedVariance, Max, Mean, Metrics, Min
+from lockstep.core.types import LossMean, Values
 from lockstep.losses.base import Denominator, Outputs, active
-from lockstep.metrics import ExplainedVariance, Max, Mean, Metrics, Min
 from lockstep.objectives.divergence import k3, kl_loss
 from lockstep.objectives.masks import trainable
 from lockstep.objectives.policy import cispo_loss, clip_surrogate, probability_ratio
 from lockstep.objectives.tally import Tally
 from lockstep.objectives.value import clip_value_loss
-from lockstep.types import LossMean, Values
 
 _MAX_LOGRATIO = 20.0  # nats: bounds a metric of a broken step, so that it stays a number
 

@@ -8,13 +8,13 @@ from typing import ClassVar, assert_never
 import torch
 from torch import Tensor
 
-from lockstep.batch import Batch
+from lockstep.core.batch import Batch
+from lockstep.core.metrics import Mean, Metrics, StandardDeviation
+from lockstep.core.types import PreferenceLoss, Values
 from lockstep.losses.base import Denominator, Outputs, active_pairs, split_pairs
-from lockstep.metrics import Mean, Metrics, StandardDeviation
 from lockstep.objectives import preference
 from lockstep.objectives.estimates import share
 from lockstep.objectives.masks import trainable
-from lockstep.types import PreferenceLoss, Values
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from lockstep.batch import Batch
-from lockstep.errors import InputError
+from lockstep.core.batch import Batch
+from lockstep.core.errors import InputError
 from lockstep.models.exact.attention import Blockwise
 from lockstep.models.flex import Flex
 from lockstep.models.kernels import FUSED, VARLEN, Kernel, Varlen, attend, mask_newest

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.batch import Batch
+from lockstep.core.batch import Batch
 from lockstep.distributed.ranks import Ranks
 from lockstep.models.attention import Packed, SideBySide
 from lockstep.models.zigzag import Zigzag

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from lockstep.config import Computation, Device
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 from lockstep.models.exact.model import make_exact
 from lockstep.models.load import load_causal_lm
 from lockstep.models.lora import adapt

@@ -11,9 +11,9 @@ from pathlib import Path
 from threading import Lock
 from typing import BinaryIO
 
-from lockstep.background import run_in_background
+from lockstep.core.errors import InputError
 from lockstep.data.cache import Stamp, ensure_cached, entry
-from lockstep.errors import InputError
+from lockstep.system.background import run_in_background
 
 FULL = "sha256:"
 """The beginning of a large file's digest. Older versions noted sixteen digits, of samples of the file."""

@@ -23,12 +23,12 @@ from transformers import (
 )
 
 from lockstep.config import LoRA
-from lockstep.disk import naming, sync, sync_tree
-from lockstep.errors import InputError, RunError, first_line
+from lockstep.core.errors import InputError, RunError, first_line
 from lockstep.models.families.own_code import is_own, list_own_files, register_own
 from lockstep.models.folder import read_fields
 from lockstep.models.lora import config_of, in_adapter_file
 from lockstep.models.tokenizer import is_misread
+from lockstep.system.disk import naming, sync, sync_tree
 
 _FRAME = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 _OF_WEIGHTS = ".index.json"

@@ -19,13 +19,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from transformers.cache_utils import DynamicCache, LinearAttentionCacheLayerMixin
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from lockstep import lfs
-from lockstep.errors import InputError, first_line
+from lockstep.core.errors import InputError, first_line
 from lockstep.models import attention
 from lockstep.models.config_values import find_fault, find_field
 from lockstep.models.families.known import has_classifier, is_known
 from lockstep.models.families.own_code import is_own, register_own
 from lockstep.models.routers import keep_in_fp32
+from lockstep.system import lfs
 
 _CONTEXT = "max_position_embeddings"
 _ADAPTER = "adapter_config.json"

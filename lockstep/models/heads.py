@@ -14,8 +14,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from lockstep import keyed
-from lockstep.batch import Batch
+from lockstep.core import keyed
+from lockstep.core.batch import Batch
+from lockstep.core.types import Head, SamplingParams
 from lockstep.distributed.penalties import Earlier, find_earlier, penalize
 from lockstep.distributed.ranks import ALONE, Ranks
 from lockstep.distributed.sampling import hidden_scores, likeliest, token_scores
@@ -26,7 +27,6 @@ from lockstep.models.exact.model import find_multiple, is_exact
 from lockstep.models.folder import carries_state
 from lockstep.models.laid_out import LaidOut, read_masked, read_values
 from lockstep.models.last_layer import read_less, takes_read
-from lockstep.types import Head, SamplingParams
 from lockstep_logprobs.collectives import sum_gradient
 from lockstep_logprobs.kernel import runs_fused
 from lockstep_logprobs.mesh import own_range

@@ -12,8 +12,8 @@ from typing import Self, assert_never
 import torch
 from torch import Tensor
 
-from lockstep import align
-from lockstep.batch import Batch
+from lockstep.core import align
+from lockstep.core.batch import Batch
 from lockstep.models.cut import Cut
 
 

@@ -18,8 +18,8 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from lockstep import keyed
-from lockstep.errors import first_line
+from lockstep.core import keyed
+from lockstep.core.errors import first_line
 from lockstep.models import attention
 from lockstep.models.families.known import find_nearest, is_known
 from lockstep.models.folder import ModelError, config_reason, read_config, require_usable, skeleton

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lockstep import keyed
 from lockstep.config import LoRA
-from lockstep.errors import InputError, install_command
+from lockstep.core import keyed
+from lockstep.core.errors import InputError, install_command
 from lockstep.models.parallelize import layers
 
 _ADAPTER = "default"

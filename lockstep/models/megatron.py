@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 from lockstep.models.families.base import MegatronLayers
 from lockstep.models.families.registry import family_of, list_megatron
 from lockstep.models.folder import head_size

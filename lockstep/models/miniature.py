@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from lockstep import keyed
+from lockstep.core import keyed
 from lockstep.models import attention
 from lockstep.models.folder import CONFIG_ERRORS, ModelError, config_reason, skeleton
 from lockstep.models.parallelize import layers

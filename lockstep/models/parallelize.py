@@ -29,8 +29,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from lockstep.config import LearnerSection
+from lockstep.core.errors import InputError
 from lockstep.distributed.ranks import Ranks
-from lockstep.errors import InputError
 from lockstep.losses.base import Outputs
 from lockstep.models.families.registry import family_of, list_tensor_parallel
 from lockstep.models.last_layer import read_all

@@ -13,18 +13,18 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from lockstep.config import Common, ModelFolder, PromptSection, Sampling
 from lockstep.config.model_recipe import weights_of
+from lockstep.core.errors import InputError
+from lockstep.core.types import SamplingParams
 from lockstep.data.files import FileGroup, open_rows
 from lockstep.data.messages import find_passed_end
 from lockstep.data.prompts import is_chat, token_ids
 from lockstep.data.selection import texts
 from lockstep.data.thoughts import decode_marked
-from lockstep.errors import InputError
 from lockstep.models.export import save_model
 from lockstep.models.folder import context_of, read_config, read_json
 from lockstep.models.load import build_causal_lm
 from lockstep.models.tokenizer import load_tokenizer, words_tokenizer
 from lockstep.models.weight_files import are_on_hub, require_rewards
-from lockstep.types import SamplingParams
 
 
 @dataclass(frozen=True)

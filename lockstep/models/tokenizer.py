@@ -9,7 +9,7 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from lockstep.errors import InputError, first_line
+from lockstep.core.errors import InputError, first_line
 from lockstep.models.folder import read_json, require_folder
 
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"

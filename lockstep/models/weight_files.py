@@ -19,7 +19,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 from transformers.utils.loading_report import LoadStateDictInfo
 
-from lockstep.errors import first_line
+from lockstep.core.errors import first_line
 from lockstep.models.folder import ModelError, read_json
 
 _INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"

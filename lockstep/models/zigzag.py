@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lockstep.batch import Batch
+from lockstep.core.batch import Batch
 from lockstep.models.attention import Layout
 from lockstep.models.kernels import Kernel, attend, mask_newest
 from lockstep_logprobs.collectives import all_gather

@@ -26,11 +26,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lockstep import keyed
-from lockstep.batch import Batch
-from lockstep.errors import BrokenPromiseError
+from lockstep.core import keyed
+from lockstep.core.batch import Batch
+from lockstep.core.errors import BrokenPromiseError
+from lockstep.core.metrics import Last, Max, Mean, Metrics, Sum
 from lockstep.learners.base import Learner
-from lockstep.metrics import Last, Max, Mean, Metrics, Sum
 from lockstep.monitor.watch import Watch
 from lockstep.objectives.masks import trainable
 from lockstep.objectives.mismatch import agreement

@@ -28,9 +28,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lockstep.batch import Batch
+from lockstep.core.batch import Batch
+from lockstep.core.metrics import Last, Metrics
 from lockstep.learners.base import Learner
-from lockstep.metrics import Last, Metrics
 from lockstep.monitor.sequential import DriftState, DriftTest
 from lockstep.objectives.mismatch import sequence_mismatch
 from lockstep.rollouts.sampler_session import SamplerSession

@@ -17,7 +17,7 @@ from statistics import NormalDist
 
 import torch
 
-from lockstep.metrics import Last, Metrics
+from lockstep.core.metrics import Last, Metrics
 
 _Z95 = NormalDist().inv_cdf(0.975)
 

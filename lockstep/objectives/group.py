@@ -10,7 +10,7 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from lockstep.types import Baseline, ScaleRewards
+from lockstep.core.types import Baseline, ScaleRewards
 
 _LEAST = 1e-4  # added to the standard deviation, so that equal rewards do not divide by 0
 _LEAST_OF_OTHERS = 1e-6  # added to that of the others, where it is not 0

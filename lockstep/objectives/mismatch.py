@@ -14,7 +14,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from lockstep.metrics import Max, Mean, Metrics, Reduction
+from lockstep.core.metrics import Max, Mean, Metrics, Reduction
 from lockstep.objectives.divergence import k1, k3
 from lockstep.objectives.masks import rows, sequence_sum, trainable
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lockstep.metrics import Reduction
+from lockstep.core.metrics import Reduction
 from lockstep.objectives.masks import sequence_sum, trainable
 
 CAP = 3.0

@@ -15,7 +15,7 @@ from lockstep.algorithms.rows import data_files
 from lockstep.config.hub import fetch_names
 from lockstep.config.loading import Loaded
 from lockstep.config.model_recipe import weights_of
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 from lockstep.learners.backend import find_backend
 from lockstep.models.folder import ModelError, read_config, skeleton
 from lockstep.models.load import scratch_config

@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 from lockstep.algorithms.base import Algorithm
 from lockstep.cluster.placement import Devices, Placement, Processes
 from lockstep.config import LearnerSection, Parallel
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 from lockstep.models.parallelize import require_divisible
 from lockstep.plan.estimate import MemoryEstimate
 from lockstep.plan.sizes import Sizes

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 
 from lockstep.algorithms.roles import Load
 from lockstep.config import LearnerSection, SamplerSection
+from lockstep.core.types import Head
 from lockstep.models.heads import scores_tokens
 from lockstep.models.parallelize import gathers_half
 from lockstep.plan.sizes import FP32, HALF, INT64, Sizes
 from lockstep.samplers.backend import find_backend
 from lockstep.samplers.cache_budget import CacheBudget
-from lockstep.types import Head
 
 _FEWEST_SEQUENCES = 16
 """Fewest sequences of the greatest length that an engine has room for: with fewer, most of a GPU is idle."""

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from lockstep.config import LearnerSection, Parallel
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 from lockstep.plan.estimate import MemoryEstimate
 from lockstep.plan.layouts import Search, cache_override, overrides, rank_cuts
 from lockstep.plan.time import Engines, Rates, StepTime
 from lockstep.report.terminal import summary_table
-from lockstep.units import readable
+from lockstep.system.units import readable
 
 _SHOWN = 12
 

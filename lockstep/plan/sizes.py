@@ -10,11 +10,11 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from lockstep.config import LoRA
+from lockstep.core.types import Head
 from lockstep.models.folder import context_of, count_cache_numbers, count_keys, head_size
 from lockstep.models.heads import scores_tokens
 from lockstep.models.lora import find_adapted
 from lockstep.models.parallelize import find_vectors, layers
-from lockstep.types import Head
 
 FP32, HALF, INT64 = 4, 2, 8
 """Bytes of a number."""

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.algorithms.roles import Inference
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 from lockstep.models.heads import scores_tokens
 from lockstep.monitor.agreement import SHARE
 from lockstep.plan.memory import Rank
 from lockstep.plan.sizes import FP32, HALF, Sizes
-from lockstep.records import refuse_other
+from lockstep.system.records import refuse_other
 
 
 @dataclass(frozen=True)

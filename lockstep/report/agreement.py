@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from lockstep import exit_codes
+from lockstep.core import exit_codes
 from lockstep.report.log import read_metrics, read_recipe
 
 _MEASURED = {f"agreement/{name}" for name in ("max_abs_logprob_diff", "token_mult_prob_error", "bound", "breach")}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from lockstep.records import is_file, read_record
+from lockstep.system.records import is_file, read_record
 
 CERTIFICATE = "certificate.json"
 """The certificate of a run, in its folder (`lockstep.run.folder.certificate`)."""

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lockstep.core.types import SamplingParams
 from lockstep.judge.remembered import count_asked
-from lockstep.records import read_record
 from lockstep.report.terminal import summary_table
-from lockstep.types import SamplingParams
+from lockstep.system.records import read_record
 
 RESULTS, SAMPLES, JUDGEMENTS = "results.json", "samples.jsonl", "judgements.jsonl"
 CURE = f"remove {RESULTS}, and the same command makes it anew of what was answered"

@@ -11,16 +11,16 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, BinaryIO
 
-from lockstep.disk import own_copy
-from lockstep.errors import InputError
-from lockstep.records import refuse_other
+from lockstep.core.errors import InputError
 from lockstep.report.document import write_block, write_document
 from lockstep.report.log import plain
 from lockstep.report.metric_sentences import describe_metric
 from lockstep.report.overview import overview
 from lockstep.report.samples import pack_samples
 from lockstep.report.sweeps import describe_sweep, read_sweep
-from lockstep.whole_files import open_aside
+from lockstep.system.disk import own_copy
+from lockstep.system.records import refuse_other
+from lockstep.system.whole_files import open_aside
 
 
 def write_report(folders: Sequence[Path], out: Path) -> None:

@@ -19,7 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Lock
 
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 from lockstep.report.document import write_document
 from lockstep.report.html import describe_runs
 from lockstep.report.log import CRASH, METRICS, SAMPLES, TIMINGS, plain, require_run

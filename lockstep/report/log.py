@@ -23,9 +23,9 @@ from typing import Any
 
 from pydantic import PositiveInt
 
-from lockstep import yaml12
-from lockstep.errors import InputError, shorten
-from lockstep.records import is_file, read_record, refuse_other
+from lockstep.core.errors import InputError, shorten
+from lockstep.system import yaml12
+from lockstep.system.records import is_file, read_record, refuse_other
 
 METRICS, TIMINGS, SAMPLES = LOGS = "metrics.jsonl", "timings.jsonl", "samples.jsonl"
 MESSAGES, LOCK, CRASH = "messages.jsonl", ".lock", "crash.txt"

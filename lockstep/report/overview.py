@@ -9,7 +9,7 @@ from typing import Any
 
 from lockstep.config.loading import load
 from lockstep.config.recipe_files import find_shipped
-from lockstep.errors import LockstepError
+from lockstep.core.errors import LockstepError
 from lockstep.report.agreement import read_agreement
 from lockstep.report.alarms import find_alarms
 from lockstep.report.certificate import CERTIFICATE, ReadCertificate
@@ -17,7 +17,7 @@ from lockstep.report.evaluation import describe_judges
 from lockstep.report.held_out import HELD_OUT, best, figures, headlines
 from lockstep.report.log import TIMINGS, read_environment, read_metrics, read_numbers, read_recipe, require_run
 from lockstep.report.run_state import read_left_s, read_state
-from lockstep.yaml12 import flat
+from lockstep.system.yaml12 import flat
 
 
 def overview(folder: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from lockstep.printable import make_printable
+from lockstep.system.printable import make_printable
 
 HEADLINES = (
     "train/reward", "train/shaped_reward", "train/kl", "train/loss", "train/acc",

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from lockstep.records import is_file
 from lockstep.report.log import CRASH, LOCK
 from lockstep.report.progress import BESIDE
+from lockstep.system.records import is_file
 
 Word = Literal["running", "finished", "died", "stopped", "not finished"]
 

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from lockstep.errors import InputError
-from lockstep.records import first_fault
+from lockstep.core.errors import InputError
 from lockstep.report.log import SAMPLES, lines
+from lockstep.system.records import first_fault
 
 TOKEN_COLUMNS = ("mask", "logprob", "gap", "value", "advantage", "reward", "return", "kl")
 

@@ -7,8 +7,7 @@ from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 
-from lockstep import exit_codes
-from lockstep.command_line import command
+from lockstep.core import exit_codes
 from lockstep.report.agreement import read_agreement
 from lockstep.report.alarms import find_alarms
 from lockstep.report.certificate import CERTIFICATE, ReadCertificate
@@ -16,6 +15,7 @@ from lockstep.report.evaluation import describe_judges
 from lockstep.report.held_out import HELD_OUT, Figure, describe_best, figures, headlines
 from lockstep.report.log import read_metrics
 from lockstep.report.terminal import curve, summary_table
+from lockstep.system.command_line import command
 
 PAGE = "report.html"
 """The report of a run, in its folder."""

@@ -12,14 +12,14 @@ from statistics import fmean, stdev
 from typing import Any, Literal
 from urllib.parse import quote
 
-from lockstep import exit_codes
-from lockstep.records import is_file, read_record
+from lockstep.core import exit_codes
 from lockstep.report.alarms import find_alarms
 from lockstep.report.held_out import HELD_OUT
 from lockstep.report.log import read_metrics
 from lockstep.report.run_state import Word, read_state
 from lockstep.report.summary import PAGE, judge
 from lockstep.report.terminal import summary_table
+from lockstep.system.records import is_file, read_record
 
 SWEEP = "sweep.json"
 """File of a sweep's folder: its runs."""

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from lockstep import exit_codes
-from lockstep.errors import InputError
-from lockstep.metrics import Metrics
-from lockstep.types import Prompt
+from lockstep.core import exit_codes
+from lockstep.core.errors import InputError
+from lockstep.core.metrics import Metrics
+from lockstep.core.types import Prompt
 
 
 class RewardError(InputError):

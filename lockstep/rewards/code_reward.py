@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, assert_never
 
+from lockstep.core.types import Prompt
 from lockstep.data.notes import note
 from lockstep.data.rows import Row
 from lockstep.data.templates import complaint, read_field
@@ -19,7 +20,6 @@ from lockstep.rewards.base import DetailedReward, Verdicts
 from lockstep.rewards.code_blocks import find_code_blocks
 from lockstep.rewards.code_server import CodeServer, Test, judge_output
 from lockstep.rewards.options import CodeSection
-from lockstep.types import Prompt
 
 _PYTHON = ("python", "python3", "py")
 _FILE_MB, _PROCESSES = 8, 8

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from lockstep.core.metrics import Metrics
+from lockstep.core.types import Prompt
 from lockstep.data.templates import read_field
-from lockstep.metrics import Metrics
 from lockstep.rewards.base import DetailedReward, Reward, Verdicts, judge
-from lockstep.types import Prompt
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, NonNegativeInt, TypeAdapter, ValidationError
 
 from lockstep.config.section import Section, rule
+from lockstep.core.types import Prompt
 from lockstep.data.rows import Row
 from lockstep.data.templates import complaint, read_field
 from lockstep.data.thoughts import drop_thought
 from lockstep.rewards.options import InstructionSection
-from lockstep.types import Prompt
 
 _WORD = re.compile(r"\w+(?:['’\-]\w+)*")
 _SENTENCE_END = re.compile(r"(?<![.!?…])[.!?…]++[\"'”’)\]]*+(?=\s|$)|[。！？]+[」』”）]*")

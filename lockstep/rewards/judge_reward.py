@@ -7,12 +7,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lockstep.core.types import Prompt
 from lockstep.data.thoughts import drop_thought
 from lockstep.judge.build import response_case
 from lockstep.judge.judge import Judge, JudgeError, judge_metrics, mean_score
 from lockstep.judge.remembered import RememberedAnswers
 from lockstep.rewards.base import DetailedReward, Verdicts
-from lockstep.types import Prompt
 
 
 @dataclass(frozen=True)

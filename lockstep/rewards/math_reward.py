@@ -7,12 +7,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lockstep.core.errors import shorten
+from lockstep.core.types import Prompt
 from lockstep.data.rows import DataError
 from lockstep.data.thoughts import drop_thought
-from lockstep.errors import shorten
 from lockstep.rewards.math_answer import find_answer, find_marked, find_right_answer
 from lockstep.rewards.math_verifier import verify
-from lockstep.types import Prompt
 
 READING = 3
 """Version of the rules by which right answers are read, for caches of what was read."""

@@ -17,10 +17,10 @@ import sys
 from collections.abc import Iterator
 from decimal import Decimal
 
+from lockstep.core.errors import InputError, RunError
 from lockstep.data.notes import note
-from lockstep.errors import InputError, RunError
-from lockstep.fault_policy import Attempts
 from lockstep.helpers.process import Answers, Child, ChildDied, ChildError, ChildHangs
+from lockstep.system.fault_policy import Attempts
 
 _CPU_LIMIT_S = 3.0
 _CLOCK_LIMIT_S = 600.0  # far beyond the other limit, for a child that neither computes nor answers

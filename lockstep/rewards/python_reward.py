@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lockstep.core.types import Prompt
 from lockstep.data.notes import note
-from lockstep.fault_policy import Attempts, Source
 from lockstep.helpers.in_process import build_child
 from lockstep.helpers.process import Child, ChildDied, ChildError, ChildHangs
-from lockstep.printable import make_printable
 from lockstep.rewards import reward_function
 from lockstep.rewards.base import RewardError, RewardLost
-from lockstep.types import Prompt
+from lockstep.system.fault_policy import Attempts, Source
+from lockstep.system.printable import make_printable
 
 
 @dataclass(frozen=True)

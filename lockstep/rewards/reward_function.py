@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.config import user_code
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 from lockstep.helpers.process import Answers
 
 _TRACE = 20_000

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from lockstep.batch import Batch
-from lockstep.borders import require_finite
+from lockstep.core.batch import Batch
+from lockstep.core.borders import require_finite
 from lockstep.learners.base import Learner
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import assert_never
 
+from lockstep.core.types import Prompt
 from lockstep.data.rows import Row
 from lockstep.data.selection import Rule
 from lockstep.data.templates import complaint, read_field
@@ -13,7 +14,6 @@ from lockstep.rewards import code_reward, instruction_reward
 from lockstep.rewards.build import SET_UP
 from lockstep.rewards.math_reward import READING, MathReward
 from lockstep.rewards.options import RewardSection, SingleReward, Verifier
-from lockstep.types import Prompt
 
 JUDGE, UNREWARDED = "judge", "none"
 """Words of a row in place of a verifier: a judge rewards it, or nothing does."""

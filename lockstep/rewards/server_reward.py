@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pydantic import BaseModel, ConfigDict
 
 from lockstep.config import user_code
+from lockstep.core.types import Prompt
 from lockstep.data.notes import note
 from lockstep.rewards.base import RewardError
 from lockstep.rewards.options import RewardServer
-from lockstep.types import Prompt
 
 
 class RewardReply(BaseModel):

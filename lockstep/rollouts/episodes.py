@@ -16,20 +16,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep import keyed
-from lockstep.background import run_in_background, wait_for_all
-from lockstep.batch import Batch
 from lockstep.config import user_code
 from lockstep.config.trust import name_code
+from lockstep.core import keyed
+from lockstep.core.batch import Batch
+from lockstep.core.errors import InputError
+from lockstep.core.types import Prompt, Request, SamplingParams
 from lockstep.data.thoughts import opening_mark
 from lockstep.environments import environment
 from lockstep.environments.options import EnvironmentSection
 from lockstep.environments.tools import Schema
-from lockstep.errors import InputError
 from lockstep.helpers.in_process import build_child
 from lockstep.helpers.process import Child, ChildDied, ChildError, ChildHangs
 from lockstep.rollouts.sampler_session import SamplerSession
-from lockstep.types import Prompt, Request, SamplingParams
+from lockstep.system.background import run_in_background, wait_for_all
 
 _ENDING_S = 5.0  # seconds for threads to notice that their processes were killed
 

@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from lockstep.config import RepeatedSampling
+from lockstep.core.errors import InputError
+from lockstep.core.metrics import Max, Mean, Metrics, Sum
+from lockstep.core.types import Prompt, SamplingParams
 from lockstep.environments.options import EnvironmentSection
-from lockstep.errors import InputError
-from lockstep.metrics import Max, Mean, Metrics, Sum
 from lockstep.objectives.estimates import Estimate, majority_at_k, mean, pass_at_k, share
 from lockstep.rewards.base import CutOffReward, Reward
 from lockstep.rewards.math_reward import MathReward
@@ -30,7 +31,6 @@ from lockstep.rewards.math_verifier import verify
 from lockstep.rewards.options import CodeSection, InstructionSection, RewardSection
 from lockstep.rewards.reward_model import RewardModelScorer
 from lockstep.rollouts.rollout import PART, RolloutCollector
-from lockstep.types import Prompt, SamplingParams
 
 Figures = dict[str, Estimate]
 """Estimates by name, in the order in which they are shown: `reward`, `pass@1`, `pass@4`, `maj@4`, …"""

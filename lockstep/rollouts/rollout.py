@@ -10,16 +10,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from lockstep import keyed
-from lockstep.batch import Batch, concat
-from lockstep.borders import require_finite
-from lockstep.errors import InputError
-from lockstep.metrics import Last, Max, Mean, Metrics, Min, Sum, merge_metrics
+from lockstep.core import keyed
+from lockstep.core.batch import Batch, concat
+from lockstep.core.borders import require_finite
+from lockstep.core.errors import InputError
+from lockstep.core.metrics import Last, Max, Mean, Metrics, Min, Sum, merge_metrics
+from lockstep.core.types import Prompt, Request, SamplingParams
 from lockstep.rewards.base import CutOffReward, NoReward, Reward, judge
 from lockstep.rewards.reward_model import RewardModelScorer
 from lockstep.rollouts.episodes import PART, Episodes
 from lockstep.rollouts.sampler_session import SamplerSession
-from lockstep.types import Prompt, Request, SamplingParams
 
 _UNKNOWN = float("nan")
 _GIVE_FINITE = "let the reward be a number that 32 bits hold, or None for no verdict"

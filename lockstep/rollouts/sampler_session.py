@@ -7,12 +7,12 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from lockstep.batch import Batch
-from lockstep.borders import require_responses
+from lockstep.core.batch import Batch
+from lockstep.core.borders import require_responses
+from lockstep.core.metrics import Metrics
+from lockstep.core.types import Phase, Request, SamplingParams, skip_timing
 from lockstep.learners.base import Learner
-from lockstep.metrics import Metrics
 from lockstep.samplers.base import Sampler
-from lockstep.types import Phase, Request, SamplingParams, skip_timing
 from lockstep.weight_sync.sync import Probe, Snapshot, WeightSource, sync_weights
 
 PROBE_EVERY = 10

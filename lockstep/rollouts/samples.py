@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lockstep.batch import Batch
+from lockstep.core.batch import Batch
 from lockstep.rollouts.episodes import PART
 from lockstep.rollouts.rollout import RolloutCollector, Rollouts
 

@@ -24,6 +24,7 @@ from lockstep.cluster.turns import Turns
 from lockstep.cluster.workers import Workers
 from lockstep.config import DType, ModelFolder
 from lockstep.config.user_code import find_own_file
+from lockstep.core.types import SamplingParams
 from lockstep.data.prompts import Prompts
 from lockstep.environments.options import EnvironmentSection
 from lockstep.judge.asking import Answering
@@ -43,7 +44,6 @@ from lockstep.rollouts.episodes import Episodes
 from lockstep.samplers.backend import find_backend
 from lockstep.samplers.base import Sampler
 from lockstep.samplers.cache_budget import CacheBudget
-from lockstep.types import SamplingParams
 
 T = TypeVar("T")
 

@@ -19,10 +19,9 @@ from lockstep.cluster.sampler_pool import SamplerLost
 from lockstep.config import RunSection
 from lockstep.config.loading import Loaded
 from lockstep.config.model_recipe import weights_of
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 from lockstep.models.digests import model_files
 from lockstep.monitor.agreement import Disagreement
-from lockstep.records import first_fault
 from lockstep.report.alarms import LiveAlarms
 from lockstep.report.certificate import CERTIFICATE
 from lockstep.report.held_out import sentence
@@ -37,7 +36,8 @@ from lockstep.run.folder.identity import ChangedError, Identity, differences, in
 from lockstep.run.loop import Start, loop
 from lockstep.run.stop import Stop, heed_signals
 from lockstep.run.trackers.follow import Tracker
-from lockstep.sums import find_altered_beginnings
+from lockstep.system.records import first_fault
+from lockstep.system.sums import find_altered_beginnings
 
 
 class _SavedState(BaseModel):

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from lockstep import exit_codes
-from lockstep.disk import is_user_error
-from lockstep.errors import LockstepError
-from lockstep.printable import print_text
-from lockstep.unread import is_unread
+from lockstep.core import exit_codes
+from lockstep.core.errors import LockstepError
+from lockstep.system.disk import is_user_error
+from lockstep.system.printable import print_text
+from lockstep.system.unread import is_unread
 
 _ASKING = {
     signal.SIGINT: ("Ctrl-C", exit_codes.INTERRUPTED),

@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from lockstep import exit_codes
 from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.exactness import decide_exact
 from lockstep.algorithms.rows import DataFiles, data_files
@@ -17,18 +16,15 @@ from lockstep.cluster.placement import placement_of
 from lockstep.cluster.specs import require_sampler
 from lockstep.cluster.worker_proxy import RemoteTimeout, WorkerDied
 from lockstep.cluster.workers import Workers, workers_of
-from lockstep.command_line import command
 from lockstep.config.hub import fetch_names
 from lockstep.config.loading import Loaded
 from lockstep.config.trust import note_run_here
-from lockstep.disk import remove_dead_copies
-from lockstep.errors import NothingTrainedError
-from lockstep.fault_policy import Attempts
+from lockstep.core import exit_codes
+from lockstep.core.errors import NothingTrainedError
 from lockstep.models.device import keep_fp32, resolve_device
 from lockstep.models.digests import read_ahead
 from lockstep.models.export import copy_frame
 from lockstep.models.source import ModelSource, describe_passed_end, open_source, scratch_model
-from lockstep.printable import print_text
 from lockstep.report.alarms import find_alarms
 from lockstep.report.log import read_metrics
 from lockstep.report.progress import Progress, show_progress
@@ -54,7 +50,11 @@ from lockstep.run.session import Session, require_same_files, resolve_intervals
 from lockstep.run.stop import Stop, Stopped
 from lockstep.run.trackers.follow import track_run, views_of
 from lockstep.run.trackers.view import Facts
-from lockstep.sums import SUMS, finish, require_unaltered
+from lockstep.system.command_line import command
+from lockstep.system.disk import remove_dead_copies
+from lockstep.system.fault_policy import Attempts
+from lockstep.system.printable import print_text
+from lockstep.system.sums import SUMS, finish, require_unaltered
 
 
 def train(

@@ -8,9 +8,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from lockstep.batch import Batch, concat
-from lockstep.errors import InputError
-from lockstep.types import Request, SamplingParams
+from lockstep.core.batch import Batch, concat
+from lockstep.core.errors import InputError
+from lockstep.core.types import Request, SamplingParams
 from lockstep.weight_sync.attestation import Attestation
 from lockstep.weight_sync.buckets import Bucket
 from lockstep.weight_sync.carriers import Route

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lockstep.config import SamplerSection
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 
 USABLE = 0.92
 """Share of a GPU's memory that models may use: CUDA, NCCL, recorded graphs and fragmentation of one process need the

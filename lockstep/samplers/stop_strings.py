@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import dropwhile
 
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 from lockstep.models.tokenizer import has_tokenizer, load_tokenizer
 
 

@@ -10,7 +10,7 @@ import anyio
 import httpx2
 import openai
 
-from lockstep.strict_json import HOOKS
+from lockstep.system.strict_json import HOOKS
 
 LARGEST_REPLY = 64 * 2**20
 """Most bytes of a reply, far more than tokens with their log-probabilities take."""

@@ -16,8 +16,8 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from lockstep import config
-from lockstep.errors import InputError, RunError, install_command
-from lockstep.fault_policy import Attempts, Seldom
+from lockstep.core.errors import InputError, RunError, install_command
+from lockstep.system.fault_policy import Attempts, Seldom
 
 try:
     import anyio

@@ -11,8 +11,8 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from lockstep import yaml12
-from lockstep.errors import InputError, shorten
+from lockstep.core.errors import InputError, shorten
+from lockstep.system import yaml12
 
 _RANGE = re.compile(r"(?P<first>-?\d+)\.\.(?P<last>-?\d+)")
 _MOST_RUNS = 10_000

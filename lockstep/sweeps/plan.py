@@ -14,12 +14,12 @@ from lockstep.algorithms.base import Algorithm
 from lockstep.config.hub import require_pinned
 from lockstep.config.loading import Loaded, load, load_run
 from lockstep.config.recipe_files import Layer
-from lockstep.errors import InputError
-from lockstep.records import is_file
+from lockstep.core.errors import InputError
 from lockstep.report.sweeps import SWEEP, NotedSweep, is_sweep
 from lockstep.run.folder.identity import Identity, differences, recipe_identity
 from lockstep.sweeps.grid import Combination, combine, split_words
-from lockstep.whole_files import write_whole
+from lockstep.system.records import is_file
+from lockstep.system.whole_files import write_whole
 
 Resolve = Callable[[Combination, Layer], Loaded]
 """Resolves the recipe of a combination; the layer has the run's folder, and options that are given come after it."""

@@ -13,12 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from lockstep import exit_codes
 from lockstep.config.loading import describe
 from lockstep.config.user_code import is_in_program
-from lockstep.errors import InputError
-from lockstep.printable import print_text
-from lockstep.process_defaults import ENDS_WITH, MOST_THREADS, THREADS, count_cores, read_given_threads
+from lockstep.core import exit_codes
+from lockstep.core.errors import InputError
 from lockstep.report.html import write_sweep_report
 from lockstep.report.summary import PAGE
 from lockstep.report.sweeps import summarize_sweep
@@ -27,7 +25,9 @@ from lockstep.run.folder.files import lock_folder
 from lockstep.run.stop import Stop, Stopped, end_with_code, heed_signals
 from lockstep.run.train import judge_finished
 from lockstep.sweeps.plan import PlannedRun, SweepPlan
-from lockstep.whole_files import write_changed
+from lockstep.system.printable import print_text
+from lockstep.system.process_defaults import ENDS_WITH, MOST_THREADS, THREADS, count_cores, read_given_threads
+from lockstep.system.whole_files import write_changed
 
 LOG = "sweep.log"
 """File in a run's folder with the output of its process."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config import Task, TaskFiles
-from lockstep.whole_files import write_changed
+from lockstep.system.whole_files import write_changed
 
 __all__ = [
     "Task",
@@ -35,7 +35,7 @@ def sample_uniforms(rows: Iterable[int], count: int, *key: int | str) -> list[li
     """`count` uniform numbers in (0, 1) for each row, which depend on the key and the row's number alone."""
     import torch
 
-    from lockstep import keyed
+    from lockstep.core import keyed
 
     keys = torch.tensor([keyed.key(*key, row) for row in rows])
     return keyed.uniforms(keys, torch.arange(count)).tolist()
@@ -43,6 +43,6 @@ def sample_uniforms(rows: Iterable[int], count: int, *key: int | str) -> list[li
 
 def permute(length: int, *key: int | str) -> list[int]:
     """A random order of `range(length)` that depends on the key alone."""
-    from lockstep import keyed
+    from lockstep.core import keyed
 
     return keyed.permutation(length, *key).tolist()

@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import Field, PositiveInt
 
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
+from lockstep.system.verifiers_package import open_talk, open_tasks
 from lockstep.tasks.base import Task, TaskFiles, write_rows
-from lockstep.verifiers_package import open_talk, open_tasks
 
 
 class VerifiersTasks(Task):

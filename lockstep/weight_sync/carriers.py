@@ -22,8 +22,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lockstep.core.errors import InputError
 from lockstep.distributed.meeting import Meeting
-from lockstep.errors import InputError
 from lockstep.weight_sync.buckets import CAPACITY, Bucket, Slot, end_of
 
 Transfer = Literal["shared_memory", "process_group", "cuda_ipc"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lockstep import keyed
+from lockstep.core import keyed
 
 _LANES = 16 * 3067
 """32-bit words of a row; 3067 is prime, so that elements of a matrix's column rarely fall into the same lane."""

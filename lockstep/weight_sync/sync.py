@@ -9,10 +9,10 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
-from lockstep import keyed
-from lockstep.batch import Batch
-from lockstep.errors import BrokenPromiseError
-from lockstep.metrics import Last, Metrics
+from lockstep.core import keyed
+from lockstep.core.batch import Batch
+from lockstep.core.errors import BrokenPromiseError
+from lockstep.core.metrics import Last, Metrics
 from lockstep.weight_sync.attestation import Attestation
 from lockstep.weight_sync.outgoing import Outgoing, Sender, Sent, type_for
 

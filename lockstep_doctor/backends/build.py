@@ -9,7 +9,7 @@ import torch
 
 from lockstep.cluster.workers import Workers, workers_of
 from lockstep.config import DType, LearnerSection, SamplerSection
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 from lockstep.models.device import resolve_device
 from lockstep.models.folder import context_of, count_cache_numbers, read_config
 from lockstep.models.precision import TORCH_TYPES

@@ -23,11 +23,12 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from lockstep import keyed
-from lockstep.batch import Batch
 from lockstep.config import Device, DType
+from lockstep.core import keyed
+from lockstep.core.batch import Batch
+from lockstep.core.errors import InputError
+from lockstep.core.types import Request, SamplingParams
 from lockstep.distributed.sampling import draw
-from lockstep.errors import InputError
 from lockstep.models.device import resolve_device
 from lockstep.models.folder import context_of, read_config, skeleton
 from lockstep.models.heads import PLAIN
@@ -35,7 +36,6 @@ from lockstep.models.precision import TORCH_TYPES
 from lockstep.models.weight_files import check_weights
 from lockstep.samplers.torch.model_sampler import lay_behind
 from lockstep.samplers.torch.rows import Response
-from lockstep.types import Request, SamplingParams
 from lockstep_doctor.table.base import USUAL, Capability, Conditions
 
 Sequences = Sequence[Tensor]

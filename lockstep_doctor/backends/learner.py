@@ -7,16 +7,16 @@ from typing import Any
 
 from torch import Tensor
 
-from lockstep.batch import Batch
 from lockstep.cluster.learner_group import MeshLearner, launch
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.cluster.workers import HERE, Workers
 from lockstep.config import LearnerSection
+from lockstep.core.batch import Batch
+from lockstep.core.types import Request, SamplingParams
 from lockstep.learners.packing import cut_in_order
 from lockstep.models.folder import context_of, read_config
 from lockstep.models.heads import LogitsHead
 from lockstep.samplers.torch.stateful import torch_sampler
-from lockstep.types import Request, SamplingParams
 from lockstep_doctor.table.base import USUAL, Capability, Conditions
 
 _TIMEOUT_S = 600.0

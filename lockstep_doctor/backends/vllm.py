@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.batch import Batch, concat
 from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import SamplerSpec, require_sampler
 from lockstep.cluster.workers import HERE, Workers
 from lockstep.config import Computation, SamplerSection
-from lockstep.errors import InputError
+from lockstep.core.batch import Batch, concat
+from lockstep.core.errors import InputError
+from lockstep.core.types import Request, SamplingParams
 from lockstep.models.precision import TORCH_TYPES
-from lockstep.types import Request, SamplingParams
 from lockstep_doctor.table.base import USUAL, Capability, Conditions
 
 

@@ -20,17 +20,17 @@ import orjson
 import torch
 from torch import Tensor, nn
 
-from lockstep import exit_codes
-from lockstep.batch import Batch
 from lockstep.config import DType
 from lockstep.config.loading import Loaded
-from lockstep.errors import InputError
+from lockstep.core import exit_codes
+from lockstep.core.batch import Batch
+from lockstep.core.errors import InputError
+from lockstep.core.types import Request, SamplingParams
 from lockstep.models.folder import read_config
 from lockstep.report.progress import Progress
 from lockstep.report.terminal import markdown_table
 from lockstep.rollouts.rollout import requests_of
-from lockstep.types import Request, SamplingParams
-from lockstep.whole_files import write_whole
+from lockstep.system.whole_files import write_whole
 from lockstep_doctor.backends.hf import HFBackend
 from lockstep_doctor.commands.session import open_session
 from lockstep_doctor.table.base import Backend, Conditions

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep import exit_codes
 from lockstep.config.hub import fetch_model
+from lockstep.core import exit_codes
+from lockstep.core.errors import InputError
 from lockstep.data.rows import DataError
-from lockstep.errors import InputError
 from lockstep.report.terminal import markdown_table
 from lockstep_doctor.columns import SIDES, Finding, examine_columns
 from lockstep_doctor.dumps.judge import describe_dump, locate_dump

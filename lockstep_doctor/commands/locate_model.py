@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
-from lockstep.batch import Batch
 from lockstep.config.loading import Loaded
+from lockstep.core.batch import Batch
 from lockstep.models.device import resolve_device
 from lockstep.models.folder import context_of, read_config
 from lockstep.models.precision import TORCH_TYPES
 from lockstep.report.progress import Progress, show_progress
-from lockstep.whole_files import write_whole
+from lockstep.system.whole_files import write_whole
 from lockstep_doctor.backends.hf import HFBackend
 from lockstep_doctor.commands.session import choose_results
 from lockstep_doctor.engines import EngineOptions, find_engine

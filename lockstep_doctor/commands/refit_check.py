@@ -19,22 +19,22 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lockstep import keyed
 from lockstep.cluster.sampler_pool import SamplerPool, processes
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.cluster.workers import workers_of
 from lockstep.config import Computation, LearnerSection, Optimizer
 from lockstep.config.loading import Loaded
-from lockstep.errors import InputError
+from lockstep.core import keyed
+from lockstep.core.errors import InputError
 from lockstep.learners.base import train
 from lockstep.learners.rank import RankLearner
 from lockstep.losses.cross_entropy import CrossEntropyLoss
 from lockstep.models.folder import context_of, read_config
 from lockstep.report.progress import Progress, show_progress
 from lockstep.report.terminal import summary_table
+from lockstep.system.whole_files import write_whole
 from lockstep.weight_sync.attestation import Attestation
 from lockstep.weight_sync.sync import Outgoing, Probe, Sent, differing, random_probe
-from lockstep.whole_files import write_whole
 from lockstep_doctor.table.options import DoctorRecipe
 
 REPORT = "refit.json"

@@ -17,8 +17,9 @@ from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import SamplerSpec, require_sampler
 from lockstep.config import SamplerSection
 from lockstep.config.machinery import DType
+from lockstep.core.errors import BrokenPromiseError, InputError
+from lockstep.core.types import SamplingParams
 from lockstep.distributed.sampling import token_scores
-from lockstep.errors import BrokenPromiseError, InputError
 from lockstep.learners.base import Learner, train
 from lockstep.losses.cross_entropy import CrossEntropyLoss
 from lockstep.models.folder import read_config
@@ -27,7 +28,6 @@ from lockstep.monitor.options import AgreementSection
 from lockstep.objectives.tally import Tally
 from lockstep.plan.time import count_learning
 from lockstep.samplers.base import Sampler
-from lockstep.types import SamplingParams
 from lockstep.weight_sync.sync import random_probe, sync_weights
 from lockstep_doctor.machine.trial import TYPES, Trial
 

@@ -16,9 +16,9 @@ from typing import Literal
 
 import torch
 
-from lockstep import exit_codes
 from lockstep.config.machinery import Computation, DType
-from lockstep.errors import BrokenPromiseError, InputError, LockstepError
+from lockstep.core import exit_codes
+from lockstep.core.errors import BrokenPromiseError, InputError, LockstepError
 from lockstep.models.device import resolve_device
 from lockstep.plan.time import Engines, Rates, sampling_seconds
 from lockstep.report.progress import show_progress

@@ -10,17 +10,17 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from lockstep import keyed
 from lockstep.algorithms.roles import Load
-from lockstep.batch import Batch
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.config.machinery import Computation, DType, LearnerSection, SamplerSection
 from lockstep.config.optimizer import Optimizer
 from lockstep.config.parallel import Parallel
+from lockstep.core import keyed
+from lockstep.core.batch import Batch
+from lockstep.core.types import Request, SamplingParams
 from lockstep.models.folder import read_config, skeleton
 from lockstep.plan.memory import FP32, Rank
 from lockstep.plan.sizes import Sizes
-from lockstep.types import Request, SamplingParams
 
 TYPES: Mapping[DType, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _OPTIMIZER = Optimizer(lr=1e-3)

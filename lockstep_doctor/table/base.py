@@ -8,9 +8,9 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor, nn
 
-from lockstep.batch import Batch
 from lockstep.config import DType
-from lockstep.types import Request, SamplingParams
+from lockstep.core.batch import Batch
+from lockstep.core.types import Request, SamplingParams
 
 Side = Literal["train", "infer"]
 Kernel = Literal["eager", "sdpa"]

@@ -10,10 +10,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lockstep.batch import Batch
 from lockstep.config import DType
-from lockstep.errors import InputError
-from lockstep.types import Request, SamplingParams
+from lockstep.core.batch import Batch
+from lockstep.core.errors import InputError
+from lockstep.core.types import Request, SamplingParams
 from lockstep_doctor.statistics import Compared
 from lockstep_doctor.table.base import Backend, Conditions, Side
 from lockstep_doctor.table.options import DoctorGrid, DoctorLimits

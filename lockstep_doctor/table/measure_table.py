@@ -18,7 +18,7 @@ from safetensors.torch import save
 
 from lockstep.config.loading import Loaded
 from lockstep.report.progress import Progress
-from lockstep.whole_files import write_whole
+from lockstep.system.whole_files import write_whole
 from lockstep_doctor.backends.build import find_missing
 from lockstep_doctor.backends.hf import HFBackend
 from lockstep_doctor.commands.session import open_session

@@ -13,7 +13,7 @@ from lockstep.config.recipe import Recipe
 from lockstep.config.sampling import Distribution
 from lockstep.config.section import LocalPath, Probability, Section, rule
 from lockstep.config.sources import DataSection, ModelFolder, Paths, PromptSection
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 
 _LAYOUT = re.compile(r"(dp|tp|cp|pp)([1-9]\d*)")
 _NAMES = r"^(hf|vllm(-tp[1-9]\d*)?|torch(-((dp|tp|cp)[1-9]\d*)+)?|megatron(-((dp|tp|cp|pp)[1-9]\d*)+)?)$"

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from lockstep import keyed
 from lockstep.algorithms.rows import files_of, open_prompts
+from lockstep.core import keyed
+from lockstep.core.errors import InputError
+from lockstep.core.types import Prompt, Request, SamplingParams
 from lockstep.data.prompts import token_ids
-from lockstep.errors import InputError
 from lockstep.models.folder import read_config
 from lockstep.models.tokenizer import has_tokenizer, load_tokenizer
 from lockstep.rollouts.rollout import requests_of
-from lockstep.types import Prompt, Request, SamplingParams
 from lockstep_doctor.table.options import DoctorGrid, DoctorRecipe, Method
 
 ROOM = 1

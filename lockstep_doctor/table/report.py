@@ -56,13 +56,13 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from lockstep.batch import Batch
 from lockstep.config.loading import Loaded
+from lockstep.core.batch import Batch
 from lockstep.models.digests import digest
 from lockstep.report.terminal import markdown_table
 from lockstep.run.folder.identity import Identity
 from lockstep.run.folder.machine import describe_machine
-from lockstep.whole_files import write_whole
+from lockstep.system.whole_files import write_whole
 from lockstep_doctor.statistics import figures
 from lockstep_doctor.table.base import Backend
 from lockstep_doctor.table.measure import Drawn, Pair, Repeated, TableRow, counts_segments, samples_for

@@ -22,9 +22,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lockstep.errors import InputError
-from lockstep.exit_codes import BROKEN, INCONCLUSIVE, OK
-from lockstep.types import SamplingParams
+from lockstep.core.errors import InputError
+from lockstep.core.exit_codes import BROKEN, INCONCLUSIVE, OK
+from lockstep.core.types import SamplingParams
 from lockstep_doctor.statistics import CAP, Compared, cap, exponential, mult_prob_error, pool, sequence_weights
 from lockstep_doctor.table.base import Side
 from lockstep_doctor.table.bounds import Bounded, bound, bound_rate, mean, standard_errors

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lockstep.config import Computation
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 from lockstep.models.precision import TORCH_TYPES
 from lockstep_doctor.engines import EngineOptions
 

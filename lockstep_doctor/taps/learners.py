@@ -19,8 +19,8 @@ from lockstep.cluster.specs import LearnerSpec
 from lockstep.cluster.worker_proxy import Remote, outcomes
 from lockstep.cluster.workers import Workers
 from lockstep.config import LearnerSection, Parallel
+from lockstep.core.errors import InputError
 from lockstep.distributed.meeting import Meeting
-from lockstep.errors import InputError
 from lockstep.learners.rank import RankLearner
 from lockstep.models.folder import read_config
 from lockstep.models.heads import LogitsHead

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
-from lockstep.batch import Batch
+from lockstep.core.batch import Batch
 from lockstep.distributed.ranks import DIMENSIONS, Ranks
 from lockstep.learners.rank import MicroBatches, RankLearner
 from lockstep.models.cut import Cut

@@ -17,8 +17,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lockstep.config import DType
+from lockstep.core.errors import InputError
+from lockstep.core.types import Request, SamplingParams
 from lockstep.distributed.sampling import token_scores
-from lockstep.errors import InputError
 from lockstep.models.device import load_on_device
 from lockstep.models.exact.model import is_exact
 from lockstep.models.folder import carries_state, context_of
@@ -26,7 +27,6 @@ from lockstep.models.heads import PLAIN
 from lockstep.models.precision import autocast
 from lockstep.samplers.torch.continuous import Continuous, call_modules
 from lockstep.samplers.torch.scheduler import Scheduler
-from lockstep.types import Request, SamplingParams
 from lockstep_doctor.cuts import OUTPUT, Capture, CutPoint, name_cuts
 from lockstep_doctor.engines import EngineOptions
 from lockstep_doctor.modules import Pass, Share, count_functions, find_watched, values_by_name, visit_cuts

@@ -21,8 +21,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import lockstep
 from lockstep.api.loop import TextSampler
-from lockstep.batch import Batch
-from lockstep.errors import InputError
+from lockstep.core.batch import Batch
+from lockstep.core.errors import InputError
 from lockstep.losses.base import Outputs
 from lockstep.models.folder import ModelError
 

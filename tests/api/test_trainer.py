@@ -21,7 +21,7 @@ from lockstep.algorithms.grpo.options import GRPORecipe
 from lockstep.api.values import build_tree
 from lockstep.config import user_code
 from lockstep.config.loading import load
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 from lockstep.report.log import read_metrics
 from lockstep.run.train import train
 

@@ -25,7 +25,7 @@ from lockstep.cluster.placement import (
 from lockstep.cluster.workers import Workers
 from lockstep.config import ClusterSection, Computation, SamplerSection
 from lockstep.config.loading import load
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 from lockstep.weight_sync.carriers import Route
 
 MACHINES = [Devices(1, 1, True), Devices(1, 8, True), Devices(2, 8, True)]

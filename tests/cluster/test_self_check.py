@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig
 
-from lockstep.batch import Batch
 from lockstep.cluster import self_check
 from lockstep.cluster.self_check import prove, require_proof
 from lockstep.config import Computation, DType
+from lockstep.core.batch import Batch
+from lockstep.core.types import SamplingParams
 from lockstep.models import cut, heads
 from lockstep.models.attention import Packed, SideBySide
 from lockstep.models.folder import ModelError
 from lockstep.models.heads import PLAIN
 from lockstep.models.miniature import miniature
-from lockstep.types import SamplingParams
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 32,

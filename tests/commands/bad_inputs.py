@@ -29,7 +29,7 @@ from workspace import (
     write,
 )
 
-from lockstep import exit_codes
+from lockstep.core import exit_codes
 
 
 @dataclass(frozen=True)

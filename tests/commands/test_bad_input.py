@@ -19,9 +19,9 @@ from hub_server import environment_of, serve_hub
 from safetensors.torch import load_file
 from workspace import furnish
 
-from lockstep import exit_codes
 from lockstep.cli import main
-from lockstep.errors import InputError
+from lockstep.core import exit_codes
+from lockstep.core.errors import InputError
 from lockstep.run.folder.files import lock_folder
 
 CATALOGUE = {**OWN, **OPTIONS, **HUB, **CONVERTED}

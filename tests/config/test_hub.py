@@ -15,7 +15,7 @@ from tiny_recipe import RECIPE, REWARDS
 from lockstep.config.hub import fetch_names
 from lockstep.config.hub_name import PINS, parse_model, parse_rows
 from lockstep.config.loading import Loaded, load, load_run
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 from lockstep.models.load import build_causal_lm
 from lockstep.models.tokenizer import words_tokenizer
 from lockstep.run.dry_run.dry_run import dry_run

@@ -10,13 +10,13 @@ import pytest
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
 
-from lockstep import yaml12
 from lockstep.cli import main
 from lockstep.config import registry
 from lockstep.config.errors import Shape
 from lockstep.config.loading import RecipeError, algorithm_of, load, read_tree
 from lockstep.config.recipe_files import find_shipped
 from lockstep.config.schema import make_common_schema, make_schema
+from lockstep.system import yaml12
 
 ROOT = Path(__file__).parents[2]
 COMMON = Draft202012Validator(make_common_schema())

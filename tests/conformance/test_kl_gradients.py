@@ -17,7 +17,7 @@ from lockstep.algorithms.grpo import step as grpo
 from lockstep.algorithms.grpo.options import GRPOSection
 from lockstep.algorithms.ppo import step as ppo
 from lockstep.algorithms.ppo.options import PPOSection
-from lockstep.batch import Batch
+from lockstep.core.batch import Batch
 from lockstep.losses.base import Outputs
 from lockstep.losses.ppo import ClippedSurrogate
 from lockstep.objectives.divergence import k1

@@ -18,14 +18,14 @@ from torch import Tensor
 from lockstep.algorithms.job import StepResult
 from lockstep.algorithms.policy_gradient.ahead import Ahead
 from lockstep.algorithms.ppo.step import PPOWorkers, build_settings, learn, policy_version
-from lockstep.batch import Batch
+from lockstep.core.batch import Batch
+from lockstep.core.metrics import Metrics
+from lockstep.core.types import Request, SamplingParams
 from lockstep.losses.base import Loss
-from lockstep.metrics import Metrics
 from lockstep.monitor.agreement import Agreement, Disagreement, Promise
 from lockstep.report.progress import Progress, show_progress
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.run.loop import RunLength
-from lockstep.types import Request, SamplingParams
 
 PATIENCE_S = 20.0
 

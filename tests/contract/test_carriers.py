@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from lockstep.core.errors import InputError
 from lockstep.distributed.meeting import Host
-from lockstep.errors import InputError
 from lockstep.weight_sync import buckets
 from lockstep.weight_sync.buckets import Bucket
 from lockstep.weight_sync.carriers import Carrier, Route, SharedFiles, Transfer, open_carrier, unpack

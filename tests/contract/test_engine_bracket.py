@@ -8,8 +8,8 @@ import pytest
 from tabular import TabularLearner, TabularSampler
 from torch import Tensor
 
+from lockstep.core.types import Request, SamplingParams
 from lockstep.rollouts.sampler_session import SamplerSession
-from lockstep.types import Request, SamplingParams
 from lockstep.weight_sync.attestation import Attestation
 from lockstep.weight_sync.sync import Sent, WeightSyncError, differing
 

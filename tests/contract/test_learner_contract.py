@@ -29,13 +29,13 @@ from tiny_models import (
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from lockstep.batch import Batch, concat
 from lockstep.cluster.learner_group import launch
 from lockstep.cluster.specs import LearnerSpec
+from lockstep.core.batch import Batch, concat
+from lockstep.core.types import Head, SamplingParams
 from lockstep.learners.base import Learner, train
 from lockstep.losses.base import Loss
 from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
-from lockstep.types import Head, SamplingParams
 
 RANKS = {"one rank": 1, "two ranks": 2}
 IMPLEMENTATIONS = ["in process", *(pytest.param(kind, marks=pytest.mark.needs("gloo")) for kind in RANKS)]

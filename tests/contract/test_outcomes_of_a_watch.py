@@ -10,12 +10,12 @@ import torch
 from tabular import TOKENS, TabularLearner, TabularSampler
 from torch import Tensor
 
-from lockstep.batch import Batch
-from lockstep.metrics import Metrics
+from lockstep.core.batch import Batch
+from lockstep.core.metrics import Metrics
+from lockstep.core.types import Request, SamplingParams
 from lockstep.monitor.sequential import DriftTest
 from lockstep.monitor.watch import FLOOR, Evidence, Watch
 from lockstep.rollouts.sampler_session import SamplerSession
-from lockstep.types import Request, SamplingParams
 
 TEST = DriftTest(false_alarm_rate=0.01, baseline_steps=3, factor=1.5, floor=FLOOR)
 SURE, UNSURE = 0, 1

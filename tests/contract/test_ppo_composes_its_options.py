@@ -17,14 +17,14 @@ from lockstep.algorithms.policy_gradient.options import AdaptiveKL
 from lockstep.algorithms.policy_gradient.step import KLCoefficient
 from lockstep.algorithms.ppo.options import PPOSection
 from lockstep.algorithms.ppo.step import PPOWorkers, build_settings, ppo_step, with_advantages
-from lockstep.batch import Batch
+from lockstep.core.batch import Batch
+from lockstep.core.metrics import Metrics
+from lockstep.core.types import Request, SamplingParams, skip_timing
 from lockstep.learners.base import Learner
 from lockstep.losses.base import Loss, Outputs
 from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
-from lockstep.metrics import Metrics
 from lockstep.rollouts.rollout import RolloutCollector
 from lockstep.rollouts.sampler_session import SamplerSession
-from lockstep.types import Request, SamplingParams, skip_timing
 
 
 class Witness(TabularLearner):

@@ -16,10 +16,10 @@ from diary import SAMPLING, Start
 from tiny_models import CONTEXT, SECTION, VOCABULARY, requests, responses
 from torch import Tensor
 
-from lockstep.batch import Batch
 from lockstep.cluster.sampler_pool import SamplerLost
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.cluster.worker_proxy import WorkerDied, spawn_worker
+from lockstep.core.batch import Batch
 from lockstep.weight_sync.sync import random_probe, sync_weights
 
 

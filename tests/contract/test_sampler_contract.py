@@ -26,11 +26,12 @@ from tiny_models import (
 )
 from torch import Tensor
 
-from lockstep import keyed
 from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.config import DType, SamplerSection
-from lockstep.errors import RunError
+from lockstep.core import keyed
+from lockstep.core.errors import RunError
+from lockstep.core.types import Request, SamplingParams
 from lockstep.learners.base import train
 from lockstep.learners.rank import RankLearner
 from lockstep.learners.torch.learner import TorchLearner
@@ -39,7 +40,6 @@ from lockstep.models.load import load_causal_lm
 from lockstep.models.tokenizer import load_tokenizer, words_tokenizer
 from lockstep.samplers.base import Sampler
 from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.types import Request, SamplingParams
 from lockstep.weight_sync.fingerprints import fingerprint
 
 NUMBERS = 61

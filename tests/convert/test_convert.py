@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from lockstep import yaml12
 from lockstep.cli import main
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
+from lockstep.system import yaml12
 from lockstep_convert.command import convert_words
 from lockstep_convert.convert import Converted, convert, detect_library
 from lockstep_convert.read import flatten, read_config

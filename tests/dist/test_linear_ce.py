@@ -74,7 +74,7 @@ def gradients_of(gpt: torch.nn.Module) -> list[Tensor]:
 @quietly
 def scored(layout: Layout, tied: bool, chunk_size: int) -> tuple[Tensor, Tensor, float]:
     """Log-probabilities by the patched model, those of its logits, and how far gradients are apart."""
-    from lockstep.batch import Batch
+    from lockstep.core.batch import Batch
     from lockstep.models.attention import Packed
     from lockstep_logprobs import linear_ce
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from twins import Twins, demonstrations, recorded, section, twins
 
-from lockstep.batch import Batch
 from lockstep.config import LoRA
+from lockstep.core.batch import Batch
 from lockstep.learners.base import train
 from lockstep.losses.base import Loss
 from lockstep.losses.ppo import ClippedValue

@@ -11,10 +11,11 @@ import torch
 from tiny_models import OPTIMIZER, SECTION, VOCABULARY, over, ragged, requests
 from twins import STEPS, Models, Twins, demonstrations, lengths, recorded, section, twins
 
-from lockstep.batch import Batch
 from lockstep.cluster.learner_group import launch
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import LearnerSection, Parallel
+from lockstep.core.batch import Batch
+from lockstep.core.types import Head, SamplingParams
 from lockstep.learners.base import train
 from lockstep.losses.base import Loss
 from lockstep.losses.distill import Distillation
@@ -22,7 +23,6 @@ from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
 from lockstep.losses.preference import Preference
 from lockstep.models.load import load_causal_lm
 from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.types import Head, SamplingParams
 
 pytestmark = pytest.mark.needs("gloo")
 MANY = 20

@@ -18,12 +18,12 @@ from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.cluster.turns import Turns
 from lockstep.config import LoRA, SamplerSection
+from lockstep.core.types import Request, SamplingParams
 from lockstep.distributed.ranks import ALONE, Ranks
 from lockstep.learners.base import train
 from lockstep.learners.rank import RankLearner
 from lockstep.losses.cross_entropy import CrossEntropyLoss
 from lockstep.rollouts.sampler_session import SamplerSession
-from lockstep.types import Request, SamplingParams
 
 pytestmark = pytest.mark.needs("gloo")
 Models = Callable[[str], Path]

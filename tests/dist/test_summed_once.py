@@ -19,15 +19,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lockstep.algorithms.roles import Load
-from lockstep.batch import Batch
 from lockstep.cluster.learner_group import launch
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.cluster.worker_proxy import RemoteError
 from lockstep.config import LearnerSection, LoRA, Parallel
+from lockstep.core.batch import Batch
+from lockstep.core.metrics import Metrics
 from lockstep.distributed.ranks import Ranks
 from lockstep.learners.base import train
 from lockstep.losses.base import Denominator, Outputs
-from lockstep.metrics import Metrics
 from lockstep.models.folder import read_config, skeleton
 from lockstep.plan.memory import Rank
 from lockstep.plan.sizes import Sizes

@@ -7,7 +7,7 @@ import torch
 from ranks import Layout, Ranks
 from torch import Tensor
 
-from lockstep.batch import Batch
+from lockstep.core.batch import Batch
 from lockstep.models.attention import Packed
 from lockstep.models.kernels import FUSED
 from lockstep.models.zigzag import Zigzag

@@ -7,8 +7,8 @@ import torch
 from tiny_models import plain_filtered
 from torch import Tensor
 
+from lockstep.core.types import SamplingParams
 from lockstep.distributed.sampling import draw, token_scores
-from lockstep.types import SamplingParams
 
 SAMPLINGS = {
     "plain": SamplingParams(1),

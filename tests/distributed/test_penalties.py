@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lockstep.batch import Batch
+from lockstep.core.batch import Batch
+from lockstep.core.types import SamplingParams
 from lockstep.distributed.penalties import find_earlier, penalize
-from lockstep.types import SamplingParams
 from lockstep_logprobs.shard import Shard
 
 VOCABULARY = 7

@@ -5,8 +5,8 @@ import torch
 from tiny_models import plain_filtered
 from torch import Tensor
 
+from lockstep.core.types import SamplingParams
 from lockstep.distributed.sampling import draw, token_scores
-from lockstep.types import SamplingParams
 from lockstep_logprobs.logits_sampling_utils import apply_top_k_top_p
 
 LOGITS = 3 * torch.randn(32, 50, generator=torch.Generator().manual_seed(0))

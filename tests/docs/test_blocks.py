@@ -21,12 +21,12 @@ from doc_commands import PAGES, ROOT, blocks
 from openai_server import OpenAIServer, Said, listening
 
 import lockstep
+from lockstep.core.types import SamplingParams
 from lockstep.environments.tools import Tools
 from lockstep.judge.options import JudgeSection
 from lockstep.models.load import load_causal_lm
 from lockstep.models.tokenizer import load_tokenizer
 from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.types import SamplingParams
 
 ELSEWHERE = {
     "docs/guides/sweeps.md": "tests/sweeps/test_sweep_guide.py",

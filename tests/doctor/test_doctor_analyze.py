@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lockstep import exit_codes
 from lockstep.cli import main
+from lockstep.core import exit_codes
 from lockstep_doctor.commands.dump import analyze_dump
 from lockstep_doctor.dumps.names import FieldNames
 

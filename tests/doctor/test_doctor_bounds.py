@@ -12,7 +12,7 @@ from doctor_tables import altered_torch, asked
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lockstep.batch import Batch
+from lockstep.core.batch import Batch
 from lockstep.report.progress import show_progress
 from lockstep_doctor.backends.hf import HFBackend
 from lockstep_doctor.backends.learner import LearnerBackend

@@ -15,9 +15,9 @@ from tiny_models import SHAPE
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from lockstep.batch import Batch
 from lockstep.cli import main
-from lockstep.types import Request, SamplingParams
+from lockstep.core.batch import Batch
+from lockstep.core.types import Request, SamplingParams
 from lockstep_doctor.backends.hf import HFBackend
 from lockstep_doctor.backends.learner import LearnerBackend
 from lockstep_doctor.commands.bringup import (

@@ -9,8 +9,8 @@ import pytest
 import torch
 from doctor_tables import asked, found
 
-from lockstep.batch import Batch
-from lockstep.types import Request, SamplingParams
+from lockstep.core.batch import Batch
+from lockstep.core.types import Request, SamplingParams
 from lockstep_doctor.backends.hf import HFBackend
 from lockstep_doctor.backends.learner import LearnerBackend
 from lockstep_doctor.table.base import USUAL, Conditions

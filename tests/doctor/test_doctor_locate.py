@@ -12,8 +12,8 @@ import pytest
 from doctor_tables import SMALL
 from transformers import AttentionInterface, DynamicCache
 
-from lockstep import exit_codes
 from lockstep.cli import main
+from lockstep.core import exit_codes
 from lockstep.models import attention
 
 

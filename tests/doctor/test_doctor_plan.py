@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lockstep.config import ModelFolder
-from lockstep.types import Prompt, Request
+from lockstep.core.types import Prompt, Request
 from lockstep_doctor.table.options import DoctorData, DoctorGrid, DoctorRecipe, Method
 from lockstep_doctor.table.plan import (
     Cell,

@@ -18,12 +18,12 @@ from tiny_recipe import RECIPE
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lockstep import exit_codes
-from lockstep.batch import Batch
 from lockstep.cli import main
 from lockstep.config import DType, LearnerSection
 from lockstep.config.loading import describe, load
-from lockstep.types import Request, SamplingParams
+from lockstep.core import exit_codes
+from lockstep.core.batch import Batch
+from lockstep.core.types import Request, SamplingParams
 from lockstep_doctor.backends.hf import HFBackend
 from lockstep_doctor.backends.learner import LearnerBackend
 from lockstep_doctor.commands.recipe import doctor_recipe

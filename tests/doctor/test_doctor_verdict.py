@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lockstep.types import SamplingParams
+from lockstep.core.types import SamplingParams
 from lockstep_doctor.statistics import Compared
 from lockstep_doctor.table.options import DoctorLimits
 from lockstep_doctor.table.verdict import CellJudgement, judge, judge_tails

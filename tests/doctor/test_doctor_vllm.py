@@ -13,12 +13,12 @@ import torch
 from forgetful import ForgetfulSpec
 from torch import Tensor
 
-from lockstep import keyed
-from lockstep.batch import Batch
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import VLLM, Computation, LearnerSection, Optimizer, SamplerSection
+from lockstep.core import keyed
+from lockstep.core.batch import Batch
+from lockstep.core.types import Request, SamplingParams
 from lockstep.report.progress import show_progress
-from lockstep.types import Request, SamplingParams
 from lockstep_doctor.backends.hf import HFBackend
 from lockstep_doctor.backends.vllm import VLLMBackend
 from lockstep_doctor.commands.refit_check import STAGES, check_refits, probe_of

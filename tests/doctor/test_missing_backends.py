@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lockstep.cluster.workers import HERE
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 from lockstep_doctor.backends import build
 from lockstep_doctor.table.options import DoctorRecipe
 

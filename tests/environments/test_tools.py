@@ -18,10 +18,10 @@ import lockstep
 from lockstep.algorithms.episodes import observations
 from lockstep.config import DataSection, user_code
 from lockstep.config.loading import load
+from lockstep.core.errors import InputError
 from lockstep.data.messages import render_prompt
 from lockstep.environments import environment
 from lockstep.environments.tools import Malformed, ToolCall, Tools, parse_calls, tool_messages
-from lockstep.errors import InputError
 from lockstep.models.export import save_model
 from lockstep.models.load import build_causal_lm
 from lockstep.models.source import ModelSource, open_source

@@ -19,9 +19,9 @@ import yaml
 from tiny_recipe import GRPO, RECIPE
 
 from lockstep.config.loading import load
+from lockstep.core.errors import InputError
 from lockstep.environments import environment, verifiers_bridge
 from lockstep.environments.verifiers_bridge import VerifiersEpisode
-from lockstep.errors import InputError
 from lockstep.helpers.in_process import build_child
 from lockstep.models.export import save_model
 from lockstep.models.load import build_causal_lm

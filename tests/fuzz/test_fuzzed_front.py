@@ -19,12 +19,12 @@ from workspace import furnish
 
 from lockstep.config import DataSection
 from lockstep.config.loading import describe, load
+from lockstep.core.errors import LockstepError
 from lockstep.data.demonstrations import Demonstrations
 from lockstep.data.files import FileGroup, open_rows
 from lockstep.data.pair_options import PairSection
 from lockstep.data.pairs import Pairs
 from lockstep.data.prompts import Prompts
-from lockstep.errors import LockstepError
 from lockstep.models.load import load_causal_lm
 from lockstep.models.source import open_source
 from lockstep.models.tokenizer import load_tokenizer

@@ -12,7 +12,7 @@ from hostile_models import MODELS
 from hostile_recipes import NEW_MODELS, OVERRIDES, RECIPES, REWARDS
 from workspace import furnish
 
-from lockstep import exit_codes
+from lockstep.core import exit_codes
 
 INPUTS = {**RECIPES, **NEW_MODELS, **OVERRIDES, **DATA, **MODELS, **REWARDS}
 LONGEST_SENTENCE, LONGEST_S = 1500, 300.0

@@ -15,12 +15,12 @@ from reply_cases import GETS, POSTS, SLOW_GETS, TOLD_LATER, completed
 from strategies import VALUES, corrupted, spoiled
 
 from lockstep.config import OpenAI
-from lockstep.errors import LockstepError
-from lockstep.printable import make_printable
+from lockstep.core.errors import LockstepError
+from lockstep.core.types import Reply as Response
+from lockstep.core.types import Request, SamplingParams
 from lockstep.samplers.openai.client import OpenAIClient
 from lockstep.servers import json_server as module
-from lockstep.types import Reply as Response
-from lockstep.types import Request, SamplingParams
+from lockstep.system.printable import make_printable
 
 SAMPLING = SamplingParams(4)
 DEADLINE_S = 10.0

@@ -16,7 +16,7 @@ from run_cases import CASES, RUN, Case
 from strategies import corrupted, json_bytes, spoiled
 from tiers import full
 
-from lockstep.errors import LockstepError
+from lockstep.core.errors import LockstepError
 from lockstep.report.certificate import CERTIFICATE
 from lockstep.report.html import describe_runs
 from lockstep.report.log import ENVIRONMENT, METRICS, SAMPLES, TIMINGS

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from user_code_cases import IMPORTS, REWARDS, STEPS
 
+from lockstep.core.errors import LockstepError
+from lockstep.core.types import Prompt
 from lockstep.environments import environment
-from lockstep.errors import LockstepError
 from lockstep.helpers.in_process import build_child
 from lockstep.helpers.process import ChildDied
-from lockstep.printable import make_printable
 from lockstep.rewards.python_reward import PythonReward
-from lockstep.types import Prompt
+from lockstep.system.printable import make_printable
 
 FUNCTION = "def f(prompt, response, answer, row):\n    {}\n"
 WORLD = """class World:

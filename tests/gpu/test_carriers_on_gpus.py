@@ -13,7 +13,7 @@ from tiny_models import SECTION
 from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.config import SamplerSection
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 from lockstep.learners.rank import RankLearner
 from lockstep.weight_sync import buckets
 from lockstep.weight_sync.carriers import Route, open_carrier

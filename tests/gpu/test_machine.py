@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep import exit_codes
+from lockstep.core import exit_codes
 from lockstep_doctor.machine.command import check_machine
 
 pytestmark = pytest.mark.gpu

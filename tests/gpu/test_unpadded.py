@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lockstep.batch import Batch
+from lockstep.core.batch import Batch
 from lockstep.models.attention import Packed
 from lockstep.models.exact.attention import Blockwise
 from lockstep.models.flex import Flex

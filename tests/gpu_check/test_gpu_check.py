@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from lockstep import cli, exit_codes
+from lockstep import cli
 from lockstep.cluster.specs import SamplerSpec
-from lockstep.errors import BrokenPromiseError, InputError
+from lockstep.core import exit_codes
+from lockstep.core.errors import BrokenPromiseError, InputError
 from lockstep.plan.time import Engines, Rates, sampling_seconds
 from lockstep_doctor.machine import checks, command
 from lockstep_doctor.machine.checks import Measured, list_checks

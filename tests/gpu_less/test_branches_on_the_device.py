@@ -24,9 +24,9 @@ from lockstep.cluster import learner_group
 from lockstep.cluster.learner_group import RankSpec
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.config import LearnerSection, SamplerSection
+from lockstep.core.errors import InputError
 from lockstep.distributed.meeting import Host, Meeting
 from lockstep.distributed.ranks import Ranks
-from lockstep.errors import InputError
 from lockstep.learners.sending import SendsWeights
 from lockstep.samplers.backend import find_backend
 from lockstep.samplers.cache_budget import CacheBudget

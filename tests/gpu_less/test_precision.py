@@ -16,7 +16,7 @@ from tiny_recipe import GRPO, REWARDS
 from lockstep.cli import main
 from lockstep.config import Device
 from lockstep.config.loading import load
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 from lockstep.models.device import resolve_device
 from lockstep.run.train import train
 

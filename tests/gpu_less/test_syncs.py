@@ -15,6 +15,7 @@ from tiny_models import ARCHITECTURES, OPTIMIZER, SECTION, SquaredError, Weighte
 from transformers import PreTrainedModel
 
 from lockstep.cluster.specs import LearnerSpec
+from lockstep.core.types import Head
 from lockstep.learners.base import train
 from lockstep.learners.rank import RankLearner
 from lockstep.losses.base import Loss
@@ -23,7 +24,6 @@ from lockstep.models.exact.experts import EXPERTS
 from lockstep.models.load import load_causal_lm
 from lockstep.models.open_kernels import open_kernels
 from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.types import Head
 from lockstep.weight_sync import buckets
 from lockstep.weight_sync.carriers import Route
 from lockstep.weight_sync.fingerprints import column_fingerprint, fingerprint, read, take, take_columns

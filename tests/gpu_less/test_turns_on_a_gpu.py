@@ -10,17 +10,17 @@ from pretend_gpu import bytes_there, pretend_gpu
 from tiny_models import OPTIMIZER, SECTION, WeightedLogprob, ragged
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from lockstep.batch import Batch
 from lockstep.cluster.judges import AwakeWhenAsked
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.cluster.turns import Turns
+from lockstep.core.batch import Batch
+from lockstep.core.types import Request, SamplingParams
 from lockstep.learners.base import train
 from lockstep.learners.rank import RankLearner
 from lockstep.models.device import load_on_device
 from lockstep.models.heads import LogitsHead
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.types import Request, SamplingParams
 
 Models = Callable[..., Path]
 LENGTHS = (7, 2, 19, 4, 33, 12, 9, 3)

@@ -14,13 +14,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from lockstep.core.types import Prompt
 from lockstep.helpers import process
-from lockstep.printable import make_printable
 from lockstep.rewards.base import RewardError
 from lockstep.rewards.build import build
 from lockstep.rewards.options import RewardSection
 from lockstep.rewards.python_reward import PythonReward
-from lockstep.types import Prompt
+from lockstep.system.printable import make_printable
 
 PROMPT = Prompt("rows.jsonl:7", "What?", (1, 2), {})
 
@@ -148,7 +148,7 @@ def test_the_end_of_a_confined_reward_is_named(how: str, ended: str) -> None:
 RUNS = """
 import sys
 from lockstep.rewards.python_reward import PythonReward
-from lockstep.types import Prompt
+from lockstep.core.types import Prompt
 own = PythonReward("mine.py:f", 60.0, confined=bool(sys.argv[1:]))
 print(own([Prompt("", "", (), {})], ["x"], [""]), flush=True)
 sys.stdin.read()

@@ -19,7 +19,7 @@ from lockstep.inference.eval_recipe import eval_recipe
 from lockstep.inference.evaluate_judge import evaluate_judge
 from lockstep.run.stop import Stopped
 from lockstep.samplers.openai.client import ServerError
-from lockstep.whole_files import append
+from lockstep.system.whole_files import append
 
 KEY_NAME, KEY = "LOCKSTEP_TEST_KEY", "sesame-77d0"
 ASKED = [

@@ -22,11 +22,12 @@ from killing import meanwhile, sampler_process, wait_for
 from tiers import full
 
 from lockstep.algorithms.rows import files_of, open_prompts
-from lockstep.batch import Batch
 from lockstep.cli import main
 from lockstep.cluster.sampler_pool import Block
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.config import LearnerSection, SamplerSection
+from lockstep.core.batch import Batch
+from lockstep.core.types import SamplingParams
 from lockstep.inference import generate as module
 from lockstep.inference.generate import generate
 from lockstep.inference.generate_recipe import GenerateRecipe, generate_recipe
@@ -34,7 +35,6 @@ from lockstep.models.source import open_source
 from lockstep.report.progress import Progress
 from lockstep.rollouts.rollout import requests_of
 from lockstep.samplers.base import gather_pieces
-from lockstep.types import SamplingParams
 
 Go = Callable[..., Path]
 SMALL = ["sampling.max_tokens=8", "data.max_prompt_tokens=64", "learner.device=cpu", "learner.dtype=fp32"]

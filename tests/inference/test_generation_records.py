@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import torch
 
-from lockstep.batch import Batch
+from lockstep.core.batch import Batch
+from lockstep.core.types import Prompt, Reply, SamplingParams
 from lockstep.data.jsonl import parse
 from lockstep.inference.generate import account, line_of, replies_of
-from lockstep.types import Prompt, Reply, SamplingParams
 
 STOP = 9
 

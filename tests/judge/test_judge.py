@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from lockstep import keyed
-from lockstep.batch import Batch
+from lockstep.core import keyed
+from lockstep.core.batch import Batch
+from lockstep.core.types import Request, SamplingParams
 from lockstep.judge.asking import Reader, SamplerAnswers
 from lockstep.judge.build import meta_case, pair_case, pair_judge, response_case, score_judge
 from lockstep.judge.judge import (
@@ -31,7 +32,6 @@ from lockstep.judge.options import AskedSection, ComparisonSection, JudgeSection
 from lockstep.judge.templates import (
     as_text,
 )
-from lockstep.types import Request, SamplingParams
 
 CHAT = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from lockstep.batch import Batch
+from lockstep.core.batch import Batch
+from lockstep.core.types import Request, SamplingParams
 from lockstep.judge.asking import Answer, Conversation, Reader, SamplerAnswers
 from lockstep.judge.remembered import RememberedAnswers
 from lockstep.models.tokenizer import load_tokenizer
-from lockstep.types import Request, SamplingParams
 
 QUESTIONS: list[Conversation] = [({"role": "user", "content": text},) for text in "abc"]
 

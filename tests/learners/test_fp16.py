@@ -12,16 +12,16 @@ import torch
 from tiny_models import OPTIMIZER, SECTION, SquaredError, WeightedLogprob, over, plain_logprobs, plain_model, ragged
 from torch import Tensor
 
-from lockstep.batch import Batch
-from lockstep.borders import NotFiniteError
 from lockstep.cluster.learner_group import launch
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import LearnerSection
+from lockstep.core.batch import Batch
+from lockstep.core.borders import NotFiniteError
+from lockstep.core.types import Head
 from lockstep.learners.base import Learner, train
 from lockstep.learners.loss_scale import LossScale
 from lockstep.learners.saving import COUNTERS
 from lockstep.learners.torch.learner import TorchLearner
-from lockstep.types import Head
 
 LENGTHS = (7, 1, 19, 4, 33, 2, 12, 9)
 FP16 = SECTION.model_copy(update={"dtype": "fp16"})

@@ -13,9 +13,9 @@ from twins import section
 
 from lockstep.cluster.learner_group import MeshLearner, launch
 from lockstep.cluster.specs import LearnerSpec
+from lockstep.core.types import Head
 from lockstep.learners.base import train
 from lockstep.learners.megatron.backend import MegatronTraining
-from lockstep.types import Head
 
 pytestmark = [pytest.mark.needs("gloo"), pytest.mark.needs("megatron"), pytest.mark.usefixtures("megatron")]
 LENGTHS = (7, 1, 19, 4, 33, 2, 12, 9)

@@ -10,16 +10,16 @@ import torch
 from tiny_models import OPTIMIZER, SECTION, SquaredError, WeightedLogprob, ragged
 from torch import Tensor, nn
 
-from lockstep.batch import Batch
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import LearnerSection, LoRA
+from lockstep.core.batch import Batch
+from lockstep.core.types import Head
 from lockstep.learners.base import train
 from lockstep.learners.host_memory import HostMemory
 from lockstep.learners.rank import RankLearner
 from lockstep.learners.torch.learner import TorchLearner
 from lockstep.losses.base import Loss
 from lockstep.models.heads import LogitsHead, ValueHead
-from lockstep.types import Head
 
 Models = Callable[[str], Path]
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ from torch import nn
 from lockstep.api.values import read_arguments
 from lockstep.config import Optimizer, Schedule
 from lockstep.config.loading import load_section
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 from lockstep.learners.boxes import Boxes, find_written
 from lockstep.learners.optimizer import TorchOptimizer, learning_rate
 from lockstep.learners.pieces import Piece, norm

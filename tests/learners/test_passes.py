@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from benchmarks import lockstep_group, lockstep_ppo
-from lockstep.batch import Batch
+from lockstep.core.batch import Batch
+from lockstep.core.metrics import Metrics
+from lockstep.core.types import Values
 from lockstep.learners.torch.learner import TorchLearner
 from lockstep.losses import CrossEntropyLoss
 from lockstep.losses.base import Denominator, Outputs
-from lockstep.metrics import Metrics
 from lockstep.models.heads import ValueHead
-from lockstep.types import Values
 
 SMALL = ("--prompt-tokens=5", "--new-tokens=6", "--hidden=32", "--layers=1", "--vocab=64", "--exact")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from ranks import Layout, Ranks
 
-from lockstep import machine_memory
 from lockstep.distributed.ranks import Ranks as Mesh
 from lockstep.learners.room import has_room
+from lockstep.system import machine_memory
 
 
 def ask(layout: Layout, machines: list[str], needed: list[int], free: list[int]) -> bool:

@@ -16,7 +16,7 @@ import torch
 from located import TOKENS, ends, functions
 from tiers import full
 
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 from lockstep_doctor.cuts import OUTPUT, CutPoint
 from lockstep_doctor.engines import EngineOptions
 from lockstep_doctor.hf import open_hf

@@ -9,7 +9,7 @@ import pytest
 import torch
 from located import TOKENS, ends, families, functions
 
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 from lockstep.samplers.torch.continuous import Growing
 from lockstep_doctor.engines import EngineOptions
 from lockstep_doctor.hf import open_hf

@@ -19,9 +19,9 @@ from located import TOKENS
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
-from lockstep import exit_codes
 from lockstep.cli import main
-from lockstep.errors import InputError
+from lockstep.core import exit_codes
+from lockstep.core.errors import InputError
 from lockstep_doctor.cuts import CutPoint
 from lockstep_doctor.engines import EngineOptions
 from lockstep_doctor.locate import Location, locate

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from lockstep.batch import Batch
+from lockstep.core.batch import Batch
+from lockstep.core.types import Divergence
 from lockstep.losses.base import Outputs
 from lockstep.losses.distill import Distillation
 from lockstep.objectives.distill import LOG_OUTSIDE, forward_kl, jensen_shannon, reverse_kl
-from lockstep.types import Divergence
 
 PLACES, VOCABULARY, NAMED = 5, 9, 4
 KINDS = ("forward", "reverse", "mixed", "jsd")

@@ -12,8 +12,8 @@ import pytest
 import torch
 from tiny_models import OPTIMIZER, SECTION, ragged
 
-from lockstep.batch import Batch
 from lockstep.cluster.specs import LearnerSpec
+from lockstep.core.batch import Batch
 from lockstep.losses.base import Loss, Outputs
 from lockstep.losses.kto import KTOLoss
 from lockstep.losses.preference import ORPOLoss, SimPOLoss

@@ -11,11 +11,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lockstep.batch import Batch
+from lockstep.core.batch import Batch
+from lockstep.core.metrics import merge_metrics
 from lockstep.losses.base import Loss, Outputs
 from lockstep.losses.cross_entropy import CrossEntropyLoss
 from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
-from lockstep.metrics import merge_metrics
 
 NAN = float("nan")
 LENGTHS = torch.tensor([3, 2])

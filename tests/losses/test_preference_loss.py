@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from lockstep.batch import Batch
+from lockstep.core.batch import Batch
+from lockstep.core.types import PreferenceLoss
 from lockstep.losses.base import Loss, Outputs, active
 from lockstep.losses.preference import Preference
-from lockstep.types import PreferenceLoss
 
 NAN = float("nan")
 KINDS: list[PreferenceLoss] = ["dpo", "scale", "ipo", "rpo_sq", "rpo_bwd_kl", "rpo_fwd_kl"]

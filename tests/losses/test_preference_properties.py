@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tiny_models import OPTIMIZER, SECTION, plain_logprobs, plain_model, ragged
 from torch import Tensor
 
-from lockstep.batch import Batch
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import DType
+from lockstep.core.batch import Batch
 from lockstep.learners.rank import RankLearner
 from lockstep.losses.preference import Preference
 from lockstep.objectives.preference import rpo_backward_kl

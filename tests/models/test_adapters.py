@@ -13,9 +13,9 @@ from torch import Tensor
 
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import DType, LearnerSection, LoRA
+from lockstep.core.types import Head
 from lockstep.learners.base import train
 from lockstep.learners.rank import RankLearner
-from lockstep.types import Head
 
 Models = Callable[..., Path]
 LENGTHS = (7, 1, 19, 4, 33, 2, 12, 9)

@@ -10,14 +10,14 @@ from torch import Tensor
 from transformers import AutoConfig
 from uncached import generate_uncached
 
-from lockstep.batch import Batch
-from lockstep.errors import InputError
+from lockstep.core.batch import Batch
+from lockstep.core.errors import InputError
+from lockstep.core.types import Request, SamplingParams
 from lockstep.models.attention import Packed, SideBySide
 from lockstep.models.kernels import FUSED
 from lockstep.models.load import load_causal_lm
 from lockstep.models.miniature import miniature, plain_logits
 from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.types import Request, SamplingParams
 
 HEADS, GROUPS, SIZE = 4, 2, 8
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig
 
 from benchmarks.families import FAMILIES
-from lockstep.batch import Batch
+from lockstep.core.batch import Batch
 from lockstep.models.heads import LogitsHead
 from lockstep.models.miniature import miniature
 from lockstep.models.parallelize import find_vectors, layers

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import flex_attention
 
-from lockstep.batch import Batch
+from lockstep.core.batch import Batch
 from lockstep.models.attention import Packed, attention
 from lockstep.models.exact.attention import Blockwise
 from lockstep.models.flex import Flex

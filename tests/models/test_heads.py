@@ -12,11 +12,11 @@ from tiny_models import ARCHITECTURES, SHAPE, plain_logprobs, plain_model, ragge
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from lockstep.core.types import SamplingParams
 from lockstep.models import attention
 from lockstep.models.exact.model import make_exact
 from lockstep.models.heads import LogitsHead, logits_are_products
 from lockstep.models.load import load_causal_lm
-from lockstep.types import SamplingParams
 
 OTHERS: dict[str, dict[str, Any]] = {
     "a cap": {"model_type": "gemma3_text", "head_dim": 8, "final_logit_softcapping": 30.0},

@@ -11,7 +11,7 @@ import torch
 from tiny_models import ARCHITECTURES, ragged
 from torch import Tensor
 
-from lockstep.batch import Batch
+from lockstep.core.batch import Batch
 from lockstep.models.exact.model import make_exact
 from lockstep.models.heads import LogitsHead
 from lockstep.models.load import load_causal_lm

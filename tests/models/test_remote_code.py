@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from lockstep.config.trust import UntrustedCode, trust
-from lockstep.errors import InputError
-from lockstep.guarded_imports import TRUSTED
+from lockstep.core.errors import InputError
 from lockstep.models.folder import ModelError, read_config, skeleton
+from lockstep.system.guarded_imports import TRUSTED
 
 EVIL = "open('ran', 'w').close()\nclass Evil: pass\n"
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lockstep.algorithms.policy_gradient.step import prepare_batch, sample_step, train_policy
 from lockstep.algorithms.ppo.step import PPOSettings, PPOWorkers, build_settings, ppo_step
-from lockstep.batch import Batch
+from lockstep.core.batch import Batch
 from lockstep.monitor.agreement import Agreement, Disagreement, Promise
 from lockstep.rollouts.sampler_session import SamplerSession
 

@@ -23,14 +23,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lockstep.cli import main
-from lockstep.command_line import command
+from lockstep.core.types import Request, SamplingParams
 from lockstep.report.log import read_metrics
 from lockstep.rollouts import sampler_session
 from lockstep.samplers.base import Piece
 from lockstep.samplers.torch import stateful
 from lockstep.samplers.torch.continuous import Continuous
 from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.types import Request, SamplingParams
+from lockstep.system.command_line import command
 
 Run = Callable[..., list[dict[str, Any]]]
 

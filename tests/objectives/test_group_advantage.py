@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from lockstep.core.types import Baseline, ScaleRewards
 from lockstep.objectives.group import group_advantage
-from lockstep.types import Baseline, ScaleRewards
 
 NAN = float("nan")
 SCORES = [1.0, 0.0, 0.5, NAN, 2.0, NAN, NAN, NAN, 1.0, 1.0, 1.0, 1.0]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lockstep.metrics import merge_metrics
+from lockstep.core.metrics import merge_metrics
 from lockstep.objectives.advantage import gae, length_adaptive_lambda
 from lockstep.objectives.divergence import k1, k2, k3, kl_loss
 from lockstep.objectives.masks import masked_whiten, sequence_sum

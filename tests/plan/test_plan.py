@@ -15,10 +15,11 @@ from tiny_models import CONTEXT, OPTIMIZER, SECTION, SquaredError, WeightedLogpr
 from torch import Tensor, nn
 
 from lockstep.algorithms.roles import Load, ModelRole
-from lockstep.batch import Batch
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import DType, LearnerSection, LoRA, Parallel
 from lockstep.config.loading import load
+from lockstep.core.batch import Batch
+from lockstep.core.types import Request, SamplingParams
 from lockstep.learners.base import train
 from lockstep.models.folder import read_config, skeleton
 from lockstep.models.heads import LogitsHead, ValueHead
@@ -29,7 +30,6 @@ from lockstep.plan.estimate import checkpoint_bytes
 from lockstep.plan.memory import Head, Rank
 from lockstep.plan.sizes import Sizes
 from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.types import Request, SamplingParams
 
 Models = Callable[..., Path]
 

@@ -12,7 +12,7 @@ from lockstep.algorithms.base import Algorithm
 from lockstep.cluster.placement import placement_of
 from lockstep.config import Parallel, SamplerSection
 from lockstep.config.loading import load
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 from lockstep.models.folder import read_config, skeleton
 from lockstep.plan.estimate import MemoryEstimate
 from lockstep.plan.layouts import Changes, Search

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import yaml
 
-from lockstep.command_line import command
 from lockstep.report.card import card
 from lockstep.report.held_out import best, figures, headlines
 from lockstep.report.summary import summary
 from lockstep.run.folder.logs import Logs
+from lockstep.system.command_line import command
 
 ACCURACY = "validation/accuracy"
 

@@ -17,6 +17,7 @@ from ordinary_user import in_fork
 from scoring_server import serving
 
 from lockstep.cli import main
+from lockstep.core.types import Prompt
 from lockstep.helpers.sandbox import seccomp
 from lockstep.helpers.sandbox.sandbox import SandboxError
 from lockstep.rewards import code_reward
@@ -27,7 +28,6 @@ from lockstep.rewards.combined_rewards import ByRow
 from lockstep.rewards.math_reward import MathReward
 from lockstep.rewards.options import CodeSection, RewardSection
 from lockstep.servers.json_server import ServerError
-from lockstep.types import Prompt
 
 pytestmark = pytest.mark.usefixtures("sandboxes")
 

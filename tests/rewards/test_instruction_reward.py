@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from lockstep.core.types import Prompt
 from lockstep.rewards import instruction_reward
 from lockstep.rewards.instruction_reward import KINDS, InstructionReward
 from lockstep.rewards.options import InstructionSection
-from lockstep.types import Prompt
 
 GUIDE = Path(__file__).parents[2] / "docs/guides/rewards.md"
 

@@ -13,13 +13,13 @@ import pytest
 from scoring_server import serving
 
 from lockstep.config.trust import find_code
-from lockstep.errors import LockstepError
-from lockstep.fault_policy import POLICY
+from lockstep.core.errors import LockstepError
+from lockstep.core.types import Prompt
 from lockstep.rewards.base import RewardError, judge
 from lockstep.rewards.build import build
 from lockstep.rewards.combined_rewards import WeightedPart, WeightedSum
 from lockstep.rewards.options import RewardSection
-from lockstep.types import Prompt
+from lockstep.system.fault_policy import POLICY
 
 PROMPTS = [Prompt(f"rows.jsonl:{n}", f"p{n}", (0,), {"level": n}) for n in range(6)]
 RESPONSES, ANSWERS = [str(n) for n in range(6)], ["a"] * 6

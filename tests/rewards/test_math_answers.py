@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.core.types import Prompt
 from lockstep.rewards.math_answer import find_answer, find_boxes, find_marked, find_right_answer
 from lockstep.rewards.math_reward import MathReward
 from lockstep.rewards.options import RewardSection
 from lockstep.rewards.row_rules import rule_of
-from lockstep.types import Prompt
 
 PAIRS = [json.loads(line) for line in (Path(__file__).parent / "math_pairs.jsonl").read_text("utf-8").splitlines()]
 PROMPT = Prompt("rows.jsonl:7", "What?", (1,), {})

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from lockstep import exit_codes
-from lockstep.fault_policy import POLICY
+from lockstep.core import exit_codes
+from lockstep.core.types import Prompt
 from lockstep.rewards.base import RewardError, RewardLost
 from lockstep.rewards.python_reward import PythonReward
-from lockstep.types import Prompt
+from lockstep.system.fault_policy import POLICY
 
 PROMPTS = [Prompt(f"rows.jsonl:{n}", "", (0,), {}) for n in range(3)]
 COUNTING = """

@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
+from lockstep.core.types import Prompt
 from lockstep.data.jsonl import JsonlIndex
 from lockstep.helpers.process import Child
 from lockstep.rewards import math_verifier
@@ -23,7 +24,6 @@ from lockstep.rewards.options import CodeSection, InstructionSection, RewardSect
 from lockstep.rewards.python_reward import PythonReward
 from lockstep.rewards.row_rules import find_unverified
 from lockstep.rollouts.evaluation import Grading, grading
-from lockstep.types import Prompt
 
 PROMPT = Prompt("rows.jsonl:7", "What?", (1, 2), {"answer": "18", "level": 3})
 

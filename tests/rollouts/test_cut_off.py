@@ -9,14 +9,14 @@ from typing import Any, cast
 import pytest
 import torch
 
-from lockstep.batch import Batch
 from lockstep.config import user_code
+from lockstep.core.batch import Batch
+from lockstep.core.types import Prompt, Request, SamplingParams
 from lockstep.environments.options import EnvironmentSection
 from lockstep.rewards.base import CutOffReward, NoReward, Reward
 from lockstep.rollouts.episodes import EnvironmentFault, Episodes
 from lockstep.rollouts.rollout import RolloutCollector
 from lockstep.rollouts.sampler_session import SamplerSession
-from lockstep.types import Prompt, Request, SamplingParams
 
 NAN = math.nan
 SAMPLING = SamplingParams(max_tokens=2, stop_token_ids=(1,))

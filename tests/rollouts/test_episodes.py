@@ -10,10 +10,11 @@ import pytest
 import torch
 from tiny_models import model_folder
 
-from lockstep import keyed
 from lockstep.algorithms.episodes import observations
-from lockstep.batch import Batch
 from lockstep.config import DataSection
+from lockstep.core import keyed
+from lockstep.core.batch import Batch
+from lockstep.core.types import Prompt, Request, SamplingParams
 from lockstep.data.messages import render_prompt
 from lockstep.environments.options import EnvironmentSection
 from lockstep.models.load import load_causal_lm
@@ -21,7 +22,6 @@ from lockstep.models.source import ModelSource, open_source
 from lockstep.rollouts.episodes import EnvironmentFault, Episodes, Observation
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.types import Prompt, Request, SamplingParams
 
 SAMPLING = SamplingParams(max_tokens=10, stop_token_ids=(1,))
 STOPS = (2, *range(3, 64, 2))  # so many that a random model ends its turns

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tiny_models import model_folder
 
+from lockstep.core.types import Prompt, SamplingParams
 from lockstep.environments.options import EnvironmentSection
 from lockstep.models.load import load_causal_lm
 from lockstep.rewards.base import NoReward, Reward
@@ -18,7 +19,6 @@ from lockstep.rollouts.episodes import Episodes
 from lockstep.rollouts.rollout import RolloutCollector
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.types import Prompt, SamplingParams
 
 SAMPLING = SamplingParams(max_tokens=6, stop_token_ids=(1,))
 WORLD = """

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
-from lockstep.batch import Batch
+from lockstep.core.batch import Batch
+from lockstep.core.types import Prompt
 from lockstep.models.tokenizer import words_tokenizer
 from lockstep.rollouts.rollout import RolloutCollector, Rollouts
 from lockstep.rollouts.samples import round_significant, sample_rows
-from lockstep.types import Prompt
 
 
 class Answers:

@@ -12,8 +12,8 @@ import yaml
 from tiers import full
 from tiny_recipe import GRPO, REWARDS
 
-from lockstep.batch import Batch
 from lockstep.cli import main
+from lockstep.core.batch import Batch
 from lockstep.report.log import read_metrics
 from lockstep.rollouts.rollout import RolloutCollector, Rollouts
 

@@ -14,8 +14,8 @@ import torch
 import yaml
 from tiny_recipe import RECIPE, REWARDS
 
-from lockstep import exit_codes
 from lockstep.cli import main
+from lockstep.core import exit_codes
 from lockstep.learners.rank import RankLearner
 from lockstep.samplers.torch.sampler import TorchSampler
 

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from lockstep.algorithms import exactness
 from lockstep.cli import main
 from lockstep.config.loading import load
+from lockstep.core.types import Request, SamplingParams
 from lockstep.monitor.agreement import Certificate, Promise
 from lockstep.objectives.tally import Tally
 from lockstep.report.alarms import find_alarms
@@ -28,7 +29,6 @@ from lockstep.run.dry_run.dry_run import dry_run
 from lockstep.samplers.base import Piece
 from lockstep.samplers.torch import stateful
 from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.types import Request, SamplingParams
 
 SHAPED = ("sampling.temperature=0.8", "sampling.top_k=20", "sampling.top_p=0.9")
 LORA = ("learner.lora={rank: 8, alpha: 16}", "policy.lr=0.05", "model.scratch.config.initializer_range=0.2")

@@ -16,13 +16,13 @@ from safetensors.torch import load_file
 from tiers import full
 from tiny_recipe import GRPO, RECIPE, REWARDS
 
-from lockstep import keyed
 from lockstep.cli import main
+from lockstep.core import keyed
+from lockstep.core.types import Request, SamplingParams
 from lockstep.report.log import read_metrics
 from lockstep.samplers.base import Piece
 from lockstep.samplers.torch import stateful
 from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.types import Request, SamplingParams
 
 WORLD = '''
 class Even:

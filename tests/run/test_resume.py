@@ -20,14 +20,15 @@ from killing import command, contents, killed_and_continued, started, steps_logg
 from safetensors.torch import load_file
 from tiers import full
 
-from lockstep import disk, exit_codes
 from lockstep.cli import main
 from lockstep.config.loading import load
+from lockstep.core import exit_codes
 from lockstep.report.log import read_metrics
 from lockstep.run.checkpoint import checkpoints
 from lockstep.run.folder.identity import ChangedError, differences, identity, inputs
 from lockstep.run.stop import Stopped
 from lockstep.run.train import train
+from lockstep.system import disk
 
 Run = Callable[..., list[dict[str, Any]]]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lockstep import exit_codes
+from lockstep.core import exit_codes
 from lockstep.run.stop import Stop
 
 

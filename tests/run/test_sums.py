@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from lockstep.config.model_recipe import weights_of
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 from lockstep.report.log import METRICS
 from lockstep.run.folder.logs import Logs
-from lockstep.sums import SUMS, Sum, find_altered, find_altered_beginnings, finish, require_unaltered
+from lockstep.system.sums import SUMS, Sum, find_altered, find_altered_beginnings, finish, require_unaltered
 
 FILES = ("final/model.safetensors", "final/config.json", "initial/tokenizer.json", "certificate.json", "metrics.jsonl")
 

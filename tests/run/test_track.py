@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.errors import RunError
+from lockstep.core.errors import RunError
 from lockstep.report.log import encode, read_metrics
 from lockstep.run.folder.logs import Logs, append
 

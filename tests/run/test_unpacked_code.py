@@ -14,13 +14,13 @@ import pytest
 import yaml
 from tiny_recipe import RECIPE
 
-from lockstep import guarded_imports
 from lockstep.cli import main
 from lockstep.config import trust
 from lockstep.config.loading import load
 from lockstep.config.user_code import load as load_code
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 from lockstep.run.train import train
+from lockstep.system import guarded_imports
 
 MINE = """
 import helper

@@ -11,9 +11,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from uncached import generate_uncached
 
-from lockstep import keyed
-from lockstep.batch import Batch
 from lockstep.config import DType
+from lockstep.core import keyed
+from lockstep.core.batch import Batch
+from lockstep.core.types import Request, SamplingParams
 from lockstep.models.attention import NAME
 from lockstep.models.exact.model import make_exact
 from lockstep.models.folder import count_cache_numbers
@@ -21,7 +22,6 @@ from lockstep.models.heads import LogitsHead
 from lockstep.models.tokenizer import words_tokenizer
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.samplers.torch.scheduler import Scheduler
-from lockstep.types import Request, SamplingParams
 
 SHAPE = {
     "vocab_size": 32, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -19,13 +19,13 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, BatchEncoding, PreTrainedTokenizerBase
 
-from lockstep.batch import Batch
 from lockstep.config import OpenAI
+from lockstep.core.batch import Batch
+from lockstep.core.types import Reply, Request, SamplingParams
 from lockstep.models.load import load_causal_lm
 from lockstep.models.tokenizer import load_tokenizer, words_tokenizer
 from lockstep.samplers.openai.client import OpenAIClient
 from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.types import Reply, Request, SamplingParams
 
 pytestmark = [pytest.mark.full, pytest.mark.needs("vllm")]
 

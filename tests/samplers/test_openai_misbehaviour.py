@@ -14,11 +14,11 @@ import pytest
 from openai_server import OpenAIServer, Said, listening
 
 from lockstep.config import OpenAI
+from lockstep.core.types import Reply, Request, SamplingParams
 from lockstep.inference.generate import generate
 from lockstep.inference.generate_recipe import generate_recipe
 from lockstep.models.tokenizer import load_tokenizer
 from lockstep.samplers.openai.client import OpenAIClient, ServerError
-from lockstep.types import Reply, Request, SamplingParams
 
 KEY_NAME, KEY = "LOCKSTEP_TEST_KEY", "sesame-9f1c"
 EOS = 1

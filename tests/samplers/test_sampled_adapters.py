@@ -13,16 +13,16 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from uncached import generate_uncached
 
-from lockstep import keyed
-from lockstep.batch import Batch
 from lockstep.config import DType, LoRA
+from lockstep.core import keyed
+from lockstep.core.batch import Batch
+from lockstep.core.types import Request, SamplingParams
 from lockstep.models.attention import NAME
 from lockstep.models.exact.model import make_exact
 from lockstep.models.heads import LogitsHead
 from lockstep.models.lora import adapt, is_adapter
 from lockstep.models.precision import autocast
 from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.types import Request, SamplingParams
 
 SHAPE = {
     "vocab_size": 32, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4,

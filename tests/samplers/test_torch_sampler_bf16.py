@@ -11,9 +11,9 @@ import torch
 from tiny_models import requests
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lockstep.core.types import SamplingParams
 from lockstep.models.load import load_causal_lm
 from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.types import SamplingParams
 
 
 class CastCount(TorchDispatchMode):

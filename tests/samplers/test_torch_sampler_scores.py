@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from lockstep.batch import Batch
+from lockstep.core.batch import Batch
 from lockstep.models.attention import NAME
 from lockstep.models.exact.model import make_exact
 from lockstep.samplers.torch import model_sampler

@@ -12,10 +12,10 @@ from tiny_models import SECTION
 from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import SamplerSpec
 from lockstep.config import Computation, SamplerSection
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
+from lockstep.core.types import Request, SamplingParams
 from lockstep.samplers.cache_budget import USABLE, CacheBudget
 from lockstep.samplers.vllm.arguments import OPTIONS, OURS, engine_arguments
-from lockstep.types import Request, SamplingParams
 
 BF16 = Computation(dtype="bf16")
 CHOSEN: dict[str, Any] = {

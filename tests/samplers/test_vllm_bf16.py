@@ -13,8 +13,8 @@ from tiny_models import CONTEXT, VOCABULARY, requests
 from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.config import LearnerSection, SamplerSection
+from lockstep.core.types import SamplingParams
 from lockstep.learners.rank import RankLearner
-from lockstep.types import SamplingParams
 from lockstep.weight_sync.sync import random_probe, sync_weights
 
 pytestmark = [pytest.mark.full, pytest.mark.needs("vllm")]

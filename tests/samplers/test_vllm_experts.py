@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 
 pytestmark = [pytest.mark.full, pytest.mark.needs("vllm"), pytest.mark.usefixtures("vllm")]
 

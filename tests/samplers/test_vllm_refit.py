@@ -12,14 +12,14 @@ from forgetful import ForgetfulSpec
 from tiny_models import CONTEXT, SECTION, VOCABULARY
 from torch import Tensor
 
-from lockstep.batch import Batch
 from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import SamplerSection
+from lockstep.core.batch import Batch
+from lockstep.core.metrics import Metrics
+from lockstep.core.types import Request, SamplingParams
 from lockstep.learners.rank import RankLearner
-from lockstep.metrics import Metrics
 from lockstep.samplers.base import Piece, Sampler
-from lockstep.types import Request, SamplingParams
 from lockstep.weight_sync.attestation import Attestation
 from lockstep.weight_sync.sync import Outgoing, WeightSyncError, differing, random_probe, sync_weights
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.config import SamplerSection
+from lockstep.core.types import Request, SamplingParams
 from lockstep.learners.rank import RankLearner
-from lockstep.types import Request, SamplingParams
 from lockstep.weight_sync.attestation import Attestation
 from lockstep.weight_sync.sync import WeightSyncError, random_probe, sync_weights
 

@@ -14,10 +14,10 @@ from tiny_models import SECTION
 from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.config import SamplerSection
+from lockstep.core.types import Request, SamplingParams
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.samplers.torch.backend import TorchInference
 from lockstep.samplers.vllm.sampler import VLLMSampler
-from lockstep.types import Request, SamplingParams
 from lockstep.weight_sync.buckets import Bucket
 
 HELD = {"fingerprints": {}, "columns": {}, "received": [], "tied": {}}

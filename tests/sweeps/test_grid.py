@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 from lockstep.sweeps.grid import combine, split_words
 
 

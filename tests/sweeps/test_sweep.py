@@ -15,8 +15,8 @@ from forked_commands import Ended, run_command
 from tiny_recipe import RECIPE, REWARDS
 
 import lockstep
-from lockstep import exit_codes
-from lockstep.errors import InputError
+from lockstep.core import exit_codes
+from lockstep.core.errors import InputError
 from lockstep.run.checkpoint.checkpoints import Checkpoints
 from lockstep.sweeps.plan import plan_words
 from lockstep.sweeps.sweep import SweepJob, next_job, share_cores

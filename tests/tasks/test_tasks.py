@@ -58,8 +58,8 @@ def test_each_file_is_a_task_that_imports_no_torch_before_it_makes_rows(name: st
          "or name one of yours as file.py:Class"),
         ("data.task.name=absent.py:Own", "data.task: name absent.py:Own: absent.py cannot be imported "
          f"(FileNotFoundError: there is no file {Path('absent.py').resolve()})"),
-        ("data.task.name=lockstep.paths:expand", "data.task: name lockstep.paths:expand: lockstep.paths:expand is "
-         "none; derive it from lockstep.tasks.base.Task"),
+        ("data.task.name=lockstep.system.paths:expand", "data.task: name lockstep.system.paths:expand: "
+         "lockstep.system.paths:expand is none; derive it from lockstep.tasks.base.Task"),
         ("data.task=null", "data: say exactly one of train (a file of rows) and task (which makes them)"),
     ],
 )  # fmt: skip

@@ -9,8 +9,8 @@ import pytest
 from tiny_models import CONTEXT, SECTION, VOCABULARY
 from torch import Tensor
 
-from lockstep.batch import Batch
 from lockstep.cluster.specs import LearnerSpec
+from lockstep.core.batch import Batch
 from lockstep.learners.rank import RankLearner
 from lockstep.models.load import load_causal_lm
 from lockstep.rollouts.sampler_session import PROBE_EVERY, SamplerSession

@@ -25,7 +25,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from benchmarks.ladder.tasks.words import Draws, join_words
 from lockstep.config import Probability
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 from lockstep.tasks.base import Task, TaskFiles, sample_uniforms, write_rows
 
 LETTERS = tuple("abcdefghijklmopq")

@@ -29,24 +29,24 @@ from lockstep.algorithms.opening import (
 from lockstep.algorithms.policy_gradient.step import minibatches
 from lockstep.algorithms.rows import open_demonstrations, open_prompts
 from lockstep.algorithms.setup import Setup
-from lockstep.batch import Batch
-from lockstep.borders import require_logprobs
 from lockstep.config.model_recipe import weights_of
+from lockstep.core.batch import Batch
+from lockstep.core.borders import require_logprobs
+from lockstep.core.errors import InputError
+from lockstep.core.metrics import Metrics
+from lockstep.core.types import Phase, SamplingParams
 from lockstep.data.demonstrations import Demonstrations, batch_of
 from lockstep.data.prompts import Prompts
 from lockstep.data.selection import Rule, head
 from lockstep.data.templates import read_field
-from lockstep.errors import InputError
 from lockstep.learners.base import Learner, compute_logprobs, train
 from lockstep.losses.distill import Distillation
-from lockstep.metrics import Metrics
 from lockstep.models.folder import read_config
 from lockstep.monitor.agreement import Agreement
 from lockstep.rewards.base import NoReward
 from lockstep.rewards.row_rules import NO_ANSWERS
 from lockstep.rollouts.rollout import RolloutCollector
 from lockstep.rollouts.samples import sample_rows
-from lockstep.types import Phase, SamplingParams
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from lockstep.algorithms.base import BuiltInAlgorithm
 from lockstep.algorithms.roles import Inference, Load, ModelRole
 from lockstep.config import EngineSection, ModelFolder, Optimizer, RepeatedSampling, SamplerSection, Sampling, Section
 from lockstep.config.section import rule
+from lockstep.core.types import Divergence
 from lockstep.monitor.options import AgreementSection
 from lockstep.rewards.options import RewardSection
-from lockstep.types import Divergence
 
 
 class DistillSection(Section):

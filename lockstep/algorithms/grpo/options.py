@@ -8,7 +8,7 @@ from pydantic import Field
 
 from lockstep.algorithms.policy_gradient.options import PolicyGradient, PolicyGradientRecipe
 from lockstep.config.section import rule
-from lockstep.types import Baseline, LossMean, ScaleRewards
+from lockstep.core.types import Baseline, LossMean, ScaleRewards
 
 
 class GRPOSection(PolicyGradient):

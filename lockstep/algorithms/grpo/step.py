@@ -20,8 +20,8 @@ from lockstep.algorithms.policy_gradient.step import (
     sample_step,
     train_policy,
 )
-from lockstep.batch import Batch
-from lockstep.metrics import Metrics
+from lockstep.core.batch import Batch
+from lockstep.core.metrics import Metrics
 from lockstep.objectives.group import group_advantage
 from lockstep.objectives.masks import masked_whiten, sum_before
 from lockstep.rollouts.samples import sample_rows

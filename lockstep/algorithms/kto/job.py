@@ -19,20 +19,20 @@ from lockstep.algorithms.kto.options import KTORecipe
 from lockstep.algorithms.opening import describe, measure_run_length, validate_figures, with_reference
 from lockstep.algorithms.rows import open_demonstrations
 from lockstep.algorithms.setup import Setup
-from lockstep.batch import Batch
+from lockstep.core.batch import Batch
+from lockstep.core.errors import InputError, shorten
+from lockstep.core.metrics import Metrics
+from lockstep.core.types import Phase
 from lockstep.data.demonstrations import Demonstration, Demonstrations, batch_of
 from lockstep.data.files import FileGroup
 from lockstep.data.rows import Row
 from lockstep.data.selection import Rule, head
 from lockstep.data.templates import read_field
-from lockstep.errors import InputError, shorten
 from lockstep.learners.base import Learner, compute_logprobs, train
 from lockstep.losses.base import Outputs
 from lockstep.losses.kto import KTOLoss
-from lockstep.metrics import Metrics
 from lockstep.objectives.kto import estimate_reference_point
 from lockstep.objectives.masks import trainable
-from lockstep.types import Phase
 
 
 @dataclass(frozen=True)

@@ -28,15 +28,15 @@ from lockstep.algorithms.opening import (
     with_reference,
 )
 from lockstep.algorithms.setup import Setup
-from lockstep.batch import Batch
+from lockstep.core.batch import Batch
+from lockstep.core.metrics import Mean, Metrics, Sum
+from lockstep.core.types import Phase, SamplingParams
 from lockstep.learners.base import Learner, compute_logprobs, train
 from lockstep.losses.preference import Preference
-from lockstep.metrics import Mean, Metrics, Sum
 from lockstep.monitor.agreement import Agreement
 from lockstep.objectives.pairing import Candidate, choose
 from lockstep.rollouts.rollout import RolloutCollector
 from lockstep.rollouts.samples import sample_rows
-from lockstep.types import Phase, SamplingParams
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,12 @@ from safetensors.torch import load_file
 
 from lockstep.algorithms.job import RunLength, StepResult
 from lockstep.algorithms.policy_gradient.step import PolicyGradientWorkers, SampledStep, Settings, draw
-from lockstep.background import run_in_background, wait_for_all
+from lockstep.core.metrics import Metrics
+from lockstep.core.types import Phase
 from lockstep.learners.boxes import FileContents
 from lockstep.learners.saving import COUNTERS, StateWriter
-from lockstep.metrics import Metrics
 from lockstep.monitor.agreement import Agreement
-from lockstep.types import Phase
+from lockstep.system.background import run_in_background, wait_for_all
 from lockstep.weight_sync.sync import Snapshot
 
 _WEIGHTS, _PROBE = "weights.safetensors", "probe.safetensors"

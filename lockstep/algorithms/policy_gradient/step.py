@@ -11,13 +11,14 @@ from typing import Any, Generic, TypeVar, assert_never
 import torch
 from torch import Tensor
 
-from lockstep import keyed
 from lockstep.algorithms.policy_gradient.options import AdaptiveKL, PolicyGradient, PolicyGradientRecipe
-from lockstep.batch import Batch
-from lockstep.borders import require_finite, require_logprobs
+from lockstep.core import keyed
+from lockstep.core.batch import Batch
+from lockstep.core.borders import require_finite, require_logprobs
+from lockstep.core.metrics import Mean, Metrics, Sum
+from lockstep.core.types import Phase, SamplingParams
 from lockstep.learners.base import Learner, compute_logprobs, train
 from lockstep.losses.ppo import ClippedSurrogate
-from lockstep.metrics import Mean, Metrics, Sum
 from lockstep.monitor.agreement import Agreement
 from lockstep.objectives.divergence import k1
 from lockstep.objectives.masks import trainable
@@ -25,7 +26,6 @@ from lockstep.objectives.mismatch import Correction, IcePop, SequenceTIS, TokenT
 from lockstep.objectives.shaping import OverlongPenalty, ScaleReward, Shaping, TruncationPenalty
 from lockstep.objectives.tally import Tally
 from lockstep.rollouts.rollout import RolloutCollector, Rollouts
-from lockstep.types import Phase, SamplingParams
 
 _FILE, _MAX_ERROR = "kl.json", 0.2  # beyond this error, relative to the target, the coefficient moves no faster
 

@@ -10,7 +10,7 @@ from lockstep.algorithms.policy_gradient.step import PolicyGradientWorkers
 from lockstep.algorithms.ppo.options import PPORecipe
 from lockstep.algorithms.ppo.step import PPOWorkers, build_settings, learn, policy_version, ppo_step
 from lockstep.algorithms.setup import Setup
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 from lockstep.rollouts.episodes import Episodes
 
 

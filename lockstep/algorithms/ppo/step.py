@@ -27,11 +27,11 @@ from lockstep.algorithms.policy_gradient.step import (
     train_policy,
 )
 from lockstep.algorithms.ppo.options import PPORecipe, PPOSection
-from lockstep.batch import Batch
-from lockstep.borders import require_finite
+from lockstep.core.batch import Batch
+from lockstep.core.borders import require_finite
+from lockstep.core.metrics import Metrics
 from lockstep.learners.base import Learner, train
 from lockstep.losses.ppo import ClippedValue
-from lockstep.metrics import Metrics
 from lockstep.objectives.advantage import gae, length_adaptive_lambda
 from lockstep.objectives.masks import masked_whiten
 from lockstep.objectives.shaping import token_rewards

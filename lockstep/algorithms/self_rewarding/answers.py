@@ -11,17 +11,17 @@ from typing import Any, Literal
 
 import torch
 
-from lockstep.batch import Batch
+from lockstep.core.batch import Batch
+from lockstep.core.metrics import Mean, Metrics, StandardDeviation, Sum
+from lockstep.core.types import Prompt
 from lockstep.judge.build import response_case
 from lockstep.judge.judge import Judge, Judged, disagreement, judge_metrics, mean_score
 from lockstep.judge.verdicts import ScoreParser
-from lockstep.metrics import Mean, Metrics, StandardDeviation, Sum
 from lockstep.objectives.pairing import AnswerPair, Candidate, Status, choose
 from lockstep.rewards.base import RewardError
 from lockstep.rewards.options import RewardSection
 from lockstep.rewards.row_rules import find_unverified
 from lockstep.rollouts.rollout import Rollouts
-from lockstep.types import Prompt
 
 Scorer = Literal["judge", "verifier", "reward_model"]
 

@@ -32,15 +32,15 @@ from lockstep.algorithms.self_rewarding.options import (
 from lockstep.algorithms.self_rewarding.step import SelfRewardingSettings, SelfRewardingWorkers, self_rewarding_step
 from lockstep.algorithms.self_rewarding.validation import HeldOut, Twins, measure_judges, read_known
 from lockstep.algorithms.setup import Policy, Setup
+from lockstep.core.errors import InputError
+from lockstep.core.metrics import Metrics
 from lockstep.data.prompts import Prompts
 from lockstep.data.rows import DataError
 from lockstep.data.selection import head
-from lockstep.errors import InputError
 from lockstep.judge.build import meta_judge, score_judge, score_parser
 from lockstep.judge.judge import Judge
 from lockstep.judge.options import MetaJudgeSection
 from lockstep.learners.base import Learner
-from lockstep.metrics import Metrics
 from lockstep.objectives.battles import Battles, consistent_wins, position_weighted_wins
 from lockstep.rewards.row_rules import rule_of
 from lockstep.rollouts.rollout import RolloutCollector

@@ -19,16 +19,16 @@ import torch
 from torch import Tensor
 
 from lockstep.algorithms.self_rewarding.answers import RankedAnswers
-from lockstep.batch import Batch
+from lockstep.core.batch import Batch
+from lockstep.core.metrics import Last, Mean, Metrics, Sum
+from lockstep.core.types import Prompt
 from lockstep.judge.asking import Answer
 from lockstep.judge.build import meta_case
 from lockstep.judge.judge import Case, Judge, Judged, disagreement, judge_metrics
 from lockstep.judge.verdicts import Winner as Named
-from lockstep.metrics import Last, Mean, Metrics, Sum
 from lockstep.objectives.battles import Battles, Winner, bradley_terry
 from lockstep.objectives.order_consistency import Comparisons, count_comparisons
 from lockstep.objectives.pairing import balance
-from lockstep.types import Prompt
 
 _SPARE = 2
 """Answers that are taken for each pair that there is room for: not all of them give one."""

@@ -10,18 +10,18 @@ import orjson
 from lockstep.algorithms.rows import open_prompts
 from lockstep.algorithms.self_rewarding.options import SelfRewardingRecipe
 from lockstep.config import DataSection
+from lockstep.core.errors import InputError
+from lockstep.core.metrics import Metrics
 from lockstep.data.files import FileGroup
 from lockstep.data.prompts import Prompts, is_chat
 from lockstep.data.text_field import TextField, text_field
-from lockstep.errors import InputError
 from lockstep.judge.asking import Reader, SamplerAnswers
 from lockstep.judge.new_prompt_options import NewPromptsSection
 from lockstep.judge.new_prompts import PromptWriter, request_template
 from lockstep.judge.templates import Template
-from lockstep.metrics import Metrics
 from lockstep.models.source import ModelSource
 from lockstep.rollouts.sampler_session import SamplerSession
-from lockstep.whole_files import write_whole
+from lockstep.system.whole_files import write_whole
 
 FOLDER = "prompts"
 """Folder, inside the run's, of the new prompts, one file for each iteration."""

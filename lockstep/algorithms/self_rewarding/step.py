@@ -34,14 +34,14 @@ from lockstep.algorithms.self_rewarding.meta import (
     judge_pairs,
 )
 from lockstep.algorithms.self_rewarding.options import SelfRewardingSection
-from lockstep.batch import Batch, concat
+from lockstep.core.batch import Batch, concat
+from lockstep.core.metrics import Last, Mean, Metrics, Sum
+from lockstep.core.types import Phase, SamplingParams
 from lockstep.data.prompts import Prompts
 from lockstep.learners.base import Learner, hand_over, train
 from lockstep.losses.preference import Preference
-from lockstep.metrics import Last, Mean, Metrics, Sum
 from lockstep.monitor.agreement import Agreement
 from lockstep.rollouts.rollout import RolloutCollector
-from lockstep.types import Phase, SamplingParams
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,9 @@ from lockstep.algorithms.self_rewarding.step import (
     SelfRewardingWorkers,
     answer_and_judge,
 )
-from lockstep.batch import Batch
+from lockstep.core.batch import Batch
+from lockstep.core.metrics import Metrics, merge_metrics
+from lockstep.core.types import Prompt, skip_timing
 from lockstep.data.files import FileGroup, open_rows
 from lockstep.data.rows import Rows
 from lockstep.judge.asking import SamplerAnswers
@@ -33,10 +35,8 @@ from lockstep.judge.verdicts import V
 from lockstep.learners.base import compute_logprobs
 from lockstep.losses.base import Outputs
 from lockstep.losses.preference import interval_of_acc
-from lockstep.metrics import Metrics, merge_metrics
 from lockstep.rollouts.rollout import PromptStream
 from lockstep.rollouts.sampler_session import SamplerSession
-from lockstep.types import Prompt, skip_timing
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,15 @@ from lockstep.algorithms.opening import describe, measure_run_length, validate_f
 from lockstep.algorithms.rows import open_demonstrations
 from lockstep.algorithms.setup import Setup
 from lockstep.algorithms.sft.options import SFTRecipe
-from lockstep.batch import Batch
+from lockstep.core.batch import Batch
+from lockstep.core.metrics import Mean, Metrics
+from lockstep.core.types import Phase
 from lockstep.data.answers import is_empty
 from lockstep.data.demonstrations import Demonstrations, answer_of
 from lockstep.data.files import FileGroup
 from lockstep.data.selection import Head, Rule, head
 from lockstep.learners.base import Learner, compute_logprobs, train
 from lockstep.losses.cross_entropy import CrossEntropyLoss
-from lockstep.metrics import Mean, Metrics
-from lockstep.types import Phase
 
 
 def sft_step(

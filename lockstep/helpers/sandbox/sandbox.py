@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal, assert_never
 
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 from lockstep.helpers.sandbox import memory, solution_side, tester_side
 from lockstep.helpers.sandbox.bubblewrap import SYSTEM_FILES, find_obstacle, is_root, map_to_itself, open_filter, wrap
 from lockstep.helpers.sandbox.uses import find_uses

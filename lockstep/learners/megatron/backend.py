@@ -6,16 +6,16 @@ import importlib.util
 import warnings
 from typing import TYPE_CHECKING, final
 
-from lockstep.errors import InputError, install_command
+from lockstep.core.errors import InputError, install_command
 from lockstep.learners.backend import TrainingBackend
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from lockstep.config import LearnerSection, Optimizer
+    from lockstep.core.types import Head
     from lockstep.distributed.ranks import Ranks
     from lockstep.learners.megatron.learner import MegatronLearner
-    from lockstep.types import Head
 
 
 @final

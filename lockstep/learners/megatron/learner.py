@@ -11,15 +11,15 @@ import torch.distributed as dist
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
-from lockstep.batch import Batch
 from lockstep.config import LearnerSection, Optimizer
+from lockstep.core.batch import Batch
+from lockstep.core.metrics import Metrics
 from lockstep.distributed.buckets import all_reduce_sum
 from lockstep.distributed.ranks import Ranks
 from lockstep.learners.megatron.model import Stage
 from lockstep.learners.megatron.pieces import MegatronPiece
 from lockstep.learners.rank import MicroBatches, RankLearner
 from lockstep.losses.base import Loss, Outputs
-from lockstep.metrics import Metrics
 from lockstep.models.heads import canonical
 from lockstep.models.laid_out import LaidOut
 

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from lockstep.batch import Batch
+from lockstep.core.batch import Batch
+from lockstep.core.errors import InputError
+from lockstep.core.types import Head
 from lockstep.distributed.ranks import Ranks
-from lockstep.errors import InputError
 from lockstep.losses.base import Outputs
 from lockstep.models.cut import Cut
 from lockstep.models.families.base import MegatronLayers
@@ -33,7 +34,6 @@ from lockstep.models.heads import (
 from lockstep.models.kernels import FUSED
 from lockstep.models.laid_out import LaidOut, read_masked, read_values
 from lockstep.models.megatron import layers_of, stages
-from lockstep.types import Head
 from lockstep_logprobs.shard import Shard
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from lockstep.config import LearnerSection, Optimizer
+from lockstep.core.types import Head
 from lockstep.distributed.ranks import Ranks
 from lockstep.learners.boxes import Boxes
 from lockstep.learners.megatron.learner import MegatronLearner
@@ -21,7 +22,6 @@ from lockstep.models.heads import in_folder, scores_tokens
 from lockstep.models.parallelize import checkpoint_layers
 from lockstep.models.precision import TORCH_TYPES
 from lockstep.models.weight_files import check_weights, require_finite_tensor, weight_files
-from lockstep.types import Head
 
 
 def start_learner(

@@ -8,9 +8,9 @@ from lockstep.learners.backend import TrainingBackend
 
 if TYPE_CHECKING:
     from lockstep.config import LearnerSection, Optimizer
+    from lockstep.core.types import Head
     from lockstep.distributed.ranks import Ranks
     from lockstep.learners.torch.learner import TorchLearner
-    from lockstep.types import Head
 
 
 @final

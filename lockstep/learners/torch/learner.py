@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-from lockstep.batch import Batch
 from lockstep.config import LearnerSection, Optimizer
+from lockstep.core.batch import Batch
+from lockstep.core.metrics import Metrics
 from lockstep.distributed.buckets import all_reduce_sum
 from lockstep.distributed.ranks import ALONE, Ranks
 from lockstep.learners.rank import MicroBatches, RankLearner
 from lockstep.learners.torch.pieces import TorchPiece
 from lockstep.losses.base import Loss, Outputs
-from lockstep.metrics import Metrics
 from lockstep.models.heads import LogitsHead, ValueHead, canonical
 from lockstep.models.laid_out import LaidOut
 from lockstep.models.lora import is_adapter, learns, merging

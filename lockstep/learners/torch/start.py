@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lockstep.config import LearnerSection
+from lockstep.core.types import Head
 from lockstep.distributed.ranks import Ranks
 from lockstep.learners.boxes import Boxes
 from lockstep.learners.torch.pieces import TorchPiece
@@ -21,7 +22,6 @@ from lockstep.models.heads import LogitsHead, ValueHead, in_folder, scores_token
 from lockstep.models.load import load_backbone, load_causal_lm
 from lockstep.models.parallelize import checkpoint_layers, compile_layers, layers, parallelize
 from lockstep.models.weight_files import check_weights, require_finite_tensor, weight_files
-from lockstep.types import Head
 
 
 def build_model(

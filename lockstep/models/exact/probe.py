@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedConfig
 
 from lockstep.config import DType, LoRA
+from lockstep.core.types import SamplingParams
 from lockstep.distributed.sampling import draw, token_scores
 from lockstep.models.exact.attention import KEYS, Blockwise
 from lockstep.models.exact.experts import EXPERTS, ROUTERS
@@ -23,7 +24,6 @@ from lockstep.models.families.registry import GPU_EXACT_TYPES, has_exact_layers_
 from lockstep.models.folder import head_size, skeleton
 from lockstep.models.lora import adapt
 from lockstep.models.precision import TORCH_TYPES
-from lockstep.types import SamplingParams
 from lockstep_logprobs.hidden import ROWS
 from lockstep_logprobs.kernel import runs_fused
 from lockstep_logprobs.softmax import TILE_COLUMNS, column_tiles

@@ -23,10 +23,10 @@ from typing import Any
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from lockstep.config.trust import UntrustedCode, describe_file
+from lockstep.core.errors import InputError, first_line
 from lockstep.data.notes import note
-from lockstep.errors import InputError, first_line
-from lockstep.guarded_imports import is_trusted
 from lockstep.models.families.known import is_known
+from lockstep.system.guarded_imports import is_trusted
 
 _CONFIG, _MODEL = "AutoConfig", "AutoModelForCausalLM"
 

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.disk import naming, remove_tree, rename, retry, sync, sync_tree
-from lockstep.errors import InputError, RunError
-from lockstep.sums import Sum, read_sum
+from lockstep.core.errors import InputError, RunError
+from lockstep.system.disk import naming, remove_tree, rename, retry, sync, sync_tree
+from lockstep.system.sums import Sum, read_sum
 
 _ASIDE = ".aside_"
 _MANIFEST = "manifest.json"

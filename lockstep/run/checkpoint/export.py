@@ -16,7 +16,8 @@ from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import LearnerSection
 from lockstep.config.hub import fetch_names
 from lockstep.config.loading import Loaded, load_run
-from lockstep.errors import InputError, shorten
+from lockstep.core.errors import InputError, shorten
+from lockstep.core.types import Head
 from lockstep.learners.boxes import Boxes, find_written
 from lockstep.models.digests import model_files
 from lockstep.models.export import FileType, assemble, save_adapter
@@ -28,7 +29,6 @@ from lockstep.report.log import require_run
 from lockstep.run.checkpoint.checkpoints import Checkpoint, Checkpoints, NoCheckpointError
 from lockstep.run.folder.files import FRAME
 from lockstep.run.folder.identity import differences
-from lockstep.types import Head
 
 
 def export(run: Path, out: Path, which: str = "latest", dtype: FileType = "fp32", adapter: bool = False) -> int:

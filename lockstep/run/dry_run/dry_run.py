@@ -15,7 +15,6 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from lockstep import machine_memory
 from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.exactness import decide_exact
 from lockstep.algorithms.job import Job
@@ -27,8 +26,8 @@ from lockstep.cluster.specs import require_sampler
 from lockstep.config import Common
 from lockstep.config.hub import fetch_names
 from lockstep.config.loading import Loaded
+from lockstep.core.errors import InputError
 from lockstep.data.files import open_rows
-from lockstep.errors import InputError
 from lockstep.learners import backend
 from lockstep.models.device import keep_fp32, resolve_device
 from lockstep.models.folder import read_config, skeleton
@@ -48,7 +47,8 @@ from lockstep.run.live_setup import require_lengths, role_folder, self_checked_s
 from lockstep.run.session import resolve_intervals
 from lockstep.run.trackers.follow import views_of
 from lockstep.run.trackers.view import Facts
-from lockstep.units import readable
+from lockstep.system import machine_memory
+from lockstep.system.units import readable
 
 
 @dataclass(frozen=True)

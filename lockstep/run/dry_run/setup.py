@@ -11,7 +11,6 @@ from typing import Any, NoReturn, TypeVar, assert_never
 
 import torch
 
-from lockstep import machine_memory
 from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.episodes import describe_rewards, episodes_of
 from lockstep.algorithms.roles import ModelRole
@@ -19,11 +18,12 @@ from lockstep.algorithms.rows import DataFiles
 from lockstep.algorithms.setup import Policy
 from lockstep.cluster.judges import policy_answers, read_people
 from lockstep.config import DType
+from lockstep.core.errors import InputError, LockstepError
+from lockstep.core.types import Prompt, skip_timing
 from lockstep.data.prompts import Prompts
 from lockstep.data.ranked import describe
 from lockstep.data.templates import read_field
 from lockstep.environments.options import EnvironmentSection
-from lockstep.errors import InputError, LockstepError
 from lockstep.judge.asking import Answering
 from lockstep.judge.build import score_judge
 from lockstep.judge.options import AskedSection
@@ -36,8 +36,8 @@ from lockstep.rewards.options import RewardJudge, RewardSection, SingleReward
 from lockstep.rollouts.episodes import Episodes
 from lockstep.run.live_setup import role_folder
 from lockstep.samplers.base import Sampler
-from lockstep.types import Prompt, skip_timing
-from lockstep.units import readable
+from lockstep.system import machine_memory
+from lockstep.system.units import readable
 
 _ANSWERS = 64  # right answers that are read; each is a question to math-verify
 

@@ -13,7 +13,7 @@ import torch
 from lockstep.models.exact.attention import BLOCK
 from lockstep.monitor.agreement import Certificate
 from lockstep.run.folder.machine import describe_machine
-from lockstep.whole_files import write_whole
+from lockstep.system.whole_files import write_whole
 from lockstep_logprobs.hidden import ROWS
 from lockstep_logprobs.softmax import TILE_COLUMNS
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from lockstep.batch import Batch
-from lockstep.borders import NotFiniteError
-from lockstep.errors import RunError
+from lockstep.core.batch import Batch
+from lockstep.core.borders import NotFiniteError
+from lockstep.core.errors import RunError
 
 
 @contextmanager

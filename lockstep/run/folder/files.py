@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lockstep.config.loading import Loaded, describe, load_run
-from lockstep.errors import InputError, LockstepError, shorten
-from lockstep.records import is_file, refuse_other
+from lockstep.core.errors import InputError, LockstepError, shorten
 from lockstep.report.log import LOCK, MESSAGES
 from lockstep.run.folder.identity import ChangedError, differences, recipe_identity
-from lockstep.sums import SUMS
-from lockstep.whole_files import append, write_whole
+from lockstep.system.records import is_file, refuse_other
+from lockstep.system.sums import SUMS
+from lockstep.system.whole_files import append, write_whole
 
 FRAME = "initial"
 """Subfolder of a run with all that an export needs besides weights; of a model from scratch, its first weights, too."""

@@ -12,10 +12,10 @@ from typing import Any
 from lockstep.config import registry
 from lockstep.config.loading import Loaded
 from lockstep.config.model_recipe import weights_of
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 from lockstep.models.digests import digest, model_files
+from lockstep.system.yaml12 import flat
 from lockstep.version import __version__
-from lockstep.yaml12 import flat
 
 Identity = dict[str, Any]
 

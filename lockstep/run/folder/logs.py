@@ -9,11 +9,11 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from lockstep.disk import sync
-from lockstep.records import is_file
 from lockstep.report.log import LOGS, METRICS, SAMPLES, TIMINGS, encode, lines
-from lockstep.sums import Sum
-from lockstep.whole_files import append
+from lockstep.system.disk import sync
+from lockstep.system.records import is_file
+from lockstep.system.sums import Sum
+from lockstep.system.whole_files import append
 
 
 class Logs:

@@ -14,9 +14,9 @@ import transformers
 
 from lockstep.config.loading import Loaded
 from lockstep.models.device import keep_fp32
-from lockstep.printable import print_text
 from lockstep.report.log import ENVIRONMENT, read_environment
 from lockstep.run.folder.files import write_once
+from lockstep.system.printable import print_text
 from lockstep.version import __version__
 
 

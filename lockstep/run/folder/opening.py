@@ -18,14 +18,14 @@ import torch
 from lockstep.config.hub import write_pins
 from lockstep.config.hub_name import PINS
 from lockstep.config.loading import Loaded, describe
+from lockstep.core.errors import InputError, LockstepError, RunError
 from lockstep.data.template_date import FILE, keep_date
-from lockstep.disk import is_user_error
-from lockstep.errors import InputError, LockstepError, RunError
 from lockstep.report.log import CRASH
 from lockstep.run.checkpoint.checkpoints import Checkpoints
 from lockstep.run.folder.files import FRAME, LOCK, add_message, lock_folder, make, write_once
 from lockstep.run.folder.machine import as_noted, describe_machine
 from lockstep.run.stop import Stopped
+from lockstep.system.disk import is_user_error
 
 
 @contextmanager

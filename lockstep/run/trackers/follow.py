@@ -14,12 +14,12 @@ from itertools import groupby
 from typing import Any
 
 from lockstep.config import Trackers
-from lockstep.errors import InputError, install_command
-from lockstep.fault_policy import POLICY
+from lockstep.core.errors import InputError, install_command
 from lockstep.report.log import LOGS, SAMPLES, TIMINGS, decode, lines
 from lockstep.run.folder.logs import Logs
 from lockstep.run.stop import Stopped
 from lockstep.run.trackers.view import Facts, Outcome, View
+from lockstep.system.fault_policy import POLICY
 
 _PAUSE_PER_FAILURE = 9.0  # times as long as the failure took: a dead server costs at most a tenth of the run's time
 

@@ -19,7 +19,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS
 
 from lockstep.config import MLflow
 from lockstep.run.trackers.view import Facts, Outcome, Rows, View, table
-from lockstep.yaml12 import flat
+from lockstep.system.yaml12 import flat
 
 _STATUS: dict[Outcome, str] = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 _UNKNOWN = ErrorCode.Name(RESOURCE_DOES_NOT_EXIST)

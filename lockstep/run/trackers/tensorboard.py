@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from torch.utils.tensorboard import SummaryWriter
 
-from lockstep import yaml12
 from lockstep.run.trackers.view import Facts, Outcome, Rows, View, table
+from lockstep.system import yaml12
 
 _FLUSH_S = 10  # a chart that is being looked at is at most so far behind
 

@@ -17,7 +17,7 @@ import wandb
 from wandb.errors import UsageError
 
 from lockstep.config import WandB
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 from lockstep.run.trackers.view import Facts, Outcome, Rows, View, table
 
 _EXIT_CODES: dict[Outcome, int] = {"finished": 0, "failed": 1, "interrupted": 130}

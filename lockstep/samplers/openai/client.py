@@ -10,9 +10,9 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from lockstep import config
+from lockstep.core.types import Reply, Request, SamplingParams
 from lockstep.samplers.openai.dialects import DIALECTS, Completion, Dialect, Ends, Model, Models
 from lockstep.servers.json_server import JsonServer, Lost, ServerAddress, ServerError
-from lockstep.types import Reply, Request, SamplingParams
 
 _SHOWN_MODELS = 5
 

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
-from lockstep.borders import LARGEST_LOGPROB
-from lockstep.errors import InputError, shorten
-from lockstep.types import SamplingParams
+from lockstep.core.borders import LARGEST_LOGPROB
+from lockstep.core.errors import InputError, shorten
+from lockstep.core.types import SamplingParams
 
 _NEUTRAL = {"repetition_penalty": 1.0, "min_p": 0.0, "top_k": 0}
 """Options that OpenAI's own servers do not know, and values at which they change nothing."""

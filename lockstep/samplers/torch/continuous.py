@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lockstep.batch import Batch
+from lockstep.core.batch import Batch
 from lockstep.models.attention import Layout, Packed, find_visible
 from lockstep.models.exact.attention import BLOCK as QUERIES
 from lockstep.models.exact.attention import KEYS

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lockstep.batch import Batch
-from lockstep.borders import NotFiniteError
 from lockstep.config import DType
+from lockstep.core.batch import Batch
+from lockstep.core.borders import NotFiniteError
+from lockstep.core.types import Request, SamplingParams
 from lockstep.models.folder import context_of
 from lockstep.models.heads import LogitsHead, canonical
 from lockstep.models.precision import OVERFLOW, TORCH_TYPES, autocast
@@ -22,7 +23,6 @@ from lockstep.samplers.base import Piece, gather_pieces
 from lockstep.samplers.torch.passes import cut_rows
 from lockstep.samplers.torch.rows import Response
 from lockstep.samplers.torch.scheduler import PASS_TOKENS
-from lockstep.types import Request, SamplingParams
 from lockstep.weight_sync.attestation import Attestation
 from lockstep.weight_sync.buckets import Bucket
 from lockstep.weight_sync.carriers import Carrier, Route, open_carrier, unpack

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lockstep.batch import Batch
+from lockstep.core.batch import Batch
 from lockstep.models.attention import Packed
 from lockstep.samplers.torch.continuous import Beginning, Continued
 from lockstep.samplers.torch.pool import BLOCK

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from lockstep import keyed
-from lockstep.types import Request, SamplingParams
+from lockstep.core import keyed
+from lockstep.core.types import Request, SamplingParams
 
 _FIRST = 64
 """Tokens of a response that there is room for at first."""

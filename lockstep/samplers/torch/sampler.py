@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lockstep.config import DType
+from lockstep.core.types import Request, SamplingParams
 from lockstep.models.device import empty_cache
 from lockstep.models.exact.model import is_exact
 from lockstep.models.folder import count_cache_numbers
@@ -18,7 +19,6 @@ from lockstep.samplers.torch.continuous import call_modules
 from lockstep.samplers.torch.model_sampler import ModelSampler
 from lockstep.samplers.torch.rows import NotFinite, Response
 from lockstep.samplers.torch.scheduler import Scheduler
-from lockstep.types import Request, SamplingParams
 from lockstep.weight_sync.attestation import Attestation
 
 _PIECE = 32

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lockstep.core.types import Request, SamplingParams
 from lockstep.distributed.penalties import penalize
 from lockstep.distributed.sampling import draw, token_scores
 from lockstep.models.heads import PLAIN
@@ -28,7 +29,6 @@ from lockstep.samplers.torch.passes import Tokens, take_prompts
 from lockstep.samplers.torch.pool import BLOCK, Pool
 from lockstep.samplers.torch.rows import NotFinite, Places, Response, Row, SharedPrompt
 from lockstep.samplers.torch.seen import Seen
-from lockstep.types import Request, SamplingParams
 from lockstep_logprobs.hidden import ROWS
 
 PASS_TOKENS = 16_384

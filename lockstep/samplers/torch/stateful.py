@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from lockstep import keyed
-from lockstep.batch import Batch
 from lockstep.config import DType
+from lockstep.core import keyed
+from lockstep.core.batch import Batch
+from lockstep.core.errors import InputError
+from lockstep.core.types import Request, SamplingParams
 from lockstep.distributed.penalties import penalize
 from lockstep.distributed.sampling import draw, token_scores
-from lockstep.errors import InputError
 from lockstep.models.attention import SideBySide
 from lockstep.models.device import empty_cache
 from lockstep.models.folder import carries_state
@@ -29,7 +30,6 @@ from lockstep.samplers.torch.model_sampler import ModelSampler
 from lockstep.samplers.torch.rows import NotFinite, Response
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.samplers.torch.seen import Seen
-from lockstep.types import Request, SamplingParams
 
 _KEYWORDS = ("past_key_values", "cache_params", "cache")
 """Names of the cache in the signatures of `transformers` models."""

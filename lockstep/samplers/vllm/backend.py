@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from typing import TYPE_CHECKING, final
 
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 from lockstep.samplers.backend import InferenceBackend
 from lockstep.samplers.vllm.arguments import refuse_repeated
 

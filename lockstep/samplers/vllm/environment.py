@@ -6,7 +6,7 @@ import multiprocessing
 import os
 from multiprocessing import resource_tracker
 
-from lockstep.process_defaults import stay_offline
+from lockstep.system.process_defaults import stay_offline
 
 
 def prepare() -> None:

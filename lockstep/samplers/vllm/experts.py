@@ -16,7 +16,7 @@ from vllm.model_executor.layers.fused_moe.oracle.unquantized import (
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 
 _MATRICES = ("w13_weight", "w2_weight")
 _DIGITS = 255

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from vllm.model_executor.model_loader.reload import layerwise
 
-from lockstep.errors import InputError, first_line
+from lockstep.core.errors import InputError, first_line
 
 _ALIASED = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default)
 

@@ -19,7 +19,7 @@ from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.platforms import current_platform
 
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 from lockstep.samplers.vllm.experts import find_packing, in_loaded_order
 from lockstep.samplers.vllm.landings import Landing, Landings, Stretch, find_sent_tensors
 from lockstep.weight_sync.fingerprints import Taken, column_fingerprint, fingerprint, pick_columns, take

@@ -16,15 +16,15 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from lockstep.batch import Batch
 from lockstep.config import Computation, SamplerSection
-from lockstep.errors import InputError, first_line
+from lockstep.core.batch import Batch
+from lockstep.core.errors import InputError, first_line
+from lockstep.core.types import Request, SamplingParams
 from lockstep.models.folder import context_of, read_config
 from lockstep.samplers.base import Piece
 from lockstep.samplers.stop_strings import open_stop_strings
 from lockstep.samplers.vllm.arguments import engine_arguments
 from lockstep.samplers.vllm.environment import prepare
-from lockstep.types import Request, SamplingParams
 from lockstep.weight_sync.attestation import Attestation
 from lockstep.weight_sync.buckets import Bucket
 from lockstep.weight_sync.carriers import Route

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lockstep.config import VLLM, SamplerSection
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 from lockstep.models.folder import context_of, read_config
 from lockstep.samplers.vllm.sampler import VLLMSampler, pick_logprobs
 from lockstep_doctor.cuts import OUTPUT, Capture, CutPoint

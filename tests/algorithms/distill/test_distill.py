@@ -22,7 +22,7 @@ from lockstep.report.summary import summary
 from lockstep.run.dry_run.dry_run import dry_run
 from lockstep.run.stop import Stopped
 from lockstep.run.train import train
-from lockstep.units import readable
+from lockstep.system.units import readable
 
 Run = Callable[..., list[dict[str, Any]]]
 RECIPE = {

@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from tiny_recipe import KTO
 
 from lockstep.algorithms.kto.job import mismatch
+from lockstep.core.errors import InputError
+from lockstep.core.types import Prompt
 from lockstep.data.demonstrations import Demonstration
-from lockstep.errors import InputError
-from lockstep.types import Prompt
 
 Run = Callable[..., list[dict[str, Any]]]
 PLAIN: list[float] = []

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from tiny_recipe import ONLINE_DPO
 
 from lockstep.algorithms.online_dpo.job import pair_answers
-from lockstep.batch import Batch
-from lockstep.types import SamplingParams
+from lockstep.core.batch import Batch
+from lockstep.core.types import SamplingParams
 
 Run = Callable[..., list[dict[str, Any]]]
 NAN = float("nan")

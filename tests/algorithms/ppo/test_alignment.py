@@ -14,9 +14,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from lockstep import keyed
-from lockstep.batch import Batch
 from lockstep.config import LearnerSection, Optimizer
+from lockstep.core import keyed
+from lockstep.core.batch import Batch
 from lockstep.learners.base import train
 from lockstep.learners.torch.learner import TorchLearner
 from lockstep.losses.ppo import ClippedValue

@@ -12,9 +12,9 @@ import pytest
 import torch
 from tiny_models import ragged
 
-from lockstep import align
-from lockstep.batch import Batch
 from lockstep.config.loading import load
+from lockstep.core import align
+from lockstep.core.batch import Batch
 from lockstep.losses.base import Outputs
 from lockstep.models.heads import ValueHead
 from lockstep.models.load import load_backbone

@@ -11,7 +11,8 @@ import torch
 
 from lockstep.algorithms.self_rewarding.answers import RankedAnswers, Scored
 from lockstep.algorithms.self_rewarding.meta import JudgePair, MetaJudging, judge_batch, judge_pair_row, judge_pairs
-from lockstep.batch import Batch
+from lockstep.core.batch import Batch
+from lockstep.core.types import Prompt
 from lockstep.judge.asking import Answer, Conversation
 from lockstep.judge.build import meta_judge
 from lockstep.judge.judge import Judged, Judgement
@@ -20,7 +21,6 @@ from lockstep.judge.verdicts import ScoreParser, Verdict
 from lockstep.objectives.battles import consistent_wins
 from lockstep.objectives.pairing import AnswerPair
 from lockstep.rollouts.rollout import Rollouts
-from lockstep.types import Prompt
 
 META_SECTION = MetaJudgeSection.model_validate({"sampling": {"max_tokens": 200}, "max_prompt_tokens": 4000})
 PARSER = ScoreParser(0, 5, "score", decimals=True)

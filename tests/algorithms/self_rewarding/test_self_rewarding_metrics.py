@@ -9,14 +9,14 @@ from lockstep.algorithms.job import StepResult
 from lockstep.algorithms.self_rewarding.answers import Scored, answer_metrics, leak_test, pair_metrics
 from lockstep.algorithms.self_rewarding.job import Collapse
 from lockstep.algorithms.self_rewarding.options import SelfRewardingSection
-from lockstep.batch import Batch
+from lockstep.core.batch import Batch
+from lockstep.core.metrics import Metrics
+from lockstep.core.types import Prompt
 from lockstep.judge.judge import Judged, Judgement, mean_score
 from lockstep.judge.verdicts import ScoreParser, Verdict
-from lockstep.metrics import Metrics
 from lockstep.objectives.pairing import AnswerPair
 from lockstep.rollouts.rollout import Rollouts
 from lockstep.run.loop import StepEvent
-from lockstep.types import Prompt
 
 SCORES = ScoreParser(0.0, 5.0, "score|points", True)
 

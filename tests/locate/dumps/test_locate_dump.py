@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from lockstep import exit_codes
 from lockstep.cli import main
+from lockstep.core import exit_codes
 from lockstep_doctor.dumps import judge
 from lockstep_doctor.dumps.judge import describe_dump, locate_dump
 from lockstep_doctor.dumps.names import DumpError

@@ -13,15 +13,15 @@ from fused_device import DEVICE, INTERPRETED, MARKS
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from lockstep import keyed
-from lockstep.batch import Batch
+from lockstep.core import keyed
+from lockstep.core.batch import Batch
+from lockstep.core.types import Request, SamplingParams
 from lockstep.models.attention import NAME
 from lockstep.models.exact import probe
 from lockstep.models.exact.model import make_exact
 from lockstep.models.families.registry import GPU_EXACT_TYPES
 from lockstep.models.heads import LogitsHead
 from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.types import Request, SamplingParams
 
 pytestmark = MARKS
 SHAPE = {

@@ -17,10 +17,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from lockstep.core.types import SamplingParams
 from lockstep.distributed.sampling import token_scores
 from lockstep.models.exact.attention import Blockwise
 from lockstep.models.exact.linear import gelu_tanh, linear, silu
-from lockstep.types import SamplingParams
 
 _SAME = {
     "linear": "c4cb1f23deceffca6fe9dadd0cc4891e",

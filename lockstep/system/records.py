@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 
 T = TypeVar("T")
 

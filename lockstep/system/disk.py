@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from lockstep.fault_policy import Attempts
+from lockstep.system.fault_policy import Attempts
 
 T = TypeVar("T")
 

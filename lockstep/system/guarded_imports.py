@@ -21,7 +21,7 @@ from importlib.machinery import (
 from pathlib import Path
 from types import CodeType
 
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 
 TRUSTED = "LOCKSTEP_TRUSTED"
 """The environment variable with the digests of trusted files, from which child processes have them."""
@@ -32,7 +32,7 @@ _GUARDED = "LOCKSTEP_GUARDED"
 _LATER = "LOCKSTEP_GUARDED_PATH"
 """The environment variable with guarded folders that a child process puts on its path of modules."""
 
-_LOCKSTEP = str(Path(__file__).parents[1])
+_LOCKSTEP = str(Path(__file__).parents[2])
 
 
 def digest_content(content: bytes) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lockstep.batch import Batch
+from lockstep.core.batch import Batch
 
 
 def state_before(position_M: Tensor) -> Tensor:

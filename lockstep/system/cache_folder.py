@@ -7,7 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from lockstep.printable import note_once
+from lockstep.system.printable import note_once
 
 
 def find_cache_folder() -> Path:

@@ -15,11 +15,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lockstep.disk import rename, sync
-from lockstep.errors import InputError
-from lockstep.printable import note_once
-from lockstep.records import read_record
-from lockstep.whole_files import write_whole
+from lockstep.core.errors import InputError
+from lockstep.system.disk import rename, sync
+from lockstep.system.printable import note_once
+from lockstep.system.records import read_record
+from lockstep.system.whole_files import write_whole
 
 SUMS = "sums.json"
 FINAL = "final"

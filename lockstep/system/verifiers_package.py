@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 
 VERSION = "0.4"
 

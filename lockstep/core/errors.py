@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from lockstep import exit_codes
+from lockstep.core import exit_codes
 
 
 class LockstepError(Exception):

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from lockstep.disk import naming, own_copy
-from lockstep.errors import InputError, RunError
-from lockstep.records import refuse_other
+from lockstep.core.errors import InputError, RunError
+from lockstep.system.disk import naming, own_copy
+from lockstep.system.records import refuse_other
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lockstep.batch import Batch
-from lockstep.errors import RunError
-from lockstep.types import Request, SamplingParams
+from lockstep.core.batch import Batch
+from lockstep.core.errors import RunError
+from lockstep.core.types import Request, SamplingParams
 
 LARGEST_LOGPROB = 0.1
 """Nats: a bf16 log-softmax may come out slightly above 0; a probability or a loss given by mistake exceeds this."""

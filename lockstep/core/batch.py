@@ -12,7 +12,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from lockstep.types import SamplingParams, Values
+from lockstep.core.types import SamplingParams, Values
 
 
 @dataclass(frozen=True)

@@ -159,7 +159,7 @@ class Request:
 
     Attributes:
         tokens: What to complete.
-        key: Key of its random numbers, see `lockstep.keyed`.
+        key: Key of its random numbers, see `lockstep.core.keyed`.
         continues: True if a later prompt will begin with this prompt and its response, as in an episode.
     """
 

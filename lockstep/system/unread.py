@@ -9,7 +9,7 @@ import stat
 import sys
 from typing import Any, TextIO
 
-from lockstep.errors import RunError
+from lockstep.core.errors import RunError
 
 
 def is_unread(stream: TextIO) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _FLOAT = re.compile(

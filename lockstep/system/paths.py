@@ -6,7 +6,7 @@ import argparse
 import os
 import re
 
-from lockstep.errors import InputError
+from lockstep.core.errors import InputError
 
 HUB = "hf:"
 """The beginning of a name on the Hugging Face Hub (`lockstep.config.hub_name`)."""

@@ -7,7 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
-_MAIN = Path(__file__).with_name("__main__.py")
+_MAIN = Path(__file__).parents[1] / "__main__.py"
 
 
 def command(*words: object) -> str:

@@ -1,0 +1,1 @@
+"""Types, batches and metrics that every room speaks of."""
