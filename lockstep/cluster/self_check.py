@@ -56,10 +56,7 @@ _INSTEAD = "choose a model of docs/models.md, which lists those that were proven
 _PROMPTS = (5, 1, 9, 5, 13, 2)
 _RESPONSE = 8
 _PROVEN = (
-    "batch.py",
-    "align.py",
-    "keyed.py",
-    "types.py",
+    "core",
     "models",
     "samplers",
     "distributed",
