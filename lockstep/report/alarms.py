@@ -23,6 +23,8 @@ _RISE = 0.1
 """Rise of the share of responses that were cut off, between the halves of a window, that is no chance."""
 _ERRORS = 4.0
 """Standard errors above the best policy's reward; a run has many windows, so 3 would be reached by chance."""
+_NOTED = ("agreement/", "watch/")
+"""Beginnings of the metrics whose alarms the monitor itself notes, with what to do."""
 _LEFT_OUT = {
     "train/truncated": "{:.0%} were cut off",
     "train/no_verdict": "{:.0f} had no verdict",
@@ -96,7 +98,7 @@ class LiveAlarms:
         """Adds the metrics of a step."""
         self._rows.append({**values, "step": step})
         for alarm in find_alarms(list(self._rows)):
-            if alarm.last == step:
+            if alarm.last == step and not alarm.metric.startswith(_NOTED):
                 if step - self._heard.get(alarm.metric, -_LEAST) >= _LEAST:
                     self._note(f"ALARM, step {step}: {alarm.text}")
                 self._heard[alarm.metric] = step

@@ -90,7 +90,7 @@ ATTENTION = str(importlib.import_module("lockstep.models.attention").__file__)
     "edit",
     [
         patch_of(ATTENTION, "token_C = batch.starts[order_B][cells.row] +", "token_C = 0 *"),
-        patch_of(ATTENTION, "for size in (rows, width)]", "for size in (width, rows)]"),
+        patch_of(ATTENTION, "piece.unflatten(0, shape)", "piece.unflatten(0, shape[::-1])"),
     ],
     ids=["an index", "a size that Python reads"],
 )

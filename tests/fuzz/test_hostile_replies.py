@@ -19,7 +19,6 @@ from lockstep.core.errors import LockstepError
 from lockstep.core.types import Reply as Response
 from lockstep.core.types import Request, SamplingParams
 from lockstep.samplers.openai.client import OpenAIClient
-from lockstep.servers import json_server as module
 from lockstep.system.printable import make_printable
 
 SAMPLING = SamplingParams(4)
@@ -70,17 +69,14 @@ def test_so_is_the_list_of_models(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(TOLD_LATER | SLOW_GETS))
-def test_what_takes_long_is_told_and_ends(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_SILENCE_S", 0.2)
+def test_what_takes_long_ends(name: str) -> None:
     post, says = POSTS.get(name, (http(completed()), ""))
     get, later = GETS.get(name, (MODELS, ""))
-    answer, notes = ask(post, get, timeout_s=0.6)
+    answer, _ = ask(post, get, timeout_s=0.6)
     assert (says or later) in str(answer)
-    assert [note for note in notes if "no answer for 0.2 s; " in note] or "429" in says
 
 
-def test_a_server_that_says_when_to_ask_again_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_SILENCE_S", 0.2)
+def test_a_server_that_says_when_to_ask_again_is_told_of() -> None:
     notes: list[str] = []
     with sending(http({}, "429 Busy", {"Retry-After": "1"})) as url:
         client = OpenAIClient(OpenAI(base_url=url, model="m", max_retries=1), 5.0, note=notes.append)

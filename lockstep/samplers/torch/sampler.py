@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -15,7 +14,7 @@ from lockstep.models.device import empty_cache
 from lockstep.models.exact.model import is_exact
 from lockstep.models.folder import count_cache_numbers
 from lockstep.samplers.base import Piece, require_room
-from lockstep.samplers.torch.continuous import call_modules
+from lockstep.samplers.torch.continuous import Continuous, call_modules
 from lockstep.samplers.torch.model_sampler import ModelSampler
 from lockstep.samplers.torch.rows import NotFinite, Response
 from lockstep.samplers.torch.scheduler import Scheduler
@@ -97,7 +96,7 @@ class TorchSampler(ModelSampler):
                 None if self._cache_bytes is None else self._cache_bytes // (4 * count_cache_numbers(self._lm.config))
             )
             self._scheduler = Scheduler(
-                partial(call_modules, self._lm),
+                self._logits,
                 self._max_batch_size,
                 self._context,
                 device,
@@ -107,6 +106,10 @@ class TorchSampler(ModelSampler):
                 self._lm.config.name_or_path or "",
             )
         return self._scheduler
+
+    def _logits(self, token_N: Tensor, position_N: Tensor, layout: Continuous, keep_M: Tensor) -> Tensor:
+        """Logits [M, V] of the tokens of a pass with indices `keep_M`."""
+        return call_modules(self._lm, token_N, position_N, layout, keep_M)
 
     @contextmanager
     def _computing(self) -> Iterator[None]:
