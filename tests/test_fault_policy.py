@@ -13,7 +13,7 @@ import lockstep
 from lockstep.system.fault_policy import POLICY, Attempts, Seldom, Source
 
 SLEEPERS = {
-    "fault_policy.py": "the policy itself",
+    "system/fault_policy.py": "the policy itself",
     "helpers/process.py": "looks for a parent that has ended",
     "helpers/descendants.py": "looks for children that have ended",
     "helpers/sandbox/memory.py": "looks whether the processes of a cgroup have ended",
