@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
@@ -27,7 +28,17 @@ class TrainingSamplingParams:
     temperature: float = 1.0
 
 
-def need_top_k_or_top_p_filtering(sampling_params: TrainingSamplingParams | None) -> bool:
+class SamplingFilters(Protocol):
+    """Any object with these two attributes: `TrainingSamplingParams` here, NeMo RL's own class, or a caller's."""
+
+    @property
+    def top_k(self) -> int | None: ...
+
+    @property
+    def top_p(self) -> float | None: ...
+
+
+def need_top_k_or_top_p_filtering(sampling_params: SamplingFilters | None) -> bool:
     """True if top-k or top-p excludes any token."""
     if sampling_params is None:
         return False

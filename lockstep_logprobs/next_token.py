@@ -21,7 +21,7 @@ from lockstep_logprobs import context
 from lockstep_logprobs.autograd import ChunkedDistributedHiddenStatesToLogprobs, block_rows, own_columns
 from lockstep_logprobs.checks import check_ids
 from lockstep_logprobs.collectives import all_gather, group_rank, group_size
-from lockstep_logprobs.logits_sampling_utils import TrainingSamplingParams, need_top_k_or_top_p_filtering
+from lockstep_logprobs.logits_sampling_utils import SamplingFilters, need_top_k_or_top_p_filtering
 from lockstep_logprobs.mesh import mesh_group, vocab_range
 from lockstep_logprobs.packed import Packing
 from lockstep_logprobs.shard import Shard, even_shard
@@ -43,7 +43,7 @@ def from_parallel_logits_to_logprobs(
     inference_only: bool = False,
     cp_group: dist.ProcessGroup | None = None,
     chunk_size: int | None = None,
-    sampling_params: TrainingSamplingParams | None = None,
+    sampling_params: SamplingFilters | None = None,
 ) -> Tensor:
     """log π(target[:, t+1]) from the logits at t.
 
@@ -81,7 +81,7 @@ def from_parallel_logits_to_logprobs_packed_sequences(
     inference_only: bool = False,
     cp_group: dist.ProcessGroup | None = None,
     chunk_size: int | None = None,
-    sampling_params: TrainingSamplingParams | None = None,
+    sampling_params: SamplingFilters | None = None,
     target_is_pre_rolled: bool = False,
 ) -> Tensor:
     """`from_parallel_logits_to_logprobs` for sequences laid end to end, with one exchange for all of them.
@@ -134,7 +134,7 @@ def dtensor_from_parallel_logits_to_logprobs(
     inference_only: bool = False,
     seq_index: Tensor | None = None,
     chunk_size: int | None = None,
-    sampling_params: TrainingSamplingParams | None = None,
+    sampling_params: SamplingFilters | None = None,
 ) -> Tensor:
     """log π(target[:, t+1]) from local logits, with sequences sharded over the "cp" dimension of the target's mesh.
 
@@ -176,7 +176,7 @@ def get_logprobs_from_vocab_parallel_logits(
     input_ids: Tensor | DTensor,
     seq_index: Tensor | None = None,
     chunk_size: int | None = None,
-    sampling_params: TrainingSamplingParams | None = None,
+    sampling_params: SamplingFilters | None = None,
 ) -> Tensor:
     """`dtensor_from_parallel_logits_to_logprobs` of logits on a mesh with a dimension "tp", [B, S, V]."""
     names = vocab_parallel_logits.device_mesh.mesh_dim_names or ()
@@ -202,7 +202,7 @@ def get_next_token_logprobs_from_logits(
     vocab_parallel_rank: int | None = None,
     vocab_parallel_group: dist.ProcessGroup | None = None,
     context_parallel_group: dist.ProcessGroup | None = None,
-    sampling_params: TrainingSamplingParams | None = None,
+    sampling_params: SamplingFilters | None = None,
     chunk_size: int | None = None,
 ) -> Tensor:
     """log π(input_ids[:, t+1]) from the logits at t, fp32 [B, S−1]; logits may be sharded by groups, by a mesh, or not
@@ -311,7 +311,7 @@ def _token_logprobs(
     group: dist.ProcessGroup | None,
     inference_only: bool,
     chunk_size: int | None,
-    sampling_params: TrainingSamplingParams | None,
+    sampling_params: SamplingFilters | None,
 ) -> Tensor:
     """log p of already shifted targets, fp32, in their shape; under top-k and top-p where requested."""
     rows, shard = own_columns(logits, *vocab), Shard(vocab[0], group)

@@ -29,5 +29,5 @@ def test_other_weights_arrive_and_are_computed_with(vllm: None, tmp_path: Path, 
     fields = {**SHAPE, "pad_token_id": None, **FAMILIES[family]}
     AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields)).save_pretrained(tmp_path)
     outcome = measured(tmp_path)
-    assert outcome.verdict == "right", outcome.sentence
+    assert outcome.gap is not None, outcome.reason
     assert outcome.gap < 1e-4

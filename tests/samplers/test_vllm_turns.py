@@ -88,30 +88,20 @@ def test_weights_that_a_learner_replaces_are_not_copied_to_the_host_first() -> N
     assert not section.take_turns().gets_weights
 
 
-class Dropping(TorchInference):
-    """A sampler of torch that is said to drop weights."""
-
-    def forgets_weights(self, section: SamplerSection) -> bool:
-        return True
-
-
-class DroppingSpec(SamplerSpec):
-    @property
-    def backend(self) -> Dropping:
-        return Dropping()
-
-
-@pytest.mark.parametrize("kind", [SamplerSpec, DroppingSpec])
-def test_a_session_sends_dropped_weights_again(models: Callable[..., Path], kind: type[SamplerSpec]) -> None:
+@pytest.mark.parametrize("forgets", [False, True])
+def test_a_session_sends_dropped_weights_again(
+    models: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, forgets: bool
+) -> None:
+    monkeypatch.setattr(TorchInference, "forgets_weights", lambda self, section: forgets)
     folder = str(models("llama"))
     learner = LearnerSpec(folder, "logits", SECTION, None, 0).build()
-    pool = SamplerPool(kind(folder, SamplerSection(max_batch_size=4), SECTION), print)
+    pool = SamplerPool(SamplerSpec(folder, SamplerSection(max_batch_size=4), SECTION), print)
     sent: list[str] = []
     session = SamplerSession(pool, learner, phase=lambda name: contextlib.nullcontext(sent.append(name)))
     try:
         for _ in range(2):
             with session.at(version=0):
                 session.generate([Request((3, 4), 1)], SamplingParams(max_tokens=2))
-        assert len(sent) == (2 if kind is DroppingSpec else 1)
+        assert len(sent) == (2 if forgets else 1)
     finally:
         pool.close()
