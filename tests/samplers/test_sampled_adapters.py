@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -87,6 +87,7 @@ def assert_exact(sampler: TorchSampler, wanted: Sequence[Request], dtype: DType)
 def test_adapters_give_the_bits_of_whole_sequences_and_learners(
     kind: str, dtype: DType, rows: int, rank: int, alpha: int, maps: tuple[str, ...], seed: int
 ) -> None:
+    assume(dtype != "fp16" or alpha <= 4 * rank)  # a larger scale can overflow fp16, which is refused
     lm = adapted(kind, LoRA(rank=rank, alpha=alpha, target_modules=maps))
     assert_exact(TorchSampler(lm, rows, dtype), requests(12, seed), dtype)
 
