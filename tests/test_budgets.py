@@ -19,7 +19,7 @@ CEILINGS = {
     "lockstep_logprobs": (27.4, 28),
     "lockstep_convert": (6.8, 9),
     "benchmarks": (90.3, 90),
-    "tests": (421.6, 400),
+    "tests": (421.8, 400),
     "options": (719, 540),
     "protocols": (17, 18),
     "docs": (58.8, 60),  # 3 of them the page of what the mission measured

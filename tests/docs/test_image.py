@@ -31,6 +31,15 @@ def copy_context(to: Path) -> None:
             shutil.copy(source, to)
 
 
+def test_a_build_is_sent_what_its_steps_install(tmp_path: Path) -> None:
+    copy_context(tmp_path)
+    installed = [word for step in STEPS for word in shlex.split(step) if (ROOT / word).exists() and word != "."]
+    for name in ("pyproject.toml", "README.md", "lockstep/__init__.py", *installed):
+        assert (tmp_path / name).exists(), name
+    assert not (tmp_path / "tests").exists()
+    assert len(STEPS) == 2
+
+
 @pytest.mark.proof
 @pytest.mark.timeout(3600)
 def test_what_a_build_installs_trains(tmp_path: Path) -> None:
