@@ -11,14 +11,10 @@ from typing import Any, TypeVar
 RECIPE_KEYS: dict[str, str] = {}
 """Dotted keys of recipes; a section takes along what stands in it, unless that has an entry of its own."""
 
-RECIPE_VALUES: dict[str, str] = {
-    "judge_eval": "eval_judge",
-    "letters": "benchmarks.ladder.tasks.letters:Letters",
-    "lockstep.tasks.letters:score": "benchmarks.ladder.tasks.letters:score",
-}
+RECIPE_VALUES: dict[str, str] = {}
 """Values of recipes that are names, such as `lockstep.environments.calculator:Calculator`."""
 
-COMMANDS: dict[str, str] = {"judge-eval": "eval"}
+COMMANDS: dict[str, str] = {}
 """Commands of Lockstep."""
 
 METRICS: dict[str, str] = {}

@@ -114,7 +114,7 @@ def test_renames_of_metrics_columns_and_tensors_keep_the_proof(finished: Path, m
 def test_every_algorithm_backend_and_sampler_has_a_case() -> None:
     recipes = [case.recipe for case in load_cases().values()]
     algorithms = {"sft", "dpo", "reward_model", "ppo", "grpo", "distill", "self_rewarding"}
-    assert {recipe["algorithm"] for recipe in recipes} == algorithms | {"eval", "generate", "judge_eval"}
+    assert {recipe["algorithm"] for recipe in recipes} == algorithms | {"eval", "generate", "eval_judge"}
     assert {recipe.get("learner", {}).get("backend", "torch") for recipe in recipes} == {"torch", "megatron"}
     assert {recipe.get("sampler", {}).get("backend", "torch") for recipe in recipes} == {"torch", "vllm"}
 
