@@ -96,6 +96,7 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
         why = first_line(error) if type(error) is Exception else f"{type(error).__name__}: {first_line(error)}"
         raise InputError(f"{folder}: its tokenizer cannot be read ({why}); save it again from its source") from error
     _refuse_dropout(tokenizer, folder)
+    _refuse_unlisted_unknown(tokenizer, folder)
     return tokenizer
 
 
@@ -106,6 +107,16 @@ def _refuse_dropout(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
         raise InputError(
             f"{folder}: its tokenizer cuts the same text differently each time (dropout is {model.dropout:g} in "
             "tokenizer.json); take that out"
+        )
+
+
+def _refuse_unlisted_unknown(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Raises InputError where the unknown token has no id: transformers would look for it without end."""
+    unknown = tokenizer.unk_token
+    if unknown is not None and unknown not in tokenizer.get_vocab():
+        raise InputError(
+            f"{folder}: unk_token in tokenizer_config.json is {unknown!r}, which is not in the tokenizer's vocabulary; "
+            "name a token that is, or remove unk_token"
         )
 
 

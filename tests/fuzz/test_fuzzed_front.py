@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from strategies import VALUES, corrupted, find_places, json_bytes, near, spoiled, texts_of
 from workspace import furnish
@@ -231,5 +231,6 @@ def test_fuzzed_rows_get_an_answer(here: Path, **drawn: Any) -> None:
 
 @few
 @given(files_of_models())
+@example({"tokenizer_config.json": b'{"tokenizer_class": "TokenizersBackend", "unk_token": ""}'})
 def test_a_fuzzed_model_gets_an_answer(here: Path, files: dict[str, bytes]) -> None:
     require_answer(lambda: read_model(files))
