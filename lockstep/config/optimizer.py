@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal, assert_never
+from typing import Annotated, Literal
 
 from pydantic import (
     Field,
@@ -17,8 +16,7 @@ from pydantic import (
 
 from lockstep.config.section import Probability, Section, rule
 
-OptimizerName = Literal["AdamW", "Adam", "RMSprop", "SGD"]
-_Kind = Literal["share", "switch"]
+OptimizerName = Literal["AdamW", "RMSprop"]
 
 
 @dataclass(frozen=True)
@@ -26,39 +24,19 @@ class TorchClass:
     """An optimizer of torch.optim whose steps are elementwise, so that ranks may hold any pieces of a weight.
 
     Attributes:
-        options: Its options besides `takes`, with the kind of number that each is.
-        state: fp32 tensors that it keeps for each weight, of the weight's shape, each with the option that turns it on;
-            None: it is always kept.
-        takes: Those of betas, eps and weight_decay that the class has.
-        scalars: Numbers that it keeps for each parameter.
+        takes: Options of the section that the class has, besides the learning rate.
+        state: fp32 tensors that it keeps for each weight, of the weight's shape, besides the number of steps.
         fused: True if it updates each parameter by one kernel.
-        moves_by_rate: True if a weight's first steps are of about the learning rate, however large its gradient is.
     """
 
-    options: Mapping[str, _Kind]
-    state: Mapping[str, str | None]
-    takes: tuple[str, ...] = ("betas", "eps", "weight_decay")
-    scalars: tuple[str, ...] = ("step",)
-    fused: bool = False
-    moves_by_rate: bool = True
+    takes: tuple[str, ...]
+    state: tuple[str, ...]
+    fused: bool
 
 
-_OF_ADAM: Mapping[str, str | None] = {"exp_avg": None, "exp_avg_sq": None, "max_exp_avg_sq": "amsgrad"}
 CLASSES: Mapping[OptimizerName, TorchClass] = {
-    "AdamW": TorchClass({"amsgrad": "switch"}, _OF_ADAM, fused=True),
-    "Adam": TorchClass({"amsgrad": "switch", "decoupled_weight_decay": "switch"}, _OF_ADAM, fused=True),
-    "RMSprop": TorchClass(
-        takes=("eps", "weight_decay"),
-        options={"alpha": "share", "momentum": "share", "centered": "switch"},
-        state={"square_avg": None, "momentum_buffer": "momentum", "grad_avg": "centered"},
-    ),
-    "SGD": TorchClass(
-        takes=("weight_decay",),
-        options={"momentum": "share", "dampening": "share", "nesterov": "switch"},
-        state={"momentum_buffer": "momentum"},
-        scalars=(),
-        moves_by_rate=False,
-    ),
+    "AdamW": TorchClass(("betas", "eps", "weight_decay"), ("exp_avg", "exp_avg_sq"), fused=True),
+    "RMSprop": TorchClass(("eps", "weight_decay"), ("square_avg",), fused=False),
 }
 
 
@@ -96,17 +74,10 @@ class Optimizer(Section):
     eps: PositiveFloat = Field(default=1e-8, description="added to the root of the mean square")
     weight_decay: NonNegativeFloat = Field(
         default=0.0,
-        description="a step of AdamW takes lr times this of each weight; of most others it is an L2 penalty",
-    )
-    options: Mapping[str, bool | float] = Field(
-        default_factory=dict, description="other options of the class, such as momentum: 0.9 of SGD, by torch's names"
+        description="a step of AdamW takes lr times this of each weight; of RMSprop it is an L2 penalty",
     )
     max_grad_norm: PositiveFloat | None = Field(default=1.0, description="clip the gradient's norm; null: do not")
     schedule: Schedule = Schedule()
-
-    def __hash__(self) -> int:
-        """Hash of its JSON, since a mapping has none."""
-        return hash(self.model_dump_json())
 
     @property
     def torch_class(self) -> TorchClass:
@@ -114,52 +85,11 @@ class Optimizer(Section):
         return CLASSES[self.name]
 
     @property
-    def arguments(self) -> dict[str, bool | float | tuple[float, float]]:
+    def arguments(self) -> dict[str, float | tuple[float, float]]:
         """The class's arguments but for parameters and learning rate."""
         own = {"betas": self.betas, "eps": self.eps, "weight_decay": self.weight_decay}
-        return {name: own[name] for name in self.torch_class.takes} | dict(self.options)
-
-    @property
-    def state(self) -> tuple[str, ...]:
-        """Tensors that are kept for each weight."""
-        return tuple(name for name, option in self.torch_class.state.items() if not option or self.options.get(option))
+        return {name: own[name] for name in self.torch_class.takes}
 
     @property
     def idle_options(self) -> dict[str, str]:
-        return {
-            name: f"with name: {self.name}"
-            for name in ("betas", "eps", "weight_decay")
-            if name not in self.torch_class.takes
-        }
-
-    @rule
-    def _options_are_of_the_class(self) -> None:
-        kinds = self.torch_class.options
-        for name, value in self.options.items():
-            if name in type(self).model_fields:
-                raise ValueError(f"options has {name}, which has a key of its own: say {name} beside options")
-            if name not in kinds:
-                known = f"it has: {', '.join(kinds)}" if kinds else "it has none"
-                raise ValueError(f"options: {self.name} has no option {name}; {known}")
-            _require_kind(name, value, kinds[name])
-
-    @rule
-    def _momentum_has_its_own(self) -> None:
-        momentum, dampening = self.options.get("momentum"), self.options.get("dampening")
-        if dampening and not momentum:
-            raise ValueError("options: dampening does nothing where momentum is 0; leave it out, or say momentum")
-        if self.options.get("nesterov") and (dampening or not momentum):
-            raise ValueError("options: nesterov needs a momentum, and no dampening")
-
-
-def _require_kind(name: str, value: bool | float, kind: _Kind) -> None:
-    """Raises ValueError where an option's value is not of its kind."""
-    match kind:
-        case "switch":
-            right, wanted = isinstance(value, bool), "true or false"
-        case "share":
-            right, wanted = not isinstance(value, bool) and 0 <= value < 1, "a number from 0 to below 1"
-        case _:
-            assert_never(kind)
-    if not right:
-        raise ValueError(f"options: {name} is {json.dumps(value)}, but should be {wanted}")
+        return {} if "betas" in self.torch_class.takes else {"betas": f"with name: {self.name}"}

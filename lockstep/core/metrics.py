@@ -5,6 +5,7 @@ Values may stay tensors on a device until `floats` is called, so that no metric 
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, is_dataclass, replace
@@ -28,28 +29,29 @@ class Reduction(ABC):
         """The number of all parts."""
 
 
+class _Sums(Reduction):
+    """A reduction whose fields are sums over all parts."""
+
+    def merge(self, other: Reduction) -> Self:
+        return type(self)(*map(operator.add, vars(self).values(), vars(other).values()))
+
+
 @dataclass(frozen=True)
-class Mean(Reduction):
+class Mean(_Sums):
     """total / count; a mean of nothing is NaN."""
 
     total: Number
     count: Number = 1.0
-
-    def merge(self, other: Mean) -> Mean:
-        return Mean(self.total + other.total, self.count + other.count)
 
     def value(self) -> float:
         return float(self.total) / float(self.count) if float(self.count) else float("nan")
 
 
 @dataclass(frozen=True)
-class Sum(Reduction):
+class Sum(_Sums):
     """A total over all parts."""
 
     total: Number
-
-    def merge(self, other: Sum) -> Sum:
-        return Sum(self.total + other.total)
 
     def value(self) -> float:
         return float(self.total)
@@ -95,7 +97,7 @@ class Last(Reduction):
 
 
 @dataclass(frozen=True)
-class ExplainedVariance(Reduction):
+class ExplainedVariance(_Sums):
     """1 − Var(R−V) / Var(R) over all tokens, from sums, so that it is exact over any split.
 
     It does not show whether values are aligned with their states: a critic that sees the action explains *more*.
@@ -107,15 +109,6 @@ class ExplainedVariance(Reduction):
     errors: Number
     errors_squared: Number
 
-    def merge(self, other: ExplainedVariance) -> ExplainedVariance:
-        return ExplainedVariance(
-            self.count + other.count,
-            self.returns + other.returns,
-            self.returns_squared + other.returns_squared,
-            self.errors + other.errors,
-            self.errors_squared + other.errors_squared,
-        )
-
     def value(self) -> float:
         n = float(self.count)
         if not n:
@@ -126,15 +119,12 @@ class ExplainedVariance(Reduction):
 
 
 @dataclass(frozen=True)
-class StandardDeviation(Reduction):
+class StandardDeviation(_Sums):
     """√(Var x), of all values of all parts, from sums."""
 
     count: Number
     total: Number
     squares: Number
-
-    def merge(self, other: StandardDeviation) -> StandardDeviation:
-        return StandardDeviation(self.count + other.count, self.total + other.total, self.squares + other.squares)
 
     def value(self) -> float:
         n = float(self.count)

@@ -15,6 +15,9 @@ from lockstep.core.errors import InputError
 from lockstep.learners.boxes import Boxes
 from lockstep.learners.pieces import Box, Piece
 
+_STEPS = "step"
+"""The number of steps in the state of each parameter, by torch's name."""
+
 
 def learning_rate(optimizer: Optimizer, update: int) -> float:
     """The learning rate of update number `update`, counted from 0."""
@@ -76,11 +79,11 @@ class TorchOptimizer:
         self._inner = self._build()
 
     def tensors(self) -> list[Tensor]:
-        """All moments and step counts; of most classes none before the first update."""
+        """All moments and step counts; none before the first update."""
         return [tensor for state in self._inner.state.values() for tensor in state.values()]
 
     def moments(self, pieces: Iterable[Piece]) -> Iterator[tuple[str, Tensor, Box]]:
-        """Moments and step counts by the names of tensors; of most classes none before the first update."""
+        """Moments and step counts by the names of tensors; none before the first update."""
         for piece in pieces:
             state = self._inner.state.get(self._held[piece.name][1], {})
             for box in piece.boxes:
@@ -90,31 +93,31 @@ class TorchOptimizer:
         """Restores saved `moments`; a parameter without any starts without.
 
         Raises:
-            InputError: An optimizer of another class, or with other options, wrote them.
+            InputError: An optimizer of another class wrote them.
         """
         self._require_own(saved)
         self.forget()
         settings = self._settings
         for piece, parameter in self._held.values():
-            if not any(f"{key}.{piece.boxes[0].name}" in saved for key in settings.state):
+            steps = f"{_STEPS}.{piece.boxes[0].name}"
+            if steps not in saved:
                 continue
             # A fused optimizer keeps its counts beside the parameters, like the moments; others read them on the CPU.
             place = piece.local.device if settings.torch_class.fused else torch.device("cpu")
-            counts = {key: f"{key}.{piece.boxes[0].name}" for key in settings.torch_class.scalars}
-            state = {key: saved.read(name, (), ()).to(place) for key, name in counts.items()}
-            for key in settings.state:
+            state = {_STEPS: saved.read(steps, (), ()).to(place)}
+            for key in settings.torch_class.state:
                 state[key] = torch.zeros_like(piece.local)
                 saved.fill(state[key], piece, f"{key}.{{}}".format)
             self._inner.state[parameter] = state
 
     def _require_own(self, saved: Boxes) -> None:
         """Raises InputError where a checkpoint has other moments than this optimizer keeps."""
-        own = {*self._settings.state, *self._settings.torch_class.scalars}
+        own = {*self._settings.torch_class.state, _STEPS}
         found = {name.partition(".")[0] for name in saved.names()}
         if found and found != own:
             raise InputError(
-                f"the checkpoint has an optimizer's {', '.join(sorted(found))}, and {self._settings.name} with these "
-                f"options keeps {', '.join(sorted(own)) or 'nothing'}; say the optimizer that wrote it"
+                f"the checkpoint has an optimizer's {', '.join(sorted(found))}, and {self._settings.name} keeps "
+                f"{', '.join(sorted(own))}; name the optimizer that wrote it"
             )
 
 
@@ -123,11 +126,7 @@ def _find_class(name: OptimizerName) -> Callable[..., torch.optim.Optimizer]:
     match name:
         case "AdamW":
             return torch.optim.AdamW
-        case "Adam":
-            return torch.optim.Adam
         case "RMSprop":
             return torch.optim.RMSprop
-        case "SGD":
-            return torch.optim.SGD
         case _:
             assert_never(name)

@@ -206,7 +206,7 @@ def _rank(role: ModelRole, sizes: Sizes, learner: LearnerSection, load: Load) ->
 
 def _count_state(role: ModelRole) -> int:
     """Numbers that the optimizer keeps for each weight that learns."""
-    return 0 if role.optimizer is None else len(role.optimizer.state)
+    return 0 if role.optimizer is None else len(role.optimizer.torch_class.state)
 
 
 def _judge(section: AskedSection, own: Sizes, learner: LearnerSection, load: Load) -> Generation:

@@ -51,7 +51,7 @@ from lockstep.run.stop import Stop, Stopped
 from lockstep.run.trackers.follow import track_run, views_of
 from lockstep.run.trackers.view import Facts
 from lockstep.system.command_line import command
-from lockstep.system.disk import remove_dead_copies
+from lockstep.system.disk import remove_copies
 from lockstep.system.fault_policy import Attempts
 from lockstep.system.printable import print_text
 from lockstep.system.sums import SUMS, finish, require_unaltered
@@ -266,7 +266,7 @@ def _track_finished(loaded: Loaded, folder: Path) -> None:
 def finish_page(folder: Path, note: Callable[[str], None]) -> None:
     """Completes the report of a finished run whose process was killed while it wrote it; see `write_page`."""
     if (folder / PAGE).is_file():
-        remove_dead_copies(folder / PAGE)
+        remove_copies(folder / PAGE)
     else:
         write_page(folder, note)
 

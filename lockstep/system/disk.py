@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import socket
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
+from uuid import uuid4
 
 from lockstep.system.fault_policy import Attempts
 
@@ -103,23 +103,14 @@ def sync_tree(folder: Path) -> None:
 
 
 def own_copy(path: Path) -> Path:
-    """Name of this process's copy of a file, beside it; copies of processes that have died are removed."""
-    remove_dead_copies(path)
-    return path.with_name(f"{_copies(path)}{os.getpid()}")
+    """A new name for a writer's copy of a file, next to it."""
+    return path.with_name(f".{path.name}-{uuid4().hex}")
 
 
-def remove_dead_copies(path: Path) -> None:
-    """Removes copies of a file that processes of this machine have left when they died."""
-    mine = _copies(path)
-    for copy in path.parent.glob(f"{mine}*"):
-        owner = copy.name.removeprefix(mine)
-        if owner.isdigit() and not _is_alive(int(owner)):
-            copy.unlink(missing_ok=True)
-
-
-def _copies(path: Path) -> str:
-    """Beginning of the names of a file's copies; a shared disk has those of other machines, too."""
-    return f".{path.name}-{socket.gethostname()}-"
+def remove_copies(path: Path) -> None:
+    """Removes copies of a file that killed writers have left."""
+    for copy in path.parent.glob(f".{path.name}-*"):
+        copy.unlink(missing_ok=True)
 
 
 def remove_tree(folder: Path, note: Callable[[str], object]) -> None:
@@ -128,13 +119,3 @@ def remove_tree(folder: Path, note: Callable[[str], object]) -> None:
         retry(lambda: shutil.rmtree(folder))
     except OSError as error:
         note(f"{folder} cannot be removed ({error.strerror}); it takes room until it is")
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True

@@ -50,36 +50,18 @@ def name_memory() -> str:
 
 
 def _limits() -> Iterator[_Limit]:
-    """Limits of this process's control groups, of the first or second version, and of those around them."""
-    for line in _read(_OWN_GROUPS).splitlines():
-        _, kinds, path = line.split(":", 2)
-        if kinds == "":
-            root, most, used = _GROUPS, "memory.max", "memory.current"
-        elif "memory" in kinds.split(","):
-            root, most, used = _GROUPS / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
-        else:
-            continue
-        own = root / path.lstrip("/")
-        for folder in (own, *own.parents):
-            found = _limit(folder, most, used)
-            if found is not None:
-                yield found
-            if folder == root:
-                break
-
-
-def _limit(folder: Path, most: str, used: str) -> _Limit | None:
-    """The limit of one group; None where it has none, or is not seen here."""
-    limit, taken = _read(folder / most).strip(), _read(folder / used).strip()
-    if not limit.isdigit() or not taken.isdigit() or int(limit) >= _NO_LIMIT:
-        return None
-    fields = dict(line.split(" ", 1) for line in _read(folder / "memory.stat").splitlines() if " " in line)
-    cached = int(fields.get("total_inactive_file", fields.get("inactive_file", "0")))
-    return _Limit(folder, int(limit), int(limit) - int(taken) + cached)
-
-
-_NO_LIMIT = 1 << 60
-"""Limits from here on are those of a group of the first version that has none."""
+    """Limits of this process's control group (version 2), and of those around it."""
+    line = next((line for line in _read(_OWN_GROUPS).splitlines() if line.startswith("0::")), None)
+    if line is None:
+        return
+    own = _GROUPS / line.removeprefix("0::").lstrip("/")
+    for folder in (own, *own.parents):
+        limit, taken = _read(folder / "memory.max").strip(), _read(folder / "memory.current").strip()
+        if limit.isdigit() and taken.isdigit():
+            fields = dict(line.split(" ", 1) for line in _read(folder / "memory.stat").splitlines())
+            yield _Limit(folder, int(limit), int(limit) - int(taken) + int(fields.get("inactive_file", "0")))
+        if folder == _GROUPS:
+            return
 
 
 def _read(file: Path) -> str:

@@ -69,12 +69,6 @@ OPTIONS = {
         "reward.type=python reward.function=theirs.py:short reward.marker=null",
     ),
     "rule: another optimizer": BadInput("train sft_arithmetic optimizer.name=Muon"),
-    "rule: an option that its class lacks": BadInput(
-        "train simpo_arithmetic optimizer.name=SGD 'optimizer.betas=[0.9, 0.999]' 'optimizer.options={momentun: 0.9}'"
-    ),
-    "rule: momentum": BadInput(
-        "train simpo_arithmetic optimizer.name=SGD 'optimizer.betas=[0.9, 0.999]' 'optimizer.options={nesterov: true}'"
-    ),
     "rule: nothing to learn of labels": BadInput(
         "train kto_arithmetic kto.desirable_weight=0 kto.undesirable_weight=0"
     ),

@@ -97,10 +97,10 @@ def test_other_algorithms_learn_what_they_learn_by_torch(in_tmp: Path, recipe: s
 @pytest.mark.parametrize(
     ("recipe", "optimizer"),
     [
-        full(KTO, "Adam"),
+        full(KTO, "AdamW"),
         full(ONLINE_DPO, "RMSprop"),
         pytest.param(SIMPO, "AdamW", marks=pytest.mark.proof),
-        pytest.param(ORPO, "SGD", marks=pytest.mark.proof),
+        pytest.param(ORPO, "RMSprop", marks=pytest.mark.proof),
     ],
     ids=lambda value: value if isinstance(value, str) else value["algorithm"],
 )

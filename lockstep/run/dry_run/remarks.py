@@ -11,7 +11,7 @@ from lockstep.data.files import FileGroup, open_rows
 from lockstep.data.templates import fields
 
 _LARGEST_LR = 0.1
-"""AdamW and its like move each weight by about lr a step; those of trained models are about 0.02, and no shipped recipe
+"""AdamW and RMSprop move each weight by about lr a step; those of trained models are about 0.02, and no shipped recipe
 says more than 0.01."""
 
 
@@ -21,7 +21,7 @@ def remarks(recipe: Common, files: DataFiles) -> list[str]:
         f"{name}.lr={optimizer.lr:g} moves every weight by about {optimizer.lr:g} at each step, and weights of trained "
         "models are about 0.02; 1e-6 to 1e-3 is usual"
         for name, optimizer in _optimizers(recipe)
-        if optimizer.lr >= _LARGEST_LR and optimizer.torch_class.moves_by_rate
+        if optimizer.lr >= _LARGEST_LR
     ]
     if files.validation is not None and (shared := _digests(files.validation) & _digests(files.train)):
         what = "the rows" if shared == _digests(files.validation) else "some of the rows"
