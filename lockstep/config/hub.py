@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from glob import escape
 from pathlib import Path
@@ -26,56 +24,19 @@ from lockstep.core.errors import InputError
 from lockstep.system.paths import HUB
 from lockstep.system.printable import print_text
 from lockstep.system.process_defaults import may_ask_hub
-from lockstep.system.records import check_shape
-from lockstep.system.units import readable
 from lockstep.system.whole_files import write_whole
 from lockstep.system.yaml12 import list_texts
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-_BESIDE = re.compile(r"[\w.-]+\.(json|txt|model|jinja)")
+_SETTINGS = ["*.json", "*.txt", "*.model", "*.jinja"]
 """Files of a model's top folder that are fetched besides its weights."""
+_WEIGHTS = "model*.safetensors"
 _INDEX, _ALONE = "model.safetensors.index.json", "model.safetensors"
 """The index of sharded weights, and the one file of weights that are not sharded."""
 _NAMED = 8
 """Number of a data set's files that a message names."""
-
-
-@dataclass(frozen=True)
-class _WeightIndex:
-    """An index of weights; see `transformers`.
-
-    Attributes:
-        weight_map: The file of each tensor.
-    """
-
-    weight_map: dict[str, str]
-
-
-@dataclass(frozen=True)
-class _Snapshot:
-    """A commit of a repository, in huggingface_hub's cache on this machine.
-
-    Attributes:
-        api: The hub.
-        name: The name that stands for it.
-        folder: Folder of the files that are here, called as the commit is.
-        sizes: Bytes of all files of the commit, here or not.
-    """
-
-    api: HfApi
-    name: HubName
-    folder: Path
-    sizes: Mapping[str, int]
-
-    @property
-    def commit(self) -> str:
-        return self.folder.name
-
-    def fetch(self, *files: str) -> None:
-        """Fetches files that are not here yet."""
-        _download(self.api, self.name, self.commit, *files)
 
 
 def fetch_names(loaded: Loaded, weights: bool = True) -> Loaded:
@@ -83,7 +44,7 @@ def fetch_names(loaded: Loaded, weights: bool = True) -> Loaded:
 
     Args:
         loaded: The recipe. Its names keep the commits that its run's folder notes, or `loaded.pins`.
-        weights: Also fetch the weights of models; else a line says how large they are.
+        weights: Also fetch the weights of models.
 
     Raises:
         InputError: There is no such model or file, it has no safetensors, or it is not here and cannot be fetched.
@@ -138,17 +99,21 @@ def _fetch(name: HubName, pin: str | None, weights: bool) -> tuple[str, Path]:
     For a commit that is here whole, the hub is not asked. Texts of errors of huggingface_hub and its HTTP client are
     not shown: they may hold a token.
     """
+    from huggingface_hub import get_cached_repo_tree
+
     try:
         with _open_hub() as api:
-            snapshot = _open_snapshot(api, name, pin or name.revision)
-            if pin is None and not is_commit(name.revision):
-                _say(f"{name.text} is commit {snapshot.commit}")
-            path = _fetch_model(snapshot, weights) if name.kind == "model" else _fetch_rows(snapshot)
-            return snapshot.commit, path
-    except InputError:
-        raise
+            folder = _download(api, name, pin or name.revision, weights)
+            tree = get_cached_repo_tree(name.repo, repo_type=name.kind, revision=folder.name, cache_dir=_find_cache())
     except Exception as error:
         raise InputError(f"{name.text} {_explain(error)}") from None
+    if pin is None and not is_commit(name.revision):
+        print_text(f"note: {name.text} is commit {folder.name}", file=sys.stderr)
+    files = [file.path for file in tree]
+    if name.kind == "model":
+        _require_model(name, files)
+        return folder.name, folder
+    return folder.name, folder / _find_rows(name, files)
 
 
 @contextmanager
@@ -171,32 +136,19 @@ def _open_hub() -> Iterator[HfApi]:
         close_session()
 
 
-def _open_snapshot(api: HfApi, name: HubName, revision: str | None) -> _Snapshot:
-    """Finds the commit of a name and the list of its files."""
-    from huggingface_hub import get_cached_repo_tree
-    from huggingface_hub.errors import CachedRepoTreeNotFoundError
-    from huggingface_hub.hf_api import RepoFile
-
-    folder = _download(api, name, revision, name.file or "config.json")
-    commit = folder.name
-    if not is_commit(commit):
-        raise InputError(f"{name.text}: the hub's answer names no commit; correct HF_ENDPOINT, or ask again later")
-    try:
-        files = get_cached_repo_tree(name.repo, repo_type=name.kind, revision=commit, cache_dir=_find_cache())
-    except CachedRepoTreeNotFoundError:  # the cache is read-only, or another program filled it
-        files = api.list_repo_tree(name.repo, repo_type=name.kind, revision=commit, recursive=True)
-    return _Snapshot(api, name, folder, {file.path: file.size for file in files if isinstance(file, RepoFile)})
-
-
-def _download(api: HfApi, name: HubName, revision: str | None, *files: str) -> Path:
+def _download(api: HfApi, name: HubName, revision: str | None, weights: bool) -> Path:
     """Fetches files of a revision that are not here yet; returns the folder of its commit."""
+    patterns = [*_SETTINGS, _WEIGHTS] if weights else _SETTINGS
+    if name.kind == "dataset":
+        patterns = [escape(name.file or "")]
     return Path(
         api.snapshot_download(
             name.repo,
             repo_type=name.kind,
             revision=revision,
             cache_dir=_find_cache(),
-            allow_patterns=[escape(file) for file in files],
+            allow_patterns=patterns,
+            ignore_patterns="*/*" if name.kind == "model" else None,
         )
     )
 
@@ -207,50 +159,23 @@ def _find_cache() -> str | None:
     return None if folder is None else os.path.expandvars(folder)
 
 
-def _fetch_model(snapshot: _Snapshot, weights: bool) -> Path:
-    text, folder, sizes = snapshot.name.text, snapshot.folder, snapshot.sizes
-    if "config.json" not in sizes:
-        raise InputError(f"{text} has no config.json; name a model of transformers")
-    if _ALONE not in sizes and _INDEX not in sizes:
+def _require_model(name: HubName, files: Sequence[str]) -> None:
+    """Raises InputError where a repository has no model with its weights as safetensors."""
+    if "config.json" not in files:
+        raise InputError(f"{name.text} has no config.json; name a model of transformers")
+    if _ALONE not in files and _INDEX not in files:
         raise InputError(
-            f"{text} has no {_ALONE} and no {_INDEX}; name a model with its weights in that format (pickles are not "
-            "opened, and adapters must be merged into their model first)"
+            f"{name.text} has no {_ALONE} and no {_INDEX}; name a model with its weights in that format (pickles are "
+            "not opened, and adapters must be merged into their model first)"
         )
-    snapshot.fetch(*(file for file in sizes if _BESIDE.fullmatch(file)))
-    files = _list_weights(folder)
-    absent = next((file for file in files if file not in sizes), None)
-    if absent is not None:
-        raise InputError(f"{text} has no {absent}, which its {_INDEX} names; name a model with all its weights")
-    left = sum(sizes[file] for file in files if not (folder / file).is_file())
-    if left and weights:
-        _say(f"fetching the weights of {text}: {readable(left)}")
-    elif left:
-        _say(f"{text}: {readable(left)} of weights are not on this machine yet; lockstep train fetches them")
-    if weights:
-        snapshot.fetch(*files)
-    return folder
 
 
-def _list_weights(folder: Path) -> list[str]:
-    """The files of weights that a model should have: those of its index, or the one without.
-
-    Raises:
-        InputError: The index has no map from tensors to files.
-    """
-    file = folder / _INDEX
-    if not file.is_file():
-        return [_ALONE]
-    refusal = f"{file} has no weight_map from tensors to files"
-    index = check_shape(file.read_bytes(), _WeightIndex, refusal, "name another model, or tell its author")
-    return sorted(set(index.weight_map.values()))
-
-
-def _fetch_rows(snapshot: _Snapshot) -> Path:
-    name = snapshot.name
-    if name.file is None or name.file not in snapshot.sizes:
-        rows = [file for file in snapshot.sizes if file.endswith((".jsonl", ".jsonl.gz", ".json", ".parquet"))]
+def _find_rows(name: HubName, files: Sequence[str]) -> str:
+    """The file of rows; raises InputError where the data set has none of that name."""
+    if name.file is None or name.file not in files:
+        rows = [file for file in files if file.endswith((".jsonl", ".jsonl.gz", ".json", ".parquet"))]
         raise InputError(f"{name.text} is not a file of rows; that data set has: {', '.join(rows[:_NAMED]) or 'none'}")
-    return snapshot.folder / name.file
+    return name.file
 
 
 def _explain(error: Exception) -> str:
@@ -272,7 +197,3 @@ def _explain(error: Exception) -> str:
         case _:
             why = f"the hub could not be read ({type(cause).__name__})"
     return f"is not complete on this machine, and {why}; the same command fetches what is missing"
-
-
-def _say(text: str) -> None:
-    print_text(f"note: {text}", file=sys.stderr)

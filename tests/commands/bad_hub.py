@@ -10,7 +10,6 @@ from hub_server import Files, HubServer
 from workspace import write
 
 COMMIT = "a" * 40
-INDEX = "model.safetensors.index.json"
 MODEL: Files = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": b""}
 ROWS: Files = {"train.jsonl": b"{}", "README.md": b""}
 Fill = Callable[[HubServer, Path], object]
@@ -70,14 +69,9 @@ HUB = {
     "hub: no such model": of_model(lambda hub, cache: None),
     "hub: terms": of_model(has(MODEL, gated={"models/ada/tiny"})),
     "hub: no such revision": of_model(has(MODEL), "hf:ada/tiny@v9"),
-    "hub: an answer without a commit": of_model(has(MODEL, sha="main")),
     "hub: a fetch that failed": of_model(has(MODEL, torn="config.json")),
     "hub: no config.json": of_model(has(without("config.json"))),
     "hub: weights as pickles": of_model(has(without("model.safetensors", pytorch_model__bin=b""))),
-    "hub: an index without a map": of_model(has({**without("model.safetensors"), INDEX: b"{}"})),
-    "hub: a part of the weights": of_model(
-        has({**without("model.safetensors"), INDEX: b'{"weight_map": {"a": "model-1-of-2.safetensors"}}'})
-    ),
     "hub: no file said": of_rows("hf:datasets/ada/sums"),
     "hub: another file": of_rows("hf:datasets/ada/sums/a.jsonl"),
 }
