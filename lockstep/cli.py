@@ -27,7 +27,7 @@ from lockstep.config.trust import trust
 from lockstep.core import exit_codes
 from lockstep.run.stop import end_with_code, hear_interrupts
 from lockstep.system import process_defaults
-from lockstep.system.unread import is_unread, name_failures, open_closed_streams, outlive_full_disk, silence
+from lockstep.system.unread import is_unread, outlive, silence
 from lockstep.version import __version__
 
 COMMANDS = (
@@ -52,8 +52,7 @@ COMMANDS = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the command `lockstep`. Returns the exit code."""
-    open_closed_streams()
-    sys.stdout, sys.stderr = name_failures(sys.stdout), outlive_full_disk(sys.stderr)
+    sys.stderr = outlive(sys.stderr)
     try:
         try:
             return _run(arguments)

@@ -1,4 +1,4 @@
-"""Standard streams that are closed, full or without Unicode, and the encodings of files."""
+"""Standard streams on a full disk, and the encodings of files."""
 
 from __future__ import annotations
 
@@ -21,12 +21,6 @@ def lockstep(words: str, **environment: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(["sh", "-c", command], env=env, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("closed", [">&-", ">&- 2>&- <&-"])
-def test_a_stream_that_is_closed_is_nowhere(closed: str) -> None:
-    done = lockstep(f"config {closed}")
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 @pytest.mark.parametrize("command", ["config nosuch", "train nosuch"])
 def test_messages_that_a_full_disk_refuses_change_no_exit_code(command: str) -> None:
     done = lockstep(f"{command} 2>/dev/full")
@@ -35,7 +29,7 @@ def test_messages_that_a_full_disk_refuses_change_no_exit_code(command: str) -> 
 
 def test_a_note_that_a_full_disk_refuses_ends_nothing() -> None:
     program = (
-        "import sys; from lockstep.system.unread import outlive_full_disk; sys.stderr = outlive_full_disk(sys.stderr); "
+        "import sys; from lockstep.system.unread import outlive; sys.stderr = outlive(sys.stderr); "
         "print('a note', file=sys.stderr); print('done')"
     )
     command = ["sh", "-c", f'{sys.executable} -c "{program}" 2>/dev/full']

@@ -22,7 +22,7 @@ from multiprocessing.context import ForkServerContext
 from tqdm import tqdm
 
 from lockstep.cluster.transport import CLOSED, GRACE_S, Channel, Factory, Message, serve, take_threads
-from lockstep.system.unread import outlive_full_disk
+from lockstep.system.unread import outlive
 
 
 class ChildProcess:
@@ -100,7 +100,7 @@ def _main(ours: socket.socket, threads: int, environment: dict[str, str]) -> Non
         signal.signal(number, signal.SIG_IGN)
     os.environ.clear()
     os.environ.update(environment)
-    sys.stderr = outlive_full_disk(sys.stderr)
+    sys.stderr = outlive(sys.stderr)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     take_threads(threads)
     tqdm.set_lock(threading.RLock())  # tqdm's own is a multiprocessing lock, which Python would report as leaked

@@ -8,7 +8,7 @@ import sys
 from lockstep.commands.arguments import Parsers, add_recipe
 from lockstep.system.printable import print_text
 from lockstep.system.process_defaults import spare_modules
-from lockstep.system.unread import outlive_reader
+from lockstep.system.unread import outlive
 
 
 def add(parsers: Parsers) -> None:
@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
             from lockstep.run.dry_run.dry_run import dry_run
         print_text(dry_run(load(options.recipe, options.overrides), options.allow_changes))
         return 0
-    sys.stdout = outlive_reader(sys.stdout)  # a run is worth more than what it prints
+    sys.stdout = outlive(sys.stdout)  # a run is worth more than what it prints
     with spare_modules():
         from lockstep.run.train import judge_finished, train
     return judge_finished(train(load(options.recipe, options.overrides), options.allow_changes))

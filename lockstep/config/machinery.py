@@ -173,6 +173,16 @@ class LearnerSection(Computation):
             return "learner.compile writes kernels of its own"
         return None
 
+    @property
+    def idle_options(self) -> dict[str, str]:
+        shards = self.parallel.dp * self.parallel.cp
+        idle: dict[str, str] = {}
+        if shards == 1:
+            idle["cpu_offload"] = "without parallel.dp or parallel.cp above 1"
+        if shards * self.parallel.dp_replicate == 1:
+            idle["sync_every_pass"] = "without parallel.dp, parallel.cp or parallel.dp_replicate above 1"
+        return idle
+
     @rule
     def _backend_supports_options(self) -> None:
         TRAINING.find(self.backend).refuse_options(self)
@@ -196,19 +206,6 @@ class LearnerSection(Computation):
             raise ValueError(
                 "rows_per_pass fixes the order in which one process adds gradients up, and ranks add theirs in "
                 "another; leave it out, or parallel"
-            )
-
-    @rule
-    def _what_is_offloaded_is_cut(self) -> None:
-        if self.cpu_offload and self.parallel.dp * self.parallel.cp == 1:
-            raise ValueError("cpu_offload is of what ranks share; set parallel.dp or parallel.cp above 1, too")
-
-    @rule
-    def _what_is_summed_is_of_several(self) -> None:
-        if self.sync_every_pass and self.parallel.dp_replicate * self.parallel.dp * self.parallel.cp == 1:
-            raise ValueError(
-                "sync_every_pass is of gradients that ranks sum; set parallel.dp, parallel.cp or "
-                "parallel.dp_replicate above 1, too"
             )
 
 

@@ -1,14 +1,12 @@
-"""Classes that recipes name: built in, of an installed package, or named by where they are. Imports no torch.
+"""Classes that recipes name: built in, or named by where they are. Imports no torch.
 
-Built-in classes are listed by place as well, and imported when a recipe names them. A package brings classes by entry
-points; a recipe may also say `file.py:Class` or `package.module:Class`.
+Built-in classes are listed by place as well, and imported when a recipe names them; a recipe may also say
+`file.py:Class` or `package.module:Class`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from inspect import isabstract, isclass
 from typing import Generic, TypeVar
 
@@ -28,17 +26,14 @@ class Plugins(Generic[T]):
         Args:
             option: The option, for messages.
             base: Their base class.
-            derive_from: The class that users derive theirs from; the first two parts of its name are the entry points'
-                group.
+            derive_from: The class that users derive theirs from, for messages.
             built_in: Place of each, `package.module:Class`, by name.
         """
         self._option, self._base, self._derive_from, self._built_in = option, base, derive_from, built_in
-        self._group = ".".join(derive_from.split(".")[:2])
 
     def names(self) -> tuple[str, ...]:
-        """The names of all built-in and installed classes."""
-        installed = (point.name for point in _find_installed(self._group))
-        return (*self._built_in, *(name for name in installed if name not in self._built_in))
+        """The names of all built-in classes."""
+        return tuple(self._built_in)
 
     def find(self, name: str) -> type[T] | None:
         """The class; None where there is none of that name.
@@ -60,11 +55,5 @@ class Plugins(Generic[T]):
         return found
 
     def place(self, name: str) -> str:
-        """Returns the place of a class: that of a built-in or installed name; any other name is a place itself."""
-        installed = {point.name: point.value for point in _find_installed(self._group)}
-        return self._built_in.get(name) or installed.get(name, name)
-
-
-@cache
-def _find_installed(group: str) -> tuple[EntryPoint, ...]:
-    return tuple(entry_points(group=group))
+        """Returns the place of a class: that of a built-in name; any other name is a place itself."""
+        return self._built_in.get(name, name)

@@ -1,8 +1,4 @@
-"""The recipe class of each `algorithm`: built in, of an installed package, or named by where it is. Imports no torch.
-
-A package brings algorithms by entry points of the group `lockstep.algorithms`; a recipe may also say
-`algorithm: file.py:Class` or `package:Class`.
-"""
+"""The recipe class of each `algorithm`: built in, or named by where it is, `file.py:Class`. Imports no torch."""
 
 from __future__ import annotations
 

@@ -5,15 +5,14 @@ A file may leave out what its `base` says, so a schema requires nothing within a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_json_schema
 from pydantic_core import core_schema
 
-from lockstep.config import Recipe, Task, registry
+from lockstep.config import Task, registry
 from lockstep.config.errors import RecipeError, algorithm_sentence
-from lockstep.config.loading import algorithm_of, find_short_forms
-from lockstep.config.recipe_files import find_shipped
+from lockstep.config.loading import find_short_forms
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _BASE: JsonSchemaValue = {"type": "string", "description": "a recipe that ships or a file; this one says what differs"}
@@ -31,41 +30,16 @@ def make_schema(algorithm: str) -> JsonSchemaValue:
     kind = registry.find(algorithm)
     if kind is None:
         raise RecipeError(algorithm_sentence(algorithm))
-    places, definitions = _define({algorithm: kind})
-    whole = definitions.pop(places[algorithm])
+    classes = (kind, Task)
+    references, made = models_json_schema([(one, "validation") for one in classes], schema_generator=_Partial)
+    definitions: dict[str, JsonSchemaValue] = made["$defs"]
+    recipe, task = (references[one, "validation"]["$ref"].rpartition("/")[2] for one in classes)
+    definitions[task]["additionalProperties"] = True  # each task has options of its own
+    whole = definitions.pop(recipe)
+    options = whole["properties"]
+    _allow_short_forms(options, find_short_forms(kind))
+    options |= {"base": _BASE, "algorithm": {**options["algorithm"], "const": algorithm}}
     return {"$schema": DIALECT, "title": f"Lockstep recipe: {algorithm}", **whole, "$defs": definitions}
-
-
-def make_common_schema() -> JsonSchemaValue:
-    """Makes the schema of every recipe: `algorithm`, or else a `base` that ships, decides which options there are."""
-    kinds = dict(registry.every())
-    places, definitions = _define(kinds)
-    by_base = {name: algorithm_of(name) for name in find_shipped()}
-    choices: list[JsonSchemaValue] = []
-    for name in kinds:
-        bases = [recipe for recipe, algorithm in by_base.items() if algorithm == name]
-        given: JsonSchemaValue = {"required": ["algorithm"], "properties": {"algorithm": {"const": name}}}
-        built_on: JsonSchemaValue = {
-            "required": ["base"],
-            "properties": {"base": {"enum": bases}, "algorithm": False},
-        }
-        choices.append(
-            {"if": {"anyOf": [given, built_on]}, "then": {"$ref": f"#/$defs/{places[name]}"}},
-        )
-    named: JsonSchemaValue = {
-        "anyOf": [{"enum": list(kinds)}, {"type": "string", "pattern": ":"}],
-        "description": "what is run; one of your own is file.py:Class",
-    }
-    base: JsonSchemaValue = {**_BASE, "anyOf": [{"enum": list(by_base)}, {"type": "string"}]}
-    return {
-        "$schema": DIALECT,
-        "title": "Lockstep recipe",
-        "type": "object",
-        "properties": {"base": base, "algorithm": named},
-        "anyOf": [{"required": ["base"]}, {"required": ["algorithm"]}],
-        "allOf": choices,
-        "$defs": definitions,
-    }
 
 
 class _Partial(GenerateJsonSchema):
@@ -79,20 +53,6 @@ class _Partial(GenerateJsonSchema):
     def field_title_should_be_set(self, schema: object) -> bool:
         """Leaves fields without titles, which only repeat their names."""
         return False
-
-
-def _define(kinds: Mapping[str, type[Recipe]]) -> tuple[dict[str, str], dict[str, JsonSchemaValue]]:
-    """Returns the definition's name of each algorithm, and all definitions."""
-    classes = [*kinds.values(), Task]
-    references, made = models_json_schema([(one, "validation") for one in classes], schema_generator=_Partial)
-    definitions: dict[str, JsonSchemaValue] = made["$defs"]
-    places = {one: references[one, "validation"]["$ref"].rpartition("/")[2] for one in classes}
-    definitions[places[Task]]["additionalProperties"] = True  # each task has options of its own
-    for name, kind in kinds.items():
-        options = definitions[places[kind]]["properties"]
-        _allow_short_forms(options, find_short_forms(kind))
-        options |= {"base": _BASE, "algorithm": {**options["algorithm"], "const": name}}
-    return {name: places[kind] for name, kind in kinds.items()}, definitions
 
 
 def _allow_short_forms(options: dict[str, JsonSchemaValue], short: Iterable[str]) -> None:

@@ -1,7 +1,7 @@
 """A task makes rows instead of reading them: its options, and which class belongs to its name. Imports no torch.
 
 Each file of `lockstep/tasks/` is a task, and its class is called as the file is: `word_sort.py` has `WordSort`. A
-package brings tasks by entry points of the group `lockstep.tasks`; a recipe may also say `name: file.py:Class`.
+recipe may also say `name: file.py:Class`.
 """
 
 from __future__ import annotations

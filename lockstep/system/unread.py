@@ -9,8 +9,6 @@ import stat
 import sys
 from typing import Any, TextIO
 
-from lockstep.core.errors import RunError
-
 
 def is_unread(stream: TextIO) -> bool:
     """True if a stream is a pipe whose reader is gone."""
@@ -22,44 +20,6 @@ def is_unread(stream: TextIO) -> bool:
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in asked.poll(0))
 
 
-def name_failures(stream: TextIO) -> TextIO:
-    """Returns a stream to use instead, which names a full disk, and writes what ASCII lacks as codes.
-
-    Streams of tests and notebooks are left alone.
-    """
-    if stream is not sys.__stdout__ or stream.isatty():
-        return stream
-    stream.flush()
-    file = io.BufferedWriter(_Named(stream.fileno(), "w", closefd=False))
-    return io.TextIOWrapper(file, stream.encoding, "backslashreplace", line_buffering=bool(stream.line_buffering))
-
-
-def outlive_full_disk(stream: TextIO) -> TextIO:
-    """Returns a stream to use instead of standard error, which drops what a full disk refuses or no one reads.
-
-    A message that cannot be written must not end what it speaks of. Streams of tests and notebooks are left alone.
-    """
-    if stream is not sys.__stderr__ or stream.isatty():
-        return outlive_reader(stream)
-    stream.flush()
-    file = io.BufferedWriter(_Tolerant(stream.fileno(), "w", closefd=False))
-    return io.TextIOWrapper(file, stream.encoding, stream.errors, line_buffering=True)
-
-
-def open_closed_streams() -> None:
-    """Opens standard streams that were closed for this process, as `>&-` does, to nowhere.
-
-    Otherwise the next file that is opened would get a stream's number, and what libraries print would go into it.
-    """
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, which is this one
-        if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
-
-
 def silence(stream: TextIO) -> None:
     """Redirects a pipe to nowhere, including output that is still to be flushed."""
     number = _pipe(stream)
@@ -67,13 +27,15 @@ def silence(stream: TextIO) -> None:
         _lead_nowhere(number)
 
 
-def outlive_reader(stream: TextIO) -> TextIO:
-    """Returns a stream to use instead, which drops output without an error once its reader is gone."""
-    number = _pipe(stream)
-    if number is None:
+def outlive(stream: TextIO) -> TextIO:
+    """Returns a stream to use instead of a standard one, which drops what a full disk refuses or no one reads.
+
+    A message that cannot be written must not end what it speaks of. Streams of tests and notebooks are left alone.
+    """
+    if stream not in (sys.__stdout__, sys.__stderr__) or stream.isatty():
         return stream
     stream.flush()
-    file = io.BufferedWriter(_Tolerant(number, "w", closefd=False))
+    file = io.BufferedWriter(_Tolerant(stream.fileno(), "w", closefd=False))
     return io.TextIOWrapper(file, stream.encoding, stream.errors, line_buffering=True)
 
 
@@ -88,19 +50,6 @@ class _Tolerant(io.FileIO):
             return super().write(data)
         except OSError:
             return len(data)
-
-
-class _Named(io.FileIO):
-    """Standard output that raises one sentence if it fails; later output is dropped."""
-
-    def write(self, data: Any, /) -> int:
-        try:
-            return super().write(data)
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            _lead_nowhere(self.fileno())
-            raise RunError(f"standard output cannot be written ({error.strerror}); lead it elsewhere") from error
 
 
 def _pipe(stream: TextIO) -> int | None:

@@ -2,46 +2,47 @@
 
 PyYAML reads YAML 1.1, in which `1e-5` is text, `no` is false, `12:30` is 750 and 010 is 8; and of two equal keys it
 silently keeps the last. Here a number is what looks like one, only true and false are truth values, everything else
-is text as written, and an equal key is an error. No tag is followed, so nothing but plain data can come out.
+is text as written, and an equal key is an error. No tag and no alias is followed, so nothing but plain data can come
+out, and no more of it than was written.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 import yaml
 
 from lockstep.core.errors import InputError
 
-_INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _FLOAT = re.compile(
-    r"[-+]?(([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+|\.(inf|Inf|INF))|\.(nan|NaN|NAN)"
+    r"[-+]?(([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+|\.(inf|Inf|INF))$|\.(nan|NaN|NAN)$"
 )
-_WORDS = {"": None, "~": None, "null": None, "Null": None, "NULL": None}
-_WORDS |= {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
-_SURROGATE = re.compile("[\ud800-\udfff]")
+_PLAIN = {
+    "null": re.compile(r"(~|null|Null|NULL|)$"),
+    "bool": re.compile(r"(true|True|TRUE|false|False|FALSE)$"),
+    "int": re.compile(r"[-+]?(0|[1-9][0-9]*)$"),
+    "float": _FLOAT,
+}
+"""Texts without quotes that are no text, by their kind in YAML."""
 _NOTES_WITHIN = 60  # columns; longer lines have their comment further to the right
 Keys = tuple[str, ...]
-_PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
 DEEPEST = 50
-"""Most levels of mappings and lists; recipes have fewer than ten."""
-_TOO_DEEP = f"this is nested more than {DEEPEST} deep, or an alias stands within itself"
-_MOST_VALUES = 100_000
-"""Most values of a document, those counted again that aliases repeat; recipes have a few hundred."""
+"""Most parts of a dotted key; recipes have fewer than ten."""
 
 
 def parse(text: str) -> Any:
     """Reads one YAML document into dicts with text keys, lists, text, numbers, truth values and None.
 
     Raises:
-        ValueError: One sentence with the line, where the text is no YAML, has a key twice or in no text, has a tag, or
-            is nested too deeply or repeated too often to be read.
+        ValueError: One sentence with the line, where the text is no YAML, has a key twice or in no text, has a tag or
+            an alias, or is nested too deeply to be read.
     """
     try:
-        node = yaml.compose(text, Loader=yaml.BaseLoader)
-        return None if node is None else _Reader().value(node)
+        return yaml.load(text, Loader=_Loader)
+    except InputError:
+        raise
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise InputError(f"{line}this is no YAML of one document: {error.problem or error.context}") from None
@@ -49,7 +50,9 @@ def parse(text: str) -> Any:
         line = text.count("\n", 0, error.position) + 1
         raise InputError(f"line {line}: this is no YAML: it holds the character U+{error.character:04X}") from None
     except RecursionError:
-        raise InputError(_TOO_DEEP) from None
+        raise InputError("this is nested too deeply to be read") from None
+    except ValueError as error:
+        raise InputError(f"this holds a number that cannot be read: {error}") from None
 
 
 def parse_or_text(text: str) -> Any:
@@ -136,76 +139,37 @@ class _Dumper(yaml.SafeDumper):
 
 
 _Dumper.add_representer(str, _Dumper.represent_text)
-_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(rf"({_FLOAT.pattern})$"), list("-+.0123456789"))
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
 
 
-class _Reader:
-    """Reads the nodes of one document as plain values, and counts them: aliases make thousands of a few lines."""
+class _Loader(yaml.SafeLoader):
+    """Reads plain data."""
 
-    _count = 0
+    yaml_implicit_resolvers: dict[Any, Any] = {}  # noqa: RUF012 (of YAML 1.1, which are not wanted)
 
-    def value(self, node: yaml.Node, depth: int = 0) -> Any:
-        self._count += 1
-        if self._count > _MOST_VALUES:
-            raise InputError(f"{_line(node)}there are more than {_MOST_VALUES:,} values, aliases followed; say fewer")
-        if depth > DEEPEST:
-            raise InputError(f"{_line(node)}{_TOO_DEEP}")
-        if node.tag not in _PLAIN_TAGS:
-            raise InputError(f"{_line(node)}the tag {node.tag} is not followed; leave it out")
-        if isinstance(node, yaml.MappingNode):
-            return self._mapping(node, depth + 1)
-        if isinstance(node, yaml.SequenceNode):
-            return [self.value(item, depth + 1) for item in node.value]
-        assert isinstance(node, yaml.ScalarNode)
-        return _scalar(node)
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent):
+            raise InputError(f"line {event.start_mark.line + 1}: aliases are not followed; write the value out")
+        if event.tag is not None:
+            raise InputError(f"line {event.start_mark.line + 1}: the tag {event.tag} is not followed; leave it out")
+        return super().compose_node(parent, index)
 
-    def _mapping(self, node: yaml.MappingNode, depth: int) -> dict[str, Any]:
-        pairs: dict[str, Any] = {}
+    def construct_mapping(self, node: yaml.Node, deep: bool = False) -> dict[Hashable, Any]:
+        pairs: dict[Hashable, Any] = {}
         for key_node, value_node in node.value:
-            key = self.value(key_node, depth)
+            key = self.construct_object(key_node, deep=True)
+            line = f"line {key_node.start_mark.line + 1}: "
             if not isinstance(key, str):
-                raise InputError(f"{_line(key_node)}a key must be text, but is {key!r}")
-            if key == "<<" and not key_node.style:
-                raise InputError(f"{_line(key_node)}mappings are not merged by <<; write its options out")
+                raise InputError(f"{line}a key must be text, but is {key!r}")
             if key in pairs:
-                raise InputError(f"{_line(key_node)}the key {key} is given twice")
-            pairs[key] = self.value(value_node, depth)
+                raise InputError(f"{line}the key {key} is given twice")
+            pairs[key] = self.construct_object(value_node, deep=deep)
         return pairs
 
 
-def _scalar(node: yaml.ScalarNode) -> Any:
-    text: str = node.value
-    if _SURROGATE.search(text):
-        text = _join_surrogates(text, node)
-    try:
-        return text if node.style else _plain(text)
-    except ValueError:
-        raise InputError(f"{_line(node)}this is a number of {len(text):,} digits, more than can be read") from None
-
-
-def _join_surrogates(text: str, node: yaml.Node) -> str:
-    """Puts pairs together that JSON, which is YAML, escapes by halves; raises InputError for half a pair."""
-    try:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
-    except UnicodeDecodeError:
-        raise InputError(
-            f"{_line(node)}this escapes half a surrogate pair (as in \\ud83d alone), which is no text"
-        ) from None
-
-
-def _plain(text: str) -> Any:
-    """A scalar without quotes; raises ValueError for a number of more digits than Python reads."""
-    if text in _WORDS:
-        return _WORDS[text]
-    if _INT.fullmatch(text):
-        return int(text)
-    if _FLOAT.fullmatch(text):
-        return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
-    return text
-
-
-def _line(node: yaml.Node) -> str:
-    return f"line {node.start_mark.line + 1}: "
+for _kind, _pattern in _PLAIN.items():
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", _pattern, None)
 
 
 def flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -17,8 +17,6 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *GUIDES]
 PACKAGES = "lockstep_logprobs|lockstep_doctor|lockstep_convert|lockstep"
 DOTTED = re.compile(rf"(?<![\w./-])((?:{PACKAGES})(?:\.\w+)+)(?::(\w+))?")
 FILE = re.compile(rf"(?<![\w./-])((?:{PACKAGES})/[\w/]+\.py)(?::(\w+))?")
-ENTRY_POINTS = frozenset({"lockstep.algorithms", "lockstep.tasks"})
-"""Groups of entry points, which are called as folders are."""
 
 
 @cache
@@ -58,7 +56,7 @@ def find_missing(text: str) -> list[str]:
     missing = [
         f"{dotted}:{member}" if member else dotted
         for dotted, member in DOTTED.findall(quoted)
-        if dotted not in ENTRY_POINTS and not exists(dotted, member)
+        if not exists(dotted, member)
     ]
     for path, member in FILE.findall(quoted):
         file = ROOT / path
