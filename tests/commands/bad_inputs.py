@@ -5,7 +5,6 @@ The commands are given in a folder of `workspace.furnish`.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,7 +22,6 @@ from workspace import (
     small_embedding,
     truncated,
     with_a_layer_too_many,
-    with_infinity,
     with_nan,
     without_tensor,
     write,
@@ -134,15 +132,10 @@ RECIPES = {
     "recipe: name with a typo": BadInput("train ppo_arithmetc"),
     "recipe: no such file": BadInput("train absent.yaml"),
     "recipe: no YAML": BadInput("train bad.yaml", write("bad.yaml", "seed: 1\nppo: {clip: 0.1\n")),
-    "recipe: tabs": BadInput("train bad.yaml", write("bad.yaml", "base: tiny.yaml\nppo:\n\tclip: 0.1\n")),
     "recipe: empty": BadInput("train bad.yaml", write("bad.yaml", "")),
-    "recipe: not UTF-8": BadInput("train bad.yaml", write("bad.yaml", b"seed: 1 # \xe9\n")),
-    "recipe: a run": BadInput("train run", a_run),
     "recipe: a key twice": BadInput("train bad.yaml", write("bad.yaml", "seed: 1\nseed: 2\n")),
     "recipe: a tag": BadInput("train bad.yaml", write("bad.yaml", "seed: !!python/name:os.system\n")),
-    "recipe: a list": BadInput("train bad.yaml", write("bad.yaml", "- 1\n")),
     "recipe: bases in a circle": BadInput("train bad.yaml", write("bad.yaml", "base: bad.yaml\n")),
-    "recipe: base with a typo": BadInput("train bad.yaml", write("bad.yaml", "base: ppo_gms8k\n")),
     "recipe: no algorithm": BadInput("train bad.yaml", write("bad.yaml", "seed: 1\n")),
     "recipe: unknown algorithm": said("algorithm=pppo"),
     "recipe: an option missing": BadInput(
@@ -154,7 +147,6 @@ RECIPES = {
     ),
     "recipe: flat keys": BadInput("train bad.yaml", write("bad.yaml", TINY + "ppo.clip: 0.1\n")),
     "recipe: an alias": BadInput("train bad.yaml", write("bad.yaml", "a: &a [1, 1]\nb: *a\n")),
-    "recipe: a typo in a file": BadInput("train bad.yaml", write("bad.yaml", TINY + "ppo: {clpi: 0.1}\n")),
     "override: a typo": said("ppo.clop=0.1"),
     "override: no section": said("lr=0.1"),
     "override: a section of another algorithm": BadInput("train sft.yaml policy.lr=5"),
@@ -163,19 +155,13 @@ RECIPES = {
     "override: no space in a mapping": said("policy.schedule={decay:linear}"),
     "override: no value": said("run.keep="),
     "override: a template without quotes": said("data.prompt={question}"),
-    "override: a template of Jinja": said("'data.prompt={{ question }}'"),
     "override: a bare #": said("reward.marker=##"),
     "config: no such option": BadInput("config tiny.yaml ppo.clpi"),
     "type: text for a number": said("ppo.clip=high"),
-    "type: a fraction": said("run.keep=1.5"),
-    "type: a number for yes or no": said("data.chat=1"),
     "type: a number for text": said("data.prompt=12"),
     "type: a scalar for a section": said("ppo=3"),
-    "type: too few in a list": said("policy.betas=[0.9]"),
     "range: below": said("ppo.clip=-1"),
-    "range: above": said("ppo.gamma=2"),
     "range: not finite": said("policy.lr=.inf"),
-    "choice: unknown": said("policy.schedule.decay=step"),
     "choice: backend that is not there": said("sampler=sglang"),
     "rule: batch not divisible": said("ppo.global_batch_size=5"),
     "rule: dynamic sampling of one": said("ppo.dynamic_sampling={} ppo.num_generations=1"),
@@ -219,7 +205,6 @@ RECIPES = {
 MODELS = {
     "model: no such folder": own(overrides="model.path=absent"),
     "model: a name of the hub": own(overrides="model.path=Qwen/Qwen2.5-1.5B"),
-    "model: a file": own(overrides="model.path=rows.jsonl"),
     "model: no config.json": own(remove("model/config.json")),
     "model: config.json torn": own(write("model/config.json", '{"model_type": "lla')),
     "model: unknown architecture": own(change("model/config.json", model_type="abacus")),
@@ -232,10 +217,8 @@ MODELS = {
     ),
     "model: trusted overrides": own(overrides="--trust seed=1"),
     "model: trusted and not used": own(known_with_code, "--trust model/x.py"),
-    "model: a number that is none": own(change("model/config.json", rms_norm_eps=math.nan)),
     "model: a stop token that is not there": own(change("model/generation_config.json", eos_token_id=10**9)),
     "model: quantized": own(change("model/config.json", quantization_config={"quant_method": "bitsandbytes"})),
-    "model: too many layers": own(change("model/config.json", num_hidden_layers=10_000_000)),
     "model: adapters alone": own(adapters_only),
     "model: no context": own(
         change(
@@ -244,9 +227,7 @@ MODELS = {
     ),
     "model: no reward model": own(overrides="reward=null reward_model.path=model ppo.kl.coef=0"),
     "model: a pointer of Git LFS": own(write("model/model.safetensors", POINTER)),
-    "model: generation_config.json torn": own(write("model/generation_config.json", "{")),
     "tokenizer: none": own(remove("model/tokenizer.json")),
-    "tokenizer: torn": own(write("model/tokenizer.json", '{"version"')),
     "tokenizer: of another model": own(small_embedding),
     "tokenizer: no chat template": own(overrides="data.chat=true"),
     "tokenizer: no chat template for messages": own(overrides="data.messages=talk"),
@@ -276,29 +257,18 @@ MODELS = {
     "weights: a tensor missing": own(without_tensor),
     "weights: a tensor too many": own(with_a_layer_too_many),
     "weights: NaN": own(with_nan),
-    "weights: infinite": own(with_infinity),
     "weights: of eight bits": own(in_eight_bits),
-    "weights: an index that is none": own(
-        write("model/model.safetensors.index.json", '{"weight_map": ["model.safetensors"]}')
-    ),
     "context: prompt and response": said("sampling.max_tokens=100"),
     "context: rows of sft": BadInput("train sft.yaml sft.max_tokens=200"),
     "new model: unknown type": said("model.scratch.config.model_type=lama"),
-    "new model: unknown field": said("model.scratch.config.hidden_sise=3"),
-    "new model: too many layers": said("model.scratch.config.num_hidden_layers=10000000"),
-    "new model: wrong type": said("model.scratch.config.hidden_size=big"),
 }
 
 DATA = {
     "data: no such file": own(overrides="data.train=absent.jsonl"),
-    "data: no such validation file": own(overrides="data.validation=absent.jsonl"),
     "data: empty": own(write("rows.jsonl", "\n\n")),
     "data: one list": own(write("rows.jsonl", '[\n  {"question": "a", "answer": "1"}\n]\n')),
     "data: a pointer of Git LFS": own(write("rows.jsonl", POINTER)),
     "data: no JSON": own(add_row('{"question": "Wh')),
-    "data: no object": own(add_row("[1, 2]")),
-    "data: nested": own(add_row(f'{{"question": {"[" * 200}{"]" * 200}}}')),
-    "data: a number too long": own(add_row(f'{{"question": {"9" * 5000}}}')),
     "data: a pipe": own(lambda folder: os.mkfifo(folder / "pipe.jsonl"), "data.train=pipe.jsonl"),
     "data: an empty prompt": own(
         add_row('{"question": "", "answer": "1"}', first=True), "data.prompt='\"{question}\"'"
@@ -307,12 +277,8 @@ DATA = {
         "train dpo.yaml data.chosen_score=good data.rejected_score=bad",
         add_row('{"question": "a", "answer": "1", "good": true, "bad": 1}', first=True),
     ),
-    "data: not UTF-8": own(write("rows.jsonl", b'{"question": "\xff"}\n')),
     "data: a field missing": own(add_row('{"text": "a"}')),
     "data: an answer missing": own(add_row('{"question": "a", "answer": null}')),
-    "data: an answer missing for a function": own(
-        add_row('{"question": "a"}'), "reward.type=python reward.function=rewards.py:parity reward.marker=null"
-    ),
     "data: nothing to learn in a row": BadInput(
         "train sft.yaml", add_row('{"question": "a", "solution": "b"}', first=True)
     ),
@@ -333,7 +299,6 @@ DATA = {
     "data: a template that is none": own(overrides="data.prompt='\"{question\"'"),
     "data: a template with doubled braces": own(overrides="data.prompt='\"{{ question }}\"'"),
     "data: a long prompt": own(overrides="data.max_prompt_tokens=20"),
-    "data: only long prompts": own(overrides="data.max_prompt_tokens=3 data.overlong_prompts=skip"),
     "data: a long row of sft": BadInput("train sft.yaml sft.max_tokens=30"),
     "data: a long pair": BadInput("train dpo.yaml dpo.max_tokens=60"),
     "data: an answer twice": BadInput("""train dpo.yaml data.rejected='"{answer}"'"""),
@@ -368,10 +333,8 @@ ENVIRONMENTS = {
 REWARDS = {
     "reward: no such file": reward("absent.py:f"),
     "reward: no such function": reward("rewards.py:absent"),
-    "reward: no function named": reward("rewards.py"),
     "reward: takes too little": reward("rewards.py:narrow"),
     "reward: raises": reward("rewards.py:broken").late,
-    "reward: returns text": reward("rewards.py:word").late,
     "reward: returns NaN": reward("rewards.py:no_number").late,
     "reward: a batch with too few": reward("rewards.py:too_few", "reward.batch=true").late,
     "reward: no server": said(f"'{SERVED}'").lost,
@@ -380,13 +343,9 @@ REWARDS = {
     "reward: the system ends its process": reward("rewards.py:killed").lost,
     "reward: unknown instruction": rewarded('"asked": [{"id": "wrods", "at_least": 3}]', f"'{FOLLOWED}'"),
     "reward: an instruction without a number": rewarded('"asked": [{"id": "words"}]', f"'{FOLLOWED}'"),
-    "reward: an argument that is unknown": rewarded('"asked": [{"id": "words", "minimum": 3}]', f"'{FOLLOWED}'"),
-    "reward: an argument of the wrong type": rewarded('"asked": [{"id": "words", "at_least": "3"}]', f"'{FOLLOWED}'"),
     "reward: no instructions": rewarded('"asked": []', f"'{FOLLOWED}'"),
     "reward: no tests": rewarded('"tests": []', f"'{TESTED}'"),
-    "reward: a field missing": rewarded('"test": []', f"'{TESTED}'"),
     "reward: a test that is none": rewarded('"tests": [{"input": "1"}]', f"'{TESTED}'"),
-    "reward: a test that is no Python": rewarded('"tests": ["assert f(1) = 2"]', f"'{TESTED}'"),
     "reward: unknown verifier": rewarded('"kind": "maths"', f"'{BY_ROW}'"),
     "reward: no judge": rewarded('"kind": "judge"', f"'{BY_ROW}'"),
     "reward: no sandbox": rewarded('"tests": ["pass"]', f"'{TESTED.replace('tests}', 'tests, wall_s: 0.00001}')}'"),
@@ -400,10 +359,6 @@ JUDGED = {
     "judge: questions longer than the context": judged("judge.max_prompt_tokens=900"),
     "judge: nearly nothing has a verdict": judged("judge.unfinished_judgements=no_verdict").late,
     "judge: a known score off the scale": judged("known.judgements=known.jsonl", write("known.jsonl", SCORE_OF_NINE)),
-    "judge: a known score missing": judged(
-        "known.judgements=known.jsonl", write("known.jsonl", '{"prompt": "a", "response": "b"}\n')
-    ),
-    "judged: one value of a list too many": judged("self_rewarding.length_control=[0,0,0.1]"),
     "judged: one answer to each prompt": judged("self_rewarding.num_responses_to_gen=1"),
     "judged: greedy": judged("sampling.temperature=0"),
     "judged: fewer prompts than a step": judged("self_rewarding.global_batch_size=64"),
@@ -443,10 +398,8 @@ RUNS = {
         said("ppo.overlong_filtering=true sampling.max_tokens=1 run.max_steps=2").late, code=exit_codes.INCONCLUSIVE
     ),
     "run: numbers break": said("critic.lr=1e30 run.max_steps=3").lost,
-    "run: values break": said("critic.lr=1e30 ppo.global_batch_size=16 run.max_steps=3").lost,
     "run: heads that cannot be divided": said("learner.parallel.tp=3"),
     "run: a critic on other ranks": said("learner.parallel.dp=2 critic.parallel.tp=4"),
-    "run: a critic's heads that cannot be divided": said("learner.parallel.dp=3 critic.parallel.tp=3"),
     "run: tensor parallelism compiled": said("learner.compile=true learner.parallel.tp=2"),
     "run: adapters of nothing": said("learner.lora.target_modules=[q_porj]"),
     "run: adapters and tensor parallelism": said("learner.lora.rank=8 learner.parallel.tp=2"),
@@ -454,7 +407,6 @@ RUNS = {
     "run: sums without ranks": said("learner.sync_every_pass=true"),
     "run: offload without ranks": said("learner.cpu_offload=true"),
     "run: fixed passes over ranks": said("learner.rows_per_pass=2 learner.parallel.dp=2"),
-    "run: fixed passes too small": said("learner.rows_per_pass=200"),
     "run: a worker too slow": said("learner.parallel.dp=2 cluster.timeout_s=0.01").lost,
     "run: nothing scores the best": said("run.best.metric=train/rewards run.save_every=1 run.max_steps=2").late,
     "generate: a recipe of another command": BadInput("generate model rows.jsonl --recipe own.yaml"),
@@ -464,7 +416,6 @@ RUNS = {
     "plan: too many GPUs": BadInput("plan own.yaml --gpus 10000000 --memory 80GB"),
     "doctor: probabilities": BadInput("doctor analyze dump.jsonl", write("dump.jsonl", PROBABILITIES)),
     "doctor: a dump for a model": BadInput("doctor locate dump.jsonl", write("dump.jsonl", PROBABILITIES)),
-    "doctor: a dump and no model": BadInput("doctor locate dump.jsonl --model away", write("dump.jsonl", COLUMN)),
     "check: no run": BadInput("check model"),
 }
 

@@ -11,12 +11,6 @@ WRITES = """import os
 REWARDS: dict[str, tuple[str, str]] = {
     # name: (body of f(prompt, response, answer, row), text that the run's last words hold; "" is a run that goes well)
     "10**400": ("return 10 ** 400", "return a finite number"),
-    "text": ("return '1.0'", "return a finite number"),
-    "text that moves the cursor": ("return '\\x1b[2J\\u202e'", "return a finite number"),
-    "an array": ("import numpy; return numpy.array(1.0)", "return a finite number"),
-    "a Decimal that signals": ("import decimal; return decimal.Decimal('sNaN')", "return a finite number"),
-    "minus infinity": ("return float('-inf')", "return a finite number"),
-    "3e38 and more": ("return 1e300", "return a finite number"),
     "what cannot be shown": (
         "class Odd:\n        def __repr__(self): raise KeyError('no')\n    return Odd()",
         "return a finite number",
@@ -28,7 +22,6 @@ REWARDS: dict[str, tuple[str, str]] = {
     "an error of 5 MB": ("raise ValueError('x' * 5_000_000)", "raised ValueError"),
     "an error that moves the cursor": ("raise ValueError('\\x1b[2J\\u202e')", "␛[2J"),
     "an end": ("raise SystemExit('enough')", "ended its process"),
-    "an interrupt": ("raise KeyboardInterrupt", "ended its process"),
     "no end of calls": ("def f(): return f()\n    return f()", "raised RecursionError"),
     "no standard output": ("import sys; sys.stdout = sys.stderr = None; return 1.0", ""),
     "closed descriptors": ("import os; os.closerange(0, 4096); return 1.0", "ended its process"),
@@ -37,31 +30,21 @@ REWARDS: dict[str, tuple[str, str]] = {
         WRITES.format("nonsense"),
         "reward.function",
     ),
-    "the folder removed": ("import os, tempfile; d = tempfile.mkdtemp(); os.chdir(d); os.rmdir(d); return 1.0", ""),
     "a killed parent of none": ("import os; os.abort()", "ended its process"),
 }
 
 IMPORTS: dict[str, tuple[str, str]] = {
     "an end": ("raise SystemExit(0)", "cannot be imported (SystemExit"),
-    "an error that cannot be shown": (
-        "class Odd(Exception):\n    def __str__(self): raise KeyError('no')\nraise Odd()",
-        "cannot be imported",
-    ),
     "an error that moves the cursor": ("raise ValueError('\\x1b[2J')", "␛[2J"),
     "no Python": ("def f(:", "cannot be imported"),
-    "a NUL": ("x = '\0'", "cannot be imported"),
     "not UTF-8": ("x = 'caf\udce9'", "cannot be imported"),
-    "20 MB of brackets": ("x = " + "(" * 5_000, "cannot be imported"),
 }
 
 STEPS: dict[str, tuple[str, str]] = {
     # name: (body of step(self, response), text that is said)
     "nothing": ("return None", "return (observation, reward, done)"),
-    "four values": ("return '', 1.0, True, {}", "return (observation, reward, done)"),
     "an observation of 5 MB": ("return 'x ' * 2_500_000, 1.0, False", ""),
     "a reward of 10**400": ("return '', 10 ** 400, True", "finite number"),
-    "a reward of NaN": ("return '', float('nan'), True", "finite number"),
-    "an end of an array": ("import numpy; return '', 1.0, numpy.array([True, False])", ""),
     "what cannot be shown": (
         "class Odd:\n            def __repr__(self): raise KeyError('no')\n        return Odd()",
         "",
