@@ -54,11 +54,7 @@ class {name}(Trainer):
 def main() -> None:
     """Writes the files."""
     written: dict[type, str] = {}
-    recipes = [
-        kind
-        for name, kind in registry.every()
-        if issubclass(kind, Algorithm) and "algorithm" not in registry.list_code({"algorithm": name})
-    ]
+    recipes = [kind for _, kind in registry.every() if issubclass(kind, Algorithm)]
     blocks = [recipe_block(kind, written) for kind in recipes]
     out = Path(sys.argv[1]) if len(sys.argv) > 1 else OUT
     out.write_text(HEAD + "\n\n".join([*written.values(), *blocks]) + "\n")

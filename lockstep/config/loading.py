@@ -36,9 +36,9 @@ from lockstep.config.errors import (
     section_of,
 )
 from lockstep.config.hub_name import read_pins
-from lockstep.config.overlay import add_reward_type, overlay
+from lockstep.config.overlay import TASK_NAME, add_reward_type, overlay
 from lockstep.config.recipe_files import Layer, find_recipe, read_layers
-from lockstep.config.trust import distrust, list_references, require_known
+from lockstep.config.trust import list_references, require_known
 from lockstep.config.validation import FaultyTree, give_way, validate
 from lockstep.core.errors import shorten
 from lockstep.system import yaml12
@@ -67,7 +67,6 @@ class Loaded:
         recipe: Its options, after bases and overrides.
         origins: Source of each option, by its keys: a recipe or `override`; the rest are defaults.
         arguments: The recipe and its overrides, as a command takes them.
-        distrusted: True if unknown code that the recipe names is refused, see `load_run`.
         pins: Commits of names on the hub, by name.
         places: Local paths of those that were fetched, see `lockstep.config.hub`.
         written: The options as JSON, before paths took the place of names; None: no name did.
@@ -77,7 +76,6 @@ class Loaded:
     recipe: Recipe
     origins: Mapping[Keys, str]
     arguments: tuple[str, ...]
-    distrusted: bool = False
     pins: Mapping[str, str] = field(default_factory=dict[str, str])
     places: Mapping[str, str] = field(default_factory=dict[str, str])
     written: str | None = None
@@ -124,8 +122,8 @@ class Loaded:
         name = self.recipe.trained_first
         if name is None:
             return None
-        same = self.recipe.hand_down(load(name, distrusted=self.distrusted).recipe)
-        return load(name, [f"{key}={value}" for key, value in same.items()], distrusted=self.distrusted)
+        same = self.recipe.hand_down(load(name).recipe)
+        return load(name, [f"{key}={value}" for key, value in same.items()])
 
     def identity(self) -> dict[str, Any]:
         """The options that identify the run: all that change a result, and the digest of the recipe trained first."""
@@ -155,20 +153,19 @@ class Loaded:
         return Path("runs") / f"{self.name}-{self.digest}" if folder is None else Path(folder)
 
 
-def load(recipe: str, overrides: Sequence[str] = (), also: Sequence[Layer] = (), distrusted: bool = False) -> Loaded:
+def load(recipe: str, overrides: Sequence[str] = (), also: Sequence[Layer] = ()) -> Loaded:
     """Resolves a recipe.
 
     Args:
         recipe: Name of one that ships, or path of a YAML file.
         overrides: `key.sub=value` each, later than every file.
         also: More layers, after every file and before the overrides.
-        distrusted: Refuse unknown code that the recipe names, see `load_run`.
 
     Raises:
         RecipeError: One sentence for each thing that is wrong.
     """
     path = find_recipe(recipe, Path(), "")
-    return _resolve(path, [*read_layers(path), *also], overrides, (recipe, *overrides), distrusted)
+    return _resolve(path, [*read_layers(path), *also], overrides, (recipe, *overrides))
 
 
 def load_options(name: str, base: str | None, *said: Layer) -> Loaded:
@@ -213,37 +210,49 @@ def load_run(folder: Path) -> Loaded:
     """
     recipe = str(folder / "recipe.yaml")
     path = find_recipe(recipe, Path(), "")
-    return replace(_resolve(path, read_layers(path), (), (recipe,), True), pins=read_pins(folder))
+    layers = read_layers(path)
+    for tree in _read_trained_first(_join(layers)):
+        _require_known_classes(path, tree)
+    return replace(_resolve(path, layers, (), (recipe,)), pins=read_pins(folder))
 
 
-def _resolve(
-    path: Path, layers: Sequence[Layer], overrides: Sequence[str], arguments: tuple[str, ...], distrusted: bool = False
-) -> Loaded:
+def _require_known_classes(run: Path, tree: Mapping[str, Any]) -> None:
+    """Raises InputError where a run's recipe, or one that was trained first, names a class in unknown code."""
+    for keys, reference in list_references(tree):
+        if keys in (("algorithm",), TASK_NAME):
+            require_known(run, ".".join(keys), reference)
+
+
+def _read_trained_first(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields the trees of the recipes that are trained before one, its own the first."""
+    read: list[object] = [None]
+    while True:
+        yield tree
+        first = yaml12.value_at(tree, ("model", "from_recipe"))
+        if first in read:
+            return
+        read.append(first)
+        try:
+            tree = read_tree(str(first))
+        except RecipeError:  # it is gone, and then nothing loads it
+            return
+
+
+def _resolve(path: Path, layers: Sequence[Layer], overrides: Sequence[str], arguments: tuple[str, ...]) -> Loaded:
     """Merges files and then overrides, the later over the earlier, and validates the result, importing known code."""
     overriding = _parse_overrides(overrides)
-    with distrust(path if distrusted else None):
-        kind = _kind(layers, overriding)
-        layers, overriding = _expand(layers, kind), _expand(overriding, kind)
-        last = Layer("override", _join(overriding))
-        _refuse_buried(overriding, last.tree)
-        tree: dict[str, Any] = {}
-        origins: dict[Keys, str] = {}
-        for layer in [*layers, last]:
-            above = add_reward_type(tree, layer.tree)
-            tree = overlay(tree, above, kind.steps_and_epochs)
-            origins |= dict.fromkeys(_options(above), layer.source)
-        found, taken = _validate(kind, tree, layers, overriding)
+    kind = _kind(layers, overriding)
+    layers, overriding = _expand(layers, kind), _expand(overriding, kind)
+    last = Layer("override", _join(overriding))
+    tree: dict[str, Any] = {}
+    origins: dict[Keys, str] = {}
+    for layer in [*layers, last]:
+        above = add_reward_type(tree, layer.tree)
+        tree = overlay(tree, above, kind.steps_and_epochs)
+        origins |= dict.fromkeys(_options(above), layer.source)
+    found, taken = _validate(kind, tree, layers, overriding)
     standing = {keys: source for keys, source in origins.items() if _says(tree, keys) and keys not in taken}
-    return Loaded(path.stem, found, standing, arguments, distrusted)
-
-
-def _refuse_buried(overriding: Sequence[Layer], whole: dict[str, Any]) -> None:
-    """Raises RecipeError where one override sets a section to a scalar and another one sets an option within it."""
-    for layer in overriding:
-        for keys in _options(layer.tree):
-            value = yaml12.value_at(layer.tree, keys)
-            if value not in (None, {}) and isinstance(yaml12.value_at(whole, keys), dict):
-                raise RecipeError(f"{layer.source}: another override sets an option within it; leave one out")
+    return Loaded(path.stem, found, standing, arguments)
 
 
 def _kind(layers: Sequence[Layer], overriding: Sequence[Layer]) -> type[Recipe]:

@@ -13,7 +13,7 @@ _EXCLUSIVE = (
     ("data", ("ranks", "best", "tree")),
     ("reward", ("marker", "function", "parts")),
 )
-_TASK_NAME = ("data", "task", "name")
+TASK_NAME = ("data", "task", "name")
 """Decides which options the task has: another name drops the options set before."""
 _LENGTH = ("run", ("max_steps", "max_epochs"))
 """Exclusive as well, where a recipe has `steps_and_epochs = False`; -1 means not given."""
@@ -43,8 +43,8 @@ def overlay(below: dict[str, Any], above: dict[str, Any], steps_and_epochs: bool
         if isinstance(given, dict) and isinstance(taken, dict) and any(given.get(k) not in (None, -1) for k in group):
             kept = {key: value for key, value in taken.items() if key not in group or key in given}
             below = below | {section: kept}
-    name = yaml12.value_at(above, _TASK_NAME)
-    if name is not None and name != yaml12.value_at(below, _TASK_NAME):
+    name = yaml12.value_at(above, TASK_NAME)
+    if name is not None and name != yaml12.value_at(below, TASK_NAME):
         below = yaml12.lay_over(below, {"data": {"task": None}})
     return yaml12.lay_over(below, above)
 

@@ -41,7 +41,7 @@ class Plugins(Generic[T]):
         Raises:
             InputError: The class that is named cannot be imported, or lacks part of what it has to declare.
         """
-        place = self.place(name)
+        place = self._built_in.get(name, name)
         if ":" not in place:
             return None
         if name not in self._built_in:
@@ -53,7 +53,3 @@ class Plugins(Generic[T]):
             missing = ", ".join(sorted(vars(found)["__abstractmethods__"]))
             raise InputError(f"{self._option} {name}: {place} does not declare: {missing}")
         return found
-
-    def place(self, name: str) -> str:
-        """Returns the place of a class: that of a built-in name; any other name is a place itself."""
-        return self._built_in.get(name, name)

@@ -2,52 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from lockstep.config.plugins import Plugins
 from lockstep.config.recipe import Recipe
-from lockstep.config.trust import find_code
-from lockstep.config.user_code import find_file, load
+from lockstep.config.user_code import load
 from lockstep.core.errors import InputError
 
-
-@dataclass(frozen=True)
-class BuiltIn:
-    """Places of a built-in algorithm: its folder, and in it the class of its options and the function that opens it."""
-
-    folder: str
-    options: str
-    opener: str | None
-
-    @property
-    def options_class(self) -> str:
-        """The place of the options' class, for imports."""
-        return f"{self.folder}.{self.options}"
-
-
-_BUILT_IN = {
-    "sft": BuiltIn("lockstep.algorithms.sft", "options:SFTRecipe", "job:open_sft"),
-    "ppo": BuiltIn("lockstep.algorithms.ppo", "options:PPORecipe", "job:open_ppo"),
-    "grpo": BuiltIn("lockstep.algorithms.grpo", "options:GRPORecipe", "job:open_grpo"),
-    "dpo": BuiltIn("lockstep.algorithms.dpo", "options:DPORecipe", "job:open_dpo"),
-    "kto": BuiltIn("lockstep.algorithms.kto", "options:KTORecipe", "job:open_kto"),
-    "orpo": BuiltIn("lockstep.algorithms.orpo", "options:ORPORecipe", "job:open_orpo"),
-    "simpo": BuiltIn("lockstep.algorithms.simpo", "options:SimPORecipe", "job:open_simpo"),
-    "online_dpo": BuiltIn("lockstep.algorithms.online_dpo", "options:OnlineDPORecipe", "job:open_online_dpo"),
-    "reward_model": BuiltIn("lockstep.algorithms.reward_model", "options:RewardModelRecipe", "job:open_reward_model"),
-    "distill": BuiltIn("lockstep.algorithms.distill", "options:DistillRecipe", "job:open_distill"),
-    "self_rewarding": BuiltIn(
-        "lockstep.algorithms.self_rewarding", "options:SelfRewardingRecipe", "job:open_self_rewarding"
+_BUILT_IN: dict[str, tuple[str, str | None]] = {
+    "sft": ("lockstep.algorithms.sft.options:SFTRecipe", "lockstep.algorithms.sft.job:open_sft"),
+    "ppo": ("lockstep.algorithms.ppo.options:PPORecipe", "lockstep.algorithms.ppo.job:open_ppo"),
+    "grpo": ("lockstep.algorithms.grpo.options:GRPORecipe", "lockstep.algorithms.grpo.job:open_grpo"),
+    "dpo": ("lockstep.algorithms.dpo.options:DPORecipe", "lockstep.algorithms.dpo.job:open_dpo"),
+    "kto": ("lockstep.algorithms.kto.options:KTORecipe", "lockstep.algorithms.kto.job:open_kto"),
+    "orpo": ("lockstep.algorithms.orpo.options:ORPORecipe", "lockstep.algorithms.orpo.job:open_orpo"),
+    "simpo": ("lockstep.algorithms.simpo.options:SimPORecipe", "lockstep.algorithms.simpo.job:open_simpo"),
+    "online_dpo": (
+        "lockstep.algorithms.online_dpo.options:OnlineDPORecipe",
+        "lockstep.algorithms.online_dpo.job:open_online_dpo",
     ),
-    "eval": BuiltIn("lockstep.inference", "eval_recipe:EvalRecipe", "evaluate:evaluate"),
-    "generate": BuiltIn("lockstep.inference", "generate_recipe:GenerateRecipe", "generate:generate"),
-    "doctor": BuiltIn("lockstep_doctor.table", "options:DoctorRecipe", None),
-    "eval_judge": BuiltIn("lockstep.inference", "eval_recipe:EvalJudgeRecipe", "evaluate_judge:evaluate_judge"),
+    "reward_model": (
+        "lockstep.algorithms.reward_model.options:RewardModelRecipe",
+        "lockstep.algorithms.reward_model.job:open_reward_model",
+    ),
+    "distill": ("lockstep.algorithms.distill.options:DistillRecipe", "lockstep.algorithms.distill.job:open_distill"),
+    "self_rewarding": (
+        "lockstep.algorithms.self_rewarding.options:SelfRewardingRecipe",
+        "lockstep.algorithms.self_rewarding.job:open_self_rewarding",
+    ),
+    "eval": ("lockstep.inference.eval_recipe:EvalRecipe", "lockstep.inference.evaluate:evaluate"),
+    "generate": ("lockstep.inference.generate_recipe:GenerateRecipe", "lockstep.inference.generate:generate"),
+    "doctor": ("lockstep_doctor.table.options:DoctorRecipe", None),
+    "eval_judge": (
+        "lockstep.inference.eval_recipe:EvalJudgeRecipe",
+        "lockstep.inference.evaluate_judge:evaluate_judge",
+    ),
 }
-_OPTIONS = {name: places.options_class for name, places in _BUILT_IN.items()}
+"""Places of the class of an algorithm's options, and of the function that opens it or runs a command, by name."""
+
+_OPTIONS = {name: options for name, (options, _) in _BUILT_IN.items()}
 _ALGORITHMS = Plugins("algorithm", Recipe, "lockstep.algorithms.base.Algorithm", _OPTIONS)
 
 
@@ -74,19 +68,12 @@ def find_opener(recipe: type[Recipe]) -> Callable[..., Any]:
     Raises:
         InputError: Neither is built in, and the class does not define `open`.
     """
-    places = {built_in.options_class: built_in for built_in in _BUILT_IN.values()}
+    openers = dict(_BUILT_IN.values())
     for base in recipe.__mro__:
-        found = places.get(f"{base.__module__}:{base.__name__}")
-        if found is not None and found.opener is not None:
-            return load(f"{found.folder}.{found.opener}", "algorithm", "function")
+        opener = openers.get(f"{base.__module__}:{base.__name__}")
+        if opener is not None:
+            return load(opener, "algorithm", "function")
     raise InputError(f"algorithm {recipe.__name__} does not declare: open")
-
-
-def list_code(options: Mapping[str, Any]) -> dict[str, Path]:
-    """The files of code that a recipe's options name, that of the user's own algorithm among them, by option."""
-    algorithm = str(options.get("algorithm"))
-    own = None if algorithm in _BUILT_IN else find_file(_ALGORITHMS.place(algorithm))
-    return find_code(options) | ({} if own is None else {"algorithm": own})
 
 
 def every() -> Iterator[tuple[str, type[Recipe]]]:

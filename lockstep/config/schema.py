@@ -5,8 +5,6 @@ A file may leave out what its `base` says, so a schema requires nothing within a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_json_schema
 from pydantic_core import core_schema
 
@@ -37,7 +35,8 @@ def make_schema(algorithm: str) -> JsonSchemaValue:
     definitions[task]["additionalProperties"] = True  # each task has options of its own
     whole = definitions.pop(recipe)
     options = whole["properties"]
-    _allow_short_forms(options, find_short_forms(kind))
+    for name in find_short_forms(kind):  # one word may stand for a section, as in `sampler: vllm`
+        options[name] = {"anyOf": [options[name], {"type": "string"}]}
     options |= {"base": _BASE, "algorithm": {**options["algorithm"], "const": algorithm}}
     return {"$schema": DIALECT, "title": f"Lockstep recipe: {algorithm}", **whole, "$defs": definitions}
 
@@ -53,11 +52,3 @@ class _Partial(GenerateJsonSchema):
     def field_title_should_be_set(self, schema: object) -> bool:
         """Leaves fields without titles, which only repeat their names."""
         return False
-
-
-def _allow_short_forms(options: dict[str, JsonSchemaValue], short: Iterable[str]) -> None:
-    """Lets one word stand for a section, as in `sampler: vllm`."""
-    for name in short:
-        section = options[name]
-        description = {"description": section["description"]} if "description" in section else {}
-        options[name] = {**description, "anyOf": [section, {"type": "string"}]}

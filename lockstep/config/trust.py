@@ -14,8 +14,7 @@ import site
 import sysconfig
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +30,7 @@ from lockstep.system.yaml12 import Keys, list_texts
 NOTES = "code_run_here.txt"
 """File in the cache folder: a line for each file, its SHA-256 and where it was."""
 
-_DISTRUSTED: ContextVar[Path | None] = ContextVar("distrusted", default=None)
-_NAMES = ("function", "class_name", "name")
+_NAMES = ("algorithm", "function", "class_name", "name")
 """Last words of the options that name code."""
 _OWN = Path(__file__).parents[1]
 
@@ -75,25 +73,8 @@ def describe_trust(files: Sequence[Path]) -> str:
     return repeat_command("--trust", *files) or f"lockstep.trust({', '.join(repr(str(file)) for file in files)})"
 
 
-@contextmanager
-def distrust(recipe: Path | None) -> Iterator[None]:
-    """Within the block, `name_code` refuses unknown code; `recipe` is a run's, or None to refuse nothing."""
-    before = _DISTRUSTED.set(recipe)
-    try:
-        yield
-    finally:
-        _DISTRUSTED.reset(before)
-
-
 def name_code(option: str, reference: str) -> None:
-    """Tells the user, before an import, which file an option runs; once per content, and not for Lockstep's own.
-
-    Raises:
-        InputError: A run's recipe names it, and it is neither known nor trusted.
-    """
-    recipe = _DISTRUSTED.get()
-    if recipe is not None:
-        require_known(recipe, option, reference)
+    """Tells the user, before an import, which file an option runs; once per content, and not for Lockstep's own."""
     file = find_file(reference)
     if file is not None and not file.resolve().is_relative_to(_OWN):
         note_once(f"{option} {reference} runs {describe_file(file)}")
@@ -128,7 +109,7 @@ def require_known(recipe: Path, option: str, reference: str) -> None:
 
 
 def find_code(options: Mapping[str, Any]) -> dict[str, Path]:
-    """The files of functions and classes that a recipe's options name, by option; see `registry` for its algorithm."""
+    """The files of functions and classes that a recipe's options name, by option."""
     files = {".".join(keys): find_file(text) for keys, text in list_references(options) if keys[-1] in _NAMES}
     return {option: file for option, file in files.items() if file is not None}
 

@@ -68,7 +68,6 @@ OVERRIDES = {
     "override: a key of 5,000 parts": override("a" + ".a" * 5000 + "=1", "override", "key=value"),
     "override: brackets 5,000 deep": override("acceptance=" + "[" * 5000 + "]" * 5000, "acceptance", "deep"),
     "override: half a UTF-8 character": override("data.train=rows\udcff.jsonl", "override", "U+DCFF"),
-    "override: a scalar and an option of the section": override(["ppo=3", "ppo.clip=0.1"], "ppo"),
     "override: 10^30 steps": override("run.max_steps=" + "1" + "0" * 30, "run.max_steps"),
     "override: a learning rate of 1e-400": override("policy.lr=1e-400", "policy.lr"),
     "override: a field of a field": override("data.prompt='{question.text}'", "question.text", of="own.yaml"),

@@ -9,9 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lockstep.config import registry
 from lockstep.config.loading import Loaded
 from lockstep.config.model_recipe import weights_of
+from lockstep.config.trust import find_code
 from lockstep.core.errors import InputError
 from lockstep.models.digests import digest, model_files
 from lockstep.system.yaml12 import flat
@@ -52,7 +52,7 @@ def inputs(loaded: Loaded, data: Mapping[str, str], model: Path | None) -> Ident
     for name in (name.removesuffix(".path") for name in others if name.endswith(".path") and options[name] is not None):
         path = str(options[f"{name}.path"])
         found |= model_files(weights_of(loaded.places.get(path, path)), name)
-    return found | {f"code.{name}": digest([file]) for name, file in registry.list_code(loaded.identity()).items()}
+    return found | {f"code.{name}": digest([file]) for name, file in find_code(loaded.identity()).items()}
 
 
 def recipe_identity(loaded: Loaded) -> Identity:
