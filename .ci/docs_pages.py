@@ -7,19 +7,29 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from lockstep.config import Section, registry
-from lockstep.config.errors import section_of
-from lockstep.config.help import describe_kind
+from lockstep.config.errors import format_value, section_of
 from lockstep.report.metric_sentences import BY_LAST_WORD, BY_NAME, BY_PATTERN
 
 OUT = Path(__file__).parent.parent / "build/reference"
+_KINDS = {
+    "boolean": "true or false",
+    "integer": "whole number",
+    "number": "number",
+    "string": "text",
+    "array": "list",
+    "object": "mapping",
+    "null": "null",
+}
+_LIMITS = {"exclusiveMinimum": "above", "minimum": "at least", "exclusiveMaximum": "below", "maximum": "at most"}
 OPTIONS = """# Options
 
 Every option of every recipe: what it may be, its default, and what it does. An algorithm's table links to its sections,
-which stand once below, under the name of their class. `lockstep config RECIPE` prints the same for one recipe.
+which stand once below, under the name of their class. `lockstep config RECIPE --explain` has one recipe's.
 
 """
 METRICS = """# Metrics
@@ -83,6 +93,21 @@ def describe_section(kind: type[Section], sections: dict[str, type[Section]]) ->
         values = describe_kind(entry) if inner is None else f"[{inner.__name__}](#{inner.__name__.lower()})"
         yield row(f"`{name}`", values, default(entry, name in schema.get("required", ())), meaning)
     yield ""
+
+
+def describe_kind(schema: Mapping[str, Any]) -> str:
+    """Describes the values that an option may have, in words."""
+    if "anyOf" in schema:
+        return " or ".join(describe_kind(choice) for choice in schema["anyOf"])
+    if "const" in schema or "enum" in schema:
+        *others, last = [format_value(value) for value in schema.get("enum", [schema.get("const")])]
+        return f"{', '.join(others)} or {last}" if others else last
+    if "type" not in schema:
+        return "group of options"
+    limits = [f"{word} {schema[name]:g}" for name, word in _LIMITS.items() if name in schema]
+    items = schema.get("prefixItems")
+    of = f" of {len(items)}, each {describe_kind(items[0])}" if items else ""
+    return f"{_KINDS[schema['type']]}{of}{' ' if limits else ''}{' and '.join(limits)}"
 
 
 def default(entry: Mapping[str, object], required: bool) -> str:

@@ -117,44 +117,38 @@ def sentences(problems: Iterable[ErrorDetails], recipe: Shape) -> Iterator[tuple
     """Describes the problems that validation found, each with its path; a value that fits no type of a union once."""
     for path, found in groupby(problems, lambda problem: _find_place(problem, recipe.said)):
         own = list(found)
-        if all(len(problem["loc"]) > len(path) for problem in own):
-            yield path, _sentence_of_union(own, path)
-        else:
-            yield from ((path, _sentence(problem, path, recipe)) for problem in own)
+        of_union = all(len(problem["loc"]) > len(path) for problem in own)
+        for group in [own] if of_union else [[problem] for problem in own]:
+            yield path, _sentence(group, path, recipe)
 
 
-def _sentence(problem: ErrorDetails, path: KeyPath, recipe: Shape) -> str:
-    """Describes one problem that validation found at `path`."""
-    key, message = ".".join(map(str, path)), problem["msg"]
-    match problem["type"]:
+def _sentence(problems: Sequence[ErrorDetails], path: KeyPath, recipe: Shape) -> str:
+    """Describes the problem that validation found at `path`: one, or for a union at least one for each type."""
+    key = ".".join(map(str, path))
+    told = next((problem for problem in problems if problem["type"] == "value_error"), problems[0])
+    match told["type"]:
         case "extra_forbidden":
-            wrong = _find_innermost(problem["input"], path)
+            wrong = _find_innermost(told["input"], path)
             return f"there is no option {'.'.join(map(str, wrong)) or repr('')}; {nearest(recipe, wrong)}"
         case "missing":
             return f"{key} is missing{_description(recipe, path)}"
         case "value_error":
-            text = message.removeprefix("Value error, ")
+            text = told["msg"].removeprefix("Value error, ")
             return f"{key}: {text}" if key else text
-    if problem["type"] not in _EXPECTED and not message.startswith("Input should be "):
-        return f"{key}: {message}"
-    sentence = f"{key} is {format_value(problem['input'])}, but should be {_name_types(problem)}"
-    if problem["type"] == "string_type":
-        sentence += f"""; quote text that YAML reads as something else: {key}='"…"'"""
-    return sentence
-
-
-def _sentence_of_union(problems: Sequence[ErrorDetails], path: KeyPath) -> str:
-    """Describes a value that fits no type of a union; `problems` has at least one entry for each type."""
-    key, depth = ".".join(map(str, path)), len(path) + 1
-    told = next((problem for problem in problems if problem["type"] == "value_error"), None)
-    if told is not None:
-        return f"{key}: {told['msg'].removeprefix('Value error, ')}"
-    value = next((problem["input"] for problem in problems if len(problem["loc"]) == depth), problems[0]["input"])
+        case kind if kind not in _EXPECTED and not told["msg"].startswith("Input should be "):
+            return f"{key}: {told['msg']}"
+        case _:
+            pass
+    value = min(problems, key=lambda problem: len(problem["loc"]))["input"]
     if value is None and ":" in str(path[-1]):
         return f"{key} has no value; {_SPACES}"
+    depth = len(path) + 1
     expected = (f"{'a list of ' * (len(problem['loc']) > depth)}{_name_types(problem)}" for problem in problems)
     *others, last = dict.fromkeys(expected)
-    return f"{key} is {format_value(value)}, but should be {' or '.join(filter(None, (', '.join(others), last)))}"
+    sentence = f"{key} is {format_value(value)}, but should be {' or '.join(filter(None, (', '.join(others), last)))}"
+    if len(problems) == 1 and told["type"] == "string_type":
+        sentence += f"""; quote text that YAML reads as something else: {key}='"…"'"""
+    return sentence
 
 
 def _name_types(problem: ErrorDetails) -> str:

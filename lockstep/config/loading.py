@@ -292,7 +292,12 @@ def describe(loaded: Loaded, origins: bool = False) -> str:
 
     Loaded as a recipe, it resolves to the same.
     """
-    return yaml12.annotate(loaded.dump(), loaded.origin) if origins else yaml12.dump(loaded.dump())
+    tree = loaded.dump()
+
+    def note(keys: Keys) -> str:
+        return "" if isinstance(yaml12.value_at(tree, keys), dict) else loaded.origin(keys)
+
+    return yaml12.annotate(tree, note) if origins else yaml12.dump(tree)
 
 
 def _parse_overrides(overrides: Sequence[str]) -> list[Layer]:

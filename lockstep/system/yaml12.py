@@ -111,7 +111,7 @@ def annotate(tree: dict[str, Any], note: Callable[[Keys], str]) -> str:
 
     Args:
         tree: Mappings of mappings; anything else in them is an option.
-        note: The comment of the option with these keys.
+        note: The comment of the option or mapping with these keys.
     """
     lines = list(_annotate_lines(tree, (), note))
     width = max((len(text) for text, comment in lines if comment and len(text) <= _NOTES_WITHIN), default=0)
@@ -125,7 +125,7 @@ def _annotate_lines(tree: dict[str, Any], above: Keys, note: Callable[[Keys], st
         first, *rest = dump({key: {} if nested else value}, float("inf")).splitlines()
         lines = [first.removesuffix(" {}")] if nested else [first, *rest]
         for i, line in enumerate(lines):
-            yield "  " * len(above) + line, "" if nested or i else note(path)
+            yield "  " * len(above) + line, "" if i else note(path)
         if nested:
             yield from _annotate_lines(value, path, note)
 

@@ -193,39 +193,25 @@ def test_a_recipe_says_where_each_value_comes_from_and_is_still_a_recipe(recipe:
     assert len(columns) == 1
 
 
-def test_every_option_says_what_it_is() -> None:
-    for recipe in ("ppo_arithmetic", "sft_arithmetic"):
-        entries = explain_options(load(recipe)).split("\n\n")
-        assert len(entries) > 50
-        assert all(entry.rstrip().splitlines()[-1].strip() != "None" for entry in entries)
-        assert all(len(entry.rstrip().splitlines()[-1].strip()) > 5 for entry in entries)
+def test_all_options_are_explained() -> None:
+    lines = explain_options(load("ppo_arithmetic")).splitlines()
+    assert sum("  # " in line for line in lines) > 100
 
 
 @pytest.mark.parametrize(
     ("key", "text"),
     [
-        ("ppo.clip", "ppo.clip = 0.3 (override)\n    number above 0; default 0.2\n    ratio is clipped to"),
-        ("ppo.dual_clip", "ppo.dual_clip = null (default)\n    number above 1 or null; default null"),
-        ("ppo.gamma", "number at least 0 and at most 1; default 1.0"),
-        ("learner.device", '"auto", "cpu" or "cuda"; default "auto"'),
-        ("sampling.max_tokens", "whole number above 0; required"),
+        ("ppo.clip", "ppo:\n  clip: 0.3  # ratio is clipped to"),
         (
             "critic.betas",
-            "critic.betas = [0.9, 0.99] (small)\n"
-            "    list of 2, each number at least 0 and below 1; default [0.9, 0.999]",
+            "  betas:  # decay of the running means of the gradient and of its square\n  - 0.9\n  - 0.99\n",
         ),
-        ("data.chat", "data.chat = false (default)\n    true or false; default false"),
-        (
-            "ppo.overlong_penalty.buffer",
-            "ppo.overlong_penalty.buffer = null (default)\n    whole number above 0; required",
-        ),
-        ("ppo.kl", "ppo.kl.adaptive.target"),
+        ("ppo.overlong_penalty", "    buffer: null"),
+        ("ppo.kl", "      gain: 0.1      # how fast"),
     ],
 )
 def test_an_option_is_explained(recipe: str, key: str, text: str) -> None:
-    found = explain_options(load(recipe, ["ppo.clip=0.3"]), [key]).replace(recipe, "small")
-    assert found.startswith(key)
-    assert text in found
+    assert text in explain_options(load(recipe, ["ppo.clip=0.3"]), [key])
 
 
 def test_recipes_are_listed_with_a_sentence_each(capsys: pytest.CaptureFixture[str]) -> None:
