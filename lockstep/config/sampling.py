@@ -57,16 +57,7 @@ class Distribution(Penalties, Filters):
 
     def of_length(self, max_tokens: int) -> SamplingParams:
         """The sampling parameters without stop tokens or stop strings: a response ends at `max_tokens`."""
-        return SamplingParams(
-            max_tokens,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-        )
+        return SamplingParams(max_tokens, **{name: getattr(self, name) for name in Distribution.model_fields})
 
 
 class Sampling(Distribution, ResponseEnd):

@@ -197,15 +197,8 @@ def find_positions(lengths: Tensor, size: int) -> Tensor:
 def concat(batches: Sequence[Batch]) -> Batch:
     """Lays batches end to end; all must have the same columns, and ask a learner for the same outputs."""
     first = batches[0]
-    for other in batches[1:]:
-        if other.token.keys() != first.token.keys() or other.sample.keys() != first.sample.keys():
-            raise ValueError("batches with different columns cannot be joined")
-        if other.group_size != first.group_size:
-            raise ValueError("batches with groups of different sizes cannot be joined")
-        if other.sampling != first.sampling:
-            raise ValueError("batches sampled with different sampling parameters cannot be joined")
-        if (other.top_k, other.entropy, other.values) != (first.top_k, first.entropy, first.values):
-            raise ValueError("batches that ask for different outputs (top_k, entropy, values) cannot be joined")
+    if any(_kind(other) != _kind(first) for other in batches[1:]):
+        raise ValueError("batches with different columns, groups, sampling parameters or outputs cannot be joined")
     return replace(
         first,
         tokens=torch.cat([b.tokens for b in batches]),
@@ -214,3 +207,9 @@ def concat(batches: Sequence[Batch]) -> Batch:
         sample={name: torch.cat([b.sample[name] for b in batches]) for name in first.sample},
         places=None,
     )
+
+
+def _kind(batch: Batch) -> tuple[object, ...]:
+    """All that batches must have in common to be joined."""
+    columns = batch.token.keys(), batch.sample.keys()
+    return columns, batch.group_size, batch.sampling, batch.top_k, batch.entropy, batch.values

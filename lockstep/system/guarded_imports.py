@@ -97,10 +97,10 @@ def install_guards() -> None:
 
 def is_guarded(entry: str) -> bool:
     """True for a guarded folder and what is in it, but not for another entry of the path that happens to be in it."""
-    forms = {os.path.abspath(entry), os.path.realpath(entry)}
+    forms = Path(os.path.abspath(entry)), Path(os.path.realpath(entry))
     for folder in list_guarded():
-        others = [other for other in [*sys.path, _LOCKSTEP] if other != folder and _is_within(other, folder)]
-        if any(_is_within(form, folder) and not _is_within_any(form, others) for form in forms):
+        others = [other for other in [*sys.path, _LOCKSTEP] if other != folder and Path(other).is_relative_to(folder)]
+        if any(form.is_relative_to(folder) and not any(map(form.is_relative_to, others)) for form in forms):
             return True
     return False
 
@@ -141,14 +141,6 @@ def _refuse(path: str) -> InputError:
         f"{path} would be imported by a run's code, and you have not trained with it on this machine; if you have read "
         f"it and trust it, add --trust {path} to the command"
     )
-
-
-def _is_within_any(path: str, folders: Iterable[str]) -> bool:
-    return any(_is_within(path, folder) for folder in folders)
-
-
-def _is_within(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
 
 
 def _read_digests() -> set[str]:

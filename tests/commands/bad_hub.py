@@ -61,7 +61,6 @@ def badly_pinned(folder: Path) -> None:
 HUB = {
     "hub: no name": said("model.path=hf:tiny"),
     "hub: no name of rows": own(overrides="data.train=hf:ada/sums"),
-    "hub: where a path belongs": said("run.folder=hf:ada/tiny"),
     "hub: not on this machine": said("model.path=hf:no-owner/tiny"),
     "hub: a copy of another program": of_model(copied, f"hf:ada/tiny@{COMMIT}"),
     "hub: a damaged note of commits": own(badly_pinned, "model.path=hf:ada/tiny"),
@@ -69,7 +68,6 @@ HUB = {
     "hub: no such model": of_model(lambda hub, cache: None),
     "hub: terms": of_model(has(MODEL, gated={"models/ada/tiny"})),
     "hub: no such revision": of_model(has(MODEL), "hf:ada/tiny@v9"),
-    "hub: a fetch that failed": of_model(has(MODEL, torn="config.json")),
     "hub: no config.json": of_model(has(without("config.json"))),
     "hub: weights as pickles": of_model(has(without("model.safetensors", pytorch_model__bin=b""))),
     "hub: no file said": of_rows("hf:datasets/ada/sums"),

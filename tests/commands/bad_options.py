@@ -53,7 +53,6 @@ OPTIONS = {
     "chat template: arguments": own(
         write("model/chat_template.jinja", TEMPLATE), "data.chat=true 'data.template_args={think: true}'"
     ),
-    "chat template: an argument without a space": said("data.chat=true 'data.template_args={think:true}'"),
     "chat template: an argument of no type": said("data.chat=true 'data.template_args={think: [1]}'"),
     "rule: arguments without a template": said("'data.template_args={think: true}'"),
     "data: messages as text": own(
@@ -62,10 +61,6 @@ OPTIONS = {
     ),
     "reward: one of TRL": own(
         write("theirs.py", "def short(prompts, completions, **kwargs):\n    return [0.0]\n"),
-        "reward.type=python reward.function=theirs.py:short reward.marker=null",
-    ),
-    "reward: one of verl takes too little": own(
-        write("theirs.py", "def short(data_source, solution_str, ground_truth):\n    return 0.0\n"),
         "reward.type=python reward.function=theirs.py:short reward.marker=null",
     ),
     "rule: another optimizer": BadInput("train sft_arithmetic optimizer.name=Muon"),
@@ -99,7 +94,6 @@ OPTIONS = {
         "rewards.py:parity",
         "validation_sampling.temperature=1.0 validation_sampling.num_samples=4 validation_sampling.k=[2]",
     ),
-    "reward: a batch takes too little": reward("rewards.py:narrow", "reward.batch=true"),
     "reward: a part of validation's takes too little": said(
         "'validation_reward={type: sum, parts: {format: {type: python, function: rewards.py:narrow}}}'"
     ),
