@@ -26,7 +26,7 @@ def run_unread(*command: str, messages_too: bool = False) -> subprocess.Complete
         os.close(unread)
 
 
-@pytest.mark.parametrize("command", [["schema"], ["config", "ppo_arithmetic"]])
+@pytest.mark.parametrize("command", [["schema", "ppo"], ["config", "ppo_arithmetic"]])
 def test_a_command_whose_output_no_one_reads_ends_quietly(command: list[str]) -> None:
     ended = run_unread("-m", "lockstep", *command)
     assert (ended.returncode, ended.stderr) == (exit_codes.UNREAD, b"")
