@@ -17,7 +17,7 @@ from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.config.hub_name import PINS, HubName, is_commit, parse_model, parse_name, read_pins
+from lockstep.config.hub_name import PINS, HubName, is_commit, parse, parse_name, read_pins
 from lockstep.config.loading import Loaded
 from lockstep.config.model_recipe import weights_of
 from lockstep.core.errors import InputError
@@ -66,7 +66,7 @@ def fetch_model(model: str) -> Path:
 @cache  # so that a learner and a sampler of one name are of one commit
 def _fetch_once(model: str) -> Path:
     try:
-        name = parse_model(model)
+        name = parse(model, "model")
     except ValueError as error:
         raise InputError(str(error)) from None
     return _fetch(name, None, weights=True)[1]

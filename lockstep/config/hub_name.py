@@ -25,6 +25,11 @@ _NAME = re.compile(
     r"(/(?P<file>.+))?"
 )
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_FORMS = {
+    "model": "a model on the hub; write hf:owner/name or hf:owner/name@revision",
+    "dataset": "a file of a data set on the hub; write hf:datasets/owner/name/file.jsonl or "
+    "hf:datasets/owner/name@revision/file.jsonl",
+}
 
 
 @dataclass(frozen=True)
@@ -59,22 +64,11 @@ def parse_name(text: str) -> HubName | None:
     return HubName(text, "dataset" if match["rows"] else "model", match["repo"], match["revision"], match["file"])
 
 
-def parse_model(text: str) -> HubName:
-    """Reads the name of a model; raises ValueError for another text."""
+def parse(text: str, kind: str) -> HubName:
+    """Reads the name of a model, or of a data set's file; raises ValueError for another text."""
     name = parse_name(text)
-    if name is None or name.kind != "model" or name.file is not None:
-        raise ValueError(f"{text} is not a model on the hub; write hf:owner/name or hf:owner/name@revision")
-    return name
-
-
-def parse_rows(text: str) -> HubName:
-    """Reads the name of a data set's file; raises ValueError for another text."""
-    name = parse_name(text)
-    if name is None or name.kind != "dataset":
-        raise ValueError(
-            f"{text} is not a file of a data set on the hub; write hf:datasets/owner/name/file.jsonl or "
-            "hf:datasets/owner/name@revision/file.jsonl"
-        )
+    if name is None or name.kind != kind or (kind == "model" and name.file is not None):
+        raise ValueError(f"{text} is not {_FORMS[kind]}")
     return name
 
 
@@ -92,11 +86,11 @@ def read_pins(folder: Path) -> dict[str, str]:
 
 
 def _model(path: str) -> str:
-    return parse_model(path).text if path.startswith(HUB) else expand(path)
+    return parse(path, "model").text if path.startswith(HUB) else expand(path)
 
 
 def _rows(path: str) -> str:
-    return parse_rows(path).text if path.startswith(HUB) else expand(path)
+    return parse(path, "dataset").text if path.startswith(HUB) else expand(path)
 
 
 def _all_rows(paths: str | tuple[str, ...]) -> str | tuple[str, ...]:

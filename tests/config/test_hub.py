@@ -13,7 +13,7 @@ from hub_server import HubServer, environment_of, read_files, serve_hub
 from tiny_recipe import RECIPE, REWARDS
 
 from lockstep.config.hub import fetch_names
-from lockstep.config.hub_name import PINS, parse_model, parse_rows
+from lockstep.config.hub_name import PINS, parse
 from lockstep.config.loading import Loaded, load, load_run
 from lockstep.core.errors import InputError
 from lockstep.models.load import build_causal_lm
@@ -156,8 +156,8 @@ def test_a_refusal_tells_no_token(hub: HubServer, files: dict[str, bytes]) -> No
 
 
 def test_parsing() -> None:
-    assert parse_model("hf:ada/tiny@v1.2").revision == "v1.2"
-    assert parse_rows("hf:datasets/ada/sums@refs/convert/parquet/a/0.parquet").file == "a/0.parquet"
-    assert parse_rows("hf:datasets/ada/sums@main/a/train.jsonl").revision == "main"
+    assert parse("hf:ada/tiny@v1.2", "model").revision == "v1.2"
+    assert parse("hf:datasets/ada/sums@refs/convert/parquet/a/0.parquet", "dataset").file == "a/0.parquet"
+    assert parse("hf:datasets/ada/sums@main/a/train.jsonl", "dataset").revision == "main"
     with pytest.raises(ValueError, match="is not a file of a data set"):
-        parse_rows("hf:datasets/ada/sums/a/../../b.jsonl")
+        parse("hf:datasets/ada/sums/a/../../b.jsonl", "dataset")
