@@ -33,7 +33,6 @@ from lockstep.config.errors import (
     KeyPath,
     RecipeError,
     algorithm_sentence,
-    section_of,
 )
 from lockstep.config.hub_name import read_pins
 from lockstep.config.overlay import TASK_NAME, add_reward_type, overlay
@@ -55,6 +54,8 @@ _NO_RESULT = {
     "code": ("url",),
 }
 """Options of sections that change no result: a server may move from one session of a run to the next, for example."""
+SHORT_FORMS = {"learner": "backend", "sampler": "backend", "cluster": "backend", "run": "folder"}
+"""The sections for which a scalar can stand, each with the option that the scalar sets."""
 _OVERRIDE = re.compile(rf"(?P<key>\w+(\.\w+){{0,{yaml12.DEEPEST}}})=(?P<value>.*)", re.DOTALL)
 
 
@@ -242,7 +243,7 @@ def _resolve(path: Path, layers: Sequence[Layer], overrides: Sequence[str], argu
     """Merges files and then overrides, the later over the earlier, and validates the result, importing known code."""
     overriding = _parse_overrides(overrides)
     kind = _kind(layers, overriding)
-    layers, overriding = _expand(layers, kind), _expand(overriding, kind)
+    layers, overriding = _expand(layers), _expand(overriding)
     last = Layer("override", _join(overriding))
     tree: dict[str, Any] = {}
     origins: dict[Keys, str] = {}
@@ -334,29 +335,16 @@ def _parse_override(text: str) -> tuple[str, Any]:
         raise ValueError(f"{error}; {quoted}") from None
 
 
-def _expand(layers: Sequence[Layer], kind: type[Recipe]) -> list[Layer]:
+def _expand(layers: Sequence[Layer]) -> list[Layer]:
     """Expands scalars that stand for a section."""
-    meant = find_short_forms(kind)
     return [
-        replace(
-            layer,
-            tree={
-                key: {meant[key]: value} if key in meant and not isinstance(value, dict | list | None) else value
-                for key, value in layer.tree.items()
-            },
-        )
-        for layer in layers
+        replace(layer, tree={key: _expand_scalar(key, value) for key, value in layer.tree.items()}) for layer in layers
     ]
 
 
-def find_short_forms(kind: type[Recipe]) -> dict[str, str]:
-    """The sections for which a scalar can stand, each with the option that the scalar sets."""
-    backends = {name for name, field in kind.model_fields.items() if _has_backend(section_of(field.annotation))}
-    return dict.fromkeys(backends, "backend") | {"run": "folder"}
-
-
-def _has_backend(section: type[Section] | None) -> bool:
-    return section is not None and "backend" in section.model_fields
+def _expand_scalar(key: str, value: Any) -> Any:
+    short = key in SHORT_FORMS and not isinstance(value, dict | list | None)
+    return {SHORT_FORMS[key]: value} if short else value
 
 
 def _find(tree: Mapping[str, Any], name: str) -> Iterator[dict[str, Any]]:

@@ -10,7 +10,7 @@ from pydantic_core import core_schema
 
 from lockstep.config import Task, registry
 from lockstep.config.errors import RecipeError, algorithm_sentence
-from lockstep.config.loading import find_short_forms
+from lockstep.config.loading import SHORT_FORMS
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _BASE: JsonSchemaValue = {"type": "string", "description": "a recipe that ships or a file; this one says what differs"}
@@ -35,7 +35,7 @@ def make_schema(algorithm: str) -> JsonSchemaValue:
     definitions[task]["additionalProperties"] = True  # each task has options of its own
     whole = definitions.pop(recipe)
     options = whole["properties"]
-    for name in find_short_forms(kind):  # one word may stand for a section, as in `sampler: vllm`
+    for name in SHORT_FORMS.keys() & options.keys():  # one word may stand for a section, as in `sampler: vllm`
         options[name] = {"anyOf": [options[name], {"type": "string"}]}
     options |= {"base": _BASE, "algorithm": {**options["algorithm"], "const": algorithm}}
     return {"$schema": DIALECT, "title": f"Lockstep recipe: {algorithm}", **whole, "$defs": definitions}
