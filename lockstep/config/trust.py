@@ -28,7 +28,7 @@ from lockstep.system.whole_files import append
 from lockstep.system.yaml12 import Keys, list_texts
 
 NOTES = "code_run_here.txt"
-"""File in the cache folder: a line for each file, its SHA-256 and where it was."""
+"""File in the cache folder: a line for each file, its SHA-256."""
 
 _NAMES = ("algorithm", "function", "class_name", "name")
 """Last words of the options that name code."""
@@ -123,29 +123,24 @@ def list_references(tree: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:
 
 def note_run_here(tree: Mapping[str, Any]) -> None:
     """Notes that the code which a recipe names runs on this machine, by the user's own command."""
-    known = _read_known()
-    lines = dict[str, bytes]()
+    run = set[str]()
     for _, reference in list_references(tree):
         file = find_file(reference)
         assert file is not None, "it has just been found"
-        if _is_installed(file):
-            continue
-        for own in _list_imported(*_find_root(reference, file)):
-            digest = digest_content(own.read_bytes())
-            lines[digest] = f"{digest} {str(own)!r}\n".encode()
-    new = b"".join(line for digest, line in lines.items() if digest not in known)
+        if not _is_installed(file):
+            run |= {digest_content(own.read_bytes()) for own in _list_imported(*_find_root(reference, file))}
+    new = sorted(run - _read_known())
     if new:
         with suppress(OSError, LockstepError):  # later commands then ask for --trust
-            append(find_cache_folder() / NOTES, new)
+            append(find_cache_folder() / NOTES, "".join(f"{digest}\n" for digest in new).encode())
 
 
 def _read_known() -> set[str]:
     """The digests of all code that has run here."""
     try:
-        lines = (find_cache_folder() / NOTES).read_text(encoding="utf-8").splitlines()
+        return set((find_cache_folder() / NOTES).read_text(encoding="utf-8").splitlines())
     except (OSError, ValueError):
         return set()
-    return {line.partition(" ")[0] for line in lines}
 
 
 def _is_installed(file: Path) -> bool:
