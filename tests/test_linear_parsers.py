@@ -25,7 +25,7 @@ from lockstep.system.printable import make_printable
 Parse = Callable[[str], object]
 Text = Callable[[int], str]
 
-SPACE = "\n \t"
+SPACE = "\n "
 
 SCORE, WINNER = ScoreParser(0, 5, "score", False), WinnerParser("winner")
 CALL = '<tool_call>{"name": "a", "arguments": {"b": 1}}</tool_call>'
@@ -69,17 +69,17 @@ SCORES = (
     *(repeat(space, "Score: 4 out of") for space in SPACE),
     *(repeat(space, "Score:", "4") for space in SPACE),
     *(repeat(space, "Score:") for space in SPACE),
-    *(repeat(text, "Score: 4 ") for text in ("*", "-", "- ", "(", "wait ", "or ", "actually ", "out of ", ".", "vs. ")),
-    *(repeat(text, "Score: 4, wait") for text in (" ", ".", ". ", "and ", "1", "maybe ")),
+    *(repeat(text, "Score: 4 ") for text in ("*", "- ", "(", "wait ", "or ", "out of ", ".")),
+    *(repeat(text, "Score: 4, wait") for text in (" ", ". ", "and ", "1")),
     *(repeat(text, "Score: ") for text in ("*", "$", "boxed ", "1", ".", "0.1")),
-    *(repeat(text) for text in ("4", "*", "\n", "4\n", "score ", "score (", "score" + "*" * 4, "<think>", "</think>")),
+    *(repeat(text) for text in ("4", "\n", "4\n", "score (", "score" + "*" * 4, "<think>")),
 )
 WINNERS = (
     *(repeat(space, "Winner: A") for space in SPACE),
     *(repeat(space, "Winner: A", "x") for space in SPACE),
     *(repeat(space, "Winner: A is") for space in SPACE),
     *(repeat(space, "Winner: Response") for space in SPACE),
-    *(repeat(text, "Winner: A") for text in ("*", "-", " - ", "!", " is x", " because", " (", ",", " or")),
+    *(repeat(text, "Winner: A") for text in ("*", " - ", " is x", " because", " (", " or")),
     *(repeat(text, "Winner: A, wait") for text in (" ", ".", " and", " B ", "maybe ")),
 )
 CALLS = (
@@ -95,8 +95,8 @@ CALLS = (
 JSON = tuple(repeat(text, "{") for text in ("}{", "}; {", "} ", "};", "[", " ", '"a":{'))
 LLAMA_CALLS = (repeat('{"name": "a", "parameters": {}}; '),)
 LINES = (
-    *("```a\n", "```\n", "~~~\n```\n", "`", "``` ", "> ", "> ```\n", "- ", "1. ", "1", " ", "\n", "\t", "\r"),
-    *("- ```python\n", "  ```python\n  x\n", "    ```\n", ">", ">```\n> x\n", "```{", "\u2028"),
+    *("```a\n", "```\n", "~~~\n```\n", "`", "``` ", "> ", "> ```\n", "- ", "1. ", " ", "\n", "- ```python\n"),
+    *("  ```python\n  x\n", "    ```\n", ">```\n> x\n", "```{"),
 )
 CODE = (
     *map(repeat, LINES),
@@ -110,8 +110,8 @@ THOUGHTS = tuple(
     )
 )
 WORDS = (
-    *(" ", "\n", "\t", "a", "a ", "a-", "a\n", "\n ", "\n\n", ".", ". ", "!)", "? ", '."', "。", "-", "- ", "*", "**"),
-    *("*a", "**a", "#", "# ", "[", "[a", "[]", "<<", "<<a", "<<a>", "\n<<", "P.S.", "P.S.\n", "1", "A", "'", "{"),
+    *(" ", "\n", "a", "a ", "a-", "\n ", "\n\n", ".", ". ", "? ", '."', "-", "- ", "*", "*a", "**a", "#", "# ", "["),
+    *("[a", "[]", "<<", "<<a", "\n<<", "P.S.", "1", "'", "{"),
 )
 PROSE = (
     *map(repeat, WORDS),
