@@ -79,13 +79,6 @@ class Run:
         return read_agreement(self.folder)
 
     @property
-    def has_trained(self) -> bool:
-        """True if any step had something to learn from; False if, for example, all rewards were equal."""
-        from lockstep.report.summary import has_trained
-
-        return has_trained(self.folder)
-
-    @property
     def summary(self) -> str:
         """The summary that a run ends with; its last sentence says if there was nothing to learn from."""
         from lockstep.run.train import describe_nothing_trained, summarize_run
