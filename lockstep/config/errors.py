@@ -13,7 +13,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from lockstep.config import Section, registry
+from lockstep.config import Section, other_libraries, registry
 from lockstep.core.errors import InputError
 from lockstep.system.yaml12 import Keys
 
@@ -195,6 +195,9 @@ def nearest(recipe: Shape, path: KeyPath) -> str:
     """Suggests what may have been meant: a neighbor, an option of that name elsewhere, or one that reads alike."""
     *parents, wrong = map(str, path)
     everywhere = list(list_options(recipe))
+    foreign = other_libraries.explain([*parents, wrong], everywhere)
+    if foreign is not None:
+        return foreign
     if "." in wrong.strip("."):
         first, _, rest = ".".join([*parents, wrong]).rpartition(".")
         return f"options lie within their section: {first}: {{{rest}: …}}"

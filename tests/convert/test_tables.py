@@ -1,15 +1,16 @@
-"""Tables of other libraries' keys name options that recipes have."""
+"""Tables of other libraries' keys name options that recipes have, and word hints about keys in recipes."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 
 import pytest
 
 from lockstep.cli import main
-from lockstep.config import registry
+from lockstep.config import other_libraries, registry
 from lockstep.config.errors import Shape, list_options
 from lockstep_convert.convert import order_options
 from lockstep_convert.table import Row, Table, Verdict, list_libraries, load_ours, load_table
@@ -71,6 +72,33 @@ def test_requirements_and_placeholders_name_options() -> None:
     assert order_options("sft")
 
 
+SAYS = {
+    "actor_rollout_ref.rollout.temperature=1": "rollout.temperature of verl is sampling.temperature=… here",
+    "rollout.temperature=1": "rollout.temperature of OpenRLHF is sampling.temperature=… here",
+    "learning_rate=0.1": "learning_rate of TRL is policy.lr=… here",
+    "policy.learning_rate=0.1": "learning_rate of TRL is policy.lr=… here",
+    "kl_coef=0.1": "kl_coef of TRL is ppo.kl.coef=… here",
+    "ppo.epsilon=0.1": "epsilon of TRL is ppo.clip=… here",
+    "loss_fn.ratio_clip_max=0.3": "loss_fn.ratio_clip_max of NeMo RL is ppo.clip_high=… here",
+    "clip_ratio=0.1": "actor_rollout_ref.actor.clip_ratio of verl is ppo.clip=… here",
+}
+
+
+@pytest.mark.parametrize("override", SAYS)
+def test_a_key_of_theirs_in_a_recipe_is_explained(override: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "ppo_arithmetic", override]) == 2
+    message = capsys.readouterr().err
+    assert SAYS[override] in message
+    assert message.count("\n") == 1
+
+
+def test_a_section_of_theirs_in_a_recipe_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("base: grpo_arithmetic\nactor_rollout_ref: {rollout: {temperature: 1.0}}\n")
+    assert main(["config", str(recipe)]) == 2
+    assert "actor_rollout_ref.rollout.temperature of verl is sampling.temperature=… here" in capsys.readouterr().err
+
+
 class Hidden:
     """A finder that knows no `lockstep_convert`, as where only `lockstep` is installed."""
 
@@ -80,11 +108,18 @@ class Hidden:
         return None
 
 
-def test_without_the_package_convert_says_what_is_missing(
+def test_without_the_package_there_is_no_hint(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "meta_path", [Hidden(), *sys.meta_path])
     for name in [name for name in sys.modules if name.partition(".")[0] == "lockstep_convert"]:
         monkeypatch.delitem(sys.modules, name)
-    assert main(["convert", "any.yaml"]) == 2
-    assert "lockstep_convert is not installed" in capsys.readouterr().err
+    other_libraries.read_keys.cache_clear()
+    try:
+        assert main(["config", "ppo_arithmetic", "learning_rate=1"]) == 2
+        assert "there is no option learning_rate" in (said := capsys.readouterr().err)
+        assert "other libraries" not in said
+        assert main(["convert", "any.yaml"]) == 2
+        assert "lockstep_convert is not installed" in capsys.readouterr().err
+    finally:
+        other_libraries.read_keys.cache_clear()

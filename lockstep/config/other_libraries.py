@@ -1,0 +1,69 @@
+"""Keys of other libraries in recipes, for hints: read from the tables of `lockstep_convert` if it is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import yaml
+
+_TABLES = "lockstep_convert"
+_LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
+"""Reads every scalar as text, which is all that hints need, and in C, since a message should not wait."""
+_SPELLINGS = (("", ""), ("ppo.", "grpo."), ("policy.", "optimizer."))
+"""Sections that the tables name, and sections of other algorithms that have the same options."""
+
+
+def explain(path: Sequence[str], known: Collection[str]) -> str | None:
+    """Says what a key means that another library has, by its whole name or its last word.
+
+    Args:
+        path: The key as written, with the sections above it.
+        known: All options of the recipe.
+    """
+    key, word = ".".join(path), path[-1]
+    is_ours = any(option.rpartition(".")[2] == word for option in known)
+    for library, theirs, options in sorted(read_keys(), key=lambda row: row[1] != key):
+        meant = theirs in (key, word) or (not is_ours and theirs.endswith(f".{word}"))
+        option = _find_option(options, known) if meant else None
+        if option is not None:
+            return f"{theirs} of {library} is {option}=… here; `lockstep convert` converts its files"
+    return None
+
+
+def _find_option(options: Sequence[str], known: Collection[str]) -> str | None:
+    """The first of some options that a recipe has, perhaps in another section; None if it has none."""
+    for option in options:
+        for old, new in _SPELLINGS:
+            spelled = new + option.removeprefix(old)
+            if option.startswith(old) and spelled in known:
+                return spelled
+    return None
+
+
+@cache
+def read_keys() -> tuple[tuple[str, str, tuple[str, ...]], ...]:
+    """All keys of all tables: library, key, and the options that it may stand for; none without the package."""
+    try:
+        folder = files(_TABLES) / "tables"
+    except ModuleNotFoundError:
+        return ()
+    tables = sorted((file for file in folder.iterdir() if file.name.endswith(".yaml")), key=lambda file: file.name)
+    trees = [yaml.load(file.read_text(encoding="utf-8"), Loader=_LOADER) for file in tables]
+    return tuple(
+        (tree["name"], key, tuple(_list_options(cell))) for tree in trees for key, cell in tree["keys"].items()
+    )
+
+
+def _list_options(cell: Any) -> Iterator[str]:
+    """The options that a cell of a table may set: a name, a list of names, or a mapping with them."""
+    match cell:
+        case str():
+            yield cell
+        case list():
+            yield from cell
+        case _:
+            yield from _list_options(cell.get("to", []))
+            yield from cell.get("sets", {})
