@@ -69,7 +69,7 @@ def test_the_loop_of_the_readme_has_no_gap_on_a_real_model(real_model: Path, tmp
 def test_a_step_of_ppo_has_no_gap_on_a_real_model(real_model: Path, tmp_path: Path) -> None:
     write_rows(tmp_path / "train.jsonl", TRAINED)
     write_rows(tmp_path / "validation.jsonl", HELD_OUT)
-    short = ("run.max_steps=1", "run.validate_every=1", "data.limit_val_batches=1", "sampling.max_tokens=6")
+    short = ("run.max_steps=1", "run.validate_every=1", "data.max_validation_samples=4", "sampling.max_tokens=6")
     few = ("ppo.num_prompts_per_step=4", "ppo.global_batch_size=4", "run.folder=run", f"model.path={real_model}")
     run("-m", "lockstep", "train", str(ROOT / "benchmarks" / "mission" / "ppo.yaml"), *short, *few, cwd=tmp_path)
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

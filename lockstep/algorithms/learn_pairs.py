@@ -22,7 +22,6 @@ from lockstep.core.metrics import Metrics
 from lockstep.core.types import Phase
 from lockstep.data.files import FileGroup
 from lockstep.data.pairs import Pairs
-from lockstep.data.selection import head
 from lockstep.learners.base import Learner, compute_logprobs, train
 from lockstep.losses.base import Loss, Outputs
 from lockstep.losses.preference import Preference, interval_of_acc
@@ -54,10 +53,8 @@ def open_pair_job(recipe: PairsRecipe, setup: Setup, loss: Loss) -> Job:
     role, size, files = recipe.trained_role, recipe.pairs.global_batch_size, setup.files
     learner = setup.learner(role)
     reference = None if recipe.reference_role is None else setup.learner(recipe.reference_role)
-    held_out = None
-    if files.validation is not None:
-        held_out = _open(files.validation, recipe, setup, recipe.data.limit_val_batches)
-    pairs = _open(files.train, recipe, setup, recipe.data.limit_train_batches)
+    held_out = None if files.validation is None else _open(files.validation, recipe, setup)
+    pairs = _open(files.train, recipe, setup)
     workers = PairWorkers(role, learner, reference, pairs, setup.phase, recipe.run.num_logged_samples)
     run_length = measure_run_length(recipe, len(pairs), size, trains_rest=True)
     return Job(
@@ -87,9 +84,8 @@ def pair_step(
     return StepResult(metrics.with_prefix("train"), position + count, batch.tokens.numel(), shown)
 
 
-def _open(files: FileGroup, recipe: PairsRecipe, setup: Setup, batches: float | int | None) -> Pairs:
-    limit = head(batches, recipe.pairs.global_batch_size)
-    return open_pairs(files, recipe.data, setup.source, recipe.pairs.max_tokens, recipe.limit, limit)
+def _open(files: FileGroup, recipe: PairsRecipe, setup: Setup) -> Pairs:
+    return open_pairs(files, recipe.data, setup.source, recipe.pairs.max_tokens, recipe.limit)
 
 
 def _validate(recipe: PairsRecipe, pairs: Pairs, workers: PairWorkers, loss: Loss) -> Validate | None:

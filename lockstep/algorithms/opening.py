@@ -17,7 +17,6 @@ from lockstep.core.metrics import Metrics
 from lockstep.data.demonstrations import Demonstrations
 from lockstep.data.pairs import Pairs
 from lockstep.data.prompts import Prompts
-from lockstep.data.selection import head
 from lockstep.environments.options import EnvironmentSection
 from lockstep.learners.base import Learner, compute_logprobs
 from lockstep.monitor.agreement import Agreement, Promise
@@ -105,17 +104,9 @@ def build_agreement(
     return Agreement(learner, engine, promise, watch, setup.note)
 
 
-def open_training(recipe: Common, setup: Setup, reward: RewardSection | None, size: int) -> Prompts:
-    """Opens the training prompts.
-
-    Args:
-        recipe: Its limits apply.
-        setup: Has the files.
-        reward: Scores the answers, so it defines what a row needs.
-        size: Prompts of a step.
-    """
-    limit = head(recipe.data.limit_train_batches, size)
-    return open_prompts(setup.files.train, recipe.data, setup.source.tokenizer, rule_of(reward), limit)
+def open_training(recipe: Common, setup: Setup, reward: RewardSection | None) -> Prompts:
+    """Opens the training prompts; the reward scores their answers, so it defines what a row needs."""
+    return open_prompts(setup.files.train, recipe.data, setup.source.tokenizer, rule_of(reward))
 
 
 def open_reward(
@@ -125,16 +116,13 @@ def open_reward(
     return setup.reward(section, rows, option) if role is None else RewardModelScorer(setup.learner(role))
 
 
-def open_held_out(
-    recipe: Common, setup: Setup, reward: RewardSection | None, size: int, judge: bool = False
-) -> Prompts | None:
+def open_held_out(recipe: Common, setup: Setup, reward: RewardSection | None, judge: bool = False) -> Prompts | None:
     """Opens held-out prompts.
 
     Args:
         recipe: Its limits apply.
         setup: Has the files.
         reward: Scores the answers, so it defines what a row needs.
-        size: Prompts of a step.
         judge: True if a judge scores the rows that say `judge`.
 
     Returns:
@@ -143,8 +131,7 @@ def open_held_out(
     files = setup.files.validation
     if files is None:
         return None
-    limit = head(recipe.data.limit_val_batches, size)
-    return open_prompts(files, recipe.data, setup.source.tokenizer, rule_of(reward, judge), limit)
+    return open_prompts(files, recipe.data, setup.source.tokenizer, rule_of(reward, judge))
 
 
 def measure_answers(

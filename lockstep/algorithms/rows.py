@@ -16,7 +16,7 @@ from lockstep.data.files import FileGroup, open_rows
 from lockstep.data.pair_options import PairSection
 from lockstep.data.pairs import Pairs
 from lockstep.data.prompts import Prompts
-from lockstep.data.selection import ANY_ROW, Head, Rule
+from lockstep.data.selection import ANY_ROW, Rule
 from lockstep.models.source import ModelSource
 
 
@@ -43,7 +43,7 @@ def data_files(section: DataSection, folder: Path) -> DataFiles:
     """Returns the recipe's data files; the task of `data.task` writes them first."""
     if section.task is None:
         assert section.train is not None, "a recipe names data or makes it"
-        train = files_of(section.train, section.weights)
+        train = files_of(section.train)
         return DataFiles(train, train, None if section.validation is None else files_of(section.validation))
     made = _make(section.task, folder / "data")
     judgements, comparisons = (
@@ -70,39 +70,27 @@ def _make(task: Task, folder: Path) -> TaskFiles:
     return made
 
 
-def files_of(paths: str | tuple[str, ...], weights: tuple[float, ...] | None = None) -> FileGroup:
+def files_of(paths: str | tuple[str, ...]) -> FileGroup:
     """Files as a recipe lists them."""
-    return FileGroup(tuple(map(Path, (paths,) if isinstance(paths, str) else paths)), weights)
+    return FileGroup(tuple(map(Path, (paths,) if isinstance(paths, str) else paths)))
 
 
 def open_prompts(
-    files: FileGroup,
-    section: DataSection,
-    tokenizer: PreTrainedTokenizerBase,
-    rule: Rule = ANY_ROW,
-    head: Head = None,
+    files: FileGroup, section: DataSection, tokenizer: PreTrainedTokenizerBase, rule: Rule = ANY_ROW
 ) -> Prompts:
     """Opens files of rows as prompts; `rule` is what the reward requires of them."""
-    return Prompts(open_rows(files, section.bad_rows), tokenizer, section, rule, head)
+    return Prompts(open_rows(files, section.bad_rows), tokenizer, section, rule)
 
 
 def open_demonstrations(
-    files: FileGroup,
-    data: DataSection,
-    source: ModelSource,
-    longest: int,
-    limit: str,
-    head: Head = None,
-    rule: Rule = ANY_ROW,
+    files: FileGroup, data: DataSection, source: ModelSource, longest: int, limit: str, rule: Rule = ANY_ROW
 ) -> Demonstrations:
     """Opens files of rows as demonstrations of at most `longest` tokens; `limit` names the option that says so."""
     rows = open_rows(files, data.bad_rows)
-    return Demonstrations(rows, source.tokenizer, data, longest, source.stop_token_ids, head, rule, limit)
+    return Demonstrations(rows, source.tokenizer, data, longest, source.stop_token_ids, rule, limit)
 
 
-def open_pairs(
-    files: FileGroup, data: PairSection, source: ModelSource, longest: int, limit: str, head: Head = None
-) -> Pairs:
+def open_pairs(files: FileGroup, data: PairSection, source: ModelSource, longest: int, limit: str) -> Pairs:
     """Opens files of rows as pairs of at most `longest` tokens; `limit` names the option that says so."""
     rows = open_rows(files, data.bad_rows)
-    return Pairs(rows, source.tokenizer, data, longest, source.stop_token_ids, head, limit=limit)
+    return Pairs(rows, source.tokenizer, data, longest, source.stop_token_ids, limit=limit)

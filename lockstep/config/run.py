@@ -167,7 +167,6 @@ class Common(Recipe):
         validated = {
             "run.validate_every": self.run.validate_every,
             "data.max_validation_samples": self.data.max_validation_samples,
-            "data.limit_val_batches": self.data.limit_val_batches,
         }
         names = [name for name, value in validated.items() if value]
         if names:

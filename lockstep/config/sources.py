@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal, Self, assert_never
 
 from pydantic import (
     Field,
-    PositiveFloat,
     PositiveInt,
     PrivateAttr,
     SerializeAsAny,
@@ -55,9 +54,6 @@ class ModelFolder(Section):
 
 
 Paths = Annotated[str | Annotated[tuple[str, ...], Field(min_length=1)], ROWS]
-
-
-BatchLimit = PositiveInt | Annotated[float, Field(gt=0.0, le=1.0)]
 
 
 TemplateArgs = Mapping[str, bool | int | float | str | list[str]]
@@ -164,9 +160,6 @@ class DataSection(QuestionSection):
         default=None, description="file to train on, or a list of files: JSONL (also .gz), Parquet, data set folders"
     )
     validation: Paths | None = Field(default=None, description="file to validate on, or a list of files")
-    weights: tuple[PositiveFloat, ...] | None = Field(
-        default=None, description="how often each file of `train` is used, relative to the others; null: by rows"
-    )
     task: SerializeAsAny[Annotated[Task, WrapValidator(validate_as_named)]] | None = Field(
         default=None, description="make the rows instead of reading them: `name` says which task does"
     )
@@ -177,13 +170,6 @@ class DataSection(QuestionSection):
     )
     shuffle: bool = Field(default=True, description="a new order each epoch, keyed by the seed")
 
-    limit_train_batches: BatchLimit | None = Field(
-        default=None, description="an epoch is the first so many batches of rows, or that share of the rows; null: all"
-    )
-    limit_val_batches: BatchLimit | None = Field(
-        default=None, description="likewise for the rows to validate on, in batches of as many rows as a step takes"
-    )
-
     @property
     def completion_templates(self) -> dict[str, str]:
         """The templates whose fields a row needs for its completion, by their options; none where messages have it."""
@@ -191,15 +177,8 @@ class DataSection(QuestionSection):
         return {} if completion is None else {"data.completion": completion}
 
     @rule
-    def _one_limit(self) -> None:
-        if self.max_validation_samples is not None and self.limit_val_batches is not None:
-            raise ValueError("say one of max_validation_samples (rows) and limit_val_batches (batches, or a share)")
-
-    @rule
     def _one_source(self) -> None:
         if (self.train is None) == (self.task is None):
             raise ValueError("say exactly one of train (a file of rows) and task (which makes them)")
         if self.task is not None and self.validation is not None:
             raise ValueError("validation does not go with a task, which makes its own")
-        if self.weights is not None and (isinstance(self.train, str | None) or len(self.weights) != len(self.train)):
-            raise ValueError("weights needs a list of files in train, and one number for each of them")

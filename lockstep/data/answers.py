@@ -19,7 +19,7 @@ from lockstep.data.messages import ChatTemplateError, Message, TemplateValues
 from lockstep.data.notes import note
 from lockstep.data.prompts import EncodedRows, converse, is_chat, token_ids, too_long, values_of
 from lockstep.data.rows import DataError, Row, Rows
-from lockstep.data.selection import ANY_ROW, Head, Rule
+from lockstep.data.selection import ANY_ROW, Rule
 from lockstep.data.templates import fields, read_field, render
 
 _STAND_IN = "What stands for an answer"
@@ -283,7 +283,6 @@ class AnsweredRows(EncodedRows[R]):
         data: Templates, limits, and whether to shuffle.
         max_tokens: Longest prompt and answer together; a row with a longer one is over-long, as with a long prompt.
         stops: See `AnswerEncoder`.
-        head: See `Selection`.
         rule: Further requirements on a row.
         limit: Name of `max_tokens` in messages.
     """
@@ -295,7 +294,6 @@ class AnsweredRows(EncodedRows[R]):
         data: DataSection,
         max_tokens: int,
         stops: Collection[int] = (),
-        head: Head = None,
         rule: Rule = ANY_ROW,
         limit: str = "max_tokens",
     ) -> None:
@@ -303,7 +301,7 @@ class AnsweredRows(EncodedRows[R]):
         self._max_tokens = max_tokens
         self._limit = limit
         templates = {**data.prompt_templates, **data.completion_templates}
-        super().__init__(rows, tokenizer, data, templates, rule, head, max_tokens, limit)
+        super().__init__(rows, tokenizer, data, templates, rule, max_tokens, limit)
         self._answers.note_unread((row, self._read_answers(row, "row")) for row in self.selection.read_first())
 
     def at(self, position: int, count: int, seed: int) -> Batch:

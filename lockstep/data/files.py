@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.data.jsonl import JsonlIndex, JsonList
-from lockstep.data.rows import DataError, Part, Policy, Rows, Skipped
+from lockstep.data.rows import DataError, Policy, Rows, Skipped
 from lockstep.data.tables import TableRows
 
 
@@ -21,11 +21,9 @@ class FileGroup:
 
     Attributes:
         paths: JSONL, packed or not, a JSON list, Parquet, or folders of a Hugging Face data set.
-        weights: How often rows of each are used, relative to the others; None: the files are concatenated.
     """
 
     paths: tuple[Path, ...]
-    weights: tuple[float, ...] | None = None
 
 
 def open_rows(files: FileGroup, bad_rows: Policy = "error") -> Rows:
@@ -40,7 +38,7 @@ def open_rows(files: FileGroup, bad_rows: Policy = "error") -> Rows:
     """
     labels = _labels(files.paths)
     opened = [_open(path, bad_rows, label) for path, label in zip(files.paths, labels, strict=True)]
-    return opened[0] if len(opened) == 1 else Together(opened, files.weights)
+    return opened[0] if len(opened) == 1 else Together(opened)
 
 
 def _open(path: Path, bad_rows: Policy, label: str) -> Rows:
@@ -56,7 +54,7 @@ def _labels(paths: Sequence[Path]) -> list[str]:
     found = [path.resolve() for path in paths]
     for path in found:
         if found.count(path) > 1:
-            raise DataError(f"{path}: is named twice; name it once, and set data.weights to use it more often")
+            raise DataError(f"{path}: is named twice; name it once")
     named = [path.absolute() for path in paths]  # a file of a hub is a link to a name of digits
     depths = range(1, max(len(path.parts) for path in named) + 1)
     labels = (["/".join(path.parts[-depth:]) for path in named] for depth in depths)
@@ -68,13 +66,11 @@ class Together(Rows):
 
     Args:
         opened: Rows of each file.
-        weights: How often rows of each are used, relative to the others; None: as one long file.
     """
 
-    def __init__(self, opened: Sequence[Rows], weights: Sequence[float] | None = None) -> None:
+    def __init__(self, opened: Sequence[Rows]) -> None:
         self._opened = list(opened)
         self._starts = [0, *accumulate(len(rows) for rows in opened)]
-        self._weights = None if weights is None else list(weights)
         self.skipped = sum((rows.skipped for rows in opened), Skipped())
         self.digest = hashlib.sha256(" ".join(rows.digest for rows in opened).encode()).hexdigest()
 
@@ -82,13 +78,8 @@ class Together(Rows):
         return self._starts[-1]
 
     @property
-    def parts(self) -> tuple[Part, ...]:
-        """Parts of the rows: one for each file, where they are weighted; else one for all."""
-        names = [str(rows.path) for rows in self._opened]
-        if self._weights is None:
-            return (Part(", ".join(names), len(self)),)
-        sizes = map(len, self._opened)
-        return tuple(Part(*part) for part in zip(names, sizes, self._weights, strict=True))
+    def name(self) -> str:
+        return ", ".join(rows.name for rows in self._opened)
 
     def where(self, i: int) -> str:
         k, own = self._place(i)

@@ -18,7 +18,7 @@ from lockstep.data.limits import tokenize_in_time
 from lockstep.data.messages import Message
 from lockstep.data.notes import note
 from lockstep.data.rows import DataError, Row, Rows
-from lockstep.data.selection import ANY_ROW, Head, Needs, Rule, Selection
+from lockstep.data.selection import ANY_ROW, Needs, Rule, Selection
 from lockstep.data.templates import askers, complaint, fills, render
 
 T = TypeVar("T")
@@ -236,7 +236,6 @@ class EncodedRows(ABC, Generic[T]):
         data: Templates, limits, and whether to shuffle.
         templates: Templates by option, whose fields a row must have.
         rule: Further requirements on a row.
-        head: See `Selection`.
         key: All else that decides which rows are used.
 
     Attributes:
@@ -254,7 +253,6 @@ class EncodedRows(ABC, Generic[T]):
         data: DataSection,
         templates: Mapping[str, str],
         rule: Rule,
-        head: Head,
         *key: object,
     ) -> None:
         self._tokenizer = tokenizer
@@ -262,7 +260,7 @@ class EncodedRows(ABC, Generic[T]):
         self._rule = rule
         self._prompt_fault = fault_of(tokenizer, data)
         needs = Needs(templates, self._fault, partial(self._lengths, rows), (type(self).__name__, rule.key, *key))
-        self.selection = Selection(rows, tokenizer, data, needs, head)
+        self.selection = Selection(rows, tokenizer, data, needs)
         note_unread_tools(self.selection.read_first(), tokenizer, data)
 
     def __len__(self) -> int:
@@ -308,9 +306,8 @@ class Prompts(EncodedRows[Prompt]):
         tokenizer: PreTrainedTokenizerBase,
         data: DataSection,
         rule: Rule = ANY_ROW,
-        head: Head = None,
     ) -> None:
-        super().__init__(rows, tokenizer, data, data.prompt_templates, rule, head)
+        super().__init__(rows, tokenizer, data, data.prompt_templates, rule)
 
     def at(self, position: int, count: int, seed: int) -> list[Prompt]:
         """The prompts at `position` … `position + count − 1` of a run; see `lockstep.data.order`."""

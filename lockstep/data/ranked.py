@@ -56,9 +56,7 @@ def read_ranked(rows: Rows, section: RankedSection) -> tuple[list[RankedResponse
     if skipped.count:
         note(f"{skipped.count} bad rows skipped, the first of them:\n  " + "\n  ".join(skipped.first))
     if not usable:
-        raise DataError(
-            f"{', '.join(part.name for part in rows.parts)}: has no responses of which one is ranked above another"
-        )
+        raise DataError(f"{rows.name}: has no responses of which one is ranked above another")
     return usable, skipped
 
 

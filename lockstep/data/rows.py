@@ -79,21 +79,6 @@ class Skipped:
         return Skipped(self.count + other.count, (self.first + other.first)[:NUM_NAMED])
 
 
-@dataclass(frozen=True)
-class Part:
-    """Consecutive rows that are shuffled on their own.
-
-    Attributes:
-        name: Name for messages.
-        size: Number of rows.
-        weight: How often its rows are used, relative to the other parts.
-    """
-
-    name: str
-    size: int
-    weight: float = 1.0
-
-
 class Rows(ABC):
     """Rows of a file or folder, read on demand.
 
@@ -141,9 +126,9 @@ class Rows(ABC):
         """
 
     @property
-    def parts(self) -> tuple[Part, ...]:
-        """The rows cut into parts, in their order; sizes add up to `len`."""
-        return (Part(str(self.path), len(self)),)
+    def name(self) -> str:
+        """Name of all rows in messages."""
+        return str(self.path)
 
     def number(self, i: int) -> int:
         """Number of row `i` in its file; people count from 1."""

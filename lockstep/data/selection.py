@@ -7,7 +7,6 @@ import tempfile
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +19,7 @@ from lockstep.config import DataSection
 from lockstep.data import cache
 from lockstep.data.cache import Table
 from lockstep.data.notes import Ticker, note
-from lockstep.data.order import mix_rows_at
+from lockstep.data.order import rows_at
 from lockstep.data.rows import NUM_NAMED, DataError, Policy, Row, Rows, Skipped, find_not_finite, is_error
 from lockstep.data.template_date import find_date
 from lockstep.data.templates import askers, complaint, fills, find_doubled_braces, read_field, render
@@ -32,13 +31,6 @@ _REMEDIES = {
     _BAD: "correct the row, or set data.bad_rows=skip",
     _OVERLONG: "raise the limit, or set data.overlong_prompts=skip",
 }
-Head = int | float | None
-"""Limit on the usable rows, in the order of the data: an int is a number of rows, a float a share; None: all."""
-
-
-def head(limit: int | float | None, batch_size: int) -> Head:
-    """Converts a limit in batches (int) to one in rows; a share of all rows (float) stays."""
-    return limit * batch_size if isinstance(limit, int) else limit
 
 
 @dataclass(frozen=True)
@@ -91,27 +83,20 @@ class Selection:
         tokenizer: It counts the tokens.
         data: Fields, limits, and what to do about rows that break them.
         needs: Further requirements on a row.
-        head: Limit on the rows that are used; several weighted files share it by their sizes.
 
     Raises:
-        DataError: A row is not usable and not to be skipped; or no row, or none of a weighted file, is usable.
+        DataError: A row is not usable and not to be skipped; or no row is usable.
     """
 
-    def __init__(
-        self, rows: Rows, tokenizer: PreTrainedTokenizerBase, data: DataSection, needs: Needs, head: Head = None
-    ) -> None:
+    def __init__(self, rows: Rows, tokenizer: PreTrainedTokenizerBase, data: DataSection, needs: Needs) -> None:
         self.rows = rows
         self._shuffle = data.shuffle
         self._kept, found = _select(rows, tokenizer, data, needs)
         self.bad = rows.skipped + found[_BAD]
         cut = data.truncates
         self.overlong, self.truncated = (Skipped(), found[_OVERLONG]) if cut else (found[_OVERLONG], Skipped())
-        self._unused = 0
-        self._sizes = self._part_sizes()
+        self._require_some()
         self._require_filled([*needs.templates.values(), data.answer])
-        if head is not None:
-            self._keep_first(head)
-        self._weights = [part.weight for part in rows.parts]
         named = ((f"{_BAD} skipped", self.bad), (f"{_OVERLONG} skipped", self.overlong))
         for what, rows_found in (*named, (f"{_OVERLONG} truncated", self.truncated)):
             if rows_found.count:
@@ -142,7 +127,7 @@ class Selection:
         counts = ((self.bad.count, _BAD), (self.overlong.count, _OVERLONG))
         skipped = f"{', '.join(f'{count} {reason}' for count, reason in counts if count) or 'none'} skipped"
         cut = f", {self.truncated.count} {_OVERLONG} truncated" if self.truncated.count else ""
-        return f"{skipped}{cut}{f', {self._unused} beyond the limit' if self._unused else ''}"
+        return f"{skipped}{cut}"
 
     def numbers(self, places: Sequence[int]) -> list[int]:
         """Maps places among the rows that are used to row numbers of the data."""
@@ -150,7 +135,7 @@ class Selection:
 
     def at(self, position: int, count: int, seed: int) -> list[int]:
         """The rows of the data at `position` … `position + count − 1` of a run; see `lockstep.data.order`."""
-        return self.numbers(mix_rows_at(position, count, self._sizes, self._weights, seed, self._shuffle))
+        return self.numbers(rows_at(position, count, len(self), seed, self._shuffle))
 
     def first(self, limit: int | None) -> list[int]:
         """The rows in the order of the data, at most the first `limit`."""
@@ -160,32 +145,14 @@ class Selection:
         """The first rows, for notes on fields that nothing reads."""
         return list(self.rows.rows(self.first(_LOOKED_AT)))
 
-    def _keep_first(self, head: int | float) -> None:
-        """Keeps the first rows of each part, in proportion to its size."""
-        usable = len(self._kept)
-        used = min(head, usable) if isinstance(head, int) else int(Fraction(repr(head)) * usable)
-        ends = np.cumsum(self._sizes)
-        starts, shares = ends - self._sizes, np.diff(ends * used // usable, prepend=0)
-        if not shares.all():
+    def _require_some(self) -> None:
+        """Raises DataError if no row can be used."""
+        if not len(self):
+            why = f", the first of them: {self.bad.first[0]}" if self.bad.first else ""
             raise DataError(
-                f"{self.rows.parts[int(shares.argmin())].name}: the limit leaves none of its rows; raise "
-                "data.limit_train_batches, or data.limit_val_batches"
+                f"{self.rows.name}: none of its {len(self.rows)} rows can be used ({self.account}{why}); raise "
+                "data.max_prompt_tokens, or correct the rows"
             )
-        places = [np.arange(start, start + share) for start, share in zip(starts, shares, strict=True)]
-        self._kept, self._sizes, self._unused = self._kept[np.concatenate(places)], shares.tolist(), usable - used
-
-    def _part_sizes(self) -> list[int]:
-        ends = np.cumsum([part.size for part in self.rows.parts])
-        sizes = np.diff(np.searchsorted(self._kept, ends), prepend=0).tolist()
-        for part, size in zip(self.rows.parts, sizes, strict=True):
-            if not size:
-                first = next((fault for fault in self.bad.first if fault.startswith(part.name)), None)
-                why = "" if first is None else f", the first of them: {first}"
-                raise DataError(
-                    f"{part.name}: none of its {part.size} rows can be used ({self.account}{why}); raise "
-                    "data.max_prompt_tokens, or correct the rows"
-                )
-        return sizes
 
 
 def texts(rows: Rows, data: DataSection) -> Iterator[str]:
@@ -238,7 +205,7 @@ def _select(
 
 def _scan(rows: Rows, data: DataSection, needs: Needs) -> Iterator[tuple[Sequence[int], str, dict[int, str]]]:
     """Yields by block the usable rows, and the faults of the others: the bad, then the over-long."""
-    ticker = Ticker(f"counting tokens of {', '.join(part.name for part in rows.parts)}", len(rows))
+    ticker = Ticker(f"counting tokens of {rows.name}", len(rows))
     asking = askers(needs.templates)
     for numbers in _blocks(rows):
         usable: dict[int, Row] = {}

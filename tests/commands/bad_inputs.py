@@ -183,7 +183,6 @@ RECIPES = {
     "rule: a part without a name": said("'reward={type: sum, marker: null, parts: {a-b: {type: math}}}'"),
     "rule: a server without an address": said(f"'{SERVED.replace('http://', '')}'"),
     "rule: validation without rows": BadInput("train sft.yaml run.validate_every=2"),
-    "rule: two limits": said("data.max_validation_samples=2 data.limit_val_batches=1"),
     "rule: truncated pairs": BadInput("train dpo.yaml data.overlong_prompts=truncate"),
     "rule: a loss that reads scores": BadInput("train dpo.yaml dpo.preference_loss=scale"),
     "rule: a scale without a use": BadInput("train dpo.yaml dpo.gt_reward_scale=2"),
@@ -292,7 +291,6 @@ DATA = {
             write("rows.jsonl", '{"talk": [{"role": "user", "content": "Why?"}]}\n')(folder),
         ],
     ),
-    "data: a limit below a row": own(overrides="data.limit_train_batches=0.001"),
     "data: fewer rows than a step": own(overrides="ppo.num_prompts_per_step=64 run.max_steps=-1"),
 }
 

@@ -106,8 +106,8 @@ def test_another_data_source_takes_the_place_of_the_old(recipe: str, tmp_path: P
 
 
 def test_several_files_can_be_trained_on_and_are_replaced_as_a_whole(recipe: str, tmp_path: Path) -> None:
-    several = ppo(recipe, "data.train=[a.jsonl, b.jsonl]", "data.weights=[1, 2.5]", "data.validation=[c.jsonl]").data
-    assert (several.train, several.weights, several.validation) == (("a.jsonl", "b.jsonl"), (1.0, 2.5), ("c.jsonl",))
+    several = ppo(recipe, "data.train=[a.jsonl, b.jsonl]", "data.validation=[c.jsonl]").data
+    assert (several.train, several.validation) == (("a.jsonl", "b.jsonl"), ("c.jsonl",))
     child = variant(tmp_path, f"base: {Path(recipe).name}\ndata: {{train: [a.jsonl, b.jsonl]}}\n")
     assert ppo(child, "data.train=[x.jsonl]").data.train == ("x.jsonl",)
     assert ppo(child, "data.train=x.jsonl").data.train == "x.jsonl"
@@ -139,7 +139,6 @@ def test_a_scalar_for_a_section_sets_its_backend_or_the_runs_folder(recipe: str)
         ("data.train=3", "override data.train=3: data.train is 3, but should be text or a list"),
         ("data.train=[a, 3]", "override data.train=[a, 3]: data.train is a list, but should be text or a list of text"),
         ("data.train=[]", "override data.train=[]: data.train is a list, but should be text or a longer list"),
-        ("data.weights=[0]", "override data.weights=[0]: data.weights.0 is 0, but should be greater than 0"),
         ("algorithm=pppo", 'override algorithm=pppo: algorithm is "pppo"; there are: sft, ppo, grpo, dpo, '
          "kto, orpo, simpo, online_dpo, reward_model, distill, self_rewarding, eval, "
          "generate, doctor, eval_judge; one of your own is named by its "

@@ -37,7 +37,7 @@ from lockstep.core.metrics import Metrics
 from lockstep.core.types import Phase, SamplingParams
 from lockstep.data.demonstrations import Demonstrations, batch_of
 from lockstep.data.prompts import Prompts
-from lockstep.data.selection import Rule, head
+from lockstep.data.selection import Rule
 from lockstep.data.templates import read_field
 from lockstep.learners.base import Learner, compute_logprobs, train
 from lockstep.losses.distill import Distillation
@@ -191,7 +191,7 @@ def open_distill(recipe: DistillRecipe, setup: Setup) -> Job:
     agreement = None
     if options.on_policy and engine is not None:
         agreement = build_agreement(recipe, setup, policy, engine)
-    held_out = open_held_out(recipe, setup, recipe.validation_reward, options.num_prompts_per_step)
+    held_out = open_held_out(recipe, setup, recipe.validation_reward)
     rows = _open_rows(recipe, setup)
     run_length = measure_run_length(recipe, len(rows), options.num_prompts_per_step, trains_rest=True)
     measure = None
@@ -270,10 +270,9 @@ def _open_teachers(recipe: DistillRecipe, setup: Setup) -> dict[str, Learner]:
 def _open_rows(recipe: DistillRecipe, setup: Setup) -> Prompts | Demonstrations:
     """Opens prompts for the student's rollouts, or rows with answers."""
     data, longest, rule, files = recipe.data, recipe.distill.max_tokens, _has_teacher(recipe), setup.files
-    limit = head(data.limit_train_batches, recipe.distill.num_prompts_per_step)
     if longest is None:
-        return open_prompts(files.train, data, setup.source.tokenizer, rule, limit)
-    return open_demonstrations(files.demonstrations, data, setup.source, longest, "distill.max_tokens", limit, rule)
+        return open_prompts(files.train, data, setup.source.tokenizer, rule)
+    return open_demonstrations(files.demonstrations, data, setup.source, longest, "distill.max_tokens", rule)
 
 
 def _arithmetic(recipe: DistillRecipe) -> str:

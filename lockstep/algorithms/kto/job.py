@@ -26,7 +26,7 @@ from lockstep.core.types import Phase
 from lockstep.data.demonstrations import Demonstration, Demonstrations, batch_of
 from lockstep.data.files import FileGroup
 from lockstep.data.rows import Row
-from lockstep.data.selection import Rule, head
+from lockstep.data.selection import Rule
 from lockstep.data.templates import read_field
 from lockstep.learners.base import Learner, compute_logprobs, train
 from lockstep.losses.base import Outputs
@@ -134,8 +134,8 @@ def open_kto(recipe: KTORecipe, setup: Setup) -> Job:
     options, data, files = recipe.kto, recipe.data, setup.files
     size, longest = options.global_batch_size, options.max_tokens
     policy, reference = setup.learner(recipe.policy_role), setup.learner(recipe.frozen_reference)
-    held_out = None if files.validation is None else _open(files.validation, recipe, setup, data.limit_val_batches)
-    rows = _open(files.train, recipe, setup, data.limit_train_batches)
+    held_out = None if files.validation is None else _open(files.validation, recipe, setup)
+    rows = _open(files.train, recipe, setup)
     workers = KTOWorkers(policy, reference, rows, data.label, setup.phase)
     loss = KTOLoss(options.ref_policy_kl_penalty, (options.desirable_weight, options.undesirable_weight))
     run_length = measure_run_length(recipe, len(rows), size, trains_rest=True)
@@ -150,8 +150,8 @@ def open_kto(recipe: KTORecipe, setup: Setup) -> Job:
     )
 
 
-def _open(files: FileGroup, recipe: KTORecipe, setup: Setup, batches: float | int | None) -> Demonstrations:
-    limit, field = head(batches, recipe.kto.global_batch_size), recipe.data.label
+def _open(files: FileGroup, recipe: KTORecipe, setup: Setup) -> Demonstrations:
+    field = recipe.data.label
 
     def fault(row: Row) -> str | None:
         label = read_field(row, field)
@@ -162,7 +162,7 @@ def _open(files: FileGroup, recipe: KTORecipe, setup: Setup, batches: float | in
         return f"has in the field {field!r} {shorten(str(label))}, which is neither true nor false"
 
     rule = Rule(fault, ("label", field))
-    return open_demonstrations(files, recipe.data, setup.source, recipe.kto.max_tokens, "kto.max_tokens", limit, rule)
+    return open_demonstrations(files, recipe.data, setup.source, recipe.kto.max_tokens, "kto.max_tokens", rule)
 
 
 def _validate(recipe: KTORecipe, held_out: Demonstrations, workers: KTOWorkers, loss: KTOLoss) -> Validate | None:

@@ -124,8 +124,8 @@ def open_online_dpo(recipe: OnlineDPORecipe, setup: Setup) -> Job:
     policy, reference = setup.learner(recipe.policy_role), setup.learner(recipe.frozen_reference)
     engine = build_engine(setup, policy, setup.sampler(policy))
     judge = recipe.validation_reward or recipe.reward
-    held_out = setup.attempt(lambda: open_held_out(recipe, setup, judge, size), None)
-    rows = open_training(recipe, setup, recipe.reward, size)
+    held_out = setup.attempt(lambda: open_held_out(recipe, setup, judge), None)
+    rows = open_training(recipe, setup, recipe.reward)
     reward = open_reward(setup, recipe.reward_role, recipe.reward, rows, "reward")
     collector = RolloutCollector(engine, rows, reward, setup.source.decode, recipe.seed)
     asked, own = recipe.validation_sampling, recipe.validation_reward

@@ -68,8 +68,8 @@ def open_policy_gradient(
         sampler = setup.sampler(policy)
     engine = build_engine(setup, policy, sampler)
     judge = recipe.validation_reward or recipe.reward
-    held_out = setup.attempt(lambda: open_held_out(recipe, setup, judge, size), None)
-    rows = open_training(recipe, setup, recipe.reward, size)
+    held_out = setup.attempt(lambda: open_held_out(recipe, setup, judge), None)
+    rows = open_training(recipe, setup, recipe.reward)
     reward = open_reward(setup, recipe.reward_role, recipe.reward, rows, "reward")
     best = _find_best_reward(recipe)
     collector = RolloutCollector(engine, rows, reward, setup.source.decode, recipe.seed, episodes, best)

@@ -36,7 +36,6 @@ from lockstep.core.errors import InputError
 from lockstep.core.metrics import Metrics
 from lockstep.data.prompts import Prompts
 from lockstep.data.rows import DataError
-from lockstep.data.selection import head
 from lockstep.judge.build import meta_judge, score_judge, score_parser
 from lockstep.judge.judge import Judge
 from lockstep.judge.options import MetaJudgeSection
@@ -76,7 +75,7 @@ def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
         None if first is None else first.step,
         agreement,
     )
-    held_out = open_held_out(recipe, setup, recipe.verifier, recipe.self_rewarding.global_batch_size, judge=True)
+    held_out = open_held_out(recipe, setup, recipe.verifier, judge=True)
     return Job(
         step=partial(self_rewarding_step, workers=workers, settings=settings),
         run_length=_run_length(recipe, settings),
@@ -102,9 +101,8 @@ def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
 
 
 def _open_prompts(recipe: SelfRewardingRecipe, setup: Setup) -> Prompts:
-    limit = head(recipe.data.limit_train_batches, recipe.self_rewarding.global_batch_size)
     rule = rule_of(recipe.verifier, True, "verifier")
-    return open_prompts(setup.files.train, recipe.data, setup.source.tokenizer, rule, limit)
+    return open_prompts(setup.files.train, recipe.data, setup.source.tokenizer, rule)
 
 
 def _open_judge(recipe: SelfRewardingRecipe, policy: Policy, setup: Setup) -> Judge[float] | None:
@@ -248,7 +246,7 @@ def _true_worth(
 ) -> Callable[[int], Metrics] | None:
     """Builds the validation of the policy's answers to held-out prompts by a reward other than its own judgement."""
     reward = recipe.validation_reward
-    rows = None if reward is None else open_held_out(recipe, setup, reward, recipe.self_rewarding.global_batch_size)
+    rows = None if reward is None else open_held_out(recipe, setup, reward)
     return measure_answers(recipe, setup, rows, collector, recipe.validation_sampling, None, own=reward)
 
 

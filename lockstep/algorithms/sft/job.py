@@ -15,7 +15,7 @@ from lockstep.core.types import Phase
 from lockstep.data.answers import is_empty
 from lockstep.data.demonstrations import Demonstrations, answer_of
 from lockstep.data.files import FileGroup
-from lockstep.data.selection import Head, Rule, head
+from lockstep.data.selection import Rule
 from lockstep.learners.base import Learner, compute_logprobs, train
 from lockstep.losses.cross_entropy import CrossEntropyLoss
 
@@ -50,8 +50,8 @@ def open_sft(recipe: SFTRecipe, setup: Setup) -> Job:
     """Opens the policy and its demonstrations."""
     size, data, files = recipe.sft.global_batch_size, recipe.data, setup.files
     policy = setup.learner(recipe.policy_role)
-    held_out = files.validation and _open(files.validation, recipe, setup, head(data.limit_val_batches, size))
-    rows = _open(files.demonstrations, recipe, setup, head(data.limit_train_batches, size))
+    held_out = files.validation and _open(files.validation, recipe, setup)
+    rows = _open(files.demonstrations, recipe, setup)
     measure = None
     if held_out is not None:
         batch = held_out.first(data.max_validation_samples)
@@ -75,7 +75,7 @@ def open_sft(recipe: SFTRecipe, setup: Setup) -> Job:
     )
 
 
-def _open(files: FileGroup, recipe: SFTRecipe, setup: Setup, limit: Head) -> Demonstrations:
+def _open(files: FileGroup, recipe: SFTRecipe, setup: Setup) -> Demonstrations:
     data, longest = recipe.data, recipe.sft.max_tokens
     answered = Rule(lambda row: "has an empty answer" if is_empty(answer_of(row, "row", data)) else None, "answered")
-    return open_demonstrations(files, data, setup.source, longest, "sft.max_tokens", limit, answered)
+    return open_demonstrations(files, data, setup.source, longest, "sft.max_tokens", answered)
