@@ -170,16 +170,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """One response as text, from a sampler or from a server that speaks only text.
+    """One response of a server, as text.
 
     Attributes:
         text: The response, without its stop token.
         num_tokens: Number of sampled tokens, the stop token among them.
         finish_reason: `stop`, or `length` where a limit cut the response off before its end; a server may have others.
-        logprobs: Log-probability of each sampled token under the sampling distribution, nats; None where not requested.
     """
 
     text: str
     num_tokens: int
     finish_reason: str
-    logprobs: tuple[float, ...] | None

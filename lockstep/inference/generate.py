@@ -1,53 +1,48 @@
 """`lockstep generate`: writes a file with responses to every prompt, in the order of the rows.
 
     generations.jsonl    one prompt per line, with its responses
-    summary.json         their totals
+    summary.json         their totals, once there are all
     recipe.yaml, inputs.json, environment.json   every option, digests of model and data, versions and machine
 
-Prompts are cut into fixed blocks. A block goes to one sampler whole and is written whole, in `parts/`; so responses do
-not depend on how many samplers there are, and a killed run resumes with the missing blocks.
+Prompts are cut into fixed blocks. A block goes to one sampler whole, and blocks are written whole and in order; so
+responses do not depend on how many samplers there are, and a killed run resumes after the last complete block.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lockstep.algorithms.exactness import choose_kernels
 from lockstep.algorithms.rows import files_of, open_prompts
-from lockstep.cluster.sampler_pool import Block, processes
+from lockstep.cluster.sampler_pool import Block, SamplerPool, processes
 from lockstep.cluster.specs import SamplerSpec
 from lockstep.cluster.workers import Workers, workers_of
-from lockstep.config import OpenAI
 from lockstep.config.hub import fetch_names
 from lockstep.config.loading import Loaded
 from lockstep.core.batch import Batch
-from lockstep.core.types import Prompt, Reply
+from lockstep.core.types import Prompt
 from lockstep.data.prompts import Prompts
 from lockstep.data.rows import DataError
 from lockstep.data.templates import as_written
 from lockstep.inference.generate_recipe import GenerateRecipe
-from lockstep.inference.results import leave_on_stop, results_of
-from lockstep.models.folder import read_config
+from lockstep.inference.results import cut_to_blocks, leave_on_stop, results_of
 from lockstep.models.source import ModelSource, describe_passed_end, open_source
 from lockstep.report.progress import Progress, show_progress
 from lockstep.rollouts.rollout import requests_of
 from lockstep.run.folder.files import write_once
 from lockstep.run.stop import Stop, heed_signals
-from lockstep.system.disk import sync
 from lockstep.system.printable import print_text
-from lockstep.system.whole_files import write_whole
+from lockstep.system.whole_files import append
 
 GENERATIONS, SUMMARY = "generations.jsonl", "summary.json"
 
 
 def generate(loaded: Loaded) -> Path:
-    """Answers every prompt that has not been answered yet, and joins all in order.
+    """Answers every prompt that has not been answered yet.
 
     Returns:
         The folder of the results.
@@ -55,7 +50,7 @@ def generate(loaded: Loaded) -> Path:
     Raises:
         Stopped: If it was asked to end early.
         ChangedError: If the folder holds generations of something else.
-        SamplerLost: If samplers die too often; what they had finished is kept.
+        SamplerLost: If samplers die too often; what was written is kept.
     """
     loaded = fetch_names(loaded)
     recipe = loaded.expect(GenerateRecipe)
@@ -64,146 +59,90 @@ def generate(loaded: Loaded) -> Path:
     source.require_room("data.max_prompt_tokens + sampling.max_tokens", longest)
     rows = {"prompts": files_of(recipe.data.prompts)}
     results = results_of(loaded, recipe.model.path, rows, "generations", "other generations")
-    whole = results.folder / GENERATIONS
     with results.open() as started:
-        if not whole.exists():
-            _make(recipe, source, whole, started)
-        shutil.rmtree(_parts_of(whole), ignore_errors=True)
-    print_text(f"{_format_summary(whole.with_name(SUMMARY))}: {whole}")
+        if not (results.folder / SUMMARY).exists():
+            _make(recipe, source, results.folder, started)
+    print_text(f"{_format_summary(results.folder / SUMMARY)}: {results.folder / GENERATIONS}")
     return results.folder
 
 
-@dataclass(frozen=True)
-class _Blocks:
-    """The prompts in blocks, read on demand, and the file of each block's responses. One process at a time may write.
-
-    Attributes:
-        whole: The file of all responses.
-        prompts: The prompts.
-        count: Number of prompts that are answered.
-        size: Prompts of a block, of which the last may be smaller.
-    """
-
-    whole: Path
-    prompts: Prompts
-    count: int
-    size: int
-
-    def __len__(self) -> int:
-        return -(-self.count // self.size)
-
-    def part(self, number: int) -> Path:
-        """The file of a block, until all are joined."""
-        return _parts_of(self.whole) / f"{number:08d}.jsonl"
-
-    def contents(self) -> Iterator[bytes]:
-        """Yields the content of all parts in order."""
-        return (self.part(number).read_bytes() for number in range(len(self)))
-
-    def missing(self) -> list[int]:
-        """Numbers of the blocks that are still to be answered."""
-        return [number for number in range(len(self)) if not self.part(number).exists()]
-
-    def places(self, number: int) -> range:
-        """The places of a block's prompts in the order of the file."""
-        return range(self.count)[number * self.size : (number + 1) * self.size]
-
-    def read(self, number: int) -> list[Prompt]:
-        """The prompts of a block."""
-        own = self.places(number)
-        return self.prompts.at(own.start, len(own), seed=0)  # in the file's order, for any seed
-
-    def write(self, number: int, lines: str) -> None:
-        """Writes the responses to a block."""
-        part = self.part(number)
-        part.parent.mkdir(exist_ok=True)
-        write_whole(part, [lines.encode()])
-        sync(part.parent)
-
-
-def _parts_of(whole: Path) -> Path:
-    """Folder of the blocks' files."""
-    return whole.parent / "parts"
-
-
-def _make(recipe: GenerateRecipe, source: ModelSource, whole: Path, started: Callable[[], None]) -> None:
-    """Answers the missing blocks, and joins all."""
-    with show_progress(f"{recipe.model.path} → {whole.parent}") as progress:
-        rows = files_of(recipe.data.prompts)
+def _make(recipe: GenerateRecipe, source: ModelSource, folder: Path, started: Callable[[], None]) -> None:
+    """Answers the missing blocks, and writes the summary."""
+    log, size = folder / GENERATIONS, recipe.run.save_every
+    with show_progress(f"{recipe.model.path} → {folder}") as progress:
         passed = describe_passed_end(source, recipe.data)
         if passed is not None:
             progress.note(passed)
-        prompts = open_prompts(rows, recipe.data.in_order, source.tokenizer)
+        prompts = open_prompts(files_of(recipe.data.prompts), recipe.data.in_order, source.tokenizer)
         count = len(range(len(prompts))[: recipe.data.max_prompts])
-        blocks = _Blocks(whole, prompts, count, recipe.run.save_every)
-        if blocks.missing():
+        blocks = [range(count)[start : start + size] for start in range(0, count, size)]
+        missing = blocks[cut_to_blocks(log, map(len, blocks)) :]
+        if missing:
             with workers_of(recipe.cluster, recipe.learner, progress, sampler=recipe.sampler) as workers:
-                answers = _open_answers(recipe, source, progress, workers)
+                samplers = _open_samplers(recipe, source, progress, workers)
                 started()
-                progress.total(blocks.count, _arithmetic(recipe, blocks), unit="prompts")
-                _answer(recipe, blocks, answers, progress)
-        with progress.phase("join"):
-            _join(blocks)
+                progress.total(
+                    count,
+                    f"{count} prompts ({prompts.selection.account}) → {count * recipe.num_generations} responses, in "
+                    f"{len(blocks)} blocks of {size} prompts, by {recipe.sampler.replicas} × {recipe.sampler.backend}",
+                    unit="prompts",
+                )
+                _answer(recipe, source, samplers, prompts, missing, log, progress)
+        total = Counter(account([]))
+        with log.open("rb") as lines:
+            for line in lines:
+                total.update(account([json.loads(line)]))
+    summary = {**total, "skipped_rows": prompts.selection.skipped}
+    write_once(folder / SUMMARY, json.dumps(summary, indent=1) + "\n")
 
 
-def _arithmetic(recipe: GenerateRecipe, blocks: _Blocks) -> str:
-    return (
-        f"{blocks.count} prompts ({blocks.prompts.selection.account}) → {blocks.count * recipe.num_generations} "
-        f"responses, in {len(blocks)} blocks of {blocks.size} prompts, by {recipe.sampler.replicas} × "
-        f"{recipe.sampler.backend}"
-    )
+def _open_samplers(recipe: GenerateRecipe, source: ModelSource, progress: Progress, workers: Workers) -> SamplerPool:
+    """Opens samplers in processes of their own, even a single one, so that bits do not depend on their number."""
+    computation = choose_kernels(source.folder, recipe.sampler, recipe.learner, progress.note)
+    spec = SamplerSpec(source.folder, recipe.sampler, computation, raw_logprobs=recipe.logprobs_are_raw)
+    return processes(spec, progress, workers)
 
 
-def _answer(recipe: GenerateRecipe, blocks: _Blocks, answers: Answers, progress: Progress) -> None:
-    """Writes the missing blocks.
+def _answer(
+    recipe: GenerateRecipe,
+    source: ModelSource,
+    samplers: SamplerPool,
+    prompts: Prompts,
+    missing: Sequence[range],
+    log: Path,
+    progress: Progress,
+) -> None:
+    """Answers the missing blocks, given by the places of their prompts, and appends them to the log in order.
 
     Raises:
         Stopped: If a stop was requested; the blocks in flight are finished first.
     """
-    stop, missing = Stop(None), blocks.missing()
-    done = blocks.count - sum(len(blocks.places(number)) for number in missing)
-    if done:
-        progress.note(f"resumes: {done} prompts are answered already")
+    stop, answered = Stop(None), missing[0].start
+    if answered:
+        progress.note(f"resumes: {answered} prompts are answered already")
     under_way: dict[int, list[Prompt]] = {}
+    waiting: dict[int, str] = {}
+    written = 0
 
     def read_blocks() -> Iterator[Block]:
-        for number in missing:
+        for number, places in enumerate(missing):
             if stop.check_after_step() is not None:
                 return
-            under_way[number] = own = blocks.read(number)
-            start = blocks.places(number).start
-            yield number, requests_of(own, start, recipe.num_generations, recipe.seed, "generation")
+            own = prompts.at(places.start, len(places), seed=0)  # in the file's order, for any seed
+            under_way[number] = own
+            yield number, requests_of(own, places.start, recipe.num_generations, recipe.seed, "generation")
 
     with heed_signals(stop, progress.note), progress.phase("generate"):
-        for number, replies in answers(read_blocks()):
-            prompts = under_way.pop(number)
-            with progress.phase("write"):
-                blocks.write(number, "".join(_lines(prompts, replies)))
-            done += len(prompts)
-            progress.step(done, {}, sum(reply.num_tokens for reply in replies), len(prompts))
-    if done < blocks.count:
-        leave_on_stop(stop, f"{done} of {blocks.count} prompts")
-
-
-def _lines(prompts: Sequence[Prompt], replies: Sequence[Reply]) -> Iterable[str]:
-    """The records of a block, as lines."""
-    each = len(replies) // len(prompts)
-    for i, prompt in enumerate(prompts):
-        try:
-            yield line_of(prompt, replies[i * each : (i + 1) * each])
-        except TypeError as error:  # a table can hold dates and bytes
-            raise DataError(f"{prompt.id}: cannot be written as JSON ({error}); leave such a field out") from error
-
-
-def _join(blocks: _Blocks) -> None:
-    """Joins the blocks to one file; writes the summary before it, so that the file never lacks one."""
-    total: Counter[str] = Counter()
-    for lines in blocks.contents():
-        total.update(account([json.loads(line) for line in lines.split(b"\n") if line]))
-    summary = {**total, "skipped_rows": blocks.prompts.selection.skipped}
-    write_once(blocks.whole.with_name(SUMMARY), json.dumps(summary, indent=1) + "\n")
-    write_whole(blocks.whole, blocks.contents())
-    sync(blocks.whole.parent)
+        for number, batch in samplers.blocks(read_blocks(), source.sampling(recipe.sampling)):
+            own = under_way.pop(number)
+            waiting[number] = "".join(lines_of(own, batch, source.decode, recipe.logprobs_are_wanted))
+            while written in waiting:
+                append(log, waiting.pop(written).encode())
+                written += 1
+            answered += len(own)
+            progress.step(answered, {}, int(batch.mask.sum()), len(own))
+    if written < len(missing):
+        leave_on_stop(stop, f"{answered} of {missing[-1].stop} prompts")
 
 
 def _format_summary(summary: Path) -> str:
@@ -215,87 +154,44 @@ def _format_summary(summary: Path) -> str:
     )
 
 
-Answers = Callable[[Iterator[Block]], Iterator[tuple[int, list[Reply]]]]
-"""Maps blocks to their numbers and replies, these in the order of a block's requests. Blocks come back in any order,
-and are read as samplers become free."""
-
-
-def _open_answers(recipe: GenerateRecipe, source: ModelSource, progress: Progress, workers: Workers) -> Answers:
-    """Starts the samplers of a recipe, or connects to its server."""
-    if recipe.sampler.openai is not None:
-        return _server(recipe, source, recipe.sampler.openai, progress)
-    return _samplers(recipe, source, progress, workers)
-
-
-def _samplers(recipe: GenerateRecipe, source: ModelSource, progress: Progress, workers: Workers) -> Answers:
-    """Answers by samplers in processes of their own, even a single one, so that bits do not depend on their number."""
-    sampling = source.sampling(recipe.sampling)
-    computation = choose_kernels(source.folder, recipe.sampler, recipe.learner, progress.note)
-    spec = SamplerSpec(source.folder, recipe.sampler, computation, raw_logprobs=recipe.logprobs_are_raw)
-    samplers = processes(spec, progress, workers)
-
-    def answers(blocks: Iterator[Block]) -> Iterator[tuple[int, list[Reply]]]:
-        for number, batch in samplers.blocks(blocks, sampling):
-            yield number, replies_of(batch, source.decode, recipe.logprobs_are_wanted)
-
-    return answers
-
-
-def _server(recipe: GenerateRecipe, source: ModelSource, options: OpenAI, progress: Progress) -> Answers:
-    """Answers by a server, one block after the other."""
-    from lockstep.samplers.openai.client import OpenAIClient
-
-    vocabulary = int(read_config(source.folder).get_text_config().vocab_size)
-    client = OpenAIClient(options, recipe.sampler.timeout_s, vocabulary, progress.note)
-    sampling = source.sampling(recipe.sampling)
-    client.require(sampling, recipe.logprobs_are_wanted)
-
-    def answers(blocks: Iterator[Block]) -> Iterator[tuple[int, list[Reply]]]:
-        for number, requests in blocks:
-            replies = dict(client.replies(requests, sampling, recipe.logprobs_are_wanted))
-            yield number, [replies[place] for place in range(len(requests))]
-
-    return answers
-
-
-def replies_of(batch: Batch, decode: Callable[[Sequence[int]], str], logprobs: bool) -> list[Reply]:
-    """Converts a sampler's batch to replies.
+def lines_of(
+    prompts: Sequence[Prompt], batch: Batch, decode: Callable[[Sequence[int]], str], logprobs: bool
+) -> Iterator[str]:
+    """Yields a line of JSON for each prompt with its responses, which are neighbors in the batch.
 
     Args:
+        prompts: The prompts.
         batch: See `Sampler.generate`.
         decode: Converts a response's tokens to text.
-        logprobs: True if replies carry log-probabilities.
-    """
-    columns = zip(
-        batch.sequences(), batch.sequences("mask"), batch.sequences("sampler_logprob"), batch["truncated"], strict=True
-    )
-    replies = []
-    for sequence, mask, logprob, truncated in columns:
-        tokens, cut = sequence[mask].tolist(), bool(truncated)
-        text = decode(tokens if cut or batch.sampling is None else batch.sampling.drop_stop(tokens))
-        own = tuple(logprob[mask].tolist()) if logprobs else None
-        replies.append(Reply(text, len(tokens), "length" if cut else "stop", own))
-    return replies
-
-
-def line_of(prompt: Prompt, replies: Sequence[Reply]) -> str:
-    """A prompt and its replies as a line of JSON; the row's numbers keep their form.
+        logprobs: True if lines have the log-probabilities of the sampled tokens.
 
     Raises:
-        TypeError: The row holds a type that JSON does not have.
+        DataError: A row holds a type that JSON does not have.
     """
-    record: dict[str, Any] = {"id": prompt.id, "prompt": prompt.text}
-    if prompt.tokens_cut:
-        record["truncated_prompt"] = True
-    if prompt.messages is not None:
-        record["messages"] = list(prompt.messages)
-    record["responses"] = [reply.text for reply in replies]
-    record["num_tokens"] = [reply.num_tokens for reply in replies]
-    record["finish_reasons"] = [reply.finish_reason for reply in replies]
-    if all(reply.logprobs is not None for reply in replies):
-        record["logprobs"] = [list(reply.logprobs or ()) for reply in replies]
-    record["metadata"] = dict(prompt.row)
-    return as_written(record) + "\n"
+    masks = batch.sequences("mask")
+    tokens = [own[mask].tolist() for own, mask in zip(batch.sequences(), masks, strict=True)]
+    scores = [own[mask].tolist() for own, mask in zip(batch.sequences("sampler_logprob"), masks, strict=True)]
+    cut = batch["truncated"].tolist()
+    drop_stop = list if batch.sampling is None else batch.sampling.drop_stop
+    texts = [decode(own if is_cut else drop_stop(own)) for own, is_cut in zip(tokens, cut, strict=True)]
+    each = len(tokens) // len(prompts)
+    for number, prompt in enumerate(prompts):
+        own = slice(number * each, (number + 1) * each)
+        record: dict[str, Any] = {"id": prompt.id, "prompt": prompt.text}
+        if prompt.tokens_cut:
+            record["truncated_prompt"] = True
+        if prompt.messages is not None:
+            record["messages"] = list(prompt.messages)
+        record["responses"] = texts[own]
+        record["num_tokens"] = list(map(len, tokens[own]))
+        record["finish_reasons"] = ["length" if is_cut else "stop" for is_cut in cut[own]]
+        if logprobs:
+            record["logprobs"] = scores[own]
+        record["metadata"] = dict(prompt.row)
+        try:
+            yield as_written(record) + "\n"
+        except TypeError as error:  # a table can hold dates and bytes
+            raise DataError(f"{prompt.id}: cannot be written as JSON ({error}); leave such a field out") from error
 
 
 def account(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:

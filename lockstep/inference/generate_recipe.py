@@ -8,7 +8,7 @@ from typing import Any, Literal, assert_never
 from pydantic import Field, PositiveInt
 
 from lockstep.config.loading import Loaded, RecipeError
-from lockstep.config.machinery import ClusterSection, Computation, SamplerSection
+from lockstep.config.machinery import ClusterSection, Computation, EngineSection, SamplerSection
 from lockstep.config.model_recipe import Command
 from lockstep.config.recipe import Recipe
 from lockstep.config.sampling import Sampling
@@ -44,7 +44,7 @@ class GenerateRecipe(Recipe):
         description="write the log-probability of each sampled token: processed, under the distribution it was sampled "
         "from, after temperature, top_k and top_p; raw, at temperature 1 and among all tokens",
     )
-    sampler: SamplerSection = SamplerSection()
+    sampler: EngineSection = SamplerSection()
     learner: Computation = Computation()
     cluster: ClusterSection = ClusterSection()
     run: ResultsRun = ResultsRun()
@@ -74,14 +74,6 @@ class GenerateRecipe(Recipe):
                 return True
             case _:
                 assert_never(self.logprobs)
-
-    @rule
-    def _a_server_tells_one_kind_of_logprobs(self) -> None:
-        if self.sampler.is_server and self.logprobs_are_wanted and not self.sampling.params().unshaped:
-            raise ValueError(
-                "a server does not say whether its logprobs are raw or processed; ask for them with temperature 0 or "
-                "1, top_k 0, top_p 1, min_p 0 and no penalties, where both are the same"
-            )
 
     @rule
     def _responses_differ(self) -> None:

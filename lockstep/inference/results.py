@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +76,27 @@ def results_of(loaded: Loaded, model: str | None, rows: Mapping[str, FileGroup],
             f"{folder} holds {others}:\n  " + "\n  ".join(changed) + "\nchoose another folder by --out, or remove it"
         )
     return Results(loaded, folder, now)
+
+
+def cut_to_blocks(log: Path, sizes: Iterable[int]) -> int:
+    """Cuts off what follows the last complete block of a log, which grows by blocks of so many lines.
+
+    Returns:
+        The number of complete blocks.
+    """
+    if not is_file(log):
+        return 0
+    complete = 0
+    with log.open("r+b") as file:
+        for size in sizes:
+            start = file.tell()
+            lines = [file.readline() for _ in range(size)]
+            if not lines[-1].endswith(b"\n"):
+                file.seek(start)
+                break
+            complete += 1
+        file.truncate()
+    return complete
 
 
 def leave_on_stop(stop: Stop, done: str) -> None:

@@ -25,7 +25,7 @@ def test_a_sampler_can_be_a_server() -> None:
     assert SamplerSection.model_validate(section.model_dump()) == section
 
 
-@pytest.mark.parametrize("recipe", ["ppo_arithmetic", "eval_gsm8k"])
+@pytest.mark.parametrize("recipe", ["ppo_arithmetic", "eval_gsm8k", "generate"])
 def test_a_server_is_refused_where_weights_and_exact_log_probabilities_are_needed(recipe: str) -> None:
     server = "sampler={backend: openai, openai: {base_url: http://localhost:8000/v1, model: m}}"
     with pytest.raises(RecipeError, match=r"sampler: a server takes no weights .* choose torch or vllm$"):
@@ -37,17 +37,11 @@ def test_a_server_is_refused_where_weights_and_exact_log_probabilities_are_neede
 
 
 def test_a_server_may_move_and_be_asked_more_gently() -> None:
-    here = ["sampler.backend=openai", "sampler.openai={base_url: http://localhost:8000/v1, model: m}"]
-    there = [*here, "sampler.openai.base_url=http://other:9000/v1", "sampler.openai.max_concurrency=2"]
-    assert load("generate", here).digest == load("generate", there).digest
-    assert load("generate", [*here, "sampler.openai.model=n"]).digest != load("generate", here).digest
-
-
-def test_a_server_tells_one_kind_of_logprobs() -> None:
-    server = ["sampler.backend=openai", "sampler.openai={base_url: http://localhost:8000/v1, model: m}"]
-    with pytest.raises(RecipeError, match=r"a server does not say whether its logprobs are raw or processed"):
-        load("generate", [*server, "logprobs=raw", "sampling.top_p=0.9"])
-    assert load("generate", [*server, "logprobs=raw"])
+    engine = "judge.sampler"
+    here = ["judge.path=null", f"{engine}.backend=openai", f"{engine}.openai={{base_url: http://a/v1, model: m}}"]
+    there = [*here, f"{engine}.openai.base_url=http://other:9000/v1", f"{engine}.openai.max_concurrency=2"]
+    assert load("eval_judge", here).digest == load("eval_judge", there).digest
+    assert load("eval_judge", [*here, f"{engine}.openai.model=n"]).digest != load("eval_judge", here).digest
 
 
 @pytest.mark.parametrize("base_url", ["http://me:secret@localhost/v1", "http://localhost/v1?key=secret"])

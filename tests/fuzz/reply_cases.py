@@ -1,4 +1,4 @@
-"""Hostile replies of servers, each with what `lockstep generate` says of it: text that the sentence holds."""
+"""Hostile replies of servers, each with what a judge's client says of it: text that the sentence holds."""
 
 from __future__ import annotations
 
@@ -9,20 +9,14 @@ from typing import Any
 
 from raw_server import MODELS, Reply, http, raw
 
-LOGGED = {"logprobs": {"token_logprobs": [-1, -1, -1, -1]}}
-
 
 def completed(**fields: Any) -> dict[str, Any]:
     """A right answer to four tokens, but for these fields; `usage` and `choices` may be among them."""
-    choice = {"index": 0, "text": "so", "finish_reason": "length", "token_ids": [2, 3, 4, 5]} | LOGGED | fields
+    message = {"role": "assistant", "content": fields.pop("content", "so")}
+    choice = {"index": 0, "message": message, "finish_reason": "length"} | fields
     usage = {"prompt_tokens": 2, "completion_tokens": 4}
     whole = {name: choice.pop(name) for name in ("usage", "choices") if name in choice}
     return {"choices": [choice], "usage": usage} | whole
-
-
-def logged(*values: Any, **fields: Any) -> Reply:
-    """An answer with these log-probabilities."""
-    return http(completed(logprobs={"token_logprobs": list(values), **fields}))
 
 
 def text_of(answer: str) -> Reply:
@@ -56,20 +50,19 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 POSTS: dict[str, tuple[Reply, str]] = {
     # counts
     "two choices for one": (http(completed(choices=[completed()["choices"][0]] * 2)), "choices"),
-    "token ids as text": (http(completed(token_ids=["2", "3", "4", "5"])), "token_ids"),
-    "a count of 9,000 digits": (text_of(json.dumps(completed()).replace("[2,", f"[{'9' * 9000},")), "answer"),
-    "ids and count that differ": (http(completed(usage={"prompt_tokens": 2, "completion_tokens": 1})), ""),
-    "no usage": (http(completed(usage=None, token_ids=None)), "usage"),
-    "a text of 8 MB for 4 tokens": (http(completed(text="so " * 2_700_000)), "characters"),
-    "a key twice": (text_of(json.dumps(completed()).replace('"text"', '"text": "no", "text"')), 'the key "text" twice'),
+    "a count of 9,000 digits": (text_of(json.dumps(completed()).replace(": 4}", f": {'9' * 9000}}}")), "answer"),
+    "no usage": (http(completed(usage=None)), "usage"),
+    "a text that is a number": (http(completed(content=7)), "content"),
+    "a text of 8 MB for 4 tokens": (http(completed(content="so " * 2_700_000)), "characters"),
+    "a key twice": (
+        text_of(json.dumps(completed()).replace('"content"', '"content": "no", "content"')),
+        'the key "content" twice',
+    ),
     "an error beside choices": (http(completed() | {"error": {"message": "out of memory"}}), "(out of memory)"),
     "a choice for another request": (http(completed(index=1)), "index 1"),
-    # log-probabilities
-    "a log-probability of NaN": (logged(-1, float("nan"), -1, -1), "holds NaN, which is not a finite number"),
-    "log-probabilities of chats": (http(completed(logprobs={"content": [{"token": "a", "logprob": -1}]})), "logprobs"),
-    "log-probabilities of other tokens": (
-        logged(-1, -1, -1, -1, tokens=["token_id:9", "token_id:3", "token_id:4", "token_id:5"]),
-        "other tokens",
+    "a number that is not finite": (
+        http(completed(usage={"prompt_tokens": 2, "completion_tokens": float("nan")})),
+        "holds NaN, which is not a finite number",
     ),
     # bytes
     "nothing": (raw(), "cannot be reached"),
@@ -96,7 +89,7 @@ POSTS: dict[str, tuple[Reply, str]] = {
     "never": (wait, "no answer within"),
     "to go on, for ever": (interim, "no answer within"),
 }
-"""Replies to a request of four tokens with log-probabilities."""
+"""Replies to a request of four tokens."""
 
 TOLD_LATER = {"busy for 50 s", "never", "to go on, for ever"}
 """Those that take long, and say a word before."""

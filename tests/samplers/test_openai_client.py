@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.request import urlopen
@@ -71,7 +71,7 @@ class Server:
 
     def client(self, **options: object) -> OpenAIClient:
         said = {"base_url": self.url, "model": MODEL, "api_key_env": KEY_NAME, "max_retries": 0, **options}
-        return OpenAIClient(OpenAI.model_validate(said), timeout_s=60, vocabulary=len(self.tokenizer))
+        return OpenAIClient(OpenAI.model_validate(said), timeout_s=60)
 
     def ours(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
         """What the torch sampler makes of them."""
@@ -81,10 +81,10 @@ class Server:
         """A row's response as a server would give it."""
         start, length = int(batch.starts[row]), int(batch.lengths[row])
         own = slice(start, start + length)
-        tokens, logprobs = (column[own][batch["mask"][own]] for column in (batch.tokens, batch["sampler_logprob"]))
+        tokens = batch.tokens[own][batch["mask"][own]]
         stopped = not batch["truncated"][row]
         text = self.tokenizer.decode(tokens[:-1] if stopped else tokens, skip_special_tokens=True)
-        return Reply(str(text), len(tokens), "stop" if stopped else "length", tuple(logprobs.tolist()))
+        return Reply(str(text), len(tokens), "stop" if stopped else "length")
 
 
 @pytest.fixture(scope="session")
@@ -153,52 +153,13 @@ def await_health(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     pytest.fail(f"the server did not start:\n{log.read_text()[-3000:]}")
 
 
-def requests(count: int = 24) -> list[Request]:
-    draw = torch.Generator().manual_seed(3)
-    lengths = torch.randint(2, 9, (count,), generator=draw).tolist()
-    return [
-        Request(tuple(torch.randint(3, 30, (length,), generator=draw).tolist()), key=(-1) ** i * (2**62 + i))
-        for i, length in enumerate(lengths)
-    ]
+def conversations(count: int = 6) -> list[list[dict[str, str]]]:
+    judge = {"role": "system", "content": "please judge"}
+    return [[judge, {"role": "user", "content": f"{i % 10} + {i // 10} = 4"}] for i in range(count)]
 
 
 def texts(replies: Iterator[tuple[int, Reply]]) -> list[str]:
     return [reply.text for _, reply in sorted(replies, key=lambda pair: pair[0])]
-
-
-def test_greedy_replies_are_those_of_the_torch_sampler(server: Server) -> None:
-    asked, sampling = requests(), SamplingParams(12, temperature=0.0, stop_token_ids=(5, 9))
-    expected, client = server.ours(asked, sampling), server.client()
-    replies = dict(client.replies(asked, sampling, logprobs=True))
-    assert sorted(replies) == list(range(len(asked)))
-    for row, reply in replies.items():
-        ours = server.reply(expected, row)
-        assert replace(reply, logprobs=None) == replace(ours, logprobs=None)
-        assert reply.logprobs == pytest.approx(ours.logprobs, rel=0, abs=1e-4)
-    reasons = {reply.finish_reason for reply in replies.values()}
-    assert reasons == {"stop", "length"}, "an uninteresting set of prompts"
-    assert (client.answers, client.bad_ends) == (len(asked), 0)
-
-
-def test_replies_depend_on_their_keys_and_not_on_their_company(server: Server) -> None:
-    asked, sampling = requests(), SamplingParams(8)
-    replies = texts(server.client().replies(asked, sampling))
-    assert texts(server.client(max_concurrency=2).replies(asked[::-1], sampling)) == replies[::-1]
-    others = [Request(request.tokens, request.key + 1) for request in asked]
-    assert texts(server.client().replies(others, sampling)) != replies
-
-
-def test_log_probabilities_at_temperature_one_are_those_of_the_whole_vocabulary(server: Server) -> None:
-    """With a repetition penalty, or with top_k, they would be others: the model's folder asks for both."""
-    repeated = [Request((7, 8), key) for key in range(64)]
-    replies = server.client().replies(repeated, SamplingParams(1), logprobs=True)
-    seen = {reply.text: reply.logprobs[0] for _, reply in replies if reply.logprobs}
-    lm = AutoModelForCausalLM.from_pretrained(server.folder)
-    with torch.no_grad():
-        every = torch.log_softmax(lm(torch.tensor([[7, 8]])).logits[0, -1], -1).tolist()
-    expected = {str(server.tokenizer.decode([token])): logprob for token, logprob in enumerate(every)}
-    assert len(seen) > 8
-    assert all(logprob == pytest.approx(expected[text], abs=1e-4) for text, logprob in seen.items() if text)
 
 
 @pytest.mark.parametrize(
@@ -212,38 +173,25 @@ def test_log_probabilities_at_temperature_one_are_those_of_the_whole_vocabulary(
 )
 def test_the_distribution_is_the_one_asked_for(server: Server, sampling: SamplingParams) -> None:
     """All but greedy, but for what is all but a tie."""
-    greedy = texts(server.client().replies(requests(), SamplingParams(8, temperature=0.0)))
-    drawn = texts(server.client().replies(requests(), SamplingParams(8)))
-    narrow = texts(server.client().replies(requests(), sampling))
-    assert sum(map(str.__eq__, narrow, greedy)) > 0.5 * len(greedy)
-    assert sum(map(str.__eq__, drawn, greedy)) < 0.1 * len(greedy)
+    asked = conversations(24)
 
+    def answers(sampling: SamplingParams) -> list[str]:
+        return texts(server.client().chat(asked, sampling, range(24)))
 
-def test_only_the_stop_tokens_asked_for_end_a_response(server: Server) -> None:
-    sampling = SamplingParams(40, stop_token_ids=(server.eos,))
-    assert any(reply.finish_reason == "stop" for _, reply in server.client().replies(requests(), sampling))
-    without = [reply for _, reply in server.client().replies(requests(), SamplingParams(40))]
-    assert {(reply.finish_reason, reply.num_tokens) for reply in without} == {("length", 40)}
+    greedy = answers(SamplingParams(8, temperature=0.0))
+    assert sum(map(str.__eq__, answers(sampling), greedy)) > 0.5 * len(greedy)
+    assert sum(map(str.__eq__, answers(SamplingParams(8)), greedy)) < 0.1 * len(greedy)
 
 
 def test_a_judge_reads_the_conversation_in_the_chat_template(server: Server) -> None:
-    conversations = [
-        [{"role": "system", "content": "please judge"}, {"role": "user", "content": f"{i} + 1 = 4"}] for i in range(6)
-    ]
-    sampling = SamplingParams(10, temperature=0.0)
+    asked, sampling = conversations(), SamplingParams(10, temperature=0.0)
     stops = SamplingParams(10, temperature=0.0, stop_token_ids=(server.eos,))
-    expected = server.ours([server.asked(conversation) for conversation in conversations], stops)
+    expected = server.ours([server.asked(conversation) for conversation in asked], stops)
     client = server.client()
-    replies = dict(client.chat(conversations, sampling, range(6)))
-    assert replies == {row: replace(server.reply(expected, row), logprobs=None) for row in range(6)}
+    replies = dict(client.chat(asked, sampling, range(6)))
+    assert replies == {row: server.reply(expected, row) for row in range(6)}
     assert client.bad_ends == 0
     drawn = SamplingParams(10)
-    answers = texts(server.client().chat(conversations, drawn, range(6)))
-    assert texts(server.client().chat(conversations, drawn, range(6))) == answers
-    assert texts(server.client().chat(conversations, drawn, range(6, 12))) != answers
-
-
-@pytest.mark.parametrize("sampling", [SamplingParams(4, temperature=0.7), SamplingParams(4, top_k=5)])
-def test_log_probabilities_that_may_not_be_exact_are_refused(server: Server, sampling: SamplingParams) -> None:
-    with pytest.raises(ValueError, match=r"^vLLM does not say of which distribution its log-probabilities are; "):
-        server.client().replies(requests(), sampling, logprobs=True)
+    answers = texts(server.client().chat(asked, drawn, range(6)))
+    assert texts(server.client(max_concurrency=2).chat(asked[::-1], drawn, range(5, -1, -1))) == answers[::-1]
+    assert texts(server.client().chat(asked, drawn, range(6, 12))) != answers

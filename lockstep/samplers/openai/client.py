@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from lockstep import config
-from lockstep.core.types import Reply, Request, SamplingParams
+from lockstep.core.types import Reply, SamplingParams
 from lockstep.samplers.openai.dialects import DIALECTS, Completion, Dialect, Ends, Model, Models
 from lockstep.servers.json_server import JsonServer, Lost, ServerAddress, ServerError
 
@@ -24,18 +24,16 @@ _SEED_BITS = 2**63 - 1
 
 
 class OpenAIClient:
-    """A client that requests completions of prompts and answers to conversations from a server.
+    """A client that requests answers to conversations from a server.
 
     Args:
         options: Address of the server, the model, and limits of requests.
         timeout_s: A request that is not answered within this is sent again.
-        vocabulary: Size of the model's vocabulary, to find token ids outside of it; None: they are not checked.
         note: Shows the user a line.
 
     Attributes:
         answers: Number of replies.
-        bad_ends: Number of them that ended as they should not: at no stop token, short of `max_tokens`, for an unknown
-            reason, or with a token that is not in the vocabulary.
+        bad_ends: Number of them that ended as they should not: short of `max_tokens`, or for an unknown reason.
 
     Raises:
         ServerError: If the server cannot be reached, refuses the key, or does not serve the model.
@@ -45,39 +43,18 @@ class OpenAIClient:
         self,
         options: config.OpenAI,
         timeout_s: float,
-        vocabulary: int | None = None,
         note: Callable[[str], object] = warnings.warn,
     ) -> None:
         self.answers = self.bad_ends = 0
         self._server = JsonServer(ServerAddress.of_openai(options), timeout_s, note)
-        self._options, self._vocabulary, self._note = options, vocabulary, note
+        self._options, self._note = options, note
         self._warned = False
         self._model = self._ask_model()
         self._dialect = self._find_dialect()
 
-    def require(self, sampling: SamplingParams, logprobs: bool = False) -> None:
-        """Raises ValueError if the server cannot express a distribution, or gives no log-probabilities under it."""
-        if logprobs:
-            self._dialect.require_exact(sampling)
+    def require(self, sampling: SamplingParams) -> None:
+        """Raises ValueError if the server cannot express a distribution."""
         self._dialect.fields(sampling)
-
-    def replies(
-        self, requests: Sequence[Request], sampling: SamplingParams, logprobs: bool = False
-    ) -> Iterator[tuple[int, Reply]]:
-        """Completes prompts, which go out as token ids.
-
-        Returns:
-            Indices into `requests` and their replies, as they come.
-
-        Raises:
-            ValueError: If the server lacks a requested option.
-            ServerError: While iterating, if the server fails after all retries.
-        """
-        self.require(sampling, logprobs)
-        options = self._fields(sampling) | {"max_tokens": sampling.max_tokens, **self._dialect.only_our_stops}
-        options |= {"logprobs": 1} if logprobs else {}
-        bodies = [options | {"prompt": list(request.tokens), "seed": _seed(request.key)} for request in requests]
-        return self._replies("/completions", bodies, self._ends(sampling, sampling.stop_token_ids))
 
     def chat(
         self,
@@ -95,15 +72,17 @@ class OpenAIClient:
             lost: Called with each request that failed after all retries; None: the first such failure is raised.
 
         Returns:
-            As `replies`.
+            Indices into `conversations` and their replies, as they come.
 
         Raises:
-            ValueError, ServerError: As `replies`.
+            ValueError: If the server lacks a requested option.
+            ServerError: While iterating, if the server fails after all retries.
         """
-        options = self._fields(sampling) | {"max_completion_tokens": sampling.max_tokens}
+        options = {"model": self._model.id, **self._dialect.fields(sampling)}
+        options |= {"max_completion_tokens": sampling.max_tokens}
         pairs = zip(conversations, keys, strict=True)
         bodies = [options | {"messages": [dict(m) for m in messages], "seed": _seed(key)} for messages, key in pairs]
-        return self._replies("/chat/completions", bodies, self._ends(sampling, None), lost)
+        return self._replies(bodies, Ends(sampling.max_tokens, self._model.max_model_len), lost)
 
     def _ask_model(self) -> Model:
         """Queries the model that is served."""
@@ -128,32 +107,19 @@ class OpenAIClient:
         )
         return Dialect(f"a server called {owner!r}")
 
-    def _fields(self, sampling: SamplingParams) -> dict[str, object]:
-        return {"model": self._model.id, **self._dialect.fields(sampling)}
-
-    def _ends(self, sampling: SamplingParams, stops: tuple[int, ...] | None) -> Ends:
-        return Ends(sampling.max_tokens, stops, self._vocabulary, self._model.max_model_len)
-
     def _replies(
-        self, path: str, bodies: Sequence[Mapping[str, object]], ends: Ends, lost: Lost | None = None
+        self, bodies: Sequence[Mapping[str, object]], ends: Ends, lost: Lost | None
     ) -> Iterator[tuple[int, Reply]]:
         """Sends all requests, and counts how their responses end."""
 
         def fault(place: int, answer: Completion) -> str | None:
             return answer.fault(ends.max_tokens)
 
-        for place, answer in self._server.answers(Completion, path, bodies, fault, lost):
+        for place, answer in self._server.answers(Completion, "/chat/completions", bodies, fault, lost):
             choice = answer.choices[0]
-            logprobs = tuple(choice.logprobs.token_logprobs) if choice.logprobs else None
-            if "logprobs" in bodies[place] and len(logprobs or ()) != answer.num_tokens:
-                raise ServerError(
-                    f"{self._options.base_url}: {answer.num_tokens} tokens came with {len(logprobs or ())} "
-                    "log-probabilities; do without them"
-                )
             self.answers += 1
             self.bad_ends += ends.are_broken_by(answer)
-            text = choice.text or choice.message.content or ""
-            yield place, Reply(text, answer.num_tokens, choice.finish_reason or "none", logprobs)
+            yield place, Reply(choice.message.content or "", answer.num_tokens, choice.finish_reason or "none")
         self._warn()
 
     def _warn(self) -> None:
@@ -161,9 +127,8 @@ class OpenAIClient:
         if not self._warned and self.bad_ends and self.bad_ends >= _WARN_FROM * self.answers:
             self._warned = True
             self._note(
-                f"{self._options.base_url}: {self.bad_ends} of {self.answers} responses ended badly (at no stop token, "
-                "short of max_tokens, cut off, or with tokens outside the vocabulary); compare the server's model and "
-                "settings with yours"
+                f"{self._options.base_url}: {self.bad_ends} of {self.answers} responses ended badly (short of "
+                "max_tokens, or cut off); compare the server's model and settings with yours"
             )
 
 
