@@ -15,20 +15,19 @@ import re
 import zlib
 from array import array
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property
+from io import BufferedReader, BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from lockstep.data import cache
 from lockstep.data.cache import Table
-from lockstep.data.notes import Ticker
 from lockstep.data.rows import NUM_NAMED, DataError, Policy, Rows, without_padding
 from lockstep.system import lfs
 from lockstep.system.strict_json import StrictJsonError, refuse_constant, refuse_repeated_key
 
-_BLOCK_BYTES = 1 << 22
 _UTF8_MARK = b"\xef\xbb\xbf"
 _DEEPEST = 100
 _TOO_DEEP = f"is nested more than {_DEEPEST} deep"
@@ -39,8 +38,8 @@ class JsonlIndex(Rows):
     """The rows of a JSONL file, which may be packed by gzip.
 
     Every line is checked once, so that a broken one is found before training starts and `len` is exact; blank lines are
-    skipped. The index is cached, so the same file opens at once the next time. A packed file is unpacked into the
-    cache. Rows are read from the file at each use.
+    skipped. The index is cached, so the same file opens at once the next time. Rows are read from the file at each use;
+    a packed file is unpacked into memory.
 
     Args:
         path: A UTF-8 file with one JSON object per line; packed, if its name ends in `.gz`.
@@ -56,7 +55,6 @@ class JsonlIndex(Rows):
     def __init__(self, path: str | Path, bad_rows: Policy = "error", label: str | None = None) -> None:
         super().__init__(Path(path), label)
         key = str(self.path.resolve()), *self._stamps.values()
-        self._unpacked = cache.entry("unpacked", *key)
         found = cache.table(cache.entry("index", *key), self._scan)
         self._require_unchanged()
         self._numbers = found.numbers  # of each row: where its line begins in the text, and which line it is
@@ -72,18 +70,25 @@ class JsonlIndex(Rows):
     def rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         self._require_unchanged()
         found = []
-        # Opened at each use: the index then has no handle, so it pickles, and threads and forks do not share a seek.
-        with self._text().open("rb") as text:
+        with self._open() as text:
             for offset, _ in self._numbers[list(indices)].tolist():
                 text.seek(offset)
                 found.append(without_padding(parse(text.readline())))
         return found
 
-    def _text(self) -> Path:
-        """The file itself, or what a packed one holds."""
+    def _open(self) -> BufferedReader:
+        """Opens the text at each use: the index then pickles, and threads and forks do not share a seek."""
         if self.path.suffix != ".gz":
-            return self.path
-        return cache.ensure_cached(self._unpacked, partial(_unpack, self.path))
+            return self.path.open("rb")
+        return BufferedReader(BytesIO(self._unpacked))  # pyright: ignore[reportArgumentType]
+
+    @cached_property
+    def _unpacked(self) -> bytes:
+        """The text of a packed file."""
+        try:
+            return gzip.decompress(self.path.read_bytes())
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise DataError(f"{self.path}: is not a whole gzip file ({error}); pack it again") from error
 
     def _scan(self) -> Table:
         """Finds offset and line of each row, the digest of the content, and how many lines are bad."""
@@ -91,8 +96,7 @@ class JsonlIndex(Rows):
         numbers = array("q")
         bad = 0
         faults: list[tuple[int, str]] = []
-        ticker = Ticker(f"indexing {self.path}", self._text().stat().st_size)
-        with self._text().open("rb") as text:
+        with self._open() as text:
             mark = text.read(len(_UTF8_MARK))
             if mark == _UTF8_MARK:
                 digest.update(mark)
@@ -109,7 +113,6 @@ class JsonlIndex(Rows):
                     bad += 1
                     faults += [(number, fault)] if bad <= NUM_NAMED else []
                 offset += len(line)
-                ticker.at(offset)
         about = {"digest": digest.hexdigest(), "bad": bad, "faults": faults}
         return Table(np.frombuffer(numbers, np.int64).reshape(-1, 2), about)
 
@@ -259,14 +262,3 @@ def _find_fault(line: bytes) -> str | None:
     except ValueError as error:
         return str(error) if line.strip() else ""
     return None
-
-
-def _unpack(path: Path, file: BinaryIO) -> None:
-    ticker = Ticker(f"unpacking {path}", path.stat().st_size)
-    with path.open("rb") as packed, gzip.GzipFile(fileobj=packed) as text:
-        try:
-            while block := text.read(_BLOCK_BYTES):
-                file.write(block)
-                ticker.at(packed.tell())
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise DataError(f"{path}: is not a whole gzip file ({error}); pack it again") from error
