@@ -66,9 +66,7 @@ def add_asking(
         model: Parses the argument that names the model.
     """
     add_model(parser, model)
-    parser.add_argument(
-        "data", metavar="DATA", type=source_argument, help=f"{rows}: JSONL, Parquet or a data set folder"
-    )
+    parser.add_argument("data", metavar="DATA", type=source_argument, help=f"{rows}: JSONL, a JSON list or Parquet")
     parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=f"such as {option}")
     parser.add_argument("--recipe", help=f"options to begin with; without it a run's own, or {recipe}")
     add_trust(parser)

@@ -157,7 +157,7 @@ class DataSection(QuestionSection):
     """The rows that a run trains and validates on."""
 
     train: Paths | None = Field(
-        default=None, description="file to train on, or a list of files: JSONL (also .gz), Parquet, data set folders"
+        default=None, description="file to train on, or a list of files: JSONL (also .gz), a JSON list, Parquet"
     )
     validation: Paths | None = Field(default=None, description="file to validate on, or a list of files")
     task: SerializeAsAny[Annotated[Task, WrapValidator(validate_as_named)]] | None = Field(

@@ -20,7 +20,7 @@ class FileGroup:
     """Files whose rows belong together.
 
     Attributes:
-        paths: JSONL, packed or not, a JSON list, Parquet, or folders of a Hugging Face data set.
+        paths: JSONL, packed or not, a JSON list, or Parquet.
     """
 
     paths: tuple[Path, ...]
@@ -42,7 +42,7 @@ def open_rows(files: FileGroup, bad_rows: Policy = "error") -> Rows:
 
 
 def _open(path: Path, bad_rows: Policy, label: str) -> Rows:
-    if path.is_dir() or path.suffix == ".parquet":
+    if path.suffix == ".parquet":
         return TableRows(path, label)
     if path.suffix == ".json":
         return JsonList(path, bad_rows, label)

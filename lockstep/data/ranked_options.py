@@ -15,7 +15,7 @@ Responses = str | Annotated[tuple[str, ...], Field(min_length=2)]
 class RankedSection(Section):
     """The options by which rows of data files become ranked responses."""
 
-    ranked: Paths = Field(description="file of rows, or a list of files: JSONL, a JSON list, Parquet, data set folders")
+    ranked: Paths = Field(description="file of rows, or a list of files: JSONL (also .gz), a JSON list, Parquet")
     prompt: str = Field(default="{prompt}", description="template of what the user asked")
     messages: str | None = Field(
         default=None, description="instead of `prompt`: the field with a list of {role, content} that is answered"

@@ -80,20 +80,20 @@ class Skipped:
 
 
 class Rows(ABC):
-    """Rows of a file or folder, read on demand.
+    """Rows of a file, read on demand.
 
     Args:
-        path: The file or folder.
+        path: The file.
         label: Begins the ids of rows; the file's name if None.
 
     Attributes:
-        path: The file or folder.
+        path: The file.
         unit: What the file calls a row.
         skipped: Lines that are no rows and were skipped.
         digest: Fingerprint of the content, hexadecimal: other bytes, other digest, wherever the files lie.
 
     Raises:
-        DataError: The path does not exist, or it is neither a file nor a folder.
+        DataError: The path does not exist, or it is not a file.
     """
 
     unit = "row"
@@ -109,8 +109,8 @@ class Rows(ABC):
             raise DataError(f"{path}: there is no such file; name one that exists") from None
         except OSError as error:
             raise DataError(f"{path}: cannot be opened ({error.strerror}); name another file") from error
-        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            raise DataError(f"{path}: is a pipe or a device, and rows are read more than once; write them into a file")
+        if not stat.S_ISREG(mode):
+            raise DataError(f"{path}: is not a file, and rows are read more than once; name a file of rows")
         self._stamps = {path: Stamp.of(path)}
 
     @abstractmethod

@@ -20,7 +20,7 @@ from lockstep.inference.run_options import ResultsRun
 class GenerateData(PromptSection):
     """The rows of a generation."""
 
-    prompts: Paths = Field(description="file of rows, or a list of files: JSONL (also .gz), Parquet, data set folders")
+    prompts: Paths = Field(description="file of rows, or a list of files: JSONL (also .gz), a JSON list, Parquet")
     max_prompts: PositiveInt | None = Field(default=None, description="answer only the first so many rows")
 
     @property

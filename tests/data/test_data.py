@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import datasets
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 Run = Callable[..., list[dict[str, Any]]]
 
@@ -27,13 +28,12 @@ def rows(name: str, count: int) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def files(in_tmp: Path) -> None:
-    datasets.disable_progress_bars()
     long = {"question": "easy " * 20, "answer": "1", "level": 1}
     bad = [{"answer": "1", "level": 1}, {"question": "easy 1", "level": 1}]
     easy = "".join(json.dumps(row) + "\n" for row in [*rows("easy", 6), long, *bad])
     Path("easy.jsonl").write_text(easy + "torn\n")
     Path("hard.jsonl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, rows("hard", 5))).encode()))
-    datasets.Dataset.from_list(rows("more", 7)).to_parquet("more.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(rows("more", 7)), "more.parquet")
     Path("held.jsonl").write_text("\n".join([json.dumps(row) for row in rows("easy", 3)] + ["torn"]))
 
 

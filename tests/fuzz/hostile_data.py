@@ -24,7 +24,7 @@ GOOD = '{"question": "1+1=", "answer": "2"}\n'
 
 DATA = {
     "data: a link to nothing": replaced(lambda p: p.symlink_to("nowhere"), "rows.jsonl"),
-    "data: an empty folder": replaced(lambda p: p.mkdir(), "rows.jsonl", "folder"),
+    "data: a folder": replaced(lambda p: p.mkdir(), "rows.jsonl", "not a file"),
     "data: /dev/zero": replaced(lambda p: p.symlink_to("/dev/zero"), "rows.jsonl"),
     "data: an answer that is a list": rows('{"question": "1+1=", "answer": ["2"]}\n' * 24, "rows.jsonl"),
     "data: an answer of 9**9**9**9": in_order(rows('{"question": "1+1=", "answer": "9**9**9**9"}\n' * 24)),
