@@ -57,8 +57,8 @@ class Reinforce(rl.Algorithm):
     def open(self, setup: rl.Setup) -> rl.Job:
         policy, critic = (setup.learner(role) for role in self.models)
         engine = rl.build_engine(setup, policy, setup.sampler(policy))
-        prompts = rl.open_training(self, setup, self.reward, self.num_prompts_per_step)
-        held_out = rl.open_held_out(self, setup, self.reward, self.num_prompts_per_step)
+        prompts = rl.open_training(self, setup, self.reward)
+        held_out = rl.open_held_out(self, setup, self.reward)
         reward = setup.reward(self.reward, prompts, "reward")
         collector = rl.RolloutCollector(engine, prompts, reward, setup.source.decode, self.seed)
         agreement = rl.build_agreement(self, setup, policy, engine)

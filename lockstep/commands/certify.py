@@ -6,7 +6,6 @@ import argparse
 
 from lockstep.commands.arguments import Parsers, add_model, add_out, add_trust
 from lockstep.core.errors import InputError
-from lockstep.system.paths import path_argument
 from lockstep.system.process_defaults import spare_modules
 
 
@@ -18,12 +17,8 @@ def add(parsers: Parsers) -> None:
         epilog="Exit codes: 0 exact, 2 could not start, 3 the negative control was not seen, 4 not exact.",
     )
     add_model(certify)
-    certify.add_argument(
-        "--prompts", metavar="FILE", type=path_argument, help="a text file, one prompt a line; default: random tokens"
-    )
-    certify.add_argument("--count", metavar="N", type=int, default=32, help="prompts (default: 32)")
+    certify.add_argument("--count", metavar="N", type=int, default=32, help="prompts of random tokens (default: 32)")
     certify.add_argument("--max-tokens", metavar="N", type=int, default=32, help="longest response (default: 32)")
-    certify.add_argument("--seed", type=int, default=0, help="of prompts and responses (default: 0)")
     add_out(certify, "FILE", "the certificate; default: certificates/<model>.json")
     add_trust(certify)
     certify.set_defaults(command=run)
@@ -35,13 +30,10 @@ def run(options: argparse.Namespace) -> int:
 
     if options.count < 1 or options.max_tokens < 1:
         raise InputError("--count and --max-tokens are at least 1")
-    prompts = None if options.prompts is None else Path(options.prompts)
-    if prompts is not None and not prompts.is_file():
-        raise InputError(f"{prompts}: there is no such file")
     out = None if options.out is None else Path(options.out)
     if out is not None and out.is_dir():
         raise InputError(f"--out {out} is a folder; name the file")
     with spare_modules():
         from lockstep.inference.certify import Asked, certify
 
-    return certify(options.model, Asked(options.count, options.max_tokens, prompts, options.seed), out)
+    return certify(options.model, Asked(options.count, options.max_tokens), out)

@@ -20,7 +20,7 @@ from lockstep.system.cache_folder import find_cache_folder
 from lockstep.system.disk import own_copy
 from lockstep.system.whole_files import open_aside
 
-_FORMAT = 3  # another number makes all older entries unused
+_FORMAT = 4  # another number makes all older entries unused
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def table(name: str, compute: Callable[[], Table]) -> Table:
 
 
 def ensure_cached(name: str, write: Callable[[BinaryIO], None]) -> Path:
-    """Returns the file `name` of the cache, after writing it if it is missing; older ones of its family are removed.
+    """Returns the file `name` of the cache, after writing it if it is missing.
 
     Raises:
         InputError: The disk is full.
@@ -92,17 +92,9 @@ def ensure_cached(name: str, write: Callable[[BinaryIO], None]) -> Path:
         raise InputError(
             f"{path}: cannot be written ({error}); set the environment variable LOCKSTEP_CACHE to a folder with room"
         ) from error
-    family = path.name.split("-")[0]
-    for other in path.parent.glob(f"{family}-*"):
-        if other != path:
-            other.unlink(missing_ok=True)
     return path
 
 
-def entry(kind: str, family: object, *key: object) -> str:
-    """Name of an entry. Only the newest of a family stays, such as all entries about the file at one path."""
-    return f"{kind}/{_hash(family)}-{_hash((_FORMAT, *key))}"
-
-
-def _hash(value: object) -> str:
-    return hashlib.sha256(repr(value).encode()).hexdigest()[:24]
+def entry(kind: str, *key: object) -> str:
+    """Name of an entry: a kind of entries, and a hash of all that it depends on."""
+    return f"{kind}/{hashlib.sha256(repr((_FORMAT, *key)).encode()).hexdigest()[:24]}"

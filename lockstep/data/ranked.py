@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.data.messages import Message, find_shape_fault
+from lockstep.data.messages import Message
 from lockstep.data.notes import note
 from lockstep.data.ranked_options import RankedSection
 from lockstep.data.rows import NUM_NAMED, DataError, Row, Rows, Skipped, is_error, read_number
@@ -66,18 +66,8 @@ def _of_row(row: Row, name: str, section: RankedSection) -> list[RankedResponses
         return list(_of_tree(row, name))
     responses = _responses(row, section)
     ranks = _ranks(row, section, len(responses))
-    return [RankedResponses(name, _conversation(row, section), responses, ranks)]
-
-
-def _conversation(row: Row, section: RankedSection) -> tuple[Message, ...]:
-    if section.messages is None:
-        return ({"role": "user", "content": _fill(section.prompt, row)},)
-    wrong = find_shape_fault(row, section.messages)
-    if wrong is None and not read_field(row, section.messages):
-        wrong = f"has no messages in the field {section.messages!r}"
-    if wrong is not None:
-        raise DataError(wrong)
-    return tuple(read_field(row, section.messages))
+    question = {"role": "user", "content": _fill(section.prompt, row)}
+    return [RankedResponses(name, (question,), responses, ranks)]
 
 
 def _responses(row: Row, section: RankedSection) -> tuple[str, ...]:

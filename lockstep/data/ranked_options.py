@@ -17,9 +17,6 @@ class RankedSection(Section):
 
     ranked: Paths = Field(description="file of rows, or a list of files: JSONL (also .gz), a JSON list, Parquet")
     prompt: str = Field(default="{prompt}", description="template of what the user asked")
-    messages: str | None = Field(
-        default=None, description="instead of `prompt`: the field with a list of {role, content} that is answered"
-    )
     responses: Responses = Field(
         default="responses", description="the field with a list of texts, or a template for each response"
     )
@@ -45,5 +42,3 @@ class RankedSection(Section):
     def _one_way_to_rank(self) -> None:
         if sum((self.ranks is not None, self.best is not None, self.tree)) != 1:
             raise ValueError("say exactly one of ranks, best and tree")
-        if self.messages is not None and self.prompt != type(self).model_fields["prompt"].default:
-            raise ValueError("say one of prompt and messages; a row's messages need no template")

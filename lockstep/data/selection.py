@@ -195,7 +195,7 @@ def _select(
         needs.key,
         _fingerprint(tokenizer),
     )
-    table = cache.table(cache.entry("usable", key), compute)
+    table = cache.table(cache.entry("usable", *key), compute)
     skipped = {
         reason: Skipped(count, tuple(f"{rows.where(i)}: {why}" for i, why in first))
         for reason, (count, first) in table.about.items()

@@ -52,6 +52,7 @@ _SHAPES = (SamplingParams(1), SamplingParams(1, temperature=0.8, top_k=20, top_p
 _LENGTHS = (1, 17, 130, 5, 64, 2, 31, 200, 16, 9, 128, 65, 3, 15, 100, 33)
 """Lengths of random prompts, in turn: on both sides of every block of keys and rows."""
 _ALL_TOKENS = 1 << 20
+_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -59,16 +60,12 @@ class Asked:
     """The extent of the trial.
 
     Attributes:
-        count: Prompts.
+        count: Prompts of random tokens.
         max_tokens: Longest response.
-        prompts: A file with one prompt a line; None: random tokens.
-        seed: Key of prompts and responses.
     """
 
     count: int
     max_tokens: int
-    prompts: Path | None = None
-    seed: int = 0
 
 
 @dataclass
@@ -100,7 +97,7 @@ def certify(model: str, asked: Asked, out: Path | None) -> int:
         The exit code: 0 where the model is exact, 4 where it is not, 3 where the negative control was not seen.
 
     Raises:
-        InputError: There is no such model, no prompts, or the certificate cannot be written.
+        InputError: There is no such model, or the certificate cannot be written.
     """
     folder = str(fetch_model(model))
     file = Path("certificates", f"{Path(model).resolve().name}.json") if out is None else out
@@ -121,7 +118,7 @@ def certify(model: str, asked: Asked, out: Path | None) -> int:
     about = {
         "model": model,
         "files": model_files(Path(folder)),
-        "asked": {**asdict(asked), "prompts": None if asked.prompts is None else str(asked.prompts)},
+        "asked": asdict(asked),
         "sampled_again": again,
         "controls": [{"dtype": own.dtype, **own.control} for own in found if own.control is not None],
         "types": {own.dtype: {"tokens": int(own.tally.tokens), "mismatches": own.tally.mismatches} for own in found},
@@ -139,9 +136,8 @@ def _try(folder: str, source: ModelSource, asked: Asked, exact: bool, progress: 
     with progress.phase("open"):
         lm = load_on_device(folder, usual.compute_exactly() if exact else usual)
         requests = _requests(source, asked)
-    what = "prompts of random tokens" if asked.prompts is None else f"prompts of {asked.prompts}"
-    sizes = f"{len(requests)} {what}, responses of up to {asked.max_tokens} tokens, in {' and '.join(_DTYPES)}"
-    progress.total(len(_DTYPES), sizes, unit="type")
+    sizes = f"{asked.count} prompts of random tokens, responses of up to {asked.max_tokens} tokens"
+    progress.total(len(_DTYPES), f"{sizes}, in {' and '.join(_DTYPES)}", unit="type")
     found = []
     for step, dtype in enumerate(_DTYPES, start=1):
         own = TypeFindings(dtype)
@@ -215,28 +211,15 @@ class _Trial:
 
 
 def _requests(source: ModelSource, asked: Asked) -> list[Request]:
-    """Prompts of a file, or random ones of uneven lengths, that leave room for a response."""
-    room = source.context - asked.max_tokens
+    """Prompts of random tokens, of uneven lengths, that leave room for a response."""
     source.require_room("--max-tokens", asked.max_tokens + 1)
-    if asked.prompts is not None:
-        try:
-            text = asked.prompts.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise InputError(
-                f"{asked.prompts}: byte {error.start + 1} is not UTF-8; save the prompts as UTF-8"
-            ) from None
-        lines = [line for line in text.splitlines() if line.strip()]
-        prompts = [source.prompt_ids(line)[-room:] for line in lines[: asked.count]]
-        if not all(prompts) or not prompts:
-            raise InputError(f"{asked.prompts} has no prompt, or one without a token; give a prompt a line")
-    else:
-        lengths = [min(_LENGTHS[number % len(_LENGTHS)], room) for number in range(asked.count)]
-        keys = torch.tensor([keyed.key("certify", asked.seed, number) for number in range(asked.count)])
-        tokens = keyed.bits(keys, torch.arange(max(lengths))).remainder(source.vocabulary)
-        prompts = [row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)]
+    room = source.context - asked.max_tokens
+    lengths = [min(_LENGTHS[number % len(_LENGTHS)], room) for number in range(asked.count)]
+    keys = torch.tensor([keyed.key("certify", _SEED, number) for number in range(asked.count)])
+    tokens = keyed.bits(keys, torch.arange(max(lengths))).remainder(source.vocabulary)
     return [
-        Request(tuple(tokens), keyed.key("certify response", asked.seed, number))
-        for number, tokens in enumerate(prompts)
+        Request(tuple(row[:length].tolist()), keyed.key("certify response", _SEED, number))
+        for number, (row, length) in enumerate(zip(tokens, lengths, strict=True))
     ]
 
 

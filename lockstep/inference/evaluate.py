@@ -11,9 +11,9 @@ complete one, with the same numbers, since random numbers are keyed by question 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,7 +29,7 @@ from lockstep.config.loading import Loaded
 from lockstep.core.metrics import Mean, Metrics, Reduction, Sum
 from lockstep.core.types import Prompt, SamplingParams
 from lockstep.inference.eval_recipe import EvalRecipe
-from lockstep.inference.results import leave_on_stop, results_of
+from lockstep.inference.results import cut_to_blocks, leave_on_stop, results_of
 from lockstep.judge.asking import Answering
 from lockstep.models.source import ModelSource, describe_passed_end, open_source
 from lockstep.report.evaluation import RESULTS, SAMPLES, describe_judges, results_table
@@ -44,7 +44,7 @@ from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.run.folder.files import write_once
 from lockstep.run.stop import Stop, heed_signals
 from lockstep.system.printable import print_text
-from lockstep.system.records import check_shape, is_file
+from lockstep.system.records import check_shape
 from lockstep.system.whole_files import append
 
 T = TypeVar("T")
@@ -100,8 +100,8 @@ class SampleLog:
         self._path, self.blocks = path, blocks
         self.samples: dict[str, list[Sample]] = {block.setting.name: [] for block in blocks}
         self.judging = {name: Metrics() for name in self.samples}
-        self.done = 0
-        if is_file(path):
+        self.done = cut_to_blocks(path, (block.responses for block in blocks))
+        if self.done:
             self._read()
 
     def add(self, samples: Sequence[Sample], judging: Metrics) -> None:
@@ -116,21 +116,15 @@ class SampleLog:
         self.done += 1
 
     def _read(self) -> None:
-        lines = [line for line in self._path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
-        position = 0
-        for block in self.blocks:
-            if position + block.responses > len(lines):
-                break
-            numbers = range(position, position + block.responses)
-            self.samples[block.setting.name] += [self._parse(Sample, number, lines[number]) for number in numbers]
-            position += block.responses
-            end = self._parse(_BlockEnd, position - 1, lines[position - 1])
+        lines = enumerate(self._path.read_bytes().splitlines(), start=1)
+        for block in self.blocks[: self.done]:
+            own = list(islice(lines, block.responses))
+            self.samples[block.setting.name] += [self._parse(Sample, *line) for line in own]
+            end = self._parse(_BlockEnd, *own[-1])
             self.judging[block.setting.name] += {name: _read_sums(sums) for name, sums in end.judging.items()}
-            self.done += 1
-        os.truncate(self._path, sum(map(len, lines[:position])))
 
     def _parse(self, shape: type[T], number: int, line: bytes) -> T:
-        refusal = f"{self._path}:{number + 1} is no sample, but {line[:60]!r}"
+        refusal = f"{self._path}:{number} is no sample, but {line[:60]!r}"
         return check_shape(line, shape, refusal, "remove the file to begin again")
 
 

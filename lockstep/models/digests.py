@@ -67,7 +67,7 @@ def _keep(file: Path) -> str:
         kept.write(found.encode())
 
     with _READING:  # two threads would read it twice
-        kept = ensure_cached(entry("digest", file.resolve(), stamp), write)
+        kept = ensure_cached(entry("digest", stamp), write)
         text = kept.read_text(encoding="utf-8")
     if not re.fullmatch(f"{FULL}[0-9a-f]{{64}}", text):  # the disk has failed
         kept.unlink()

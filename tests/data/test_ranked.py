@@ -45,14 +45,6 @@ def test_rows_with_a_template_for_each_response_and_the_best_of_them(tmp_path: P
         assert one == RankedResponses(f"{name}:1", ({"role": "user", "content": "Q p"},), ("a", "b!"), (1.0, 0.0))
 
 
-def test_rows_with_a_conversation(tmp_path: Path) -> None:
-    talk = [{"role": "user", "content": "p"}, {"role": "assistant", "content": "a"}, {"role": "user", "content": "q"}]
-    (one,), _ = ranked(
-        tmp_path, [{"talk": talk, "responses": ["a", "b"], "ranks": [0, 1]}], FLAT | {"messages": "talk"}
-    )
-    assert list(one.conversation) == talk
-
-
 def test_every_message_of_a_tree_with_ranked_replies_is_a_prompt(tmp_path: Path) -> None:
     again = said("prompter", "q", said("assistant", "c", rank=1), said("assistant", "d", rank=0))
     unranked = said("assistant", "e", said("prompter", "r", said("assistant", "f"), said("assistant", "g", rank=0)))
@@ -69,18 +61,12 @@ def test_every_message_of_a_tree_with_ranked_replies_is_a_prompt(tmp_path: Path)
 
 BAD = (
     ({"responses": ["a", "b"], "ranks": [0, 1]}, FLAT, "has no field 'prompt'"),
-    ({"prompt": "p", "ranks": [0, 1]}, FLAT, "has no field 'responses'"),
     ({"prompt": "p", "responses": ["a"], "ranks": [0]}, FLAT, "no list of at least two texts"),
     ({"prompt": "p", "responses": ["a", "b"], "ranks": [0]}, FLAT, "not one number for each of 2 responses"),
     ({"prompt": "p", "responses": ["a", "b"], "ranks": [0, "1"]}, FLAT, "not one number for each of 2 responses"),
     ({"prompt": "p", "responses": ["a", "b"], "best": 3}, {"ranked": "x", "best": "{best}"}, "says '3' for the best"),
     ({"prompt": "p"}, TREE, "has text in the field 'prompt', which should be object"),
     ({"prompt": said("system", "p")}, TREE, "has in the field 'role' 'system', and neither 'prompter' nor 'assistant'"),
-    (
-        {"talk": [3], "responses": ["a", "b"], "ranks": [0, 1]},
-        FLAT | {"messages": "talk"},
-        "has in the field 'talk' a message, number 1",
-    ),
 )
 
 
@@ -90,13 +76,7 @@ def test_a_bad_row_is_named_or_counted(tmp_path: Path, row: Any, section: dict[s
         DataError, match=rf"rows\.jsonl, line 1: .*{sentence}.*; correct the row, or set data\.bad_rows=s"
     ):
         ranked(tmp_path, [row], section)
-    good = {
-        "prompt": "p",
-        "responses": ["a", "b"],
-        "ranks": [0, 1],
-        "best": 1,
-        "talk": [{"role": "user", "content": ""}],
-    }
+    good: dict[str, Any] = {"prompt": "p", "responses": ["a", "b"], "ranks": [0, 1], "best": 1}
     if section is TREE:
         good = {"prompt": said("prompter", "p", said("assistant", "a", rank=0), said("assistant", "b", rank=1))}
     found, skipped = ranked(tmp_path, [row, good], section | {"bad_rows": "skip"})

@@ -115,7 +115,6 @@ def test_a_control_that_is_not_seen_is_said(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["model", "--prompts", "empty.txt"], "empty.txt has no prompt"),
         (["model", "--out", "model"], "--out model is a folder; name the file"),
         (["model", "--out", "empty.txt/it.json"], "empty.txt is not a folder that can be written to"),
     ],
