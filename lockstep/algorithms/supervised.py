@@ -9,15 +9,12 @@ from pydantic import Field, PositiveInt
 from lockstep.algorithms.base import BuiltInAlgorithm
 from lockstep.algorithms.roles import Load, ModelRole
 from lockstep.config import Optimizer, Section
-from lockstep.config.section import rule
 from lockstep.data.pair_options import PairSection
 
 
 class Supervised(BuiltInAlgorithm):
     """A recipe that trains on rows as they are, without sampling."""
 
-    learned: ClassVar[str]
-    """The part of a row that is trained on, for messages, such as `a pair`."""
     optimizer: Optimizer
 
     @property
@@ -28,14 +25,6 @@ class Supervised(BuiltInAlgorithm):
     @property
     def idle_options(self) -> dict[str, str]:
         return super().idle_options | {"data.answer": "where nothing is rewarded"}
-
-    @rule
-    def _rows_are_whole(self) -> None:
-        if self.data.truncates:
-            raise ValueError(
-                f"data.overlong_prompts=truncate is for prompts that a sampler answers; {self.learned} is learned "
-                "whole, so say error or skip"
-            )
 
 
 class LearnedPairs(Section):
@@ -48,7 +37,6 @@ class LearnedPairs(Section):
 class PairsRecipe(Supervised):
     """A recipe that learns from pairs."""
 
-    learned = "a pair"
     limit: ClassVar[str]
     """The option that limits the length of pairs."""
     data: PairSection  # pyright: ignore[reportIncompatibleVariableOverride] — frozen, so nothing else can come there

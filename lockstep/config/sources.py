@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Self, assert_never
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     Field,
@@ -77,10 +77,8 @@ class PromptSection(Section):
         default={}, description="arguments of the chat template, as {enable_thinking: false}"
     )
     max_prompt_tokens: PositiveInt = Field(description="a longer prompt is over-long")
-    overlong_prompts: Literal["error", "skip", "truncate"] = Field(
-        default="error",
-        description="what to do with them; skipped ones are counted, and so are truncated ones, which keep their last "
-        "max_prompt_tokens tokens (and the tokenizer's bos in front, where it was there)",
+    overlong_prompts: Literal["error", "skip"] = Field(
+        default="error", description="what to do with them; skipped ones are counted"
     )
     bad_rows: Literal["error", "skip"] = Field(
         default="error", description="what to do with a line that is no JSON object or lacks a field; likewise"
@@ -104,29 +102,13 @@ class PromptSection(Section):
         """The templates whose fields a row needs for its prompt, by their options."""
         return {"data.prompt": self.prompt} if self.messages is None else {}
 
-    @property
-    def truncates(self) -> bool:
-        """True if an over-long prompt is cut to its last tokens."""
-        match self.overlong_prompts:
-            case "error" | "skip":
-                return False
-            case "truncate":
-                return True
-            case _:
-                assert_never(self.overlong_prompts)
-
-    def as_data(
-        self, rows: Paths, answer: str, max_validation_samples: int | None = None, room: int | None = None
-    ) -> DataSection:
-        """The same prompts from the files `rows`, in their order; those longer than `room`, if given, are truncated."""
-        longest = self.max_prompt_tokens if room is None else min(room, self.max_prompt_tokens)
+    def as_data(self, rows: Paths, answer: str, max_validation_samples: int | None = None) -> DataSection:
+        """The same prompts from the files `rows`, in their order."""
         options = {
             **dict(self),
             "train": rows,
             "validation": None,
             "shuffle": False,
-            "max_prompt_tokens": longest,
-            "overlong_prompts": "truncate" if longest < self.max_prompt_tokens else self.overlong_prompts,
             "answer": answer,
             "max_validation_samples": max_validation_samples,
         }

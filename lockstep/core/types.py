@@ -137,7 +137,6 @@ class Prompt:
         tokens: Its token ids.
         row: The data row as parsed from JSON.
         messages: The conversation that the text renders; None if it was plain text.
-        tokens_cut: Number of tokens by which an over-long prompt was truncated.
     """
 
     id: str
@@ -145,7 +144,6 @@ class Prompt:
     tokens: tuple[int, ...]
     row: Mapping[str, Any]
     messages: tuple[Mapping[str, Any], ...] | None = None
-    tokens_cut: int = 0
 
     @property
     def conversation(self) -> tuple[Mapping[str, Any], ...]:

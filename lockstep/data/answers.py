@@ -134,11 +134,10 @@ class AnswerEncoder:
         ]
 
     def _of_prompt(self, prompt: Prompt, answer: Message) -> tuple[str, str]:
-        """The text of a prompt, not truncated, and of an answer to it."""
-        talk, values = prompt.messages or (), values_of(prompt.row, self._data)
+        """The text of a prompt, and of an answer to it."""
         try:
-            opening = messages.render_prompt(talk, self._tokenizer, values) if prompt.tokens_cut else prompt.text
-            return opening, self._write(talk, opening, answer, values)
+            values = values_of(prompt.row, self._data)
+            return prompt.text, self._write(prompt.messages or (), prompt.text, answer, values)
         except ChatTemplateError as error:
             raise DataError(f"{prompt.id}: has an answer that cannot be learned: {error}") from error
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -29,7 +28,7 @@ _MOST_CHARACTERS = 10_000_000
 def prompts_of(
     rows: Rows, numbers: Sequence[int], contents: Sequence[Row], tokenizer: PreTrainedTokenizerBase, data: DataSection
 ) -> list[Prompt]:
-    """Renders and tokenizes rows that were read; the same rows always give the same prompts, of any length.
+    """Renders and tokenizes rows that were read; the same rows always give the same prompts.
 
     A plain prompt gets the special tokens that the tokenizer puts around text; a chat template brings its own.
     """
@@ -56,11 +55,10 @@ def _build_prompts(
         texts = [render(data.prompt, row, where) for (_, where), row in zip(names, contents, strict=True)]
     wheres = [where for _, where in names]
     tokens = token_ids(tokenizer, texts, add_special_tokens=not is_chat(data), names=wheres)
-    whole = [
+    return [
         Prompt(name, text, tuple(ids), row, talk)
         for (name, _), text, ids, row, talk in zip(names, texts, tokens, contents, talks, strict=True)
     ]
-    return [_truncate(prompt, tokenizer, data) for prompt in whole] if data.truncates else whole
 
 
 def fault_of(tokenizer: PreTrainedTokenizerBase, data: DataSection) -> Callable[[Row], str | None]:
@@ -144,17 +142,6 @@ def _render_prompt(
         ) from error
 
 
-def _truncate(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, data: DataSection) -> Prompt:
-    """Truncates an over-long prompt from the left. The beginning-of-sequence token stays, since models rely on it."""
-    cut = len(prompt.tokens) - data.max_prompt_tokens
-    if cut <= 0:
-        return prompt
-    begin = prompt.tokens[:1] if prompt.tokens[0] == tokenizer.bos_token_id else ()
-    tokens = (*begin, *prompt.tokens[len(begin) + cut :])
-    text = tokenizer.decode(list(tokens), skip_special_tokens=not is_chat(data))
-    return replace(prompt, text=str(text), tokens=tokens, tokens_cut=cut)
-
-
 def token_ids(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, add_special_tokens: bool, names: Sequence[str] = ()
 ) -> list[list[int]]:
@@ -184,8 +171,8 @@ def token_ids(
 
 
 def too_long(prompt: Prompt, max_prompt_tokens: int) -> str | None:
-    """Says that a prompt is too long, or was before it was truncated; None if not."""
-    length = len(prompt.tokens) + prompt.tokens_cut
+    """Says that a prompt is too long; None if not."""
+    length = len(prompt.tokens)
     if length <= max_prompt_tokens:
         return None
     return f"the prompt has {length} tokens, more than data.max_prompt_tokens={max_prompt_tokens}"

@@ -160,12 +160,12 @@ class Rows(ABC):
                 raise DataError(f"{file}: has changed since it was opened; start again with a file that stays")
 
 
-def is_error(policy: Policy | Literal["truncate"]) -> bool:
+def is_error(policy: Policy) -> bool:
     """True if a row that cannot be used as it is ends the run."""
     match policy:
         case "error":
             return True
-        case "skip" | "truncate":
+        case "skip":
             return False
         case _:
             assert_never(policy)

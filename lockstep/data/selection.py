@@ -8,7 +8,6 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import tokenizers
@@ -92,15 +91,12 @@ class Selection:
         self.rows = rows
         self._shuffle = data.shuffle
         self._kept, found = _select(rows, tokenizer, data, needs)
-        self.bad = rows.skipped + found[_BAD]
-        cut = data.truncates
-        self.overlong, self.truncated = (Skipped(), found[_OVERLONG]) if cut else (found[_OVERLONG], Skipped())
+        self.bad, self.overlong = rows.skipped + found[_BAD], found[_OVERLONG]
         self._require_some()
         self._require_filled([*needs.templates.values(), data.answer])
-        named = ((f"{_BAD} skipped", self.bad), (f"{_OVERLONG} skipped", self.overlong))
-        for what, rows_found in (*named, (f"{_OVERLONG} truncated", self.truncated)):
-            if rows_found.count:
-                note(f"{rows_found.count} {what}, the first of them:\n  " + "\n  ".join(rows_found.first))
+        for reason, skipped in ((_BAD, self.bad), (_OVERLONG, self.overlong)):
+            if skipped.count:
+                note(f"{skipped.count} {reason} skipped, the first of them:\n  " + "\n  ".join(skipped.first))
 
     def _require_filled(self, templates: Sequence[str]) -> None:
         """Raises DataError where a template would write the name of a field instead of what the field holds."""
@@ -123,11 +119,9 @@ class Selection:
 
     @property
     def account(self) -> str:
-        """Describes the number of rows that were skipped, by reason, and of truncated prompts, for people."""
+        """Describes the number of rows that were skipped, by reason, for people."""
         counts = ((self.bad.count, _BAD), (self.overlong.count, _OVERLONG))
-        skipped = f"{', '.join(f'{count} {reason}' for count, reason in counts if count) or 'none'} skipped"
-        cut = f", {self.truncated.count} {_OVERLONG} truncated" if self.truncated.count else ""
-        return f"{skipped}{cut}"
+        return f"{', '.join(f'{count} {reason}' for count, reason in counts if count) or 'none'} skipped"
 
     def numbers(self, places: Sequence[int]) -> list[int]:
         """Maps places among the rows that are used to row numbers of the data."""
@@ -171,7 +165,7 @@ def _select(
     rows: Rows, tokenizer: PreTrainedTokenizerBase, data: DataSection, needs: Needs
 ) -> tuple[np.ndarray, dict[str, Skipped]]:
     """The numbers of usable rows, ascending, and the others by reason; from the cache where it has them."""
-    policies: dict[str, Policy | Literal["truncate"]] = {_BAD: data.bad_rows, _OVERLONG: data.overlong_prompts}
+    policies: dict[str, Policy] = {_BAD: data.bad_rows, _OVERLONG: data.overlong_prompts}
 
     def compute() -> Table:
         kept = array("q")
@@ -219,7 +213,7 @@ def _scan(rows: Rows, data: DataSection, needs: Needs) -> Iterator[tuple[Sequenc
         yield [], _BAD, faults
         lengths = needs.lengths(list(usable), list(usable.values())) if usable else []
         long = {i: why for i, why in zip(usable, lengths, strict=True) if why is not None}
-        yield [i for i in usable if data.truncates or i not in long], _OVERLONG, long
+        yield [i for i in usable if i not in long], _OVERLONG, long
         ticker.at(numbers[-1])
 
 

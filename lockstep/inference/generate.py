@@ -178,8 +178,6 @@ def lines_of(
     for number, prompt in enumerate(prompts):
         own = slice(number * each, (number + 1) * each)
         record: dict[str, Any] = {"id": prompt.id, "prompt": prompt.text}
-        if prompt.tokens_cut:
-            record["truncated_prompt"] = True
         if prompt.messages is not None:
             record["messages"] = list(prompt.messages)
         record["responses"] = texts[own]
@@ -202,5 +200,4 @@ def account(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:
         "responses": len(reasons),
         "unfinished_responses": sum(reason != "stop" for reason in reasons),
         "tokens": sum(sum(record["num_tokens"]) for record in records),
-        "truncated_prompts": sum("truncated_prompt" in record for record in records),
     }

@@ -17,6 +17,7 @@ from lockstep.core.errors import InputError
 
 _LAYOUT = re.compile(r"(dp|tp|cp|pp)([1-9]\d*)")
 _NAMES = r"^(hf|vllm(-tp[1-9]\d*)?|torch(-((dp|tp|cp)[1-9]\d*)+)?|megatron(-((dp|tp|cp|pp)[1-9]\d*)+)?)$"
+_ANY_LENGTH = 2**40
 BackendName = Annotated[str, Field(pattern=_NAMES)]
 """`torch-dp2tp2` and `megatron-pp2` are learners over so many ranks, `vllm-tp2` is a vLLM of two."""
 
@@ -40,9 +41,13 @@ class DoctorData(PromptSection):
         default=None, description="file of rows, or a list of files; null: the few that ship with Lockstep"
     )
 
-    def cut(self, rows: Paths, room: int) -> DataSection:
-        """The same section for other `rows`, in their order, without prompts longer than `room`."""
-        return self.as_data(rows, answer="", room=room)
+    @property
+    def idle_options(self) -> dict[str, str]:
+        return {"overlong_prompts": "where prompts are cut to their last tokens"}
+
+    def uncut(self, rows: Paths) -> DataSection:
+        """The same section for other `rows`, in their order, with prompts of any length."""
+        return self.model_copy(update={"max_prompt_tokens": _ANY_LENGTH}).as_data(rows, answer="")
 
 
 class Method(Distribution):

@@ -144,8 +144,15 @@ class PromptSource:
         return int(read_config(self.recipe.model.path).get_text_config().vocab_size)
 
     def _real(self, tokenizer: PreTrainedTokenizerBase, room: int) -> list[Prompt]:
-        prompts = open_prompts(files_of(self.rows), self.recipe.data.cut(self.rows, room), tokenizer)
-        return [prompt for prompt in prompts.first(_MOST) if prompt.tokens]
+        """Prompts of the data; of a long one the last tokens, and the opening token, since models rely on it."""
+        longest = min(room, self.recipe.data.max_prompt_tokens)
+        prompts = open_prompts(files_of(self.rows), self.recipe.data.uncut(self.rows), tokenizer)
+        cut = []
+        for prompt in prompts.first(_MOST):
+            begin = prompt.tokens[:1] if prompt.tokens[0] == tokenizer.bos_token_id else ()
+            rest = prompt.tokens[len(begin) :]
+            cut.append(replace(prompt, tokens=(*begin, *rest[max(0, len(prompt.tokens) - longest) :])))
+        return cut
 
     def _counting(self, tokenizer: PreTrainedTokenizerBase, room: int) -> list[Prompt]:
         """Numbers in a row, each prompt from another one on, and of other lengths, so that a batch is ragged."""

@@ -9,7 +9,6 @@ import pytest
 from lockstep.config import Computation, LearnerSection, Parallel, PromptSection, QuestionSection, Sampling
 from lockstep.inference.eval_recipe import EvalData
 from lockstep.inference.generate_recipe import GenerateData
-from lockstep_doctor.table.options import DoctorData
 
 FIELDS = PromptSection.model_fields
 TALKS = PromptSection(messages="talk", max_prompt_tokens=7, overlong_prompts="skip", bad_rows="skip")
@@ -44,9 +43,8 @@ def test_rows_are_read_as_their_section_says(said: PromptSection) -> None:
     given = options(said)
     answered = GenerateData.model_validate({"prompts": "rows.jsonl", **given}).in_order
     asked = EvalData.model_validate({"validation": "rows.jsonl", "answer": "{a}", "max_validation_samples": 5, **given})
-    compared = DoctorData.model_validate(given).cut("rows.jsonl", room=9)
-    for data in (answered, asked.in_order, compared):
+    for data in (answered, asked.in_order):
         assert options(data) == given
         assert (data.train, data.shuffle) == ("rows.jsonl", False)
-    assert (answered.answer, compared.answer) == ("", "")
+    assert answered.answer == ""
     assert options(asked.in_order, QuestionSection) == options(asked, QuestionSection)

@@ -139,23 +139,3 @@ def test_messages_go_through_the_chat_template_without_the_answer(tmp_path: Path
     ]  # fmt: skip
     assert [prompt.messages for prompt in prompts] == [tuple(TALK), tuple(TALK), tuple(longer)]
     assert prompts[1].row == {"talk": answered}
-
-
-def test_a_truncated_prompt_keeps_its_end_and_is_counted(
-    index: JsonlIndex, tokenizer: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    limit = len(tokenizer(ROWS[0]["question"])["input_ids"])
-    whole = Prompts(index, tokenizer, section())
-    for _ in ("first", "from the cache"):
-        prompts = Prompts(index, tokenizer, section(max_prompt_tokens=limit, overlong_prompts="truncate"))
-        assert (len(prompts), prompts.selection.skipped) == (10, 0)
-        assert prompts.selection.account == "none skipped, 6 over-long truncated"
-        assert "6 over-long truncated, the first of them:\n  " in capsys.readouterr().err
-    for short, long in zip(prompts.first(), whole.first(), strict=True):
-        assert short.tokens == long.tokens[-limit:]
-        assert short.tokens_cut == len(long.tokens) - len(short.tokens)
-        assert long.text.endswith(short.text)
-        assert tokenizer.decode(short.tokens) == short.text
-        assert short.row == long.row
-    others = (Prompts(index, tokenizer, section(max_prompt_tokens=limit, overlong_prompts="skip")) for _ in range(2))
-    assert [len(prompts) for prompts in others] == [4, 4]

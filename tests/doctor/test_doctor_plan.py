@@ -31,7 +31,7 @@ SMALL = DoctorGrid(lengths=(50, 10), data=("real",), methods=(Method(), Method(t
 def recipe(
     folder: Path, grid: DoctorGrid = SMALL, prompts: str | None = None, prompt: str = "{question}"
 ) -> DoctorRecipe:
-    section = DoctorData(max_prompt_tokens=12, overlong_prompts="truncate", prompts=prompts, prompt=prompt)
+    section = DoctorData(max_prompt_tokens=12, prompts=prompts, prompt=prompt)
     return DoctorRecipe(algorithm="doctor", model=ModelFolder(path=str(folder)), data=section, grid=grid)
 
 

@@ -123,7 +123,7 @@ def test_a_record_has_the_row_as_it_was_written_and_every_response(go: Go) -> No
         ):
             assert text
             assert (tokens == 40) if reason == "length" else (reason == "stop" and 0 < tokens <= 40)
-        assert not {"messages", "logprobs", "truncated_prompt"} & record.keys()
+        assert not {"messages", "logprobs"} & record.keys()
     assert sorted(path.name for path in folder.iterdir()) == [
         ".lock", "environment.json", "generations.jsonl", "inputs.json", "recipe.yaml", "summary.json",
     ]  # fmt: skip
@@ -200,7 +200,7 @@ def test_bytes_do_not_depend_on_batch_sizes(go: Go, dtype: str, shaped: tuple[st
     assert len({text for record in records(first) for text in record["responses"]}) > 20
 
 
-def test_over_long_prompts_are_refused_skipped_or_truncated(go: Go, capsys: pytest.CaptureFixture[str]) -> None:
+def test_over_long_prompts_are_refused_or_skipped(go: Go) -> None:
     long = "Once upon a time there was a dog. " * 4 + "The cat"
     write_rows("long.jsonl", [{"question": "A cat"}, {"question": long}, {"question": "A cow"}])
     limit = "data.max_prompt_tokens=12"
@@ -210,16 +210,6 @@ def test_over_long_prompts_are_refused_skipped_or_truncated(go: Go, capsys: pyte
     skipped = go("skip", limit, "data.overlong_prompts=skip", data="long.jsonl")
     assert [record["id"] for record in records(skipped)] == ["long.jsonl:1", "long.jsonl:3"]
     assert json.loads((skipped / "summary.json").read_text())["skipped_rows"] == 1
-    capsys.readouterr()
-    cut = go("truncate", limit, "data.overlong_prompts=truncate", data="long.jsonl")
-    assert [record.get("truncated_prompt") for record in records(cut)] == [None, True, None]
-    assert records(cut)[1]["prompt"] in long
-    assert records(cut)[1]["prompt"].endswith("The cat")
-    assert records(cut)[1]["metadata"]["question"] == long
-    assert json.loads((cut / "summary.json").read_text())["truncated_prompts"] == 1
-    told = capsys.readouterr().err
-    assert "1 over-long truncated, the first of them:\n  long.jsonl, line 2: the prompt has" in told
-    assert "3 prompts (none skipped, 1 over-long truncated)" in told
 
 
 def test_finished_work_is_not_done_again_and_other_work_is_kept_apart(

@@ -41,7 +41,7 @@ def test_a_line_holds_what_there_is_and_the_row_as_written() -> None:
     talk = ({"role": "user", "content": "Hi"},)
     prompts = [
         Prompt("rows.jsonl:3", "a\nb", (7, 7), parse(ROW.encode())),
-        Prompt("rows.jsonl:4", "Hi", (7, 7), {}, messages=talk, tokens_cut=3),
+        Prompt("rows.jsonl:4", "Hi", (7, 7), {}, messages=talk),
     ]
     first, second = lines_of(prompts, batch(), letters, logprobs=False)
     assert first == (
@@ -49,11 +49,11 @@ def test_a_line_holds_what_there_is_and_the_row_as_written() -> None:
         f'"finish_reasons": ["stop", "length"], "metadata": {ROW}}}\n'
     )
     assert json.loads(second) == {
-        "id": "rows.jsonl:4", "prompt": "Hi", "truncated_prompt": True, "messages": [*talk],
+        "id": "rows.jsonl:4", "prompt": "Hi", "messages": [*talk],
         "responses": ["e", "e"], "num_tokens": [1, 1], "finish_reasons": ["stop", "stop"], "metadata": {},
     }  # fmt: skip
     logged, _ = lines_of(prompts, batch(), letters, logprobs=True)
     assert json.loads(logged)["logprobs"] == [[-1.0, -2.0, -3.0], [-4.0, -5.0]]
     assert account([json.loads(first), json.loads(second)]) == {
-        "prompts": 2, "responses": 4, "unfinished_responses": 1, "tokens": 7, "truncated_prompts": 1,
+        "prompts": 2, "responses": 4, "unfinished_responses": 1, "tokens": 7,
     }  # fmt: skip

@@ -112,11 +112,6 @@ class DistillRecipe(BuiltInAlgorithm):
     def _require_answers(self) -> None:
         if self.distill.on_policy != (self.sampling is not None):
             raise ValueError("sampling is of the student's responses: say it with distill.on_policy, and only then")
-        if not self.distill.on_policy and self.data.truncates:
-            raise ValueError(
-                "data.overlong_prompts=truncate is for prompts that a sampler answers; the data's answers are learned "
-                "whole, so say error or skip"
-            )
 
     @rule
     def _validation_is_whole(self) -> None:

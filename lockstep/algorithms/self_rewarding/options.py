@@ -215,14 +215,6 @@ class SelfRewardingRecipe(BuiltInAlgorithm):
             )
 
     @rule
-    def _judges_see_what_is_answered(self) -> None:
-        if self.data.truncates and (self.data.chat or self.data.messages is not None):
-            raise ValueError(
-                "data.overlong_prompts=truncate cuts what the policy reads of a conversation, while judges are shown "
-                "all of it; say error or skip"
-            )
-
-    @rule
     def _first_iteration_can_be_run(self) -> None:
         if self.self_rewarding.first_iteration is not None:
             build_first_recipe(self, self.self_rewarding.first_iteration)

@@ -22,7 +22,6 @@ class SFTSection(Section):
 class SFTRecipe(Supervised):
     """`algorithm: sft`"""
 
-    learned = "a demonstration"
     purpose = "learns to answer as the demonstrations do"
     sft: SFTSection
 

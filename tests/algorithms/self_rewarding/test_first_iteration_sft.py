@@ -59,7 +59,6 @@ def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(run: Run) ->
     ("override", "said"),
     [
         ("self_rewarding={max_iterations: 1, length_control: 0.0}", "first_iteration takes the only iteration"),
-        ("data.overlong_prompts=truncate", "first_iteration: .*a demonstration is learned whole"),
         ("self_rewarding.first_iteration.algorithm=sftt", "first_iteration.algorithm is sftt, and no algorithm"),
         (
             "self_rewarding.first_iteration.algorithm=generate",
