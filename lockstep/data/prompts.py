@@ -69,11 +69,8 @@ def fault_of(tokenizer: PreTrainedTokenizerBase, data: DataSection) -> Callable[
     """
     if is_chat(data) and tokenizer.chat_template is None:
         raise InputError(
-            "data.messages is set, but the model's tokenizer has no chat template; use a model that has one, or write "
-            "the whole prompt in data.prompt"
-            if data.messages is not None
-            else "data.chat is on, but the model's tokenizer has no chat template; turn data.chat off and write "
-            "the whole prompt in data.prompt, or use a model that has one"
+            "data.chat and data.messages need a chat template, and the model's tokenizer has none; use a model that "
+            "has one, or write the whole prompt in data.prompt"
         )
     if is_chat(data):
         messages.require_template(tokenizer, data.template_args)

@@ -150,15 +150,11 @@ class Selection:
 
 
 def texts(rows: Rows, data: DataSection) -> Iterator[str]:
-    """Prompts and, where a row has them, completions, of every row with the fields that it must have, of any length."""
-    asking = askers(data.prompt_templates)
+    """Prompts and completions of every row, where it has them, of any length."""
+    templates = [*data.prompt_templates.values(), *data.completion_templates.values()]
     for numbers in _blocks(rows):
         for i, row in zip(numbers, rows.rows(numbers), strict=True):
-            if complaint(row, dict.fromkeys(asking, "any")) is not None:
-                continue
-            completions = [template for template in data.completion_templates.values() if fills(row, template)]
-            templates = [*data.prompt_templates.values(), *completions]
-            yield from (render(template, row, rows.where(i)) for template in templates)
+            yield from (render(template, row, rows.where(i)) for template in templates if fills(row, template))
 
 
 def _select(
