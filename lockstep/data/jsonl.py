@@ -149,12 +149,13 @@ class JsonList(Rows):
         if not isinstance(items, list):
             raise DataError(f"{path}: is a JSON {json_type(items)}, not a list of objects; write [{{…}}, {{…}}]")
         self.digest = hashlib.sha256(content).hexdigest()
-        self._rows = [(number, item) for number, item in enumerate(items, start=1) if isinstance(item, dict)]
-        faults = [
-            (number, f"is a JSON {json_type(item)}, not an object {{...}}")
-            for number, item in enumerate(items, start=1)
-            if not isinstance(item, dict)
-        ]
+        self._rows: list[tuple[int, dict[str, Any]]] = []
+        faults: list[tuple[int, str]] = []
+        for number, item in enumerate(items, start=1):
+            if isinstance(item, dict):
+                self._rows.append((number, item))
+            else:
+                faults.append((number, f"is a JSON {json_type(item)}, not an object {{...}}"))
         self._settle(bad_rows, len(faults), faults[:NUM_NAMED])
 
     def __len__(self) -> int:

@@ -88,14 +88,6 @@ def chat_section(**options: Any) -> DataSection:
     return DataSection(train="talks.jsonl", messages="talk", max_prompt_tokens=64, shuffle=False, **options)
 
 
-def test_of_a_conversation_the_last_answer_is_learned_and_where_it_ends(tmp_path: Path, chatting: Any) -> None:
-    turn = chatting.convert_tokens_to_ids("<turn>")
-    batch = Demonstrations(talks(tmp_path, TALK), chatting, chat_section(), 64, [turn]).first()
-    assert chatting.decode(batch.tokens[batch.mask]) == "7 end<turn>"
-    asked = chatting.apply_chat_template(TALK[:-1], tokenize=False, add_generation_prompt=True)
-    assert chatting.decode(batch.tokens[~batch.mask]) == asked
-
-
 def test_an_answer_ends_with_a_token_at_which_the_model_stops(tmp_path: Path, index: Any, chatting: Any) -> None:
     """The template's, where it is one of those; without a template the end of the sequence."""
     turn = chatting.convert_tokens_to_ids("<turn>")

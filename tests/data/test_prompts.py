@@ -101,14 +101,6 @@ def test_special_tokens_come_from_the_tokenizer_or_from_the_chat_template_never_
     assert Prompts(index, llama, section(chat=True))[0].tokens.count(llama.bos_token_id) == 1
 
 
-def test_every_row_comes_once_an_epoch_and_each_epoch_in_its_own_order(index: JsonlIndex, tokenizer: Any) -> None:
-    prompts = Prompts(index, tokenizer, section())
-    epochs = [[prompt.id for prompt in prompts.at(10 * epoch, 10, seed=0)] for epoch in range(3)]
-    assert all(sorted(epoch) == sorted(epochs[0]) and len(set(epoch)) == 10 for epoch in epochs)
-    assert len({tuple(epoch) for epoch in epochs}) == 3
-    assert [prompt.id for prompt in prompts.at(0, 10, seed=1)] != epochs[0]
-
-
 def test_real_questions_with_a_real_tokenizer(assets: Path) -> None:
     data = section(prompt="Question: {question}\nAnswer:", max_prompt_tokens=300, overlong_prompts="skip")
     tokenizer = load_tokenizer(assets / "models/stories260K/hf")

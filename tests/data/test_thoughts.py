@@ -12,12 +12,10 @@ ANSWERS = {
     "two and two is <think>": "two and two is <think>",
     "<think>\ntwo and two\n</think>\n\n4": "4",
     " \n<think>a</think>4": "4",
-    "<think></think>\n\n4": "4",
     "two and two\n</think>\n\n4": "4",
     "<think>two and two": "",
     "<think>a</think>": "",
     "<think>a</think>\n<think>b</think> 4": "4",
-    "a</think><think>b</think>4": "4",
     "<think>a</think><think>b": "",
     "<think>a</think>close it with </think>, then": "close it with </think>, then",
     '<think>I write "</think>" last, or `</think>`</think>4': "4",
@@ -25,7 +23,6 @@ ANSWERS = {
     "Write <think>, think, write </think>.": "Write <think>, think, write </think>.",
     "<think>not </thinking> yet</think>4": "4",
     "<think>a</thinking>4": "",
-    "<Think>a</Think>4": "<Think>a</Think>4",
     "": "",
 }
 

@@ -97,12 +97,6 @@ def test_bytes_do_not_depend_on_batches_or_blocks(ask: Callable[..., Path], dtyp
     assert results(plain) == results(other)
 
 
-def test_replicas_change_no_byte(ask: Callable[..., Path]) -> None:
-    asked = ("learner.dtype=bf16", "sampling.max_tokens=24", "data.max_validation_samples=3")
-    plain, other = ask("plain", *asked), ask("other", *asked, "sampler.replicas=2", "sampler.max_batch_size=2")
-    assert (plain / "samples.jsonl").read_bytes() == (other / "samples.jsonl").read_bytes()
-
-
 def test_ctrl_c_ends_after_the_block_and_the_same_command_goes_on(
     ask: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
