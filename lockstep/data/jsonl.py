@@ -16,9 +16,9 @@ import zlib
 from array import array
 from collections.abc import Sequence
 from functools import cached_property
-from io import BufferedReader, BytesIO
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from lockstep.data.rows import NUM_NAMED, DataError, Policy, Rows, without_paddi
 from lockstep.system import lfs
 from lockstep.system.strict_json import StrictJsonError, refuse_constant, refuse_repeated_key
 
+_START_BYTES = 1 << 10
 _UTF8_MARK = b"\xef\xbb\xbf"
 _DEEPEST = 100
 _TOO_DEEP = f"is nested more than {_DEEPEST} deep"
@@ -75,11 +76,11 @@ class JsonlIndex(Rows):
                 found.append(without_padding(parse(text.readline())))
         return found
 
-    def _open(self) -> BufferedReader:
+    def _open(self) -> BinaryIO:
         """Opens the text at each use: the index then pickles, and threads and forks do not share a seek."""
         if self.path.suffix != ".gz":
             return self.path.open("rb")
-        return BufferedReader(BytesIO(self._unpacked))  # pyright: ignore[reportArgumentType]
+        return BytesIO(self._unpacked)
 
     @cached_property
     def _unpacked(self) -> bytes:
@@ -96,13 +97,11 @@ class JsonlIndex(Rows):
         bad = 0
         faults: list[tuple[int, str]] = []
         with self._open() as text:
-            mark = text.read(len(_UTF8_MARK))
-            if mark == _UTF8_MARK:
-                digest.update(mark)
-            else:
-                text.seek(0)
-            offset = text.tell()
-            self._require_lines(text.peek(len(lfs.MARK)))
+            start = text.read(_START_BYTES)
+            mark = _UTF8_MARK if start.startswith(_UTF8_MARK) else b""
+            self._require_lines(start[len(mark) :])
+            digest.update(mark)
+            offset = text.seek(len(mark))
             for number, line in enumerate(text, start=1):
                 digest.update(line)
                 fault = _find_fault(line)
