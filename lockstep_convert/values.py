@@ -64,6 +64,12 @@ def convert_list(value: Any) -> list[Any]:
     return [part.strip() for part in value.split(",")] if isinstance(value, str) else [value]
 
 
+def convert_range(value: Any) -> Any:
+    """Numbers separated by commas or in a list."""
+    parts = value.split(",") if isinstance(value, str) else value
+    return [float(part) for part in parts]
+
+
 def convert_trackers(value: Any) -> Options:
     """Names of trackers become their sections."""
     names = [str(name) for name in convert_list(value) if name not in ("console", "none", None)]
@@ -106,6 +112,7 @@ CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
     "rows": convert_rows,
     "field": convert_field,
     "list": convert_list,
+    "numbers": convert_range,
     "trackers": convert_trackers,
     "bound": convert_bound,
     "count": convert_count,

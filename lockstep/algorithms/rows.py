@@ -43,7 +43,7 @@ def data_files(section: DataSection, folder: Path) -> DataFiles:
     """Returns the recipe's data files; the task of `data.task` writes them first."""
     if section.task is None:
         assert section.train is not None, "a recipe names data or makes it"
-        train = files_of(section.train)
+        train = files_of(section.train, section.weights)
         return DataFiles(train, train, None if section.validation is None else files_of(section.validation))
     made = _make(section.task, folder / "data")
     judgements, comparisons = (
@@ -70,9 +70,9 @@ def _make(task: Task, folder: Path) -> TaskFiles:
     return made
 
 
-def files_of(paths: str | tuple[str, ...]) -> FileGroup:
+def files_of(paths: str | tuple[str, ...], weights: tuple[float, ...] | None = None) -> FileGroup:
     """Files as a recipe lists them."""
-    return FileGroup(tuple(map(Path, (paths,) if isinstance(paths, str) else paths)))
+    return FileGroup(tuple(map(Path, (paths,) if isinstance(paths, str) else paths)), weights)
 
 
 def open_prompts(

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     Field,
+    PositiveFloat,
     PositiveInt,
     PrivateAttr,
     SerializeAsAny,
@@ -142,6 +143,9 @@ class DataSection(QuestionSection):
         default=None, description="file to train on, or a list of files: JSONL (also .gz), a JSON list, Parquet"
     )
     validation: Paths | None = Field(default=None, description="file to validate on, or a list of files")
+    weights: tuple[PositiveFloat, ...] | None = Field(
+        default=None, description="how often each file of `train` is used, relative to the others; null: by rows"
+    )
     task: SerializeAsAny[Annotated[Task, WrapValidator(validate_as_named)]] | None = Field(
         default=None, description="make the rows instead of reading them: `name` says which task does"
     )
@@ -164,3 +168,5 @@ class DataSection(QuestionSection):
             raise ValueError("say exactly one of train (a file of rows) and task (which makes them)")
         if self.task is not None and self.validation is not None:
             raise ValueError("validation does not go with a task, which makes its own")
+        if self.weights is not None and (isinstance(self.train, str | None) or len(self.weights) != len(self.train)):
+            raise ValueError("weights needs a list of files in train, and one number for each of them")

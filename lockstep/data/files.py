@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.data.jsonl import JsonlIndex, JsonList
-from lockstep.data.rows import DataError, Policy, Rows, Skipped
+from lockstep.data.rows import DataError, Part, Policy, Rows, Skipped
 from lockstep.data.tables import TableRows
 
 
@@ -21,9 +21,11 @@ class FileGroup:
 
     Attributes:
         paths: JSONL, packed or not, a JSON list, or Parquet.
+        weights: How often rows of each are used, relative to the others; None: the files are concatenated.
     """
 
     paths: tuple[Path, ...]
+    weights: tuple[float, ...] | None = None
 
 
 def open_rows(files: FileGroup, bad_rows: Policy = "error") -> Rows:
@@ -38,7 +40,7 @@ def open_rows(files: FileGroup, bad_rows: Policy = "error") -> Rows:
     """
     labels = _labels(files.paths)
     opened = [_open(path, bad_rows, label) for path, label in zip(files.paths, labels, strict=True)]
-    return opened[0] if len(opened) == 1 else Together(opened)
+    return opened[0] if len(opened) == 1 else Together(opened, files.weights)
 
 
 def _open(path: Path, bad_rows: Policy, label: str) -> Rows:
@@ -54,7 +56,7 @@ def _labels(paths: Sequence[Path]) -> list[str]:
     found = [path.resolve() for path in paths]
     for path in found:
         if found.count(path) > 1:
-            raise DataError(f"{path}: is named twice; name it once")
+            raise DataError(f"{path}: is named twice; name it once, and set data.weights to use it more often")
     named = [path.absolute() for path in paths]  # a file of a hub is a link to a name of digits
     depths = range(1, max(len(path.parts) for path in named) + 1)
     labels = (["/".join(path.parts[-depth:]) for path in named] for depth in depths)
@@ -66,10 +68,11 @@ class Together(Rows):
 
     Args:
         opened: Rows of each file.
+        weights: How often rows of each are used, relative to the others; None: as one long file.
     """
 
-    def __init__(self, opened: Sequence[Rows]) -> None:
-        self._opened = list(opened)
+    def __init__(self, opened: Sequence[Rows], weights: Sequence[float] | None) -> None:
+        self._opened, self._weights = list(opened), weights
         self._starts = [0, *accumulate(len(rows) for rows in opened)]
         self.skipped = sum((rows.skipped for rows in opened), Skipped())
         self.digest = hashlib.sha256(" ".join(rows.digest for rows in opened).encode()).hexdigest()
@@ -80,6 +83,14 @@ class Together(Rows):
     @property
     def name(self) -> str:
         return ", ".join(rows.name for rows in self._opened)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """A part for each file, where they are weighted; else one for all."""
+        if self._weights is None:
+            return super().parts
+        pairs = zip(self._opened, self._weights, strict=True)
+        return tuple(Part(rows.name, len(rows), weight) for rows, weight in pairs)
 
     def where(self, i: int) -> str:
         k, own = self._place(i)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
+from fractions import Fraction
 
 from torch import Tensor
 
@@ -15,15 +17,50 @@ def order(length: int, epoch: int, seed: int, shuffle: bool) -> Tensor | range:
     return keyed.permutation(length, seed, "order of rows", epoch) if shuffle else range(length)
 
 
-def rows_at(position: int, count: int, length: int, seed: int, shuffle: bool) -> list[int]:
-    """Returns the rows at `position` … `position + count − 1` of a run: row p mod `length` of epoch p div `length`.
+def mix_rows_at(
+    position: int, count: int, sizes: Sequence[int], weights: Sequence[float], seed: int, shuffle: bool
+) -> list[int]:
+    """Returns the rows at `position` … `position + count − 1` of a run, mixed of parts in proportion to their weights.
+
+    Each part has its own epochs and orders: none of its rows is repeated before all were used, so the row at position p
+    of a part is row p mod its size of epoch p div its size. Rows are numbered across all parts.
 
     Args:
         position: Number of rows that the run has taken before.
         count: Number of rows to take.
-        length: Number of rows of the data.
+        sizes: Rows in each part.
+        weights: Weight of each part; positive.
         seed: Key of the orders.
-        shuffle: Whether each epoch is shuffled anew.
+        shuffle: Whether each epoch of a part is shuffled anew.
     """
-    places = (divmod(taken, length) for taken in range(position, position + count))
-    return [int(order(length, epoch, seed, shuffle)[place]) for epoch, place in places]
+    starts = [sum(sizes[:k]) for k in range(len(sizes))]
+    seeds = [seed, *(keyed.key(seed, "part", k) for k in range(1, len(sizes)))]
+    taken = count_drawn(position, tuple(weights))
+    rows = []
+    for p in range(position + 1, position + count + 1):
+        before, taken = taken, count_drawn(p, tuple(weights))
+        part = next(k for k, (old, new) in enumerate(zip(before, taken, strict=True)) if new > old)
+        epoch, place = divmod(before[part], sizes[part])
+        rows.append(starts[part] + int(order(sizes[part], epoch, seeds[part], shuffle)[place]))
+    return rows
+
+
+def count_drawn(position: int, weights: tuple[float, ...]) -> list[int]:
+    """Counts how many of the first `position` rows come from each part.
+
+    The first part gets its share rounded down, the second its share of the rest rounded down, and so on. So the
+    proportions hold after any number of rows, not only at the end of a block, and each position adds a row of exactly
+    one part.
+    """
+    counts, left = [], position
+    for share in _shares_of_rest(weights):
+        counts.append(left * share.numerator // share.denominator)
+        left -= counts[-1]
+    return counts
+
+
+@functools.lru_cache(maxsize=8)
+def _shares_of_rest(weights: tuple[float, ...]) -> list[Fraction]:
+    """Each weight's share of itself and those after it: exact, so that the count of a part never jumps."""
+    exact = [Fraction(repr(weight)) for weight in weights]
+    return [weight / sum(exact[k:]) for k, weight in enumerate(exact)]

@@ -79,6 +79,21 @@ class Skipped:
         return Skipped(self.count + other.count, (self.first + other.first)[:NUM_NAMED])
 
 
+@dataclass(frozen=True)
+class Part:
+    """Consecutive rows that are shuffled on their own.
+
+    Attributes:
+        name: Name for messages.
+        size: Number of rows.
+        weight: How often its rows are used, relative to the other parts.
+    """
+
+    name: str
+    size: int
+    weight: float = 1.0
+
+
 class Rows(ABC):
     """Rows of a file, read on demand.
 
@@ -129,6 +144,11 @@ class Rows(ABC):
     def name(self) -> str:
         """Name of all rows in messages."""
         return str(self.path)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The rows cut into parts, in their order; sizes add up to `len`."""
+        return (Part(self.name, len(self)),)
 
     def number(self, i: int) -> int:
         """Number of row `i` in its file; people count from 1."""

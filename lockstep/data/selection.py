@@ -18,7 +18,7 @@ from lockstep.config import DataSection
 from lockstep.data import cache
 from lockstep.data.cache import Table
 from lockstep.data.notes import Ticker, note
-from lockstep.data.order import rows_at
+from lockstep.data.order import mix_rows_at
 from lockstep.data.rows import NUM_NAMED, DataError, Policy, Row, Rows, Skipped, find_not_finite, is_error
 from lockstep.data.template_date import find_date
 from lockstep.data.templates import askers, complaint, fills, find_doubled_braces, read_field, render
@@ -84,7 +84,7 @@ class Selection:
         needs: Further requirements on a row.
 
     Raises:
-        DataError: A row is not usable and not to be skipped; or no row is usable.
+        DataError: A row is not usable and not to be skipped; or no row, or none of a weighted file, is usable.
     """
 
     def __init__(self, rows: Rows, tokenizer: PreTrainedTokenizerBase, data: DataSection, needs: Needs) -> None:
@@ -92,7 +92,8 @@ class Selection:
         self._shuffle = data.shuffle
         self._kept, found = _select(rows, tokenizer, data, needs)
         self.bad, self.overlong = rows.skipped + found[_BAD], found[_OVERLONG]
-        self._require_some()
+        self._sizes = self._part_sizes()
+        self._weights = [part.weight for part in rows.parts]
         self._require_filled([*needs.templates.values(), data.answer])
         for reason, skipped in ((_BAD, self.bad), (_OVERLONG, self.overlong)):
             if skipped.count:
@@ -129,7 +130,7 @@ class Selection:
 
     def at(self, position: int, count: int, seed: int) -> list[int]:
         """The rows of the data at `position` … `position + count − 1` of a run; see `lockstep.data.order`."""
-        return self.numbers(rows_at(position, count, len(self), seed, self._shuffle))
+        return self.numbers(mix_rows_at(position, count, self._sizes, self._weights, seed, self._shuffle))
 
     def first(self, limit: int | None) -> list[int]:
         """The rows in the order of the data, at most the first `limit`."""
@@ -139,14 +140,19 @@ class Selection:
         """The first rows, for notes on fields that nothing reads."""
         return list(self.rows.rows(self.first(_LOOKED_AT)))
 
-    def _require_some(self) -> None:
-        """Raises DataError if no row can be used."""
-        if not len(self):
-            why = f", the first of them: {self.bad.first[0]}" if self.bad.first else ""
-            raise DataError(
-                f"{self.rows.name}: none of its {len(self.rows)} rows can be used ({self.account}{why}); raise "
-                "data.max_prompt_tokens, or correct the rows"
-            )
+    def _part_sizes(self) -> list[int]:
+        """Usable rows of each part; raises DataError if a part has none."""
+        ends = np.cumsum([part.size for part in self.rows.parts])
+        sizes = np.diff(np.searchsorted(self._kept, ends), prepend=0).tolist()
+        for part, size in zip(self.rows.parts, sizes, strict=True):
+            if not size:
+                first = next((fault for fault in self.bad.first if fault.startswith(part.name)), None)
+                why = "" if first is None else f", the first of them: {first}"
+                raise DataError(
+                    f"{part.name}: none of its {part.size} rows can be used ({self.account}{why}); raise "
+                    "data.max_prompt_tokens, or correct the rows"
+                )
+        return sizes
 
 
 def texts(rows: Rows, data: DataSection) -> Iterator[str]:

@@ -106,8 +106,8 @@ def test_another_data_source_takes_the_place_of_the_old(recipe: str, tmp_path: P
 
 
 def test_several_files_can_be_trained_on_and_are_replaced_as_a_whole(recipe: str, tmp_path: Path) -> None:
-    several = ppo(recipe, "data.train=[a.jsonl, b.jsonl]", "data.validation=[c.jsonl]").data
-    assert (several.train, several.validation) == (("a.jsonl", "b.jsonl"), ("c.jsonl",))
+    several = ppo(recipe, "data.train=[a.jsonl, b.jsonl]", "data.weights=[1, 2.5]", "data.validation=[c.jsonl]").data
+    assert (several.train, several.weights, several.validation) == (("a.jsonl", "b.jsonl"), (1.0, 2.5), ("c.jsonl",))
     child = variant(tmp_path, f"base: {Path(recipe).name}\ndata: {{train: [a.jsonl, b.jsonl]}}\n")
     assert ppo(child, "data.train=[x.jsonl]").data.train == ("x.jsonl",)
     assert ppo(child, "data.train=x.jsonl").data.train == "x.jsonl"

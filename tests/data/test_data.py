@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from pyarrow import parquet
 Run = Callable[..., list[dict[str, Any]]]
 
 MIXTURE = (
-    "data.train=[easy.jsonl, hard.jsonl.gz, more.parquet]", "data.validation=[held.jsonl]",
+    "data.train=[easy.jsonl, hard.jsonl.gz, more.parquet]", "data.weights=[1, 2, 1]", "data.validation=[held.jsonl]",
     "data.bad_rows=skip", "data.overlong_prompts=skip",
     "data.max_prompt_tokens=8", "run.num_logged_samples=16",
 )  # fmt: skip
@@ -52,7 +53,9 @@ def test_a_mixture_counts_what_it_skips_and_goes_on_to_the_same_bits(
     assert "18 prompts (3 bad rows, 1 over-long skipped)" in said
     assert "easy.jsonl, line 8: has no field 'question'" in said
     assert "held.jsonl, line 4: is not JSON" in said
-    assert {name.split(":")[0] for name in drawn("whole")} == {"easy.jsonl", "hard.jsonl.gz", "more.parquet"}
+    assert Counter(name.split(":")[0] for name in drawn("whole")) == {
+        "easy.jsonl": 8, "hard.jsonl.gz": 16, "more.parquet": 8,
+    }  # fmt: skip
     run(*MIXTURE, "run.folder=stopped", "run.max_steps=4", "run.save_every=2")
     shutil.rmtree("stopped/final")
     shutil.rmtree("stopped/checkpoints/step_000004")
