@@ -94,7 +94,6 @@ bench: $(VENV)/.vllm
 	$(BIN)/python -m benchmarks.generate
 	$(BIN)/python -m benchmarks.ppo_step
 	$(BIN)/python -m benchmarks.weight_sync
-	$(BIN)/python -m benchmarks.sandbox
 
 $(VENV)/.run: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Lockstep needs Python 3.11 or newer")'

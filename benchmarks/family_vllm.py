@@ -109,7 +109,7 @@ def measured(folder: Path) -> Cell:
     section = SamplerSection(backend="vllm", max_batch_size=8, kv_cache_gib=0.05)
     sampler = None
     try:
-        sampler = SamplerPool(SamplerSpec(str(folder), section, LearnerSection(device="cpu")), print)
+        sampler = SamplerPool(SamplerSpec(str(folder), section, LearnerSection(device="cpu")))
         source = _Plain.other_than(folder)
         sync_weights(source, sampler, 1, random_probe(config.vocab_size, context_of(config)))
     except LockstepError as error:

@@ -183,6 +183,6 @@ def vllm_sampler(size: str) -> Iterator[SamplerPool | None]:
     with tempfile.TemporaryDirectory() as folder:
         build_lm(size).save_pretrained(folder)
         section = SamplerSection(backend="vllm", max_batch_size=LOADS[size][0])
-        replicas = SamplerPool(SamplerSpec(folder, section, LearnerSection(device="cpu")), print)
+        replicas = SamplerPool(SamplerSpec(folder, section, LearnerSection(device="cpu")))
         yield replicas
         replicas.close()

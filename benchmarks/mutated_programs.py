@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from lockstep.core.batch import Batch
+from lockstep.distributed.ranks import ALONE
 from lockstep.models import attention
-from lockstep.models.heads import inputs
+from lockstep.models.cut import Cut
 from lockstep.models.load import load_causal_lm
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.weight_sync.carriers import Route
@@ -179,7 +180,7 @@ def read(model: nn.Module, tokens_T: Tensor) -> Tensor:
 
 def read_as_learner(model: nn.Module, tokens_T: Tensor) -> Tensor:
     """Reads a sequence as the torch learner does."""
-    return model(**inputs(Batch(tokens_T, torch.tensor([len(tokens_T)])))).logits[0]
+    return model(**Cut.of(Batch(tokens_T, torch.tensor([len(tokens_T)])), ALONE).inputs).logits[0]
 
 
 def read_as_sampler(model: nn.Module, tokens_T: Tensor) -> Tensor:

@@ -130,7 +130,7 @@ def measure_way(folder: Path, name: str, way: Way) -> Row:
     computation, probe = LearnerSection(device="cpu"), random_probe(VOCABULARY, CONTEXT)
     with (
         open_learner(folder, way.ranks) as learner,
-        closing(SamplerPool(SamplerSpec(str(folder), way.engine, computation), print)) as pool,
+        closing(SamplerPool(SamplerSpec(str(folder), way.engine, computation))) as pool,
     ):
         pool.ready()
         copy, copies, copies_cpu, syncs = copier(learner), list[float](), list[float](), list[float]()

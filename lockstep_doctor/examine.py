@@ -69,7 +69,7 @@ def examine(
     ]
     worst = max(range(len(gaps)), key=gaps.__getitem__)
     found = locate(reference, other, requests[worst], witness, rounded=rounded)
-    measured = [list(_measure(place, found)) for place in found.places]
+    measured = [list(_measure(place)) for place in found.places]
     return PairExamination(reference.name, other.name, worst, requests[worst], gaps, found, columns, measured)
 
 
@@ -106,12 +106,9 @@ def _join(requests: Sequence[Tensor], name: str, own: Sequence[Tensor], said: Se
     return TokenColumns(train, infer, mask, offsets, ids=torch.cat(list(requests)), names=names)
 
 
-def _measure(place: FaultPlace, found: Location) -> Iterator[str]:
+def _measure(place: FaultPlace) -> Iterator[str]:
     """About the side that is wrong; where that is not known, about the engine that is examined."""
-    start, end = place.segments[0].start, place.segments[0].end
     right, wrong = place.values
     if place.wrong == [right]:
         right, wrong = wrong, right
-    layers = (None, end.layer, start and start.layer)
-    near = {cut: value for cut, value in found.seen.items() if cut.layer in layers and cut != end}
-    yield from measure(place.values[right], place.values[wrong], near, place.tolerance)
+    yield from measure(place.values[right], place.values[wrong], place.tolerance)

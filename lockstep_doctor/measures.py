@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import isfinite
 
 import torch
 from torch import Tensor
-
-from lockstep_doctor.cuts import CutPoint
 
 _FITS = 0.02
 """Share of the difference that a fit leaves which explains it."""
@@ -34,12 +32,11 @@ def find_error(right: Tensor, own: Tensor) -> tuple[float, int]:
     return error if isfinite(error) else BROKEN, int(rows[0, 0]) if len(rows) else 0
 
 
-def measure(right: Tensor, own: Tensor, seen: Mapping[CutPoint, Tensor], tolerance: float) -> Iterator[str]:
+def measure(right: Tensor, own: Tensor, tolerance: float) -> Iterator[str]:
     """Yields what can be measured about a value that is wrong, in words.
 
     Args:
         right: As it should be, positions first, the last axis channels.
-        seen: Other values of the same pass, which it may be mixed with.
         tolerance: Relative error that rounding explains.
     """
     if right.dtype != own.dtype:
@@ -58,44 +55,26 @@ def measure(right: Tensor, own: Tensor, seen: Mapping[CutPoint, Tensor], toleran
         return
     noise = tolerance * float(first.square().mean().sqrt())
     fits = max(_FITS, noise / float(off.square().mean().sqrt()))
-    made = next(_explain(first, second, off, seen, fits), None)
+    made = next(_explain(first, second, off, fits), None)
     if made is not None:
         yield made
     yield from _where(off, noise)
 
 
-def _explain(first: Tensor, second: Tensor, off: Tensor, seen: Mapping[CutPoint, Tensor], fits: float) -> Iterator[str]:
-    """The ways in which a value follows from right ones, the plainest first."""
+def _explain(first: Tensor, second: Tensor, off: Tensor, fits: float) -> Iterator[str]:
+    """The ways in which a value follows from the right one, the plainest first."""
     if not float(second.abs().max()):
         yield "it is zero"
-    scale, left = _fit(first, second, off)
+    square = float(first.square().sum())
+    scale = float((first * second).sum()) / square if square else 0.0
+    left = _share(second - scale * first, off)
     if left < fits:
-        yield f"it is {scale:.4g} times what it should be ({_say_left(left)})"
-    yield from _find_moved(first, second, off, fits)
-    for cut, value in seen.items():
-        if value.numel() != first.numel() or not value.is_floating_point():
-            continue
-        other = value.detach().double().cpu().reshape(first.shape)
-        times, left = _fit(other, off, off)
-        if left < fits and abs(times) > _HITS:
-            yield f"{times:+.4g} times {cut} is added to it ({_say_left(left)})"
-        if _share(second - other, off) < fits:
-            yield f"it is the value of {cut}"
+        yield f"it is {scale:.4g} times what it should be ({left:.1%} of the difference left)"
+    if _share(second.flatten().sort().values - first.flatten().sort().values, off) < fits:
+        yield "it has the right numbers in another order"
     step = float(torch.finfo(torch.bfloat16).eps)
     if bool((off.abs() <= step * first.abs()).all()) and torch.equal(second, second.bfloat16().double()):
         yield "it is rounded to bfloat16"
-
-
-def _find_moved(first: Tensor, second: Tensor, off: Tensor, fits: float) -> Iterator[str]:
-    """Yields how the same numbers lie in other places."""
-    for shift in (-2, -1, 1, 2):
-        if len(first) <= abs(shift) + 1:
-            continue
-        kept = slice(shift, None) if shift > 0 else slice(None, shift)
-        if _share((second - first.roll(shift, 0))[kept], off[kept]) < fits:
-            yield f"each position has what belongs to the one {abs(shift)} {'before' if shift > 0 else 'after'} it"
-    if _share(second.flatten().sort().values - first.flatten().sort().values, off) < fits:
-        yield "it has the right numbers in another order"
 
 
 def _where(off: Tensor, noise: float) -> Iterator[str]:
@@ -107,20 +86,9 @@ def _where(off: Tensor, noise: float) -> Iterator[str]:
             yield f"it differs at {name_places(hit, len(size), what)}"
 
 
-def _fit(x: Tensor, y: Tensor, off: Tensor) -> tuple[float, float]:
-    """Least squares of y = s · x: s, and what is left, as a share of the difference."""
-    square = float(x.square().sum())
-    scale = float((x * y).sum()) / square if square else 0.0
-    return scale, _share(y - scale * x, off)
-
-
 def _share(left: Tensor, off: Tensor) -> float:
     size = float(off.square().sum().sqrt())
     return float(left.square().sum().sqrt()) / size if size else float("inf")
-
-
-def _say_left(left: float) -> str:
-    return f"{left:.1%} of the difference left"
 
 
 def name_places(hit: Sequence[int], count: int, what: str) -> str:

@@ -146,7 +146,7 @@ class AlteringSpec(SamplerSpec):
 
 def test_what_a_worker_sends_is_checked_too(tmp_path: Path) -> None:
     spec = AlteringSpec(str(model_folder(tmp_path, "llama")), SamplerSection(), LearnerSection(device="cpu"))
-    pool = SamplerPool(spec, print)
+    pool = SamplerPool(spec)
     try:
         pool.ready()
         with pytest.raises(NotFiniteError, match=r"^log-probabilities of sampler 1 are nan for token"):

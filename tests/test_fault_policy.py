@@ -43,9 +43,9 @@ def test_nothing_waits_or_tries_again_beside_the_policy() -> None:
 
 
 def test_waits_grow_to_the_last_and_end_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(POLICY, "ranks", replace(POLICY["ranks"], waits_s=(0.0, 1.0, 5.0), limit=4))
+    monkeypatch.setitem(POLICY, "worker", replace(POLICY["worker"], waits_s=(0.0, 1.0, 5.0), limit=4))
     told: list[str] = []
-    attempts = Attempts("ranks", told.append)
+    attempts = Attempts("worker", told.append)
     assert [attempts.next_wait("it fell") for _ in range(5)] == [0.0, 1.0, 5.0, 5.0, None]
     assert told == [
         "it fell; resuming from the newest checkpoint (1 of 4 times)",
@@ -56,8 +56,8 @@ def test_waits_grow_to_the_last_and_end_at_the_limit(monkeypatch: pytest.MonkeyP
 
 
 def test_a_recipe_says_how_often_and_none_is_without_end() -> None:
-    assert Attempts("sampler", limit=0).next_wait() is None
-    assert not Attempts("ranks", limit=0).again("lost")
+    assert Attempts("worker", limit=0).next_wait() is None
+    assert not Attempts("worker", limit=0).again("lost")
     told: list[str] = []
     endless = Attempts("server", told.append)
     assert [endless.next_wait("away") for _ in range(9)][-2:] == [30.0, 30.0]

@@ -61,7 +61,7 @@ class ChildProcess:
         return self._closed or bool(connection.wait([self._channel.fileno()], timeout_s))
 
     def alive(self) -> bool:
-        return self._process.is_alive()
+        return not self._closed and self._process.is_alive()
 
     def ending(self) -> str:
         if self._closed:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from lockstep.algorithms.exactness import choose_kernels
-from lockstep.algorithms.rows import files_of
 from lockstep.algorithms.setup import Policy
 from lockstep.cluster.sampler_pool import nearest
 from lockstep.cluster.specs import SamplerSpec
@@ -19,11 +18,6 @@ from lockstep.config import Computation, SamplerSection
 from lockstep.config.model_recipe import weights_of
 from lockstep.core.batch import Batch
 from lockstep.core.types import Reply, Request, SamplingParams
-from lockstep.data.files import open_rows
-from lockstep.data.ranked import RankedResponses, read_ranked
-from lockstep.data.ranked_options import RankedSection
-from lockstep.data.rows import Skipped
-from lockstep.judge.agreement import assess, describe_agreement
 from lockstep.judge.asking import Answer, Answering, Conversation, Generate, Reader, SamplerAnswers
 from lockstep.judge.build import score_judge
 from lockstep.judge.options import AskedSection
@@ -31,12 +25,11 @@ from lockstep.judge.remembered import RememberedAnswers
 from lockstep.judge.templates import COMMON_CONTROLS, escaping
 from lockstep.models.digests import model_files
 from lockstep.models.source import ModelSource, open_source
-from lockstep.report.evaluation import agreement_file, replies_file
+from lockstep.report.evaluation import replies_file
 from lockstep.report.progress import Progress
 from lockstep.rewards.judge_reward import JudgeReward
 from lockstep.rewards.options import RewardJudge
 from lockstep.samplers.base import Sampler
-from lockstep.system.whole_files import write_whole
 
 
 def answering(
@@ -135,7 +128,7 @@ def open_judge_reward(
     seed: int,
     answer: Callable[[RewardJudge, str], Answering],
 ) -> JudgeReward:
-    """Opens a judge as a reward; its replies, and its agreement with people, are kept in a folder.
+    """Opens a judge as a reward; its replies are kept in a folder.
 
     Args:
         section: The judge; its model is in a folder or behind a server.
@@ -146,24 +139,10 @@ def open_judge_reward(
 
     Raises:
         ValueError, ServerError: As `judge_answers`, and where the template has other fields than it must have.
-        DataError: A row of ranked responses has a fault.
     """
     remembered = RememberedAnswers(answer(section, key), folder / replies_file(key), _identify(section))
     scorer = score_judge(section, remembered, seed, key)
-    if section.people is not None:
-        ranked, skipped = read_people(section.people)
-        lenient = replace(scorer, options=scorer.options.model_copy(update={"max_no_verdict_rate": 1.0}))
-        who, data = _describe(section), ", ".join(map(str, files_of(section.people.ranked).paths))
-        found = describe_agreement(
-            who, data, assess(ranked, lenient, None), skipped.count, section.judge_score_high, False
-        )
-        write_whole(folder / agreement_file(key), [json.dumps(found, indent=1, allow_nan=False).encode() + b"\n"])
     return JudgeReward(scorer, remembered, section.judge_score_low, section.judge_score_high)
-
-
-def read_people(section: RankedSection) -> tuple[list[RankedResponses], Skipped]:
-    """Reads the responses that people have ranked for a judge; raises DataError where a row has a fault."""
-    return read_ranked(open_rows(files_of(section.ranked), section.bad_rows), section)
 
 
 def _identify(section: RewardJudge) -> str:
@@ -173,11 +152,6 @@ def _identify(section: RewardJudge) -> str:
     files = {} if folder is None or served is not None else model_files(folder)
     sampling = section.sampling.model_dump(mode="json")
     return json.dumps([served, files, section.chat, dict(section.template_args), sampling], sort_keys=True)
-
-
-def _describe(section: RewardJudge) -> str:
-    served = section.engine.openai
-    return str(section.path) if served is None else f"{served.model} at {served.base_url}"
 
 
 def _server(section: AskedSection, sampler: SamplerSection, progress: Progress) -> Answering:

@@ -21,7 +21,7 @@ from transformers import PreTrainedConfig
 
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.cluster.transport import Factory
-from lockstep.cluster.worker_proxy import Pending, Remote, RemoteTimeout, WorkerDied, outcomes
+from lockstep.cluster.worker_proxy import Pending, Remote, WorkerDied, outcomes
 from lockstep.cluster.workers import HERE, Workers
 from lockstep.config import LearnerSection
 from lockstep.core.batch import Batch
@@ -254,7 +254,7 @@ class MeshLearner:
         others = [rank.submit("take_part_in_weights", dtype) for rank in self.ranks[1:]]
         try:
             yield from self.ranks[0].stream("weights", dtype)
-        except (WorkerDied, RemoteTimeout):  # the cause; errors of the other ranks would only hide it
+        except WorkerDied:  # the cause; errors of the other ranks would only hide it
             while others:
                 others.pop().abandon()
             self.close()
@@ -323,7 +323,7 @@ class MeshLearner:
         """Waits for all ranks; if one is lost, the process group is broken, so the others are ended, too."""
         try:
             return outcomes(list(calls))
-        except (WorkerDied, RemoteTimeout):
+        except WorkerDied:
             self.close()
             raise
 

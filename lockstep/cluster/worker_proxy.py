@@ -1,4 +1,4 @@
-"""A generic proxy of an object in another process: remote calls with deadlines, detection of death, and restart.
+"""A generic proxy of an object in another process: remote calls with deadlines, and detection of death.
 
 A worker does one thing at a time, so a proxy has at most one open call; `submit` returns at once, so that several
 workers run in parallel.
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from functools import partial
+from collections.abc import Generator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -57,12 +56,8 @@ _SENTENCES: dict[str, type[RemoteError]] = {
 }
 
 
-class RemoteTimeout(RunError):
-    """A worker exceeded its deadline and was ended."""
-
-
 class WorkerDied(RunError):
-    """A worker's process is gone."""
+    """A worker's process is gone, or exceeded its deadline and was ended."""
 
 
 class Pending:
@@ -72,7 +67,7 @@ class Pending:
         self.name, self.verb = name, verb
         self.open = True
         self._transport, self._timeout_s = transport, timeout_s
-        self._unsent: WorkerDied | RemoteTimeout | None = None
+        self._unsent: WorkerDied | None = None
         self.renew()
 
     def renew(self) -> None:
@@ -128,11 +123,9 @@ class Pending:
         self.open = False
         self._transport.close(at_once=True)
 
-    def _give_up(self) -> RemoteTimeout:
+    def _give_up(self) -> WorkerDied:
         self.abandon()
-        return RemoteTimeout(
-            f"worker {self.name} took longer than {self._timeout_s:g} s over {self.verb} and was ended"
-        )
+        return WorkerDied(f"worker {self.name} took longer than {self._timeout_s:g} s over {self.verb} and was ended")
 
     def _note_death(self, when: str) -> WorkerDied:
         self.open = False
@@ -143,7 +136,7 @@ class Remote:
     """A proxy of a worker, and the call under way.
 
     Args:
-        connect: Starts the worker; `restart` calls it again.
+        transport: The connection to the worker.
         name: Name of the worker, for error messages.
         timeout_s: The longest that one call, or one item of a stream, may take.
 
@@ -151,9 +144,9 @@ class Remote:
         pending: The newest call, at first the building of the worker's object.
     """
 
-    def __init__(self, connect: Callable[[], Transport], name: str, timeout_s: float) -> None:
-        self._connect, self.name, self.timeout_s = connect, name, timeout_s
-        self._start()
+    def __init__(self, transport: Transport, name: str, timeout_s: float) -> None:
+        self._transport, self.name, self.timeout_s = transport, name, timeout_s
+        self.pending = Pending(transport, name, BUILD, timeout_s)
 
     def ready(self) -> None:
         """Waits until the worker has built its object, and raises its error. Any call does so too."""
@@ -181,8 +174,7 @@ class Remote:
         Raises:
             RemoteInputError: If it raised an InputError; likewise for the other errors that users are told.
             RemoteError: If it raised anything else.
-            RemoteTimeout: If it took too long; the worker is then ended.
-            WorkerDied: If the worker is gone.
+            WorkerDied: If the worker is gone, or took too long and was ended.
         """
         return self.submit(verb, *args, **keywords).result()
 
@@ -195,11 +187,6 @@ class Remote:
         finally:
             pending.drain()
 
-    def restart(self) -> None:
-        """Ends the worker, if it runs, and starts it again; what it held is lost."""
-        self.close()
-        self._start()
-
     def close(self, at_once: bool = False) -> None:
         """Ends the worker, after its current call unless `at_once`."""
         self._transport.close(at_once)
@@ -207,10 +194,6 @@ class Remote:
     def alive(self) -> bool:
         """True while the worker runs."""
         return self._transport.alive()
-
-    def _start(self) -> None:
-        self._transport = self._connect()
-        self.pending = Pending(self._transport, self.name, BUILD, self.timeout_s)
 
 
 def spawn_worker(
@@ -232,7 +215,7 @@ def spawn_worker(
         environment: Environment variables of the worker, besides those of this process.
     """
     share = max(1, torch.get_num_threads() // workers)
-    return Remote(partial(ChildProcess, factory, name, threads or share, environment), name, timeout_s)
+    return Remote(ChildProcess(factory, name, threads or share, environment), name, timeout_s)
 
 
 def outcomes(calls: Sequence[Pending], grace_s: float = 5.0) -> list[Any]:
@@ -247,18 +230,17 @@ def outcomes(calls: Sequence[Pending], grace_s: float = 5.0) -> list[Any]:
         Results, in the order of the calls.
 
     Raises:
-        WorkerDied, RemoteTimeout, RemoteError: As the calls; a death takes precedence over errors that it may have
-            caused.
+        WorkerDied, RemoteError: As the calls; a death takes precedence over errors that it may have caused.
     """
     results: dict[Pending, Any] = {}
-    failures: list[RemoteError | RemoteTimeout | WorkerDied] = []
+    failures: list[RemoteError | WorkerDied] = []
     waiting, deadline = list(calls), float("inf")
     while waiting and time.monotonic() < deadline:
         for call in [call for call in waiting if call.is_done(_TOGETHER_S)]:
             waiting.remove(call)
             try:
                 results[call] = call.result()
-            except (RemoteError, RemoteTimeout, WorkerDied) as error:
+            except (RemoteError, WorkerDied) as error:
                 failures.append(error)
                 deadline = min(deadline, time.monotonic() + grace_s)
     for call in waiting:

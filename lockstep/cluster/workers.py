@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
 from typing import TYPE_CHECKING
 
 from lockstep.cluster.placement import Place, Placement, Processes, choose_placement, choose_route
@@ -103,8 +102,7 @@ class Workers(ExitStack):
         """
         if self._cluster is None:
             return spawn_worker(factory, name, timeout_s, threads, of, place.environment())
-        connect = partial(self._cluster.actor, factory, place, threads or self._cluster.threads)
-        return Remote(connect, name, timeout_s)
+        return Remote(self._cluster.actor(factory, place, threads or self._cluster.threads), name, timeout_s)
 
 
 HERE = Workers()

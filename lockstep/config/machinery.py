@@ -215,18 +215,13 @@ class VLLM(Section):
     max_model_len: PositiveInt | None = Field(
         default=None, description="longest sequence, prompt and response; null: the model's context"
     )
-    max_num_batched_tokens: PositiveInt | None = Field(
-        default=None, description="most tokens of one pass, those of prompts among them; null: vLLM's own choice"
-    )
-    enforce_eager: bool = Field(
-        default=False, description="record no CUDA graphs: less memory and a quicker start, slower passes"
-    )
     quantization: str | None = Field(
         default=None,
         description="vLLM's quantization of weights, such as fp8, where no learner sends any; null: the model's own",
     )
     engine_args: Mapping[str, Any] = Field(
-        default_factory=dict, description="other arguments of vLLM's EngineArgs, by its names, as they are"
+        default_factory=dict,
+        description="other arguments of vLLM's EngineArgs by its names, such as enforce_eager",
     )
 
 
@@ -261,9 +256,6 @@ class SamplerSection(Section):
     )
     replicas: PositiveInt = Field(default=1, description="engines that share the prompts, each in its own process")
     tensor_parallel: PositiveInt = Field(default=1, description="devices of one machine that share an engine")
-    max_restarts: NonNegativeInt = Field(
-        default=3, description="how often, in one session, an engine that died or hangs is started again"
-    )
     timeout_s: PositiveFloat = Field(
         default=600.0, description="an engine that is silent for longer, or starts for longer, is taken to hang"
     )
@@ -394,7 +386,7 @@ class Cluster(ClusterSection):
     timeout_s: PositiveFloat = Field(default=1800.0, description="a worker that takes longer over one call is given up")
     max_restarts: NonNegativeInt = Field(
         default=3,
-        description="how often, in one session, a run whose learner is lost resumes from its newest checkpoint",
+        description="how often, in one session, a run that has lost a worker resumes from its newest checkpoint",
     )
     offload_idle: bool = Field(
         default=True,

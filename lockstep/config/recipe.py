@@ -18,7 +18,7 @@ class Recipe(Section, ABC):
     """The command line of the recipe, such as `train {recipe}`."""
     steps_and_epochs: ClassVar[bool] = True
     """True if run.max_steps and run.max_epochs both count, where a recipe has them; else max_steps overrides epochs."""
-    placement: ClassVar[tuple[str, ...]] = ("max_restarts", "timeout_s")
+    placement: ClassVar[tuple[str, ...]] = ("timeout_s",)
     """Options of samplers that change no result."""
     algorithm: str = Field(description="what is run")
 

@@ -50,7 +50,7 @@ def generate(loaded: Loaded) -> Path:
     Raises:
         Stopped: If it was asked to end early.
         ChangedError: If the folder holds generations of something else.
-        SamplerLost: If samplers die too often; what was written is kept.
+        SamplerLost: If a sampler dies; what was written is kept.
     """
     loaded = fetch_names(loaded)
     recipe = loaded.expect(GenerateRecipe)

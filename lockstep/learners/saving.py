@@ -13,9 +13,12 @@ from safetensors.torch import save_file
 from lockstep.distributed.ranks import ALONE, Ranks
 from lockstep.learners.base import NotSavedError
 from lockstep.learners.boxes import FileContents
-from lockstep.learners.room import has_room
+from lockstep.system import machine_memory
 
 COUNTERS = "learner.json"
+
+_ROOM = 1.5
+"""Free memory that copies need, as a multiple of their size: training must not run out of memory."""
 
 Files = Mapping[str, FileContents]
 
@@ -24,7 +27,7 @@ class StateWriter:
     """Writes safetensors, one save at a time.
 
     Args:
-        ranks: Ranks that save together: those of a machine all make a copy, or none does.
+        ranks: Ranks that save at the same time, of which all may be on this machine.
     """
 
     def __init__(self, ranks: Ranks = ALONE) -> None:
@@ -41,9 +44,8 @@ class StateWriter:
             counters: Written to learner.json; None: another rank does that.
             still: The tensors never change, so they are written without a copy.
         """
-        copies = still or self._has_room(files)  # first, since all ranks take part, and the next line may fail on one
         self.poll(wait=True)
-        if not copies:
+        if not still and not self._has_room(files):
             self._write(folder, files, counters)
             return
         unchanging = files if still else {name: _copy(file) for name, file in files.items()}
@@ -80,7 +82,9 @@ class StateWriter:
             self._error = error
 
     def _has_room(self, files: Files) -> bool:
-        return has_room(sum(t.nbytes for file in files.values() for t in file.tensors.values()), self._ranks)
+        """True if all ranks, which may be on this machine, can copy as much as this one, with memory to spare."""
+        needed = sum(tensor.nbytes for file in files.values() for tensor in file.tensors.values())
+        return _ROOM * self._ranks.count * needed < machine_memory.free_bytes()
 
 
 def _copy(file: FileContents) -> FileContents:

@@ -22,7 +22,6 @@ from transformers import AttentionInterface
 from lockstep.core.batch import Batch
 from lockstep.core.errors import InputError
 from lockstep.models.exact.attention import Blockwise
-from lockstep.models.flex import Flex
 from lockstep.models.kernels import FUSED, VARLEN, Kernel, Varlen, attend, mask_newest
 
 NAME = "lockstep"
@@ -114,7 +113,7 @@ def _attend(
             needs = "'softcap'" if s_aux is None else "'s_aux'"
             where = type(layout).__name__
             raise InputError(f"{name} needs {needs} in its attention, which Lockstep does not have for {where}")
-        kernel = (Flex if isinstance(kernel, Varlen) else Blockwise)(softcap, s_aux)
+        kernel = Blockwise(softcap, s_aux)
     return layout.attend(kernel, int(module.layer_idx), query, key, value, scaling, window)  # type: ignore[arg-type]
 
 
@@ -176,7 +175,7 @@ class Packed(Layout):
         scaling: float,
         window: int | None,
     ) -> Tensor:
-        if isinstance(kernel, Varlen | Flex) and kernel.takes(query, value):
+        if isinstance(kernel, Varlen) and kernel.takes(query, value):
             return kernel.sequences(query, key, value, self.bounds, self.longest, scaling, window)
         sizes = [rows * width for rows, width in self.shapes]
 

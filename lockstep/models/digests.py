@@ -6,14 +6,12 @@ import hashlib
 import re
 import time
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import BinaryIO
 
 from lockstep.core.errors import InputError
 from lockstep.data.cache import Stamp, ensure_cached, entry
-from lockstep.system.background import run_in_background
 
 FULL = "sha256:"
 """The beginning of a large file's digest. Older versions noted sixteen digits, of samples of the file."""
@@ -28,11 +26,6 @@ _READING = Lock()
 def model_files(folder: Path, name: str = "model") -> dict[str, str]:
     """A digest of each file of a model, by default the initial one."""
     return {f"{name}.{path.name}": digest_file(path) for path in sorted(folder.iterdir()) if _matters(path)}
-
-
-def read_ahead(folder: Path) -> None:
-    """Begins to digest a model's files, so that `model_files` will find the digests of large ones ready."""
-    run_in_background(partial(model_files, folder))
 
 
 def digest_file(path: Path) -> str:

@@ -27,7 +27,7 @@ from lockstep.core.errors import InputError, RunError, first_line
 from lockstep.models.families.own_code import is_own, list_own_files, register_own
 from lockstep.models.folder import read_fields
 from lockstep.models.lora import config_of, in_adapter_file
-from lockstep.models.tokenizer import is_misread
+from lockstep.models.tokenizer import is_generic
 from lockstep.system.disk import naming, sync, sync_tree
 
 _FRAME = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
@@ -144,16 +144,14 @@ def save_adapter(
 
 def _opening(folder: Path, kind: str, own_code: bool) -> str:
     """The paragraph of a model's card that says how to open its folder."""
-    opener, why = "AutoTokenizer", ""
+    opener = "PreTrainedTokenizerFast" if is_generic(folder) else "AutoTokenizer"
     remote = ", trust_remote_code=True" if own_code else ""  # the folder holds it
-    if is_misread(folder):
-        opener, why = "PreTrainedTokenizerFast", "  # AutoTokenizer takes it for its architecture's, and misreads texts"
     return f"""## How to open it
 ```python
 from transformers import {kind}, {opener}
 
 model = {kind}.from_pretrained(FOLDER{remote})
-tokenizer = {opener}.from_pretrained(FOLDER){why}
+tokenizer = {opener}.from_pretrained(FOLDER)
 ```
 """
 

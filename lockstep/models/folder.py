@@ -21,7 +21,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from lockstep.core.errors import InputError, first_line
 from lockstep.models import attention
-from lockstep.models.config_values import find_fault, find_field
+from lockstep.models.config_values import find_fault
 from lockstep.models.families.known import has_classifier, is_known
 from lockstep.models.families.own_code import is_own, register_own
 from lockstep.models.routers import keep_in_fp32
@@ -70,12 +70,9 @@ def read_config(folder: str | os.PathLike[str], headless: bool = False) -> PreTr
         ModelError: If there is none, it cannot be read, or it is of another kind of model.
     """
     path = require_folder(folder)
-    if (path / _ADAPTER).is_file() and not (path / "config.json").is_file():
-        raise ModelError(f"{path} holds adapters only; merge them into their model with peft, and give that folder")
     if (path / _ADAPTER).is_file():
         raise ModelError(
-            f"{path} holds adapters ({_ADAPTER}) beside a model, and which of the two is meant is unclear; merge them "
-            "into it with peft, or take them out"
+            f"{path} holds adapters ({_ADAPTER}); merge them into their model with peft, and give that folder"
         )
     fields = read_fields(path)
     require_usable(fields, f"{path}/config.json")
@@ -155,9 +152,6 @@ def skeleton(config: PreTrainedConfig, source: str) -> PreTrainedModel:
     heads, groups = fields.get("num_attention_heads"), fields.get("num_key_value_heads")
     if heads and groups and heads % groups:
         raise ModelError(f"{source}: num_attention_heads ({heads}) is no multiple of num_key_value_heads ({groups})")
-    padding, rows = fields.get("pad_token_id"), fields.get("vocab_size")
-    if isinstance(padding, int) and isinstance(rows, int) and not -rows <= padding < rows:
-        raise ModelError(f"{source}: pad_token_id is {padding}, and vocab_size only {rows}; correct it")
     try:
         with torch.device("meta"):
             model: PreTrainedModel = AutoModelForCausalLM.from_config(
@@ -169,9 +163,7 @@ def skeleton(config: PreTrainedConfig, source: str) -> PreTrainedModel:
                 f"{source}: {config.model_type} chooses its attention from classes of its own, among which Lockstep's "
                 "cannot be put, so its sequences cannot be packed; use a model of another family"
             ) from error
-        field = find_field(fields, error.args[0]) if isinstance(error, KeyError) and error.args else None
-        where = "" if field is None else f" is no {field}"
-        why = f"{type(error).__name__}: {config_reason(error)}{where}"
+        why = f"{type(error).__name__}: {config_reason(error)}"
         raise ModelError(f"{source}: transformers cannot build this model ({why})") from error
     keep_in_fp32(model)
     return model

@@ -20,7 +20,7 @@ def explain_padding(config: PreTrainedConfig, device: torch.device, dtype: DType
     """Says why attention of packed sequences is padded; None if it is not.
 
     Padded in any case are shares of a sequence (context parallelism), and heads whose values have another size than
-    queries. Layers with caps or sinks are computed by `models.flex`.
+    queries, and layers with caps or sinks.
     """
     if device.type != "cuda":
         return "the device is no GPU"

@@ -88,7 +88,7 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
             f"{folder}: has no tokenizer (no tokenizer.json, nor another of {', '.join(_TOKENIZER_FILES)}); "
             "copy the tokenizer's files into it"
         )
-    opener = PreTrainedTokenizerFast if _class_name(folder) in _GENERIC_CLASSES else AutoTokenizer
+    opener = PreTrainedTokenizerFast if is_generic(folder) else AutoTokenizer
     try:
         tokenizer = opener.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         tokenizer("a")  # some values are read only here
@@ -120,12 +120,9 @@ def _refuse_unlisted_unknown(tokenizer: PreTrainedTokenizerBase, folder: Path) -
         )
 
 
-def is_misread(folder: Path) -> bool:
-    """True if `AutoTokenizer` makes another tokenizer of a folder's files than they hold."""
-    if _class_name(folder) not in _GENERIC_CLASSES:
-        return False
-    guessed = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    return Tokenizer.from_file(str(folder / "tokenizer.json")).to_str() != guessed.backend_tokenizer.to_str()
+def is_generic(folder: Path) -> bool:
+    """True if a folder's tokenizer is of no architecture: tokenizer.json is all of it."""
+    return _class_name(folder) in _GENERIC_CLASSES
 
 
 def _class_name(folder: Path) -> str | None:

@@ -126,16 +126,6 @@ class JudgingResults:
     skipped_rows: int
     ways: Mapping[str, JudgingWay]
 
-    @property
-    def sentence(self) -> str:
-        """The agreement of its scores with people, in words."""
-        own = self.ways["scores"]
-        accuracy = figure_text(own.figures.get("pairwise_accuracy", _NOTHING), self.prompts, "prompts")
-        return (
-            f"it prefers the response that people rank higher in {accuracy} of pairs, over {self.prompts} prompts; "
-            f"no verdict: {_no_verdict(own.judgements)}"
-        )
-
 
 def read_judging(file: Path) -> JudgingResults:
     """Reads the agreement of a judge; raises InputError where the file holds something else."""
@@ -179,7 +169,7 @@ def _warning(way: tuple[str, JudgingWay]) -> str:
     )
 
 
-_FOLDER, _REPLIES, _AGREEMENT = "judges", "replies.jsonl", "agreement.json"
+_FOLDER, _REPLIES = "judges", "replies.jsonl"
 
 
 def replies_file(key: str) -> str:
@@ -187,19 +177,12 @@ def replies_file(key: str) -> str:
     return f"{_FOLDER}/{key}.{_REPLIES}"
 
 
-def agreement_file(key: str) -> str:
-    """The file with a judge's agreement with people, likewise."""
-    return f"{_FOLDER}/{key}.{_AGREEMENT}"
-
-
 def describe_judges(folder: Path) -> list[str]:
-    """A sentence on each judge that was asked for rewards, and one on its agreement with people where it is known."""
+    """A sentence on each judge that was asked for rewards."""
     found: list[str] = []
     for file in sorted((folder / _FOLDER).glob(f"*.{_REPLIES}")):
         key = file.name.removesuffix(f".{_REPLIES}")
         questions, asked = count_asked(file)
         others = "the others were answered before" if asked < questions else "none was answered before"
         found.append(f"{key}: {asked} of {questions} questions were asked, {others}")
-    for file in sorted((folder / _FOLDER).glob(f"*.{_AGREEMENT}")):
-        found.append(f"{file.name.removesuffix(f'.{_AGREEMENT}')}: {read_judging(file).sentence}")
     return found

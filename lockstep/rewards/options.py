@@ -12,7 +12,6 @@ from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, Posit
 from lockstep.config.address import require_address
 from lockstep.config.hub_name import ModelPath
 from lockstep.config.section import LocalPath, Section, rule
-from lockstep.data.ranked_options import RankedSection
 from lockstep.judge.options import JudgeSection
 
 _CODE, _SCORE = "http://localhost:8080/run_code", "http://localhost:8000/score"
@@ -77,11 +76,6 @@ class RewardJudge(JudgeSection):
         default=None,
         description="folder of the model that judges, or hf:owner/name; null: the run's initial model, which is not "
         "trained along, or, where a server judges, no folder with its tokenizer, so that lengths are not known",
-    )
-    people: RankedSection | None = Field(
-        default=None,
-        description="responses that people have ranked; the judge scores them before the first step, and the report "
-        "says how far it agrees with people",
     )
 
     @property

@@ -171,7 +171,7 @@ class Session:
             SamplerLost: From the block; the message adds that the run was saved.
             Disagreement: Likewise; its metrics are logged.
         """
-        saved = f"the run was saved after step {step}, and the same command resumes it"
+        saved = f"the run was saved after step {step}"
         try:
             yield
         except SamplerLost as error:
@@ -180,7 +180,7 @@ class Session:
         except Disagreement as error:
             self._logs.metrics(step + 1, error.metrics.floats())
             self._save_now(step, position)
-            raise Disagreement(f"{error}; {saved}", error.metrics) from error
+            raise Disagreement(f"{error}; {saved}, and the same command resumes it", error.metrics) from error
 
     def _save_now(self, step: int, position: int) -> None:
         self._logs.sync()

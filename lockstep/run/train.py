@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from lockstep.algorithms.exactness import decide_exact
 from lockstep.algorithms.rows import DataFiles, data_files
 from lockstep.cluster.placement import placement_of
 from lockstep.cluster.specs import require_sampler
-from lockstep.cluster.worker_proxy import RemoteTimeout, WorkerDied
+from lockstep.cluster.worker_proxy import WorkerDied
 from lockstep.cluster.workers import Workers, workers_of
 from lockstep.config.hub import fetch_names
 from lockstep.config.loading import Loaded
@@ -22,7 +23,6 @@ from lockstep.config.trust import note_run_here
 from lockstep.core import exit_codes
 from lockstep.core.errors import NothingTrainedError
 from lockstep.models.device import keep_fp32, resolve_device
-from lockstep.models.digests import read_ahead
 from lockstep.models.export import copy_frame
 from lockstep.models.source import ModelSource, describe_passed_end, open_source, scratch_model
 from lockstep.report.alarms import find_alarms
@@ -115,7 +115,6 @@ def _run(loaded: Loaded, allow_changes: bool, deadline_s: float | None, callback
         views = views_of(recipe.trackers, Facts.of(loaded))
         files = data_files(recipe.data, folder)
         source = _source(loaded, files, folder, allow_changes, deadline_s)
-        read_ahead(Path(source.folder))
         copy_frame(Path(source.folder), folder / FRAME)
         progress = open_.enter_context(show_progress(f"{loaded.name} → {folder}", record=partial(add_message, folder)))
         precision = [keep_fp32()] if resolve_device(recipe.learner.device).type == "cuda" else []
@@ -192,7 +191,7 @@ def describe_nothing_trained(folder: Path) -> str | None:
 def _run_with_restarts(
     open_session: Callable[[Workers], Session], recipe: Algorithm, progress: Progress, deadline_s: float | None
 ) -> None:
-    """Runs to the end; restarts a run whose learner is lost, with new workers, from the newest checkpoint.
+    """Runs to the end; restarts a run that loses a worker, with new ones, from the newest checkpoint.
 
     Args:
         open_session: Prepares the run with workers.
@@ -201,21 +200,27 @@ def _run_with_restarts(
         deadline_s: On `time.monotonic`; None: no deadline.
 
     Raises:
-        WorkerDied: If a learner is lost too often, or before the run has begun.
+        WorkerDied: If workers are lost too often, or before the run has begun.
     """
+    restarts = Attempts("worker", progress.note, recipe.cluster.max_restarts)
+    while (lost := _run_until_lost(open_session, recipe, progress, deadline_s)) is not None:
+        gc.collect()  # learners of this process leave their device before they are opened again
+        if not restarts.again(lost):
+            raise WorkerDied(f"{lost}; the run is not resumed, since cluster.max_restarts={restarts.limit}")
+
+
+def _run_until_lost(
+    open_session: Callable[[Workers], Session], recipe: Algorithm, progress: Progress, deadline_s: float | None
+) -> str | None:
+    """Runs with new workers; returns how one of them was lost, or None at the end of the run."""
     ranks, sampler = recipe.learner.parallel.ranks, None if recipe.inference is None else recipe.inference.sampler
-    restarts = Attempts("ranks", progress.note, recipe.cluster.max_restarts)
-    while True:
-        with workers_of(recipe.cluster, recipe.learner, progress, ranks, sampler) as workers:
-            session = open_session(workers)
-            try:
-                session.run(Stop(deadline_s))
-                return
-            except (WorkerDied, RemoteTimeout) as error:
-                lost = error
-        if not restarts.again(str(lost)):
-            most = restarts.limit
-            raise WorkerDied(f"{lost}; the run is not resumed, since cluster.max_restarts={most}") from lost
+    with workers_of(recipe.cluster, recipe.learner, progress, ranks, sampler) as workers:
+        session = open_session(workers)
+        try:
+            session.run(Stop(deadline_s))
+        except WorkerDied as error:
+            return str(error)
+    return None
 
 
 def _source(

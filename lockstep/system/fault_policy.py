@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-Source = Literal["disk", "server", "reward", "helper", "sampler", "ranks", "tracker"]
+Source = Literal["disk", "server", "reward", "helper", "worker", "tracker"]
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,8 @@ POLICY: dict[Source, Persistence] = {
     "reward": Persistence((1.0, 5.0, 30.0), 3, "calling it again"),
     # The machine ends a helper's process. Then: one sentence.
     "helper": Persistence((0.0,), 1, "starting it again"),
-    # A sampler's process dies or hangs. Then: one sentence, after the run was saved.
-    "sampler": Persistence((0.0, 1.0, 5.0), None, "starting it again"),
-    # A learner's process dies or hangs. Then: one sentence.
-    "ranks": Persistence((0.0, 1.0, 5.0), None, "resuming from the newest checkpoint"),
+    # A learner's or sampler's process dies or hangs. Then: one sentence.
+    "worker": Persistence((0.0, 1.0, 5.0), None, "resuming from the newest checkpoint"),
     # A tracker fails. It is left alone for so long, and what it missed is told in the end.
     "tracker": Persistence((60.0,), None),
 }

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 _GROUPS = Path("/sys/fs/cgroup")
 _OWN_GROUPS = Path("/proc/self/cgroup")
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _MEMORY = Path("/proc/meminfo")
 
 
@@ -19,12 +17,10 @@ class _Limit:
     """The limit of a control group.
 
     Attributes:
-        folder: Folder of the group.
         limit: Bytes.
         free: Bytes that its processes may still take; what only caches files counts, since it gives way.
     """
 
-    folder: Path
     limit: int
     free: int
 
@@ -42,13 +38,6 @@ def free_bytes() -> int:
     return min([available, *(max(found.free, 0) for found in _limits())])
 
 
-def name_memory() -> str:
-    """A name for the memory of which `free_bytes` speaks, the same in all processes that share it."""
-    boot = _read(_BOOT).strip() or socket.gethostname()
-    smallest = min(_limits(), key=lambda found: found.limit, default=None)
-    return boot if smallest is None else f"{boot} {smallest.folder.stat().st_ino}"
-
-
 def _limits() -> Iterator[_Limit]:
     """Limits of this process's control group (version 2), and of those around it."""
     line = next((line for line in _read(_OWN_GROUPS).splitlines() if line.startswith("0::")), None)
@@ -59,7 +48,7 @@ def _limits() -> Iterator[_Limit]:
         limit, taken = _read(folder / "memory.max").strip(), _read(folder / "memory.current").strip()
         if limit.isdigit() and taken.isdigit():
             fields = dict(line.split(" ", 1) for line in _read(folder / "memory.stat").splitlines())
-            yield _Limit(folder, int(limit), int(limit) - int(taken) + int(fields.get("inactive_file", "0")))
+            yield _Limit(int(limit), int(limit) - int(taken) + int(fields.get("inactive_file", "0")))
         if folder == _GROUPS:
             return
 

@@ -49,7 +49,7 @@ class VLLMBackend:
         spec = self.spec(folder, section, computation)
         self.context = spec.context
         note(f"vLLM starts with {folder}")
-        self.engine = SamplerPool(spec, note, workers)
+        self.engine = SamplerPool(spec, workers)
         try:
             self.engine.ready()
         except BaseException:
@@ -68,23 +68,21 @@ class VLLMBackend:
         return torch.cat([self.engine.logprobs(part) for part in parts])
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL) -> Batch:
-        """Implements `Backend.generate`; samples carry what was observed.
+        """Implements `Backend.generate`.
 
         Returns:
             The batch, with per sample `prefix_hits`, tokens of the prompt whose keys and values came out of the prefix
-            cache, and `rows` of the largest pass.
+            cache.
         """
         if conditions.fresh:
             self.engine.remotes[0].call("drop_caches")
-        self.engine.remotes[0].call("take_observations")  # what was before
+        self.engine.remotes[0].call("take_prefix_hits")  # those before
         size = conditions.batch_size or len(requests)
         parts = [
             self.engine.generate(requests[start : start + size], sampling) for start in range(0, len(requests), size)
         ]
-        seen = self.engine.remotes[0].call("take_observations")
-        return concat(parts).with_columns(
-            sample={"prefix_hits": torch.tensor(seen["cached"]), "rows": torch.full((len(requests),), seen["rows"])}
-        )
+        hits = self.engine.remotes[0].call("take_prefix_hits")
+        return concat(parts).with_columns(sample={"prefix_hits": torch.tensor(hits)})
 
     def close(self) -> None:
         self.engine.close()

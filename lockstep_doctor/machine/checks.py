@@ -233,7 +233,7 @@ def measure_vllm(trial: Trial) -> Measured:
 
 def _open(trial: Trial, section: SamplerSection, dtype: DType) -> AbstractContextManager[SamplerPool]:
     """Starts a sampler in a process of its own."""
-    return closing(SamplerPool(SamplerSpec(str(trial.folder), section, trial.computation(dtype)), print))
+    return closing(SamplerPool(SamplerSpec(str(trial.folder), section, trial.computation(dtype))))
 
 
 def _send(trial: Trial, learner: Learner, pool: SamplerPool, dtype: DType) -> dict[str, float]:

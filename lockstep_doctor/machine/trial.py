@@ -117,7 +117,7 @@ class Trial:
 
     def sampler(self, **options: str | float) -> SamplerSection:
         """A sampler that has room for all rows at once."""
-        return SamplerSection.model_validate({"max_batch_size": self.scale.rows, "max_restarts": 0, **options})
+        return SamplerSection.model_validate({"max_batch_size": self.scale.rows, **options})
 
     @cached_property
     def requests(self) -> list[Request]:

@@ -25,7 +25,7 @@ REPEATED = 25
 
 Kind = Literal["shaped", "plain"]
 """Under the distribution that was drawn from · at temperature 1 and among all tokens."""
-State = Literal["measured", "beyond context", "cut by budget", "not measured yet"]
+State = Literal["measured", "beyond context", "cut by budget"]
 Pair = tuple[str, str]
 """Training side and inference side."""
 _FEWEST = 2 * LEAST_CLUSTERS

@@ -2,7 +2,6 @@
 
 report.json, columns.safetensors   for programs, see `report.py`
 table.md              for people
-cells/               what is measured already, while the table is not whole; table.md has it, too
 recipe.yaml, inputs.json, environment.json   every option, digests of model and prompts, versions and machine
 """
 
@@ -10,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import orjson
@@ -35,7 +34,7 @@ from lockstep_doctor.table.plan import (
     requests_for,
     rescore_limit,
 )
-from lockstep_doctor.table.report import COLUMNS, REPORT, Cells, TableResult, columns_of, describe, markdown, tree_of
+from lockstep_doctor.table.report import COLUMNS, REPORT, TableResult, columns_of, describe, markdown, tree_of
 
 TABLE = "table.md"
 
@@ -48,20 +47,9 @@ def measure_and_report(loaded: Loaded) -> TableResult:
         ValueError: If the model or its prompts cannot be used.
     """
     with open_session(loaded) as (results, backends, shown):
-        cells = Cells(results.folder)
-        table = results.folder / TABLE
-
-        def show(found: TableResult) -> None:
-            write_whole(table, [markdown(found).encode()])
-
-        try:
-            found = Measurement(loaded.expect(DoctorRecipe), backends, shown, cells, show).measure()
-        except KeyboardInterrupt:
-            shown.note(f"stopped; {table} has the cells measured so far, and the same command measures the others")
-            raise
+        found = Measurement(loaded.expect(DoctorRecipe), backends, shown).measure()
         with shown.phase("write"):
             _write(results.folder, tree_of(found, loaded, results.inputs), found)
-            cells.drop()
     print(markdown(found), end="")
     print(f"report: {results.folder / REPORT}")
     return found
@@ -74,19 +62,10 @@ class Measurement:
         recipe: The recipe.
         backends: What is compared, by name; the earlier of a pair is the training side.
         shown: Progress.
-        kept: Where each is kept as soon as it is measured, and those are that were measured before.
-        show: Receives the unfinished table after each cell.
     """
 
-    def __init__(
-        self,
-        recipe: DoctorRecipe,
-        backends: Mapping[str, Backend],
-        shown: Progress,
-        kept: Cells | None = None,
-        show: Callable[[TableResult], None] | None = None,
-    ) -> None:
-        self._recipe, self._backends, self._shown, self._kept, self._show = recipe, backends, shown, kept, show
+    def __init__(self, recipe: DoctorRecipe, backends: Mapping[str, Backend], shown: Progress) -> None:
+        self._recipe, self._backends, self._shown = recipe, backends, shown
         self._source = PromptSource(recipe)
         self._cells, self._pairs = cells_of(recipe.grid), pairs_of(backends)
         self._context = min(backend.context for backend in backends.values())
@@ -94,27 +73,20 @@ class Measurement:
         witness = HFBackend(recipe.model.path, device=recipe.learner.device)
         self._bench = Bench(backends, witness, recipe.grid)
         self._begun = time.monotonic()
-        read = [None if kept is None else kept.read(*cell) for cell in enumerate(self._cells)]
-        self._rows = [
-            self._make_empty_row(cell) if row is None else row for cell, row in zip(self._cells, read, strict=True)
-        ]
+        self._rows: list[TableRow] = []
 
     def measure(self) -> TableResult:
         """Measures and judges all."""
         beyond = len(self._cells) - len(self._inside)
         outside = f", and {beyond} beyond the context of {self._context} tokens" if beyond else ""
-        known = sum(row.state == "measured" for row in self._rows)
-        before = f", {known} of them measured before" if known else ""
-        self._shown.total(len(self._inside), f"{len(self._inside)} cells{before}{outside}", unit="cells")
+        self._shown.total(len(self._inside), f"{len(self._inside)} cells{outside}", unit="cells")
         self._begun = time.monotonic()
-        for number, cell in enumerate(self._cells):
-            if self._rows[number].state == "not measured yet":
-                self._rows[number] = self._row(number, cell)
-                self._tell(self._rows[number])
+        for cell in self._cells:
+            row = self._row(cell) if cell in self._inside else TableRow(cell, "beyond context")
+            self._rows.append(row)
+            done = sum(row.state in ("measured", "cut by budget") for row in self._rows)
+            self._shown.step(done, {}, sum(int(drawn.batch.mask.sum()) for drawn in row.drawn))
         return self._result()
-
-    def _make_empty_row(self, cell: Cell) -> TableRow:
-        return TableRow(cell, "not measured yet" if cell in self._inside else "beyond context")
 
     def _count_work(self, cell: Cell) -> int:
         """Steps that decode a cell's responses, and tokens that are scored."""
@@ -130,17 +102,9 @@ class Measurement:
         work = sum(self._count_work(row.cell) for row in measured)
         return self._count_work(cell) * sum(row.seconds for row in measured) / max(work, 1)
 
-    def _tell(self, row: TableRow) -> None:
-        """Shows a cell that is done with."""
-        done = sum(row.state in ("measured", "cut by budget") for row in self._rows)
-        self._shown.step(done, {}, sum(int(drawn.batch.mask.sum()) for drawn in row.drawn))
-        if self._show is not None and row.state == "measured":
-            self._show(self._result())
-
     def _result(self) -> TableResult:
-        """The table as it is now."""
         return TableResult(
-            list(self._rows),
+            self._rows,
             self._pairs,
             judge_rows(self._rows, self._pairs, self._recipe.limits),
             {name: describe(backend) for name, backend in self._backends.items()},
@@ -149,7 +113,7 @@ class Measurement:
             time.monotonic() - self._begun,
         )
 
-    def _row(self, number: int, cell: Cell) -> TableRow:
+    def _row(self, cell: Cell) -> TableRow:
         begun, grid = time.monotonic(), self._recipe.grid
         if grid.budget_s is not None and not self._fits(cell, grid.budget_s - (begun - self._begun)):
             return TableRow(cell, "cut by budget")
@@ -161,10 +125,7 @@ class Measurement:
         if cell.length == self._cells[0].length:
             with self._shown.phase(f"{cell.name}, again"):
                 repeats = [self._bench.repeat(cell, name, requests) for name in self._bench.generating]
-        row = TableRow(cell, "measured", drawn, tuple(repeats), time.monotonic() - begun)
-        if self._kept is not None:
-            self._kept.keep(number, row)
-        return row
+        return TableRow(cell, "measured", drawn, tuple(repeats), time.monotonic() - begun)
 
     def _fits(self, cell: Cell, left_s: float) -> bool:
         """True if a cell is expected to end in time."""

@@ -1,8 +1,5 @@
 """Output of `lockstep doctor table`: `report.json` and `columns.safetensors` for programs, Markdown for people.
 
-Cells are kept as they are measured, a file each, so that a stopped table resumes: tokens and log-probabilities as in
-`columns.safetensors`, and the rest in the header.
-
 `report.json` has the schema `lockstep_doctor.table/2`; figures that are not finite are null:
 
     verdict, exit_code    PASS, FAIL or INCONCLUSIVE: the worst of all cells and pairs
@@ -44,35 +41,27 @@ were drawn:
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from lockstep.config.loading import Loaded
-from lockstep.core.batch import Batch
 from lockstep.models.digests import digest
 from lockstep.report.terminal import markdown_table
 from lockstep.run.folder.identity import Identity
 from lockstep.run.folder.machine import describe_machine
-from lockstep.system.whole_files import write_whole
 from lockstep_doctor.statistics import figures
 from lockstep_doctor.table.base import Backend
 from lockstep_doctor.table.measure import Drawn, Pair, Repeated, TableRow, counts_segments, samples_for
 from lockstep_doctor.table.options import DoctorRecipe
-from lockstep_doctor.table.plan import Cell
 from lockstep_doctor.table.verdict import EXIT_CODES, LEAST_CLUSTERS, CellJudgement, Verdict, worst_of
 
 REPORT, COLUMNS = "report.json", "columns.safetensors"
 SCHEMA = "lockstep_doctor.table/2"
-_OURS = ("tokens", "lengths", "mask", "cluster")
 
 
 @dataclass(frozen=True)
@@ -174,50 +163,6 @@ def _samples(drawn: Drawn, number: int, pair: Pair) -> dict[str, Any]:
     }
 
 
-class Cells:
-    """Measured cells of a table that is not whole yet, as files.
-
-    Args:
-        folder: Of the report; it is that of one grid, model and prompts alone.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder / "cells"
-
-    def keep(self, number: int, row: TableRow) -> None:
-        """Writes a measured cell, whole or not at all."""
-        self._folder.mkdir(exist_ok=True)
-        drawers = [{"drawer": one.drawer, "dtypes": dict(one.dtypes)} for one in row.drawn]
-        said = {"drawers": drawers, "repeats": [asdict(one) for one in row.repeats], "seconds": row.seconds}
-        write_whole(self._file(number), [save(columns_of([row]), {"said": json.dumps(said)})])
-
-    def read(self, number: int, cell: Cell) -> TableRow | None:
-        """A cell as it was measured; None where it was not."""
-        if not self._file(number).is_file():
-            return None
-        with safe_open(self._file(number), "pt") as file:
-            said: dict[str, Any] = json.loads(file.metadata()["said"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        drawn = tuple(_read_samples(one, cell, tensors) for one in said["drawers"])
-        repeats = tuple(Repeated(**one) for one in said["repeats"])
-        return TableRow(cell, "measured", drawn, repeats, said["seconds"])
-
-    def drop(self) -> None:
-        """Takes the files away; the report holds what was in them."""
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _file(self, number: int) -> Path:
-        return self._folder / f"{number:02}.safetensors"
-
-
-def _read_samples(said: Mapping[str, Any], cell: Cell, tensors: Mapping[str, Tensor]) -> Drawn:
-    start = f"0.{said['drawer']}."
-    own = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
-    tokens, lengths, mask, cluster = (own.pop(name) for name in _OURS)
-    batch = Batch(tokens.long(), lengths, {"mask": mask}, sampling=cell.sampling)
-    return Drawn(said["drawer"], batch, cluster, own, said["dtypes"])
-
-
 def markdown(found: TableResult) -> str:
     """Renders the table, then remarks on it."""
     rows: list[list[str]] = []
@@ -235,15 +180,14 @@ def markdown(found: TableResult) -> str:
 
 
 def _show(judged: CellJudgement) -> str:
-    """A cell: mean e^|Δ| over what the inference side drew, over what the training side drew, and their average."""
+    """A cell: mean e^|Δ| over what the inference side drew, and over what the training side drew."""
     drawn = [
         judged.clauses[f"{side}.mult_prob_error"].value
         for side in ("infer", "train")
         if f"{side}.mult_prob_error" in judged.clauses
     ]
     sides = " / ".join(map(_show_ratio, drawn))
-    average = f" (average {_show_ratio(sum(drawn) / 2)})" if len(drawn) == 2 else ""
-    return f"{sides}{average} [{_show_ratio(judged.low)}, {_show_ratio(judged.high)}] {judged.verdict}"
+    return f"{sides} [{_show_ratio(judged.low)}, {_show_ratio(judged.high)}] {judged.verdict}"
 
 
 def _show_ratio(value: float) -> str:
@@ -253,10 +197,9 @@ def _show_ratio(value: float) -> str:
 
 
 def _remark(found: TableResult) -> Iterator[str]:
-    """Yields what was asked otherwise, what it took, and what is behind the numbers."""
+    """Yields what was asked otherwise, and what is behind the numbers."""
     yield "mean e^|Δ| over tokens that the inference side drew / that the training side drew, if both drew."
     yield from found.notes
-    yield f"it took {found.seconds / 60:.1f} minutes."
     measured = [row for row in found.rows if row.state == "measured"]
     cut = [row.cell.name for row in measured if any(counts_segments(row, pair) for pair in found.pairs)]
     if cut:

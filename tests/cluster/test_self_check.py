@@ -1,4 +1,4 @@
-"""A model is proven before it is opened: packed = alone = decoded = plain `transformers`, or it is refused by name."""
+"""A model is proven before it is opened: packed = decoded = plain `transformers`, or it is refused by name."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_state_that_leaks_over_the_border_of_packed_sequences_is_caught(
 ) -> None:
     """What every such model did while states were packed like attention."""
     monkeypatch.setattr(heads, "carries_state", lambda _: False)
-    with pytest.raises(ModelError, match="computes a sequence differently beside others"):
+    with pytest.raises(ModelError, match="is not computed as transformers does"):
         proof(fields, sampling=None)
 
 
@@ -94,7 +94,7 @@ def test_a_neighbor_that_is_seen_is_caught(monkeypatch: pytest.MonkeyPatch) -> N
 
     original = Packed.of
     monkeypatch.setattr(cut.Packed, "of", merged)
-    with pytest.raises(ModelError, match="computes a sequence differently beside others"):
+    with pytest.raises(ModelError, match="is not computed as transformers does"):
         proof({"model_type": "llama"}, sampling=None)
 
 
@@ -122,7 +122,7 @@ def test_a_model_that_is_decoded_wrong_is_refused_only_where_it_is_sampled(monke
 
 def test_what_keeps_a_state_of_its_own_is_refused_by_name() -> None:
     griffin = {"model_type": "recurrent_gemma", "num_hidden_layers": 3, "lru_width": 32}
-    with pytest.raises(ModelError, match="a recurrent_gemma computes a sequence differently"):
+    with pytest.raises(ModelError, match="a recurrent_gemma is not computed as transformers does"):
         proof(griffin)
 
 

@@ -89,7 +89,6 @@ OPTIONS = {
     ),
     "rule: eval has no initial model": BadInput(f"eval model rows.jsonl {judged_by()}"),
     "judge: a question without the response": said(judged_by("path: model", "{prompt}")),
-    "judge: no such people": said(judged_by("path: model, people: {ranked: absent.jsonl, ranks: ranks}")),
     "reward: k of no pass": reward(
         "rewards.py:parity",
         "validation_sampling.temperature=1.0 validation_sampling.num_samples=4 validation_sampling.k=[2]",

@@ -16,13 +16,13 @@ from lockstep.config import SamplerSection
 
 @pytest.fixture
 def start(models: Callable[..., Path], tmp_path: Path) -> Iterator[Start]:
-    """Starts replicas that are ended with the test; `notes` is what they tell the user."""
+    """Starts replicas that are ended with the test."""
     started: list[SamplerPool] = []
 
-    def start(fate: signal.Signals = signal.SIGKILL, notes: list[str] | None = None, **section: object) -> SamplerPool:
+    def start(fate: signal.Signals = signal.SIGKILL, **section: object) -> SamplerPool:
         chosen = SamplerSection.model_validate({"max_batch_size": 2, **section})
         spec = DiarySpec(str(models("llama")), chosen, SECTION, folder=str(tmp_path), fate=fate)
-        started.append(SamplerPool(spec, (notes if notes is not None else []).append))
+        started.append(SamplerPool(spec))
         return started[-1]
 
     yield start

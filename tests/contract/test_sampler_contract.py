@@ -93,7 +93,7 @@ def started(
     if request.param == "in process":
         yield Subject(SamplerSpec(str(model), section, SECTION).open_here(), learner, model)
     else:
-        replicas = SamplerPool(SamplerSpec(str(model), section, SECTION), print)
+        replicas = SamplerPool(SamplerSpec(str(model), section, SECTION))
         yield Subject(replicas, learner, model)
         replicas.close()
 

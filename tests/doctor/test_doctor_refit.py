@@ -28,7 +28,7 @@ Checked = Callable[..., dict[str, RefitStage]]
 
 @pytest.fixture(scope="module")
 def engine(models: Callable[..., Path]) -> Iterator[SamplerPool]:
-    replicas = SamplerPool(WrongTakerSpec(str(models("llama")), SamplerSection(), SECTION), print)
+    replicas = SamplerPool(WrongTakerSpec(str(models("llama")), SamplerSection(), SECTION))
     yield replicas
     replicas.close()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from forgetful import ForgetfulSpec
 from torch import Tensor
 
+from lockstep.cluster.sampler_pool import SamplerLost
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import VLLM, Computation, LearnerSection, Optimizer, SamplerSection
 from lockstep.core import keyed
@@ -87,16 +87,6 @@ def test_what_it_decodes_is_under_the_drawn_distribution(backend: VLLMBackend, h
         backend.score(batch)
 
 
-def test_a_batch_size_takes_effect(backend: VLLMBackend) -> None:
-    greedy = SamplingParams(max_tokens=4, temperature=0.0)
-    rows = {size: backend.generate(requests(), greedy, Conditions(batch_size=size))["rows"][0] for size in (1, 3, 8)}
-    assert rows == {1: 1, 3: 3, 8: 8}
-    batch = unshaped(backend.generate(requests(), greedy))
-    for size, least in ((1, 1), (4, 2)):
-        backend.score(batch, Conditions(batch_size=size))
-        assert least <= backend.engine.remotes[0].call("take_observations")["rows"] <= size
-
-
 def test_fresh_drops_the_prefix_cache(backend: VLLMBackend) -> None:
     asked = (requests(4, LONG), SamplingParams(max_tokens=2))
     backend.generate(*asked)
@@ -147,16 +137,14 @@ def test_tensor_parallel_workers_end_with_their_engine_and_it_with_them(vllm: No
     section = SECTION.model_copy(update={"kv_cache_gib": 0.1})
     opened = VLLMBackend(folder, section, Computation(device="cpu"), tp=2)
     greedy = SamplingParams(max_tokens=8, temperature=0.0)
-    answers = opened.generate(requests(), greedy)
+    opened.generate(requests(), greedy)
     first = workers_of_vllm()
     assert len(first) == 2
     first[1].kill()
-    assert torch.equal(opened.engine.generate(requests(), greedy).tokens, answers.tokens)
-    assert opened.engine.restarts == 1
-    (sampler,) = [child for child in multiprocessing.active_children() if child.name.startswith("sampler")]
-    second = workers_of_vllm()
-    sampler.kill()
-    _, alive = psutil.wait_procs([*first, *second], timeout=30)
+    with pytest.raises(SamplerLost):
+        opened.engine.generate(requests(), greedy)
+    opened.close()
+    _, alive = psutil.wait_procs(first, timeout=30)
     assert not alive
     opened.close()
 

@@ -102,12 +102,7 @@ MODELS = {
     "model: minus one layer": config({"num_hidden_layers": -1}, "num_hidden_layers"),
     "model: context of zero": config({"max_position_embeddings": 0}, "max_position_embeddings"),
     "model: epsilon is NaN": config({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
-    "model: an attention of its own": trained_config(
-        {"_attn_implementation": "flash_attention_2", "attn_implementation": "flash_attention_2"},
-        "config.json",
-        "_attn_implementation",
-    ),
-    "model: a type of numbers that is not there": trained_config({"dtype": "float4"}, "config.json", "dtype"),
+    "model: a type of numbers that is not there": trained_config({"dtype": "float4"}, "float4"),
     "model: index: nested deep": index('{"weight_map": ' + DEEP + "}", "index", "JSON"),
     "model: index: names a file above": index({"weight_map": {"model.norm.weight": "../../../etc/passwd"}}, "index"),
     "model: shards: a tensor in two, of two values": model(

@@ -49,15 +49,11 @@ RECIPES = {
 
 NEW_MODELS = {
     "new model: heads that do not divide": scratch({"hidden_size": 33}, "model.scratch.config"),
-    "new model: an activation that is not there": scratch(
-        {"hidden_act": "gelo"}, "model.scratch.config", "hidden_act", "gelo"
-    ),
+    "new model: an activation that is not there": scratch({"hidden_act": "gelo"}, "model.scratch.config", "gelo"),
     "new model: rope without its factor": scratch(
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0}}, "model.scratch.config", "factor"
     ),
-    "new model: a padding token beyond the vocabulary": scratch(
-        {"pad_token_id": 10**9}, "model.scratch.config", "pad_token_id"
-    ),
+    "new model: a padding token beyond the vocabulary": scratch({"pad_token_id": 10**9}, "model.scratch.config"),
     "new model: a vision model": scratch({"model_type": "clip"}, "model.scratch.config"),
 }
 

@@ -40,7 +40,7 @@ def learner(models: Callable[..., Path]) -> RankLearner:
 @pytest.fixture(params=["cuda_ipc", "shared_memory", "process_group"])
 def pool(request: pytest.FixtureRequest, models: Callable[..., Path]) -> Iterator[SamplerPool]:
     section = SamplerSection.model_validate({"transfer": request.param, "max_batch_size": 4})
-    with closing(SamplerPool(SamplerSpec(str(models("llama", seed=1)), section, ON_GPU), print)) as pool:
+    with closing(SamplerPool(SamplerSpec(str(models("llama", seed=1)), section, ON_GPU))) as pool:
         yield pool
 
 
@@ -95,5 +95,5 @@ def test_nccl_carries_to_another_gpu(learner: RankLearner, models: Callable[...,
     section = SamplerSection.model_validate({"transfer": "auto", "max_batch_size": 4})
     with Workers(placement) as workers:
         assert workers.choose_route(section) == Route("process_group", backend="nccl")
-        with closing(SamplerPool(SamplerSpec(str(models("llama", seed=1)), section, ON_GPU), print, workers)) as pool:
+        with closing(SamplerPool(SamplerSpec(str(models("llama", seed=1)), section, ON_GPU), workers)) as pool:
             assert sync_weights(learner, pool, 1).floats()["refit/read_whole"]

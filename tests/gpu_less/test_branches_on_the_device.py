@@ -66,7 +66,6 @@ BRANCHES = {
     "learners/sending.py SendsWeights._buckets": GATHERED,
     "models/device.py empty_cache": "gpu_less/test_turns_on_a_gpu.py::test_no_learner_is_there_while_an_engine_samples",
     "models/device.py resolve_device": "gpu_less/test_precision.py::test_a_process_that_computes_on_a_gpu_uses_no_tf32",
-    "models/flex.py Flex.sequences": f"{HERE}::test_flex_attention_is_compiled_on_a_gpu",
     "models/kernels.py attend": "gpu_less/test_shared_heads.py::test_in_fp32_each_head_has_keys_of_its_own",
     "models/laid_out.py LaidOut.to": "gpu_less/test_syncs.py::test_a_pass_of_a_dense_family_waits_for_nothing",
     "models/open_kernels.py explain_padding": "models/test_open_kernels.py::test_an_old_gpu_pads",
@@ -332,24 +331,6 @@ def test_the_size_of_a_cache_is_chosen_without_starting_cuda(monkeypatch: pytest
     backend.require_installed(section, on_gpu=True)
     with pytest.raises(InputError, match="takes the GPU where there is one"):
         backend.require_installed(section, on_gpu=False)
-
-
-def test_flex_attention_is_compiled_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lockstep.models import flex
-
-    asked = list[bool]()
-
-    def choose(on_gpu: bool) -> Any:
-        asked.append(on_gpu)
-        return lambda query, *_, **__: (query, None)
-
-    monkeypatch.setattr(flex, "_choose_attention", choose)
-    monkeypatch.setattr(flex, "_find_mask", lambda *_: None)
-    with pretended.pretend_gpu():
-        q, k, v = (torch.randn(1, 2, 4, 16).to("cuda") for _ in range(3))
-        out = flex.Flex(softcap=None, sinks=None).sequences(q, k, v, torch.tensor([0, 4]), 4, 0.25, None)
-    assert asked == [True]
-    assert out.shape == (1, 4, 2, 16)
 
 
 def test_offloaded_shards_are_pinned_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,6 @@ from lockstep.learners.base import train
 from lockstep.learners.rank import RankLearner
 from lockstep.losses.base import Loss
 from lockstep.models.device import load_on_device
-from lockstep.models.exact.experts import EXPERTS
 from lockstep.models.load import load_causal_lm
 from lockstep.models.open_kernels import open_kernels
 from lockstep.samplers.torch.sampler import TorchSampler
@@ -40,6 +39,9 @@ MOE = {
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 20},
 }
+
+
+EXPERTS = ("GptOssExperts", "MixtralExperts", "Qwen3MoeExperts")
 
 
 def build(folder: Path, head: Head, **section: object) -> RankLearner:

@@ -217,7 +217,7 @@ def test_finished_work_is_not_done_again_and_other_work_is_kept_apart(
 ) -> None:
     folder = go(None, "run.save_every=2")
     told, before = capsys.readouterr().out, (folder / "generations.jsonl").stat()
-    for same in ("sampler.replicas=3", "sampler.max_restarts=0", "sampler.timeout_s=60"):
+    for same in ("sampler.replicas=3", "sampler.timeout_s=60"):
         assert go(None, "run.save_every=2", same) == folder
         assert capsys.readouterr().out == told
     assert (folder / "generations.jsonl").stat() == before
@@ -339,23 +339,16 @@ def kill_a_sampler() -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def test_a_sampler_that_is_killed_is_started_again_and_three_write_the_same_bytes_as_one(
-    whole: bytes, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with once_written("by_three", 4, kill_a_sampler):
-        assert main(words("some.jsonl", "by_three", "sampler.replicas=3")) == 0
-    assert "killed by SIGKILL; starting it again (1 of 3 times)" in capsys.readouterr().err
-    assert content("by_three") == whole
-
-
-def test_samplers_that_die_too_often_end_it_and_what_was_written_stays(
+def test_a_lost_sampler_ends_it_and_the_same_command_writes_the_same_bytes(
     whole: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with once_written("ended", 3, kill_a_sampler):
-        assert main(words("some.jsonl", "ended", "sampler.max_restarts=0")) == 1
-    assert "is not started again, since sampler.max_restarts=0" in capsys.readouterr().err
+        assert main(words("some.jsonl", "ended", "sampler.replicas=3")) == 1
+    assert "killed by SIGKILL" in capsys.readouterr().err
     assert 3 <= blocks_written("ended") < BLOCKS
     assert whole.startswith(written("ended"))
+    assert main(words("some.jsonl", "ended", "sampler.replicas=3")) == 0
+    assert content("ended") == whole
 
 
 @pytest.mark.parametrize(("number", "code", "replicas"), [(signal.SIGINT, 130, 1), (signal.SIGTERM, 143, 2)])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.models import digests
-from lockstep.models.digests import model_files, read_ahead
+from lockstep.models.digests import model_files
 
 
 @pytest.fixture
@@ -36,7 +36,6 @@ def test_each_byte_counts(weights: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_file_is_read_once_for_as_long_as_it_stays(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read, whole = list[Path](), digests._read_full
     monkeypatch.setattr(digests, "_read_full", lambda path: (read.append(path), whole(path))[1])
-    read_ahead(weights.parent)
     found = model_files(weights.parent)
     assert found == {"model.weights.safetensors": f"sha256:{hashlib.sha256(bytes(10**6)).hexdigest()}"}
     assert model_files(weights.parent) == found

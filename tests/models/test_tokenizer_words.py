@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig
 
-from lockstep.models.tokenizer import is_misread, load_tokenizer, words_tokenizer
+from lockstep.models.tokenizer import is_generic, load_tokenizer, words_tokenizer
 
 TEXT = "Ada has 5 apples. Ben gives 12 more.\n5+12=17\n#### 17"
 
@@ -53,12 +53,11 @@ def test_a_saved_tokenizer_is_the_same_beside_any_model(tmp_path: Path, model_ty
     assert (loaded.eos_token_id, loaded.pad_token_id) == (made.eos_token_id, made.pad_token_id)
 
 
-@pytest.mark.parametrize(("model_type", "misread"), [("qwen2", True), ("llama", False)])
-def test_a_tokenizer_that_auto_tokenizer_misreads_is_known(model_type: str, misread: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("model_type", ["qwen2", "llama"])
+def test_a_generic_tokenizer_is_opened_as_its_files_have_it(model_type: str, tmp_path: Path) -> None:
+    """`AutoTokenizer` takes one beside a qwen2 for that architecture's, and misreads texts."""
     words_tokenizer(["Tom has 3 apples.\n"]).save_pretrained(tmp_path)
     AutoConfig.for_model(model_type).save_pretrained(tmp_path)
-    assert is_misread(tmp_path) == misread
-    read, own = AutoTokenizer.from_pretrained(tmp_path), load_tokenizer(tmp_path)
-    text = "Tom has 3 apples."
+    assert is_generic(tmp_path)
+    own, text = load_tokenizer(tmp_path), "Tom has 3 apples."
     assert own.decode(own(text)["input_ids"]) == text
-    assert (read(text)["input_ids"] != own(text)["input_ids"]) == misread

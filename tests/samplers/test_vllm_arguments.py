@@ -19,8 +19,7 @@ from lockstep.samplers.vllm.arguments import OPTIONS, OURS, engine_arguments
 
 BF16 = Computation(dtype="bf16")
 CHOSEN: dict[str, Any] = {
-    "max_model_len": 32, "max_num_batched_tokens": 96, "enforce_eager": True, "quantization": "fp8",
-    "engine_args": {"swap": 1},
+    "max_model_len": 32, "quantization": "fp8", "engine_args": {"swap": 1},
 }  # fmt: skip
 
 
@@ -35,13 +34,13 @@ def test_every_option_is_an_argument_on_a_gpu() -> None:
     assert plain["dtype"] == "bfloat16"
     assert engine_arguments(section(), Computation(dtype="fp16"), 64, on_gpu=True)["dtype"] == "float16"
     assert plain["enforce_eager"] is False
-    assert not plain.keys() & {"max_model_len", "max_num_batched_tokens", "quantization", "kv_cache_memory_bytes"}
+    assert not plain.keys() & {"max_model_len", "quantization", "kv_cache_memory_bytes"}
     chosen = engine_arguments(section(**CHOSEN), BF16, 64, on_gpu=True)
     for name, value in CHOSEN.items():
         if name != "engine_args":
             assert chosen[name] == value
     assert chosen["swap"] == 1
-    assert set(chosen) - {"swap"} <= {*OPTIONS, *OURS}, "an option that is set twice is known"
+    assert set(chosen) - {"swap", "enforce_eager"} <= {*OPTIONS, *OURS}, "an option that is set twice is known"
 
 
 def test_a_cache_takes_what_it_wants_or_what_there_is() -> None:
@@ -59,9 +58,9 @@ def test_a_cache_takes_what_it_wants_or_what_there_is() -> None:
 @pytest.mark.full
 @pytest.mark.needs("vllm")
 def test_an_engine_has_the_arguments_that_were_set(vllm: None, models: Callable[..., Path]) -> None:
-    own = {"max_model_len": 16, "max_num_batched_tokens": 48, "engine_args": {"enable_chunked_prefill": True}}
+    own = {"max_model_len": 16, "engine_args": {"enable_chunked_prefill": True, "max_num_batched_tokens": 48}}
     chosen = SamplerSection.model_validate({"backend": "vllm", "max_batch_size": 8, "kv_cache_gib": 0.05, "vllm": own})
-    pool = SamplerPool(SamplerSpec(str(models("llama")), chosen, SECTION), print)
+    pool = SamplerPool(SamplerSpec(str(models("llama")), chosen, SECTION))
     try:
         settings = pool.remotes[0].call("settings")
         assert settings["max_num_batched_tokens"] == 48

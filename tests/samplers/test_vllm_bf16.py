@@ -25,7 +25,7 @@ BF16 = LearnerSection(device="cpu", dtype="bf16")
 @pytest.fixture(scope="module")
 def sampler(vllm: None, models: Callable[..., Path]) -> Iterator[SamplerPool]:
     section = SamplerSection(backend="vllm", max_batch_size=8, kv_cache_gib=0.05)
-    replicas = SamplerPool(SamplerSpec(str(models("qwen3")), section, BF16, raw_logprobs=True), print)
+    replicas = SamplerPool(SamplerSpec(str(models("qwen3")), section, BF16, raw_logprobs=True))
     yield replicas
     replicas.close()
 

@@ -85,7 +85,7 @@ class Tampering(Sampler):
 @pytest.fixture(scope="module")
 def sampler(vllm: None, models: Callable[..., Path]) -> Iterator[SamplerPool]:
     section = SamplerSection(backend="vllm", max_batch_size=8, kv_cache_gib=0.05)
-    replicas = SamplerPool(ForgetfulSpec(str(models("qwen2 tied")), section, SECTION), print)
+    replicas = SamplerPool(ForgetfulSpec(str(models("qwen2 tied")), section, SECTION))
     yield replicas
     replicas.close()
 

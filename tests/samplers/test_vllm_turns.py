@@ -95,7 +95,7 @@ def test_a_session_sends_dropped_weights_again(
     monkeypatch.setattr(TorchInference, "forgets_weights", lambda self, section: forgets)
     folder = str(models("llama"))
     learner = LearnerSpec(folder, "logits", SECTION, None, 0).build()
-    pool = SamplerPool(SamplerSpec(folder, SamplerSection(max_batch_size=4), SECTION), print)
+    pool = SamplerPool(SamplerSpec(folder, SamplerSection(max_batch_size=4), SECTION))
     sent: list[str] = []
     session = SamplerSession(pool, learner, phase=lambda name: contextlib.nullcontext(sent.append(name)))
     try:

@@ -43,14 +43,6 @@ class MegatronTraining(TrainingBackend):
             if asked:
                 raise ValueError(f"{name} is of learner.backend=torch; leave it out")
 
-    def describe_rounding(self, section: LearnerSection) -> str | None:
-        if not section.is_half:
-            return None
-        return (
-            "learner.backend=megatron adds up layers in bf16, and backend=torch in fp32: log-probabilities of the two "
-            "differ by bf16's rounding"
-        )
-
     def require_model(self, config: PreTrainedConfig, section: LearnerSection) -> None:
         from lockstep.models.device import resolve_device
         from lockstep.models.megatron import require_known, stages

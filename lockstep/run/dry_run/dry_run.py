@@ -174,9 +174,6 @@ def _device(recipe: Algorithm, found: Findings) -> None:
             f"learner.dtype is {learner.dtype}, which few CPUs compute faster than fp32; learner.dtype=fp32 may be "
             "better"
         )
-    rounding = backend.find_backend(learner).describe_rounding(learner)
-    if rounding is not None:
-        found.notes.append(rounding)
     own = {role.name: role.learner for role in recipe.own_layouts}
     layouts = f"{ranks} ranks: {describe_layouts(learner, own)}" if ranks > 1 else "1 rank"
     found.say("device", f"{device}, {learner.dtype}, {layouts}")

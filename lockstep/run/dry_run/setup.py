@@ -16,12 +16,11 @@ from lockstep.algorithms.episodes import describe_rewards, episodes_of
 from lockstep.algorithms.roles import ModelRole
 from lockstep.algorithms.rows import DataFiles
 from lockstep.algorithms.setup import Policy
-from lockstep.cluster.judges import policy_answers, read_people
+from lockstep.cluster.judges import policy_answers
 from lockstep.config import DType
 from lockstep.core.errors import InputError, LockstepError
 from lockstep.core.types import Prompt, skip_timing
 from lockstep.data.prompts import Prompts
-from lockstep.data.ranked import describe
 from lockstep.data.templates import read_field
 from lockstep.environments.options import EnvironmentSection
 from lockstep.judge.asking import Answering
@@ -199,9 +198,8 @@ class DrySetup:
         located = section.locate(self.source.folder)
         answering = self.answering(located, Policy(ABSENT.generate, self.source), key)
         score_judge(located, answering, self.algorithm.seed, key)
-        people = "" if section.people is None else f"; {describe(*read_people(section.people))}"
         who = (section.path or "the initial model") if located.has_engine else "a server"
-        self.found.say(key, f"{who} judges {section.num_evals_to_average} times; it was not asked{people}")
+        self.found.say(key, f"{who} judges {section.num_evals_to_average} times; it was not asked")
 
     def _say_by_row(self, section: SingleReward, first: Sequence[Prompt], rows: Prompts, key: str) -> None:
         option = key.replace("_", " ")

@@ -106,11 +106,6 @@ class Extents:
         return room_for(tokens, self._context)
 
     @property
-    def bytes(self) -> int:
-        """Memory of all arenas."""
-        return sum(x.nbytes for arena in self._arenas.values() for layer in arena.layers.values() for x in layer)
-
-    @property
     def taken(self) -> int:
         """Tokens that rows have room for."""
         return sum(arena.room * len(arena.rows) for arena in self._arenas.values())

@@ -66,11 +66,6 @@ class TorchSampler(ModelSampler):
             for number in waiting:
                 scheduler.abort(number)
 
-    @property
-    def passes(self) -> int:
-        """Number of passes of the newest call, or, while awake, since `wake` or the newest weight sync."""
-        return 0 if self._scheduler is None else self._scheduler.passes
-
     def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Sequence[Attestation]:
         self._scheduler = None
         return super().load_weights(stream, version)

@@ -1,6 +1,6 @@
 """The torch sampler for models whose layers carry a state, such as Mamba: it decodes with the model's own cache.
 
-Prompts of one length are generated side by side, so that no padding enters a state; finished rows are dropped.
+Prompts of one length are generated side by side, so that no padding enters a state.
 """
 
 from __future__ import annotations
@@ -33,9 +33,6 @@ from lockstep.samplers.torch.seen import Seen
 
 _KEYWORDS = ("past_key_values", "cache_params", "cache")
 """Names of the cache in the signatures of `transformers` models."""
-
-_COMPACT_BELOW = 0.8
-"""Finished rows are dropped once fewer than this share of rows still runs: copying the cache costs about one step."""
 
 
 class StatefulTorchSampler(ModelSampler):
@@ -74,41 +71,35 @@ class StatefulTorchSampler(ModelSampler):
         """Decodes token by token. Returns tokens and log-probabilities [B, K], lengths [B], and stopped rows [B]."""
         device, rows, start = self._lm.device, len(requests), len(requests[0].tokens)
         most = min(sampling.max_tokens, self._context - start)
-        cache = DynamicCache(config=self._lm.config)
-        known = {_find_keyword(self._lm): cache}
+        known = {_find_keyword(self._lm): DynamicCache(config=self._lm.config)}
         tokens_BK = torch.zeros(rows, most, dtype=torch.int64, device=device)
         logprob_BK = torch.zeros(rows, most, device=device)
         length_B = torch.zeros(rows, dtype=torch.int64, device=device)
         stopped_B = torch.zeros(rows, dtype=torch.bool, device=device)
         uniform_BK = keyed.uniforms(torch.tensor([r.key for r in requests]), torch.arange(most)).to(device)
         stops = torch.tensor(sampling.stop_token_ids, dtype=torch.int64, device=device)
-        alive = torch.arange(rows, device=device)
-        running = torch.ones(rows, dtype=torch.bool, device=device)
+        every_B = torch.arange(rows, device=device)
         logits = self._logits(torch.tensor([request.tokens for request in requests], device=device), 0, known)
         seen = self._watch(requests, logits.shape[1]) if sampling.penalizes else None
         for k in range(most):
-            shaped = logits if seen is None else penalize(logits, seen.earlier(alive), sampling)
-            token, logprob = draw(shaped, uniform_BK[alive, k], sampling)
+            shaped = logits if seen is None else penalize(logits, seen.earlier(every_B), sampling)
+            token, logprob = draw(shaped, uniform_BK[:, k], sampling)
             if self._raw_logprobs:
                 logprob, _ = token_scores(logits, token, PLAIN)
-            tokens_BK[alive, k], logprob_BK[alive, k] = token, logprob
+            tokens_BK[:, k], logprob_BK[:, k] = token, logprob
             if seen is not None:
-                seen.append(alive, token)
+                seen.append(every_B, token)
+            running = ~stopped_B
             broken = running & ~logprob.isfinite()
-            length_B[alive] += running
-            stopped_B[alive] |= running & torch.isin(token, stops)
+            length_B += running
+            stopped_B |= running & torch.isin(token, stops)
             if sampling.stop:
-                stopped_B[alive] |= running & self._complete(tokens_BK[alive, : k + 1], sampling)
-            running = running & ~stopped_B[alive]
-            left, num_broken = torch.stack([running.sum(), broken.sum()]).tolist()  # one wait for the device
+                stopped_B |= running & self._complete(tokens_BK[:, : k + 1], sampling)
+            left, num_broken = torch.stack([(~stopped_B).sum(), broken.sum()]).tolist()  # one wait for the device
             if num_broken:
-                raise NotFinite(int(alive[broken][0]), k)
+                raise NotFinite(int(every_B[broken][0]), k)
             if left == 0 or k + 1 == most:
                 break
-            if left < _COMPACT_BELOW * alive.numel():
-                kept = running.nonzero().squeeze(-1)
-                cache.reorder_cache(kept)  # pyright: ignore[reportArgumentType] -- any int64 tensor is one
-                alive, token, running = alive[kept], token[kept], running[kept]
             logits = self._logits(token[:, None], start + k, known)
         return tokens_BK, logprob_BK, length_B, stopped_B
 

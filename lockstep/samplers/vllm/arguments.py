@@ -21,8 +21,6 @@ OPTIONS: Mapping[str, str] = {
     "gpu_memory_utilization": "sampler.kv_cache_gib",
     "enable_sleep_mode": "cluster.offload_idle",
     "max_model_len": "sampler.vllm.max_model_len",
-    "max_num_batched_tokens": "sampler.vllm.max_num_batched_tokens",
-    "enforce_eager": "sampler.vllm.enforce_eager",
     "quantization": "sampler.vllm.quantization",
     "dtype": "learner.dtype",
     "model": "model.path",
@@ -67,16 +65,12 @@ def engine_arguments(section: SamplerSection, computation: Computation, context:
         "tensor_parallel_size": section.tensor_parallel,
         "enable_prefix_caching": True,
         "enable_sleep_mode": section.takes_turns,
-        "enforce_eager": own.enforce_eager or not on_gpu,
+        "enforce_eager": not on_gpu,
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
         "seed": 0,
     }
-    chosen = {
-        "max_model_len": own.max_model_len,
-        "max_num_batched_tokens": own.max_num_batched_tokens,
-        "quantization": own.quantization,
-    }
+    chosen = {"max_model_len": own.max_model_len, "quantization": own.quantization}
     arguments |= {name: value for name, value in chosen.items() if value is not None}
     gib = section.kv_cache_gib
     if not on_gpu:
@@ -85,7 +79,7 @@ def engine_arguments(section: SamplerSection, computation: Computation, context:
             "block_size": _CPU_BLOCK,
             # vLLM on a CPU crashes with chunked prefill and seeds: it cannot undo the sample of an unfinished prompt.
             "enable_chunked_prefill": False,
-            "max_num_batched_tokens": own.max_num_batched_tokens or max(_CPU_BATCH_TOKENS, context),
+            "max_num_batched_tokens": max(_CPU_BATCH_TOKENS, context),
         }
     elif gib is not None:
         # With an explicit cache size, gpu_memory_utilization only decides whether vLLM starts at all.

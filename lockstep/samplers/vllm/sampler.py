@@ -138,23 +138,14 @@ class VLLMSampler:
         self._engine.reset_prefix_cache()
         self._engine.reset_mm_cache()
 
-    def tensor_names(self) -> list[str]:
-        """Names of the tensors that `show` knows: those of the checkpoint, and a head that is tied."""
-        return json.loads(self._on_worker("tensor_names"))
-
     def show(self, name: str) -> Tensor:
         """The tensor that the engine computes with now; in one that a kernel has packed, −0 reads as 0."""
         return safetensors.torch.load(self._on_worker("show_tensor", name))[name]
 
-    def take_observations(self) -> dict[str, Any]:
-        """Returns what was observed since the last call.
-
-        Returns:
-            `cached`, for each request in turn the number of prompt tokens found in the prefix cache; and the result of
-            `WeightReceiver.observe_passes`.
-        """
+    def take_prefix_hits(self) -> list[int]:
+        """For each request since the last call, the number of prompt tokens that were found in the prefix cache."""
         cached, self._cached = self._cached, {}
-        return {"cached": [cached[number] for number in sorted(cached)]} | json.loads(self._on_worker("observe_passes"))
+        return [cached[number] for number in sorted(cached)]
 
     def settings(self) -> dict[str, Any]:
         """The settings of vLLM that shape its numbers."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
@@ -37,7 +37,6 @@ class WeightReceiver:
     model_runner: Any
     vllm_config: Any
     device: torch.device
-    _rows: int | None = None
     _carrier: Carrier | None = None
 
     def open_route(self, first: str) -> None:
@@ -80,10 +79,6 @@ class WeightReceiver:
             }
         )
 
-    def tensor_names(self) -> str:
-        """Names of the tensors that `show_tensor` knows, as JSON."""
-        return json.dumps([tensor.name for tensor in self._readable])
-
     @torch.no_grad()
     def show_tensor(self, name: str) -> bytes:
         """A tensor as it is computed with, as safetensors."""
@@ -91,25 +86,11 @@ class WeightReceiver:
         with set_current_vllm_config(self.vllm_config):
             return safetensors.torch.save({name: found.tensor().contiguous().cpu()})
 
-    def observe_passes(self) -> str:
-        """Starts observing passes. Returns, as JSON, `rows` of the largest pass since the last start."""
-        if self._rows is None:
-            self.model_runner.execute_model = self._watch(self.model_runner.execute_model)
-        rows, self._rows = self._rows, 0
-        return json.dumps({"rows": rows})
-
     def attention_of_layers(self) -> str:
         """The kernel of the attention, and the type that keys and values are kept in, as JSON."""
         kernels = {group.backend.get_name() for groups in self.model_runner.attn_groups for group in groups}
         cached = {_type_of(cache) for cache in self.model_runner.kv_caches}
         return json.dumps({"kernel": ", ".join(sorted(kernels)), "cache": ", ".join(sorted(cached))})
-
-    def _watch(self, execute: Callable[..., Any]) -> Callable[..., Any]:
-        def count_and_execute(scheduled: Any, *args: Any, **keywords: Any) -> Any:
-            self._rows = max(self._rows or 0, len(scheduled.num_scheduled_tokens))
-            return execute(scheduled, *args, **keywords)
-
-        return count_and_execute
 
     @property
     def _model(self) -> Any:

@@ -115,7 +115,7 @@ def open_vllm(folder: Path, options: EngineOptions) -> Iterator[VLLMTap]:
     """
     if options.parallel or options.neighbors or options.prompt is not None:
         raise InputError("the doctor looks into one worker of vLLM, by prefill; leave the layout empty")
-    own = VLLM.model_validate({**options.settings, "enforce_eager": True})
+    own = VLLM.model_validate(options.settings)
     section = SamplerSection(backend="vllm", vllm=own, max_batch_size=1, kv_cache_gib=_CACHE_GIB)
     computation = computation_of(options)
     context = context_of(read_config(str(folder)))
@@ -126,7 +126,7 @@ def open_vllm(folder: Path, options: EngineOptions) -> Iterator[VLLMTap]:
         str(folder),
         section,
         computation,
-        options={"enable_prefix_caching": False, "num_gpu_blocks_override": blocks},
+        options={"enable_prefix_caching": False, "num_gpu_blocks_override": blocks, "enforce_eager": True},
     )
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
