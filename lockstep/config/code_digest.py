@@ -31,12 +31,8 @@ def _describe(value: object, seen: set[int]) -> str:
             parts = list(value)
         case dict():
             parts = [part for pair in value.items() for part in pair]
-        case staticmethod() | classmethod():
-            parts = [value.__func__]
-        case property():
-            parts = [value.fget, value.fset, value.fdel]
-        case cached_property():
-            parts = [value.func]
+        case staticmethod() | classmethod() | property() | cached_property():
+            parts = [getattr(value, name, None) for name in ("__func__", "fget", "fset", "fdel", "func")]
         case types.CodeType():
             parts = [value.co_code, value.co_names, value.co_consts]
         case types.FunctionType() if id(value) not in seen:

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import groupby
-from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
@@ -89,19 +88,13 @@ class Shape:
         section = section_of(self.fields[name].annotation) if name in self.fields else None
         if section is None:
             return None
-        is_named = dict in _kinds(self.fields[name].annotation)
+        is_named = _maps_names(self.fields[name].annotation)
         return Shape(section if is_named else section.narrow(value), value, is_named)
 
 
-def _kinds(annotation: Any) -> Iterator[object]:
-    origin = get_origin(annotation)
-    if origin is Annotated:
-        yield from _kinds(get_args(annotation)[0])
-    elif origin in (Union, UnionType):
-        for member in get_args(annotation):
-            yield from _kinds(member)
-    else:
-        yield annotation if origin is None else origin
+def _maps_names(annotation: Any) -> bool:
+    """True for a type that is, or may be, a mapping from names to sections."""
+    return get_origin(annotation) is dict or any(map(_maps_names, get_args(annotation)))
 
 
 def algorithm_sentence(given: Any) -> str:
