@@ -17,7 +17,7 @@ from benchmarks.bits_names import rename_columns, rename_metrics, rename_tensors
 
 METRICS, RESULTS, SECONDS = "metrics.jsonl", "results.json", "seconds"
 CHECKPOINT = "checkpoint"
-CLOCKS = ("timings.jsonl", "messages.jsonl")
+CLOCKS = ("timings.jsonl",)
 """Files that hold clock times, which differ between equal runs."""
 LARGE_BYTES = 2**26
 """Size of a file of weights from which its tensors are kept, and compared, as digests: real models would fill disks."""

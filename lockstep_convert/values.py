@@ -10,7 +10,7 @@ from typing import Any
 from lockstep_convert.table import Options
 
 _ROWS = (".parquet", ".json", ".jsonl")
-_TRACKERS = ("wandb", "tensorboard", "mlflow")
+_TRACKERS = ("wandb", "tensorboard")
 _SECRETS = ("key", "token", "secret", "password")
 _LONGEST_SHOWN = 60
 _REFERENCE = re.compile(r"<([\w.]+)>")

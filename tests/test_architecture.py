@@ -30,7 +30,6 @@ ENGINES = {
     "openai": ("lockstep/servers/json_server.py", "lockstep/servers/bounded.py"),
     "tensorboard": ("lockstep/run/trackers/tensorboard.py",),
     "wandb": ("lockstep/run/trackers/wandb.py",),
-    "mlflow": ("lockstep/run/trackers/mlflow.py",),
     "megatron": ("lockstep/learners/megatron/", "lockstep_logprobs/linear_ce.py"),
     "peft": ("lockstep/models/lora.py",),
     "triton": ("lockstep_logprobs/fused/", "lockstep/models/exact/fused/"),

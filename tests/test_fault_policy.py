@@ -17,7 +17,7 @@ SLEEPERS = {
     "helpers/process.py": "looks for a parent that has ended",
     "helpers/descendants.py": "looks for children that have ended",
     "helpers/sandbox/memory.py": "looks whether the processes of a cgroup have ended",
-    "sweeps/sweep.py": "looks for runs that have ended",
+    "report/html.py": "looks whether runs have logged something",
     "weight_sync/carriers.py": "looks whether a receiver still takes what is sent, until a deadline",
 }
 """Files that wait by the clock, and what for."""

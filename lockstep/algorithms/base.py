@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from lockstep.algorithms.roles import Inference, Load, ModelRole
 from lockstep.config import Common, ModelFolder, registry
@@ -80,9 +80,6 @@ class Algorithm(Common, ABC):
                     f"{learner.layout_key} asks for {learner.parallel.ranks} ranks and {self.learner.layout_key} for "
                     f"{there}, and both share devices; make their products the same"
                 )
-
-    purpose: ClassVar[str] = ""
-    """A phrase for what the model learns, `learns to …`, which the run's output shows; may be empty."""
 
     @property
     @abstractmethod

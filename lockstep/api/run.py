@@ -81,9 +81,10 @@ class Run:
     @property
     def summary(self) -> str:
         """The summary that a run ends with; its last sentence says if there was nothing to learn from."""
-        from lockstep.run.train import describe_nothing_trained, summarize_run
+        from lockstep.report.summary import summary
+        from lockstep.run.train import describe_nothing_trained
 
-        parts = summarize_run(self.folder), describe_nothing_trained(self.folder)
+        parts = summary(self.folder), describe_nothing_trained(self.folder)
         return "\n\n".join(part for part in parts if part is not None)
 
     def report(self) -> Path:

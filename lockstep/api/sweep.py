@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from lockstep.api.values import build_tree
 from lockstep.config.loading import Loaded, load_options
 from lockstep.config.recipe_files import Layer
 from lockstep.core.errors import InputError
-from lockstep.sweeps.grid import Axis, Combination, combine, make_axis
+from lockstep.sweeps.grid import Combination
 from lockstep.system.yaml12 import nest, value_at
 
 
@@ -36,11 +35,6 @@ class Sweep:
         from lockstep.report.sweeps import read_sweep
 
         return {run.folder.name: Run(run.folder) for run in read_sweep(self.folder)}
-
-    @property
-    def is_finished(self) -> bool:
-        """True if every run has reached its end."""
-        return all(run.is_finished for run in self.runs.values())
 
     @property
     def table(self) -> list[dict[str, Any]]:
@@ -63,26 +57,6 @@ class Sweep:
 
         return list_spreads(read_sweep(self.folder))
 
-    @property
-    def summary(self) -> str:
-        """The summary that a sweep ends with."""
-        from lockstep.report.sweeps import summarize_sweep
-
-        return summarize_sweep(self.folder)
-
-    def report(self) -> Path:
-        """Writes the report, one HTML file, and returns its path."""
-        from lockstep.report.html import write_sweep_report
-        from lockstep.report.summary import PAGE
-
-        out = self.folder / PAGE
-        write_sweep_report(self.folder, out)
-        return out
-
-    def _repr_html_(self) -> str:
-        """The summary, for notebooks."""
-        return f"<pre>{html.escape(self.summary)}</pre>"
-
 
 def sweep(
     recipe: str | Path | Trainer,
@@ -99,7 +73,7 @@ def sweep(
     Args:
         recipe: A recipe by its name or file, or an algorithm such as `lockstep.GRPO(...)`.
         values: Options with the values of each: `{"seed": range(5), "ppo.clip": [0.1, 0.2]}`.
-        name: Name of its folder in `sweeps/`; None: the recipe's name, with a digest of all options.
+        name: Name of its folder in `sweeps/`; None: the recipe's name, and the options that it varies.
         jobs: Runs at a time.
         options: Options of the recipe, as those of `Trainer`; an algorithm has its own.
 
@@ -107,19 +81,20 @@ def sweep(
         InputError: A combination is invalid; the message names it, and nothing was started.
     """
     from lockstep.run.stop import Stopped
-    from lockstep.sweeps.plan import plan_combinations
+    from lockstep.sweeps.plan import name_sweep, plan_grid
     from lockstep.sweeps.sweep import run_sweep
 
     trainer = recipe if isinstance(recipe, Trainer) else None
-    resolve = partial(load_options, Path(str(recipe)).stem, str(recipe)) if trainer is None else trainer.resolve
+    base = str(recipe) if trainer is None else trainer.loaded.name
+    resolve = partial(load_options, Path(base).stem, base) if trainer is None else trainer.resolve
     said = Layer("lockstep.sweep", build_tree(options))
-    axes = [_make_axis(key, list(own)) for key, own in values.items()]
+    grid = {key: _plain_values(key, own) for key, own in values.items()}
 
     def resolve_with(combination: Combination, folder: Layer) -> Loaded:
         layers = [Layer("lockstep.sweep", nest(key, value)) for key, value in combination.values.items()]
         return resolve(folder, said, *layers)
 
-    plan = plan_combinations(combine(axes), resolve_with, name)
+    plan = plan_grid(grid, resolve_with, name or name_sweep(base, grid))
     try:
         run_sweep(plan, jobs)
     except Stopped as stopped:
@@ -127,9 +102,8 @@ def sweep(
     return Sweep(plan.folder)
 
 
-def _make_axis(key: str, values: list[Any]) -> Axis:
-    """An axis of Python values, as recipes have them; functions and short forms of sections as in `Trainer`."""
+def _plain_values(key: str, values: Iterable[Any]) -> list[Any]:
+    """Python values as recipes have them; functions and short forms of sections as in `Trainer`."""
     if key in ("train", "validation"):
         raise InputError(f"{key} is short for data.{key}; name that, with files")
-    plain = [value_at(build_tree(nest(key, value)), key.split(".")) for value in values]
-    return make_axis(key, plain)
+    return [value_at(build_tree(nest(key, value)), key.split(".")) for value in values]

@@ -14,7 +14,7 @@ from lockstep.api.values import build_tree
 from lockstep.config import user_code
 from lockstep.config.loading import Loaded, describe, load_options
 from lockstep.config.recipe_files import Layer
-from lockstep.run.callbacks import Callbacks, OnStep, OnValidation
+from lockstep.run.callbacks import OnStep
 
 
 class Trainer:
@@ -86,7 +86,6 @@ class Trainer:
         self,
         *,
         on_step: OnStep | None = None,
-        on_validation: OnValidation | None = None,
         allow_changes: bool = False,
     ) -> Run:
         """Trains to the end, or resumes the run that the same arguments began.
@@ -95,18 +94,17 @@ class Trainer:
         resumes it.
 
         Args:
-            on_step: Called after each step with the step's number and its metrics, validation's among them.
-            on_validation: Called after each validation with its metrics, the one before the first step too; after a
-                step's `on_step`.
+            on_step: Called after each step with the step's number and its metrics, validation's among them; and with 0
+                after the validation before the first step.
             allow_changes: Resume even if data, first model or code have changed.
         """
-        return train_loaded(self.loaded, Callbacks(on_step, on_validation), allow_changes)
+        return train_loaded(self.loaded, on_step, allow_changes)
 
     def __repr__(self) -> str:
         return f"<lockstep.{type(self).__name__} → {self.folder}>"
 
 
-def train_loaded(loaded: Loaded, callbacks: Callbacks, allow_changes: bool = False) -> Run:
+def train_loaded(loaded: Loaded, on_step: OnStep | None, allow_changes: bool = False) -> Run:
     """Trains a resolved recipe; a run that was stopped early is saved, and returned as it is.
 
     Where the command line would tell by its exit code that nothing was trained, this prints a line.
@@ -117,7 +115,7 @@ def train_loaded(loaded: Loaded, callbacks: Callbacks, allow_changes: bool = Fal
     from lockstep.run.train import describe_nothing_trained, train
 
     try:
-        ending = describe_nothing_trained(train(loaded, allow_changes, callbacks=callbacks))
+        ending = describe_nothing_trained(train(loaded, allow_changes, on_step=on_step))
     except Stopped as stopped:
         ending = str(stopped)
     if ending is not None:
@@ -129,11 +127,10 @@ def train(
     recipe: str | Path,
     *,
     on_step: OnStep | None = None,
-    on_validation: OnValidation | None = None,
     allow_changes: bool = False,
     **options: Any,
 ) -> Run:
     """Trains a recipe by its name or file, as `lockstep train` does, with options as those of `Trainer`."""
     said = Layer("lockstep.train", build_tree(options))
     loaded = load_options(Path(recipe).stem, str(recipe), said)
-    return train_loaded(loaded, Callbacks(on_step, on_validation), allow_changes)
+    return train_loaded(loaded, on_step, allow_changes)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 from lockstep.commands.arguments import Parsers, add_recipe
-from lockstep.system.printable import print_text
 
 
 def add(parsers: Parsers) -> None:
@@ -15,18 +14,15 @@ def add(parsers: Parsers) -> None:
     )
     add_recipe(sweep, "options, some with several values: seed=0..4 run.max_steps=10,20")
     sweep.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time; default: 1")
-    sweep.add_argument("--name", help="folder in sweeps/; default: the recipe's name and a digest of all options")
-    sweep.add_argument("--dry-run", action="store_true", help="resolve every combination, and start nothing")
+    sweep.add_argument(
+        "--name", help="folder in sweeps/; default: the recipe's name and the options with several values"
+    )
     sweep.set_defaults(command=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command. Returns the exit code."""
     from lockstep.sweeps.plan import plan_words
-    from lockstep.sweeps.sweep import preview, run_sweep
+    from lockstep.sweeps.sweep import run_sweep
 
-    plan = plan_words(options.recipe, options.overrides, options.name)
-    if options.dry_run:
-        print_text(preview(plan))
-        return 0
-    return run_sweep(plan, options.jobs)
+    return run_sweep(plan_words(options.recipe, options.overrides, options.name), options.jobs)

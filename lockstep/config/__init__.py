@@ -35,7 +35,7 @@ from lockstep.config.sources import (
     Scratch,
 )
 from lockstep.config.task import Task, TaskFiles
-from lockstep.config.trackers import MLflow, TensorBoard, Trackers, WandB
+from lockstep.config.trackers import TensorBoard, Trackers, WandB
 
 __all__ = [
     "VLLM",
@@ -51,7 +51,6 @@ __all__ = [
     "LearnerSection",
     "LoRA",
     "LocalPath",
-    "MLflow",
     "ModelFolder",
     "ModelSection",
     "OpenAI",

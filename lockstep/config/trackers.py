@@ -34,16 +34,8 @@ class WandB(Section):
                 assert_never(self.mode)
 
 
-class MLflow(Section):
-    """MLflow; MLFLOW_TRACKING_URI says where, else it is `mlflow.db` in the folder the command runs in."""
-
-    experiment: str = Field(default="lockstep", min_length=1, description="MLflow experiment, made where there is none")
-    name: str | None = Field(default=None, min_length=1, description="of the run; null: its folder's name")
-
-
 class Trackers(Section):
     """Each shows the run's logs, and is off unless named; `{}` turns it on. See docs/guides/trackers.md."""
 
     tensorboard: TensorBoard | None = None
     wandb: WandB | None = None
-    mlflow: MLflow | None = None

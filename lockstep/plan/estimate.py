@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -14,7 +14,7 @@ from lockstep.config.model_recipe import weights_of
 from lockstep.judge.options import AskedSection
 from lockstep.models.folder import read_config, skeleton
 from lockstep.plan.memory import Generation, Rank
-from lockstep.plan.sizes import FP32, Sizes
+from lockstep.plan.sizes import Sizes
 from lockstep.samplers.backend import find_backend
 from lockstep.samplers.cache_budget import PROCESS_BYTES, CacheBudget, usable_bytes
 from lockstep.weight_sync.buckets import CAPACITY
@@ -58,7 +58,6 @@ class MemoryEstimate:
         sizes: Sizes,
         placement: Placement,
         learners: Mapping[str, LearnerSection] | None = None,
-        sequences: int | None = None,
         memory: int | None = None,
     ) -> MemoryEstimate:
         """Estimates a recipe.
@@ -68,7 +67,6 @@ class MemoryEstimate:
             sizes: Sizes of its model.
             placement: Where its processes live.
             learners: Its learners by the key of their layout, where these are others than the recipe's.
-            sequences: Sequences that an engine generates side by side, where these are others than the recipe's.
             memory: Bytes of a device, of which models may use `usable_bytes`; they bound a cache whose size is not set.
                 None: it has no bound.
         """
@@ -91,7 +89,7 @@ class MemoryEstimate:
         backend = None if inference is None else find_backend(inference.sampler)
         if inference is None or backend is None:
             return found
-        sequences, ahead = sequences or inference.sampler.max_batch_size, inference.one_step_ahead
+        sequences, ahead = inference.sampler.max_batch_size, inference.one_step_ahead
         sampler = Generation.of(sizes, learner, inference.sampler, load, sequences, not ahead, inference.penalizes)
         found = replace(found, sampler=sampler, sequences=sequences)
         if sampler.weights:
@@ -224,8 +222,3 @@ def _judge(section: AskedSection, own: Sizes, learner: LearnerSection, load: Loa
 def _sizes(path: str, headless: bool = True) -> Sizes:
     folder = str(weights_of(path))
     return Sizes.of(skeleton(read_config(folder, headless=headless), folder))
-
-
-def checkpoint_bytes(models: Sequence[ModelRole], sizes: Sizes) -> int:
-    """Bytes of a checkpoint: weights of the models that change, and moments of those that learn."""
-    return sum((1 + _count_state(role)) * FP32 * sizes.count_trainable(role.head) for role in models if role.is_saved)

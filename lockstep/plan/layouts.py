@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -17,34 +17,12 @@ from lockstep.core.errors import InputError
 from lockstep.models.parallelize import require_divisible
 from lockstep.plan.estimate import MemoryEstimate
 from lockstep.plan.sizes import Sizes
-from lockstep.samplers.backend import find_backend
 
 _WITHIN_A_MACHINE = 8
 """GPUs of a machine, and greatest tp that is proposed: tensor-parallel ranks wait for each other four times a layer."""
 
 _FEWEST_TOKENS = 256
 """Fewest tokens of a sequence on a context-parallel rank: with fewer, it waits more than it computes."""
-
-_FEWEST_SEQUENCES = 16
-"""Fewest sequences generated side by side: with fewer, most of a GPU is idle."""
-
-_MOST_GPUS = 8192
-
-
-@dataclass(frozen=True)
-class Changes:
-    """Changes of the recipe, besides the layout.
-
-    Attributes:
-        learner: Options of the learner.
-        max_batch_size: That of the sampler; None: as in the recipe, or there is none.
-    """
-
-    learner: Mapping[str, Any] = field(default_factory=dict)
-    max_batch_size: int | None = None
-
-
-_NONE = Changes()
 
 
 @dataclass(frozen=True)
@@ -69,7 +47,7 @@ class Search:
         sampler = None if self.recipe.inference is None else self.recipe.inference.sampler
         return Processes.of(self.recipe.cluster, self.recipe.learner.parallel.ranks, sampler)
 
-    def estimate(self, parallel: Parallel, changes: Changes = _NONE) -> MemoryEstimate | None:
+    def estimate(self, parallel: Parallel, changes: Mapping[str, Any] | None = None) -> MemoryEstimate | None:
         """The estimate of one layout; None if the recipe does not allow it.
 
         A recipe with one colocated engine gets as many engines as the devices of the learner hold. A model with a
@@ -77,9 +55,9 @@ class Search:
 
         Args:
             parallel: The layout.
-            changes: Changes of the recipe besides.
+            changes: Options of the learner that are changed besides.
         """
-        fields = self.recipe.learner.model_dump() | {"parallel": parallel.model_dump()} | dict(changes.learner)
+        fields = self.recipe.learner.model_dump() | {"parallel": parallel.model_dump(), **(changes or {})}
         own = self.own
         spread = own.engines == 1 and not own.apart
         processes = replace(
@@ -91,7 +69,7 @@ class Search:
             for role in self.recipe.own_layouts:
                 layout = role.learner.parallel if role.learner.parallel.ranks == parallel.ranks else parallel
                 learners[role.learner.layout_key] = learner.lay_out(layout, role.learner.layout_key)
-            return self._estimate(learners, processes, changes)
+            return self._estimate(learners, processes)
         except (ValidationError, InputError):
             return None
 
@@ -101,14 +79,12 @@ class Search:
         Raises:
             InputError: An engine would be on two machines.
         """
-        return self._estimate({}, self.own, _NONE)
+        return self._estimate({}, self.own)
 
-    def _estimate(
-        self, learners: Mapping[str, LearnerSection], processes: Processes, changes: Changes
-    ) -> MemoryEstimate:
+    def _estimate(self, learners: Mapping[str, LearnerSection], processes: Processes) -> MemoryEstimate:
         devices = Devices.of_machines_like(min(max(processes.devices, 1), _WITHIN_A_MACHINE), processes)
         placement = Placement.of(devices, processes)
-        return MemoryEstimate.of(self.recipe, self.sizes, placement, learners, changes.max_batch_size, self.memory)
+        return MemoryEstimate.of(self.recipe, self.sizes, placement, learners, self.memory)
 
     def layouts(self, gpus: int) -> list[Parallel]:
         """Layouts of this number of GPUs with work for every rank, those with few tensor-parallel ranks first."""
@@ -132,44 +108,24 @@ class Search:
         `sync_every_pass` counts as no change: every layout is tried with it as well, with less memory and more traffic.
         """
         for changes in self._changes():
-            ways = changes, replace(changes, learner={**changes.learner, "sync_every_pass": True})
+            ways = changes, {**changes, "sync_every_pass": True}
             found = [self.estimate(parallel, way) for way in ways for parallel in self.layouts(gpus)]
             fitting = [one for one in found if one is not None and self.fits(one)]
             if fitting:
                 return min(fitting, key=rank_cuts)
         return None
 
-    def smallest(self, gpus: int) -> MemoryEstimate | None:
-        """The proposal for the first doubling of `gpus` that is enough; None: none is."""
-        while gpus < _MOST_GPUS:
-            gpus *= 2
-            found = self.propose(gpus)
-            if found is not None:
-                return found
-        return None
-
-    def _changes(self) -> Iterator[Changes]:
-        """Yields changes from the cheapest on; each includes those before it."""
-        batches = self._batches()
-        yield from (Changes({}, batch) for batch in batches)
+    def _changes(self) -> Iterator[dict[str, Any]]:
+        """Yields changes of the learner's options from the cheapest on; each includes those before it."""
+        yield {}
         again, offload = {"activation_checkpointing": True}, {"cpu_offload": True}
-        yield from (Changes(again, batch) for batch in batches)
-        yield Changes(again | offload, batches[-1])
+        yield again
+        yield again | offload
         tokens = self.recipe.learner.micro_batch_tokens // 2
         while tokens >= self.recipe.largest_step.shortest:
-            yield Changes(again | {"micro_batch_tokens": tokens}, batches[-1])
-            yield Changes(again | offload | {"micro_batch_tokens": tokens}, batches[-1])
+            yield again | {"micro_batch_tokens": tokens}
+            yield again | offload | {"micro_batch_tokens": tokens}
             tokens //= 2
-
-    def _batches(self) -> list[int | None]:
-        """Numbers of sequences generated side by side: the recipe's, then halves where these take less memory."""
-        inference = self.recipe.inference
-        if inference is None:
-            return [None]
-        own, backend = inference.sampler.max_batch_size, find_backend(inference.sampler)
-        if backend is None or backend.reserves_cache or backend.cache_bytes(inference.sampler) is not None:
-            return [own]
-        return [own >> halved for halved in range(own.bit_length()) if own >> halved >= min(own, _FEWEST_SEQUENCES)]
 
     def _divides(self, tp: int) -> bool:
         try:
@@ -206,8 +162,6 @@ def overrides(recipe: Algorithm, estimate: MemoryEstimate) -> list[str]:
     sampler, engines = recipe.inference.sampler, estimate.placement.processes.engines
     if engines != sampler.engines:
         changed.append(f"sampler.replicas={engines}")
-    if estimate.sequences != sampler.max_batch_size:
-        changed.append(f"sampler.max_batch_size={estimate.sequences}")
     return parallel + changed + cache_override(estimate)
 
 

@@ -109,20 +109,10 @@ def _name_layouts(estimate: MemoryEstimate) -> str:
     return describe_layouts(estimate.learner, {name: rank.learner for name, rank in estimate.own_layouts.items()})
 
 
-def _options(estimate: MemoryEstimate) -> str:
-    learner = estimate.learner
-    asked = {
-        "sync_every_pass": learner.sync_every_pass,
-        "activation_checkpointing": learner.activation_checkpointing,
-        "cpu_offload": learner.cpu_offload,
-    }
-    options = [name for name, chosen in asked.items() if chosen]
-    return ", ".join([_name_layouts(estimate), learner.dtype, *options])
-
-
 def _memory(estimate: MemoryEstimate) -> str:
     """Lines about memory, by rank at its fullest moment; nothing else is added up."""
-    lines = [("layout", _options(estimate)), ("placement", estimate.placement.describe())]
+    layouts = f"{_name_layouts(estimate)}, {estimate.learner.dtype}"
+    lines = [("layout", layouts), ("placement", estimate.placement.describe())]
     for name, rank in estimate.ranks.items():
         peak = rank.peak
         lines.append((name, f"{readable(peak.size)} per rank, at the {peak.name}:"))
@@ -131,26 +121,16 @@ def _memory(estimate: MemoryEstimate) -> str:
             lines.append(("", f"{readable(rank.on_host):>9} weights, gradients, moments in the host's memory"))
     if estimate.sampler is not None:
         whose = "weights" if estimate.sampler.weights else "weights: they are the policy's"
-        lines.append(("sampler", f"{readable(estimate.sampler.size)} per GPU of {_engines(estimate)}:"))
+        engines = _count(estimate.placement.processes.engines, "engine")
+        lines.append(("sampler", f"{readable(estimate.sampler.size)} per GPU of {engines}:"))
         lines.append(("", f"{readable(estimate.sampler.weights):>9} {whose}"))
         lines.append(("", f"{readable(estimate.sampler.cache):>9} keys and values"))
         if estimate.sampler.seen:
             lines.append(("", f"{readable(estimate.sampler.seen):>9} tokens that responses have had, for penalties"))
     for judge in estimate.judges:
         lines.append(("judge", f"{readable(judge.weights)} weights, {readable(judge.cache)} keys and values"))
-    if estimate.offloaded:
-        what = "of weights and moments per GPU are in the host's memory while engines work"
-        lines.append(("turns", f"{readable(estimate.offloaded)} {what}"))
-    if estimate.contexts:
-        more = readable(estimate.contexts)
-        lines.append(("processes", f"{estimate.processes} on a GPU; CUDA and NCCL take {more} more of it than for one"))
     lines.append(("together", f"{readable(estimate.device)} on the fullest GPU"))
     return summary_table(lines)
-
-
-def _engines(estimate: MemoryEstimate) -> str:
-    processes = estimate.placement.processes
-    return _count(processes.engines, "engine") + (f" with {processes.width} each" if processes.width > 1 else "")
 
 
 def _count(number: int, what: str) -> str:
@@ -179,10 +159,6 @@ def _verdict(
     else:
         begin = f"The recipe says {asked}, which is not {_count(gpus, 'GPU')}."
     if found is None:
-        begin += f" Nothing fits on {_count(gpus, 'GPU')}, with any change"
-        found = search.smallest(gpus)
-        if found is None:
-            return f"{begin}, nor on more of them: GPUs with more memory are needed."
-        begin += f". {found.placement.processes.devices} would do."
+        return f"{begin} Nothing fits on {_count(gpus, 'GPU')}, with any change: more GPUs or more memory are needed."
     command = _command(said, overrides(search.recipe, found))
     return f"{begin} This fits, {readable(found.device)} of {memory}:\n{command}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -30,8 +29,6 @@ class ReadCertificate:
         tokens: Tokens compared.
         mismatches: Tokens compared that are not equal to the bit.
         largest_gap: Largest |Δ| of a token, nats.
-        kernels: How both sides compute, by part of the model.
-        machine: Versions and machine.
         not_recomputed: Tokens that were not compared.
         reason: Why the level is not E2; None: it is.
     """
@@ -40,8 +37,6 @@ class ReadCertificate:
     tokens: int
     mismatches: int
     largest_gap: float
-    kernels: Mapping[str, str]
-    machine: Mapping[str, str | int]
     not_recomputed: int
     reason: str | None
 
@@ -61,16 +56,3 @@ class ReadCertificate:
             f"{self.level}, {_WORDS[self.level]}: {self.tokens:,} tokens compared, {self.mismatches:,} not equal to "
             f"the bit, largest gap {self.largest_gap:g} nats{left}{why}"
         )
-
-    def facts(self) -> Iterator[tuple[str, str]]:
-        """Yields all that the level rests on, by name."""
-        yield "tokens compared", f"{self.tokens:,}"
-        yield "not equal to the bit", f"{self.mismatches:,}"
-        yield "tokens not recomputed", f"{self.not_recomputed:,}"
-        yield "largest gap", f"{self.largest_gap:g} nats"
-        if self.reason is not None:
-            yield "why not E2", self.reason
-        for name, value in self.kernels.items():
-            yield name, value
-        for name, value in self.machine.items():
-            yield name, str(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -69,27 +69,16 @@ _ALSO = {
 """Further metrics that sum a run up."""
 
 
-def describe_best(found: Figure, last: Figure) -> str:
-    """The best of some figures, and its step."""
-    return f"{found.text()} at step {found.step}"
-
-
-def headlines(
-    rows: Sequence[Mapping[str, float]], describe: Callable[[Figure, Figure], str] = describe_best
-) -> list[tuple[str, str]]:
-    """Labels and texts of what sums lines of metrics up: first and last values, and the best on held-out rows.
-
-    Args:
-        rows: The lines.
-        describe: Describes the best of some figures, and the last.
-    """
+def headlines(rows: Sequence[Mapping[str, float]]) -> list[tuple[str, str]]:
+    """Labels and texts of what sums lines of metrics up: first and last values, and the best on held-out rows."""
     lines: list[tuple[str, str]] = []
     for metric, (label, better) in HELD_OUT.items():
         series = figures(rows, metric)
         if series:
             lines.append((label, from_to(series)))
         if len(series) > 1:
-            lines.append(("  best", describe(best(series, better), series[-1])))
+            found = best(series, better)
+            lines.append(("  best", f"{found.text()} at step {found.step}"))
     rewarded, cut_off = figures(rows, "train/reward"), any(row.get("train/truncated") for row in rows)
     hidden = {"policy/loss": bool(rewarded), "train/truncated": not cut_off}  # the former a surrogate of rewards
     for metric, label in _ALSO.items():

@@ -4,7 +4,6 @@
     timings.jsonl   {"step": 3, "generate": 1.2, …}, seconds; apart, so that equal runs have equal metrics; work in
                     the background begins with `beside/`, and is no part of the time of the step
     samples.jsonl   {"step": 3, "prompt": …}, several per step
-    messages.jsonl  {"time": …, "step": 3, "message": …}: what the program told the user; never cut
 
 JSON has no NaN and no infinities: they are written as null and as the texts "Infinity" and "-Infinity", and
 `read_metrics` turns them back. Floats are written so that they read back as the same bits.
@@ -28,8 +27,8 @@ from lockstep.system import yaml12
 from lockstep.system.records import is_file, read_record, refuse_other
 
 METRICS, TIMINGS, SAMPLES = LOGS = "metrics.jsonl", "timings.jsonl", "samples.jsonl"
-MESSAGES, LOCK, CRASH = "messages.jsonl", ".lock", "crash.txt"
-"""More files of a run's folder: its messages, the lock of the process that writes there, and the report of a crash."""
+LOCK, CRASH = ".lock", "crash.txt"
+"""More files of a run's folder: the lock of the process that writes there, and the report of a crash."""
 ENVIRONMENT = "environment.json"
 """Versions, machine and threads that the run is computed on."""
 _MOST_STEPS = 2**53

@@ -34,10 +34,6 @@ _SILENT_S = 300.0  # longest time between two of them
 _WINDOW = 10  # steps that the throughput and the time left are measured over
 
 
-Record = Callable[[int, str], object]
-"""Takes the steps done and a note."""
-
-
 class Progress:
     """The progress of a run, which the loop reports; see `show_progress`.
 
@@ -46,7 +42,6 @@ class Progress:
         total_steps: Steps of the whole run; None while that is not known.
         stream: Where lines go.
         clock: Seconds that only grow.
-        record: Takes each note, with the steps done.
         terminal: A terminal that shows a bar, so that steps need no lines; None: `stream` is none.
     """
 
@@ -56,11 +51,10 @@ class Progress:
         total_steps: int | None,
         stream: TextIO,
         clock: Callable[[], float],
-        record: Record | None = None,
         terminal: Console | None = None,
     ) -> None:
         self._title, self._total, self._unit = make_printable(title), total_steps, "step"
-        self._stream, self._clock, self._record, self._terminal = stream, clock, record, terminal
+        self._stream, self._clock, self._terminal = stream, clock, terminal
         self._phase: str | None = None
         self._phase_since = self._step_since = clock()
         self._timings: dict[str, float] = {}
@@ -81,11 +75,8 @@ class Progress:
         self.note(note)
 
     def note(self, text: str) -> None:
-        """Shows a line that stays, and records it."""
-        text = make_printable(text)
-        self._print(text)
-        if self._record is not None:
-            self._record(self._step, text)
+        """Shows a line that stays."""
+        self._print(make_printable(text))
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -187,7 +178,6 @@ def show_progress(
     total_steps: int | None = None,
     stream: TextIO | None = None,
     clock: Callable[[], float] = time.perf_counter,
-    record: Record | None = None,
 ) -> Iterator[Progress]:
     """Shows a run while the `with` block lasts.
 
@@ -197,15 +187,14 @@ def show_progress(
         stream: Target; standard error if None. On a terminal a bar moves, elsewhere there is a line for each
             tenth of the steps, and for the first and the last.
         clock: Seconds that only grow.
-        record: Takes each note, with the steps done.
     """
     out = sys.stderr if stream is None else stream
     console = Console(file=out)
     if not out.isatty() or console.is_dumb_terminal:
         print(make_printable(title), file=out, flush=True)
-        yield Progress(title, total_steps, out, clock, record)
+        yield Progress(title, total_steps, out, clock)
         return
-    progress = Progress(title, total_steps, out, clock, record, console)
+    progress = Progress(title, total_steps, out, clock, console)
     with Live(
         get_renderable=lambda: progress.draw(console.width),
         console=console,

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from lockstep.report.log import CRASH, LOCK
-from lockstep.report.progress import BESIDE
 from lockstep.system.records import is_file
 
 Word = Literal["running", "finished", "died", "stopped", "not finished"]
 
 _LOCKS = Path("/proc/locks")
-_RECENT = 20  # steps whose median is the pace of the steps to come
 
 
 @dataclass(frozen=True)
@@ -61,17 +58,6 @@ def is_locked(folder: Path) -> bool | None:
         fields[1:2] == ["FLOCK"] and len(fields) > 5 and fields[5].rsplit(":", 1)[-1] == str(inode)
         for fields in columns
     )
-
-
-def read_left_s(timings: Sequence[Mapping[str, float]], step: int, planned: int | None) -> float | None:
-    """Seconds that a run's remaining steps take at the pace of its newest; None where that cannot be known."""
-    if planned is None or not timings:
-        return None
-    seconds = [
-        sum(value for name, value in row.items() if name != "step" and not name.startswith(BESIDE))
-        for row in timings[-_RECENT:]
-    ]
-    return max(planned - step, 0) * statistics.median(seconds)
 
 
 def _error(lines: Sequence[str]) -> str:

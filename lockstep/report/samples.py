@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from typing import Any, Literal
 
 from lockstep.core.errors import InputError
 from lockstep.report.log import SAMPLES, lines
-from lockstep.system.records import first_fault
 
 TOKEN_COLUMNS = ("mask", "logprob", "gap", "value", "advantage", "reward", "return", "kl")
 
@@ -34,14 +31,13 @@ def pack_samples(folder: Path, store: Store) -> bytes:
     What a row of the log lacks is null.
 
     Raises:
-        InputError: If a row holds something else than the log of samples does.
+        InputError: If a column of a response's tokens has another length.
     """
     index: dict[str, list[_Number]] = {name: [] for name in (*_LOGGED, "prompt", "block", "place")}
     prompts: dict[str, tuple[int, str]] = {}
     responses: list[str] = []
     number, block = 0, _Block()
-    for place, (row, _) in enumerate(lines(folder / SAMPLES), 1):
-        _require_sample(row, f"{folder / SAMPLES}:{place}")
+    for row, _ in lines(folder / SAMPLES):
         if block.is_full:
             store(number, block.pack())
             number, block = number + 1, _Block()
@@ -58,46 +54,8 @@ def pack_samples(folder: Path, store: Store) -> bytes:
     return _pack({"count": len(responses), "prompts": named, "responses": "\n".join(responses)}, index)
 
 
-_Number = Literal["Infinity", "-Infinity"] | Annotated[float, Field(allow_inf_nan=False)] | bool | None
+_Number = Literal["Infinity", "-Infinity"] | float | bool | None
 """A number as logs have it."""
-
-
-class _LoggedTokens(BaseModel):
-    """Columns of a response's tokens, those that are there as long as its text."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-    __pydantic_extra__: dict[str, list[_Number] | None]  # pyright: ignore[reportIncompatibleVariableOverride]
-    text: list[str] = []
-
-    @model_validator(mode="after")
-    def _is_even(self) -> _LoggedTokens:
-        for name, column in self.__pydantic_extra__.items():
-            if column is not None and len(column) != len(self.text):
-                raise ValueError(f"{name} is not as long as text")
-        return self
-
-
-class _LoggedSample(BaseModel):
-    """The fields of a sample that a page counts on."""
-
-    model_config = ConfigDict(strict=True)
-    prompt: str = ""
-    response: str = ""
-    chosen: str = ""
-    score: _Number = None
-    shaped_score: _Number = None
-    tokens: _Number = None
-    truncated: _Number = None
-    held_out: _Number = None
-    token: _LoggedTokens | None = None
-
-
-def _require_sample(row: Mapping[str, Any], where: str) -> None:
-    """Raises InputError unless a row is a sample."""
-    try:
-        _LoggedSample.model_validate(row)
-    except ValidationError as error:
-        raise InputError(f"{where} is no sample ({first_fault(error)}); restore the file or remove it") from None
 
 
 class _Block:
@@ -124,7 +82,10 @@ class _Block:
         if not texts:
             return
         for name, values in self._columns.items():
-            values.extend(columns.get(name) or [None] * len(texts))
+            own = columns.get(name) or [None] * len(texts)
+            if len(own) != len(texts):
+                raise InputError(f"a sample's {name} is not as long as its tokens; restore {SAMPLES} or remove it")
+            values.extend(own)
 
     def pack(self) -> bytes:
         known = {name: values for name, values in self._columns.items() if any(value is not None for value in values)}

@@ -3,8 +3,6 @@ at their best, the report's alarms, and where report and model are."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from functools import partial
 from pathlib import Path
 
 from lockstep.core import exit_codes
@@ -12,7 +10,7 @@ from lockstep.report.agreement import read_agreement
 from lockstep.report.alarms import find_alarms
 from lockstep.report.certificate import CERTIFICATE, ReadCertificate
 from lockstep.report.evaluation import describe_judges
-from lockstep.report.held_out import HELD_OUT, Figure, describe_best, figures, headlines
+from lockstep.report.held_out import HELD_OUT, figures, headlines
 from lockstep.report.log import read_metrics
 from lockstep.report.terminal import curve, summary_table
 from lockstep.system.command_line import command
@@ -23,17 +21,12 @@ PAGE = "report.html"
 _POINTS = 5  # validations that make a curve
 
 
-def summary(folder: Path, kept: Collection[int]) -> str:
-    """Reads a run's metrics. Returns text for a terminal; ends with the paths of the run, its report and its model.
-
-    Args:
-        folder: Folder of the run.
-        kept: Steps whose checkpoints are there.
-    """
+def summary(folder: Path) -> str:
+    """Reads a run's metrics. Returns text for a terminal; ends with the paths of the run, its report and its model."""
     rows = read_metrics(folder)
     alarms = "\n".join(f"ALARM, {alarm.sentence}" for alarm in find_alarms(rows))
     judges = "\n".join(describe_judges(folder))
-    parts = [_drawing(rows), _headline(folder, rows, kept), judges, alarms, _where(folder)]
+    parts = [_drawing(rows), _headline(folder, rows), judges, alarms, _where(folder)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -58,7 +51,7 @@ def _where(folder: Path) -> str:
     return f"run: {folder}\nreport: {report}\nmodel: {folder / 'final'} (opens with transformers: see its README.md)"
 
 
-def _headline(folder: Path, rows: list[dict[str, float]], kept: Collection[int]) -> str:
+def _headline(folder: Path, rows: list[dict[str, float]]) -> str:
     """The verdict on training and sampling, and first, last and best of the headlines."""
     lines: list[tuple[str, str]] = []
     compared, certificate = read_agreement(folder), ReadCertificate.of(folder / CERTIFICATE)
@@ -66,24 +59,11 @@ def _headline(folder: Path, rows: list[dict[str, float]], kept: Collection[int])
         lines.append(("training and sampling", compared.sentence))
     if certificate is not None:
         lines.append(("certificate", f"{certificate.sentence} ({folder / CERTIFICATE})"))
-    lines += headlines(rows, partial(_best, folder, kept))
+    lines += headlines(rows)
     overflowed = sum(value for row in rows for name, value in row.items() if name.endswith("updates_overflowed"))
     if overflowed:
         lines.append(("updates skipped", f"{overflowed:.0f}, whose gradients overflowed fp16"))
     return summary_table(lines)
-
-
-def _best(folder: Path, kept: Collection[int], found: Figure, last: Figure) -> str:
-    """The best figure, its step, and whether that model is kept."""
-    at = describe_best(found, last)
-    if found.step == 0:
-        return f"{at}, before training"
-    if found.step == last.step:
-        return f"{at}, the last"
-    if found.step in kept:
-        out = folder / f"step-{found.step}"
-        return f"{at}, whose checkpoint is kept ({command('export', folder, out, '--checkpoint', found.step)})"
-    return f"{at}, whose checkpoint is not kept (run.best keeps the best of those that run.save_every saves)"
 
 
 def _drawing(rows: list[dict[str, float]]) -> str:

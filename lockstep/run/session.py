@@ -6,10 +6,10 @@ After each step it logs, warns, validates, saves, and calls the user's program.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
@@ -19,6 +19,7 @@ from lockstep.cluster.sampler_pool import SamplerLost
 from lockstep.config import RunSection
 from lockstep.config.loading import Loaded
 from lockstep.config.model_recipe import weights_of
+from lockstep.core.borders import NotFiniteError
 from lockstep.core.errors import InputError
 from lockstep.models.digests import model_files
 from lockstep.monitor.agreement import Disagreement
@@ -27,11 +28,10 @@ from lockstep.report.certificate import CERTIFICATE
 from lockstep.report.held_out import sentence
 from lockstep.report.log import TIMINGS, read_metrics, suggest_metric
 from lockstep.report.progress import Progress
-from lockstep.run.callbacks import Callbacks
+from lockstep.run.callbacks import OnStep
 from lockstep.run.checkpoint.checkpoints import Checkpoint, Checkpoints
 from lockstep.run.checkpoint.saver import Saver
 from lockstep.run.folder.certificate import write_certificate
-from lockstep.run.folder.faults import keep_fault
 from lockstep.run.folder.identity import ChangedError, Identity, differences, inputs
 from lockstep.run.loop import Start, loop
 from lockstep.run.stop import Stop, heed_signals
@@ -72,7 +72,7 @@ class Session:
         allow_changes: Resume even if the identity has changed.
         tracker: Its logs, and the trackers that show them.
         progress: Reports to the user.
-        callbacks: Functions of the user's program.
+        on_step: Function of the user's program.
     """
 
     def __init__(
@@ -84,12 +84,12 @@ class Session:
         allow_changes: bool,
         tracker: Tracker,
         progress: Progress,
-        callbacks: Callbacks,
+        on_step: OnStep | None,
     ) -> None:
         self._options, self._job, self._folder = options, job, folder
         self._identity, self._allow_changes = identity, allow_changes
         self._tracker, self._logs = tracker, tracker.logs
-        self._progress, self._callbacks = progress, callbacks
+        self._progress, self._on_step = progress, on_step
         self._alarms = LiveAlarms(progress.note)
         best = 0 if options.best is None else options.best.count
         self._checkpoints = Checkpoints(folder / "checkpoints", options.keep, best, progress.note)
@@ -107,7 +107,7 @@ class Session:
         self._tracker.rewind(start.step if start.step else -1)
         with self._saver:
             if job.validate is not None and start.step == 0:
-                self._callbacks.validation(0, self._validate(0))
+                self._report(0, self._validate(0))
             if job.run_length.over(0, 0):
                 self._saver.begin(0, self._state(0))
             with heed_signals(stop, progress.note):
@@ -115,7 +115,7 @@ class Session:
 
     def _end_step(self, event: StepEvent) -> None:
         """Does all that is due after a step."""
-        step, every, validated = event.step, self._options.validate_every, None
+        step, every = event.step, self._options.validate_every
         is_due = event.leaving or step % self._options.save_every == 0
         if is_due and self._job.agreement is not None:  # before the run is saved: a kill between leaves no old one
             write_certificate(self._folder / CERTIFICATE, self._job.agreement.certificate, {"step": step})
@@ -124,24 +124,25 @@ class Session:
         self._alarms.add(step, event.values)
         if self._job.validate is not None and (event.finished or (every and step % every == 0)):
             with self._save_if_lost(step, event.result.position):
-                validated = self._validate(step)
-            event.values.update(validated)
+                event.values.update(self._validate(step))
         with self._progress.phase("save"):
             if is_due:
                 self._logs.sync()
                 self._saver.begin(step, self._state(event.result.position), self._score(event))
             self._saver.advance(wait=event.leaving)
-        self._callbacks.step(step, event.values)
-        if validated is not None:
-            self._callbacks.validation(step, validated)
+        self._report(step, event.values)
         self._logs.timings(step, self._progress.take_timings())
         self._tracker.catch_up()
+
+    def _report(self, step: int, values: Mapping[str, float]) -> None:
+        """Calls the user's program."""
+        if self._on_step is not None:
+            self._on_step(step, values)
 
     def _validate(self, step: int) -> dict[str, float]:
         """Validates the policy on held-out rows, and logs the metrics."""
         assert self._job.validate is not None, "asked only where there are held-out rows"
-        where = self._folder / "faults" / f"validation_{step:06d}"
-        with self._progress.phase("validate"), keep_fault(where, f"validation after step {step}", {"step": step}):
+        with self._progress.phase("validate"), _place_fault(f"validation after step {step}"):
             found = self._job.validate(step)
             values = found.metrics.floats()
         if values:
@@ -155,10 +156,8 @@ class Session:
 
     @contextmanager
     def _guard(self, step: int, position: int) -> Iterator[None]:
-        """Keeps a faulty batch of a step, and saves the run as it was before the step if its sampler is lost."""
-        number = step + 1
-        where, context = self._folder / "faults" / f"step_{number:06d}", {"step": number, "position": position}
-        with keep_fault(where, f"step {number}", context), self._save_if_lost(step, position):
+        """Saves the run as it was before the step if its sampler is lost; an error of its numbers names the step."""
+        with _place_fault(f"step {step + 1}"), self._save_if_lost(step, position):
             yield
 
     @contextmanager
@@ -204,16 +203,9 @@ class Session:
         if best is None:
             return None
         value = event.values.get(best.metric)
-        if value is not None and math.isnan(value):
-            return None
         if value is not None:
-            match best.mode:
-                case "max":
-                    return value
-                case "min":
-                    return -value
-                case _:
-                    assert_never(best.mode)
+            signs = {"max": 1.0, "min": -1.0}
+            return None if math.isnan(value) else signs[best.mode] * value
         message = f"run.best.metric: this run logs no {best.metric} when it saves; "
         message += suggest_metric(best.metric, event.values)
         if not event.leaving:
@@ -270,6 +262,15 @@ class Session:
             self._progress.note(f"{text}; the run starts from the beginning")
 
 
+@contextmanager
+def _place_fault(during: str) -> Iterator[None]:
+    """Lets the error of a number that is not finite say during what it was met."""
+    try:
+        yield
+    except NotFiniteError as error:
+        raise NotFiniteError(f"{during}, {error}", error.batch) from error
+
+
 def resolve_intervals(run: RunSection, run_length: RunLength) -> RunSection:
     """The section `run` with `validate_every` in steps, where it is a share of an epoch.
 
@@ -318,17 +319,13 @@ def require_same_files(loaded: Loaded) -> None:
 def _read_files(loaded: Loaded) -> Identity:
     """The digests of the files that a recipe names, as far as they are there."""
     recipe, found = loaded.training, Identity()
-    readers: list[Callable[[], Identity]] = [lambda: inputs(loaded, {}, None)]
-    if recipe.data.task is None:
-        readers.append(lambda: _read_rows(loaded))
-    if recipe.model.path is not None:
-        readers.append(lambda: dict(model_files(weights_of(str(recipe.model.path)))))
-    for read in readers:
-        with suppress(OSError, InputError):
-            found |= read()
+    with suppress(OSError, InputError):
+        found |= inputs(loaded, {}, None)
+    with suppress(OSError, InputError):
+        if recipe.data.task is None:
+            rows = data_files(recipe.data, loaded.run_folder).digests()
+            found |= {f"data.{name}": own for name, own in rows.items()}
+    with suppress(OSError, InputError):
+        if recipe.model.path is not None:
+            found |= model_files(weights_of(str(recipe.model.path)))
     return {name: own for name, own in found.items() if not name.startswith("recipe.")}
-
-
-def _read_rows(loaded: Loaded) -> Identity:
-    files = data_files(loaded.training.data, loaded.run_folder)
-    return {f"data.{name}": own for name, own in files.digests().items()}

@@ -29,13 +29,11 @@ from lockstep.report.alarms import find_alarms
 from lockstep.report.log import read_metrics
 from lockstep.report.progress import Progress, show_progress
 from lockstep.report.summary import PAGE, has_trained, judge, summary
-from lockstep.run.callbacks import NO_CALLBACKS, Callbacks
-from lockstep.run.checkpoint.checkpoints import Checkpoints
+from lockstep.run.callbacks import OnStep
 from lockstep.run.checkpoint.export import export
 from lockstep.run.dry_run.remarks import remarks
 from lockstep.run.folder.files import (
     FRAME,
-    add_message,
     adopt,
     find_changed_options,
     is_current,
@@ -61,7 +59,7 @@ def train(
     loaded: Loaded,
     allow_changes: bool = False,
     deadline_s: float | None = None,
-    callbacks: Callbacks = NO_CALLBACKS,
+    on_step: OnStep | None = None,
 ) -> Path:
     """Runs a recipe to its end, from its newest checkpoint where there is one.
 
@@ -70,7 +68,7 @@ def train(
         allow_changes: Resume even if recipe, data, initial model or code are not those of the checkpoint.
         deadline_s: Time of `time.monotonic` to stop by, where another recipe trains this one first; None:
             `run.max_time_s` from now.
-        callbacks: Functions of the user's program to call.
+        on_step: Function of the user's program to call.
 
     Returns:
         The run's folder; `final/` in it is the trained model as a Hugging Face folder.
@@ -80,13 +78,13 @@ def train(
         ChangedError: If the run's identity has changed, and that is not allowed.
         NothingTrainedError: If the recipe that is trained first has come to its end and learned from nothing.
     """
-    if _run(loaded, allow_changes, deadline_s, callbacks):
+    if _run(loaded, allow_changes, deadline_s, on_step):
         print_text(f"{loaded.name} is finished: {loaded.run_folder}")
-    print_text(summarize_run(loaded.run_folder))
+    print_text(summary(loaded.run_folder))
     return loaded.run_folder
 
 
-def _run(loaded: Loaded, allow_changes: bool, deadline_s: float | None, callbacks: Callbacks = NO_CALLBACKS) -> bool:
+def _run(loaded: Loaded, allow_changes: bool, deadline_s: float | None, on_step: OnStep | None = None) -> bool:
     """Runs a recipe as `train` does, without a summary. Returns True if it was finished already."""
     recipe = loaded.expect(Algorithm)
     if deadline_s is None and recipe.run.max_time_s is not None:
@@ -104,8 +102,7 @@ def _run(loaded: Loaded, allow_changes: bool, deadline_s: float | None, callback
         if not is_current(loaded):  # in what makes no other run, such as bounds that `lockstep check` reads
             with lock_folder(folder):
                 adopt(loaded, changed)
-        _track_finished(loaded, folder)
-        finish_page(folder, print)
+        write_missing_page(folder)
         return True
     loaded = fetch_names(loaded)
     recipe = loaded.expect(Algorithm)
@@ -116,7 +113,7 @@ def _run(loaded: Loaded, allow_changes: bool, deadline_s: float | None, callback
         files = data_files(recipe.data, folder)
         source = _source(loaded, files, folder, allow_changes, deadline_s)
         copy_frame(Path(source.folder), folder / FRAME)
-        progress = open_.enter_context(show_progress(f"{loaded.name} → {folder}", record=partial(add_message, folder)))
+        progress = open_.enter_context(show_progress(f"{loaded.name} → {folder}"))
         precision = [keep_fp32()] if resolve_device(recipe.learner.device).type == "cuda" else []
         passed_end = describe_passed_end(source, recipe.data)
         for remark in [*precision, *([] if passed_end is None else [passed_end]), *remarks(recipe, files)]:
@@ -138,7 +135,7 @@ def _run(loaded: Loaded, allow_changes: bool, deadline_s: float | None, callback
                 progress.note(rest)
             now = identity(loaded, files.digests(), Path(source.folder))
             options = resolve_intervals(recipe.run, job.run_length)
-            return Session(options, job, folder, now, allow_changes, tracker, progress, callbacks)
+            return Session(options, job, folder, now, allow_changes, tracker, progress, on_step)
 
         try:
             _run_with_restarts(open_session, recipe, progress, deadline_s)
@@ -161,11 +158,6 @@ def judge_finished(folder: Path) -> int:
     if code == exit_codes.INCONCLUSIVE:
         require_trained(folder)
     return code
-
-
-def summarize_run(folder: Path) -> str:
-    """Summarizes the run, and names its best checkpoint."""
-    return summary(folder, {step for step, _ in Checkpoints(folder / "checkpoints", keep=1).find()})
 
 
 def require_trained(folder: Path) -> None:
@@ -243,37 +235,21 @@ def _warm_started(loaded: Loaded, first: Loaded, allow_changes: bool, deadline_s
             require_same_files(first)
             require_unaltered(first.run_folder)
         require_trained(first.run_folder)
-        finish_page(first.run_folder, partial(print, file=sys.stderr))
+        write_missing_page(first.run_folder)
         print_text(f"{name} begins with {final}, trained before", file=sys.stderr)
         return final
-    print_text(f"stage 1 of 2: {_purpose(first)}; {name} begins with its model", file=sys.stderr)
+    print_text(f"stage 1 of 2: {first.name}; {name} begins with its model", file=sys.stderr)
     _run(first, allow_changes, deadline_s)
     require_trained(first.run_folder)
-    print_text(f"stage 1 of 2 is done: {final}\nstage 2 of 2: {_purpose(loaded)}", file=sys.stderr)
+    print_text(f"stage 1 of 2 is done: {final}\nstage 2 of 2: {name}", file=sys.stderr)
     return final
 
 
-def _purpose(loaded: Loaded) -> str:
-    """The recipe's name, and what a model learns by it."""
-    purpose = loaded.expect(Algorithm).purpose
-    return f"{loaded.name}, which {purpose}" if purpose else loaded.name
-
-
-def _track_finished(loaded: Loaded, folder: Path) -> None:
-    """Replays a finished run into trackers that the recipe has gained since."""
-    with lock_folder(folder):
-        views = views_of(loaded.training.trackers, Facts.of(loaded))
-        if views:
-            with track_run(Logs(folder), views, print) as tracker:
-                tracker.rewind(sys.maxsize)
-
-
-def finish_page(folder: Path, note: Callable[[str], None]) -> None:
-    """Completes the report of a finished run whose process was killed while it wrote it; see `write_page`."""
-    if (folder / PAGE).is_file():
-        remove_copies(folder / PAGE)
-    else:
-        write_page(folder, note)
+def write_missing_page(folder: Path) -> None:
+    """Writes the report of a finished run whose process was killed while it wrote it."""
+    remove_copies(folder / PAGE)
+    if not (folder / PAGE).is_file():
+        write_page(folder, partial(print, file=sys.stderr))
 
 
 def write_page(folder: Path, note: Callable[[str], None]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-Source = Literal["disk", "server", "reward", "helper", "worker", "tracker"]
+Source = Literal["disk", "server", "reward", "helper", "worker"]
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,6 @@ POLICY: dict[Source, Persistence] = {
     "helper": Persistence((0.0,), 1, "starting it again"),
     # A learner's or sampler's process dies or hangs. Then: one sentence.
     "worker": Persistence((0.0, 1.0, 5.0), None, "resuming from the newest checkpoint"),
-    # A tracker fails. It is left alone for so long, and what it missed is told in the end.
-    "tracker": Persistence((60.0,), None),
 }
 
 

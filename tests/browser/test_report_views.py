@@ -47,18 +47,12 @@ def test_a_certificate_says_its_level_and_what_it_rests_on(written: Written, ope
     for folder, certificate in zip(runs, (sound, fell), strict=True):
         write_certificate(folder / "certificate.json", certificate, {"step": 2})
     page = opened(page_of(*runs), "agreement")
-    first, second = page.locator("details.certificate").all()
+    first, second = page.locator(".certificate").all()
     assert first.locator(".badge.pass").inner_text() == "E2"
     assert "exact: exact: 20 tokens compared, 0 not equal to the bit" in first.inner_text()
     assert second.locator(".badge.open").inner_text() == "E1"
     assert "bounded, not exact: 20 tokens compared, 3 not equal to the bit" in second.inner_text()
     assert "because a reason <b>" in second.inner_text()
-    assert not second.locator("table").is_visible()
-    second.locator("summary").click()
-    facts = dict(zip(*(second.locator(f"td:nth-child({n})").all_inner_texts() for n in (1, 2)), strict=True))
-    assert facts["tokens compared"] == "20"
-    assert facts["why not E2"] == "a reason <b>"
-    assert {"attention", "linear", "softmax", "torch", "machine", "cpu", "threads"} <= facts.keys()
 
 
 def test_agreement_is_drawn_around_its_bound(written: Written, opened: Opened) -> None:
@@ -125,7 +119,7 @@ def test_a_sweep_draws_a_band_for_each_configuration(written: Written, opened: O
         for name, at in runs.items()
     ]
     sweep = folders[0].parent
-    (sweep / "sweep.json").write_text(json.dumps({"threads": 1, "runs": runs}))
+    (sweep / "sweep.json").write_text(json.dumps(runs))
     assert main(["report", str(sweep), "--out", str(sweep / "page.html")]) == 0
     page = opened(sweep / "page.html")
     names = [trace["name"] for trace in traces(page, "train/reward")]

@@ -357,7 +357,6 @@ RUNS = {
         lambda folder: [(folder / "notes").mkdir(), write("notes/diary.md", "Dear")(folder)], "run.folder=notes"
     ),
     "run: no GPU": said("learner.device=cuda"),
-    "run: too little disk": BadInput("train tiny.yaml run.keep=1000000000000 --dry-run"),
     "run: too little memory": BadInput("train tiny.yaml sampler.max_batch_size=1000000000000 --dry-run"),
     "run: all rewards equal": reward("rewards.py:constant", "ppo.dynamic_sampling.max_batches=2").late,
     "run: nothing was trained": replace(

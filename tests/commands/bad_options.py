@@ -18,7 +18,7 @@ def judged_by(which: str = "", question: str = "{prompt} {response}") -> str:
 def another_sweep(folder: Path) -> None:
     """The folder of a sweep that another version, or another program, has noted."""
     (folder / "sweeps/old").mkdir(parents=True)
-    write("sweeps/old/sweep.json", '{"runs": {}}')(folder)
+    write("sweeps/old/sweep.json", '{"threads": 1}')(folder)
 
 
 def a_run_with_tools(folder: Path) -> None:

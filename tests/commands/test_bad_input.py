@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -16,7 +15,6 @@ from bad_hub import HUB
 from bad_inputs import CATALOGUE as OWN
 from bad_options import OPTIONS
 from hub_server import environment_of, serve_hub
-from safetensors.torch import load_file
 from workspace import furnish
 
 from lockstep.cli import main
@@ -127,9 +125,7 @@ def test_a_dry_run_computes_no_part_of_a_model_that_this_machine_has_no_memory_f
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", "tiny.yaml", "model.scratch.config.hidden_size=1048576", "--dry-run"]) == 2
-    memory, disk = capsys.readouterr().err.splitlines()
-    assert "the run needs about 123 TB of memory, but this machine has" in memory
-    assert "of disk" in disk
+    assert "the run needs about 123 TB of memory, but this machine has" in capsys.readouterr().err
 
 
 def test_a_dry_run_finds_another_recipe_in_the_folder(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,7 +146,7 @@ def test_a_dry_run_of_what_is_in_order_reports_and_leaves_nothing(
     report = capsys.readouterr().out
     assert report.startswith(f"{Path(recipe).stem} can start")
     assert "steps: 7;" in report
-    assert "checkpoints: 3, of which the newest are kept: 2" in report
+    assert "checkpoints: 3" in report
     assert main(["train", recipe]) == 0
 
 
@@ -187,17 +183,6 @@ def test_all_overrides_that_cannot_be_read_are_told_at_once(here: Path, capsys: 
     assert is_said("override: a space", said[1])
 
 
-def test_the_batch_that_broke_the_numbers_is_kept(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    refusal(BREAKING, capsys, exit_codes.CRASH)
-    [folder] = Path("run/faults").iterdir()
-    said, batch = json.loads((folder / "fault.json").read_text()), load_file(folder / "batch.safetensors")
-    assert said["step"] == 1
-    assert said["error"].startswith("step 1, ClippedValue: the gradient's norm is nan")
-    assert said["sampling"]["max_tokens"] == 12
-    assert int(batch["lengths"].sum()) == batch["tokens"].numel() == batch["token.mask"].numel()
-    assert batch["sample.score"].shape == batch["lengths"].shape
-
-
 @pytest.mark.needs("gloo")
 def test_numbers_that_break_on_two_ranks_get_the_same_sentence(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sentence = refusal(f"{BREAKING} learner.parallel.dp=2", capsys, exit_codes.CRASH)
@@ -221,7 +206,6 @@ def test_a_step_that_trained_on_nothing_is_noted(here: Path, capsys: pytest.Capt
     ("name", "command"),
     [
         ("note: validation that is trained on", "train own.yaml data.validation=copy.jsonl"),
-        ("note: a large learning rate", "train own.yaml policy.lr=5"),
     ],
 )
 def test_what_is_probably_not_meant_is_noted(

@@ -42,17 +42,12 @@ OTHERS = {
     "python -m lockstep train benchmarks/ladder/rungs/self_rewarding_small.yaml --dry-run": (
         "makes a hundred thousand rows; tests/algorithms/self_rewarding/test_rewarding_itself.py trains a small one"
     ),
-    "pip install mlflow": "asks the package index",
     **dict.fromkeys(
         (
             "lockstep train ppo_arithmetic model.path=my_model --trust my_model/modeling_sandwich.py",
             "lockstep eval RUN questions.jsonl --trust my_model/modeling_sandwich.py",
         ),
         "wants the page's own class; tests/docs/test_own_model_guide.py runs both",
-    ),
-    **dict.fromkeys(
-        ("lockstep watch", "lockstep watch my_run"),
-        "serves until it is interrupted; tests/report/test_live.py and tests/browser/test_live_page.py start it",
     ),
     "lockstep eval http://localhost:8000/v1 ranked.jsonl --recipe eval_judge judge.sampler.openai.model=NAME": (
         "asks a server; tests/inference/test_eval_judge.py starts one"

@@ -29,7 +29,7 @@ from lockstep.models.tokenizer import load_tokenizer
 from lockstep.samplers.torch.sampler import TorchSampler
 
 ELSEWHERE = {
-    "docs/guides/sweeps.md": "tests/sweeps/test_sweep_guide.py",
+    "docs/guides/sweeps.md": "tests/sweeps/test_sweep.py",
     "README.md": "tests/api/test_loop.py",
     "docs/guides/add_a_model.md": "tests/dist/test_new_family.py",
     "docs/guides/first_steps.md": "tests/docs/test_docs.py",

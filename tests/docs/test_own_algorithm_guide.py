@@ -14,7 +14,6 @@ from lockstep.algorithms import Algorithm, Job, Setup
 from lockstep.config import Common
 from lockstep.config.loading import load
 from lockstep.report.log import read_metrics
-from lockstep.run.callbacks import Callbacks
 from lockstep.run.train import train
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +60,7 @@ def test_state_of_its_own_survives_a_stop(in_tmp: Path) -> None:
     short = ["num_prompts_per_step=8", "run.max_steps=2", "run.save_every=1", "run.validate_every=0"]
     stopped = load("recipe.yaml", [*short, "run.folder=stopped"])
     with pytest.raises(RuntimeError, match="enough"):
-        train(stopped, callbacks=Callbacks(stop))
+        train(stopped, on_step=stop)
     resumed, whole = (read_metrics(train(run)) for run in (stopped, load("recipe.yaml", [*short, "run.folder=whole"])))
     assert resumed == whole
     first, second = (row["average"] for row in whole if "average" in row)

@@ -47,7 +47,6 @@ COMMANDS: dict[str, Case] = {
     "config: an option with half a character": Case(nothing, "config tiny.yaml $'x'", 2, "override"),
     "report: into a pipe": Case(pipe("r.html"), "report run --out r.html", 2, "r.html"),
     "report: a name with a NUL": Case(nothing, "report 'run\0x'", 2, "is no path"),
-    "watch: a port below 0": Case(nothing, "watch run --port=-1", 2, "port -1"),
     "doctor: a budget of NaN": Case(nothing, "doctor table model grid.budget_s=.nan", 2, "budget"),
     "doctor: results in a file": Case(nothing, "doctor table model --out tiny.yaml", 2, "tiny.yaml"),
     "eval_judge: a server's address without a server": Case(

@@ -141,9 +141,8 @@ CASES: dict[str, Case] = {
         line(METRICS, 1, {"</script><script>alert(1)</script>": 1.0}), REPORT, 0, "report.html"
     ),
     # samples.jsonl
-    "samples: a response of a number": Case(line(SAMPLES, 0, {"response": 7}), REPORT, 2, "samples.jsonl:1"),
     "samples: no columns of tokens": Case(line(SAMPLES, 0, {"token": None}), REPORT, 0, "report.html"),
-    "samples: a column too short": Case(token(logprob=[-1.0]), REPORT, 2, "samples.jsonl:1"),
+    "samples: a column too short": Case(token(logprob=[-1.0]), REPORT, 2, "samples.jsonl"),
     "timings: a word": Case(line(TIMINGS, 0, {"generate": "long"}), REPORT, 2, "timings.jsonl:1"),
     "certificate: torn": Case(write("run/certificate.json", '{"step": 2, "lev'), REPORT, 2, "certificate.json"),
     "certificate: a folder, resume": Case(
@@ -204,7 +203,6 @@ CASES: dict[str, Case] = {
     # the folder
     "run: a link to a file": Case(replace("run", lambda path: path.symlink_to("tiny.yaml")), RUN, 2, "run"),
     "run: its lock a pipe": Case(unfinished(replace("run/.lock", os.mkfifo)), RUN, 2, ".lock"),
-    "run: messages a folder": Case(unfinished(replace("run/messages.jsonl", Path.mkdir)), RUN, 0, "run: run"),
     "run: initial/ torn, resume": Case(unfinished(write("run/initial/config.json", "{")), RUN, 2, "config.json"),
     "run: initial/ weights gone, resume": Case(
         unfinished(lambda folder: (folder / "run/initial/model.safetensors").unlink()), RUN, 2, "initial"

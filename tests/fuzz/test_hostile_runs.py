@@ -79,7 +79,7 @@ def check_damage(run: Path, data: st.DataObject) -> None:
         said = [
             sentence_of(lambda: json.dumps(describe_runs([run]))),
             sentence_of(lambda: pack_samples(run, lambda number, block: None)),
-            sentence_of(lambda: summary(run, [1, 2])),
+            sentence_of(lambda: summary(run)),
             sentence_of(lambda: Logs(run).rewind(2)),
         ]
     assert all(name in sentence and "\n" not in sentence for sentence in said if sentence)

@@ -264,7 +264,7 @@ def test_accuracy_has_its_interval_wherever_a_run_shows_it(
         assert f"after step {row['step']}: held-out accuracy {expected.value:.3f} [{low:.3f}, {high:.3f}]" in told
     last = shown[-1]
     ends = f"[{last['validation/accuracy_low']:.3f}, {last['validation/accuracy_high']:.3f}]"
-    assert f"→ {last['validation/accuracy']:.3f} {ends}" in summary(Path("run"), kept=[])
+    assert f"→ {last['validation/accuracy']:.3f} {ends}" in summary(Path("run"))
     assert "|   best | " in Path("run/final/README.md").read_text()
 
 
@@ -302,7 +302,7 @@ def test_sft_validates_by_held_out_loss(in_tmp: Path) -> None:
     assert all(row["validation/perplexity"] == pytest.approx(2.718281828 ** row["validation/loss"]) for row in rows)
     assert tuned("run.folder=few", "data.max_validation_samples=2")[0] != rows[0]
     assert [row["step"] for row in tuned("run.folder=rare", "run.validate_every=0")] == [0, 3]
-    assert "held-out loss" in summary(Path("sft"), kept=[])
+    assert "held-out loss" in summary(Path("sft"))
 
 
 def test_held_out_loss_is_the_loss_that_is_trained(in_tmp: Path) -> None:

@@ -11,22 +11,19 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import CONTEXT, OPTIMIZER, SECTION, SquaredError, WeightedLogprob, ragged
+from tiny_models import CONTEXT, ragged
 from torch import Tensor, nn
 
-from lockstep.algorithms.roles import Load, ModelRole
-from lockstep.cluster.specs import LearnerSpec
+from lockstep.algorithms.roles import Load
 from lockstep.config import DType, LearnerSection, LoRA, Parallel
 from lockstep.config.loading import load
 from lockstep.core.batch import Batch
 from lockstep.core.types import Request, SamplingParams
-from lockstep.learners.base import train
 from lockstep.models.folder import read_config, skeleton
 from lockstep.models.heads import LogitsHead, ValueHead
 from lockstep.models.load import load_backbone, load_causal_lm
 from lockstep.models.lora import adapt
 from lockstep.plan.command import plan
-from lockstep.plan.estimate import checkpoint_bytes
 from lockstep.plan.memory import Head, Rank
 from lockstep.plan.sizes import Sizes
 from lockstep.samplers.torch.sampler import TorchSampler
@@ -42,27 +39,6 @@ def full(lengths: list[int]) -> Batch:
 
 def sizes(folder: Path, lora: LoRA | None = None) -> Sizes:
     return Sizes.of(skeleton(read_config(folder), str(folder)), lora)
-
-
-@pytest.mark.parametrize("lora", [None, LoRA()], ids=["all", "adapters"])
-@pytest.mark.parametrize("architecture", ["llama", "qwen2 tied", "qwen3"])
-def test_checkpoints_have_the_size_that_was_foretold(
-    models: Models, tmp_path: Path, architecture: str, lora: LoRA | None
-) -> None:
-    folder, batch, section = models(architecture), ragged([9, 12]), SECTION.model_copy(update={"lora": lora})
-    policy = LearnerSpec(str(folder), "logits", section, OPTIMIZER, 0).build()
-    critic = LearnerSpec(str(folder), "value", section, OPTIMIZER, 0).build()
-    train(policy, batch, WeightedLogprob())
-    train(critic, batch, SquaredError())
-    for name, learner in (("policy", policy), ("critic", critic)):
-        learner.save(tmp_path / name)
-        assert learner.poll_save(wait=True)
-    written = sum(file.stat().st_size for file in tmp_path.rglob("*.safetensors"))
-    foretold = checkpoint_bytes(
-        [ModelRole("policy", "logits", section, OPTIMIZER), ModelRole("critic", "value", section, OPTIMIZER)],
-        sizes(folder, lora),
-    )
-    assert 0 < written - foretold < 40_000, "but for the headers"
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
@@ -190,17 +166,6 @@ def test_penalties_and_filters_have_their_memory(models: Models, dtype: DType, i
     assert more == 48 * V * 4 + 48 * 24 // 2 * 44, "and each token with those before it"
 
 
-def test_gradients_that_are_summed_late_are_whole_until_then(models: Models) -> None:
-    options: dict[str, Any] = {"parallel": {"dp": 2}, "rows": 8}
-    late, early = rank(models("llama"), **options), rank(models("llama"), sync_every_pass=True, **options)
-    (kept,), (summed,) = ({m.parts["gradients"] for m in one.moments()[:4]} for one in (late, early))
-    assert kept == late.used
-    assert summed == late.used // 2
-    assert late.moments()[-1].parts["gradients"] == late.used // 2
-    one_pass = rank(models("llama"), parallel={"dp": 2}, rows=2)
-    assert one_pass.moments()[0].parts["gradients"] == 0
-
-
 def planned(models: Models, gpus: int, memory: str, *overrides: str) -> str:
     return plan(load("sft_chat", overrides), gpus, memory, str(models("llama"))).text
 
@@ -249,7 +214,7 @@ def pasted(page: str) -> list[str]:
     return shlex.split(command)[2:]
 
 
-@pytest.mark.parametrize("memory", ["1GB", "3MB", "1.4MB"], ids=["with a layout", "with changes", "on more GPUs"])
+@pytest.mark.parametrize("memory", ["1GB", "3MB"], ids=["with a layout", "with changes"])
 @pytest.mark.parametrize("by_config", [False, True], ids=["model", "config"])
 def test_the_command_of_a_page_is_of_the_run_that_was_planned(models: Models, memory: str, by_config: bool) -> None:
     model = str(models("llama"))

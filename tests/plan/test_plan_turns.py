@@ -15,7 +15,7 @@ from lockstep.config.loading import load
 from lockstep.core.errors import InputError
 from lockstep.models.folder import read_config, skeleton
 from lockstep.plan.estimate import MemoryEstimate
-from lockstep.plan.layouts import Changes, Search
+from lockstep.plan.layouts import Search
 from lockstep.plan.sizes import Sizes
 from lockstep.samplers.cache_budget import usable_bytes
 
@@ -35,7 +35,7 @@ def estimated(config: Path, *overrides: str, parallel: Parallel = EIGHT) -> Memo
     recipe = load("ppo_gsm8k", ["sampler=vllm", "ppo.kl.coef=0.1", f"model.path={config.parent}", *overrides])
     model = read_config(config.parent)
     search = Search(recipe.expect(Algorithm), sizes(config.parent), model, 80 * 10**9)
-    found = search.estimate(parallel, Changes(learner={"sync_every_pass": True}))
+    found = search.estimate(parallel, {"sync_every_pass": True})
     assert found is not None
     return found
 

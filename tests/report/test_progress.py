@@ -93,7 +93,7 @@ def on_a_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> str:
     return received(reader)
 
 
-@pytest.mark.parametrize("columns", range(30, 50, 3))
+@pytest.mark.parametrize("columns", [30, 40])
 def test_on_a_narrow_terminal_names_stay_with_their_values_and_notes_whole(
     columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

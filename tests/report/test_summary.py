@@ -24,7 +24,7 @@ def summarize(folder: Path, rows: Sequence[Mapping[str, float]]) -> list[str]:
     (folder / "recipe.yaml").write_text(yaml.safe_dump({"algorithm": "ppo", "agreement": {}}))
     for step, row in enumerate(rows):
         logs.metrics(step, row)
-    return summary(folder, kept=[]).splitlines()
+    return summary(folder).splitlines()
 
 
 def test_it_ends_with_verdict_accuracy_critic_and_paths_in_this_order(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 
 from lockstep.report.terminal import curve
 
@@ -16,11 +15,3 @@ def test_a_curve_has_a_title_and_no_escape_codes() -> None:
     rows = drawn.splitlines()
     assert (len(rows), max(map(len, rows))) == (14, 72)
     assert rows[0].strip() == "sampled reward"
-
-
-def test_a_curve_rises_where_its_values_rise() -> None:
-    rows = curve(STEPS, [float(step) for step in STEPS], "up").splitlines()
-    inside = [row.split("┤")[-1].split("│")[-2 if row.count("│") == 2 else 0] for row in rows[2:-2]]
-    marks = [match.start() for match in (re.search(r"[^\s│]", row) for row in inside) if match]
-    assert len(marks) > 5
-    assert marks == sorted(marks, reverse=True)

@@ -7,9 +7,7 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -235,25 +233,6 @@ def test_a_full_disk_is_said_and_earlier_checkpoints_stay_whole(small_disk: Path
     assert newest(checkpoints).step == 10
     save(checkpoints, 20, weights(2), {})
     assert newest(checkpoints).step == 20
-
-
-def test_what_a_killed_process_left_aside_is_no_checkpoint_and_goes_with_the_next_save(
-    checkpoints: Checkpoints, tmp_path: Path
-) -> None:
-    save(checkpoints, 10, weights(1), {})
-    script = tmp_path / "killed.py"
-    script.write_text(
-        "import os, signal, sys\nfrom pathlib import Path\n"
-        "from lockstep.run.checkpoint.checkpoints import Checkpoints\n"
-        "def write(folder):\n    (folder / 'half.json').write_text('{')\n    os.kill(os.getpid(), signal.SIGKILL)\n"
-        "write(Checkpoints(Path(sys.argv[1]), 2).begin(20))\n"
-    )
-    killed = subprocess.run([sys.executable, str(script), str(checkpoints.folder)])
-    assert killed.returncode == -signal.SIGKILL
-    assert len(names(checkpoints)) == 2
-    assert newest(checkpoints).step == 10
-    save(checkpoints, 30, weights(3), {})
-    assert names(checkpoints) == ["step_000010", "step_000030"]
 
 
 @pytest.mark.parametrize("name", ["weights.pt", "manifest.json"])

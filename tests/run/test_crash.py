@@ -17,7 +17,6 @@ from tiny_recipe import RECIPE, REWARDS
 from lockstep.cli import main
 from lockstep.core import exit_codes
 from lockstep.learners.rank import RankLearner
-from lockstep.samplers.torch.sampler import TorchSampler
 
 
 @pytest.fixture
@@ -64,7 +63,7 @@ def test_a_crash_leaves_its_trace_and_the_newest_checkpoint(
         assert "phase: " in text
         assert "after step " in text
     newest = max(Path("run/checkpoints").glob("step_*"))
-    for text in (f"checkpoint  {newest}", "memory      this process", torch.__version__, '"threads": 1'):
+    for text in (f"checkpoint  {newest}", torch.__version__, '"threads": 1'):
         assert text in crash
     assert "run/crash.txt" in shown
     assert "resumes the run, with --allow-changes where code that it names has been mended" in shown
@@ -101,15 +100,3 @@ if __name__ == "__main__":
     from lockstep.cli import main
     sys.exit(main(["train", "tiny.yaml", "learner.parallel.dp=2", "run.folder=run"]))
 """
-
-
-def test_a_disk_that_fails_ends_the_run_in_one_sentence(
-    tiny: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    error = OSError(5, "Input/output error")
-    monkeypatch.setattr(TorchSampler, "generate", failing(error, 3, TorchSampler.generate))
-    assert main(["train", "tiny.yaml", "run.folder=run"]) == exit_codes.CRASH
-    told = capsys.readouterr().err
-    assert told.splitlines()[-1].startswith("lockstep: [Errno 5] Input/output error; ")
-    assert "Traceback" not in told
-    assert "Traceback" in Path("run/crash.txt").read_text()

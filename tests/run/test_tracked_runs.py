@@ -15,8 +15,6 @@ import pytest
 from read_trackers import (
     Series,
     logged,
-    mlflow_runs,
-    mlflow_series,
     tensorboard_series,
     tensorboard_texts,
     wandb_records,
@@ -27,7 +25,7 @@ from lockstep.report.log import METRICS, SAMPLES, TIMINGS, lines
 
 Run = Callable[..., list[dict[str, Any]]]
 
-ALL = ("trackers.tensorboard={}", "trackers.wandb={}", "trackers.mlflow={}", "run.max_steps=4", "run.save_every=2")
+ALL = ("trackers.tensorboard={}", "trackers.wandb={}", "run.max_steps=4", "run.save_every=2")
 DEADLY = '''
 import os, signal, time
 from pathlib import Path
@@ -49,7 +47,6 @@ def deadly(prompt, response, answer, row):
 @pytest.fixture
 def killed(run: Run, in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     """Overrides of a run that a process has begun and was killed in."""
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.delenv("WANDB_SERVICE", raising=False)  # the process gets W&B's helper of its own, not this one's
     (in_tmp / "deadly.py").write_text(DEADLY)
     overrides = (*ALL, "reward.function=deadly.py:deadly")
@@ -73,8 +70,6 @@ def close(one: Series, other: Series) -> bool:
 
 @pytest.mark.full
 def test_a_killed_run_goes_on_as_one_run_in_every_tracker(run: Run, killed: tuple[str, ...]) -> None:
-    (before,) = mlflow_runs("lockstep")
-    assert before.info.status == "RUNNING"
     rows, folder = run(*killed), Path("run")
     seconds = logged([row for row, _ in lines(folder / TIMINGS)])
     truth = logged(rows) | {f"timings/{phase}": points for phase, points in seconds.items()}
@@ -83,55 +78,18 @@ def test_a_killed_run_goes_on_as_one_run_in_every_tracker(run: Run, killed: tupl
 
     assert close(tensorboard_series(folder), truth)
     assert close(wandb_series(folder), truth)
-    (shown,) = mlflow_runs("lockstep")
-    assert close(mlflow_series(shown), truth)
 
     assert tensorboard_texts(folder, "outcome/text_summary") == {4: "finished"}
     assert [record["exit_code"] for record in wandb_records(folder, "exit")] == [0]
-    assert shown.info.status == "FINISHED"
 
 
-def test_a_failed_run_is_shown_as_failed(run: Run, in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+def test_a_failed_run_is_shown_as_failed(run: Run, in_tmp: Path) -> None:
     rewards = in_tmp / "rewards.py"
     rewards.write_text(rewards.read_text() + "\n\ndef broken(prompt, response, answer, row):\n    return 'x'\n")
     with pytest.raises(ValueError, match="broken"):
         run("reward.function=rewards.py:broken", *ALL)
-    (shown,) = mlflow_runs("lockstep")
-    assert shown.info.status == "FAILED"
     assert tensorboard_texts(Path("run"), "outcome/text_summary") == {0: "failed"}
     assert [record["exit_code"] for record in wandb_records(Path("run"), "exit")] == [1]
-
-
-VANDAL = '''
-from pathlib import Path
-
-from rewards import parity
-
-def vandal(prompt, response, answer, row):
-    """After step 1 it puts a file where MLflow has its folder."""
-    metrics, folder = Path("run/metrics.jsonl"), Path("mlruns")
-    if metrics.exists() and '"step": 1' in metrics.read_text() and folder.is_dir():
-        folder.rename("mlruns-before")
-        folder.touch()
-    return parity(prompt, response, answer, row)
-'''
-
-
-def test_a_tracker_that_fails_in_the_middle_stops_nothing_and_is_noted(
-    run: Run, in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.syspath_prepend(in_tmp)
-    (in_tmp / "vandal.py").write_text(VANDAL)
-    rows = run("reward.function=vandal.py:vandal", "trackers.mlflow={}", "run.max_steps=4")
-    assert [row["step"] for row in rows if "train/reward" in row] == [1, 2, 3, 4]
-    told = capsys.readouterr().err
-    assert told.count("mlflow failed: ") == 1
-    assert "the run continues, and its own files have everything" in told
-    assert "mlflow missed entries" in told
-    (shown,) = mlflow_runs("lockstep")
-    assert shown.info.status == "FINISHED"
 
 
 def test_a_tracker_that_is_added_shows_the_run_from_its_beginning(run: Run) -> None:

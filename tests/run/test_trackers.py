@@ -11,20 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlflow.tracking import MlflowClient
 from read_trackers import (
-    mlflow_runs,
-    mlflow_series,
     tensorboard_series,
     tensorboard_texts,
     wandb_records,
     wandb_series,
 )
 
-from lockstep.config import MLflow, TensorBoard, Trackers, WandB
+from lockstep.config import TensorBoard, Trackers, WandB
 from lockstep.run.folder.logs import Logs
 from lockstep.run.stop import Stopped
-from lockstep.run.trackers.follow import Follower, Tracker, track_run, views_of
+from lockstep.run.trackers.follow import Tracker, track_run, views_of
 from lockstep.run.trackers.view import Facts, Outcome, Rows, View
 
 ROWS = [
@@ -34,15 +31,8 @@ ROWS = [
 RECIPE = {"algorithm": "ppo", "ppo": {"clip": 0.2}, "seed": 3, "betas": [0.9, 0.99]}
 
 
-@pytest.fixture(scope="session")
-def mlflow_store(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """One database for all: to make one takes seconds."""
-    return f"sqlite:///{tmp_path_factory.mktemp('mlflow') / 'mlflow.db'}"
-
-
 @pytest.fixture
-def facts(in_tmp: Path, mlflow_store: str, monkeypatch: pytest.MonkeyPatch) -> Facts:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_store)
+def facts(in_tmp: Path) -> Facts:
     folder = in_tmp / "ppo-1a2b"
     folder.mkdir()
     return Facts(folder, RECIPE, {"torch": "2.13.0"})
@@ -61,17 +51,6 @@ def process(facts: Facts, recipe: Trackers, kept: int, stop: int, worth: float =
     with track_run(Logs(facts.folder), views_of(recipe, facts), print) as tracker:
         tracker.rewind(kept)
         steps(tracker, kept + 1, stop, worth)
-
-
-def interrupted_process(facts: Facts, recipe: Trackers, stop: int) -> None:
-    with suppress(KeyboardInterrupt), track_run(Logs(facts.folder), views_of(recipe, facts), print) as tracker:
-        tracker.rewind(-1)
-        steps(tracker, 0, stop)
-        raise KeyboardInterrupt
-
-
-REWARDS_AFTER_A_KILL = [(0, 0.0), (1, 1.0), (2, 2.0), (3, 30.0), (4, 40.0)]
-"""Steps 3 to 5 were lost and made again, with another outcome, so that one can see which is shown."""
 
 
 def test_tensorboard_shows_the_run(facts: Facts) -> None:
@@ -114,30 +93,6 @@ def test_wandb_online_without_a_key_is_refused_before_anything_is_done(
         views_of(Trackers(wandb=WandB(mode="online")), facts)
 
 
-def test_mlflow_shows_the_run(facts: Facts) -> None:
-    process(facts, Trackers(mlflow=MLflow(experiment="shown", name="first")), -1, 2)
-    (run,) = mlflow_runs("shown")
-    assert mlflow_series(run) == {"train/reward": [(0, 0.0), (1, 1.0)], "timings/generate": [(0, 0.5), (1, 0.5)]}
-    assert (run.info.run_name, run.info.status) == ("first", "FINISHED")
-    assert run.data.params == {"algorithm": "ppo", "ppo.clip": "0.2", "seed": "3", "betas": "[0.9, 0.99]"}
-    client = MlflowClient()
-    environment = client.download_artifacts(run.info.run_id, "environment.json")
-    assert json.loads(Path(environment).read_text()) == {"torch": "2.13.0"}
-    newest = client.load_table(run.info.experiment_id, "samples/step_000001.json")
-    assert newest["prompt"].to_list() == [row["prompt"] for row in ROWS]
-
-
-def test_mlflow_goes_on_with_the_same_run_where_it_can(facts: Facts) -> None:
-    recipe = Trackers(mlflow=MLflow(experiment="stopped"))
-    interrupted_process(facts, recipe, 3)
-    (before,) = mlflow_runs("stopped")
-    assert before.info.status == "KILLED"
-    process(facts, recipe, 2, 5, worth=10.0)
-    (run,) = mlflow_runs("stopped")
-    assert (run.info.run_id, run.info.status) == (before.info.run_id, "FINISHED")
-    assert mlflow_series(run)["train/reward"] == REWARDS_AFTER_A_KILL
-
-
 @dataclass
 class Told(View):
     """A view that remembers what it is sent, and fails where it is told to."""
@@ -162,27 +117,19 @@ class Told(View):
         self.rows.append((-1, outcome))
 
 
-@dataclass
-class Clock:
-    now: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_a_view_is_sent_what_the_logs_have_and_each_step_once(tmp_path: Path) -> None:
     logs, early, late = Logs(tmp_path), Told(), Told(newest=1)
-    follower = Follower("early", early, logs, print)
-    follower.open(-1)
+    tracker = Tracker(logs, {"early": early}, print)
+    tracker.rewind(-1)
     logs.metrics(0, {"validation/accuracy": math.inf})
-    follower.catch_up()
+    tracker.catch_up()
     for step in (1, 2):
         logs.metrics(step, {"train/reward": 0.5})
         logs.metrics(step, {"validation/accuracy": 0.25})
         logs.samples(step, [{"prompt": "a"}, {"prompt": "b"}])
         logs.samples(step, [{"held_out": True, "prompt": "c"}])
         logs.timings(step, {"generate": 1.5})
-        follower.catch_up()
+        tracker.catch_up()
     whole = {
         "train/reward": 0.5,
         "validation/accuracy": 0.25,
@@ -191,51 +138,26 @@ def test_a_view_is_sent_what_the_logs_have_and_each_step_once(tmp_path: Path) ->
         "validation_samples": [{"held_out": True, "prompt": "c"}],
     }
     assert early.rows == [(0, {"validation/accuracy": math.inf}), (1, whole), (2, whole)]
-    Follower("late", late, logs, print).open(2)  # it has had step 1
+    Tracker(logs, {"late": late}, print).rewind(2)  # it has had step 1
     assert late.rows == [(2, whole)]
 
 
-def test_a_failing_view_is_noted_once_and_catches_up_later(tmp_path: Path) -> None:
-    logs, view, notes, clock = Logs(tmp_path), Told(), list[str](), Clock()
-    follower = Follower("mlflow", view, logs, notes.append, clock)
-    follower.open(-1)
-    assert notes == ["mlflow: in memory"]
-    view.broken = OSError("no route to https://ada:secret@server/api")
+def test_a_failing_view_is_noted_once_and_left_out_while_the_others_go_on(tmp_path: Path) -> None:
+    logs, failing, healthy, notes = Logs(tmp_path), Told(), Told(), list[str]()
+    tracker = Tracker(logs, {"failing": failing, "healthy": healthy}, notes.append)
+    tracker.rewind(-1)
+    assert notes == ["failing: in memory", "healthy: in memory"]
+    failing.broken = OSError("no route to https://ada:secret@server/api")
     for step in range(3):
         logs.metrics(step, {})
-        follower.catch_up()
-    view.broken = None
-    logs.metrics(3, {})
-    follower.catch_up()
-    assert view.rows == []
-    clock.now = 61.0
-    follower.catch_up()
-    follower.close("finished")
-    assert notes[1:] == [
-        "mlflow failed: no route to https://server/api; the run continues, and its own files have everything",
-        "mlflow missed entries, since it failed 1 times; the run's own files have them",
+        tracker.catch_up()
+    tracker.close("finished")
+    assert notes[2:] == [
+        "failing failed: no route to https://server/api; the run continues without it, and its own files have "
+        "everything"
     ]
-    assert [step for step, _ in view.rows] == [1, 2, 3, -1]  # step 0 is not tried a second time
-
-
-def test_a_view_that_fails_slowly_takes_at_most_a_tenth_of_the_time(tmp_path: Path) -> None:
-    logs, clock = Logs(tmp_path), Clock()
-
-    class Slow(Told):
-        def send(self, step: int, values: Mapping[str, float], samples: Mapping[str, Rows]) -> None:
-            clock.now += 120.0
-            super().send(step, values, samples)
-
-    follower = Follower("mlflow", Slow(broken=OSError()), logs, lambda text: None, clock)
-    follower.open(-1)
-    spent = 0.0
-    for step in range(1000):
-        logs.metrics(step, {})
-        began = clock.now
-        follower.catch_up()
-        spent += clock.now - began
-        clock.now += 10.0
-    assert 0 < spent < 0.11 * clock.now
+    assert failing.rows == []
+    assert [step for step, _ in healthy.rows] == [0, 1, 2, -1]
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -19,7 +21,9 @@ from lockstep.core import exit_codes
 from lockstep.core.errors import InputError
 from lockstep.run.checkpoint.checkpoints import Checkpoints
 from lockstep.sweeps.plan import plan_words
-from lockstep.sweeps.sweep import SweepJob, next_job, share_cores
+from lockstep.sweeps.sweep import share_cores
+
+GUIDE = Path(__file__).parents[2] / "docs/guides/sweeps.md"
 
 
 @pytest.fixture
@@ -47,7 +51,6 @@ def test_runs_are_those_of_single_commands_and_a_sweep_is_resumed_and_grows(fold
     assert made == weights(folder / "single")
 
     found = lockstep.sweep("own.yaml", {"seed": range(2)}, policy={"lr": 0.001}, name="s")
-    assert found.is_finished
     assert [(row["run"], row["seed"], row["state"]) for row in found.table] == [
         ("seed=0", 0, "finished"),
         ("seed=1", 1, "finished"),
@@ -60,8 +63,7 @@ def test_runs_are_those_of_single_commands_and_a_sweep_is_resumed_and_grows(fold
     shutil.rmtree(run / "final")  # as if it had been killed before its end
     more = sweep(folder, "seed=0..2 policy.lr=0.001")
     assert more.code == exit_codes.OK, more.said
-    for word, seeds in {"begins": [2], "resumes": [1]}.items():
-        assert [seed for seed in range(3) if f"seed={seed} {word}" in more.said] == seeds
+    assert [seed for seed in range(3) if f"seed={seed} starts" in more.said] == [1, 2]
     assert weights(run) == made
     assert (folder / "sweeps/s/report.html").is_file()
     changed = sweep(folder, "seed=0..1 policy.lr=0.002")
@@ -74,27 +76,26 @@ def test_runs_are_those_of_single_commands_and_a_sweep_is_resumed_and_grows(fold
 def test_a_run_that_fails_does_not_end_the_others(folder: Path) -> None:
     ended = sweep(folder, "policy.lr=1.0e+30,0.001 run.max_steps=6 --jobs 1")
     assert ended.code == exit_codes.CRASH, ended.said
-    assert "policy.lr=1e+30 failed, 0 of 2 are finished; sweeps/s/policy.lr=1e+30/sweep.log" in ended.said
+    assert "policy.lr=1e+30 failed; sweeps/s/policy.lr=1e+30/sweep.log" in ended.said
     assert "lower the learning rate" in (folder / "sweeps/s/policy.lr=1e+30/sweep.log").read_text()
-    assert "policy.lr=0.001 finished, 1 of 2 are finished" in ended.said
+    assert "policy.lr=0.001 finished" in ended.said
 
 
 def test_every_combination_is_checked_before_any_starts(folder: Path) -> None:
     with pytest.raises(InputError, match=r"(?s)^seed=0 policy\.lr=-1 is refused, so nothing is started:.*policy\.lr"):
         plan_words("own.yaml", ["seed=0,1", "policy.lr=0.1,-1"], None)
-    for words in (["run=folder"], ["run.folder=a"], ["run={folder: a, max_steps: 3}"], ["run.folder=a,b"], ["run=a,b"]):
+    for words in (["run=folder"], ["run={folder: a, max_steps: 3}"], ["run.folder=a,b"]):
         with pytest.raises(InputError, match=r"^run\.folder: .*--name"):
             plan_words("own.yaml", ["seed=0,1", *words], None)
-    for values, run in (({}, {"folder": "a"}), ({}, "a"), ({"run.folder": ["a", "b"]}, {})):
-        with pytest.raises(InputError, match=r"^run\.folder: .*--name"):
-            lockstep.sweep("own.yaml", {"seed": range(2), **values}, run=run)
-    assert plan_words("own.yaml", ["seed=0,1", "run={max_steps: 3}"], None).runs
-    with pytest.raises(InputError, match=r"^policy\.lr=1 and policy\.lr=1\.0 are one run"):
+    with pytest.raises(InputError, match=r"^run\.folder: .*--name"):
+        lockstep.sweep("own.yaml", {"seed": range(2)}, run={"folder": "a"})
+    assert plan_words("own.yaml", ["seed=0,1", "run={max_steps: 3}"], None).folder == Path("sweeps/own-seed")
+    with pytest.raises(InputError, match=r"^policy\.lr=1 and policy\.lr=1\.0 have equal options"):
         plan_words("own.yaml", ["policy.lr=1,0.002,1.0"], "s")
     with pytest.raises(InputError, match="at least one run at a time"):
         lockstep.sweep("own.yaml", {"seed": range(2)}, jobs=0)
-    one, other = (plan_words("own.yaml", [f"seed=0..{last}"], None).folder for last in (1, 2))
-    assert one != other  # without a name, another sweep is another folder
+    with pytest.raises(InputError, match=r"reward\.function is a Python object of this program"):
+        lockstep.sweep("own.yaml", {"seed": range(2)}, reward=lambda prompt, response, answer, row: 1.0)
 
 
 @pytest.mark.full
@@ -109,9 +110,9 @@ def test_ctrl_c_lets_each_run_save_and_the_same_command_resumes(folder: Path) ->
     process.send_signal(signal.SIGINT)
     said = process.communicate()[1]
     assert process.returncode == exit_codes.INTERRUPTED, said
-    assert "seed=0 stopped, 0 of 3 are finished" in said
+    assert "seed=0 stopped" in said
     assert "the same command resumes it" in said
-    assert "seed=2 begins" not in said
+    assert "seed=2 starts" not in said
     assert all(Checkpoints(file.parent / "checkpoints", keep=1).find() for file in begun)
 
     process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
@@ -124,14 +125,24 @@ def test_ctrl_c_lets_each_run_save_and_the_same_command_resumes(folder: Path) ->
         time.sleep(0.1)  # runs end with their sweep
 
 
-def test_what_several_runs_begin_with_is_trained_by_one_of_them(in_tmp: Path) -> None:
-    one, other = (SweepJob(run) for run in plan_words("ppo_arithmetic", ["ppo.clip=0.1,0.2"], "s").runs)
-    assert next_job([one, other]) is one
-    with subprocess.Popen(["true"]) as process:
-        one.process = process
-        assert next_job([one, other]) is None
-        one.code = exit_codes.OK
-        assert next_job([one, other]) is other
+@pytest.mark.full
+def test_what_several_runs_begin_with_is_trained_by_one_of_them(folder: Path) -> None:
+    (folder / "after.yaml").write_text(yaml.safe_dump(RECIPE | {"model": {"from_recipe": "own.yaml"}}))
+    ended = run_command(folder, "sweep after.yaml policy.lr=0.001,0.002 --jobs 2", silence_s=300, longest_s=600)
+    assert ended.code == exit_codes.OK, ended.said
+    assert "policy.lr=0.001 finished" in ended.said.split("policy.lr=0.002 starts")[0]
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("in_tmp")
+def test_a_sweep_from_python_has_a_row_for_each_group(capsys: pytest.CaptureFixture[str]) -> None:
+    [block] = re.findall(r"^```python\n(.*?)^```", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    found = names["found"]
+    assert [row["state"] for row in found.table] == ["finished"] * 2
+    assert len(found.runs) == 2
+    assert "all train/" in capsys.readouterr().out
 
 
 def test_runs_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,7 +91,6 @@ class DistillSection(Section):
 class DistillRecipe(BuiltInAlgorithm):
     """`algorithm: distill`"""
 
-    purpose = "learns its teachers' probabilities for every token"
     distill: DistillSection
     teachers: dict[str, ModelFolder] = Field(description="models to learn from, each under a name", min_length=1)
     sampling: Sampling | None = Field(default=None, description="distribution of student rollouts, with on_policy")

@@ -25,7 +25,6 @@ class DPORecipe(PairsRecipe):
     """`algorithm: dpo`"""
 
     limit = "dpo.max_tokens"
-    purpose = "learns to prefer the chosen answers to the rejected ones"
     dpo: DPOSection
 
     @property

@@ -105,7 +105,6 @@ class GRPORecipe(PolicyGradientRecipe):
     """`algorithm: grpo`"""
 
     section = "grpo"
-    purpose = "learns from the rewards of its own answers, each against the others to its prompt"
     grpo: GRPOSection
 
     @property

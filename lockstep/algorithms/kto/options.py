@@ -39,7 +39,6 @@ class KTOSection(Section):
 class KTORecipe(Supervised):
     """`algorithm: kto`"""
 
-    purpose = "learns from answers that are each labeled good or bad"
     data: LabeledSection  # pyright: ignore[reportIncompatibleVariableOverride] — frozen, so nothing else can come there
     kto: KTOSection
 

@@ -36,7 +36,6 @@ class OnlineDPOSection(PreferenceSection):
 class OnlineDPORecipe(RewardedRecipe):
     """`algorithm: online_dpo`"""
 
-    purpose = "learns to prefer the better of its own answers to the worse, by their rewards"
     online_dpo: OnlineDPOSection
     optimizer: Optimizer
 

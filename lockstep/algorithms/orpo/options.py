@@ -22,7 +22,6 @@ class ORPORecipe(PairsRecipe):
     """`algorithm: orpo`"""
 
     limit = "orpo.max_tokens"
-    purpose = "learns to prefer the chosen answers to the rejected ones"
     orpo: ORPOSection
 
     @property

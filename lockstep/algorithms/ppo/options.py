@@ -63,7 +63,6 @@ class PPORecipe(PolicyGradientRecipe):
     """`algorithm: ppo`"""
 
     section = "ppo"
-    purpose = "learns from the rewards of its own answers, with a critic that predicts them"
     ppo: PPOSection
     critic: CriticSection
     critic_model: ModelFolder | None = Field(

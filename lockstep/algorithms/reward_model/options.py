@@ -28,7 +28,6 @@ class RewardModelRecipe(PairsRecipe):
     """`algorithm: reward_model`"""
 
     limit = "reward_model.max_tokens"
-    purpose = "learns to score chosen answers above rejected ones"
     reward_model: RewardModelSection
 
     @property

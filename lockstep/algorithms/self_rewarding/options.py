@@ -156,7 +156,6 @@ class SelfRewardingRecipe(BuiltInAlgorithm):
     """`algorithm: self_rewarding`"""
 
     steps_and_epochs = True  # epochs are of an iteration, steps of the run
-    purpose = "learns from a judge's scores of its own answers"
     self_rewarding: SelfRewardingSection
     judge: JudgeSection | None = Field(default=None, description="the judge of answers")
     reward_model: ModelFolder | None = Field(

@@ -22,7 +22,6 @@ class SFTSection(Section):
 class SFTRecipe(Supervised):
     """`algorithm: sft`"""
 
-    purpose = "learns to answer as the demonstrations do"
     sft: SFTSection
 
     @property

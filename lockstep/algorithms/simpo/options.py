@@ -28,7 +28,6 @@ class SimPORecipe(PairsRecipe):
     """`algorithm: simpo`"""
 
     limit = "simpo.max_tokens"
-    purpose = "learns to prefer the chosen answers to the rejected ones"
     simpo: SimPOSection
 
     @property

@@ -31,20 +31,12 @@ function runLine(run, number) {
     run.planned === null ? `step ${run.step}` : `step ${run.step} of ${run.planned}`,
     element(`span.state.${STATE_BADGES[run.state]}`, {}, run.state),
     ...(run.about_state ? [visible(run.about_state)] : []),
-    ...(run.left_s === null || run.left_s === undefined ? [] : [`about ${clock(run.left_s)} left`]),
     ...run.headlines.map(kept),
   ];
   const swatch = element("span.swatch");
   swatch.style.background = colourOfRun(number);
   const told = facts.flatMap((fact, i) => (i ? [" · ", fact] : [fact]));
   return element("label.run", {}, box, swatch, element("strong", {}, run.name), element("span", {}, ...told));
-}
-
-/** Hours, minutes and seconds, as on a clock. */
-function clock(seconds) {
-  const [hours, minutes, rest] = [Math.floor(seconds / 3600), Math.floor(seconds / 60) % 60, Math.round(seconds) % 60];
-  const two = (number) => String(number).padStart(2, "0");
-  return hours ? `${hours}:${two(minutes)}:${two(rest)}` : `${minutes}:${two(rest)}`;
 }
 
 /** Shows a run; if it is the first time, the cards of its metrics are made. */
@@ -89,41 +81,10 @@ function showHead(report) {
   byId("alarms").replaceChildren(...alarmList(shownRuns()));
 }
 
-/** What the cards of the curves depend on: only where it changes are they made anew. */
-const cardsSignature = () => metricNames().map((name) => `${name} ${constantValue(name) !== undefined} ${shownGaps(name)}`).join("\n") + state.runs.map((run) => run.agreed);
-
-/** Shows what has been logged since: the view in sight now, the others when they are opened. */
-async function renew(report) {
-  const before = cardsSignature();
-  const known = state.runs.length;
-  report.runs.forEach((run, number) => number >= known && !run.aside && show(number));
-  showHead(report);
-  const isSame = cardsSignature() === before && known === state.runs.length;
-  for (const name of Object.keys(VIEWS)) if (!(name === "curves" && isSame)) delete byId(name).dataset.made;
-  if (wanted() === "samples" && document.querySelector("#samples .samples")) {
-    byId("samples").dataset.made = "true";
-    offerSamples();
-  }
-  const top = window.scrollY;
-  await openView(wanted());
-  window.scrollTo(0, top);
-  Chart.refreshAll();
-}
-
-/** The reader of a sample is not disturbed: a button shows those that are new. */
-function offerSamples() {
-  if (byId("renew")) return;
-  const show = () => {
-    delete byId("samples").dataset.made;
-    openView("samples");
-  };
-  byId("samples").prepend(element("button", { id: "renew", type: "button", onclick: show }, "show the samples logged since"));
-}
-
 async function start() {
   history.scrollRestoration = "manual";
   const report = JSON.parse(new TextDecoder().decode(await inflated("report")));
-  report.runs.forEach((run, number) => !run.aside && show(number));
+  report.runs.forEach((run, number) => show(number));
   showHead(report);
   onChange(() => byId("alarms").replaceChildren(...alarmList(shownRuns())));
   onChange(oncePerFrame(Chart.refreshAll));
@@ -133,7 +94,6 @@ async function start() {
   await openView(wanted());
   state.isReady = true;
   window.scrollTo(0, 0);
-  if (typeof followRuns === "function") followRuns(renew, () => (byId("made").textContent = `${byId("made").textContent.replace(/; .*/, "")}; lockstep watch does not answer`));
 }
 
 start();

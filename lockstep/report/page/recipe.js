@@ -9,19 +9,9 @@ function recipeView() {
   return [
     element("div.controls", {}, search),
     ...(names.length > 1 ? [section("Where the runs differ", optionTable(names, differing))] : []),
-    ...state.runs.map((run) => changedSection(run, names.length > 1)),
     section(names.length > 1 ? "What they share" : "Recipe", optionTable(names.slice(0, 1), same, names.length > 1)),
     section("Environment", optionTable(names, environment)),
   ];
-}
-
-/** What a run does otherwise than the shipped recipe that it began with. */
-function changedSection(run, isNamed) {
-  const [title, name] = [isNamed ? `${run.name}: what differs` : "What differs", run.environment.recipe];
-  if (!run.shipped) return section(`${title} from a shipped recipe`, element("p.empty", {}, "The run did not begin with a recipe that this Lockstep ships."));
-  const rows = Object.entries(run.shipped).map(([key, value]) => [element("code", {}, visible(key)), ...[run.recipe[key], value].map((one) => element("code.value", {}, visible(JSON.stringify(one ?? null))))]);
-  const table = rows.length ? plainTable(["option", "here", "shipped"], rows) : element("p.empty", {}, "Nothing.");
-  return section(`${title} from the shipped recipe ${name}`, table);
 }
 
 /** Shows the options whose line holds a text. */

@@ -42,8 +42,8 @@ function sweepView() {
     `${group.finished} of ${group.runs.length}`,
     ...metrics.map((metric) => spreadText(group.final[metric])),
   ]);
-  const runRows = runs.map(({ link, final, state: word }, number) => [
-    link === null ? visible(state.runs[number].name) : element("a", { href: link }, visible(state.runs[number].name)),
+  const runRows = runs.map(({ final, state: word }, number) => [
+    visible(state.runs[number].name),
     word,
     ...metrics.map((metric) => shown(final[metric])),
   ]);

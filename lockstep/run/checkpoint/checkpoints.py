@@ -11,11 +11,10 @@ any instant leaves every folder of such a name complete. Nothing is unpickled wh
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
-import os
 import re
 import shutil
+import uuid
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -86,7 +85,7 @@ class Checkpoints:
         """
         try:
             self.clear()
-            aside = self._find_free(_name(step))
+            aside = self._aside(_name(step))
             aside.mkdir(parents=True)
         except OSError as error:
             raise self.failure(step, error) from error
@@ -183,11 +182,9 @@ class Checkpoints:
         numbers = [(score, step, path) for score, step, path in scored if isinstance(score, int | float)]
         return sorted(numbers, key=lambda entry: (entry[0], -entry[1]))
 
-    def _find_free(self, name: str) -> Path:
-        """Returns an unused path for a folder aside; one that could not be removed may still have the first name."""
-        first = self.folder / f"{_ASIDE}{name}"
-        others = (first.with_name(f"{first.name}_{number}") for number in itertools.count(1))
-        return next(path for path in itertools.chain([first], others) if not os.path.lexists(path))
+    def _aside(self, name: str) -> Path:
+        """An unused path for a folder aside; one that could not be removed may still be there."""
+        return self.folder / f"{_ASIDE}{name}_{uuid.uuid4().hex[:12]}"
 
     def _find_surplus(self) -> list[Path]:
         found = [path for _, path in self.find()]
@@ -197,7 +194,7 @@ class Checkpoints:
     def _remove(self, paths: list[Path]) -> None:
         """Removes folders, renaming each first, so that no half-deleted one looks like a checkpoint."""
         for path in paths:
-            aside = self._find_free(f"old_{path.name}")
+            aside = self._aside(f"old_{path.name}")
             rename(path, aside)
             remove_tree(aside, self.note)
 

@@ -64,7 +64,7 @@ def export(run: Path, out: Path, which: str = "latest", dtype: FileType = "fp32"
     saved = found.folder / trained.name
     with Boxes(find_written(saved, "model")) as boxes:
         weights = {in_folder(network.base_model_prefix, name): boxes.whole(name) for name in boxes.names()}
-    _make_room(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
     beside = None
     if lora is not None:
         base = _first_model(loaded, run)
@@ -103,14 +103,6 @@ def _merge_weights(
     learner = LearnerSpec(str(base), head, section, None, recipe.seed).build()
     learner.load(saved)
     return {in_folder(backbone, name): tensor for name, tensor in learner.weights()}
-
-
-def _make_room(out: Path) -> None:
-    """Makes the folder that an export goes into; raises InputError where that cannot be."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"the folder {out} cannot be made ({error.strerror}); name another place") from error
 
 
 def _choose(checkpoints: Checkpoints, which: str) -> Checkpoint:

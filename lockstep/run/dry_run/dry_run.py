@@ -6,10 +6,7 @@ compared with the headers of its files. Files that a recipe makes are made in a 
 
 from __future__ import annotations
 
-import os
-import shutil
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -35,14 +32,13 @@ from lockstep.models.heads import scores_tokens
 from lockstep.models.load import scratch_config
 from lockstep.models.source import ModelSource, describe_passed_end, open_source, scratch_tokenizer
 from lockstep.models.weight_files import are_on_hub, check_weights, require_finite
-from lockstep.plan.estimate import MemoryEstimate, checkpoint_bytes
-from lockstep.plan.memory import FP32
+from lockstep.plan.estimate import MemoryEstimate
 from lockstep.plan.page import describe_layouts
 from lockstep.plan.sizes import Sizes
 from lockstep.rewards.build import build as build_reward
 from lockstep.run.dry_run.remarks import remarks
 from lockstep.run.dry_run.setup import DrySetup, Findings
-from lockstep.run.folder.files import FRAME, find_changed_options, require_writable, standing
+from lockstep.run.folder.files import FRAME, find_changed_options, require_writable
 from lockstep.run.live_setup import require_lengths, role_folder, self_checked_sampling
 from lockstep.run.session import resolve_intervals
 from lockstep.run.trackers.follow import views_of
@@ -50,13 +46,8 @@ from lockstep.run.trackers.view import Facts
 from lockstep.system import machine_memory
 from lockstep.system.units import readable
 
-
-@dataclass(frozen=True)
-class _Model:
-    """A first model that is not loaded."""
-
-    source: ModelSource
-    network: PreTrainedModel
+_Model = tuple[ModelSource, PreTrainedModel]
+"""An initial model that is not loaded."""
 
 
 def dry_run(loaded: Loaded, allow_changes: bool = False) -> str:
@@ -102,19 +93,20 @@ def _check_parts(loaded: Loaded, allow_changes: bool, made: Path, found: Finding
         with found.problem():
             build_reward(section, found.notes.append, option=option)
     if model is not None:
-        source = model.source
+        source, network = model
         with found.problem():
             found.notes += filter(None, [describe_passed_end(source, recipe.data)])
-        # Before a part of the model is computed, which takes memory.
-        is_small = _room(loaded, recipe, Sizes.of(model.network, recipe.learner.lora), found)
+        is_small = False  # before a part of the model is computed, which takes memory
+        with found.problem():
+            _memory(recipe, Sizes.of(network, recipe.learner.lora), found)
+            is_small = True
         if files is not None:
             inexact = _decide_exact(recipe, source, found) if is_small else "it is refused"
-            _open(recipe, DrySetup(recipe, made, files, source, inexact, found), found)
+            _open(recipe, DrySetup.of(recipe, made, files, source, inexact, found), found)
         _check_layouts(recipe, source, found)
         with found.problem():
             if is_small:
-                proof = require_proof(source.folder, recipe.learner, self_checked_sampling(recipe, source))
-                found.say("self-check", f"computed as transformers does, to {proof.largest:.1e} nats")
+                require_proof(source.folder, recipe.learner, self_checked_sampling(recipe, source))
     return model
 
 
@@ -154,26 +146,13 @@ def _open(recipe: Algorithm, setup: DrySetup, found: Findings) -> None:
 def _course(recipe: Common, job: Job) -> str:
     steps = job.run_length.steps
     every = int(resolve_intervals(recipe.run, job.run_length).validate_every)
-    saves = -(-steps // recipe.run.save_every)
     validated = {0, steps, *(range(every, steps, every) if every else ())} if job.validate is not None else set[int]()
-    share = recipe.run.validate_every
-    spaced = f" ({share:g} of an epoch is every {every} steps)" if isinstance(share, float) else ""
-    newest = f"checkpoints: {saves}, of which the newest are kept: {min(saves, recipe.run.keep)}"
-    return f"steps: {steps}; validations: {len(validated)}{spaced}; {newest}"
+    return f"steps: {steps}; validations: {len(validated)}; checkpoints: {-(-steps // recipe.run.save_every)}"
 
 
 def _device(recipe: Algorithm, found: Findings) -> None:
-    learner, here = recipe.learner, recipe.cluster.on_this_machine
-    device, ranks, cores = resolve_device(learner.device), learner.parallel.ranks, len(os.sched_getaffinity(0))
-    if here and device.type == "cpu" and ranks > cores:
-        found.notes.append(
-            f"learner.parallel asks for {ranks} ranks, but this process may use {cores} cores; they wait"
-        )
-    if device.type == "cpu" and learner.is_half:
-        found.notes.append(
-            f"learner.dtype is {learner.dtype}, which few CPUs compute faster than fp32; learner.dtype=fp32 may be "
-            "better"
-        )
+    learner = recipe.learner
+    device, ranks = resolve_device(learner.device), learner.parallel.ranks
     own = {role.name: role.learner for role in recipe.own_layouts}
     layouts = f"{ranks} ranks: {describe_layouts(learner, own)}" if ranks > 1 else "1 rank"
     found.say("device", f"{device}, {learner.dtype}, {layouts}")
@@ -233,36 +212,27 @@ def _open_model(recipe: Common, files: DataFiles | None, frame: Path, found: Fin
         tokenizer.save_pretrained(frame)
         model = _of_folder(frame, weights=False)
     place = "a new model" if recipe.model.scratch is not None else str(recipe.model.path)
-    sizes = Sizes.of(model.network)
+    source, network = model
+    sizes = Sizes.of(network)
     found.say(
         "model",
-        f"{place}, {sizes.policy:,} parameters, context {model.source.context}, vocabulary "
-        f"{sizes.vocabulary:,}, stop tokens {', '.join(map(str, model.source.stop_token_ids))}",
+        f"{place}, {sizes.policy:,} parameters, context {source.context}, vocabulary "
+        f"{sizes.vocabulary:,}, stop tokens {', '.join(map(str, source.stop_token_ids))}",
     )
     return model
 
 
 def _of_folder(folder: Path, weights: bool = True) -> _Model:
     """Builds a model from its configuration, without weights, and checks its weight files against it."""
-    source, model = open_source(folder), skeleton(read_config(folder), str(folder))
+    source, network = open_source(folder), skeleton(read_config(folder), str(folder))
     if weights and not are_on_hub(folder):
-        check_weights(folder, model)
+        check_weights(folder, network)
         require_finite(folder)
-    return _Model(source, model)
-
-
-def _room(loaded: Loaded, recipe: Algorithm, sizes: Sizes, found: Findings) -> bool:
-    """Checks memory and disk. Returns True if the memory suffices, or is not known."""
-    before = len(found.problems)
-    with found.problem():
-        _memory(recipe, sizes, found)
-    is_small = len(found.problems) == before
-    with found.problem():
-        _disk(loaded, recipe, sizes, found)
-    return is_small
+    return source, network
 
 
 def _memory(recipe: Algorithm, sizes: Sizes, found: Findings) -> None:
+    """Raises InputError if the run needs more memory than there is."""
     learner = recipe.learner
     trains = backend.find_backend(learner)
     if not trains.is_planned:
@@ -279,21 +249,4 @@ def _memory(recipe: Algorithm, sizes: Sizes, found: Findings) -> None:
         raise InputError(
             f"the run needs about {readable(needed)} of memory, but {where}; take a smaller model, or lower "
             f"learner.micro_batch_tokens{generates}"
-        )
-
-
-def _disk(loaded: Loaded, recipe: Algorithm, sizes: Sizes, found: Findings) -> None:
-    """Checks the disk space for the kept checkpoints, the one being written, and the final model."""
-    one, best = checkpoint_bytes(recipe.models, sizes), 0 if recipe.run.best is None else recipe.run.best.count
-    if recipe.inference is not None and recipe.inference.one_step_ahead:
-        one += FP32 * sizes.policy
-    # A model that follows another gets its weights through files in the folder of the run.
-    handed = one if any(role.follows for role in recipe.models) else 0
-    needed = one * (recipe.run.keep + best + 1) + FP32 * sizes.policy + handed
-    free = shutil.disk_usage(standing(loaded.run_folder)).free
-    found.say("disk", f"at most {readable(needed)}: checkpoints of {readable(one)}; {readable(free)} are free")
-    if needed > free:
-        raise InputError(
-            f"the run needs up to {readable(needed)} of disk at {loaded.run_folder}, but {readable(free)} are free; "
-            "make room, lower run.keep, or set run.folder to another disk"
         )

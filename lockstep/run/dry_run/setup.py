@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, assert_never
+from typing import Any, NoReturn, TypeVar
 
 import torch
 
@@ -17,9 +16,7 @@ from lockstep.algorithms.roles import ModelRole
 from lockstep.algorithms.rows import DataFiles
 from lockstep.algorithms.setup import Policy
 from lockstep.cluster.judges import policy_answers
-from lockstep.config import DType
 from lockstep.core.errors import InputError, LockstepError
-from lockstep.core.types import Prompt, skip_timing
 from lockstep.data.prompts import Prompts
 from lockstep.data.templates import read_field
 from lockstep.environments.options import EnvironmentSection
@@ -28,12 +25,13 @@ from lockstep.judge.build import score_judge
 from lockstep.judge.options import AskedSection
 from lockstep.learners.base import Learner
 from lockstep.models.source import ModelSource, open_source
+from lockstep.report.progress import show_notes
 from lockstep.report.terminal import summary_table
 from lockstep.rewards.base import NoReward, Reward
 from lockstep.rewards.math_reward import MathReward
 from lockstep.rewards.options import RewardJudge, RewardSection, SingleReward
 from lockstep.rollouts.episodes import Episodes
-from lockstep.run.live_setup import role_folder
+from lockstep.run.live_setup import LiveSetup, role_folder
 from lockstep.samplers.base import Sampler
 from lockstep.system import machine_memory
 from lockstep.system.units import readable
@@ -88,34 +86,27 @@ class Findings:
 
 
 @dataclass
-class DrySetup:
-    """Implements `lockstep.algorithms.setup.Setup` without computing anything.
+class DrySetup(LiveSetup):
+    """The setup of a run, but with nothing that computes.
 
     Attributes:
-        algorithm: The algorithm to set up.
-        folder: A temporary folder for what is made.
-        files: The data.
-        source: The initial model.
-        inexact: Why a run would not compute by the kernels of `models.exact`; None: it would.
         found: Collects the report and the problems.
     """
 
-    algorithm: Algorithm
-    folder: Path
-    files: DataFiles
-    source: ModelSource
-    inexact: str | None
-    found: Findings
+    found: Findings = field(default_factory=Findings)
 
-    @property
-    def dtype(self) -> DType:
-        return self.algorithm.learner.dtype
-
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        return skip_timing(name)
-
-    def beside(self, name: str) -> AbstractContextManager[None]:
-        return skip_timing(name)
+    @classmethod
+    def of(
+        cls,
+        algorithm: Algorithm,
+        folder: Path,
+        files: DataFiles,
+        source: ModelSource,
+        inexact: str | None,
+        found: Findings,
+    ) -> DrySetup:
+        """The setup of an algorithm; what is made goes into `folder`, and notes go into `found`."""
+        return cls(algorithm, folder, files, source, inexact, show_notes(), ABSENT, found=found)
 
     def note(self, text: str) -> None:
         self.found.notes.append(text)
@@ -126,9 +117,6 @@ class DrySetup:
             if role.path is not None:
                 self.found.say(role.name.replace("_", " "), f"{folder} reads the policy's tokens")
         return ABSENT
-
-    def for_part(self, files: DataFiles, learners: Mapping[ModelRole, Learner]) -> DrySetup:
-        return replace(self, files=files)
 
     def sampler(self, learner: Learner) -> Sampler:
         return ABSENT
@@ -141,7 +129,7 @@ class DrySetup:
         if section is not None:
             for key, leaf in section.leaves(option):
                 with self.found.problem():
-                    self._say_reward(leaf, rows, key)
+                    self._check_reward(leaf, rows, key)
         return NoReward()
 
     def episodes(self, section: EnvironmentSection | None, judge: str | None) -> Episodes | None:
@@ -149,9 +137,8 @@ class DrySetup:
             return None
         with self.found.problem():
             episodes = episodes_of(section, self.algorithm.data, self.source, self.note)
-            made = f"{section.class_name} can be made; it was not played with"
             worth = f"; {episodes.describe_cut_off()}" if judge is None and episodes is not None else ""
-            self.found.say("environment", f"{made}; {describe_rewards(judge)}{worth}")
+            self.found.say("environment", f"{section.class_name}; {describe_rewards(judge)}{worth}")
             return episodes
         return None
 
@@ -172,53 +159,33 @@ class DrySetup:
         total = machine_memory.total_bytes()
         self.found.say("memory", f"{what}: {readable(size)} of this machine's, once")
         if size > total:
-            with self.found.problem():
-                raise InputError(
-                    f"{what}, and that takes {readable(size)} of memory, but this machine has {readable(total)}; {cure}"
-                )
+            self.found.problems.append(
+                f"{what}, and that takes {readable(size)} of memory, but this machine has {readable(total)}; {cure}"
+            )
 
-    def _say_reward(self, section: SingleReward, rows: Prompts, key: str) -> None:
-        first, option = rows.first(_ANSWERS), key.replace("_", " ")
-        match section.type:
-            case "math":
-                self._say_answers(MathReward(section.marker, key), first, rows, option)
-            case "by_row":
-                self._say_by_row(section, first, rows, key)
-            case "judge":
-                assert section.judge is not None, "the recipe has one"
-                self._say_judge(section.judge, f"{key}.judge")
-            case "python" | "code" | "instructions" | "server":
-                self.found.say(option, f"{section.type}; its options and rows are right, and nothing was rewarded")
-            case "sum":
-                raise AssertionError("its parts are said")
-            case _:
-                assert_never(section.type)
+    def _check_reward(self, section: SingleReward, rows: Prompts, key: str) -> None:
+        """Checks a judge, and reads the right answers of the first rows as a verifier of math would."""
+        if section.judge is not None:
+            self._check_judge(section.judge, f"{key}.judge")
+        first, field = rows.first(_ANSWERS), section.verifier or ""
+        if section.type == "by_row":
+            first = [prompt for prompt in first if read_field(prompt.row, field) == "math"]
+        if section.type in ("math", "by_row") and first:
+            reward = MathReward(section.marker, key)
+            answers = [rows.answer(prompt) for prompt in first]
+            alone = [replace(prompt, text="") for prompt in first]  # a prompt may have opened a thought
+            verdicts = reward(alone, answers, answers)
+            wrong = [prompt.id for prompt, verdict in zip(first, verdicts, strict=True) if verdict == 0.0]
+            if wrong:
+                self.note(f"{wrong[0]}: its right answer, given as a response, is worth 0; is {key}.marker in it?")
+        self.found.say(key.replace("_", " "), section.type)
 
-    def _say_judge(self, section: RewardJudge, key: str) -> None:
+    def _check_judge(self, section: RewardJudge, key: str) -> None:
         located = section.locate(self.source.folder)
         answering = self.answering(located, Policy(ABSENT.generate, self.source), key)
         score_judge(located, answering, self.algorithm.seed, key)
         who = (section.path or "the initial model") if located.has_engine else "a server"
-        self.found.say(key, f"{who} judges {section.num_evals_to_average} times; it was not asked")
-
-    def _say_by_row(self, section: SingleReward, first: Sequence[Prompt], rows: Prompts, key: str) -> None:
-        option = key.replace("_", " ")
-        field = section.verifier or ""
-        named = Counter(str(read_field(prompt.row, field)) for prompt in first)
-        shares = ", ".join(f"{count} {name}" for name, count in named.items())
-        self.found.say(option, f"by row; of the first {len(first)} rows: {shares}")
-        math = [prompt for prompt in first if read_field(prompt.row, field) == "math"]
-        if math:
-            self._say_answers(MathReward(section.marker, key), math, rows, option)
-
-    def _say_answers(self, reward: MathReward, first: Sequence[Prompt], rows: Prompts, option: str) -> None:
-        answers = [rows.answer(prompt) for prompt in first]
-        alone = [replace(prompt, text="") for prompt in first]  # a prompt may have opened a thought
-        verdicts = reward(alone, answers, answers)
-        wrong = next((prompt.id for prompt, verdict in zip(first, verdicts, strict=True) if verdict == 0.0), None)
-        if wrong is not None:
-            self.note(f"{wrong}: its right answer, given as a response, is worth 0; is {reward.option}.marker in it?")
-        self.found.say(option, f"math; the right answers of the first {len(first)} rows can be read")
+        self.found.say(key, f"{who} judges {section.num_evals_to_average} times")
 
 
 class Absent:

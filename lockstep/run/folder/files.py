@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
-import json
 import os
 import shutil
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from lockstep.config.loading import Loaded, describe, load_run
-from lockstep.core.errors import InputError, LockstepError, shorten
-from lockstep.report.log import LOCK, MESSAGES
+from lockstep.core.errors import InputError, shorten
+from lockstep.report.log import LOCK
 from lockstep.run.folder.identity import ChangedError, differences, recipe_identity
 from lockstep.system.records import is_file, refuse_other
 from lockstep.system.sums import SUMS
-from lockstep.system.whole_files import append, write_whole
+from lockstep.system.whole_files import write_whole
 
 FRAME = "initial"
 """Subfolder of a run with all that an export needs besides weights; of a model from scratch, its first weights, too."""
@@ -78,21 +75,13 @@ def require_writable(folder: Path) -> None:
     """Raises InputError if a run's folder cannot be made or written to, or holds something other than a run."""
     try:
         _require_own(folder)
+        standing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     except OSError as error:
         raise _unmakable(folder, f"the system refuses it ({error.strerror})") from error
-    place = standing(folder)
-    if not (place.is_dir() and os.access(place, os.W_OK)):
-        raise _unmakable(folder, f"{place} is not a folder that can be written to")
+    if not (standing.is_dir() and os.access(standing, os.W_OK)):
+        raise _unmakable(folder, f"{standing} is not a folder that can be written to")
     if folder.is_symlink() and not folder.exists():
         raise _unmakable(folder, "it is a link to what is not there")
-
-
-def make(folder: Path) -> None:
-    """Makes a run's folder where there is none; raises InputError where that cannot be."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _unmakable(folder, f"the system refuses it ({error.strerror})") from error
 
 
 def _unmakable(folder: Path, why: str) -> InputError:
@@ -101,29 +90,17 @@ def _unmakable(folder: Path, why: str) -> InputError:
     )
 
 
-_LOGS = (".log", ".txt", ".out", ".err")
+LOGS = (".log", ".txt", ".out", ".err")
 """Suffixes of files that may lie in a run's folder before the run: a launcher may write its output there."""
 
 
 def _require_own(folder: Path) -> None:
     if not folder.is_dir() or (folder / "recipe.yaml").exists():
         return
-    foreign = sorted(path.name for path in folder.iterdir() if path.name[0] != "." and path.suffix not in _LOGS)
+    foreign = sorted(path.name for path in folder.iterdir() if path.name[0] != "." and path.suffix not in LOGS)
     if foreign:
         what = "a model" if "config.json" in foreign else f"{foreign[0]}, and no run"
         raise InputError(f"the folder {folder} holds {what}; choose a new or an empty one to write to")
-
-
-def standing(folder: Path) -> Path:
-    """The innermost existing folder among a folder and its parents."""
-    return next(path for path in (folder.absolute(), *folder.absolute().parents) if _exists(path))
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:  # something above it is a file, or its name is too long
-        return False
 
 
 class FolderInUseError(InputError):
@@ -155,16 +132,3 @@ def write_once(path: Path, text: str) -> None:
     """Writes a small file atomically, unless it exists."""
     if not path.exists():
         write_whole(path, [text.encode()])
-
-
-def add_message(folder: Path, step: int | None, text: str) -> None:
-    """Appends a message; where the disk refuses, the message was at least shown.
-
-    Args:
-        folder: Folder of the run.
-        step: Steps done; None where that is not known.
-        text: The message.
-    """
-    line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "step": step, "message": text}
-    with contextlib.suppress(OSError, LockstepError):
-        append(folder / MESSAGES, json.dumps(line).encode() + b"\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import resource
 import shutil
 import time
 import traceback
@@ -13,19 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 
-import torch
-
 from lockstep.config.hub import write_pins
-from lockstep.config.hub_name import PINS
 from lockstep.config.loading import Loaded, describe
-from lockstep.core.errors import InputError, LockstepError, RunError
-from lockstep.data.template_date import FILE, keep_date
+from lockstep.core.errors import LockstepError, RunError
+from lockstep.data.template_date import keep_date
 from lockstep.report.log import CRASH
 from lockstep.run.checkpoint.checkpoints import Checkpoints
-from lockstep.run.folder.files import FRAME, LOCK, add_message, lock_folder, make, write_once
+from lockstep.run.folder.files import LOCK, LOGS, lock_folder, write_once
 from lockstep.run.folder.machine import as_noted, describe_machine
 from lockstep.run.stop import Stopped
-from lockstep.system.disk import is_user_error
 
 
 @contextmanager
@@ -36,9 +31,8 @@ def open_run(loaded: Loaded, folder: Path) -> Iterator[Callable[[], None]]:
     `crash.txt`, also then.
 
     Raises:
-        InputError: If the folder cannot be made, or another process has it; and for an error of the operating system
-            before the function was called.
-        RunError: For an error of the operating system afterwards.
+        InputError: If another process has it.
+        RunError: For an error of the operating system after the function was called.
     """
     with _clean_start(folder) as started, _crashes_noted(loaded, folder, started):
         write_once(folder / "recipe.yaml", describe(loaded))
@@ -47,16 +41,12 @@ def open_run(loaded: Loaded, folder: Path) -> Iterator[Callable[[], None]]:
             yield started.set
 
 
-_MADE = ("recipe.yaml", PINS, "environment.json", "inputs.json", "messages.jsonl", "data", FRAME, "judges", FILE)
-"""Files and folders that a run may add to its folder before its first step; a failed start removes nothing else."""
-
-
 @contextmanager
 def _clean_start(folder: Path) -> Iterator[Event]:
     """Makes and locks a folder; removes what was added if the block fails before it sets the event that it is given."""
     before = {path.name for path in folder.iterdir()} if folder.is_dir() else set[str]()
     missing = [path for path in (folder, *folder.parents) if not path.exists()]  # the innermost first
-    make(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder):
         started = Event()
         try:
@@ -69,7 +59,7 @@ def _clean_start(folder: Path) -> Iterator[Event]:
 
 def _remove_added(folder: Path, before: set[str], missing: Sequence[Path]) -> None:
     for path in folder.iterdir():
-        if path.name in before or path.name.removeprefix(".").split("-")[0] not in _MADE:
+        if path.name in before or path.suffix in LOGS or path.name == LOCK:
             continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -88,15 +78,9 @@ def _crashes_noted(loaded: Loaded, folder: Path, started: Event) -> Iterator[Non
     try:
         yield
     except BaseException as error:
-        add_message(folder, None, f"ended by {type(error).__name__}: {error}")
-        if isinstance(error, LockstepError | Stopped) or not isinstance(error, Exception):
+        is_told = isinstance(error, LockstepError | Stopped) or not isinstance(error, Exception)
+        if is_told or (isinstance(error, OSError) and not started.is_set()):
             raise
-        if isinstance(error, OSError) and not started.is_set():
-            if is_user_error(error):
-                raise InputError(str(error)) from error
-            raise RunError(
-                f"{error}; the disk fails, or is full: mend that, and give the same command again"
-            ) from error
         _write_crash(error, loaded, folder)
         if isinstance(error, OSError):
             raise RunError(f"{error}; where that was is in {folder / CRASH}") from error
@@ -118,25 +102,8 @@ def _write_crash(error: BaseException, loaded: Loaded, folder: Path) -> None:
         lines = [
             f"time        {time.strftime('%Y-%m-%d %H:%M:%S %z')}",
             f"checkpoint  {found[-1][1] if found else 'none yet'}",
-            f"memory      {_memory()}",
             f"versions    {json.dumps(describe_machine(loaded.name))}",
             "",
             *traceback.format_exception(error),
         ]
         (folder / CRASH).write_text("\n".join(line.rstrip("\n") for line in lines) + "\n", encoding="utf-8")
-
-
-def _memory() -> str:
-    """Memory of this process, of the machine and of its GPUs, as text."""
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    parts = [f"this process {most:.2f} GiB at most"]
-    for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
-        name, _, value = line.partition(":")
-        if name in ("MemTotal", "MemAvailable"):
-            parts.append(f"{name} {int(value.split()[0]) / 2**20:.2f} GiB")
-    if torch.cuda.is_initialized():
-        parts += [
-            f"GPU {i}: {torch.cuda.max_memory_allocated(i) / 2**30:.2f} GiB at most"
-            for i in range(torch.cuda.device_count())
-        ]
-    return ", ".join(parts)

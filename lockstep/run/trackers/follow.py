@@ -1,14 +1,12 @@
-"""Trackers of a run: views that follow its logs. One that fails neither stops the run nor slows it down for long."""
+"""Trackers of a run: views that follow its logs. One that fails does not stop the run."""
 
 from __future__ import annotations
 
 import heapq
-import math
 import os
 import re
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
@@ -19,150 +17,104 @@ from lockstep.report.log import LOGS, SAMPLES, TIMINGS, decode, lines
 from lockstep.run.folder.logs import Logs
 from lockstep.run.stop import Stopped
 from lockstep.run.trackers.view import Facts, Outcome, View
-from lockstep.system.fault_policy import POLICY
-
-_PAUSE_PER_FAILURE = 9.0  # times as long as the failure took: a dead server costs at most a tenth of the run's time
 
 
-class Follower:
-    """Sends a view what the logs have, from the file, so that a replay and a step are sent alike.
+class Tracker:
+    """The logs of a run, and the views that are sent what the files have, so that a replay and a step are sent alike.
 
     Args:
-        name: Name of the tracker.
-        view: The view.
-        logs: The logs, which have been rewound.
+        logs: The logs.
+        views: By name, see `views_of`.
         note: Shows people a line.
-        clock: Seconds that only grow.
     """
 
-    def __init__(
-        self,
-        name: str,
-        view: View,
-        logs: Logs,
-        note: Callable[[str], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._name, self._view, self._folder, self._note, self._clock = name, view, logs.folder, note, clock
-        self._is_open = False
-        self._again_at = -math.inf
-        self._missed = 0
-        self._newest = -1  # the newest step that the view had when it was opened
-        self._read: dict[str, int] = dict.fromkeys(LOGS, 0)  # bytes of each log that were sent, or were tried once
+    def __init__(self, logs: Logs, views: Mapping[str, View], note: Callable[[str], None]) -> None:
+        self.logs, self._views, self._note = logs, dict(views), note
+        self._newest: dict[str, int] = {}  # of each open view: the newest step that it had when it was opened
+        self._read: dict[str, int] = dict.fromkeys(LOGS, 0)  # bytes of each log that were sent
 
-    def open(self, step: int) -> None:
-        """Opens the view, notes where it is, and sends it the logs.
+    def rewind(self, step: int) -> None:
+        """Rewinds the logs, see `Logs.rewind`, opens the views, and sends them the logs.
 
         Raises:
-            ValueError: If it cannot be opened and the run has not trained yet: better to stop than to train unseen.
+            InputError: If a view cannot be opened and the run has not trained yet: better to stop than to train unseen.
         """
-        try:
-            self._newest = self._view.open(step)
-        except Exception as error:
-            sentence = f"trackers.{self._name} cannot be opened: {_describe_error(error)}"
-            if step < 0:
-                raise InputError(f"{sentence}; mend that, or take it out of the recipe") from error
-            self._note(f"{sentence}; the run continues without it, and its own files have everything")
-            return
-        self._is_open = True
-        self._note(f"{self._name}: {self._view.where}")
+        self.logs.rewind(step)
+        for name, view in self._views.items():
+            try:
+                self._newest[name] = view.open(step)
+            except Exception as error:
+                sentence = f"trackers.{name} cannot be opened: {_describe_error(error)}"
+                if step < 0:
+                    raise InputError(f"{sentence}; mend that, or take it out of the recipe") from error
+                self._note(f"{sentence}; the run continues without it, and its own files have everything")
+            else:
+                self._note(f"{name}: {view.where}")
         self.catch_up()
 
     def catch_up(self) -> None:
-        """Sends what was logged since the last call; after a failure it waits, and passes over the failed step."""
-        if self._is_open and self._clock() >= self._again_at:
-            self._try(self._send)
-
-    def close(self, outcome: Outcome) -> None:
-        """Sends the rest, closes the view where it is open, and says whether it missed something."""
-        if self._is_open:
-            self._try(self._send)
-            self._try(lambda: self._view.close(outcome))
-        if self._missed:
-            self._note(
-                f"{self._name} missed entries, since it failed {self._missed} times; the run's own files have them"
-            )
-
-    def _try(self, call: Callable[[], None]) -> None:
-        start = self._clock()
-        try:
-            call()
-        except Exception as error:
-            now = self._clock()
-            self._again_at = now + max(*POLICY["tracker"].waits_s, _PAUSE_PER_FAILURE * (now - start))
-            self._missed += 1
-            if self._missed == 1:
-                text = f"{self._name} failed: {_describe_error(error)}"
-                self._note(f"{text}; the run continues, and its own files have everything")
-
-    def _send(self) -> None:
+        """Sends what was logged since the last call."""
+        if not self._newest:
+            return
         entries = heapq.merge(*map(self._list_unread, LOGS), key=lambda entry: entry[0])
         for step, group in groupby(entries, key=lambda entry: entry[0]):
             values: dict[str, float] = {}
             samples: dict[str, list[dict[str, Any]]] = defaultdict(list)
-            for _, name, row, end in group:
-                self._read[name] = end  # before it is sent: what a view cannot take is not sent again and again
+            for _, name, row in group:
                 if name == SAMPLES:
                     samples["validation_samples" if row.get("held_out") else "samples"].append(row)
                 else:
                     prefix = "timings/" if name == TIMINGS else ""
                     values |= {f"{prefix}{key}": value for key, value in decode(name, row).items()}
-            if step > self._newest:
-                self._view.send(step, values, samples)
+            for name in [name for name, newest in self._newest.items() if newest < step]:
+                with self._tolerate(name):
+                    self._views[name].send(step, values, samples)
 
-    def _list_unread(self, name: str) -> Iterator[tuple[int, str, dict[str, Any], int]]:
-        end = self._read[name]
-        for row, size in lines(self._folder / name, end):
-            end += size
-            yield row.pop("step"), name, row, end
+    def close(self, outcome: Outcome) -> None:
+        """Sends the rest, and closes the views."""
+        self.catch_up()
+        for name in list(self._newest):
+            with self._tolerate(name):
+                self._views[name].close(outcome)
 
+    @contextmanager
+    def _tolerate(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            del self._newest[name]
+            self._note(
+                f"{name} failed: {_describe_error(error)}; the run continues without it, and its own files have "
+                "everything"
+            )
 
-class Tracker:
-    """The logs of a run and the followers that show them."""
-
-    def __init__(self, logs: Logs, followers: Sequence[Follower]) -> None:
-        self.logs, self._followers = logs, followers
-
-    def rewind(self, step: int) -> None:
-        """Rewinds the logs, see `Logs.rewind`, and opens the views."""
-        self.logs.rewind(step)
-        for follower in self._followers:
-            follower.open(step)
-
-    def catch_up(self) -> None:
-        """Shows what was logged since the last call."""
-        for follower in self._followers:
-            follower.catch_up()
+    def _list_unread(self, name: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
+        for row, size in lines(self.logs.folder / name, self._read[name]):
+            self._read[name] += size
+            yield row.pop("step"), name, row
 
 
 @contextmanager
 def track_run(logs: Logs, views: Mapping[str, View], note: Callable[[str], None]) -> Iterator[Tracker]:
-    """Tracks a run while the `with` block lasts; the way the block ends is the outcome of the run.
-
-    Args:
-        logs: Logs of the run.
-        views: By name, see `views_of`.
-        note: Shows people a line.
-    """
-    followers = [Follower(name, view, logs, note) for name, view in views.items()]
+    """Tracks a run while the `with` block lasts; the way the block ends is the outcome of the run; see `Tracker`."""
+    tracker = Tracker(logs, views, note)
     outcome: Outcome = "failed"
     try:
-        yield Tracker(logs, followers)
+        yield tracker
         outcome = "finished"
     except (KeyboardInterrupt, Stopped):
         outcome = "interrupted"
         raise
     finally:
         logs.sync()
-        for follower in followers:
-            follower.close(outcome)
+        tracker.close(outcome)
 
 
 def views_of(recipe: Trackers, facts: Facts) -> dict[str, View]:
     """The views that a recipe asks for, by name, not yet open. Packages of other views are not imported.
 
     Raises:
-        ValueError: If a package is missing, or W&B does not know who you are.
+        InputError: If a package is missing, or W&B does not know who you are.
     """
     views: dict[str, View] = {}
     if recipe.tensorboard is not None:
@@ -176,14 +128,6 @@ def views_of(recipe: Trackers, facts: Facts) -> dict[str, View]:
             from lockstep.run.trackers.wandb import WandBView
 
             views["wandb"] = WandBView(recipe.wandb, facts)
-    if recipe.mlflow is not None:
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # sends no telemetry
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")  # a step waits for MLflow, but not for minutes
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
-        with _package_of("mlflow"):
-            from lockstep.run.trackers.mlflow import MLflowView
-
-            views["mlflow"] = MLflowView(recipe.mlflow, facts)
     return views
 
 
