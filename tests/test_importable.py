@@ -20,7 +20,7 @@ for name in sys.argv[1:]:
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name not in ("trl", "verl", "nemo_rl", "tensordict", "verifiers"):  # users install them by hand
+        if error.name not in ("trl", "verl", "nemo_rl", "tensordict"):  # users install them by hand
             raise
 """
 

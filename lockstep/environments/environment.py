@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -134,7 +134,7 @@ class _Episodes:
         else:
             parse = partial(parse_calls, tool_format=tool_format)
             self._schemas = tools.schemas
-            self._make = lambda opened: _WithTools(make(), tools, partial(parse, opened=opened), waits)
+            self._make = lambda opened: _WithTools(make(), tools, partial(parse, opened=opened))
         self._live: dict[int, Any] = {}
         self._loop = asyncio.new_event_loop() if waits else None
 
@@ -143,59 +143,63 @@ class _Episodes:
             yield {"schemas": self._schemas, **self._declared}
             return
         before, self._live = self._live, {}
+        moves = [self._move(move, _find_live(move, before)) for move in question]
         if self._loop is not None:
             yield TOGETHER
-            yield from self._await_all(question, before, self._loop)
+            yield from _await_all(moves, question[0]["timeout_s"] / 2, self._loop)
             return
-        for move in question:
-            try:
-                yield from self._move(move, _find_live(move, before))
-            except Exception as error:  # any error of the user's code
-                yield {"wrong": _what(error)}
+        for replies in moves:
+            reply = CALLED
+            while reply == CALLED:
+                reply = _run(_catch(anext(replies)))
+                yield reply
 
-    def _move(self, move: dict[str, Any], known: Environment | None) -> Iterator[Any]:
+    async def _move(self, move: dict[str, Any], known: Environment | None) -> AsyncIterator[Any]:
         """Yields the answer to the newest response; an episode that is new to this process is first replayed."""
-        environment: Environment = self._make(move.get("opened", "")) if known is None else known
+        environment: Any = self._make(move.get("opened", "")) if known is None else known
+        limit_s = move["timeout_s"]
         if known is None:
-            environment.reset(move["row"], move["seed"])
+            await _finish(environment.reset(move["row"], move["seed"]), limit_s)
             yield CALLED
             for response, observation in zip(move["said"], move["heard"], strict=False):  # all but the newest
-                _require_same(environment.step(response), observation)
+                _require_same(await _finish(environment.step(response), limit_s), observation)
                 yield CALLED
-        answer = _read(environment.step(move["said"][-1]))
+        answer = _read(await _finish(environment.step(move["said"][-1]), limit_s))
         if not answer["done"]:
             self._live[move["episode"]] = environment
         yield answer
 
-    def _await_all(
-        self, question: Sequence[dict[str, Any]], before: dict[int, Any], loop: asyncio.AbstractEventLoop
-    ) -> Iterator[Any]:
-        """Yields the answers to moves in their order, while all of them are awaited concurrently."""
-        tasks = [loop.create_task(self._move_async(move, _find_live(move, before))) for move in question]
-        for move, task in zip(question, tasks, strict=True):
-            while not task.done():
-                loop.run_until_complete(asyncio.wait({task}, timeout=move["timeout_s"] / 2))
-                if not task.done():
-                    yield CALLED
-            try:
-                yield task.result()
-            except asyncio.CancelledError:
-                yield {"wrong": "was cancelled by its own code"}
-            except Exception as error:  # any error of the user's code
-                yield {"wrong": _what(error)}
 
-    async def _move_async(self, move: dict[str, Any], known: Any) -> dict[str, Any]:
-        """Does what `_move` does, with awaited calls, each under its time limit."""
-        environment = self._make(move.get("opened", "")) if known is None else known
-        limit_s = move["timeout_s"]
-        if known is None:
-            await _finish(environment.reset(move["row"], move["seed"]), limit_s)
-            for response, observation in zip(move["said"], move["heard"], strict=False):  # all but the newest
-                _require_same(await _finish(environment.step(response), limit_s), observation)
-        answer = _read(await _finish(environment.step(move["said"][-1]), limit_s))
-        if not answer["done"]:
-            self._live[move["episode"]] = environment
-        return answer
+def _await_all(moves: Sequence[AsyncIterator[Any]], every_s: float, loop: asyncio.AbstractEventLoop) -> Iterator[Any]:
+    """Yields the answers to moves in their order, while all of them are awaited concurrently."""
+    tasks = [loop.create_task(_catch(_find_last(replies))) for replies in moves]
+    for task in tasks:
+        while not task.done():
+            loop.run_until_complete(asyncio.wait({task}, timeout=every_s))
+            if not task.done():
+                yield CALLED
+        yield {"wrong": "was cancelled by its own code"} if task.cancelled() else task.result()
+
+
+async def _find_last(replies: AsyncIterator[Any]) -> Any:
+    return [reply async for reply in replies][-1]
+
+
+def _run(reply: Coroutine[Any, Any, Any]) -> Any:
+    """The result of a coroutine that waits for nothing: the user's code may run an event loop in it."""
+    try:
+        reply.send(None)
+    except StopIteration as end:
+        return end.value
+    return {"wrong": "waits, and its step is no `async def`; make it one"}
+
+
+async def _catch(reply: Awaitable[Any]) -> Any:
+    """A reply, or the error of the user's code in its place."""
+    try:
+        return await reply
+    except Exception as error:
+        return {"wrong": _what(error)}
 
 
 def _find_live(move: dict[str, Any], live: dict[int, Any]) -> Any:
@@ -251,8 +255,8 @@ _Parse = Callable[[str], list[ToolCall | Malformed]]
 class _WithTools:
     """An environment whose tools answer the calls in a response; it answers other responses itself."""
 
-    def __init__(self, own: Any, tools: Tools, parse: _Parse, waits: bool) -> None:
-        self._own, self._tools, self._parse, self._waits = own, tools, parse, waits
+    def __init__(self, own: Any, tools: Tools, parse: _Parse) -> None:
+        self._own, self._tools, self._parse = own, tools, parse
 
     def reset(self, row: dict[str, Any], seed: int) -> Any:
         """See `Environment`."""
@@ -265,21 +269,22 @@ class _WithTools:
             return self._own.step(response)
         checked = [self._tools.check(call) if isinstance(call, ToolCall) else call for call in calls]
         functions = {name: function for name, (_, function) in name_functions(self._own.tools()).items()}
-        if self._waits:
-            return self._step_async(checked, functions)
-        return _tool_turn(checked, [_call(call, functions) for call in checked])
+        results = [_call(call, functions) for call in checked]
+        if any(map(inspect.isawaitable, results)):
+            return _await_results(checked, results)
+        return _tool_turn(checked, results)
 
-    async def _step_async(self, calls: Sequence[ToolCall | Malformed], functions: dict[str, Function]) -> ToolTurn:
-        """Awaits all calls concurrently; only when all are done, the first error is raised."""
 
-        async def answer(call: ToolCall | Malformed) -> Any:
-            result = _call(call, functions)
-            return await result if inspect.isawaitable(result) else result
+async def _await_results(calls: Sequence[ToolCall | Malformed], results: Sequence[Any]) -> ToolTurn:
+    """Awaits all calls concurrently; only when all are done, the first error is raised."""
 
-        results = await asyncio.gather(*map(answer, calls), return_exceptions=True)
-        for error in (result for result in results if isinstance(result, BaseException)):
-            raise error
-        return _tool_turn(calls, results)
+    async def finish(result: Any) -> Any:
+        return await result if inspect.isawaitable(result) else result
+
+    found = await asyncio.gather(*map(finish, results), return_exceptions=True)
+    for error in (result for result in found if isinstance(result, BaseException)):
+        raise error
+    return _tool_turn(calls, found)
 
 
 def _call(call: ToolCall | Malformed, functions: dict[str, Function]) -> Any:
