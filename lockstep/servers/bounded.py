@@ -77,9 +77,7 @@ def _read_authorities() -> ssl.SSLContext:
 
 async def _read(response: httpx2.Response) -> bytes:
     if response.is_redirect:
-        where = response.headers.get("location")
-        if where is None:
-            raise ReplyRefused("it sends requests on, and does not say where to; look at what serves there")
+        where = response.headers.get("location", "an unknown address")
         raise ReplyRefused(f"it sends requests on to {where}; name that address if it is right")
     if response.headers.get("content-encoding", "identity") != "identity":
         raise ReplyRefused("it compresses its replies, though it was asked not to; switch that off")

@@ -15,7 +15,6 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from lockstep import config
 from lockstep.core.errors import InputError, RunError, install_command
 from lockstep.system.fault_policy import Attempts, Seldom
 
@@ -59,8 +58,6 @@ class ServerAddress:
         api_key_env: The environment variable with its key.
         max_concurrency: Requests that are under way at once.
         max_retries: How often a request goes out again.
-        protocol: Whose protocol its answers follow, for messages.
-        hint: Advice on the address, for where nothing is there.
     """
 
     url: str
@@ -68,21 +65,6 @@ class ServerAddress:
     api_key_env: str
     max_concurrency: int
     max_retries: int
-    protocol: str
-    hint: str
-
-    @classmethod
-    def of_openai(cls, options: config.OpenAI) -> ServerAddress:
-        """The address of a server that speaks OpenAI's protocol."""
-        return cls(
-            options.base_url,
-            "base_url",
-            options.api_key_env,
-            options.max_concurrency,
-            options.max_retries,
-            "OpenAI's protocol",
-            "base_url usually ends in /v1",
-        )
 
 
 class JsonServer:
@@ -171,7 +153,9 @@ class JsonServer:
         return await client.post(path, cast_to=object, body=body)
 
     def _sentence(self, error: Exception, count: int) -> str:
-        variable, option, attempts = self._address.api_key_env, self._address.option, f"{count} attempts"
+        variable = self._address.api_key_env
+        option = self._address.option
+        attempts = f"{count} attempts"
         match error:
             case ReplyRefused():
                 return str(error)
@@ -179,23 +163,16 @@ class JsonServer:
                 return f"no answer within {self._timeout_s:g} s, in {attempts}; look at its log, or raise timeout_s"
             case openai.APIConnectionError():
                 return f"cannot be reached ({error.__cause__}); start the server, or correct the option {option}"
-            case openai.AuthenticationError() | openai.PermissionDeniedError() if self._key:
-                return f"refuses the key in the environment variable {variable}; put the right one there"
             case openai.AuthenticationError() | openai.PermissionDeniedError():
-                return f"wants a key; put it into the environment variable {variable}"
+                return f"refuses access; put the right key into the environment variable {variable}"
             case openai.NotFoundError():
-                return f"has nothing at this address ({_detail(error.body)}); {self._address.hint}"
-            case openai.RateLimitError() | openai.InternalServerError():
-                return (
-                    f"answers {error.status_code} after {attempts} ({_detail(error.body)}); look at its log, lower "
-                    "max_concurrency, or raise max_retries"
-                )
+                return f"has nothing at this address ({_detail(error.body)}); correct the option {option}"
             case openai.APIStatusError():
-                return f"refuses a request with {error.status_code} ({_detail(error.body)})"
+                return f"answers {error.status_code} after {attempts} ({_detail(error.body)}); look at its log"
             case ValidationError():
                 problem = error.errors(include_url=False)[0]
                 where = ".".join(map(str, problem["loc"])) or "the whole"
-                return f"its answer is not as {self._address.protocol} has it ({where}: {problem['msg']})"
+                return f"its answer has another form ({where}: {problem['msg']}); correct the option {option}"
         return f"its answer cannot be read ({error}); look at what serves there"
 
 

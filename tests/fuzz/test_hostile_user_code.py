@@ -23,7 +23,7 @@ WORLD = """class World:
     def step(self, response):
         {}
 """
-MOVE = {"episode": 0, "row": {}, "seed": 0, "said": ["so"], "heard": []}
+MOVE = {"episode": 0, "row": {}, "seed": 0, "said": ["so"], "heard": [], "timeout_s": 20.0}
 
 
 def reward_once(code: bytes) -> str:
@@ -72,4 +72,3 @@ def test_a_step_is_an_answer_or_a_fault_in_words(name: str, in_tmp: Path) -> Non
     said = message.get("wrong", "")
     assert len(said) < 1_000
     assert says in make_printable(said)
-    child.close()

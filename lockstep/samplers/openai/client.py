@@ -46,7 +46,10 @@ class OpenAIClient:
         note: Callable[[str], object] = warnings.warn,
     ) -> None:
         self.answers = self.bad_ends = 0
-        self._server = JsonServer(ServerAddress.of_openai(options), timeout_s, note)
+        address = ServerAddress(
+            options.base_url, "base_url", options.api_key_env, options.max_concurrency, options.max_retries
+        )
+        self._server = JsonServer(address, timeout_s, note)
         self._options, self._note = options, note
         self._warned = False
         self._model = self._ask_model()
