@@ -142,7 +142,7 @@ def ray() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def sandboxes() -> None:
     """Programs can be run under bubblewrap."""
-    sandbox = Sandbox(Limits(cpu_s=5, wall_s=60.0, memory_mb=512, file_mb=1, processes=8))
+    sandbox = Sandbox(Limits(cpu_s=5, wall_s=60.0, memory_mb=512))
     try:
         sandbox.start()
     except SandboxError as error:

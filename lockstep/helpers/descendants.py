@@ -38,11 +38,8 @@ def find_descendants(process: int) -> Iterator[int]:
 
 
 def end_children() -> None:
-    """Kills the processes that this one has started until none is left; orphans must become its children.
-
-    It does nothing where there is no `/proc` to find them in: under bubblewrap they end with this process.
-    """
-    while Path("/proc/self").exists():
+    """Kills the processes that this one has started until none is left; orphans must become its children."""
+    while True:
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from lockstep.config.user_code import is_in_program
-from lockstep.core.errors import InputError
-from lockstep.helpers.confined import ConfinedChild
 from lockstep.helpers.process import Answers, Child, ChildError
 
 
@@ -43,20 +41,13 @@ class InProcess(Child):
             yield lambda timeout_s: json.loads(json.dumps(next(replies)))
 
 
-def build_child(module: str, reference: str, *options: str, confined: bool = False) -> Child:
+def build_child(module: str, reference: str, *options: str) -> Child:
     """Builds the child that runs the user's code: a process, or this one for an object that only this program has.
 
     Args:
         module: Holds `answers`, see `Child`.
         reference: The place of the code, the first argument of `answers`.
         options: The other arguments of `answers`.
-        confined: True to run the process under bubblewrap.
-
-    Raises:
-        InputError: An object that only this program has is to be confined.
     """
-    if is_in_program(reference):
-        if confined:
-            raise InputError(f"{reference} lives in this program and cannot be confined; put it into a file of its own")
-        return InProcess(module, reference, *options)
-    return ConfinedChild(module, reference, *options) if confined else Child(module, reference, *options)
+    kind = InProcess if is_in_program(reference) else Child
+    return kind(module, reference, *options)

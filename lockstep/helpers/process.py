@@ -108,22 +108,11 @@ class Child:
                 running.end(at_once=True)
                 raise
 
-    @property
-    def pid(self) -> int | None:
-        """Id of the process; None where none runs."""
-        return self._running.process.pid if self._running is not None and self._running.usable() else None
-
     def kill(self) -> None:
         """Ends the process at once and for good; a thread that starts or uses it gets ChildDied."""
         self._killed = True
         if self._running is not None and self._running.usable():
             self._running.kill()
-
-    def close(self) -> None:
-        """Ends the process."""
-        with self._lock:
-            if self._running is not None:
-                self._running.end()
 
     def _start(self) -> _Running:
         if self._running is None or not self._running.usable():
@@ -137,28 +126,23 @@ class Child:
     def _begin(self) -> _Running:
         """Starts the process, and waits until it is ready."""
         ours, theirs = socket.socketpair()
+        descriptor = theirs.fileno()
         with theirs:
-            running = _Running(self._popen(theirs.fileno()), ours, os.getpid())
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", __name__, str(descriptor), self._module, *self._arguments],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(descriptor,),
+                # The child finds the modules that this process finds, in the same order.
+                env={**os.environ, **split_path()},
+                start_new_session=True,  # so that Ctrl-C does not reach it before it ignores that
+            )
+            running = _Running(process, ours, os.getpid())
         try:
             running.reply(_START_S)
         except BaseException:
             running.end(at_once=True)
             raise
         return running
-
-    def _popen(self, descriptor: int) -> subprocess.Popen[bytes]:
-        """Starts the process, which gets its end of the connection."""
-        return subprocess.Popen(
-            self._command(descriptor),
-            stdin=subprocess.DEVNULL,
-            pass_fds=(descriptor,),
-            # The child finds the modules that this process finds, in the same order.
-            env={**os.environ, **split_path()},
-            start_new_session=True,  # so that Ctrl-C does not reach it before it ignores that
-        )
-
-    def _command(self, descriptor: int) -> list[str]:
-        return [sys.executable, "-P", "-m", __name__, str(descriptor), self._module, *self._arguments]
 
 
 @dataclass
@@ -240,8 +224,6 @@ class _Running:
             return ChildDied("it closed its connection", may_pass=True)
         with contextlib.suppress(OSError):  # what it had started has its group
             os.killpg(self.process.pid, signal.SIGKILL)
-        if code > 128:  # as bubblewrap says it
-            code = 128 - code
         if code >= 0:
             return ChildDied(f"exit status {code}", may_pass=code == _LOST)
         return ChildDied(f"killed by {signal.Signals(-code).name}", -code, may_pass=-code == signal.SIGKILL)
@@ -285,7 +267,7 @@ def serve(descriptor: str, module: str, *arguments: str) -> None:
 
     def say(kind: str, content: Any) -> None:
         line = json.dumps([kind, content]).encode() + b"\n"
-        with _exit_with_parent(), saying:
+        with saying:
             connection.sendall(line)
 
     _catch_output(say)
@@ -296,11 +278,14 @@ def serve(descriptor: str, module: str, *arguments: str) -> None:
     except Exception as error:
         say("failed", str(error))
         return
-    say("ready", None)
-    questions = connection.makefile("rb")
-    while line := _next_line(questions):
-        for reply in answers(json.loads(line)):
-            say("reply", reply)
+    try:
+        say("ready", None)
+        for line in connection.makefile("rb"):
+            for reply in answers(json.loads(line)):
+                say("reply", reply)
+    except OSError:  # the connection is closed: the parent has left, and nothing would read a traceback
+        end_children()
+        os._exit(_LOST)
     end_children()
 
 
@@ -317,21 +302,6 @@ def _catch_output(say: Callable[[str, Any], None]) -> None:
                 say("printed", _cut(line.removesuffix("\n")))
 
     threading.Thread(target=send, daemon=True).start()
-
-
-def _next_line(questions: io.BufferedReader) -> bytes:
-    with _exit_with_parent():
-        return questions.readline()
-
-
-@contextmanager
-def _exit_with_parent() -> Iterator[None]:
-    """Ends the process where the connection is closed: the parent has left, and nothing would read a traceback."""
-    try:
-        yield
-    except OSError:
-        end_children()
-        os._exit(_LOST)
 
 
 def _watch_parent(parent: int, connection: socket.socket) -> None:

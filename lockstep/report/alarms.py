@@ -171,11 +171,6 @@ _RULES = (
         lambda row: row["train/no_verdict"] > 0 and math.isnan(row.get("train/reward", 0.0)),
         lambda row: "the reward gave no response a verdict",
     ),
-    _each(
-        "reward/tampering",
-        lambda row: row["reward/tampering"] > 0,
-        lambda row: f"{row['reward/tampering']:.0f} responses attempted to cheat their tests",
-    ),
     _each("train/trained_tokens", lambda row: row["train/trained_tokens"] == 0, _describe_untrained),
 )
 

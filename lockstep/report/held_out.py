@@ -86,7 +86,7 @@ def headlines(rows: Sequence[Mapping[str, float]]) -> list[tuple[str, str]]:
         if series and not hidden.get(metric):
             lines.append((label, from_to(series)))
         if metric == "train/reward":
-            parts = {name for row in rows for name in row if name.startswith("reward/")} - {"reward/tampering"}
+            parts = {name for row in rows for name in row if name.startswith("reward/")}
             lines += [(f"  {name.partition('/')[2]}", from_to(figures(rows, name))) for name in sorted(parts)]
     return lines
 

@@ -17,7 +17,6 @@ BY_NAME = {
     "train/trained_tokens": "Tokens that the loss counts in this step.",
     "train/prompts_drawn": "Prompts drawn for this step, those that were thrown away included.",
     "train/no_verdict": "Responses to which the reward could give no score; they are left out of training.",
-    "reward/tampering": "Responses that attempted to cheat a test; the samples mark them.",
     "train/truncated": "Share of responses cut off by the token limit before their end.",
     "train/reward_cut_off": "Mean score of the responses that were cut off.",
     "train/cut_off_as_is": "1: the task declares that cut-off responses are scored as they are; 0: another reward.",

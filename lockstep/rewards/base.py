@@ -48,13 +48,11 @@ class Verdicts:
 
     Attributes:
         rewards: One for each; None: no verdict.
-        tampering: Marks the responses that attempted to cheat; None if the reward does not look for that.
         parts: Rewards by the names of a sum's parts.
         metrics: Metrics of judges that were asked.
     """
 
     rewards: list[float | None]
-    tampering: list[bool] | None = None
     parts: Mapping[str, list[float | None]] = field(default_factory=dict)
     metrics: Metrics = field(default_factory=Metrics)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import assert_never
 
 from lockstep.config.trust import name_code
 from lockstep.rewards.base import CutOffReward, NoReward, Reward
@@ -11,11 +10,9 @@ from lockstep.rewards.code_reward import CodeReward, open_sandbox
 from lockstep.rewards.combined_rewards import ByRow, WeightedPart, WeightedSum
 from lockstep.rewards.instruction_reward import InstructionReward
 from lockstep.rewards.math_reward import MathReward
-from lockstep.rewards.options import RewardJudge, RewardSection, SingleReward, Verifier
+from lockstep.rewards.options import RewardJudge, RewardSection, SingleReward
 from lockstep.rewards.python_reward import PythonReward
 from lockstep.rewards.server_reward import ServerReward
-
-SET_UP = "the recipe sets up what its rows may name"
 
 Say = Callable[[str], None]
 OpenJudge = Callable[[RewardJudge, str], Reward]
@@ -56,35 +53,26 @@ def _build_whole(section: SingleReward, say: Say, open_judge: OpenJudge, option:
             for name, part in section.parts.items()
         }
         return WeightedSum(built)
-    named: dict[str, Reward] = {name: _verifier(section, name, say, open_judge, option) for name in section.verifiers}
+    named = _build_verifiers(section, say, open_judge, option)
     return named[section.type] if section.verifier is None else ByRow(section.verifier, named)
 
 
-def _verifier(section: SingleReward, name: Verifier, say: Say, open_judge: OpenJudge, option: str) -> Reward:
-    match name:
-        case "math":
-            return MathReward(section.marker, option)
-        case "instructions":
-            assert section.instructions is not None, SET_UP
-            return InstructionReward(section.instructions)
-        case "code":
-            assert section.code is not None, SET_UP
-            reward = CodeReward(section.code, f"{option}.code", say)
-            say(reward.strength())
-            return reward
-        case "python":
-            assert section.function is not None, SET_UP
-            name_code(f"{option}.function", section.function)
-            options = (section.timeout_s, section.confined, say, section.batch, section.concurrency, option)
-            return PythonReward(section.function, *options)
-        case "server":
-            assert section.server is not None, SET_UP
-            return ServerReward(section.server, section.timeout_s, say, f"{option}.server")
-        case "judge":
-            assert section.judge is not None, SET_UP
-            return open_judge(section.judge, f"{option}.judge")
-        case _:
-            assert_never(name)
+def _build_verifiers(section: SingleReward, say: Say, open_judge: OpenJudge, option: str) -> dict[str, Reward]:
+    """Builds what a section sets up, by its type."""
+    built: dict[str, Reward] = {"math": MathReward(section.marker, option)}
+    if section.instructions is not None:
+        built["instructions"] = InstructionReward(section.instructions)
+    if section.code is not None:
+        code = built["code"] = CodeReward(section.code, f"{option}.code", say)
+        say(code.strength())
+    if section.function is not None:
+        name_code(f"{option}.function", section.function)
+        built["python"] = PythonReward(section.function, section.timeout_s, say, section.batch, option)
+    if section.server is not None:
+        built["server"] = ServerReward(section.server, section.timeout_s, say, f"{option}.server")
+    if section.judge is not None:
+        built["judge"] = open_judge(section.judge, f"{option}.judge")
+    return built
 
 
 def require_sandbox(section: RewardSection | None, option: str) -> None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-_LEAD = re.compile(r"[ \t]*(?:(?:>|[-*+](?=[ \t])|[0-9]{1,9}[.)](?=[ \t]))[ \t]*)*")
-"""The marks of lists and quotations that a line begins with, and its indent."""
-_LANGUAGE = re.compile(r"^[\s{.]*([\w+#-]*)")
-_FENCE = re.compile(r"(`{3,})([^`]*)|(~{3,})(.*)", re.DOTALL)
-_QUOTE = re.compile(r" {0,3}> ?")
+_INDENT = re.compile(r"[ \t>]*")
+_OPENING = re.compile(
+    r"(?P<lead>(?:[ >]|(?:[-*+]|[0-9]{1,9}[.)])(?=[ \t]))*)"  # the marks of lists and quotations
+    r"(?P<fence>`{3,}(?=[^`]*$)|~{3,})[\s{.]*(?P<language>[\w+#-]*)"
+)
 _FURTHEST = 3
 """Most spaces by which a closing fence may be indented, unless the opening one is indented further."""
 _TAB = 4
@@ -29,70 +29,27 @@ class CodeBlock:
     text: str
 
 
-@dataclass
-class _OpenBlock:
-    """A block whose closing fence is still to come.
-
-    Attributes:
-        fence: Its opening fence.
-        language: Its language.
-        quotes: Number of quotations around it.
-        indent: Columns by which its fence is indented, in the innermost of them.
-        lines: Its lines so far.
-    """
-
-    fence: str
-    language: str
-    quotes: int
-    indent: int
-    lines: list[str] = field(default_factory=list)
-
-    def closes(self, line: str) -> bool:
-        """True if a line, without its quotation marks, is the closing fence."""
-        text = line.strip()
-        is_fence = len(text) >= len(self.fence) and not text.strip(self.fence[0])
-        return is_fence and _count_spaces(line) <= max(_FURTHEST, self.indent)
-
-
 def find_code_blocks(text: str) -> Iterator[CodeBlock]:
     """Yields the blocks of a text in their order."""
-    block: _OpenBlock | None = None
+    opening: re.Match[str] | None = None
+    lines: list[str] = []
     for line in re.split(r"(?<=\n)", text):
-        if block is None or block.indent:
-            line = _LEAD.sub(lambda lead: lead[0].expandtabs(_TAB), line, count=1)
-        inner = None if block is None else _unquote(line, block.quotes)
-        if block is None or inner is None:  # a quotation that ends, ends a block in it
-            block = _open_block(line)
-        elif block.closes(inner):
-            yield CodeBlock(block.language, "".join(block.lines))
-            block = None
+        if opening is None:
+            opening = _OPENING.match(line.expandtabs(_TAB))
+            lines = []
+            continue
+        indent = opening.end("lead")
+        if indent:
+            line = _INDENT.sub(lambda lead: lead[0].expandtabs(_TAB), line, count=1)
+        inner = line.lstrip(" >")
+        column = len(line) - len(inner)
+        if _closes(inner.strip(), opening["fence"]) and column <= max(_FURTHEST, indent):
+            yield CodeBlock(opening["language"].lower(), "".join(lines))
+            opening = None
         else:
-            block.lines.append(inner[min(block.indent, _count_spaces(inner)) :])
+            lines.append(line[min(indent, column) :])
 
 
-def _open_block(line: str) -> _OpenBlock | None:
-    """The block that a line opens, behind the marks of lists and quotations; None if it opens none."""
-    lead = _LEAD.match(line)
-    start = 0 if lead is None else lead.end()
-    fence = _FENCE.fullmatch(line, start)
-    if fence is None:
-        return None
-    marks, info = fence[1] or fence[3], fence[2] or fence[4] or ""
-    last_quote = line.rfind(">", 0, start)
-    indent = start if last_quote < 0 else start - last_quote - 1 - line.startswith(" ", last_quote + 1)
-    return _OpenBlock(marks, "".join(_LANGUAGE.findall(info)).lower(), line.count(">", 0, start), indent)
-
-
-def _unquote(line: str, quotes: int) -> str | None:
-    """A line without its quotation marks; None if it has fewer of them."""
-    start = 0
-    for _ in range(quotes):
-        mark = _QUOTE.match(line, start)
-        if mark is None:
-            return None
-        start = mark.end()
-    return line[start:]
-
-
-def _count_spaces(line: str) -> int:
-    return len(line) - len(line.lstrip(" "))
+def _closes(text: str, fence: str) -> bool:
+    """True if a text is a fence that closes another."""
+    return len(text) >= len(fence) and not text.strip(fence[0])

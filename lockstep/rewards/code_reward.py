@@ -12,21 +12,19 @@ from typing import Any, assert_never
 
 from lockstep.core.types import Prompt
 from lockstep.data.notes import note
-from lockstep.data.rows import Row
-from lockstep.data.templates import complaint, read_field
+from lockstep.data.templates import read_field
 from lockstep.data.thoughts import drop_thought
-from lockstep.helpers.sandbox.sandbox import Limits, ProgramResult, Sandbox, SandboxError
-from lockstep.rewards.base import DetailedReward, Verdicts
+from lockstep.helpers.sandbox.sandbox import Limits, Sandbox, SandboxError
 from lockstep.rewards.code_blocks import find_code_blocks
 from lockstep.rewards.code_server import CodeServer, Test, judge_output
 from lockstep.rewards.options import CodeSection
 
 _PYTHON = ("python", "python3", "py")
-_FILE_MB, _PROCESSES = 8, 8
+_ISOLATES = {"bubblewrap": True, "none": False}
 
 
 @dataclass(frozen=True)
-class CodeReward(DetailedReward):
+class CodeReward:
     """The share of a row's tests that the response's program passes; 0 where there is no program.
 
     Attributes:
@@ -49,8 +47,10 @@ class CodeReward(DetailedReward):
         """Describes in one sentence how programs are isolated from the rest of the machine."""
         return f"{self.option}: programs run {self._place.strength()}"
 
-    def judge(self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]) -> Verdicts:
-        """Runs the programs of responses against the tests of their rows.
+    def __call__(
+        self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
+    ) -> list[float | None]:
+        """See `Reward`.
 
         Raises:
             SandboxError: A program could not be run.
@@ -60,47 +60,30 @@ class CodeReward(DetailedReward):
             for prompt, response in zip(prompts, responses, strict=True)
         ]
         tests: list[list[Test]] = [read_field(prompt.row, self.section.tests) for prompt in prompts]
-        results = self._run(programs, tests)
-        rewards: list[float | None] = [
-            self._reward(own, len(wanted)) for own, wanted in zip(results, tests, strict=True)
-        ]
-        return Verdicts(rewards, [any(result.tampering for result in own) for own in results])
-
-    def _run(self, programs: Sequence[str | None], tests: Sequence[Sequence[Test]]) -> list[list[ProgramResult]]:
-        """Results of each program's tests; none for a response without a program."""
         if isinstance(self._place, CodeServer):
-            asked = [
-                (program, test)
-                for program, own in zip(programs, tests, strict=True)
-                if program is not None
-                for test in own
-            ]
-            found = iter(self._place.run_tests(asked))
-            return [
-                [] if program is None else [next(found) for _ in own]
-                for program, own in zip(programs, tests, strict=True)
-            ]
+            return list(map(self._reward, self._place.run_tests(programs, tests), tests))
         pool = ThreadPoolExecutor(self.section.sandboxes)
         try:
-            return list(pool.map(partial(self._run_here, self._place), programs, tests))
+            return list(map(self._reward, pool.map(partial(self._run_here, self._place), programs, tests), tests))
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _run_here(self, sandbox: Sandbox, program: str | None, tests: Sequence[Test]) -> list[ProgramResult]:
-        found: list[ProgramResult] = []
+    def _run_here(self, sandbox: Sandbox, program: str | None, tests: Sequence[Test]) -> int:
+        """The number of tests that a program passes; with `all_or_nothing`, before the first that it fails."""
+        passed = 0
         for test in tests if program is not None else ():
             assert program is not None, "its tests are run"
             if isinstance(test, str):
-                found.append(sandbox.test(program, test))
+                passes = sandbox.passes(program, test)
             else:
-                found.append(judge_output(sandbox.output(program, test.get("stdin", "")), test))
-            if self.section.all_or_nothing and not found[-1].passed:
+                passes = judge_output(sandbox.output(program, test.get("stdin", "")), test)
+            passed += passes
+            if self.section.all_or_nothing and not passes:
                 break
-        return found
+        return passed
 
-    def _reward(self, results: Sequence[ProgramResult], tests: int) -> float:
-        share = sum(result.passed for result in results) / tests
-        return float(share == 1.0) if self.section.all_or_nothing else share
+    def _reward(self, passed: int, tests: Sequence[Test]) -> float:
+        return float(passed == len(tests)) if self.section.all_or_nothing else passed / len(tests)
 
     def _program(self, answer: str) -> str | None:
         match self.section.program:
@@ -118,8 +101,8 @@ def open_sandbox(section: CodeSection, option: str = "reward.code") -> Sandbox:
     Raises:
         SandboxError: Programs cannot be run here as the section asks.
     """
-    limits = Limits(section.cpu_s, section.wall_s, section.memory_mb, _FILE_MB, _PROCESSES)
-    sandbox = Sandbox(limits, section.isolation)
+    limits = Limits(section.cpu_s, section.wall_s, section.memory_mb)
+    sandbox = Sandbox(limits, _ISOLATES[section.isolation])
     try:
         sandbox.start()
     except SandboxError as error:
@@ -138,25 +121,12 @@ def extract_code_block(answer: str) -> str | None:
     return next(reversed(marked or unmarked), None)
 
 
-def fault(row: Row, name: str) -> str | None:
-    """Returns what is wrong with the tests in a field of a row; None if nothing is."""
-    wrong = complaint(row, {name: "list"})
-    if wrong is not None:
-        return wrong
-    if not read_field(row, name):
-        return f"has in the field {name!r} no test"
-    for number, item in enumerate(read_field(row, name), start=1):
-        wrong = _fault(item)
-        if wrong is not None:
-            return f"has in the field {name!r} a test, number {number}, that {wrong}"
-    return None
-
-
-def _fault(item: Any) -> str | None:
-    if isinstance(item, str):
-        return _syntax_fault(item)
-    known = isinstance(item, dict) and {"stdout"} <= item.keys() <= {"stdin", "stdout"}
-    if not known or not all(isinstance(text, str) for text in item.values()):
+def fault(test: Any) -> str | None:
+    """Returns what is wrong with a test of a row; None if nothing is."""
+    if isinstance(test, str):
+        return _syntax_fault(test)
+    known = isinstance(test, dict) and {"stdout"} <= test.keys() <= {"stdin", "stdout"}
+    if not known or not all(isinstance(text, str) for text in test.values()):
         return 'is neither Python (text) nor {"stdin": text, "stdout": text}'
     return None
 

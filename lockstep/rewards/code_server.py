@@ -9,7 +9,6 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from lockstep.helpers.sandbox.sandbox import ProgramResult
 from lockstep.rewards.options import CodeSection
 
 Test = str | dict[str, str]
@@ -62,23 +61,30 @@ class CodeServer:
         """Describes in a sentence what the sandbox stops, and what not."""
         return f"at {self.url}; a program can cheat tests in Python, which run in its own process there"
 
-    def run_tests(self, asked: Sequence[tuple[str, Test]]) -> list[ProgramResult]:
-        """Runs programs, each against its test.
+    def run_tests(self, programs: Sequence[str | None], tests: Sequence[Sequence[Test]]) -> list[int]:
+        """Runs programs against their tests; returns how many each passes.
 
         Raises:
             ServerError: The server cannot be reached, refuses, or does not answer in the protocol, after all retries.
         """
         from lockstep.servers.json_server import JsonServer, ServerAddress  # imports openai's client
 
-        own, mark = self.section, secrets.token_hex(16)
-        protocol, hint = "SandboxFusion's protocol", "url usually ends in /run_code"
-        address = ServerAddress(self.url, f"{self.option}.url", _KEY, own.sandboxes, _RETRIES, protocol, hint)
-        bodies = [self._build_request(program, test, mark) for program, test in asked]
-        found = [ProgramResult(False, "its server did not answer", ())] * len(asked)
+        own = self.section
+        mark = secrets.token_hex(16)
+        address = ServerAddress(self.url, f"{self.option}.url", _KEY, own.sandboxes, _RETRIES)
+        asked = [
+            (place, program, test)
+            for place, program in enumerate(programs)
+            if program is not None
+            for test in tests[place]
+        ]
+        bodies = [self._build_request(program, test, mark) for _, program, test in asked]
+        passed = [0] * len(programs)
         server = JsonServer(address, own.wall_s + _GRACE_S, self.note)
-        for place, reply in server.answers(_Reply, self.url, bodies, lambda place, reply: _find_fault(reply)):
-            found[place] = judge_output(reply.output, asked[place][1], mark)
-        return found
+        for number, reply in server.answers(_Reply, self.url, bodies, lambda number, reply: _find_fault(reply)):
+            place, _, test = asked[number]
+            passed[place] += judge_output(reply.output, test, mark)
+        return passed
 
     def _build_request(self, program: str, test: Test, mark: str) -> dict[str, object]:
         limits = {"run_timeout": self.section.wall_s, "memory_limit_MB": self.section.memory_mb}
@@ -91,13 +97,13 @@ def _find_fault(reply: _Reply) -> str | None:
     return f"it could not run a program ({reply.message[:300]})" if reply.status == "SandboxError" else None
 
 
-def judge_output(output: str | None, test: Test, mark: str = "") -> ProgramResult:
+def judge_output(output: str | None, test: Test, mark: str = "") -> bool:
     """Compares what a program printed with what its test wants: its lines, or that it came to the mark at its end."""
+    if output is None:
+        return False
     if isinstance(test, str):
-        same = output is not None and _split_lines(output)[-1:] == [mark]
-    else:
-        same = output is not None and _split_lines(output) == _split_lines(test["stdout"])
-    return ProgramResult(same, None if same else "printed something else", ())
+        return _split_lines(output)[-1:] == [mark]
+    return _split_lines(output) == _split_lines(test["stdout"])
 
 
 def _split_lines(text: str) -> list[str]:

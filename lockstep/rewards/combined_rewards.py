@@ -27,16 +27,14 @@ class ByRow(DetailedReward):
     def judge(self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]) -> Verdicts:
         """Rewards responses, each by its verifier."""
         rewards: list[float | None] = [None] * len(prompts)
-        tampering = [False] * len(prompts)
-        looks, metrics = False, Metrics()
+        metrics = Metrics()
         for name, verifier in self.verifiers.items():
             own = [i for i, prompt in enumerate(prompts) if read_field(prompt.row, self.field) == name]
             found = judge(verifier, [prompts[i] for i in own], [responses[i] for i in own], [answers[i] for i in own])
-            for place, i in enumerate(own):
-                rewards[i] = found.rewards[place]
-                tampering[i] = found.tampering is not None and found.tampering[place]
-            looks, metrics = looks or found.tampering is not None, metrics + found.metrics
-        return Verdicts(rewards, tampering if looks else None, metrics=metrics)
+            for i, reward in zip(own, found.rewards, strict=True):
+                rewards[i] = reward
+            metrics += found.metrics
+        return Verdicts(rewards, metrics=metrics)
 
 
 @dataclass(frozen=True)
@@ -60,16 +58,10 @@ class WeightedSum(DetailedReward):
     def judge(self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]) -> Verdicts:
         """Rewards responses by each part, and sums."""
         found = {name: judge(part.reward, prompts, responses, answers) for name, part in self.parts.items()}
-        looking = [one.tampering for one in found.values() if one.tampering is not None]
         counted = [(part.weight, found[name].rewards) for name, part in self.parts.items() if part.weight]
         rewards = [_sum([(weight, own[place]) for weight, own in counted]) for place in range(len(prompts))]
         metrics = (one.metrics.with_prefix(name) for name, one in found.items())
-        return Verdicts(
-            rewards,
-            [any(marks) for marks in zip(*looking, strict=True)] if looking else None,
-            {name: one.rewards for name, one in found.items()},
-            sum(metrics, Metrics()),
-        )
+        return Verdicts(rewards, {name: one.rewards for name, one in found.items()}, sum(metrics, Metrics()))
 
 
 def _sum(terms: Sequence[tuple[float, float | None]]) -> float | None:

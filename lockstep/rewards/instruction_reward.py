@@ -1,6 +1,6 @@
 """Rewards for following instructions that a program can check: length, words, form. They depend on no language.
 
-A row has a list of them, each an object with an `id`, one of `KINDS`, and that kind's arguments.
+A row has a list of them, each an object with an `id` and the arguments that it takes.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, NonNegativeInt, TypeAdapter, ValidationError
 
 from lockstep.config.section import Section, rule
 from lockstep.core.types import Prompt
-from lockstep.data.rows import Row
-from lockstep.data.templates import complaint, read_field
+from lockstep.data.templates import read_field
 from lockstep.data.thoughts import drop_thought
 from lockstep.rewards.options import InstructionSection
 
@@ -30,67 +29,7 @@ Text = Annotated[str, Field(min_length=1)]
 Texts = Annotated[list[Text], Field(min_length=1)]
 
 
-class Instruction(Section):
-    """An instruction that a response is checked against: the arguments of all kinds, of which a kind takes some."""
-
-    model_config = ConfigDict(strict=True)
-
-    id: str
-    at_least: NonNegativeInt | None = None
-    at_most: NonNegativeInt | None = None
-    text: Text | None = None
-    texts: Texts | None = None
-    words: Texts | None = None
-
-    @rule
-    def _has_the_arguments_of_its_kind(self) -> None:
-        if self.id not in KINDS:
-            raise ValueError(f"unknown id {self.id!r}; choose one of: {', '.join(KINDS)}")
-        takes = KINDS[self.id].takes
-        given = {name for name, value in self if value is not None} - {"id"}
-        if given - set(takes) or set(takes) - given - set(_RANGE) or (takes and not given & set(takes[-2:])):
-            raise ValueError(
-                f"{self.id} takes {', '.join(takes) or 'nothing'}, and has {', '.join(sorted(given)) or 'nothing'}"
-            )
-        if self.at_least is not None and not self.fits(self.at_least):
-            raise ValueError(f"at_least is {self.at_least} and at_most {self.at_most}, so no number fits")
-
-    def fits(self, count: int) -> bool:
-        """True if a number is in the range."""
-        return (self.at_least or 0) <= count and (self.at_most is None or count <= self.at_most)
-
-    def is_followed(self, response: str) -> bool:
-        """True if the response follows it."""
-        return KINDS[self.id].check(response, self)
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of instruction.
-
-    Attributes:
-        check: True if a response follows an instruction.
-        takes: The arguments that it takes.
-    """
-
-    check: Callable[[str, Any], bool]
-    takes: tuple[str, ...] = ()
-
-
-_RANGE = ("at_least", "at_most")
-
-
-def _count(count: Callable[[str], int]) -> Kind:
-    """A kind that asks for a number of something."""
-    return Kind(lambda response, given: given.fits(count(response)), _RANGE)
-
-
-def _has_keywords(response: str, given: Any) -> bool:
-    patterns = [rf"(?<!\w){re.escape(word)}(?!\w)" for word in given.words]
-    return all(given.fits(len(re.findall(pattern, response, re.IGNORECASE))) for pattern in patterns)
-
-
-def _is_json(response: str, given: Any) -> bool:
+def _is_json(response: str) -> bool:
     fenced = _FENCE.fullmatch(response.strip())
     try:
         json.loads(fenced[1] if fenced else response)
@@ -104,21 +43,99 @@ def _plain(text: str) -> str:
     return text.strip().casefold()
 
 
-KINDS = {
-    "words": _count(lambda response: len(_WORD.findall(response))),
-    "sentences": _count(lambda response: sum(_WORD.search(part) is not None for part in _SENTENCE_END.split(response))),
-    "paragraphs": _count(lambda response: sum(bool(part.strip()) for part in _PARAGRAPH_END.split(response))),
-    "bullets": _count(lambda response: len(_BULLET.findall(response))),
-    "keywords": Kind(_has_keywords, ("words", *_RANGE)),
-    "starts_with": Kind(lambda response, given: _plain(response).startswith(_plain(given.text)), ("text",)),
-    "ends_with": Kind(lambda response, given: _plain(response).endswith(_plain(given.text)), ("text",)),
-    "one_of": Kind(lambda response, given: _plain(response) in map(_plain, given.texts), ("texts",)),
-    "uppercase": Kind(lambda response, given: response.isupper()),
-    "lowercase": Kind(lambda response, given: response.islower()),
-    "no_commas": Kind(lambda response, given: not set(",，、،") & set(response)),
-    "json": Kind(_is_json),
+_COUNTS: dict[str, Callable[[str], int]] = {
+    "words": lambda response: len(_WORD.findall(response)),
+    "sentences": lambda response: sum(_WORD.search(part) is not None for part in _SENTENCE_END.split(response)),
+    "paragraphs": lambda response: sum(bool(part.strip()) for part in _PARAGRAPH_END.split(response)),
+    "bullets": lambda response: len(_BULLET.findall(response)),
 }
-"""Kinds of instructions, by their `id` in rows."""
+_FORMS: dict[str, Callable[[str], bool]] = {
+    "uppercase": str.isupper,
+    "lowercase": str.islower,
+    "no_commas": lambda response: not set(",，、،") & set(response),
+    "json": _is_json,
+}
+_ENDS = {"starts_with": str.startswith, "ends_with": str.endswith}
+
+
+class _Instruction(Section):
+    model_config = ConfigDict(strict=True)
+
+
+class _Range(_Instruction):
+    at_least: NonNegativeInt = 0
+    at_most: NonNegativeInt | None = None
+
+    @rule
+    def _some_number_fits(self) -> None:
+        if not self.model_fields_set & {"at_least", "at_most"}:
+            raise ValueError("needs at_least or at_most")
+        if not self.fits(self.at_least):
+            raise ValueError(f"at_least is {self.at_least} and at_most {self.at_most}, so no number fits")
+
+    def fits(self, count: int) -> bool:
+        """True if a number is in the range."""
+        return self.at_least <= count and (self.at_most is None or count <= self.at_most)
+
+
+class Counted(_Range):
+    """A response has so many words, sentences, paragraphs or bullets."""
+
+    id: Literal["words", "sentences", "paragraphs", "bullets"]
+
+    def is_followed(self, response: str) -> bool:
+        """True if a response follows it."""
+        return self.fits(_COUNTS[self.id](response))
+
+
+class Keywords(_Range):
+    """A response has each of some words so many times."""
+
+    id: Literal["keywords"]
+    words: Texts
+
+    def is_followed(self, response: str) -> bool:
+        """True if a response follows it."""
+        patterns = [rf"(?<!\w){re.escape(word)}(?!\w)" for word in self.words]
+        return all(self.fits(len(re.findall(pattern, response, re.IGNORECASE))) for pattern in patterns)
+
+
+class End(_Instruction):
+    """A response starts or ends with a text."""
+
+    id: Literal["starts_with", "ends_with"]
+    text: Text
+
+    def is_followed(self, response: str) -> bool:
+        """True if a response follows it."""
+        return _ENDS[self.id](_plain(response), _plain(self.text))
+
+
+class OneOf(_Instruction):
+    """A response is one of some texts."""
+
+    id: Literal["one_of"]
+    texts: Texts
+
+    def is_followed(self, response: str) -> bool:
+        """True if a response follows it."""
+        return _plain(response) in map(_plain, self.texts)
+
+
+class Form(_Instruction):
+    """A response has a form."""
+
+    id: Literal["uppercase", "lowercase", "no_commas", "json"]
+
+    def is_followed(self, response: str) -> bool:
+        """True if a response follows it."""
+        return _FORMS[self.id](response)
+
+
+Instruction = Counted | Keywords | End | OneOf | Form
+_READER: TypeAdapter[Instruction] = TypeAdapter(Annotated[Instruction, Field(discriminator="id")])
+KNOWN = _READER.json_schema()
+"""All kinds with their arguments."""
 
 
 @dataclass(frozen=True)
@@ -139,33 +156,17 @@ class InstructionReward:
 
     def _score(self, prompt: Prompt, response: str) -> float:
         answer = drop_thought(response, prompt.text)
-        followed = [each.is_followed(answer) for each in _instructions(prompt.row, self.section.field)]
+        asked = map(_READER.validate_python, read_field(prompt.row, self.section.field))
+        followed = [each.is_followed(answer) for each in asked]
         return float(all(followed)) if self.section.all_or_nothing else sum(followed) / len(followed)
 
 
-_INSTRUCTIONS = TypeAdapter(list[Instruction])
-KNOWN = _INSTRUCTIONS.json_schema(), [(name, *kind.takes) for name, kind in KINDS.items()]
-"""All kinds with their arguments."""
-
-
-def _instructions(row: Row, name: str) -> Sequence[Instruction]:
-    """The instructions in the field `name` of a row, which are valid."""
-    return _INSTRUCTIONS.validate_python(read_field(row, name))
-
-
-def fault(row: Row, name: str) -> str | None:
-    """Returns what is wrong with the instructions in a field of a row; None if nothing is."""
-    wrong = complaint(row, {name: "list"})
-    if wrong is not None:
-        return wrong
-    if not read_field(row, name):
-        return f"has in the field {name!r} no instruction"
+def fault(instruction: Any) -> str | None:
+    """Returns what is wrong with an instruction of a row; None if nothing is."""
     try:
-        _instructions(row, name)
+        _READER.validate_python(instruction)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-        number, *path = problem["loc"]
         message = problem["msg"].removeprefix("Value error, ")
-        where = ": ".join([*map(str, path), message])
-        return f"has in the field {name!r} an instruction, number {int(number) + 1}, that is invalid: {where}"
+        return f"is invalid: {': '.join([*map(str, problem['loc']), message])}"
     return None

@@ -21,6 +21,7 @@ _PERCENT = re.compile(
     r"\s*\\?%\s*$|\s*\\text\{\s*(?:percent|pct|percentage)\s*\}\s*$|\s*\b(?:percentage|percent|pct)\s*$"
 )
 _DIGITS = 40
+_MOST_PLACES = 4000  # of a decimal as long as an answer may be
 _NEAR = Rational(1, 10**20)
 _ROUNDED = Rational(101, 10**8)
 
@@ -156,10 +157,4 @@ def _is_rounded(first: Value, second: Value) -> bool:
 def _is_decimal(value: Expr) -> bool:
     """True for a number with a finite decimal."""
     exact = _make_exact(value)
-    if not isinstance(exact, Rational):
-        return False
-    rest = int(exact.q)
-    for prime in (2, 5):
-        while rest % prime == 0:
-            rest //= prime
-    return rest == 1
+    return isinstance(exact, Rational) and pow(10, _MOST_PLACES, int(exact.q)) == 0

@@ -102,15 +102,12 @@ _TYPES_OF = {
     "code": ("code",),
     "function": ("python",),
     "batch": ("python",),
-    "concurrency": ("python",),
-    "confined": ("python",),
     "server": ("server",),
     "timeout_s": ("python", "server"),
     "judge": ("judge",),
 }
 """The types that read an option."""
 _PART = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
-_TAKEN = ("tampering",)
 
 
 class SingleReward(Section):
@@ -134,19 +131,11 @@ class SingleReward(Section):
         description="python: the function is called once for all responses that are scored together, as "
         "`f(prompts, responses, answers, rows)`, and returns a list; else once for each",
     )
-    concurrency: PositiveInt | None = Field(
-        default=None, description="python: calls of an `async def` that are under way at once; null: 16"
-    )
     server: RewardServer | None = Field(default=None, description="for type: server, or by_row")
     judge: RewardJudge | None = Field(default=None, description="for type: judge, or by_row")
     timeout_s: PositiveFloat = Field(
         default=60.0,
         description="python: the longest that a call of the function may take; server: that a request may take",
-    )
-    confined: bool = Field(
-        default=False,
-        description="python: run the function under bubblewrap: no network, no files but those that it can import, no "
-        "other process; Linux",
     )
     verifier: str | None = Field(
         default=None,
@@ -180,8 +169,6 @@ class SingleReward(Section):
             default = SingleReward.model_fields[name].default
             if getattr(self, name) != default and not used.intersection(types):
                 raise ValueError(f"{name} goes with type: {' or '.join(types)}; or with by_row, if rows may name it")
-        if self.batch and self.concurrency is not None:
-            raise ValueError("a batch is one call, so concurrency has nothing to do; leave it out")
 
 
 class RewardPart(SingleReward):
@@ -239,8 +226,7 @@ class RewardSection(SingleReward):
         if self.parts is not None and not any(part.weight for part in self.parts.values()):
             raise ValueError("every part of the sum has weight 0, so nothing is rewarded; raise one")
         for name in self.parts or {}:
-            if not _PART.fullmatch(name) or name in _TAKEN:
+            if not _PART.fullmatch(name):
                 raise ValueError(
-                    f"{name!r} is no name of a part, which becomes the metric reward/{name}; use letters, digits "
-                    f"and _, and not {' or '.join(_TAKEN)}"
+                    f"{name!r} is no name of a part, which becomes the metric reward/{name}; use letters, digits and _"
                 )

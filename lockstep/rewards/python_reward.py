@@ -28,26 +28,21 @@ class PythonReward:
     Attributes:
         function: `file.py:name` or `package.module:name`.
         timeout_s: The longest that a call may take.
-        confined: True to run it under bubblewrap.
         note: Shows the user a line.
         batch: True to call it once for all responses.
-        concurrency: Calls of an `async def` at a time; None: as many as there are by default.
         option: Key of its section in the recipe, for messages.
     """
 
     function: str
     timeout_s: float
-    confined: bool = False
     note: Callable[[str], object] = field(default=note, repr=False, compare=False)
     batch: bool = False
-    concurrency: int | None = None
     option: str = "reward"
     _child: Child = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        how = ("batch" if self.batch else "", "" if self.concurrency is None else str(self.concurrency))
-        child = build_child(reward_function.__name__, self.function, self.option, *how, confined=self.confined)
-        object.__setattr__(self, "_child", child)
+        batch = ("batch",) if self.batch else ()
+        object.__setattr__(self, "_child", build_child(reward_function.__name__, self.function, self.option, *batch))
         self._start()
 
     @property
@@ -60,21 +55,15 @@ class PythonReward:
         Raises:
             RewardError: Its import fails.
         """
-        attempts, imported = Attempts("helper", self.note), f"{self._function_key}: importing it"
-        while True:
-            try:
-                self._child.start()
-                return
-            except ChildError as error:
-                raise RewardError(str(error)) from None
-            except ChildHangs:
-                raise RewardError(f"{imported} takes too long") from None
-            except ChildDied as error:
-                died = f"{imported} ended the process ({error})"
-                if not error.may_pass:
-                    raise RewardError(died) from None
-            if not attempts.again(died):
-                raise RewardLost(f"{died}, {attempts.used + 1} times in a row")
+        try:
+            self._child.start()
+        except ChildError as error:
+            raise RewardError(str(error)) from None
+        except ChildHangs:
+            raise RewardError(f"{self._function_key}: importing it takes too long") from None
+        except ChildDied as error:
+            kind = RewardLost if error.may_pass else RewardError
+            raise kind(f"{self._function_key}: importing it ended the process ({error})") from None
 
     def __call__(
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
@@ -108,38 +97,18 @@ class PythonReward:
         missing: Sequence[int],
         found: dict[int, float | None],
     ) -> None:
-        """Adds the missing rewards to `found`; raises _Lost in the end if one failed."""
+        """Adds the missing rewards to `found`; raises _Lost in the end if one failed in a way that may pass."""
         self._start()
         try:
             with self._child.ask_streaming([questions[place] for place in missing]) as reply:
-                lost = self._read_rewards(prompts, missing, reply, found)
+                lost = [self._read_reward(prompts[place], place, reply, found) for place in missing]
         except ChildDied as error:  # while the question was written to it
             raise _Lost("helper", f"{self._function_key}: its process ended ({error})") from None
-        if lost is not None:
-            raise lost
+        if any(lost):
+            raise _Lost("reward", next(filter(None, lost)))
 
-    def _read_rewards(
-        self,
-        prompts: Sequence[Prompt],
-        missing: Sequence[int],
-        reply: Callable[[float], Any],
-        found: dict[int, float | None],
-    ) -> _Lost | None:
-        """Reads the replies about responses; returns the first that failed in a way that may pass."""
-        lost: _Lost | None = None
-        for place in missing:
-            try:
-                found[place] = self._read_reward(prompts[place], reply)
-            except _Lost as error:
-                if error.source == "helper":
-                    raise
-                lost = lost or error
-                if self.batch:  # one reply about all of them
-                    break
-        return lost
-
-    def _read_reward(self, prompt: Prompt, reply: Callable[[float], Any]) -> float | None:
-        """Reads the reply about a response; raises _Lost if another attempt may have one."""
+    def _read_reply(self, prompt: Prompt, reply: Callable[[float], Any]) -> dict[str, Any]:
+        """Reads the reply about a response; raises _Lost if the process was lost in a way that may pass."""
         asked = f"{prompt.id}: {self._function_key}"
         try:
             result = reply(self.timeout_s)
@@ -154,15 +123,29 @@ class PythonReward:
             raise RewardError(f"{asked} ended its process ({error}); run it alone on this row to see why") from None
         if not isinstance(result, dict) or not result.keys() & {"wrong", "reward"}:
             raise RewardError(f"{asked} wrote into the connection of its process; let it print instead")
+        return result
+
+    def _read_reward(
+        self, prompt: Prompt, place: int, reply: Callable[[float], Any], found: dict[int, float | None]
+    ) -> str:
+        """Adds a reward to `found`; returns what failed in a way that may pass, or an empty text."""
+        result = self._read_reply(prompt, reply)
         if "wrong" not in result:
-            return result["reward"]
-        named = f"{self._function_key}, called for a batch," if result["of_all"] else asked
-        wrong = f"{named} {make_printable(result['wrong'])}"
+            found[place] = result["reward"]
+            return ""
+        wrong = self._describe(prompt, result)
         if result["may_pass"]:
-            raise _Lost("reward", wrong)
+            return wrong
         error = RewardError(wrong)
         error.add_note(make_printable(result["trace"]))
         raise error
+
+    def _describe(self, prompt: Prompt, result: dict[str, Any]) -> str:
+        """Says what a function did wrong, and over which response."""
+        wrong = make_printable(result["wrong"])
+        if result["of_all"]:
+            return f"{self._function_key}, called for a batch, {wrong}"
+        return f"{prompt.id}: {self._function_key} {wrong}"
 
 
 class _Lost(Exception):

@@ -10,7 +10,7 @@ import inspect
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from lockstep.config import user_code
@@ -21,118 +21,64 @@ _TRACE = 20_000
 """Characters of a trace that are kept: its end."""
 
 _CONCURRENCY = 16
-"""Calls of an `async def` that are under way at once, unless the recipe says how many."""
+"""Calls of an `async def` that are under way at once."""
 
 _OF_NAMES = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
 
 Question = Sequence[Sequence[Any]]
 """A prompt, a response, an answer and a row, for each response."""
 
+_ONE, _MANY = ("prompt", "response", "answer", "row"), ("prompts", "responses", "answers", "rows")
+_OF_OTHERS = {"data_source", "data_sources", "solution_str", "solution_strs", "completion_ids", "queries"}
+"""Arguments by which reward functions of verl, TRL and OpenRLHF are recognized: ours have no such names."""
+_NO_PROMPTS = {"completion", "completions", "response", "responses"}
+"""First arguments of such functions, where ours take the prompt."""
 
-def answers(function: str, option: str, batch: str = "", concurrency: str = "") -> Answers:
+
+def answers(function: str, option: str, batch: str = "") -> Answers:
     """Runs in the child: reads a list of [prompt, response, answer, row], and replies a reward or an error for each.
 
     Args:
         function: `file.py:name` or `package.module:name`.
         option: Key of its section in the recipe, for messages.
         batch: Not empty if the function takes all responses at once.
-        concurrency: Calls that may be under way at once, where the recipe says how many.
 
     Raises:
         ValueError: If there is no such function, or it takes other arguments.
     """
     found = load(function, option, bool(batch))
     if not inspect.iscoroutinefunction(found):
-        if concurrency:
-            raise InputError(
-                f"{option}.function {function} is no `async def`, so its calls wait for one another; leave "
-                f"{option}.concurrency out, or make it one"
-            )
-        return (lambda question: _score_batch(found, question)) if batch else (lambda question: _score(found, question))
-    awaiting = _Awaiting(found, int(concurrency or _CONCURRENCY))
-    return (lambda question: _score_batch(awaiting.call, question)) if batch else awaiting.score
+        return partial(_score_batch if batch else _score, found)
+    loop = asyncio.new_event_loop()  # of all calls, so that the module may keep a client
+    threading.Thread(target=loop.run_forever, daemon=True).start()  # the program's own thread may have a loop
+    if batch:
+        return partial(_score_batch, lambda *given: asyncio.run_coroutine_threadsafe(found(*given), loop).result())
+    return partial(_score_concurrently, found, loop)
 
 
 def load(function: str, option: str, batch: bool = False) -> Callable[..., Any]:
     """Finds `file.py:name` or `package.module:name`; raises as `answers`."""
     named = f"{option}.function {function}"
     found = user_code.load(function, f"{option}.function", "function")
-    if inspect.isgeneratorfunction(found) or inspect.isasyncgenfunction(found):
-        raise InputError(f"{named} is a generator; let it return the reward itself")
-    ours, verl = (_MANY, _VERL_MANY) if batch else (_ONE, _VERL_ONE)
+    names = _MANY if batch else _ONE
     try:
         signature = inspect.signature(found)
     except ValueError:  # some functions in C have no signature
         return found
     given = tuple(signature.parameters)
-    if given[:3] == verl[:3]:
-        _require_arguments(signature, named, verl, by_name=True)
-        return _adapt_verl(found, batch)
     is_foreign = not _OF_OTHERS.isdisjoint(given[:4]) or not _NO_PROMPTS.isdisjoint(given[:1])
     if is_foreign or (given[1:2] == ("completions",) and not batch):
         raise InputError(
-            f"{named} takes {signature} as functions of another library do, but is called with ({', '.join(ours)}); "
+            f"{named} takes {signature} as functions of another library do, but is called with ({', '.join(names)}); "
             "wrap it: docs/guides/rewards.md"
         )
-    _require_arguments(signature, named, ours)
-    return found
-
-
-_ONE, _MANY = ("prompt", "response", "answer", "row"), ("prompts", "responses", "answers", "rows")
-_VERL_ONE = ("data_source", "solution_str", "ground_truth", "extra_info")
-_VERL_MANY = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
-_OF_OTHERS = {"data_source", "data_sources", "completion_ids"}
-"""Arguments by which reward functions of verl and TRL are recognized: ours have no such names."""
-_NO_PROMPTS = {"completion", "completions", "queries", "solution_str", "solution_strs", "response", "responses"}
-"""First arguments of such functions, where ours take the prompt."""
-
-
-def _adapt_verl(found: Callable[..., Any], batch: bool) -> Callable[..., Any]:
-    """Wraps a reward function written for verl, which is called by verl's argument names."""
-
-    def verl_names(*given: Any) -> dict[str, Any]:
-        if not batch:
-            return dict(zip(_VERL_ONE, _verl_arguments(*given), strict=True))
-        columns = zip(*(_verl_arguments(*one) for one in zip(*given, strict=True)), strict=True)
-        return dict(zip(_VERL_MANY, map(list, columns), strict=True))
-
-    def read(scores: Any) -> Any:
-        return [_read_score(score) for score in scores] if batch else _read_score(scores)
-
-    def call(*given: Any) -> Any:
-        return read(found(**verl_names(*given)))
-
-    async def call_later(*given: Any) -> Any:
-        return read(await found(**verl_names(*given)))
-
-    return call_later if inspect.iscoroutinefunction(found) else call
-
-
-def _verl_arguments(prompt: str, response: str, answer: str, row: dict[str, Any]) -> tuple[Any, ...]:
-    """The arguments that verl passes; the ground truth is the row's own, or else what data.answer renders."""
-    inner, extra = row.get("reward_model"), row.get("extra_info")
-    truth = inner.get("ground_truth") if isinstance(inner, dict) else None
-    if "data_source" not in row or (truth is None and not answer):
-        missing = "reward_model.ground_truth, and data.answer is empty" if "data_source" in row else "data_source"
-        raise _Refused(
-            f"is a function of verl's, of ({', '.join(_VERL_ONE)}), and its row has no field {missing}; wrap it: "
-            "docs/guides/rewards.md"
-        )
-    return row["data_source"], response, answer if truth is None else truth, {} if extra is None else dict(extra)
-
-
-def _read_score(score: Any) -> Any:
-    """The reward in what a function of verl's returns: a number, or an object with it."""
-    return score["score"] if isinstance(score, dict) and "score" in score else score
-
-
-def _require_arguments(signature: inspect.Signature, named: str, names: tuple[str, ...], by_name: bool = False) -> None:
     try:
-        signature.bind(*(() if by_name else names), **(dict.fromkeys(names) if by_name else {}))
+        signature.bind(*names)
     except TypeError:
         raise InputError(
             f"{named} takes {signature}, but is called with ({', '.join(names)}); let it take these four"
         ) from None
+    return found
 
 
 def _score(function: Callable[..., Any], question: Question) -> Iterator[dict[str, Any]]:
@@ -145,17 +91,34 @@ def _score(function: Callable[..., Any], question: Question) -> Iterator[dict[st
 
 
 def _score_batch(function: Callable[..., Any], question: Question) -> Iterator[dict[str, Any]]:
-    """Calls a function once for all responses."""
+    """Calls a function once for all responses; an error is the reply about each."""
     try:
         rewards = _read_list(function(*map(list, zip(*question, strict=True))), len(question))
     except Exception as error:  # any error of the user's code
-        yield {**_fault(error), "of_all": True}
+        yield from [{**_fault(error), "of_all": True}] * len(question)
     else:
         yield from map(_read, rewards)
 
 
+def _score_concurrently(
+    function: Callable[..., Any], loop: asyncio.AbstractEventLoop, question: Question
+) -> Iterator[dict[str, Any]]:
+    """Calls an `async def` for each response, several at a time; yields in their order."""
+    gate = asyncio.Semaphore(_CONCURRENCY)
+
+    async def score(given: Sequence[Any]) -> dict[str, Any]:
+        async with gate:
+            try:
+                return _read(await function(*given))
+            except BaseException as error:  # also what would end the loop, or leave this call without a result
+                return _fault(error)
+
+    for future in [asyncio.run_coroutine_threadsafe(score(given), loop) for given in question]:
+        yield future.result()
+
+
 class _Refused(Exception):
-    """A function cannot be called with a row, or a batch function returned no list; the text says which."""
+    """A batch function returned no list of rewards; the text says what."""
 
 
 def _read_list(returned: Any, count: int) -> list[Any]:
@@ -166,46 +129,6 @@ def _read_list(returned: Any, count: int) -> list[Any]:
     if len(rewards) != count:
         raise _Refused(f"returned {len(rewards)} rewards for {count} responses; return one for each")
     return rewards
-
-
-@dataclass
-class _Awaiting:
-    """An `async def` and the event loop of its calls, which lasts as long as the process.
-
-    Attributes:
-        function: The function.
-        concurrency: Calls that may be under way at once.
-    """
-
-    function: Callable[..., Any]
-    concurrency: int
-
-    def __post_init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, daemon=True).start()
-
-    def call(self, *given: Any) -> Any:
-        """Calls the function once, and waits for it."""
-        return asyncio.run_coroutine_threadsafe(self.function(*given), self._loop).result()
-
-    def score(self, question: Question) -> Iterator[dict[str, Any]]:
-        """Calls the function for each response, several at a time; yields in their order."""
-        gate = asyncio.Semaphore(self.concurrency)
-
-        async def score_one(given: Sequence[Any]) -> dict[str, Any]:
-            async with gate:
-                try:
-                    return _read(await self.function(*given))
-                except BaseException as error:  # also what would end the loop, or leave this call without a result
-                    return _fault(error)
-
-        futures = [asyncio.run_coroutine_threadsafe(score_one(given), self._loop) for given in question]
-        try:
-            for future in futures:
-                yield future.result()
-        finally:
-            for future in futures:
-                future.cancel()
 
 
 def _read(reward: object) -> dict[str, Any]:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import assert_never
+from typing import Any
 
 from lockstep.core.types import Prompt
 from lockstep.data.rows import Row
 from lockstep.data.selection import Rule
 from lockstep.data.templates import complaint, read_field
 from lockstep.rewards import code_reward, instruction_reward
-from lockstep.rewards.build import SET_UP
 from lockstep.rewards.math_reward import READING, MathReward
-from lockstep.rewards.options import RewardSection, SingleReward, Verifier
+from lockstep.rewards.options import RewardSection, SingleReward
 
 JUDGE, UNREWARDED = "judge", "none"
 """Words of a row in place of a verifier: a judge rewards it, or nothing does."""
+
+_COMPARING = {"math", "python", "server"}
+"""The verifiers that read the right answer."""
 
 NO_ANSWERS = Rule(lambda row: None, "no reward reads an answer", lambda row: False)
 """The rule for rows whose responses are not compared with a right answer."""
@@ -80,7 +82,7 @@ def _name_verifier(section: SingleReward, row: Row) -> object:
 def _reads_answer(section: SingleReward, row: Row) -> bool:
     """True if a row's verifier reads the right answer."""
     named = _name_verifier(section, row)
-    return any(name == named and _compares(name) for name in section.verifiers)
+    return any(name == named and name in _COMPARING for name in section.verifiers)
 
 
 def _explain_unread(section: SingleReward, option: str, row: Row, answer: str) -> str | None:
@@ -89,43 +91,37 @@ def _explain_unread(section: SingleReward, option: str, row: Row, answer: str) -
     return MathReward(section.marker, option).explain_unread(answer) if named == "math" else None
 
 
-def _compares(name: Verifier) -> bool:
-    """True if a verifier reads the right answer."""
-    match name:
-        case "math" | "python" | "server":
-            return True
-        case "instructions" | "code" | "judge":
-            return False
-        case _:
-            assert_never(name)
-
-
-def _fault(section: SingleReward, name: Verifier, row: Row) -> str | None:
-    """Returns what a verifier finds wrong with a row; None if nothing is."""
-    match name:
-        case "math" | "python" | "server" | "judge":
-            return None
-        case "instructions":
-            assert section.instructions is not None, SET_UP
-            return instruction_reward.fault(row, section.instructions.field)
-        case "code":
-            assert section.code is not None, SET_UP
-            return code_reward.fault(row, section.code.tests)
-        case _:
-            assert_never(name)
-
-
 def _find_fault(section: SingleReward, judge: bool, row: Row) -> str | None:
     """Returns what is wrong with a row, which may name its own verifier; None if nothing is."""
     named = _name_verifier(section, row)
-    for name in section.verifiers:
-        if named == name:
-            return _fault(section, name, row)
-    others = (UNREWARDED, JUDGE) if judge else (UNREWARDED,)
-    if named in others:
-        return None
-    assert section.verifier is not None, "the section's own verifier is one of them"
-    known = ", ".join((*section.verifiers, *others))
-    return complaint(row, {section.verifier: "text"}) or (
-        f"names in the field {section.verifier!r} the verifier {named!r}; this recipe has: {known}"
+    known = (*section.verifiers, UNREWARDED, JUDGE) if judge else (*section.verifiers, UNREWARDED)
+    if named not in known:
+        assert section.verifier is not None, "the section's own verifier is one of them"
+        return complaint(row, {section.verifier: "text"}) or (
+            f"names in the field {section.verifier!r} the verifier {named!r}; this recipe has: {', '.join(known)}"
+        )
+    instructions = section.instructions and section.instructions.field
+    tests = section.code and section.code.tests
+    lists = (
+        ("instructions", instructions, "an instruction", instruction_reward.fault),
+        ("code", tests, "a test", code_reward.fault),
     )
+    for verifier, field, noun, fault in lists:
+        if field is not None and named == verifier:
+            return find_fault_in_list(row, field, noun, fault)
+    return None
+
+
+def find_fault_in_list(row: Row, field: str, noun: str, fault: Callable[[Any], str | None]) -> str | None:
+    """Returns what is wrong with a list in a field of a row, or with an item of it; None if nothing is."""
+    wrong = complaint(row, {field: "list"})
+    if wrong is not None:
+        return wrong
+    items = read_field(row, field)
+    if not items:
+        return f"has an empty list in the field {field!r}"
+    for number, item in enumerate(items, start=1):
+        wrong = fault(item)
+        if wrong is not None:
+            return f"has in the field {field!r} {noun}, number {number}, that {wrong}"
+    return None

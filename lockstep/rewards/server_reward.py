@@ -55,11 +55,7 @@ class ServerReward:
         from lockstep.servers.json_server import JsonServer, ServerAddress  # imports openai's client
 
         own = self.section
-        key, protocol = own.api_key_env, "docs/guides/rewards.md"
-        hint = "url is the whole address, path included"
-        address = ServerAddress(
-            own.url, f"{self.option}.url", key, own.max_concurrency, own.max_retries, protocol, hint
-        )
+        address = ServerAddress(own.url, f"{self.option}.url", own.api_key_env, own.max_concurrency, own.max_retries)
         parts = [slice(start, start + own.batch_size) for start in range(0, len(prompts), own.batch_size)]
         bodies = [
             {

@@ -100,10 +100,8 @@ class Rollouts:
         return Metrics(best_reward=Last(self.terms.best), reward_error=Last(error))
 
     def rewards(self) -> Metrics:
-        """Metrics of a sum's parts, of judges, and the count of attempts to cheat, where a reward looks for that."""
+        """Metrics of a sum's parts and of judges."""
         metrics = self.judging.with_prefix("judge")
-        if "tampering" in self.batch.sample:
-            metrics["reward/tampering"] = Sum(self.batch["tampering"].sum())
         for name, reward_B in self.batch.sample.items():
             if name.startswith(PART):
                 known_B = reward_B.isfinite()
@@ -238,8 +236,7 @@ class RolloutCollector:
     ) -> tuple[dict[str, Tensor], Metrics]:
         """Scores responses. Returns their columns, and metrics of judges.
 
-        The columns are `score`, and `reward/…` for the parts of a sum, fp32 [B], NaN: no verdict; and `tampering`, bool
-        [B], if the reward looks for that.
+        The columns are `score`, and `reward/…` for the parts of a sum, fp32 [B], NaN: no verdict.
         """
         if self.environment is None:
             return self._score(batch, prompts, responses)
@@ -250,9 +247,8 @@ class RolloutCollector:
         if both := columns.keys() & batch.sample.keys():
             name = min(both).removeprefix(PART)
             raise InputError(f"{name} is a reward of both reward.parts and the environment; rename one")
-        rewards = {name: own_B for name, own_B in columns.items() if name == "score" or name.startswith(PART)}
         failed_B = batch["environment_fault"]
-        return columns | {name: own_B.masked_fill(failed_B, _UNKNOWN) for name, own_B in rewards.items()}, judging
+        return {name: own_B.masked_fill(failed_B, _UNKNOWN) for name, own_B in columns.items()}, judging
 
     def _score(
         self, batch: Batch, prompts: Sequence[Prompt], responses: Sequence[str]
@@ -264,7 +260,6 @@ class RolloutCollector:
         if isinstance(self.reward, CutOffReward) and self.reward.value is not None:
             columns["score"] = columns["score"].masked_fill(batch["truncated"], self.reward.value)
         columns |= {f"{PART}{name}": _to_column(batch, own) for name, own in verdicts.parts.items()}
-        columns |= {} if verdicts.tampering is None else {"tampering": torch.tensor(verdicts.tampering)}
         return columns, verdicts.metrics
 
 

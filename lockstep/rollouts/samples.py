@@ -108,7 +108,6 @@ def _sample_columns(sampled: Batch, batch: Batch) -> dict[str, list[Any]]:
         **shaped,
         "tokens": sampled.per_sample(sampled.mask.long()).tolist(),
         "truncated": batch["truncated"].tolist(),
-        **({"tampering": sampled["tampering"].tolist()} if "tampering" in sampled.sample else {}),
         **{name: column.tolist() for name, column in sampled.sample.items() if name.startswith(PART)},
     }
 

@@ -78,11 +78,6 @@ def split_path() -> dict[str, str]:
     return {"PYTHONPATH": free, _LATER: json.dumps(later)}
 
 
-def keep_guards() -> dict[str, str]:
-    """The part of the environment that guards a child process."""
-    return {name: os.environ[name] for name in (TRUSTED, _GUARDED) if name in os.environ}
-
-
 def install_guards() -> None:
     """Guards the folders in this process."""
     if not list_guarded():

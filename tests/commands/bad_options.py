@@ -72,7 +72,6 @@ OPTIONS = {
     "rule: robust against nothing": BadInput("train dpo_arithmetic dpo.preference_loss=robust"),
     "generate: a run with tools": BadInput("generate run rows.jsonl", a_run_with_tools),
     "export: code of others": BadInput("export run out", a_run_of_others),
-    "environment: no verifiers": said("'data.task={name: verifiers_tasks, taskset: none}'"),
     "environment: tools without a format": said(CALCULATOR),
     "environment: tools without a conversation": said(f"{CALCULATOR} environment.tool_format=hermes"),
     "environment: a format of another model": own(

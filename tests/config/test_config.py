@@ -132,9 +132,9 @@ def test_a_scalar_for_a_section_sets_its_backend_or_the_runs_folder(recipe: str)
         ("clip=0.1", "override clip=0.1: there is no option clip; did you mean ppo.clip?"),
         ("ppo.kl={coef: 0.1, placment: loss}", "override ppo.kl={coef: 0.1, placment: loss}: there is no option "
          "ppo.kl.placment; did you mean ppo.kl.placement?"),
-        ("reward={type: sum, parts: {e: {type: math, concurency: 3}}}",
-         "override reward={type: sum, parts: {e: {type: math, concurency: 3}}}: there is no option "
-         "reward.parts.e.concurency; did you mean reward.parts.e.concurrency?"),
+        ("reward={type: sum, parts: {e: {type: math, markr: x}}}",
+         "override reward={type: sum, parts: {e: {type: math, markr: x}}}: there is no option "
+         "reward.parts.e.markr; did you mean reward.parts.e.marker?"),
         ("seed='3'", "override seed='3': seed is \"3\", but should be a whole number"),
         ("data.train=3", "override data.train=3: data.train is 3, but should be text or a list"),
         ("data.train=[a, 3]", "override data.train=[a, 3]: data.train is a list, but should be text or a list of text"),

@@ -7,11 +7,11 @@ import os
 import pytest
 from ordinary_user import SYSTEM_PYTHON, become_ordinary_user, for_all_users, in_fork
 
-from lockstep.helpers.sandbox.sandbox import Limits, ProgramResult, Sandbox
+from lockstep.helpers.sandbox.sandbox import Limits, Sandbox
 
 pytestmark = pytest.mark.usefixtures("sandboxes")
 
-LIMITS = Limits(cpu_s=2, wall_s=10.0, memory_mb=256, file_mb=1, processes=8)
+LIMITS = Limits(cpu_s=2, wall_s=10.0, memory_mb=256)
 
 DOUBLE = "assert double(4) == 8\nassert double(5) == 10"
 CLOSE = "assert abs(half(3) - 1.5) < 1e-6"
@@ -241,7 +241,7 @@ def sandbox() -> Sandbox:
 
 @pytest.mark.parametrize("cheat", CHEATS)
 def test_no_cheat_passes(sandbox: Sandbox, cheat: str) -> None:
-    assert not sandbox.test(*CHEATS[cheat]).passed
+    assert not sandbox.passes(*CHEATS[cheat])
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -251,38 +251,26 @@ def test_no_cheat_passes_as_an_ordinary_user() -> None:
 
     def run() -> list[str]:
         become_ordinary_user()
-        return [name for name, pair in asked.items() if own.test(*pair).passed]
+        return [name for name, pair in asked.items() if own.passes(*pair)]
 
     with for_all_users():
         assert in_fork(run) == ["no cheat"]
 
 
 @pytest.mark.parametrize("honest", HONEST)
-def test_an_honest_program_passes_and_is_not_suspected(sandbox: Sandbox, honest: str) -> None:
-    assert sandbox.test(*HONEST[honest]) == ProgramResult(True, None, ())
-
-
-SUSPECTED = {
-    "equal to everything": "returned a Always with comparisons of its own, which a test does not use",
-    "redefines abs": "defines abs, which the test uses",
-    "replaces abs in builtins": "replaced Python's abs",
-    "ends when called": "ended its process before its test",
-}
-
-
-@pytest.mark.parametrize("cheat", SUSPECTED)
-def test_an_attempt_is_noticed(sandbox: Sandbox, cheat: str) -> None:
-    assert SUSPECTED[cheat] in sandbox.test(*CHEATS[cheat]).tampering
+def test_an_honest_program_passes(sandbox: Sandbox, honest: str) -> None:
+    assert sandbox.passes(*HONEST[honest])
 
 
 FORGED = (
     "[1]",
     "{}",
-    '["result", ["thing", 0], null]',
+    '["result", ["thing", "0"], null]',
     '["result", ["dict", [[["list", []], 1]]], null]',
     '["result", 1.5, null]',
     '["result", 8, [1]]',
     '["ended"]',
+    '["raised", "ValueError", "x"]',
     '["callback", 0, ["tuple", []]]',
     "[" * 5000,
     "no JSON",
@@ -297,22 +285,20 @@ def test_what_was_not_asked_fails_the_test_whatever_it_catches(sandbox: Sandbox,
         "pipe = [one for one in pipes if one.name not in (1, 2, '<stdout>', '<stderr>')][0]\n"
     )
     write = f"def double(x):\n    pipe.write({said.encode()!r} + b'\\n')\n    pipe.flush()\n    return 8"
-    verdict = sandbox.test(find + write, "try:\n    double(4)\nexcept BaseException: pass")
-    assert not verdict.passed
-    assert len(verdict.tampering) == 1
+    assert not sandbox.passes(find + write, "try:\n    double(4)\nexcept BaseException: pass")
 
 
 @pytest.mark.parametrize(
-    ("program", "test", "why"),
+    ("program", "test"),
     [
-        ("def f(): return object()", "assert f() == 1", "what the program has is a object, which has no plain value"),
-        ("def f():\n    x = []\n    x.append(x)\n    return x", "f()", "what the program has is nested too deeply"),
-        ("def f(x): return x", "f(object())", "the test hands over a object, which is no plain value"),
-        ("def f(x): return x", "assert f(1) == 2, 'two'", "AssertionError: two"),
-        ("1 / 0", "pass", "the program ended with ZeroDivisionError"),
-        ("import os\nos.abort()", "pass", "the program ended before the test"),
-        ("x = 1", "while True: pass", "the test reached a limit"),
+        ("def f(): return object()", "assert f() == 1"),
+        ("def f():\n    x = []\n    x.append(x)\n    return x", "f()"),
+        ("def f(x): return x", "f(object())"),
+        ("def f(x): return x", "assert f(1) == 2, 'two'"),
+        ("1 / 0", "pass"),
+        ("import os\nos.abort()", "pass"),
+        ("x = 1", "while True: pass"),
     ],
 )
-def test_a_test_that_fails_has_a_reason(sandbox: Sandbox, program: str, test: str, why: str) -> None:
-    assert sandbox.test(program, test) == ProgramResult(False, why, ())
+def test_a_test_that_raises_or_cannot_go_on_is_not_passed(sandbox: Sandbox, program: str, test: str) -> None:
+    assert not sandbox.passes(program, test)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
-import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,9 +24,9 @@ from lockstep.system.printable import make_printable
 PROMPT = Prompt("rows.jsonl:7", "What?", (1, 2), {})
 
 
-def reward(text: str, confined: bool = False, timeout_s: float = 60.0) -> PythonReward:
+def reward(text: str, timeout_s: float = 60.0) -> PythonReward:
     Path("mine.py").write_text(text)
-    return PythonReward("mine.py:f", timeout_s, confined)
+    return PythonReward("mine.py:f", timeout_s)
 
 
 def score(own: PythonReward) -> float | None:
@@ -115,7 +114,8 @@ def test_what_a_reward_starts_ends_with_it(after: str) -> None:
     own = reward(STARTS.format(after), timeout_s=20.0 if after == "pass" else 2.0)
     if after == "pass":
         assert score(own) == 1.0
-        own._child.close()
+        del own
+        gc.collect()
     else:
         with pytest.raises(RewardError, match="did not answer"):
             score(own)
@@ -124,32 +124,11 @@ def test_what_a_reward_starts_ends_with_it(after: str) -> None:
     assert all(ends(pid) for pid in started)
 
 
-FORKS = "import os, time\ndef f(*given):\n    if os.fork() == 0: time.sleep(1000)\n    {}\n    return 1.0"
-
-
-@pytest.mark.usefixtures("sandboxes", "in_tmp")
-def test_what_a_confined_reward_starts_ends_with_it() -> None:
-    own = reward(FORKS.format("pass"), confined=True)
-    assert score(own) == 1.0
-    assert own._child.pid is not None
-    started = psutil.Process(own._child.pid).children(recursive=True)
-    assert len(started) == 2
-    own._child.close()
-    assert all(ends(one.pid) for one in started)
-
-
-@pytest.mark.usefixtures("sandboxes", "in_tmp")
-@pytest.mark.parametrize(("how", "ended"), [("os.abort()", "killed by SIGSEGV"), ("os._exit(3)", "exit status 3")])
-def test_the_end_of_a_confined_reward_is_named(how: str, ended: str) -> None:
-    with pytest.raises(RewardError, match=rf"ended its process \({ended}\)"):
-        score(reward(FORKS.format(how), confined=True))
-
-
 RUNS = """
 import sys
 from lockstep.rewards.python_reward import PythonReward
 from lockstep.core.types import Prompt
-own = PythonReward("mine.py:f", 60.0, confined=bool(sys.argv[1:]))
+own = PythonReward("mine.py:f", 60.0)
 print(own([Prompt("", "", (), {})], ["x"], [""]), flush=True)
 sys.stdin.read()
 """
@@ -166,53 +145,6 @@ def test_what_a_reward_starts_ends_with_a_killed_run() -> None:
         started = [int(pid) for pid in Path("started").read_text().split()]
         run.send_signal(signal.SIGKILL)
     assert all(ends(pid) for pid in started)
-
-
-@pytest.mark.usefixtures("sandboxes", "in_tmp")
-def test_a_confined_reward_ends_with_a_killed_run() -> None:
-    Path("mine.py").write_text(FORKS.format("time.sleep(1000)"))
-    Path("runs.py").write_text(RUNS)
-    with subprocess.Popen([sys.executable, "runs.py", "confined"], stdin=subprocess.PIPE) as run:
-        while len(started := psutil.Process(run.pid).children(recursive=True)) < 3:  # bubblewrap, the reward, its fork
-            assert run.poll() is None
-            time.sleep(0.05)
-        run.send_signal(signal.SIGKILL)
-    assert all(ends(one.pid) for one in started)
-
-
-REACHES = """
-import os, socket
-def f(prompt, response, answer, row):
-    got = 0
-    for reach in (
-        lambda: open("/etc/passwd"),
-        lambda: open(PATH, "w"),
-        lambda: open("mine.py", "w"),
-        lambda: socket.create_connection(ADDRESS, 3),
-        lambda: os.kill(PROCESS, 0),
-        lambda: os.environ["SECRET_KEY"],
-    ):
-        try:
-            reach()
-            got += 1
-        except (OSError, KeyError): pass
-    import tempfile
-    with tempfile.TemporaryFile() as file: file.write(b"its own")
-    return got
-"""
-
-
-@pytest.mark.usefixtures("sandboxes", "in_tmp")
-def test_a_confined_reward_reaches_only_what_it_imports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("SECRET_KEY", "hunter2")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        given = (str(tmp_path / "new"), server.getsockname(), os.getpid())
-        text = f"PATH, ADDRESS, PROCESS = {given}\n{REACHES}"
-        assert score(reward(text)) == 6
-        Path("mine.py").write_text(text)
-        confined = build(RewardSection(type="python", function="mine.py:f", confined=True))
-        assert confined([PROMPT], ["x"], [""]) == [0]
-    assert Path("mine.py").read_text() == text
 
 
 @pytest.mark.usefixtures("in_tmp")

@@ -17,7 +17,7 @@ import pytest
 
 from lockstep.helpers.sandbox.sandbox import Limits, Sandbox, SandboxError
 
-LIMITS = Limits(cpu_s=1, wall_s=10.0, memory_mb=128, file_mb=1, processes=8)
+LIMITS = Limits(cpu_s=1, wall_s=10.0, memory_mb=128)
 
 pytestmark = pytest.mark.usefixtures("sandboxes")
 
@@ -80,7 +80,7 @@ print(count)
 
 
 def test_processes_are_limited_and_all_end(sandbox: Sandbox, others: set[int]) -> None:
-    assert printed(sandbox, FORKS) == "7\n"
+    assert printed(sandbox, FORKS) in ("7\n", "8\n")  # bubblewrap may be one of them
     hasty = Sandbox(replace(LIMITS, wall_s=1.0))
     assert printed(hasty, "import os", "while True:", "  try: os.fork()", "  except OSError: pass") is None
     assert descendants(others) == []
@@ -90,8 +90,8 @@ def test_output_and_files_are_limited(sandbox: Sandbox) -> None:
     assert printed(sandbox, "print('x' * 1_000_000)") == "x" * 1_000_000 + "\n"
     assert printed(sandbox, "while True: print('x' * 1000)") is None
     write = "with open('a', 'wb') as file: file.write(bytes({}))"
-    assert printed(sandbox, write.format(1 << 20), "print('written')") == "written\n"
-    assert printed(sandbox, write.format((1 << 20) + 1), "print('written')") is None
+    assert printed(sandbox, write.format(8 << 20), "print('written')") == "written\n"
+    assert printed(sandbox, write.format((8 << 20) + 1), "print('written')") is None
     many = ["for number in range(1000):", "  with open(str(number), 'wb') as file: file.write(bytes(1 << 20))"]
     assert printed(sandbox, *many) is None
 
@@ -157,7 +157,7 @@ def test_nothing_outlives_its_program(sandbox: Sandbox, others: set[int]) -> Non
 STARTS = """
 import sys
 from lockstep.helpers.sandbox.sandbox import Limits, Sandbox
-Sandbox(Limits(100, 100.0, 128, 1, 8)).output("import time; time.sleep(100)", "")
+Sandbox(Limits(100, 100.0, 128)).output("import time; time.sleep(100)", "")
 """
 
 
@@ -173,7 +173,7 @@ def test_a_program_ends_with_the_process_that_started_it() -> None:
 
 def test_without_bubblewrap_time_memory_and_files_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    plain = Sandbox(LIMITS, "none")
+    plain = Sandbox(LIMITS, is_isolated=False)
     plain.start()
     assert printed(plain, "print(int(input()) * 2)", given="21") == "42\n"
     assert printed(plain, "while True: pass") is None
@@ -181,25 +181,25 @@ def test_without_bubblewrap_time_memory_and_files_are_limited(tmp_path: Path, mo
     assert printed(plain, "while True: print('x' * 1000)") is None
     deep = ("import os", "for _ in range(3000):", "    os.mkdir('a')", "    os.chdir('a')", "print('deep')")
     assert printed(plain, *deep) == "deep\n"
-    assert plain.test("def double(x): return 2 * x", "assert double(4) == 8").passed
-    assert not plain.test("def double(x): return 2 * x", "assert double(4) == 9").passed
+    assert plain.passes("def double(x): return 2 * x", "assert double(4) == 8")
+    assert not plain.passes("def double(x): return 2 * x", "assert double(4) == 9")
     assert list(tmp_path.iterdir()) == []
     assert plain.strength().startswith("without isolation: ")
 
 
 def test_a_test_that_ends_its_process_has_not_passed(sandbox: Sandbox) -> None:
-    assert not sandbox.test("x = 1", "import os\nos._exit(0)").passed
-    assert sandbox.test("x = 1", "assert x == 1").passed
+    assert not sandbox.passes("x = 1", "import os\nos._exit(0)")
+    assert sandbox.passes("x = 1", "assert x == 1")
 
 
 def test_test_code_sees_what_the_program_defines(sandbox: Sandbox) -> None:
     program = "from __future__ import annotations\nimport math\n_half = 0.5\ndef area(r): return math.pi * r * r"
-    assert sandbox.test(program, "assert area(1) == math.pi and __name__ == 'solution'").passed
-    assert not sandbox.test(program, "assert _half == 0.5").passed
-    assert not sandbox.test(program, "assert area(1) == 3").passed
-    assert not sandbox.test(program, "while True: pass").passed
-    assert sandbox.test("if __name__ == '__main__':\n    value = input()", "pass  # unfinished").passed
-    assert sandbox.test("value = 1", "def check(value):\n    assert value == 1\ncheck(value)").passed
+    assert sandbox.passes(program, "assert area(1) == math.pi and __name__ == 'solution'")
+    assert not sandbox.passes(program, "assert _half == 0.5")
+    assert not sandbox.passes(program, "assert area(1) == 3")
+    assert not sandbox.passes(program, "while True: pass")
+    assert sandbox.passes("if __name__ == '__main__':\n    value = input()", "pass  # unfinished")
+    assert sandbox.passes("value = 1", "def check(value):\n    assert value == 1\ncheck(value)")
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_test_code_sees_what_the_program_defines(sandbox: Sandbox) -> None:
     ["exit()", "import os\nos._exit(0)", "raise SystemExit", "import os\nos.execv('/usr/bin/true', ['true'])"],
 )
 def test_a_program_that_ends_before_its_test_has_not_passed(sandbox: Sandbox, program: str) -> None:
-    assert not sandbox.test(program, "pass").passed
+    assert not sandbox.passes(program, "pass")
 
 
 @pytest.mark.parametrize(

@@ -60,5 +60,4 @@ def test_rewards_of_a_sum_stand_below_it_and_a_judge_says_how_often_it_was_asked
         ["math", "0.000", "→", "1.000"],
         ["short", "1.000", "→", "1.000"],
     ]
-    assert not any("tampering" in line for line in lines)
     assert "reward.judge: 8 of 8 questions were asked, none was answered before" in lines

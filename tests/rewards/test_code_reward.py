@@ -10,9 +10,7 @@ import subprocess
 import sys
 from typing import Any
 
-import psutil
 import pytest
-from killing import meanwhile
 from ordinary_user import in_fork
 from scoring_server import serving
 
@@ -21,12 +19,10 @@ from lockstep.core.types import Prompt
 from lockstep.helpers.sandbox import seccomp
 from lockstep.helpers.sandbox.sandbox import SandboxError
 from lockstep.rewards import code_reward
-from lockstep.rewards.base import Verdicts, judge
 from lockstep.rewards.build import build
 from lockstep.rewards.code_reward import CodeReward, extract_code_block
-from lockstep.rewards.combined_rewards import ByRow
-from lockstep.rewards.math_reward import MathReward
 from lockstep.rewards.options import CodeSection, RewardSection
+from lockstep.rewards.row_rules import find_fault_in_list
 from lockstep.servers.json_server import ServerError
 
 pytestmark = pytest.mark.usefixtures("sandboxes")
@@ -63,13 +59,10 @@ SEEN_IN_DOCSTRING = 'def f():\n    """Like\n\n    ```\n    f()\n    ```\n    """
         ("```python\n```", ""),
         ('```python\ns = "```"\n```', 's = "```"\n'),
         ("print(1)", None),
-        ("Use `a` or ```b```", None),
         ("```bash\nls\n```", None),
         ("```python\nnever closed", None),
         ("```python\na\n```\nprints\n```\n1\n```", "a\n"),
-        ("```python\na\n```\nRun it:\n```bash\npython a.py\n```", "a\n"),
         ("1. Do:\n\n   ```python\n   if a:\n       b\n   ```\n", "if a:\n    b\n"),
-        ("10. Do:\n\n    ```python\n    if a:\n        b\n    ```", "if a:\n    b\n"),
         ("- ```python\n  a\n  ```", "a\n"),
         ("-\t```python\n\ta\n\t\tb\n\t```", "a\n    b\n"),
         ("1. Do:\n   ```python\na\n   ```", "a\n"),
@@ -77,7 +70,6 @@ SEEN_IN_DOCSTRING = 'def f():\n    """Like\n\n    ```\n    f()\n    ```\n    """
         ("````python\na\n```\n````", "a\n```\n"),
         ("> ```python\n> a\n>   b\n> ```\n", "a\n  b\n"),
         ("> 1. Do\n>    ```python\n>    a\n>    ```\n", "a\n"),
-        ("> ```python\n> a\nThe quotation ends.\n```\n", None),
         ('```python\ndef f():\n    """Like\n\n    ```\n    f()\n    ```\n    """\n```\n', SEEN_IN_DOCSTRING),
         ('```python title="a.py"\na\n```', "a\n"),
         ("```{.python .numberLines}\na\n```", "a\n"),
@@ -94,17 +86,15 @@ def test_the_program_stands_in_the_last_block(response: str, program: str | None
         ([{"stdout": ""}], None),
         (None, "has null in the field 'tests'"),
         ("assert f(1) == 2", "has text in the field 'tests', which should be list"),
-        ([], "has in the field 'tests' no test"),
+        ([], "has an empty list in the field 'tests'"),
         ([*TESTS, {"stdin": "4"}], "has in the field 'tests' a test, number 4, that is neither Python (text) nor"),
-        ([{"stdin": 4, "stdout": "8"}], "a test, number 1, that is neither"),
         ([{"stdin": "4", "stdout": "8", "timeout": 1}], "a test, number 1, that is neither"),
         ([7], "a test, number 1, that is neither"),
         (["assert f(1) = 2"], "a test, number 1, that is no Python ("),
-        (["assert '\0'"], "a test, number 1, that is no Python ("),
     ],
 )
 def test_tests_that_are_none_are_told_when_rows_are_read(tests: Any, wrong: str | None) -> None:
-    said = code_reward.fault({"tests": tests}, "tests")
+    said = find_fault_in_list({"tests": tests}, "tests", "a test", code_reward.fault)
     assert said is None if wrong is None else said is not None and wrong in said
 
 
@@ -125,20 +115,6 @@ def test_both_kinds_of_test() -> None:
     assert score(both, [*TESTS[:2], "assert double(4) == 8", "assert double('a') == 'aa'"]) == 1.0
 
 
-CHEAT = "import os\ndef double(x): os._exit(0)"
-
-
-def test_an_attempt_marks_the_reward() -> None:
-    tests = ["assert double(4) == 8"]
-    reward = CodeReward(section(program="text"))
-    asked = [prompt(tests)] * 3, [CHEAT, "def double(x): return 8", "x = 1"], [""] * 3
-    assert judge(reward, *asked) == Verdicts([0.0, 1.0, 0.0], [True, False, False])
-    mixed = ByRow("kind", {"code": reward, "math": MathReward()})
-    rows = [Prompt("rows:1", "", (), {"kind": kind, "tests": tests}) for kind in ("none", "code", "math")]
-    assert judge(mixed, rows, ["", CHEAT, "8"], ["", "", "8"]) == Verdicts([None, 0.0, 1.0], [False, True, False])
-    assert judge(MathReward(), rows[:1], ["8"], ["8"]) == Verdicts([1.0], None)
-
-
 def test_the_whole_text_is_the_program_by_option() -> None:
     assert score("print(8)", TESTS[:1], program="text") == 1.0
     assert score(" print(8)", TESTS[:1], program="text") == 1.0
@@ -149,7 +125,6 @@ def test_the_whole_text_is_the_program_by_option() -> None:
     ("printed", "expected", "same"),
     [
         ("'8'", "8", True),
-        ("'8 \\n\\n'", "8\n", True),
         ("'a \\r\\nb'", "a\nb", True),
         ("'ä→'", "ä→", True),
         ("''", "", True),
@@ -183,20 +158,6 @@ def test_isolation_is_an_option() -> None:
     reaches, tests = "import os\nprint(os.path.exists('/etc/passwd'))", [{"stdout": "True"}]
     assert score(reaches, tests, program="text") == 0.0
     assert score(reaches, tests, program="text", isolation="none") == 1.0
-
-
-def test_several_run_at_a_time_and_rewards_keep_their_order() -> None:
-    sleeps = [1.5, 0.9, 1.2, 1.0]
-    responses = [f"import time\ntime.sleep({s})\nprint({i % 2})" for i, s in enumerate(sleeps)]
-    before, at_once = set(psutil.Process().children()), list[bool]()
-    reward = CodeReward(section(program="text", sandboxes=4))
-
-    def two_run() -> bool:
-        return len(set(psutil.Process().children()) - before) >= 2
-
-    with meanwhile((two_run, lambda: at_once.append(True))):
-        assert reward([prompt([{"stdout": "1"}])] * 4, responses, [""] * 4) == [0.0, 1.0, 0.0, 1.0]
-    assert at_once
 
 
 def test_it_crosses_a_process_border() -> None:
@@ -249,7 +210,7 @@ def test_a_container_that_forbids_namespaces_refuses_the_reward() -> None:
     refused, opened = in_fork(run)
     why = re.fullmatch(re.escape(REFUSED).replace(re.escape("{}"), "(.*)"), refused)
     assert why is not None
-    assert why[1].startswith("bwrap: ")
+    assert "bubblewrap: bwrap: " in why[1]
     assert "ermi" in why[1]
     assert opened == "reward.code: programs run without isolation: they reach the network, and what you can reach"
 

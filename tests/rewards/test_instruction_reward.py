@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from lockstep.core.types import Prompt
 from lockstep.rewards import instruction_reward
-from lockstep.rewards.instruction_reward import KINDS, InstructionReward
+from lockstep.rewards.instruction_reward import Instruction, InstructionReward
 from lockstep.rewards.options import InstructionSection
 
 GUIDE = Path(__file__).parents[2] / "docs/guides/rewards.md"
@@ -90,16 +90,17 @@ def test_a_kind_means_what_it_says(
     name: str, arguments: dict[str, Any], followed: list[str], not_followed: list[str]
 ) -> None:
     asked = {"id": name, **arguments}
-    assert instruction_reward.fault({"asked": [asked]}, "asked") is None
+    assert instruction_reward.fault(asked) is None
     assert [response for response in followed if score(response, asked) != 1.0] == []
     assert [response for response in not_followed if score(response, asked) != 0.0] == []
 
 
 def test_every_kind_has_cases_and_stands_in_the_guide() -> None:
-    assert {name for name, *_ in CASES} == KINDS.keys()
+    kinds = {name: kind for kind in get_args(Instruction) for name in get_args(kind.model_fields["id"].annotation)}
+    assert {name for name, *_ in CASES} == kinds.keys()
     rows = dict(re.findall(r"^\| `(\w+)` \|([^|]*)\|", GUIDE.read_text(), re.MULTILINE))
-    assert {name: re.findall(r"`(\w+)`", rows[name]) for name in KINDS} == {
-        name: list(kind.takes) for name, kind in KINDS.items()
+    assert {name: {"id", *re.findall(r"`(\w+)`", rows[name])} for name in kinds} == {
+        name: kind.model_fields.keys() for name, kind in kinds.items()
     }
 
 

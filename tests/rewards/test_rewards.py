@@ -1,9 +1,6 @@
 """Rewards: what counts as right, what is no verdict, and what a user's function may do."""
 
 import gc
-import os
-import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -33,48 +30,6 @@ def score(reward: Reward, response: str, answer: str = "#### 18") -> float | Non
     return value
 
 
-@pytest.mark.parametrize(
-    ("response", "answer"),
-    [
-        ("9+9=18\n#### 18", "Half of it is 9.\n#### 18"),
-        ("#### 18", "18"),
-        ("#### $18", "#### 18"),
-        ("#### 18.", "#### 18"),
-        ("#### 18.00", "#### 18"),
-        ("#### 18 apples", "#### 18"),
-        ("####18", "#### 18"),
-        ("#### 1,000", "#### 1000"),
-        ("#### 1000", "#### 1,000"),
-        ("#### -3", "#### -3"),
-        ("#### 7\nNo:\n#### 18", "#### 18"),
-        (r"#### \boxed{18}", "#### 18"),
-        (r"#### \$18", "#### 18"),
-        (r"#### \frac{3}{6}", "#### 0.5"),
-        (r"#### \sqrt{12}", r"#### 2\sqrt{3}"),
-    ],
-)
-def test_right_answers_are_right_however_they_are_written(response: str, answer: str) -> None:
-    assert score(MathReward("####"), response, answer) == 1.0
-
-
-@pytest.mark.parametrize(
-    ("response", "answer"),
-    [
-        ("#### 17", "#### 18"),
-        ("#### 180", "#### 18"),
-        ("#### 18\n#### 19", "#### 18"),
-        ("#### 18\n#### eighteen", "#### 18"),  # only what follows the last marker counts
-        ("18", "#### 18"),  # no marker
-        ("", "#### 18"),
-        ("####", "#### 18"),
-        ("#### eighteen", "#### 18"),
-        (r"#### 2\sqrt{3}", "#### 2"),
-    ],
-)
-def test_other_answers_are_wrong(response: str, answer: str) -> None:
-    assert score(MathReward("####"), response, answer) == 0.0
-
-
 def test_every_answer_of_gsm8k_is_readable_and_equals_itself(assets: Path) -> None:
     index = JsonlIndex(assets / "data/gsm8k/test.jsonl")
     answers = [row["answer"] for row in index.rows(range(len(index)))]
@@ -92,12 +47,10 @@ def test_an_answer_that_takes_for_ever_is_no_verdict_and_the_next_one_is_judged(
 def test_a_verifier_that_was_killed_between_questions_is_started_again() -> None:
     child = Child(math_verifier.__name__)
     assert math_verifier.ask(child, "5", "5") is True
-    assert child.pid is not None
-    os.kill(child.pid, signal.SIGKILL)
-    while child.pid is not None:
-        time.sleep(0.01)
+    assert child._running is not None
+    child._running.process.kill()
+    child._running.process.wait()
     assert math_verifier.ask(child, "5", "6") is False
-    child.close()
 
 
 FUNCTIONS = """

@@ -9,115 +9,70 @@ from __future__ import annotations
 
 import builtins
 import os
+import re
 import sys
+from collections.abc import Iterator
+from symtable import SymbolTable, symtable
+from typing import Any, NoReturn
 
 from lockstep.helpers.sandbox.plain_values import NoPlainValue, decode, dumps, encode, loads
+from lockstep.helpers.sandbox.solution_side import read_source, take_pipes
 
-ENDED = "the program ended before the test"
-
-_LONGEST, _MOST = 200, 10  # characters and signs of a verdict
-TYPE_CHECKING = False  # importing `typing` takes long
-if TYPE_CHECKING:
-    from typing import Any, NoReturn
-
-    from lockstep.helpers.sandbox.uses import Uses
+PASSED = 42
+"""Exit status of a test that was passed; one that ends its process has another."""
 
 
 class Failed(BaseException):
-    """The test cannot be passed any more, even if it catches this; the text says why."""
+    """The test cannot be passed any more, even if it catches this."""
 
 
 def run_test(file: int) -> NoReturn:
-    """Runs the test in a file, over the pipes that are its standard input and output.
-
-    The file is JSON of `test` and `uses`, and then of the verdict: `passed`; `why`, where it has not; and `tampering`,
-    signs of attempts to cheat.
-    """
-    answers, questions = os.dup(0), os.dup(1)
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for descriptor in range(3):
-        os.dup2(nothing, descriptor)
-    builtins.exit = builtins.quit = sys.exit
-    sys.set_int_max_str_digits(0)  # the limit on CPU time is enough
-    given = loads(os.pread(file, os.fstat(file).st_size, 0))
-    side = _Side(os.fdopen(answers, "rb"), os.fdopen(questions, "wb"))
-    why = side.run(given["test"], given["uses"])
-    signs = [sign[:_LONGEST] for sign in dict.fromkeys(side.signs)][:_MOST]
-    verdict = {"passed": why is None, "why": why and why[:_LONGEST], "tampering": signs}
-    os.ftruncate(file, 0)
-    os.pwrite(file, dumps(verdict), 0)
-    os._exit(0)
+    """Runs the test in a file, over the pipes that are its standard input and output."""
+    side = _Side(*take_pipes())
+    os._exit(PASSED if side.passes(read_source(file).decode()) else 1)
 
 
 class _Side:
-    """A test, and its connection to the program.
-
-    Attributes:
-        signs: Signs of attempts to cheat.
-    """
+    """A test's connection to the program."""
 
     def __init__(self, answers: Any, questions: Any) -> None:
         self._answers, self._questions = answers, questions
         self._things: dict[int, Thing] = {}
         self._functions: list[Any] = []
-        self._failure: str | None = None
-        self.signs: list[str] = []
+        self._failed = False
 
-    def run(self, test: str, uses: Uses) -> str | None:
-        """Runs a test to its end; returns why it is not passed, None if it is."""
+    def passes(self, test: str) -> bool:
+        """True if a test runs to its end."""
         try:
-            names = _TestNames(self, uses, self._begin())
+            names = _TestNames(self, test)
             sys.modules["solution"] = _Module(names)  # type: ignore[assignment]
             exec(compile(test, "test.py", "exec", dont_inherit=True), names)
-        except BaseException as error:
-            self._failure = self._failure or f"{type(error).__name__}: {error}"
-        return self._failure
-
-    def _begin(self) -> list[str]:
-        """Returns the names that the program defines."""
-        match self._read():
-            case ["failed", str(kind)]:
-                raise self.fail(f"the program ended with {kind}")
-            case ["defined", list(names), list(replaced)]:
-                self.signs += [f"replaced Python's {name}" for name in replaced]
-                return names
-            case _:
-                raise self.tampering("said something else than what it defines")
+        except BaseException:
+            return False
+        return not self._failed
 
     def ask(self, verb: str, *arguments: Any, **named: Any) -> Any:
         """Asks the program to do something with what it has; returns a plain value, or a `Thing`."""
-        if self._failure is not None:
-            raise Failed(self._failure)
+        if self._failed:
+            raise Failed
         self._say([verb, encode((arguments, named), self._refer)])
         while True:
             match self._read():
                 case ["callback", int(function), call] if 0 <= function < len(self._functions):
                     self._call(self._functions[function], *self._decode_call(call))
-                case ["result", item, None]:
-                    return self._decode(item)
                 case ["result", item, changed]:
-                    _replace_all(arguments, named, *self._decode_call(changed))
+                    if changed is not None:
+                        _replace_all(arguments, named, *self._decode_call(changed))
                     return self._decode(item)
-                case ["ended"] if verb == "next":
-                    raise StopIteration
                 case ["raised", list(kinds), str(text)]:
-                    raise _error(kinds, text)
-                case ["unreadable", str(why)]:
-                    raise self.fail(f"what the program has {why}")
-                case ["left", str(how)]:
-                    raise self.tampering(f"raised {how}")
+                    raise _error(verb, kinds, text)
                 case _:
-                    raise self.tampering("said something that was not asked")
+                    raise self._fail()
 
-    def fail(self, why: str) -> Failed:
+    def _fail(self) -> Failed:
         """Fails the test, even if it catches this; to be raised."""
-        self._failure = self._failure or why
-        return Failed(self._failure)
-
-    def tampering(self, sign: str) -> Failed:
-        """Notes an attempt, and fails the test."""
-        self.signs.append(sign)
-        return self.fail(f"the program {sign}")
+        self._failed = True
+        return Failed()
 
     def _call(self, function: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Calls a function of the test's for the program."""
@@ -132,90 +87,81 @@ class _Side:
             case (tuple(arguments), dict(named)):
                 return arguments, named
             case _:
-                raise self.tampering("sent what is no call")
+                raise self._fail()
 
     def _decode(self, item: Any) -> Any:
         try:
             return decode(item, self._resolve)
-        except NoPlainValue as error:
-            raise self.tampering(f"sent what {error}") from None
+        except Exception:
+            raise self._fail() from None
 
     def _refer(self, value: Any) -> list[Any]:
         if isinstance(value, Thing):
             return ["thing", hash(value)]
         if not callable(value):
-            raise self.fail(f"the test hands over a {type(value).__name__}, which is no plain value")
+            raise self._fail()
         self._functions.append(value)
         return ["callback", len(self._functions) - 1]
 
     def _resolve(self, item: list[Any]) -> Any:
         match item:
-            case ["thing", int(number), str(kind), list(own)]:
-                return self._things.setdefault(number, Thing(self, number, kind, own))
+            case ["thing", int(number)]:
+                return self._things.setdefault(number, Thing(self, number))
             case ["callback", int(number)] if 0 <= number < len(self._functions):
                 return self._functions[number]
             case _:
-                raise NoPlainValue("is of no known kind")
+                raise NoPlainValue
 
     def _say(self, content: Any) -> None:
         try:
             self._questions.write(dumps(content))
             self._questions.flush()
         except OSError:
-            raise self.fail(ENDED) from None
+            raise self._fail() from None
 
     def _read(self) -> Any:
-        line = self._answers.readline()
-        if not line:
-            raise self.fail(ENDED)
         try:
-            return loads(line)
-        except NoPlainValue as error:
-            raise self.tampering(f"said something that {error}") from None
+            return loads(self._answers.readline())
+        except NoPlainValue:
+            raise self._fail() from None
 
 
 class Thing:
     """Something of the program's that is no plain value: a function, a class, an object, an iterator.
 
     It can be called, its attributes and items read and set, and it can be iterated over; each gives plain values or
-    things. It is compared by the plain value that it is derived from, and where there is none the test has failed.
+    things. It is compared by the plain value that it is derived from, and where there is none that raises an error.
     """
 
-    __side: _Side
-    __number: int
-    __kind: str
-    __own: list[str]
+    _side: _Side
+    _number: int
 
-    def __init__(self, side: _Side, number: int, kind: str, own: list[str]) -> None:
-        vars(self).update(_Thing__side=side, _Thing__number=number, _Thing__kind=kind, _Thing__own=own)
+    def __init__(self, side: _Side, number: int) -> None:
+        vars(self).update(_side=side, _number=number)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # Python itself asks for these, and they decide what others mean
             raise AttributeError(name)
-        return self.__side.ask("get", self, name)
+        return self._side.ask("get", self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self.__side.ask("set", self, name, value)
+        self._side.ask("set", self, name, value)
 
     def __hash__(self) -> int:
         """The number by which both sides refer to it."""
-        return self.__number
+        return self._number
 
     def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
         if isinstance(other, Thing):
-            return False
-        if self.__own:
-            self.__side.signs.append(f"returned a {self.__kind} with comparisons of its own, which a test does not use")
-        return self.__side.ask("plain", self) == other
+            return self is other
+        return self._side.ask("plain", self) == other
 
 
 def _define(method: str, verb: str) -> None:
     """Defines a method of things that asks the program."""
 
     def ask(self: Thing, *arguments: Any, **named: Any) -> Any:
-        return vars(self)["_Thing__side"].ask(verb, self, *arguments, **named)
+        return self._side.ask(verb, self, *arguments, **named)
 
     setattr(Thing, method, ask)
 
@@ -225,24 +171,38 @@ for _verb in ("call", "getitem", "setitem", "iter", "next", "len", "str", "repr"
 
 
 class _TestNames(dict):
-    """The names of a test: its own, then Python's, then the program's (see `uses`)."""
+    """The names of a test: its own, then Python's, then the program's.
 
-    def __init__(self, side: _Side, uses: Uses, defined: list[str]) -> None:
+    The test alone decides which, so that a program cannot change what its test means: `sorted` in a test is Python's,
+    even if the program defines one. Only a test that uses no names but Python's is about a function of the program
+    that has such a name. The name of a standard module means the module, if it has the attributes that the test uses.
+    """
+
+    def __init__(self, side: _Side, test: str) -> None:
         super().__init__(__name__="solution", __builtins__=builtins)
-        self._side, self._modules, self._defined = side, uses["modules"], frozenset(defined)
-        if not uses["about_python"]:
+        self._side, self._test = side, test
+        table = symtable(test, "test.py", "exec")
+        own = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
+        self._defined = frozenset(side.ask("import"))
+        if not set(_find_globals(table)) - own <= vars(builtins).keys():
             self._defined -= vars(builtins).keys()
-            side.signs += [f"defines {name}, which the test uses" for name in uses["python"] if name in defined]
 
     def __missing__(self, name: str) -> Any:
         if name not in self._defined or name.startswith("_"):
             raise KeyError(name)
-        if name in self._modules:
+        attributes = re.findall(rf"\b{name}\.(\w+)", self._test)
+        if attributes and name in sys.stdlib_module_names:
             module = __import__(name)
-            if all(hasattr(module, attribute) for attribute in self._modules[name]):
-                self[name] = module
+            if all(hasattr(module, attribute) for attribute in attributes):
                 return module
         return self._side.ask("name", name)
+
+
+def _find_globals(table: SymbolTable) -> Iterator[str]:
+    """Finds the names of modules and functions in it that are not their local variables."""
+    yield from (symbol.get_name() for symbol in table.get_symbols() if symbol.is_global())
+    for inner in table.get_children():
+        yield from _find_globals(inner)
 
 
 class _Module:
@@ -258,16 +218,13 @@ class _Module:
             raise AttributeError(name) from None
 
 
-def _error(kinds: list[Any], text: str) -> Exception:
+def _error(verb: str, kinds: list[Any], text: str) -> Exception:
     """An error of Python's own class that the program raised; RuntimeError for one that would only end a loop."""
     known = (vars(builtins).get(kind) for kind in kinds if type(kind) is str)
     found = next((kind for kind in known if isinstance(kind, type) and issubclass(kind, Exception)), RuntimeError)
-    if issubclass(found, StopIteration | StopAsyncIteration):
-        return RuntimeError(text)
-    try:
-        return found(text)
-    except TypeError:  # its class takes more than a text
-        return found.__new__(found)
+    if issubclass(found, StopIteration | StopAsyncIteration) and verb != "next":
+        found = RuntimeError
+    return found.__new__(found, text)
 
 
 def _replace_all(
