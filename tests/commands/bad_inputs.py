@@ -346,8 +346,6 @@ JUDGED = {
     ),
 }
 
-AWAY = "'sampler={backend: openai, openai: {base_url: \"http://127.0.0.1:9/v1\", model: m, max_retries: 0}}'"
-AWAY += " data.max_prompt_tokens=40 sampling.max_tokens=8"
 COLUMN = '{"ids": [1, 2], "old_log_probs": [-0.1, -0.2]}\n'
 PROBABILITIES = '{"old_log_probs": [0.1, 0.05], "rollout_log_probs": [0.1, 0.05]}\n' * 3
 RUNS = {
@@ -377,7 +375,6 @@ RUNS = {
     "run: nothing scores the best": said("run.best.metric=train/rewards run.save_every=1 run.max_steps=2").late,
     "generate: a recipe of another command": BadInput("generate model rows.jsonl --recipe own.yaml"),
     "generate: a run that is not finished": BadInput("generate run rows.jsonl", a_run),
-    "generate: a server that is away": BadInput(f"generate model rows.jsonl {AWAY}", code=exit_codes.CRASH),
     "plan: memory of no number": BadInput("plan own.yaml --gpus 1 --memory nanGB"),
     "doctor: probabilities": BadInput("doctor analyze dump.jsonl", write("dump.jsonl", PROBABILITIES)),
     "check: no run": BadInput("check model"),
