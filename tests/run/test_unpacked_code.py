@@ -61,8 +61,8 @@ def unpacked(archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """The archive in another folder of this machine, and nothing trusted."""
     shutil.copytree(archive, tmp_path / "unpacked", ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.chdir(tmp_path / "unpacked")
-    for name in guarded_imports.keep_guards():
-        monkeypatch.delenv(name)
+    for name in (guarded_imports.TRUSTED, guarded_imports._GUARDED):
+        monkeypatch.delenv(name, raising=False)
     return tmp_path
 
 
