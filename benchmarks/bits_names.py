@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-RECIPE_KEYS: dict[str, str] = {}
+RECIPE_KEYS: dict[str, str] = {"teachers.sft": "teacher"}
 """Dotted keys of recipes; a section takes along what stands in it, unless that has an entry of its own."""
 
 RECIPE_VALUES: dict[str, str] = {}
@@ -20,9 +20,15 @@ COMMANDS: dict[str, str] = {}
 METRICS: dict[str, str] = {}
 """Names in metrics.jsonl; one that ends with / takes along all metrics that begin with it."""
 
+GONE_METRICS = ("train/leaks", "val/leaks")
+"""Metrics of the baseline that are measured no more."""
+
 COLUMNS: dict[str, str] = {}
 """Keys of samples.jsonl, of other files of answers, and of results.json (its metrics, too), wherever they
 stand in a row."""
+
+GONE_COLUMNS = ("scored_by",)
+"""Keys of rows of the baseline that are written no more."""
 
 TENSORS: dict[str, str] = {}
 """Tensors, as `make bits` tells them (`checkpoint/critic/model.safetensors:name`); likewise with / at the end."""
@@ -40,7 +46,7 @@ def rename_recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 def rename_metrics(row: Mapping[str, Any]) -> dict[str, Any]:
     """The same metrics under the names of today."""
-    return {_rename_path(name, METRICS): value for name, value in row.items()}
+    return {_rename_path(name, METRICS): value for name, value in row.items() if name not in GONE_METRICS}
 
 
 def rename_tensors(tensors: Mapping[str, Value]) -> dict[str, Value]:
@@ -51,7 +57,8 @@ def rename_tensors(tensors: Mapping[str, Value]) -> dict[str, Value]:
 def rename_columns(value: Any) -> Any:
     """The same row under the keys of today, at any depth."""
     if isinstance(value, dict):
-        return {COLUMNS.get(key, key): rename_columns(item) for key, item in value.items()}
+        kept = {key: item for key, item in value.items() if key not in GONE_COLUMNS}
+        return {COLUMNS.get(key, key): rename_columns(item) for key, item in kept.items()}
     return [rename_columns(item) for item in value] if isinstance(value, list) else value
 
 

@@ -215,11 +215,11 @@ def test_a_reference_policy_is_named(tmp_path: Path) -> None:
 
 
 def test_a_teacher_that_breaks_is_named(tmp_path: Path) -> None:
-    workers = DistillWorkers(broken(tmp_path), {"one": broken(tmp_path)}, lambda step, position: None, skip_timing)  # pyright: ignore[reportArgumentType] (not called)
+    workers = DistillWorkers(broken(tmp_path), broken(tmp_path), lambda step, position: None, skip_timing)  # pyright: ignore[reportArgumentType] (not called)
     options = DistillSection(num_prompts_per_step=4, global_batch_size=4, max_tokens=8, on_policy=False, top_k=2)
     settings = DistillSettings(options, RunLength(1, None, 1), VOCABULARY, 0, Distillation("forward"))
     with pytest.raises(NotFiniteError, match=r"^log-probabilities of the teacher are nan for token"):
-        add_teacher_logprobs(BATCH, [{}] * 4, workers, settings)
+        add_teacher_logprobs(BATCH, workers, settings)
 
 
 # Gradients, checkpoints.

@@ -36,7 +36,6 @@ EXCEPTIONS = {
     "convert.py: options.values.get('grpo.loss') == 'cispo'": "the recipe refuses clip there, and nowhere else",
     "overlay.py: taken.get('type') == 'by_row'": "the one type of reward that any option may belong to",
     "row_rules.py: named == 'math'": "what a row says, which a rule has checked",
-    "job.py: recipe.self_rewarding.prompt_source == 'split'": "a note about what only a split leaves over",
 }
 
 

@@ -51,7 +51,7 @@ BANNED = re.compile(
 )
 """Words that name no actor, or `resume` by another name."""
 
-PROMPTS = ("lockstep/judge/templates.py", "lockstep/judge/new_prompts.py")
+PROMPTS = ("lockstep/judge/templates.py", "lockstep/algorithms/self_rewarding/new_prompts.py")
 """Texts that models read: another word there is another judge."""
 
 

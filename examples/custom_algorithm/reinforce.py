@@ -71,7 +71,6 @@ class Reinforce(rl.Algorithm):
             validate=rl.validate_figures(validate),
             data=rl.describe(prompts, "prompts"),
             held_out=None if held_out is None else rl.describe(held_out, "prompts"),
-            arithmetic=f"{self.num_prompts_per_step} prompts → 1 optimizer step",
             agreement=agreement,
         )
 

@@ -143,9 +143,7 @@ class Job:
         validate: Scores the policy on held-out rows; None where there are none.
         data: The rows that are trained on, in words.
         held_out: The rows that are validated on, in words; None where there are none.
-        arithmetic: The way from rows to optimizer steps, in words.
         agreement: Compares learner and sampler at each step; its state is in checkpoints. None: nothing is sampled.
-        hooks: Further hooks of each step, without state.
     """
 
     step: Step
@@ -154,6 +152,4 @@ class Job:
     validate: Validate | None
     data: str
     held_out: str | None
-    arithmetic: str
     agreement: Agreement | None = None
-    hooks: tuple[Hook, ...] = ()

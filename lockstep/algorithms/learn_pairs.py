@@ -5,6 +5,7 @@ They differ in the loss, in the model that learns, and in whether a reference po
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import assert_never
@@ -25,6 +26,7 @@ from lockstep.data.pairs import Pairs
 from lockstep.learners.base import Learner, compute_logprobs, train
 from lockstep.losses.base import Loss, Outputs
 from lockstep.losses.preference import Preference, interval_of_acc
+from lockstep.objectives.pairing import AnswerPair
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,6 @@ def open_pair_job(recipe: PairsRecipe, setup: Setup, loss: Loss) -> Job:
         validate=None if held_out is None else _validate(recipe, held_out, workers, loss),
         data=describe(pairs, "pairs"),
         held_out=None if held_out is None else describe(held_out, "pairs"),
-        arithmetic=f"{size} pairs → 1 optimizer step",
     )
 
 
@@ -115,6 +116,32 @@ def _score(workers: PairWorkers, batch: Batch) -> Outputs:
             return Outputs(final_value=reward_B)
         case _:
             assert_never(workers.role.head)
+
+
+def list_answers(batch: Batch) -> list[tuple[int, ...]]:
+    """The tokens of each answer, those that the policy chose."""
+    sequences = zip(batch.sequences(), batch.sequences("mask"), strict=True)
+    return [tuple(sequence[mask].tolist()) for sequence, mask in sequences]
+
+
+def select_pairs(answers: Batch, pairs: Sequence[AnswerPair], group: int) -> Batch:
+    """The chosen and the rejected answer of each pair, next to each other, with their scores.
+
+    The policy itself is trained, at temperature 1 over all tokens, not the distribution that was sampled from.
+
+    Args:
+        answers: `group` answers to each prompt, with their `score`.
+        pairs: One for each prompt.
+        group: Answers to each prompt.
+    """
+    rows = [
+        prompt * group + place
+        for prompt, pair in enumerate(pairs)
+        if pair.chosen is not None and pair.rejected is not None
+        for place in (pair.chosen, pair.rejected)
+    ]
+    batch = answers.select(rows)
+    return Batch(batch.tokens, batch.lengths, {"mask": batch.mask}, {"score": batch["score"]}, group_size=2)
 
 
 def build_preference_loss(section: PreferenceSection, beta: float) -> Preference:

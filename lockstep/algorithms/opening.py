@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from lockstep.algorithms.base import Algorithm
-from lockstep.algorithms.job import RunLength, StepEvent, Validate, Validation
-from lockstep.algorithms.roles import ModelRole
+from lockstep.algorithms.job import RunLength, Validate, Validation
+from lockstep.algorithms.rewarded import RewardedRecipe
 from lockstep.algorithms.rows import open_prompts
 from lockstep.algorithms.setup import Setup
 from lockstep.config import Common, RepeatedSampling
 from lockstep.core.batch import Batch
 from lockstep.core.errors import InputError
 from lockstep.core.metrics import Metrics
+from lockstep.core.types import Phase, SamplingParams
 from lockstep.data.demonstrations import Demonstrations
 from lockstep.data.pairs import Pairs
 from lockstep.data.prompts import Prompts
@@ -23,12 +24,12 @@ from lockstep.monitor.agreement import Agreement, Promise
 from lockstep.monitor.doctor_command import doctor_options
 from lockstep.monitor.sequential import DriftTest
 from lockstep.monitor.watch import FLOOR, Watch
-from lockstep.rewards.base import Reward
 from lockstep.rewards.options import RewardSection
 from lockstep.rewards.reward_model import RewardModelScorer
 from lockstep.rewards.row_rules import rule_of
+from lockstep.rollouts.episodes import Episodes
 from lockstep.rollouts.evaluation import grading, sample_answers
-from lockstep.rollouts.rollout import RolloutCollector
+from lockstep.rollouts.rollout import RolloutCollector, Rollouts
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.samplers.base import Sampler
 from lockstep.system.command_line import command
@@ -39,11 +40,6 @@ def describe(rows: Prompts | Demonstrations | Pairs, what: str) -> str:
     """Describes how many rows there are, and which were skipped."""
     named = what.removesuffix("s") if len(rows) == 1 else what
     return f"{len(rows)} {named} ({rows.selection.account})"
-
-
-def describe_updates(updates: int) -> str:
-    """Describes how many optimizer steps a step of the algorithm makes."""
-    return "1 optimizer step" if updates == 1 else f"{updates} optimizer steps"
 
 
 def validate_figures(measure: Callable[[int], Metrics] | None, version: Callable[[int], int] = int) -> Validate | None:
@@ -109,21 +105,13 @@ def open_training(recipe: Common, setup: Setup, reward: RewardSection | None) ->
     return open_prompts(setup.files.train, recipe.data, setup.source.tokenizer, rule_of(reward))
 
 
-def open_reward(
-    setup: Setup, role: ModelRole | None, section: RewardSection | None, rows: Prompts, option: str
-) -> Reward | RewardModelScorer:
-    """Opens the reward of responses: the reward model, where there is a role for one, else the section's reward."""
-    return setup.reward(section, rows, option) if role is None else RewardModelScorer(setup.learner(role))
-
-
-def open_held_out(recipe: Common, setup: Setup, reward: RewardSection | None, judge: bool = False) -> Prompts | None:
+def open_held_out(recipe: Common, setup: Setup, reward: RewardSection | None) -> Prompts | None:
     """Opens held-out prompts.
 
     Args:
         recipe: Its limits apply.
         setup: Has the files.
         reward: Scores the answers, so it defines what a row needs.
-        judge: True if a judge scores the rows that say `judge`.
 
     Returns:
         None where nothing is held out.
@@ -131,7 +119,7 @@ def open_held_out(recipe: Common, setup: Setup, reward: RewardSection | None, ju
     files = setup.files.validation
     if files is None:
         return None
-    return open_prompts(files, recipe.data, setup.source.tokenizer, rule_of(reward, judge))
+    return open_prompts(files, recipe.data, setup.source.tokenizer, rule_of(reward))
 
 
 def measure_answers(
@@ -172,34 +160,90 @@ def measure_answers(
     return validate
 
 
-REWARD_CUT_OFF = "reward.cut_off to a number (or to as_is: they are scored as now, without this note)"
-"""The option to set if a recipe's own `reward` scores."""
+@dataclass(frozen=True)
+class SampledAnswers:
+    """The parts by which an algorithm samples answers and has them rewarded.
 
-
-class CutOffNote:
-    """Notes, once, that nothing declares what a response is worth that a limit cuts off, although rewards are negative.
-
-    Args:
-        note: Shows a line that stays.
-        cure: The option to set.
+    Attributes:
+        rows: The training prompts.
+        held_out: The held-out prompts; None: nothing is held out.
+        collector: Samples with the current policy, and scores.
+        agreement: Compares learner and sampler.
+        measure: Validates the weights of a version; None: nothing is held out.
     """
 
-    def __init__(self, note: Callable[[str], None], cure: str) -> None:
-        self._note, self._cure = note, cure
-        self._lowest, self._is_noted = 0.0, False
+    rows: Prompts
+    held_out: Prompts | None
+    collector: RolloutCollector
+    agreement: Agreement
+    measure: Callable[[int], Metrics] | None
 
-    def __call__(self, event: StepEvent) -> None:
-        values = event.values
-        self._lowest = min(self._lowest, values.get("train/reward_min", 0.0))
-        paid = values.get("train/reward_cut_off")
-        if self._is_noted or paid is None or self._lowest >= 0 or "train/cut_off_as_is" in values:
-            return
-        self._is_noted = True
-        self._note(
-            f"step {event.step}: rewards can be negative ({self._lowest:g}), and {values['train/truncated']:.0%} of "
-            f"responses were cut off and scored as they are, {paid:.3g} on average, where all earn "
-            f"{values['train/reward']:.3g}; so that being cut off does not pay, set {self._cure}"
-        )
+
+def open_sampling(
+    recipe: RewardedRecipe,
+    setup: Setup,
+    policy: Learner,
+    sampler: Sampler,
+    *,
+    cure: str = "",
+    episodes: Episodes | None = None,
+    grades: EnvironmentSection | None = None,
+    best_reward: float | None = None,
+) -> SampledAnswers:
+    """Opens prompts, rewards, and what samples and validates.
+
+    Args:
+        recipe: The recipe.
+        setup: Opens what the recipe names.
+        policy: The learner that samples.
+        sampler: Its inference engine.
+        cure: What to do about drift, in its alarm.
+        episodes: The environment; None: single-turn.
+        grades: The environment's section, if it tells which answers pass.
+        best_reward: The mean reward of the best policy, if known.
+    """
+    engine = build_engine(setup, policy, sampler)
+    own = recipe.validation_reward
+    held_out = setup.attempt(lambda: open_held_out(recipe, setup, own or recipe.reward), None)
+    rows = open_training(recipe, setup, recipe.reward)
+    role = recipe.reward_role
+    reward = setup.reward(recipe.reward, rows, "reward") if role is None else RewardModelScorer(setup.learner(role))
+    collector = RolloutCollector(engine, rows, reward, setup.source.decode, recipe.seed, episodes, best_reward)
+    agreement = build_agreement(recipe, setup, policy, engine, cure)
+    asked = recipe.validation_sampling
+    measure = measure_answers(recipe, setup, held_out, collector, asked, recipe.reward, grades, own)
+    return SampledAnswers(rows, held_out, collector, agreement, measure)
+
+
+@dataclass(frozen=True)
+class ComparedSampler:
+    """Samples responses by the policy's current weights, and compares learner and sampler on them.
+
+    Attributes:
+        policy: The policy π.
+        collector: Samples and scores.
+        agreement: Compares.
+        sampling: The distribution that responses are sampled from.
+        num_generations: Responses to each prompt.
+        phase: Times the phases.
+    """
+
+    policy: Learner
+    collector: RolloutCollector
+    agreement: Agreement
+    sampling: SamplingParams
+    num_generations: int
+    phase: Phase
+
+    def __call__(self, step: int, position: int, count: int) -> tuple[Rollouts, Batch, Metrics]:
+        """Returns rollouts of a step, their batch with `old_logprob`, and metrics of sync and comparison."""
+        with self.phase("generate"), self.collector.engine.at(step) as refitted:
+            rollouts = self.collector.collect(position, count, self.sampling, self.num_generations)
+        with self.phase("logprobs"):
+            old_logprob_N = compute_logprobs(self.policy, rollouts.batch, "the policy")
+        batch = rollouts.batch.with_columns({"old_logprob": old_logprob_N})
+        with self.phase("watch"):
+            return rollouts, batch, refitted + self.agreement.compare(step + 1, step, batch)
 
 
 def with_reference(batch: Batch, reference: Learner) -> Batch:

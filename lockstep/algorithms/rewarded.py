@@ -1,4 +1,4 @@
-"""The common part of recipes that learn from rewards of their own answers."""
+"""The common parts of recipes that sample answers: those that learn from rewards of them, and others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,39 @@ from lockstep.monitor.options import AgreementSection
 from lockstep.rewards.options import RewardSection
 
 
-class RewardedRecipe(BuiltInAlgorithm):
+class SampledRecipe(BuiltInAlgorithm):
+    """A recipe that samples answers, in training or to held-out prompts alone."""
+
+    sampling: Sampling | None
+    sampler: EngineSection = SamplerSection()
+    agreement: AgreementSection = AgreementSection()
+    validation_reward: RewardSection | None = Field(
+        default=None, description="the reward of answers to held-out prompts; null: nothing rewards them"
+    )
+    validation_sampling: RepeatedSampling | None
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        return self._answer_lengths(
+            sampling=self.sampling and self.sampling.max_tokens,
+            validation_sampling=self.validation_sampling and self.validation_sampling.max_tokens,
+        )
+
+    @property
+    def inference(self) -> Inference:
+        return Inference(self.sampler, self.agreement, self.sampling, self.validation_sampling)
+
+    @property
+    def rewards(self) -> dict[str, RewardSection | None]:
+        return {"validation_reward": self.validation_reward}
+
+    def _require_whole_validation(self) -> None:
+        """Raises ValueError where held-out answers are sampled and not rewarded, or the other way round."""
+        if (self.validation_reward is None) != (self.validation_sampling is None):
+            raise ValueError("validation_reward and validation_sampling go together; say both, or none")
+
+
+class RewardedRecipe(SampledRecipe):
     """A recipe that samples answers, and learns from their rewards."""
 
     reward: RewardSection | None = None
@@ -22,10 +54,8 @@ class RewardedRecipe(BuiltInAlgorithm):
     validation_reward: RewardSection | None = Field(
         default=None, description="the reward of held-out responses; null: as in training"
     )
-    sampling: Sampling
-    validation_sampling: RepeatedSampling
-    sampler: EngineSection = SamplerSection()
-    agreement: AgreementSection = AgreementSection()
+    sampling: Sampling  # pyright: ignore[reportIncompatibleVariableOverride] — frozen, so nothing else can come there
+    validation_sampling: RepeatedSampling  # pyright: ignore[reportIncompatibleVariableOverride] — frozen, so nothing else can come there
 
     @property
     def idle_options(self) -> dict[str, str]:
@@ -39,16 +69,6 @@ class RewardedRecipe(BuiltInAlgorithm):
     def reward_role(self) -> ModelRole | None:
         """The reward model, if one scores."""
         return self._read_reward_model(self.reward_model)
-
-    @property
-    def lengths(self) -> dict[str, int]:
-        return self._answer_lengths(
-            sampling=self.sampling.max_tokens, validation_sampling=self.validation_sampling.max_tokens
-        )
-
-    @property
-    def inference(self) -> Inference:
-        return Inference(self.sampler, self.agreement, self.sampling, self.validation_sampling)
 
     @property
     def rewards(self) -> dict[str, RewardSection | None]:

@@ -105,6 +105,12 @@ class Load:
         """Tokens of one group: the smallest possible micro-batch."""
         return self.group * self.sequence
 
+    @property
+    def description(self) -> str:
+        """The optimizer steps of a step, in words."""
+        steps = "1 optimizer step" if self.updates == 1 else f"{self.updates} optimizer steps"
+        return f"{steps} of {self.rows} {'pairs' if self.group == 2 else 'rows'}"
+
     def together(self, learner: LearnerSection) -> int:
         """Groups in one micro-batch."""
         return learner.rows_per_pass or max(1, learner.micro_batch_tokens // self.shortest)

@@ -6,7 +6,7 @@ A real run implements it with models that compute (`lockstep.run.live_setup`), a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,10 +86,6 @@ class Setup(Protocol):
         """
         ...
 
-    def for_part(self, files: DataFiles, learners: Mapping[ModelRole, Learner]) -> Setup:
-        """Returns the setup of an algorithm that runs as part of another one, with its files and open models."""
-        ...
-
     def sampler(self, learner: Learner) -> Sampler:
         """Opens the inference engine: on the learner's modules if in one process, else one for all learners."""
         ...
@@ -116,8 +112,4 @@ class Setup(Protocol):
 
     def attempt(self, build: Callable[[], T], otherwise: T) -> T:
         """Returns the result of `build`; a dry run reports its failure and continues with `otherwise`."""
-        ...
-
-    def hold(self, what: str, size: int, cure: str) -> None:
-        """Announces the use of `size` bytes of this process's memory; a dry run refuses more than the machine has."""
         ...

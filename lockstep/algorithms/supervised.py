@@ -37,14 +37,21 @@ class LearnedPairs(Section):
 class PairsRecipe(Supervised):
     """A recipe that learns from pairs."""
 
-    limit: ClassVar[str]
-    """The option that limits the length of pairs."""
+    section: ClassVar[str]
+    """The key of the algorithm's own section."""
     data: PairSection  # pyright: ignore[reportIncompatibleVariableOverride] — frozen, so nothing else can come there
 
     @property
     def pairs(self) -> LearnedPairs:
         """The algorithm's own section."""
-        raise NotImplementedError(f"{type(self).__name__} has no section of its own")
+        section = getattr(self, self.section)
+        assert isinstance(section, LearnedPairs), "the section of an algorithm that learns from pairs"
+        return section
+
+    @property
+    def limit(self) -> str:
+        """The option that limits the length of pairs."""
+        return f"{self.section}.max_tokens"
 
     @property
     def trained_role(self) -> ModelRole:

@@ -75,7 +75,7 @@ class GRPO(Trainer):
 
 @final
 class Distill(Trainer):
-    """Distillation of one or several teachers, on-policy or on rows. Options: `Trainer`."""
+    """Distillation of a teacher, on-policy or on rows. Options: `Trainer`."""
 
     algorithm = "distill"
 

@@ -25,7 +25,6 @@ from lockstep.judge.remembered import RememberedAnswers
 from lockstep.judge.templates import COMMON_CONTROLS, escaping
 from lockstep.models.digests import model_files
 from lockstep.models.source import ModelSource, open_source
-from lockstep.report.evaluation import replies_file
 from lockstep.report.progress import Progress
 from lockstep.rewards.judge_reward import JudgeReward
 from lockstep.rewards.options import RewardJudge
@@ -140,9 +139,9 @@ def open_judge_reward(
     Raises:
         ValueError, ServerError: As `judge_answers`, and where the template has other fields than it must have.
     """
-    remembered = RememberedAnswers(answer(section, key), folder / replies_file(key), _identify(section))
+    remembered = RememberedAnswers(answer(section, key), folder / f"judges/{key}.replies.jsonl", _identify(section))
     scorer = score_judge(section, remembered, seed, key)
-    return JudgeReward(scorer, remembered, section.judge_score_low, section.judge_score_high)
+    return JudgeReward(scorer, section.judge_score_low, section.judge_score_high)
 
 
 def _identify(section: RewardJudge) -> str:

@@ -32,7 +32,7 @@ from lockstep.inference.eval_recipe import EvalRecipe
 from lockstep.inference.results import cut_to_blocks, leave_on_stop, results_of
 from lockstep.judge.asking import Answering
 from lockstep.models.source import ModelSource, describe_passed_end, open_source
-from lockstep.report.evaluation import RESULTS, SAMPLES, describe_judges, results_table
+from lockstep.report.evaluation import RESULTS, SAMPLES, results_table
 from lockstep.report.progress import Progress, show_progress
 from lockstep.rewards.build import OpenJudge
 from lockstep.rewards.build import build as build_reward
@@ -162,7 +162,7 @@ def evaluate(loaded: Loaded) -> Path:
     with results.open() as started:
         if not (folder / RESULTS).exists():
             _examine(recipe, settings, source, folder, started)
-    print_text("\n".join([results_table(folder), "", *describe_judges(folder), f"evaluation: {folder}"]))
+    print_text(f"{results_table(folder)}\n\nevaluation: {folder}")
     return folder
 
 

@@ -7,7 +7,7 @@ assessments alone, so also from the file. Judgements without a verdict are in no
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
@@ -28,6 +28,9 @@ from lockstep.objectives.ranking import (
 )
 
 Figures = dict[str, Estimate]
+Decision = tuple[float, int]
+"""The judge's decision on two responses that people rank differently: 1 if it agrees with them, 0 if not, ½ for a tie;
+and the characters by which the response that people prefer is longer."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +58,6 @@ class Comparison:
     second: int
     said: Said
 
-    @property
-    def pair(self) -> tuple[int, int]:
-        """The two numbers, in the same order for both comparisons."""
-        return min(self.first, self.second), max(self.first, self.second)
-
 
 @dataclass(frozen=True)
 class Assessment:
@@ -83,6 +81,11 @@ class Assessment:
     judgements: tuple[tuple[Said, ...], ...]
     pairs: tuple[Comparison, ...]
 
+    def decide(self, pair: Comparison) -> Decision:
+        """The decision of a comparison that has a verdict."""
+        better, worse = sorted((pair.first, pair.second), key=self.ranks.__getitem__)
+        return float(pair.said.verdict == better), len(self.responses[better]) - len(self.responses[worse])
+
 
 def assess(ranked: Sequence[RankedResponses], scorer: Judge[float], comparer: Judge[Winner] | None) -> list[Assessment]:
     """Has a judge score all responses and, with a comparer, compare them."""
@@ -92,65 +95,46 @@ def assess(ranked: Sequence[RankedResponses], scorer: Judge[float], comparer: Ju
         for number, response in enumerate(one.responses)
     ]
     scored = iter(scorer(cases))
-    compared = iter([] if comparer is None else _comparisons(ranked, comparer))
-    return [_assessment(one, scored, [] if comparer is None else next(compared)) for one in ranked]
-
-
-def _assessment(one: RankedResponses, scored: Iterator[Judged[float]], pairs: Sequence[Comparison]) -> Assessment:
-    judged = [next(scored) for _ in one.responses]
-    return Assessment(
-        one.id,
-        tuple(dict(message) for message in one.conversation),
-        one.responses,
-        one.ranks,
-        tuple(map(mean_score, judged)),
-        tuple(tuple(_build_said(own, said, said.verdict.value) for said in own.judgements) for own in judged),
-        tuple(pairs),
-    )
-
-
-def _comparisons(ranked: Sequence[RankedResponses], comparer: Judge[Winner]) -> Iterator[list[Comparison]]:
-    """Yields the comparisons of each prompt's responses."""
-    asked = [list(_orders(one)) for one in ranked]
+    orders = [[] if comparer is None else _orders(one.ranks) for one in ranked]
     cases = [
         pair_case(one.conversation, one.responses[first], one.responses[second], (one.id, first, second))
-        for one, orders in zip(ranked, asked, strict=True)
-        for first, second in orders
+        for one, own in zip(ranked, orders, strict=True)
+        for first, second in own
     ]
-    judged = iter(comparer(cases))
-    for orders in asked:
-        yield [_build_comparison(first, second, next(judged)) for first, second in orders]
+    compared = iter([] if comparer is None else comparer(cases))
+    found: list[Assessment] = []
+    for one, own in zip(ranked, orders, strict=True):
+        judged = [next(scored) for _ in one.responses]
+        assessment = Assessment(
+            id=one.id,
+            conversation=tuple(dict(message) for message in one.conversation),
+            responses=one.responses,
+            ranks=one.ranks,
+            scores=tuple(map(mean_score, judged)),
+            judgements=tuple(
+                tuple(_build_said(its, said, said.verdict.value) for said in its.judgements) for its in judged
+            ),
+            pairs=tuple(_build_comparison(first, second, next(compared)) for first, second in own),
+        )
+        found.append(assessment)
+    return found
 
 
-def _orders(one: RankedResponses) -> Iterator[tuple[int, int]]:
-    for a, b in combinations(range(len(one.responses)), 2):
-        if one.ranks[a] != one.ranks[b]:
-            yield from ((a, b), (b, a))
+def _orders(ranks: Sequence[float]) -> list[tuple[int, int]]:
+    """Both orders of any two responses that people rank differently."""
+    pairs = [pair for pair in combinations(range(len(ranks)), 2) if ranks[pair[0]] != ranks[pair[1]]]
+    return [order for a, b in pairs for order in ((a, b), (b, a))]
 
 
 def _build_comparison(first: int, second: int, judged: Judged[Winner]) -> Comparison:
-    (judgement,) = judged.judgements
-    winner = judgement.verdict.value
-    preferred = None if winner is None else float(first if winner == "A" else second)
-    return Comparison(first, second, _build_said(judged, judgement, preferred))
+    [judgement] = judged.judgements
+    numbers = {"A": float(first), "B": float(second), None: None}
+    return Comparison(first, second, _build_said(judged, judgement, numbers[judgement.verdict.value]))
 
 
 def _build_said(judged: Judged[Any], judgement: Judgement[Any], verdict: float | None) -> Said:
     reply = None if judgement.answer is None else judgement.answer.text
     return Said(verdict, judgement.verdict.cause, reply, judged.shortened)
-
-
-@dataclass(frozen=True)
-class Decision:
-    """A pair of responses that people rank differently, and the judge's decision.
-
-    Attributes:
-        right: 1 if it agrees with people, 0 if not, ½ for a tie.
-        excess: Characters by which the response that people prefer is longer.
-    """
-
-    right: float
-    excess: int
 
 
 def score_figures(assessments: Sequence[Assessment], top: float) -> Figures:
@@ -160,15 +144,20 @@ def score_figures(assessments: Sequence[Assessment], top: float) -> Figures:
         assessments: Assessments of all prompts.
         top: The highest score of the scale.
     """
-    scored = [_with_score(one) for one in assessments]
+    ranked: list[tuple[list[float], list[float]]] = []
+    decisions: list[list[Decision]] = []
+    for one in assessments:
+        known = [place for place, score in enumerate(one.scores) if score is not None]
+        ranks = [one.ranks[place] for place in known]
+        scores = [score for score in one.scores if score is not None]
+        lengths = [len(one.responses[place]) for place in known]
+        ranked.append((ranks, scores))
+        decided = decide_pairs(ranks, scores)
+        decisions.append([(right, lengths[better] - lengths[worse]) for better, worse, right in decided])
 
     def over(measure: Callable[[Sequence[float], Sequence[float]], float | None]) -> list[float]:
-        return _there(measure(ranks, scores) for ranks, scores, _ in scored)
+        return _drop_missing(measure(ranks, scores) for ranks, scores in ranked)
 
-    decisions = [
-        [Decision(right, lengths[better] - lengths[worse]) for better, worse, right in decide_pairs(ranks, scores)]
-        for ranks, scores, lengths in scored
-    ]
     return {
         **_common(decisions),
         "ties": share(over(tie_share)),
@@ -179,70 +168,43 @@ def score_figures(assessments: Sequence[Assessment], top: float) -> Figures:
     }
 
 
-def _with_score(one: Assessment) -> tuple[list[float], list[float], list[int]]:
-    """Ranks, scores and lengths of the responses that have a score."""
-    columns = zip(one.ranks, one.scores, one.responses, strict=True)
-    scored = [(rank, score, len(response)) for rank, score, response in columns if score is not None]
-    return [rank for rank, _, _ in scored], [score for _, score, _ in scored], [length for _, _, length in scored]
-
-
 def pair_figures(assessments: Sequence[Assessment]) -> Figures:
     """Agreement of pairwise comparisons, likewise with intervals, and the influence of the order of the responses.
 
     `first_preferred` is the share of verdicts for the response that is shown first; `consistent` that of the pairs with
     two verdicts in which both are for the same response, and `consistent_accuracy` how often it is then the right one.
     """
-    verdicts = [[pair for pair in one.pairs if pair.said.verdict is not None] for one in assessments]
-    decisions = [[_decision(one, pair) for pair in own] for one, own in zip(assessments, verdicts, strict=True)]
-    twice = [_in_both_orders(one, own) for one, own in zip(assessments, verdicts, strict=True)]
+    decisions: list[list[Decision]] = []
+    firsts: list[list[bool]] = []
+    twice: list[list[tuple[float, float]]] = []
+    for one in assessments:
+        verdicts = {(pair.first, pair.second): pair for pair in one.pairs if pair.said.verdict is not None}
+        rights = {order: one.decide(pair)[0] for order, pair in verdicts.items()}
+        decisions.append([one.decide(pair) for pair in verdicts.values()])
+        firsts.append([pair.said.verdict == pair.first for pair in verdicts.values()])
+        twice.append([(rights[a, b], rights[b, a]) for a, b in rights if a < b and (b, a) in rights])
     return {
         **_common(decisions),
-        "first_preferred": share(_averages([[pair.said.verdict == pair.first for pair in own] for own in verdicts])),
+        "first_preferred": share(_averages(firsts)),
         "consistent": share(_averages([[a == b for a, b in own] for own in twice])),
         "consistent_accuracy": share(_averages([[a for a, b in own if a == b] for own in twice])),
     }
 
 
-def _decision(one: Assessment, pair: Comparison) -> Decision:
-    better, worse = sorted(pair.pair, key=lambda number: one.ranks[number])
-    return Decision(float(pair.said.verdict == better), len(one.responses[better]) - len(one.responses[worse]))
-
-
-def _in_both_orders(one: Assessment, verdicts: Sequence[Comparison]) -> list[tuple[float, float]]:
-    """Correctness of the judge in either order, for pairs that have a verdict in both."""
-    found: dict[tuple[int, int], list[float]] = {}
-    for pair in verdicts:
-        found.setdefault(pair.pair, []).append(_decision(one, pair).right)
-    return [(rights[0], rights[1]) for rights in found.values() if len(rights) == 2]
-
-
 def _common(decisions: Sequence[Sequence[Decision]]) -> Figures:
     """Accuracy, and its dependence on length."""
-    rights = [[decision.right for decision in own] for own in decisions]
-    excesses = [[decision.excess for decision in own] for own in decisions]
-    judge = [longer_preferred(own, excess) for own, excess in zip(rights, excesses, strict=True)]
-    people = [longer_preferred([1.0] * len(excess), excess) for excess in excesses]
+    judge = [longer_preferred(own) for own in decisions]
+    people = [longer_preferred([(1.0, excess) for _, excess in own]) for own in decisions]
     both = [(a, b) for a, b in zip(judge, people, strict=True) if a is not None and b is not None]
     return {
-        "pairwise_accuracy": share(_averages(rights)),
+        "pairwise_accuracy": share(_averages([[right for right, _ in own] for own in decisions])),
         "longer_preferred": share([a for a, _ in both]),
         "longer_preferred_by_people": share([b for _, b in both]),
         "length_bias": mean([a - b for a, b in both]),
     }
 
 
-def counts(said: Sequence[Said]) -> dict[str, float]:
-    """Counts judgements; those without a verdict, by cause; and those of shortened responses."""
-    causes = Counter(one.cause for one in said)
-    return {
-        "judgements": len(said),
-        "no_verdict": len(said) - causes[None],
-        "shortened": sum(one.shortened for one in said),
-        **{cause: causes[cause] for cause in CAUSES if causes[cause]},
-    }
-
-
-def _there(values: Iterable[float | None]) -> list[float]:
+def _drop_missing(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
@@ -263,11 +225,10 @@ def describe_agreement(
         top: The highest score of the scale.
         compares: True if the judge compared responses, too.
     """
-    said = [said for one in found for own in one.judgements for said in own]
-    ways = {"scores": {"figures": _plain(score_figures(found, top)), "judgements": counts(said)}}
+    scored = [said for one in found for own in one.judgements for said in own]
+    ways = {"scores": _way(score_figures(found, top), scored)}
     if compares:
-        compared = [pair.said for one in found for pair in one.pairs]
-        ways["pairs"] = {"figures": _plain(pair_figures(found)), "judgements": counts(compared)}
+        ways["pairs"] = _way(pair_figures(found), [pair.said for one in found for pair in one.pairs])
     return {
         "judge": judge,
         "data": data,
@@ -279,9 +240,17 @@ def describe_agreement(
     }
 
 
-def _plain(figures: Figures) -> dict[str, Any]:
-    """Replaces NaN by None, since JSON has no NaN."""
-    return {
+def _way(figures: Figures, said: Sequence[Said]) -> dict[str, Any]:
+    """Figures, with None for NaN, since JSON has no NaN; and counts of judgements, also those without a verdict."""
+    plain = {
         name: {key: value if value == value else None for key, value in asdict(figure).items()}
         for name, figure in figures.items()
     }
+    causes = Counter(one.cause for one in said)
+    counts = {
+        "judgements": len(said),
+        "no_verdict": len(said) - causes[None],
+        "shortened": sum(one.shortened for one in said),
+        **{cause: causes[cause] for cause in CAUSES if causes[cause]},
+    }
+    return {"figures": plain, "judgements": counts}

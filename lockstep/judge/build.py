@@ -43,8 +43,8 @@ def pair_judge(comparison: ComparisonSection, asked: AskedSection, answering: An
     Raises:
         ValueError: As `score_judge`.
     """
-    text = PAIRWISE if comparison.template is None else comparison.template
-    template, parser = Template(text, PAIR_FIELDS, "pairs.template"), WinnerParser(comparison.winner_pattern)
+    template = Template(PAIRWISE if comparison.template is None else comparison.template, PAIR_FIELDS, "pairs.template")
+    parser = WinnerParser(comparison.winner_pattern)
     return Judge(answering, template, parser, PAIR_FIELDS[1:], asked, 1, seed, "pairs", "judge")
 
 
@@ -54,10 +54,9 @@ def meta_judge(section: MetaJudgeSection, answering: Answering, seed: int) -> Ju
     Raises:
         ValueError: As `score_judge`.
     """
-    text = META if section.template is None else section.template
-    template, parser = Template(text, META_FIELDS, "meta_judge.template"), WinnerParser(section.winner_pattern)
-    name = "meta_judge"
-    return Judge(answering, template, parser, ("response",), section, 1, seed, name, name)
+    template = Template(META if section.template is None else section.template, META_FIELDS, "meta_judge.template")
+    parser = WinnerParser(section.winner_pattern)
+    return Judge(answering, template, parser, ("response",), section, 1, seed, "meta_judge", "meta_judge")
 
 
 def response_case(conversation: Conversation, response: str, key: tuple[int | str, ...], prompt: str = "") -> Case:

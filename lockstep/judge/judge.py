@@ -83,14 +83,9 @@ def mean_score(judged: Judged[float]) -> float | None:
 
 
 def score_variance(judged: Judged[float]) -> float | None:
-    """The population variance of the verdicts; None if there is none."""
-    mean = mean_score(judged)
-    return None if mean is None else sum((score - mean) ** 2 for score in judged.values) / len(judged.values)
-
-
-def disagreement(judged: Judged[float]) -> float | None:
-    """The variance of the verdicts; None for fewer than two."""
-    return score_variance(judged) if len(judged.values) > 1 else None
+    """The population variance of the verdicts; None for fewer than two."""
+    mean, values = mean_score(judged), judged.values
+    return None if mean is None or len(values) < 2 else sum((score - mean) ** 2 for score in values) / len(values)
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
-"""Cases with known right judgements, and a judge's accuracy on them."""
+"""Cases with known right verdicts, and a judge's accuracy on them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Generic
 
 from lockstep.core.errors import shorten
 from lockstep.core.metrics import Mean, Metrics
@@ -12,92 +12,77 @@ from lockstep.data.rows import DataError, Rows
 from lockstep.data.templates import FieldType, complaint
 from lockstep.judge.asking import Conversation
 from lockstep.judge.build import meta_case, response_case
-from lockstep.judge.judge import Judge
-from lockstep.judge.verdicts import Winner
+from lockstep.judge.judge import Case, Judge
+from lockstep.judge.verdicts import V, Winner
 from lockstep.objectives.estimates import share
 
-
-@dataclass(frozen=True)
-class KnownScore:
-    """A response and its right score."""
-
-    conversation: Conversation
-    response: str
-    score: float
+_COMPARISON = ("prompt", "response", "judgement_a", "judgement_b", "winner")
 
 
 @dataclass(frozen=True)
-class KnownWinner:
-    """Two judgements of a response, and the better one."""
+class Known(Generic[V]):
+    """A case and its right verdict."""
 
-    conversation: Conversation
-    response: str
-    judgements: tuple[str, str]
-    winner: Winner
+    case: Case
+    verdict: V
 
 
-def read_scores(rows: Rows, scale: tuple[float, float]) -> list[KnownScore]:
-    """Reads rows with `prompt`, `response` and `score`.
-
-    Args:
-        rows: Rows of a file.
-        scale: The lowest and the highest score that a judge can give.
-
-    Raises:
-        DataError: A row lacks one of them, or has another score.
-    """
-    return [
-        KnownScore(_build_question(row), row["response"], _score(row["score"], scale, where))
-        for where, row in _all(rows, {"prompt": "text", "response": "text", "score": "number"})
-    ]
-
-
-def read_winners(rows: Rows) -> list[KnownWinner]:
-    """Reads rows with `prompt`, `response`, `judgement_a`, `judgement_b`, and `winner`, which is A or B.
-
-    Raises:
-        DataError: A row lacks one of them, or has no winner.
-    """
-    found: list[KnownWinner] = []
-    for where, row in _all(rows, dict.fromkeys(("prompt", "response", "judgement_a", "judgement_b", "winner"), "text")):
-        if row["winner"] not in ("A", "B"):
-            raise DataError(f"{where}: winner is {row['winner']!r}, which is neither A nor B")
-        judgements = row["judgement_a"], row["judgement_b"]
-        found.append(KnownWinner(_build_question(row), row["response"], judgements, cast("Winner", row["winner"])))
+def read_scores(rows: Rows, low: float, high: float) -> list[Known[float]]:
+    """Reads rows with `prompt`, `response` and `score`, which is from `low` to `high`."""
+    found: list[Known[float]] = []
+    wanted: dict[str, FieldType] = {"prompt": "text", "response": "text", "score": "number"}
+    for place, (where, row) in enumerate(_read(rows, wanted)):
+        score = float(row["score"])
+        if not low <= score <= high:
+            raise DataError(
+                f"{where}: score is {shorten(str(row['score']))}, but the judge's scores go from {low:g} to {high:g}; "
+                "correct the row"
+            )
+        found.append(Known(response_case(_question(row), row["response"], ("known", place)), score))
     return found
 
 
-def measure_scores(known: Sequence[KnownScore], judge: Judge[float]) -> Metrics:
+def read_winners(rows: Rows, reasons: Callable[[str], str]) -> list[Known[Winner]]:
+    """Reads rows with `prompt`, `response`, `judgement_a`, `judgement_b`, and `winner`, which is A or B.
+
+    Args:
+        rows: Rows of a file.
+        reasons: Strips the score from a judgement, as in training.
+
+    Returns:
+        Each comparison in both orders, which are next to each other.
+    """
+    found: list[Known[Winner]] = []
+    for place, (where, row) in enumerate(_read(rows, dict.fromkeys(_COMPARISON, "text"))):
+        if row["winner"] not in ("A", "B"):
+            raise DataError(f"{where}: winner is {row['winner']!r}, which is neither A nor B")
+        a, b = reasons(row["judgement_a"]), reasons(row["judgement_b"])
+        own: Winner = row["winner"]
+        other: Winner = "B" if own == "A" else "A"
+        question, response = _question(row), row["response"]
+        found.append(Known(meta_case(question, response, a, b, ("known", place, 0)), own))
+        found.append(Known(meta_case(question, response, b, a, ("known", place, 1)), other))
+    return found
+
+
+def measure_scores(known: Sequence[Known[float]], judge: Judge[float]) -> Metrics:
     """Measures the share of right scores of a judge, and its mean bias; a missing verdict counts as wrong."""
-    cases = [response_case(one.conversation, one.response, ("known", place)) for place, one in enumerate(known)]
-    found = list(zip(judge(cases), known, strict=True))
-    off = [value - one.score for judged, one in found for value in judged.values]
-    exact = share([sum(value == one.score for value in judged.values) / judge.draws for judged, one in found])
+    found = list(zip(judge([one.case for one in known]), known, strict=True))
+    off = [value - one.verdict for judged, one in found for value in judged.values]
+    exact = share([judged.values.count(one.verdict) / judge.draws for judged, one in found])
     return Metrics(judge_exact=Mean(exact.value), judge_bias=Mean(sum(off), len(off))) + exact.ends("judge_exact")
 
 
-def measure_winners(known: Sequence[KnownWinner], judge: Judge[Winner], reasons: Callable[[str], str]) -> Metrics:
-    """Measures the share of right winners of a meta-judge, asked in both orders; a missing verdict counts as wrong.
-
-    Args:
-        known: Known judgements.
-        judge: The meta-judge.
-        reasons: Strips the score from a judgement, as in training.
-    """
-    cases = [
-        meta_case(one.conversation, one.response, said[first], said[1 - first], ("known", place, first))
-        for place, one in enumerate(known)
-        for said in [[reasons(judgement) for judgement in one.judgements]]
-        for first in (0, 1)
-    ]
-    wanted = [winner for one in known for winner in (one.winner, "B" if one.winner == "A" else "A")]
-    right = [judged.values == [winner] for judged, winner in zip(judge(cases), wanted, strict=True)]
+def measure_winners(known: Sequence[Known[Winner]], judge: Judge[Winner]) -> Metrics:
+    """Measures the share of right winners of a meta-judge over both orders; a missing verdict counts as wrong."""
+    judged = judge([one.case for one in known])
+    right = [one.values == [wanted.verdict] for one, wanted in zip(judged, known, strict=True)]
     accuracy = share([(first + second) / 2 for first, second in zip(right[0::2], right[1::2], strict=True)])
     return Metrics(meta_judge_accuracy=Mean(accuracy.value)) + accuracy.ends("meta_judge_accuracy")
 
 
-def _all(rows: Rows, wanted: Mapping[str, FieldType]) -> list[tuple[str, dict[str, Any]]]:
-    """Reads each row with its location, and checks its fields."""
+def _read(rows: Rows, wanted: Mapping[str, FieldType]) -> list[tuple[str, dict[str, Any]]]:
+    """Reads each row with its location; raises DataError where a field is missing."""
     found = list(zip(map(rows.where, range(len(rows))), rows.rows(range(len(rows))), strict=True))
     for where, row in found:
         fault = complaint(row, wanted, dict.fromkeys(wanted, "a file of known judgements"))
@@ -106,15 +91,5 @@ def _all(rows: Rows, wanted: Mapping[str, FieldType]) -> list[tuple[str, dict[st
     return found
 
 
-def _build_question(row: Mapping[str, Any]) -> Conversation:
+def _question(row: Mapping[str, Any]) -> Conversation:
     return ({"role": "user", "content": row["prompt"]},)
-
-
-def _score(value: object, scale: tuple[float, float], where: str) -> float:
-    score, (low, high) = float(str(value)), scale
-    if not low <= score <= high:
-        raise DataError(
-            f"{where}: score is {shorten(str(value))}, but the judge's scores go from {low:g} to {high:g}; correct the "
-            "row"
-        )
-    return score

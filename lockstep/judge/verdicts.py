@@ -17,7 +17,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar, get_args
 
-from lockstep.core.errors import InputError
 from lockstep.data.thoughts import drop_thought
 
 Cause = Literal[
@@ -113,9 +112,6 @@ class ScoreParser:
         high: The highest.
         word: Regular expression of the word before the colon that announces the score, in any case.
         decimals: True if 3.5 is a score; 4.0 always is.
-
-    Raises:
-        ValueError: The expression is invalid.
     """
 
     def __init__(self, low: float, high: float, word: str, decimals: bool) -> None:
@@ -135,10 +131,6 @@ class ScoreParser:
         if not (self._decimals or score.is_integer()):
             return Verdict(None, "not_whole")
         return Verdict(score)
-
-    def announces_verdict(self, text: str) -> bool:
-        """True if a verdict is announced somewhere, as in judgements; a number alone is none."""
-        return self._announced.search(drop_thought(text)) is not None
 
     def _parenthesis(self, reply: str) -> str:
         """The text in parentheses of the score's announcement: its scale, if anything."""
@@ -162,9 +154,6 @@ class WinnerParser:
 
     Args:
         word: As in `ScoreParser`.
-
-    Raises:
-        ValueError: The expression is invalid.
     """
 
     def __init__(self, word: str) -> None:
@@ -180,10 +169,6 @@ class WinnerParser:
 
 def _announcement(word: str) -> re.Pattern[str]:
     """The pattern of an announcement: the word, perhaps with markup, perhaps the scale in parentheses, and a colon."""
-    try:
-        re.compile(word)
-    except re.error as error:
-        raise InputError(f"{word!r} is no regular expression ({error}); escape what is meant as it stands") from error
     return re.compile(
         rf"(?<![^\W_])(?:{word})(?![^\W_]){_AROUND}(?:\((?P<parenthesis>[^()\n]{{0,40}})\))?{_AROUND}[:：=]",
         re.IGNORECASE,

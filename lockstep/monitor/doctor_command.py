@@ -5,14 +5,6 @@ from __future__ import annotations
 from lockstep.config import LearnerSection, SamplerSection, Sampling
 
 
-def name_backends(learner: LearnerSection, sampler: SamplerSection) -> tuple[str, str]:
-    """The backends that the doctor compares for a run: of a learner and a sampler of one kind, also `transformers`."""
-    sizes = (("dp", learner.parallel.dp), ("tp", learner.parallel.tp), ("cp", learner.parallel.cp))
-    layout = "".join(f"{name}{size}" for name, size in (*sizes, ("pp", learner.parallel.pp)) if size > 1)
-    trainer = f"{learner.backend}-{layout}" if layout else learner.backend
-    return ("hf" if trainer == sampler.backend else trainer, sampler.backend)
-
-
 def doctor_options(learner: LearnerSection, sampler: SamplerSection, sampling: Sampling | None) -> str:
     """Options for `lockstep doctor table MODEL` and its like, so that they compare what a run compares.
 
@@ -21,7 +13,13 @@ def doctor_options(learner: LearnerSection, sampler: SamplerSection, sampling: S
         sampler: The sampler of the run.
         sampling: The distribution; None: the model's own.
     """
-    parts = [f"backends=[{','.join(name_backends(learner, sampler))}] learner.dtype={learner.dtype}"]
+    layout = learner.parallel
+    sizes = {"dp": layout.dp, "tp": layout.tp, "cp": layout.cp, "pp": layout.pp}
+    cut = "".join(f"{name}{size}" for name, size in sizes.items() if size > 1)
+    trainer = f"{learner.backend}-{cut}" if cut else learner.backend
+    if trainer == sampler.backend:
+        trainer = "hf"
+    parts = [f"backends=[{trainer},{sampler.backend}] learner.dtype={learner.dtype}"]
     if sampler.kv_cache_gib is not None:
         parts.append(f"sampler={sampler.backend} sampler.kv_cache_gib={sampler.kv_cache_gib:g}")
     shape = {} if sampling is None else sampling.params().filters_and_penalties

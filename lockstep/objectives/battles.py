@@ -8,7 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Winner = Literal["first", "second"]
+Winner = Literal["A", "B"]
+"""A: the player that is shown first; B: the other."""
 Battles = Mapping[tuple[int, int], Winner | None]
 """Winner of each battle, by the players in the order in which they were shown; None: no verdict."""
 
@@ -33,7 +34,7 @@ def consistent_wins(battles: Battles, players: int) -> Tensor:
         if winner == back:  # the same place won both times: the order decided, not the answers
             wins_PP[i, j] += 0.5
             wins_PP[j, i] += 0.5
-        elif winner == "first":
+        elif winner == "A":
             wins_PP[i, j] += 1
         else:
             wins_PP[j, i] += 1
@@ -56,10 +57,10 @@ def position_weighted_wins(battles: Battles, players: int) -> Tensor:
         Weighted wins of player i over player j, float64 [P, P]; all 0 where one place wins every battle.
     """
     decided = {pair: winner for pair, winner in battles.items() if winner is not None}
-    second = sum(winner == "second" for winner in decided.values()) / max(len(decided), 1)
+    second = sum(winner == "B" for winner in decided.values()) / max(len(decided), 1)
     wins_PP = torch.zeros(players, players, dtype=torch.float64)
     for (i, j), winner in decided.items():
-        if winner == "first":
+        if winner == "A":
             wins_PP[i, j] += second
         else:
             wins_PP[j, i] += 1 - second

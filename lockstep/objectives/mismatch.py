@@ -57,10 +57,6 @@ class IcePop:
     low: float
     high: float
 
-    def __post_init__(self) -> None:
-        if self.high < self.low:
-            raise ValueError(f"IcePop keeps ratios from low to high, but low is {self.low} and high {self.high}")
-
     def __call__(self, learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor, lengths: Tensor) -> Tensor:
         ratio_N = _delta(learner_logprob_N, sampler_logprob_N, mask_N).exp()
         return trainable(ratio_N, mask_N & (ratio_N >= self.low) & (ratio_N <= self.high))

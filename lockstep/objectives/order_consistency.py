@@ -91,7 +91,7 @@ def count_comparisons(battles: Iterable[Battles]) -> Comparisons:
     return Comparisons(
         len(decided),
         sum(one != other for one, other in decided),
-        sum((one == "first") + (other == "first") for one, other in decided),
+        sum((one == "A") + (other == "A") for one, other in decided),
     )
 
 

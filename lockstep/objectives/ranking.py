@@ -12,12 +12,6 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 
-def pairwise_accuracy(ranks: Sequence[float], scores: Sequence[float]) -> float | None:
-    """Share of the pairs that people rank differently in which the judge prefers the same one; a tie counts half."""
-    rights = _rights(ranks, scores)
-    return sum(rights) / len(rights) if rights else None
-
-
 def tie_share(ranks: Sequence[float], scores: Sequence[float]) -> float | None:
     """Share of the pairs that people rank differently which the judge does not tell apart."""
     rights = _rights(ranks, scores)
@@ -55,15 +49,14 @@ def kendall_tau(ranks: Sequence[float], scores: Sequence[float]) -> float | None
     return sum(2 * right - 1 for right in rights) / math.sqrt(len(rights) * apart) if apart else 0.0
 
 
-def longer_preferred(right: Sequence[float], excess: Sequence[float]) -> float | None:
+def longer_preferred(decisions: Sequence[tuple[float, int]]) -> float | None:
     """Share of the pairs of unequal length in which the longer one is preferred.
 
     Args:
-        right: For each pair, 1 where the judge prefers what people do, 0 where not, ½ for a tie. All ones measure
-            people themselves.
-        excess: By how much the one that people prefer is longer than the other.
+        decisions: For each pair, 1 where the judge prefers what people do, 0 where not, ½ for a tie (all ones measure
+            people themselves); and by how much the one that people prefer is longer than the other.
     """
-    longer = [one if more > 0 else 1 - one for one, more in zip(right, excess, strict=True) if more]
+    longer = [right if excess > 0 else 1 - right for right, excess in decisions if excess]
     return sum(longer) / len(longer) if longer else None
 
 

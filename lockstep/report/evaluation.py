@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lockstep.core.types import SamplingParams
-from lockstep.judge.remembered import count_asked
 from lockstep.report.terminal import summary_table
 from lockstep.system.records import read_record
 
@@ -167,22 +166,3 @@ def _warning(way: tuple[str, JudgingWay]) -> str:
         f"\n\n{name}: {most}, so the figures say nothing about this judge; look at the replies in {JUDGEMENTS}, at the "
         "template and at the limits on tokens"
     )
-
-
-_FOLDER, _REPLIES = "judges", "replies.jsonl"
-
-
-def replies_file(key: str) -> str:
-    """The file of a judge's replies in a run's folder, by the key of its section."""
-    return f"{_FOLDER}/{key}.{_REPLIES}"
-
-
-def describe_judges(folder: Path) -> list[str]:
-    """A sentence on each judge that was asked for rewards."""
-    found: list[str] = []
-    for file in sorted((folder / _FOLDER).glob(f"*.{_REPLIES}")):
-        key = file.name.removesuffix(f".{_REPLIES}")
-        questions, asked = count_asked(file)
-        others = "the others were answered before" if asked < questions else "none was answered before"
-        found.append(f"{key}: {asked} of {questions} questions were asked, {others}")
-    return found

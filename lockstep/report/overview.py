@@ -10,7 +10,6 @@ from typing import Any
 from lockstep.report.agreement import read_agreement
 from lockstep.report.alarms import find_alarms
 from lockstep.report.certificate import CERTIFICATE, ReadCertificate
-from lockstep.report.evaluation import describe_judges
 from lockstep.report.held_out import HELD_OUT, best, figures, headlines
 from lockstep.report.log import TIMINGS, read_environment, read_metrics, read_numbers, read_recipe, require_run
 from lockstep.report.run_state import read_state
@@ -44,7 +43,7 @@ def overview(folder: Path) -> dict[str, Any]:
         "agreed": None if compared is None else compared.word,
         "bound": None if compared is None or math.isnan(compared.bound) else compared.bound,
         "certificate": None if certificate is None else {"level": certificate.level, "sentence": certificate.sentence},
-        "headlines": [f"{label.strip()} {text}" for label, text in headlines(rows)] + describe_judges(folder),
+        "headlines": [f"{label.strip()} {text}" for label, text in headlines(rows)],
         "best": _best_steps(rows),
         "alarms": [alarm.plain for alarm in find_alarms(rows)],
         "state": state.word,

@@ -13,7 +13,7 @@ from lockstep.report.log import SAMPLES, lines
 TOKEN_COLUMNS = ("mask", "logprob", "gap", "value", "advantage", "reward", "return", "kl")
 
 _LOGGED = ("step", "score", "shaped_score", "tokens", "truncated", "held_out")
-_PAIR = ("status", "scores", "scored_by", "rejected", "rejected_score", "chosen_judgements", "rejected_judgements")
+_PAIR = ("status", "scores", "rejected", "rejected_score", "chosen_judgements", "rejected_judgements")
 _PART = "reward/"  # of a sum of rewards
 _BEGINNING = 96  # characters of a response that the index has
 _TOKENS_PER_BLOCK, _ROWS_PER_BLOCK = 16384, 1024

@@ -9,7 +9,6 @@ from lockstep.core import exit_codes
 from lockstep.report.agreement import read_agreement
 from lockstep.report.alarms import find_alarms
 from lockstep.report.certificate import CERTIFICATE, ReadCertificate
-from lockstep.report.evaluation import describe_judges
 from lockstep.report.held_out import HELD_OUT, figures, headlines
 from lockstep.report.log import read_metrics
 from lockstep.report.terminal import curve, summary_table
@@ -25,8 +24,7 @@ def summary(folder: Path) -> str:
     """Reads a run's metrics. Returns text for a terminal; ends with the paths of the run, its report and its model."""
     rows = read_metrics(folder)
     alarms = "\n".join(f"ALARM, {alarm.sentence}" for alarm in find_alarms(rows))
-    judges = "\n".join(describe_judges(folder))
-    parts = [_drawing(rows), _headline(folder, rows), judges, alarms, _where(folder)]
+    parts = [_drawing(rows), _headline(folder, rows), alarms, _where(folder)]
     return "\n\n".join(part for part in parts if part)
 
 

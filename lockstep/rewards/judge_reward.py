@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from lockstep.core.types import Prompt
 from lockstep.data.thoughts import drop_thought
 from lockstep.judge.build import response_case
-from lockstep.judge.judge import Judge, JudgeError, judge_metrics, mean_score
-from lockstep.judge.remembered import RememberedAnswers
+from lockstep.judge.judge import Judge, judge_metrics, mean_score
 from lockstep.rewards.base import DetailedReward, Verdicts
 
 
@@ -23,13 +22,11 @@ class JudgeReward(DetailedReward):
 
     Attributes:
         scorer: The judge.
-        replies: Its replies, kept.
         low: Its lowest score.
         high: Its highest score.
     """
 
     scorer: Judge[float]
-    replies: RememberedAnswers
     low: float
     high: float
 
@@ -47,11 +44,7 @@ class JudgeReward(DetailedReward):
             response_case(prompt.conversation, response, (_digest(prompt, response),), prompt.text)
             for prompt, response in asked
         ]
-        try:
-            judged = self.scorer(cases)
-        except JudgeError:
-            self.replies.forget_last_unanswered()
-            raise
+        judged = self.scorer(cases)
         return Verdicts([self._reward(mean_score(one)) for one in judged], metrics=judge_metrics(judged))
 
     def _reward(self, score: float | None) -> float | None:

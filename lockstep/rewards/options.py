@@ -193,7 +193,7 @@ class RewardSection(SingleReward):
     cut_off: float | Literal["as_is"] | None = Field(
         default=None,
         description="the reward of a response that a limit cuts off: a number, or `as_is`, the score of its text, for "
-        "tasks that always fill their limit; null: as as_is, and a note if rewards can be negative",
+        "tasks that always fill their limit; null: as as_is",
     )
     parts: dict[str, RewardPart] | None = Field(
         default=None, description="sum: rewards by their names, each a section like this one with its `weight`"

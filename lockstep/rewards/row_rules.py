@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from lockstep.core.types import Prompt
 from lockstep.data.rows import Row
 from lockstep.data.selection import Rule
 from lockstep.data.templates import complaint, read_field
@@ -14,8 +13,8 @@ from lockstep.rewards import code_reward, instruction_reward
 from lockstep.rewards.math_reward import READING, MathReward
 from lockstep.rewards.options import RewardSection, SingleReward
 
-JUDGE, UNREWARDED = "judge", "none"
-"""Words of a row in place of a verifier: a judge rewards it, or nothing does."""
+UNREWARDED = "none"
+"""The word of a row that nothing rewards, in place of a verifier."""
 
 _COMPARING = {"math", "python", "server"}
 """The verifiers that read the right answer."""
@@ -25,35 +24,27 @@ NO_ANSWERS = Rule(lambda row: None, "no reward reads an answer", lambda row: Fal
 _UNREAD = """data.answer='""' asks for none, where the function or the server reads none"""
 
 
-def find_unverified(section: RewardSection | None, prompts: Sequence[Prompt]) -> list[bool]:
-    """Marks the prompts that are left to a judge, since no program can score their responses."""
-    if section is None or section.verifier is None:
-        return [section is None] * len(prompts)
-    return [read_field(prompt.row, section.verifier) == JUDGE for prompt in prompts]
-
-
-def rule_of(section: SingleReward | None, judge: bool = False, option: str = "reward") -> Rule:
+def rule_of(section: SingleReward | None, option: str = "reward") -> Rule:
     """The requirements of a recipe's reward on rows.
 
     Args:
         section: The reward section; None: there is no reward.
-        judge: True if a judge rewards the rows that say `judge`.
         option: Key of the section in the recipe, for messages.
     """
     if section is None:
         return NO_ANSWERS
     if isinstance(section, RewardSection) and section.parts is not None:
         parts = section.parts.items()
-        return _rule_of_sum([rule_of(part, judge, f"{option}.parts.{name}") for name, part in parts])
+        return _rule_of_sum([rule_of(part, f"{option}.parts.{name}") for name, part in parts])
     fields = (
         section.verifier,
         section.instructions and section.instructions.field,
         section.code and section.code.tests,
     )
     unread = "" if section.function is None and section.server is None else _UNREAD
-    key = (section.type, section.verifiers, fields, judge, instruction_reward.KNOWN, section.marker, READING)
+    key = (section.type, section.verifiers, fields, instruction_reward.KNOWN, section.marker, READING)
     return Rule(
-        partial(_find_fault, section, judge),
+        partial(_find_fault, section),
         key,
         partial(_reads_answer, section),
         unread,
@@ -91,10 +82,10 @@ def _explain_unread(section: SingleReward, option: str, row: Row, answer: str) -
     return MathReward(section.marker, option).explain_unread(answer) if named == "math" else None
 
 
-def _find_fault(section: SingleReward, judge: bool, row: Row) -> str | None:
+def _find_fault(section: SingleReward, row: Row) -> str | None:
     """Returns what is wrong with a row, which may name its own verifier; None if nothing is."""
     named = _name_verifier(section, row)
-    known = (*section.verifiers, UNREWARDED, JUDGE) if judge else (*section.verifiers, UNREWARDED)
+    known = (*section.verifiers, UNREWARDED)
     if named not in known:
         assert section.verifier is not None, "the section's own verifier is one of them"
         return complaint(row, {section.verifier: "text"}) or (

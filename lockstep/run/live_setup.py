@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -60,7 +60,6 @@ class LiveSetup:
         inexact: Why the policy does not compute by the kernels of `models.exact`; None: it does.
         progress: Reports to the user.
         workers: Own the run's processes.
-        learners: Models that are open already.
         turns: Turns of learners and engines on the same GPUs.
     """
 
@@ -71,7 +70,6 @@ class LiveSetup:
     inexact: str | None
     progress: Progress
     workers: Workers
-    learners: Mapping[ModelRole, Learner] = field(default_factory=dict)
     turns: Turns = field(default_factory=Turns)
     _apart: Sampler | None = field(default=None, init=False)  # one engine for the weights of all learners
 
@@ -90,8 +88,6 @@ class LiveSetup:
 
     def learner(self, role: ModelRole) -> Learner:
         """Builds a learner, in this process where there is one rank and no cluster, else in processes of its own."""
-        if role in self.learners:
-            return self.learners[role]
         folder, code = role_folder(role, self.source), find_own_file(type(self.algorithm))
         is_exact = self.inexact is None and role.path is None
         section = role.learner.compute_exactly() if is_exact else role.learner
@@ -105,9 +101,6 @@ class LiveSetup:
         if turns is not None and not works_in_engines_turn(role):
             turns.add(learner)
         return learner
-
-    def for_part(self, files: DataFiles, learners: Mapping[ModelRole, Learner]) -> LiveSetup:
-        return replace(self, files=files, learners=learners)
 
     def sampler(self, learner: Learner) -> Sampler:
         """A sampler; shares the weights of a learner without adapters if both can be in this process."""
@@ -143,9 +136,6 @@ class LiveSetup:
 
     def attempt(self, build: Callable[[], T], otherwise: T) -> T:
         return build()
-
-    def hold(self, what: str, size: int, cure: str) -> None:
-        """Does nothing: the dry run has refused what does not fit, and the memory is freed within a step."""
 
     @property
     def _spec(self) -> SamplerSpec:

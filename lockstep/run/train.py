@@ -129,7 +129,7 @@ def _run(loaded: Loaded, allow_changes: bool, deadline_s: float | None, on_step:
             (folder / SUMS).unlink(missing_ok=True)
             adopt(loaded, changed)
             note_run_here(loaded.dump())
-            progress.total(job.run_length.steps, f"{job.data}; {job.arithmetic}")
+            progress.total(job.run_length.steps, f"{job.data}; {recipe.largest_step.description}")
             rest = job.run_length.describe_rest()
             if rest is not None:
                 progress.note(rest)

@@ -62,7 +62,7 @@ def test_a_reward_model_of_ones_own_pairs(chat_model: Folder) -> None:
     write("held_out_pairs.jsonl", pairs(range(200, 216)))
     files = ["data.train=pairs.jsonl", "data.validation=held_out_pairs.jsonl"]
     loaded = load("reward_model_chat", [f"model.path={chat_model('model', 0)}", *files, *HERE])
-    assert "64 pairs → 1 optimizer step" in dry_run(loaded)
+    assert "1 optimizer step of 64 pairs" in dry_run(loaded)
     rows = read_metrics(train(loaded))
     assert [row["step"] for row in rows if "train/loss" in row] == [1, 2]
     assert all(math.isfinite(row["train/loss"]) and row["train/grad_norm"] > 0 for row in rows if "train/loss" in row)
@@ -74,11 +74,11 @@ def test_a_reward_model_of_ones_own_pairs(chat_model: Folder) -> None:
 
 def test_a_student_and_a_teacher_of_ones_own(chat_model: Folder) -> None:
     write("prompts.jsonl", [{"prompt": f"Tell me a story about {n} cats."} for n in range(256)])
-    models = [f"model.path={chat_model('student', 0)}", f"teachers.teacher.path={chat_model('teacher', 1)}"]
+    models = [f"model.path={chat_model('student', 0)}", f"teacher.path={chat_model('teacher', 1)}"]
     short = ["data.train=prompts.jsonl", "sampling.max_tokens=6"]
     loaded = load("distill_chat", [*models, *short, *HERE])
     told = dry_run(loaded)
-    assert "128 prompts × 1 = 128 responses → 2 optimizer steps of 64 responses" in told
+    assert "2 optimizer steps of 64 rows" in told
     assert "teacher reads the policy's tokens" in told
     rows = read_metrics(train(loaded))
     assert [row["step"] for row in rows] == [1, 2]

@@ -212,7 +212,7 @@ def test_several_functions_are_a_sum_under_their_names_or_yours(assets: Path, in
 
 def test_a_dry_run_and_the_recipe(assets: Path, in_tmp: Path) -> None:
     trainer = grpo(assets)
-    assert "4 prompts × 4 = 16 responses → 1 optimizer step of 16 responses" in trainer.dry_run()
+    assert "1 optimizer step of 16 rows" in trainer.dry_run()
     assert "num_prompts_per_step: 4" in trainer.describe()
     assert not Path("runs").joinpath(trainer.folder.name).exists()
     assert repr(trainer) == f"<lockstep.GRPO → {trainer.folder}>"

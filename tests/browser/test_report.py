@@ -86,7 +86,7 @@ def test_a_pair_shows_both_answers_and_what_the_judge_said(written: Written, ope
         "chosen": "good", "chosen_score": 4.0, "chosen_judgements": ["fine. Score: 4"],
         "rejected": "bad", "rejected_score": 1.5, "rejected_judgements": ["no"],
     }  # fmt: skip
-    unpaired = {"id": "a:2", "prompt": "Q", "status": "unscored", "scores": [None, None, None], "scored_by": "verifier"}
+    unpaired = {"id": "a:2", "prompt": "Q", "status": "unscored", "scores": [None, None, None]}
     offline = {"id": "a:3", "prompt": "Q", "chosen": "better", "rejected": "worse"}
     page = opened(page_of(written(samples=[[row, unpaired, offline]])), "samples")
     choose(page)
@@ -94,7 +94,7 @@ def test_a_pair_shows_both_answers_and_what_the_judge_said(written: Written, ope
     texts = page.locator(".rollout .text").all_inner_texts()
     assert texts == ["Q", "good", "ok; scores of all answers: 4.00, none, 1.50", "bad", "fine. Score: 4", "no"]
     choose(page, 1)
-    page.wait_for_selector(".rollout .text:text-is('unscored; scores of all answers by a verifier: none, none, none')")
+    page.wait_for_selector(".rollout .text:text-is('unscored; scores of all answers: none, none, none')")
     choose(page, 2)
     page.wait_for_selector(".rollout h3:text-is('Rejected')")
     assert page.locator(".rollout .text").all_inner_texts() == ["Q", "better", "worse"]

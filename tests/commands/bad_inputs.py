@@ -340,10 +340,6 @@ JUDGED = {
         "self_rewarding.use_meta_judge=true self_rewarding.meta_judge_pcnt=0.5 judge.num_evals_to_average=1 "
         "'meta_judge={max_prompt_tokens: 80, sampling: {max_tokens: 4}}'"
     ),
-    "judged: an unknown verifier": judged(
-        "'verifier={type: by_row, verifier: kind}'",
-        write("rows.jsonl", '{"question": "a", "answer": "1", "kind": "maths"}\n'),
-    ),
 }
 
 COLUMN = '{"ids": [1, 2], "old_log_probs": [-0.1, -0.2]}\n'

@@ -47,7 +47,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         **TRAINED,
         "optimizer": {"lr": 1.0},
         "sampling": {"max_tokens": 8},
-        "teachers": {"one": {"path": "teacher"}},
+        "teacher": {"path": "teacher"},
         "distill": {"num_prompts_per_step": 8, "global_batch_size": 8},
     },
     "self_rewarding": {
@@ -55,7 +55,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "data": LETTERS,
         "optimizer": {"lr": 1.0},
         "sampling": {"max_tokens": 8},
-        "reward_model": {"path": "judge"},
+        "judge": {"max_prompt_tokens": 64, "sampling": {"max_tokens": 8}},
         "self_rewarding": {"global_batch_size": 8},
     },
 }

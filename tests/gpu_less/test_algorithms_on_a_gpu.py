@@ -30,7 +30,7 @@ DISTILL = {
     **{name: RECIPE[name] for name in ("data", "learner", "sampling", "validation_sampling", "run")},
     "algorithm": "distill",
     "model": {"path": "teacher/initial"},
-    "teachers": {"one": {"path": "teacher"}},
+    "teacher": {"path": "teacher"},
     "validation_reward": {"type": "python", "function": "rewards.py:parity"},
     "distill": {"num_prompts_per_step": 8, "num_generations": 2, "global_batch_size": 8},
     "optimizer": {"lr": 1.0e-3},

@@ -19,9 +19,9 @@ def wins(*rows: Sequence[float]) -> Tensor:
 
 def test_a_win_counts_where_both_orders_agree() -> None:
     battles: dict[tuple[int, int], Winner | None] = {
-        (0, 1): "first", (1, 0): "second",  # 0 beats 1
-        (0, 2): "first", (2, 0): "first",  # a tie: the one shown first
-        (1, 2): "second", (2, 1): None,  # half of it undecided
+        (0, 1): "A", (1, 0): "B",  # 0 beats 1
+        (0, 2): "A", (2, 0): "A",  # a tie: the one shown first
+        (1, 2): "B", (2, 1): None,  # half of it undecided
     }  # fmt: skip
     assert torch.equal(consistent_wins(battles, 3), wins([0, 1, 0.5], [0, 0, 0], [0.5, 0, 0]))
 
@@ -29,9 +29,9 @@ def test_a_win_counts_where_both_orders_agree() -> None:
 def test_the_place_that_wins_more_often_weighs_less() -> None:
     """Equations 3 and 4 of Wu et al. 2024: of five verdicts the first place wins four, so ω₁ = 1/5 and ω₂ = 4/5."""
     battles: dict[tuple[int, int], Winner | None] = {
-        (0, 1): "first", (1, 0): "first",  # each wins in front
-        (0, 2): "first", (2, 0): "second",  # 0 wins in both places
-        (1, 2): None, (2, 1): "first",  # one order without a verdict: the other counts
+        (0, 1): "A", (1, 0): "A",  # each wins in front
+        (0, 2): "A", (2, 0): "B",  # 0 wins in both places
+        (1, 2): None, (2, 1): "A",  # one order without a verdict: the other counts
     }  # fmt: skip
     assert torch.allclose(
         position_weighted_wins(battles, 3), wins([0, 1 / 5, 1 / 5 + 4 / 5], [1 / 5, 0, 0], [0, 1 / 5, 0]), atol=1e-15

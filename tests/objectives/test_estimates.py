@@ -45,15 +45,6 @@ def test_every_subset_counts_once(drawn: tuple[int, tuple[int, ...], int], data:
     assert majority_at_k(right, wrong, silent, k) == float(majority)
 
 
-def test_pass_at_k_is_unbiased() -> None:
-    """Averaged over every outcome of n draws with probability p it is 1 − (1 − p)^k exactly, whatever n."""
-    p, k = Fraction(3, 10), 4
-    for n in (4, 7, 16):
-        chance = [math.comb(n, c) * p**c * (1 - p) ** (n - c) for c in range(n + 1)]
-        expected = sum(chance[c] * Fraction(pass_at_k(n, c, k)) for c in range(n + 1))
-        assert float(expected) == pytest.approx(float(1 - (1 - p) ** k), rel=1e-15)
-
-
 def test_one_response_per_question_gives_wilsons_interval() -> None:
     """Newcombe 1998, table I: 81 of 263, and 15 of 148; 0 of 20; 1 of 29."""
     for passed, n, low, high in ((81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611),

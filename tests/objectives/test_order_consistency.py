@@ -17,15 +17,15 @@ Judge = Callable[[random.Random, bool], Winner]
 
 
 def always_first(chance: random.Random, better_first: bool) -> Winner:
-    return "first"
+    return "A"
 
 
 def coin(chance: random.Random, better_first: bool) -> Winner:
-    return "first" if chance.random() < 0.5 else "second"
+    return "A" if chance.random() < 0.5 else "B"
 
 
 def mostly_first(chance: random.Random, better_first: bool) -> Winner:
-    return "first" if chance.random() < 0.9 else "second"
+    return "A" if chance.random() < 0.9 else "B"
 
 
 def judge_all(judge: Judge, comparisons: int, seed: int) -> Comparisons:
@@ -58,10 +58,10 @@ def test_luck_is_exact(total: int, first_wins: int) -> None:
 
 def test_what_was_not_decided_in_both_orders_does_not_count() -> None:
     battles: Battles = {
-        (0, 1): "first", (1, 0): "second",
-        (0, 2): "first", (2, 0): "first",
-        (1, 2): "second", (2, 1): None,
-        (0, 3): "first",
+        (0, 1): "A", (1, 0): "B",
+        (0, 2): "A", (2, 0): "A",
+        (1, 2): "B", (2, 1): None,
+        (0, 3): "A",
     }  # fmt: skip
     assert count_comparisons([battles]) == Comparisons(2, 1, 3)
     assert count_comparisons([battles, battles]) == Comparisons(2, 1, 3) + Comparisons(2, 1, 3)

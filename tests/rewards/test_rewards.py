@@ -19,7 +19,6 @@ from lockstep.rewards.instruction_reward import InstructionReward
 from lockstep.rewards.math_reward import MathReward
 from lockstep.rewards.options import CodeSection, InstructionSection, RewardSection
 from lockstep.rewards.python_reward import PythonReward
-from lockstep.rewards.row_rules import find_unverified
 from lockstep.rollouts.evaluation import Grading, grading
 
 PROMPT = Prompt("rows.jsonl:7", "What?", (1, 2), {"answer": "18", "level": 3})
@@ -175,9 +174,6 @@ def test_each_row_is_rewarded_by_the_verifier_that_it_names() -> None:
     ]
     responses = ["Good", "a, b", "#### 18", "x", "```\ndef f(x): return x + 1\n```", "#### 17"]
     assert reward(rows, responses, ["", "", "18", "", "", "18"]) == [None, 0.5, 1.0, None, 1.0, 0.0]
-    assert find_unverified(MIXED, rows) == [True, False, False, False, False, False]
-    assert find_unverified(None, rows) == [True] * 6
-    assert find_unverified(RewardSection(type="math"), rows) == [False] * 6
     assert reward([], [], []) == []
 
 

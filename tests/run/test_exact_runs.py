@@ -48,7 +48,7 @@ TURNS = {name: value for name, value in GRPO.items() if name != "reward"} | {
 DISTILL = {name: RECIPE[name] for name in ("data", "learner", "sampling", "validation_sampling", "run")} | {
     "algorithm": "distill",
     "model": {"path": "taught/initial"},
-    "teachers": {"one": {"path": "taught/final"}},
+    "teacher": {"path": "taught/final"},
     "validation_reward": RECIPE["reward"],
     "distill": {"num_prompts_per_step": 8, "global_batch_size": 8},
     "optimizer": {"lr": 1.0e-2},

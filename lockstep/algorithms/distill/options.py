@@ -6,13 +6,11 @@ from typing import Annotated, final
 
 from pydantic import Field, PositiveInt
 
-from lockstep.algorithms.base import BuiltInAlgorithm
-from lockstep.algorithms.roles import Inference, Load, ModelRole
-from lockstep.config import EngineSection, ModelFolder, Optimizer, RepeatedSampling, SamplerSection, Sampling, Section
+from lockstep.algorithms.rewarded import SampledRecipe
+from lockstep.algorithms.roles import Load, ModelRole
+from lockstep.config import ModelFolder, Optimizer, RepeatedSampling, Sampling, Section
 from lockstep.config.section import rule
 from lockstep.core.types import Divergence
-from lockstep.monitor.options import AgreementSection
-from lockstep.rewards.options import RewardSection
 
 
 class DistillSection(Section):
@@ -41,9 +39,6 @@ class DistillSection(Section):
     zero_outside_topk: bool = Field(
         default=False,
         description="with top_k: the student is to give nothing to other tokens; false: only the named ones matter",
-    )
-    teacher_field: str | None = Field(
-        default=None, description="field of a row that names its teacher, where there are several"
     )
 
     @property
@@ -88,24 +83,14 @@ class DistillSection(Section):
 
 
 @final
-class DistillRecipe(BuiltInAlgorithm):
+class DistillRecipe(SampledRecipe):
     """`algorithm: distill`"""
 
     distill: DistillSection
-    teachers: dict[str, ModelFolder] = Field(description="models to learn from, each under a name", min_length=1)
+    teacher: ModelFolder = Field(description="the model to learn from")
     sampling: Sampling | None = Field(default=None, description="distribution of student rollouts, with on_policy")
-    sampler: EngineSection = SamplerSection()
-    agreement: AgreementSection = AgreementSection()
     optimizer: Optimizer
-    validation_reward: RewardSection | None = Field(
-        default=None, description="the reward of answers to held-out prompts; null: no validation"
-    )
     validation_sampling: RepeatedSampling | None = Field(default=None, description="the distribution of those answers")
-
-    @rule
-    def _each_row_has_a_teacher(self) -> None:
-        if (len(self.teachers) > 1) != (self.distill.teacher_field is not None):
-            raise ValueError("distill.teacher_field names a row's teacher: say it with several teachers, and only then")
 
     @rule
     def _require_answers(self) -> None:
@@ -116,8 +101,7 @@ class DistillRecipe(BuiltInAlgorithm):
     def _validation_is_whole(self) -> None:
         if self.data.validation is not None and self.validation_reward is None:
             raise ValueError("data.validation has prompts whose answers nothing scores; set validation_reward")
-        if (self.validation_reward is None) != (self.validation_sampling is None):
-            raise ValueError("validation_reward and validation_sampling go together; say both, or none")
+        self._require_whole_validation()
 
     @property
     def policy_role(self) -> ModelRole:
@@ -125,16 +109,13 @@ class DistillRecipe(BuiltInAlgorithm):
         return ModelRole("policy", "logits", self.learner, self.optimizer)
 
     @property
-    def teacher_roles(self) -> dict[str, ModelRole]:
-        """The teachers, by their names in the recipe."""
-        return {
-            name: ModelRole(f"teacher {name}", "logits", self.learner, path=section.path)
-            for name, section in self.teachers.items()
-        }
+    def teacher_role(self) -> ModelRole:
+        """The teacher."""
+        return ModelRole("teacher", "logits", self.learner, path=self.teacher.path)
 
     @property
     def models(self) -> tuple[ModelRole, ...]:
-        return self.policy_role, *self.teacher_roles.values()
+        return self.policy_role, self.teacher_role
 
     @property
     def largest_step(self) -> Load:
@@ -153,15 +134,4 @@ class DistillRecipe(BuiltInAlgorithm):
     @property
     def lengths(self) -> dict[str, int]:
         found = {} if self.distill.max_tokens is None else {"distill.max_tokens": self.distill.max_tokens}
-        return found | self._answer_lengths(
-            sampling=self.sampling and self.sampling.max_tokens,
-            validation_sampling=self.validation_sampling and self.validation_sampling.max_tokens,
-        )
-
-    @property
-    def inference(self) -> Inference:
-        return Inference(self.sampler, self.agreement, self.sampling, self.validation_sampling)
-
-    @property
-    def rewards(self) -> dict[str, RewardSection | None]:
-        return {"validation_reward": self.validation_reward}
+        return found | super().lengths

@@ -24,12 +24,8 @@ class DPOSection(LearnedPairs, PreferenceSection):
 class DPORecipe(PairsRecipe):
     """`algorithm: dpo`"""
 
-    limit = "dpo.max_tokens"
+    section = "dpo"
     dpo: DPOSection
-
-    @property
-    def pairs(self) -> DPOSection:
-        return self.dpo
 
     @property
     def reference_role(self) -> ModelRole:

@@ -37,12 +37,13 @@ from lockstep.objectives.masks import trainable
 
 @dataclass(frozen=True)
 class KTOWorkers:
-    """Models and data of a step: π, the frozen π_ref, the rows, and the field of their labels."""
+    """Models and data of a step: π, the frozen π_ref, the rows with their field of labels and greatest length."""
 
     policy: Learner
     reference: Learner
     rows: Demonstrations
     label: str
+    max_tokens: int
     phase: Phase
 
 
@@ -55,7 +56,7 @@ class ScoredRows:
 
 
 def kto_step(
-    step: int, position: int, workers: KTOWorkers, loss: KTOLoss, max_tokens: int, run_length: RunLength, seed: int
+    step: int, position: int, workers: KTOWorkers, loss: KTOLoss, run_length: RunLength, seed: int
 ) -> StepResult:
     """Runs one optimizer step on the rows from `position` on.
 
@@ -66,7 +67,7 @@ def kto_step(
     with workers.phase("data"):
         rows = workers.rows.read(end - size, size, seed)  # x, y, good or bad
     with workers.phase("reference"):
-        scored = score_rows(rows, workers, max_tokens, position - end)  # log π_ref(y | x), log π_ref(y' | x)
+        scored = score_rows(rows, workers, position - end)  # log π_ref(y | x), log π_ref(y' | x)
     with workers.phase("kl"):
         point = measure_reference_point(workers.policy, scored.mismatched)  # z0
     with workers.phase("policy"):
@@ -75,19 +76,18 @@ def kto_step(
     return StepResult(metrics.with_prefix("train"), end, tokens)
 
 
-def score_rows(rows: Sequence[Demonstration], workers: KTOWorkers, max_tokens: int, first: int = 0) -> ScoredRows:
+def score_rows(rows: Sequence[Demonstration], workers: KTOWorkers, first: int = 0) -> ScoredRows:
     """Makes the batches of rows, and scores them by the reference policy, which no step changes.
 
     Args:
         rows: Labeled rows.
         workers: Models.
-        max_tokens: Longest sequence.
         first: The first of the rows whose own answers are taken; the mismatched ones are of all rows.
     """
     labeled = rows[first:]
     label_B = torch.tensor([read_field(row.prompt.row, workers.label) for row in labeled])
     own = batch_of(labeled).with_columns(sample={"desirable": label_B})
-    mismatched = batch_of(mismatch(rows, max_tokens))
+    mismatched = batch_of(mismatch(rows, workers.max_tokens))
     return ScoredRows(with_reference(own, workers.reference), with_reference(mismatched, workers.reference))
 
 
@@ -132,21 +132,20 @@ def measure_held_out_value(policy: Learner, scored: ScoredRows, loss: KTOLoss) -
 def open_kto(recipe: KTORecipe, setup: Setup) -> Job:
     """Opens the policy, the reference policy and the labeled rows."""
     options, data, files = recipe.kto, recipe.data, setup.files
-    size, longest = options.global_batch_size, options.max_tokens
+    size = options.global_batch_size
     policy, reference = setup.learner(recipe.policy_role), setup.learner(recipe.frozen_reference)
     held_out = None if files.validation is None else _open(files.validation, recipe, setup)
     rows = _open(files.train, recipe, setup)
-    workers = KTOWorkers(policy, reference, rows, data.label, setup.phase)
+    workers = KTOWorkers(policy, reference, rows, data.label, options.max_tokens, setup.phase)
     loss = KTOLoss(options.ref_policy_kl_penalty, (options.desirable_weight, options.undesirable_weight))
     run_length = measure_run_length(recipe, len(rows), size, trains_rest=True)
     return Job(
-        step=partial(kto_step, workers=workers, loss=loss, max_tokens=longest, run_length=run_length, seed=recipe.seed),
+        step=partial(kto_step, workers=workers, loss=loss, run_length=run_length, seed=recipe.seed),
         run_length=run_length,
         state={"policy": policy},
         validate=None if held_out is None else _validate(recipe, held_out, workers, loss),
         data=describe(rows, "rows"),
         held_out=None if held_out is None else describe(held_out, "rows"),
-        arithmetic=f"{size} rows → 1 optimizer step",
     )
 
 
@@ -171,7 +170,7 @@ def _validate(recipe: KTORecipe, held_out: Demonstrations, workers: KTOWorkers, 
 
     @cache
     def score() -> ScoredRows:
-        return score_rows(rows, workers, recipe.kto.max_tokens)
+        return score_rows(rows, workers)
 
     return validate_figures(
         lambda step: measure_held_out_value(workers.policy, score(), loss).with_prefix("validation")

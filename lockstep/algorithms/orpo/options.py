@@ -21,9 +21,5 @@ class ORPOSection(LearnedPairs):
 class ORPORecipe(PairsRecipe):
     """`algorithm: orpo`"""
 
-    limit = "orpo.max_tokens"
+    section = "orpo"
     orpo: ORPOSection
-
-    @property
-    def pairs(self) -> ORPOSection:
-        return self.orpo

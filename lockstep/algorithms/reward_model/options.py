@@ -27,12 +27,8 @@ class RewardModelSection(LearnedPairs):
 class RewardModelRecipe(PairsRecipe):
     """`algorithm: reward_model`"""
 
-    limit = "reward_model.max_tokens"
+    section = "reward_model"
     reward_model: RewardModelSection
-
-    @property
-    def pairs(self) -> RewardModelSection:
-        return self.reward_model
 
     @property
     def trained_role(self) -> ModelRole:

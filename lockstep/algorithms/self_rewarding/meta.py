@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,12 @@ from lockstep.algorithms.self_rewarding.answers import RankedAnswers
 from lockstep.core.batch import Batch
 from lockstep.core.metrics import Last, Mean, Metrics, Sum
 from lockstep.core.types import Prompt
+from lockstep.data.answers import build_batch
 from lockstep.judge.asking import Answer
 from lockstep.judge.build import meta_case
-from lockstep.judge.judge import Case, Judge, Judged, disagreement, judge_metrics
-from lockstep.judge.verdicts import Winner as Named
-from lockstep.objectives.battles import Battles, Winner, bradley_terry
+from lockstep.judge.judge import Case, Judge, Judged, judge_metrics, score_variance
+from lockstep.judge.verdicts import Winner
+from lockstep.objectives.battles import Battles, bradley_terry
 from lockstep.objectives.order_consistency import Comparisons, count_comparisons
 from lockstep.objectives.pairing import balance
 
@@ -48,7 +49,7 @@ class MetaJudging:
         max_judgement_tokens: The longest judgement that may be preferred, tokens; None: any may.
     """
 
-    judge: Judge[Named]
+    judge: Judge[Winner]
     wins: Callable[[Battles, int], Tensor]
     reasons: Callable[[str], str]
     max_class_share: float
@@ -113,16 +114,19 @@ def judge_pairs(
     ranked: RankedAnswers, room: int, meta: MetaJudging, step: int
 ) -> tuple[list[JudgePair], Metrics, Comparisons]:
     """Pairs of judgements of a step's answers, at most `room`; metrics of the battles, and counts of them."""
-    doubted, left_out = _fitting(_pick_doubted(ranked, meta.reasons), _SPARE * room, meta, step)
+    varied = _pick_doubted(ranked, meta.reasons)
+    fitting = [one for one in varied if meta.judge.fits(_cases(one, step))]
+    doubted = fitting[: _SPARE * room]
     judged = meta.judge([case for one in doubted for case in _cases(one, step)])
     fought = iter(judged)
-    battles: list[Battles] = [{order: _winner(next(fought)) for order in one.orders} for one in doubted]
+    battles: list[Battles] = [{order: next(iter(next(fought).values), None) for order in one.orders} for one in doubted]
     found = [_best_and_worst(one, own, meta) for one, own in zip(doubted, battles, strict=True)]
     pairs = [pair for pair in found if pair is not None]
     places = balance([round(pair.chosen.score) for pair in pairs], room, meta.max_class_share)
     fought_both_ways = count_comparisons(battles)
     metrics = judge_metrics(judged) + _measure_battles(battles, fought_both_ways, found)
-    return [pairs[place] for place in places], metrics + Metrics(too_long=Sum(left_out)), fought_both_ways
+    metrics += Metrics(too_long=Sum(len(varied) - len(fitting)))
+    return [pairs[place] for place in places], metrics, fought_both_ways
 
 
 def judge_batch(pairs: Sequence[JudgePair]) -> Batch:
@@ -130,12 +134,9 @@ def judge_batch(pairs: Sequence[JudgePair]) -> Batch:
 
     Their scores are those of an answer, not their own: for losses that read scores each pair is one point apart.
     """
-    parts = [_tokens(one.answer) for pair in pairs for one in (pair.chosen, pair.rejected)]
-    tokens_N = torch.tensor([token for prompt, reply in parts for token in prompt + reply], dtype=torch.int64)
-    mask_N = torch.tensor([own for prompt, reply in parts for own in [False] * len(prompt) + [True] * len(reply)])
-    lengths_B = torch.tensor([len(prompt + reply) for prompt, reply in parts], dtype=torch.int64)
-    sample = {"score": torch.tensor([1.0, 0.0]).repeat(len(pairs)), "judge_pair": torch.ones(len(parts)).bool()}
-    return Batch(tokens_N, lengths_B, {"mask": mask_N}, sample, group_size=2)
+    batch = build_batch([_tokens(one.answer) for pair in pairs for one in (pair.chosen, pair.rejected)])
+    sample = {"score": torch.tensor([1.0, 0.0]).repeat(len(pairs)), "judge_pair": torch.ones(len(batch)).bool()}
+    return replace(batch.with_columns(sample=sample), group_size=2)
 
 
 def judge_pair_row(pair: JudgePair, decode: Callable[[Sequence[int]], str]) -> dict[str, Any]:
@@ -161,17 +162,16 @@ def _pick_doubted(ranked: RankedAnswers, reasons: Callable[[str], str]) -> list[
 
     An answer that was shortened for the judge is not picked.
     """
-    rollouts = ranked.rollouts
-    finished = (~rollouts.batch["truncated"]).tolist()
-    seen = [ended and not one.shortened for one, ended in zip(ranked.judged, finished, strict=True)]
-    variances = [disagreement(one) or 0.0 if whole else 0.0 for one, whole in zip(ranked.judged, seen, strict=True)]
+    rollouts, judged = ranked.rollouts, ranked.judged
+    cut = rollouts.batch["truncated"].tolist()
+    variances = [0.0 if cut[i] or one.shortened else score_variance(one) or 0.0 for i, one in enumerate(judged)]
     groups = (range(start, start + ranked.group) for start in range(0, len(variances), ranked.group))
     places = [max(group, key=variances.__getitem__) for group in groups]
-    varied = sorted((place for place in places if variances[place] > 0), key=variances.__getitem__, reverse=True)
-    found = (
-        Doubted(at, rollouts.prompts[at], rollouts.responses[at], _differing(ranked.judged[at], reasons))
-        for at in varied
-    )
+    found = [
+        Doubted(at, rollouts.prompts[at], rollouts.responses[at], _differing(judged[at], reasons))
+        for at in sorted(places, key=variances.__getitem__, reverse=True)
+        if variances[at] > 0
+    ]
     return [one for one in found if len(one.judgements) > 1]
 
 
@@ -185,20 +185,6 @@ def _differing(judged: Judged[float], reasons: Callable[[str], str]) -> list[Rea
     return list(found.values())
 
 
-def _fitting(doubted: Iterable[Doubted], count: int, meta: MetaJudging, step: int) -> tuple[list[Doubted], int]:
-    """The first `count` answers whose battles fit the meta-judge; and how many were left out before."""
-    found: list[Doubted] = []
-    left_out = 0
-    for one in doubted:
-        if len(found) == count:
-            break
-        if meta.judge.fits(_cases(one, step)):
-            found.append(one)
-        else:
-            left_out += 1
-    return found, left_out
-
-
 def _cases(doubted: Doubted, step: int) -> list[Case]:
     """Builds all battles: prompt, answer, and the reasons of two judgements in one order."""
     prompt, texts = doubted.prompt, [one.reasons for one in doubted.judgements]
@@ -207,13 +193,6 @@ def _cases(doubted: Doubted, step: int) -> list[Case]:
         meta_case(prompt.conversation, doubted.response, texts[i], texts[j], (step, *place, i, j), prompt.text)
         for i, j in doubted.orders
     ]
-
-
-def _winner(judged: Judged[Named]) -> Winner | None:
-    """The winner of a battle, by position; None: no verdict."""
-    if not judged.values:
-        return None
-    return "first" if judged.values[0] == "A" else "second"
 
 
 def _best_and_worst(doubted: Doubted, battles: Battles, meta: MetaJudging) -> JudgePair | None:
@@ -236,7 +215,7 @@ def _measure_battles(battles: Sequence[Battles], compared: Comparisons, found: S
     winners = [winner for own in battles for winner in own.values() if winner is not None]
     pairs = [pair for pair in found if pair is not None]
     return Metrics(
-        first_wins=Mean(sum(winner == "first" for winner in winners), len(winners)),
+        first_wins=Mean(winners.count("A"), len(winners)),
         consistent=Mean(compared.consistent, compared.total),
         undecided=Mean(len(found) - len(pairs), len(found)),
         elo_gap=Mean(sum(pair.elo_gap for pair in pairs), len(pairs)),
@@ -249,28 +228,31 @@ _FILE = "skill.json"
 class Skill:
     """The comparisons of an iteration so far, and what they show; part of a checkpoint.
 
-    All comparisons of an iteration are those of one meta-judge, if the reference policy acts; the next iteration has
-    another one, which must show skill of its own.
+    All comparisons of an iteration are those of one meta-judge; the next iteration has another one, which must show
+    skill of its own.
 
     Args:
         note: Shows a line that stays.
     """
 
-    def __init__(self, note: Callable[[str], None]) -> None:
+    def __init__(self, note: Callable[[str], object]) -> None:
         self._note = note
         self._iteration, self._seen = 0, Comparisons()
-        self._told_to_be_poor = False
 
-    def show(self, iteration: int, step: int, found: Comparisons) -> bool:
-        """True if the comparisons of the iteration show skill, those of this step (from 0) among them."""
+    def show(self, iteration: int, found: Comparisons) -> bool:
+        """True if the comparisons of the iteration show skill, the newest among them."""
         if iteration != self._iteration:
-            self._iteration, self._seen, self._told_to_be_poor = iteration, Comparisons(), False
+            self._iteration, self._seen = iteration, Comparisons()
+        is_first = not self._seen.total
         self._seen += found
-        skilled = self._seen.show_skill
-        if skilled == self._told_to_be_poor and self._seen.total:
-            self._told_to_be_poor = not skilled
-            self._note(_describe(self._seen, step, skilled))
-        return skilled
+        if is_first and found.total and not self._seen.show_skill:
+            self._note(
+                f"iteration {iteration}: the meta-judge has named the same winner in both orders in {found.consistent} "
+                f"of {found.total} comparisons, where one that does not read them would in {found.by_chance:.0%}; its "
+                "pairs of judgements are left out until it shows skill (meta_judge/luck at most 0.01): if it does not, "
+                "train it to compare judgements first, or turn use_meta_judge off"
+            )
+        return self._seen.show_skill
 
     def metrics(self) -> Metrics:
         """Metrics of the iteration so far."""
@@ -280,7 +262,7 @@ class Skill:
     def save(self, folder: Path) -> None:
         """Saves the counts; see `Learner.save`."""
         folder.mkdir(parents=True, exist_ok=True)
-        state = {"iteration": self._iteration, "told_to_be_poor": self._told_to_be_poor, "seen": asdict(self._seen)}
+        state = {"iteration": self._iteration, "seen": asdict(self._seen)}
         (folder / _FILE).write_text(json.dumps(state), encoding="utf-8")
 
     def poll_save(self, wait: bool) -> bool:
@@ -290,19 +272,4 @@ class Skill:
         """Restores the counts; see `Learner.load`. A run that began without a meta-judge has none."""
         if folder.exists():
             state = json.loads((folder / _FILE).read_text(encoding="utf-8"))
-            self._iteration, self._told_to_be_poor = state["iteration"], state["told_to_be_poor"]
-            self._seen = Comparisons(**state["seen"])
-
-
-def _describe(seen: Comparisons, step: int, skilled: bool) -> str:
-    """Describes what the comparisons so far show, and what follows."""
-    figures = (
-        f"at step {step + 1} the meta-judge has named the same winner in both orders in {seen.consistent} of "
-        f"{seen.total} comparisons of this iteration, where one that does not read them would in {seen.by_chance:.0%}"
-    )
-    if skilled:
-        return f"{figures}; that shows skill, and from now on its pairs of judgements are learned from"
-    return (
-        f"{figures}; its pairs of judgements are left out until it shows skill: if it does not, train it to compare "
-        "judgements first, or turn use_meta_judge off"
-    )
+            self._iteration, self._seen = state["iteration"], Comparisons(**state["seen"])

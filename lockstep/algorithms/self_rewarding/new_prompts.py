@@ -1,123 +1,196 @@
-"""New prompts at the beginning of an iteration: written by the policy, kept in the run's folder, opened as data."""
+"""New prompts, written by the policy after examples: self-instruct (Wang et al. 2022, arXiv 2212.10560).
+
+Self-Rewarding makes each iteration's prompts this way (Yuan et al. 2024, §2.3); the words of the request are ours. The
+new prompts depend only on the weights, the prompts of the data, and the keys of the random numbers.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Any, Literal, get_args
 
 import orjson
 
 from lockstep.algorithms.rows import open_prompts
-from lockstep.algorithms.self_rewarding.options import SelfRewardingRecipe
-from lockstep.config import DataSection
-from lockstep.core.errors import InputError
-from lockstep.core.metrics import Metrics
+from lockstep.algorithms.self_rewarding.options import NewPromptsSection, SelfRewardingRecipe
+from lockstep.core import keyed
+from lockstep.core.errors import InputError, RunError
+from lockstep.core.metrics import Metrics, Sum
 from lockstep.data.files import FileGroup
 from lockstep.data.prompts import Prompts, is_chat
+from lockstep.data.templates import fields
 from lockstep.data.text_field import TextField, text_field
-from lockstep.judge.asking import Reader, SamplerAnswers
-from lockstep.judge.new_prompt_options import NewPromptsSection
-from lockstep.judge.new_prompts import PromptWriter, request_template
+from lockstep.data.thoughts import drop_thought
+from lockstep.judge.asking import Answer, Answering, Conversation, Reader, SamplerAnswers
 from lockstep.judge.templates import Template
 from lockstep.models.source import ModelSource
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.system.whole_files import write_whole
 
-FOLDER = "prompts"
-"""Folder, inside the run's, of the new prompts, one file for each iteration."""
+_EXAMPLES = 8
+_BLOCK = 1024
+_LIST = "\n\n".join(f"Request {number}:\n{{example_{number}}}" for number in range(1, _EXAMPLES + 1))
+WRITE = f"""\
+Below are {_EXAMPLES} requests to an assistant. Different people have written them, and none has to do with another.
+
+{_LIST}
+
+Write one more request such as somebody else could send: about something else, complete in itself, and such that an
+assistant can answer it in writing. Write the request alone: no number in front of it, and no answer behind it.
+
+Request {_EXAMPLES + 1}:
+"""
+
+Outcome = Literal["made", "request_too_long", "unfinished", "empty", "too_long", "known", "repeated"]
+"""Outcomes of an attempt: a prompt; no text, as the request was too long; or a text that was cut off, is empty, is
+longer than a prompt may be, is a prompt of the data, or was written before in this iteration."""
 
 
-@dataclass
-class NewPrompts:
-    """New prompts by iteration; the current iteration's are cached, and a resumed run writes them again.
+class TooFewPromptsError(RunError):
+    """All attempts are used up, and prompts are missing."""
+
+
+@dataclass(frozen=True)
+class PromptWriter:
+    """Writes new prompts with a model.
 
     Attributes:
-        writer: Writes them.
-        engine: Sampler session of the reference, which is the policy of the iteration's beginning.
-        count: Prompts of an iteration.
-        folder: Folder of their files.
-        data: The section `data`, by which rows become prompts.
-        source: Tokenizer and template of the model.
+        answering: The model that writes.
+        template: The request, with fields for examples.
+        prompts: Prompts of the data: examples, and texts that must not be repeated.
+        field: Field of a row with its text.
+        max_attempts: Greatest number of requests for each new prompt.
+        seed: Seed of the random numbers.
     """
 
-    writer: PromptWriter
-    engine: SamplerSession
-    count: int
-    folder: Path
-    data: DataSection
-    source: ModelSource
-    _open: dict[int, tuple[Prompts, Metrics]] = field(default_factory=dict, init=False)
+    answering: Answering
+    template: Template
+    prompts: Prompts
+    field: TextField
+    max_attempts: int
+    seed: int
 
-    def __call__(self, iteration: int, version: int) -> tuple[Prompts, Metrics]:
-        """Returns the prompts of an iteration, and metrics of their generation.
-
-        Args:
-            iteration: Counted from 0.
-            version: Version of the weights at its beginning.
+    def __call__(self, iteration: int, count: int) -> tuple[list[dict[str, Any]], Metrics]:
+        """Writes `count` new prompts. Returns their rows, and the number of attempts by outcome.
 
         Raises:
-            TooFewPromptsError: The policy did not write enough of them.
+            TooFewPromptsError: The attempts did not give as many.
         """
-        if iteration not in self._open:
-            self._open = {iteration: self._write_prompts(iteration, version)}
-        return self._open[iteration]
+        found: dict[int, str] = {}
+        outcomes = Counter[Outcome]()
+        limit = count * self.max_attempts
+        while len(found) < count and outcomes.total() < limit:
+            start = outcomes.total()
+            attempts = range(start, min(start + count - len(found), limit))
+            answers = self._ask(iteration, attempts)
+            outcomes["request_too_long"] += len(attempts) - len(answers)
+            for answer in answers:
+                text = "" if answer is None else self.answering.escape(drop_thought(answer.text).strip())
+                outcome = self._check(answer, text, found)
+                outcomes[outcome] += 1
+                if outcome == "made":
+                    found[_mark(text)] = text
+        if len(found) < count:
+            causes = ", ".join(f"{number} {one}" for one, number in outcomes.most_common() if number and one != "made")
+            raise TooFewPromptsError(
+                f"iteration {iteration}: {limit} attempts gave {len(found)} new prompts of {count} ({causes}); look at "
+                "new_prompts.template and new_prompts.sampling, or raise new_prompts.max_attempts"
+            )
+        counts = {outcome: Sum(outcomes[outcome]) for outcome in get_args(Outcome)}
+        return [self.field.row(text) for text in found.values()], Metrics(attempts=Sum(outcomes.total()), **counts)
 
-    def _write_prompts(self, iteration: int, version: int) -> tuple[Prompts, Metrics]:
-        with self.engine.at(version):
-            written = self.writer(iteration, self.count)
-        self.folder.mkdir(exist_ok=True)
-        path = self.folder / f"iteration_{iteration:03d}.jsonl"
-        write_whole(path, (orjson.dumps(row) + b"\n" for row in written.rows))
-        prompts = open_prompts(FileGroup((path,)), _without_answers(self.data), self.source.tokenizer)
-        return prompts, written.metrics().with_prefix("prompts")
+    def _ask(self, iteration: int, attempts: range) -> list[Answer | None]:
+        """The replies to the requests that are not too long."""
+        requests = [self._request(iteration, number) for number in attempts]
+        keys = [keyed.key(self.seed, "new prompts", iteration, number) for number in attempts]
+        fitting = [place for place, excess in enumerate(self.answering.excesses(requests)) if not excess]
+        return self.answering.answers([requests[i] for i in fitting], [keys[i] for i in fitting])
+
+    def _request(self, iteration: int, number: int) -> Conversation:
+        """Builds a request, with examples sampled for this attempt."""
+        names = self.template.fields
+        places = keyed.sample(len(self.prompts), len(names), self.seed, "examples", iteration, number)
+        texts = [self.answering.escape(self.field.text(row)) for row in self.prompts.contents(places)]
+        return ({"role": "user", "content": self.template.fill(dict(zip(names, texts, strict=True)))},)
+
+    def _check(self, answer: Answer | None, text: str, found: Mapping[int, str]) -> Outcome:
+        if answer is None or not answer.finished:
+            return "unfinished"
+        if not text:
+            return "empty"
+        if not self.prompts.short_enough([self.field.row(text)])[0]:
+            return "too_long"
+        if _mark(text) in self._data_marks:
+            return "known"
+        return "repeated" if _mark(text) in found else "made"
+
+    @cached_property
+    def _data_marks(self) -> set[int]:
+        """Hashes of the data's prompts."""
+        blocks = (range(len(self.prompts))[start : start + _BLOCK] for start in range(0, len(self.prompts), _BLOCK))
+        return {_mark(self.field.text(row)) for places in blocks for row in self.prompts.contents(places)}
 
 
-def new_prompts(
+def _mark(text: str) -> int:
+    """A hash that is the same for texts that differ in space and case only."""
+    return keyed.key(" ".join(text.split()).casefold())
+
+
+NewPrompts = Callable[[int, int], tuple[Prompts, Metrics]]
+"""Prompts of an iteration, and metrics of their generation, by its number and the version of its first weights."""
+
+
+def open_new_prompts(
     recipe: SelfRewardingRecipe, prompts: Prompts, count: int, engine: SamplerSession, source: ModelSource, folder: Path
 ) -> NewPrompts | None:
-    """Opens the writer of new prompts, if the recipe has one.
+    """Opens the writer of new prompts, if the recipe has one; the current iteration's are cached.
 
     Args:
         recipe: Its section `new_prompts`.
         prompts: Prompts of the data, which serve as examples.
         count: Prompts of an iteration.
-        engine: Sampler session of the reference policy.
+        engine: Sampler session of the reference, which is the policy of the iteration's beginning.
         source: Tokenizer and template of the model.
-        folder: Folder of the run.
+        folder: Folder of the new prompts, one file for each iteration.
 
     Raises:
-        ValueError: As from `request_of`.
+        InputError: Template or data cannot be used for that, or requests do not fit the model.
     """
-    section = recipe.new_prompts
+    section, data = recipe.new_prompts, recipe.data
     if section is None:
         return None
-    template, text = request_of(recipe, section, prompts, source)
-    args = recipe.data.template_args
-    reader = Reader(source.tokenizer, is_chat(recipe.data), section.max_prompt_tokens, "data", args)
-    answering = SamplerAnswers(engine.generate, reader, source.sampling(section.sampling))
-    writer = PromptWriter(answering, template, prompts, text, section.max_attempts, recipe.seed)
-    return NewPrompts(writer, engine, count, folder / FOLDER, recipe.data, source)
-
-
-def request_of(
-    recipe: SelfRewardingRecipe, section: NewPromptsSection, prompts: Prompts, source: ModelSource
-) -> tuple[Template, TextField]:
-    """The template of requests for new prompts, and the field of a row that the reply fills.
-
-    Raises:
-        ValueError: Template or data cannot be used for that, or requests do not fit the model.
-    """
     tokens = section.max_prompt_tokens + section.sampling.max_tokens
     source.require_room("new_prompts.max_prompt_tokens + new_prompts.sampling.max_tokens", tokens)
-    template = request_template(section)
-    if len(prompts) < len(template.fields):
+    template = _open_template(section, len(prompts))
+    reader = Reader(source.tokenizer, is_chat(data), section.max_prompt_tokens, "data", data.template_args)
+    answering = SamplerAnswers(engine.generate, reader, source.sampling(section.sampling))
+    writer = PromptWriter(answering, template, prompts, text_field(data), section.max_attempts, recipe.seed)
+    without_answers = data.model_copy(update={"answer": ""})
+
+    @lru_cache(maxsize=1)
+    def write(iteration: int, version: int) -> tuple[Prompts, Metrics]:
+        with engine.at(version):
+            rows, metrics = writer(iteration, count)
+        folder.mkdir(exist_ok=True)
+        path = folder / f"iteration_{iteration:03d}.jsonl"
+        write_whole(path, (orjson.dumps(row) + b"\n" for row in rows))
+        return open_prompts(FileGroup((path,)), without_answers, source.tokenizer), metrics.with_prefix("prompts")
+
+    return write
+
+
+def _open_template(section: NewPromptsSection, prompts: int) -> Template:
+    """The template of the request, whose fields are {example_1}, {example_2} and so on."""
+    text = WRITE if section.template is None else section.template
+    count = max(1, len(set(fields(text))))
+    template = Template(text, tuple(f"example_{number}" for number in range(1, count + 1)), "new_prompts.template")
+    if prompts < count:
         raise InputError(
-            f"new_prompts.template shows {len(template.fields)} prompts, but the data has {len(prompts)}; bring more, "
-            "or write a template that shows fewer"
+            f"new_prompts.template shows {count} prompts, but the data has {prompts}; bring more, or write a template "
+            "that shows fewer"
         )
-    return template, text_field(recipe.data)
-
-
-def _without_answers(data: DataSection) -> DataSection:
-    """The same section for rows that hold nothing but a prompt."""
-    return data.model_copy(update={"answer": ""})
+    return template

@@ -8,10 +8,8 @@ iteration are measured against the policy that wrote its answers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import assert_never
 
 import torch
 
@@ -20,9 +18,9 @@ from lockstep.algorithms.learn_pairs import build_preference_loss
 from lockstep.algorithms.opening import with_reference
 from lockstep.algorithms.self_rewarding.answers import (
     RankedAnswers,
-    Scoring,
     answer_metrics,
     choose_pairs,
+    judge_answers,
     pair_metrics,
 )
 from lockstep.algorithms.self_rewarding.meta import (
@@ -33,11 +31,12 @@ from lockstep.algorithms.self_rewarding.meta import (
     judge_pair_row,
     judge_pairs,
 )
+from lockstep.algorithms.self_rewarding.new_prompts import NewPrompts
 from lockstep.algorithms.self_rewarding.options import SelfRewardingSection
 from lockstep.core.batch import Batch, concat
 from lockstep.core.metrics import Last, Mean, Metrics, Sum
 from lockstep.core.types import Phase, SamplingParams
-from lockstep.data.prompts import Prompts
+from lockstep.judge.judge import Judge, judge_metrics
 from lockstep.learners.base import Learner, hand_over, train
 from lockstep.losses.preference import Preference
 from lockstep.monitor.agreement import Agreement
@@ -50,23 +49,22 @@ class SelfRewardingWorkers:
 
     Attributes:
         shared_folder: A folder inside the run's, which all machines share; it exists while weights are handed over.
-        new_prompts: Prompts of an iteration, by its number and the version of its first weights, with metrics
-            of their generation; None: the prompts are those of the data.
-        first_iteration: A step of the first iteration, if that is another algorithm's; takes step and position.
+        new_prompts: Writes the prompts of an iteration; None: the prompts are those of the data.
+        first_iteration: A step of the first iteration, if that is SFT.
         skill: What the meta-judge's comparisons have shown.
     """
 
     policy: Learner
     reference: Learner
     collector: RolloutCollector
-    score: Scoring
+    judge: Judge[float]
     meta: MetaJudging | None
     phase: Phase
     skill: Skill
     shared_folder: Path
-    new_prompts: Callable[[int, int], tuple[Prompts, Metrics]] | None = None
-    first_iteration: Step | None = None
-    agreement: Agreement | None = None
+    new_prompts: NewPrompts | None
+    first_iteration: Step | None
+    agreement: Agreement
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,6 @@ class SelfRewardingSettings:
         rows: Prompts of one pass of an iteration.
         epochs: Passes of an iteration.
         num_logged_samples: Prompts of a step that the sample log shows.
-        leaks: True for an answer that reads like a judgement.
     """
 
     options: SelfRewardingSection
@@ -85,7 +82,6 @@ class SelfRewardingSettings:
     rows: int
     epochs: int
     num_logged_samples: int
-    leaks: Callable[[str], bool]
 
     @property
     def steps_per_iteration(self) -> int:
@@ -109,16 +105,6 @@ class SelfRewardingSettings:
         """The loss on pairs of an iteration."""
         return build_preference_loss(self.options, self.options.beta_of(iteration))
 
-    def acting_version(self, step: int) -> int:
-        """The version of the weights that act in a step: the number of steps that the policy had done."""
-        match self.options.acting_policy:
-            case "reference":
-                return self.beginning(step)
-            case "current":
-                return step
-            case _:
-                assert_never(self.options.acting_policy)
-
 
 def self_rewarding_step(
     step: int, position: int, workers: SelfRewardingWorkers, settings: SelfRewardingSettings
@@ -138,36 +124,15 @@ def self_rewarding_step(
 
 
 @dataclass(frozen=True)
-class AskedPrompts:
-    """Prompts to answer, and the version of the weights that answers.
-
-    Attributes:
-        position: Row of the first prompt.
-        count: Number of prompts.
-        iteration: The iteration whose options apply.
-        version: Version of the acting weights.
-        key: Key of the judge's random numbers.
-    """
-
-    position: int
-    count: int
-    iteration: int
-    version: int
-    key: int
-
-
-@dataclass(frozen=True)
 class JudgedAnswers:
     """Answers, their scores, and the pairs among them.
 
     Attributes:
-        refitted: Metrics of the weight sync before.
         metrics: Metrics of answers, judges and pairs.
     """
 
     answers: RankedAnswers
     judgements: list[JudgePair]
-    refitted: Metrics
     metrics: Metrics
 
     def batch(self) -> Batch:
@@ -180,49 +145,51 @@ class JudgedAnswers:
 
 
 def answer_and_judge(
-    asked: AskedPrompts, collector: RolloutCollector, workers: SelfRewardingWorkers, settings: SelfRewardingSettings
+    rows: range,
+    iteration: int,
+    key: int,
+    collector: RolloutCollector,
+    workers: SelfRewardingWorkers,
+    settings: SelfRewardingSettings,
 ) -> JudgedAnswers:
-    """Runs all of a step that comes before the update: answer, judge, choose."""
+    """Runs all of a step that comes before the update: answer, judge, choose; the sampler's session is open.
+
+    Args:
+        rows: Rows of the prompts.
+        iteration: The iteration whose options apply.
+        key: Key of the judge's random numbers.
+        collector: Has the prompts.
+        workers: Models.
+        settings: Options.
+    """
     options = settings.options
-    with collector.engine.at(asked.version) as refitted:
-        with workers.phase("generate"):  # y₁ … y_N ~ π_ref(· | x)
-            rollouts = collector.collect(asked.position, asked.count, settings.sampling, options.num_responses_to_gen)
-        with workers.phase("judge"):  # s_n = mean of k verdicts of π_ref on (x, y_n)
-            found = workers.score(rollouts, asked.key)
-        answers = choose_pairs(
-            rollouts, found, options.length_control_of(asked.iteration), options.num_responses_to_gen
-        )
-        judgements, metrics = _judge_judgements(asked, answers, workers, options)
-    metrics += found.metrics() + rollouts.rewards()
-    metrics += answer_metrics(answers.rollouts, found, settings.leaks).with_prefix("train")
-    metrics += pair_metrics(answers.pairs).with_prefix("train")
-    return JudgedAnswers(answers, judgements, refitted, metrics)
+    with workers.phase("generate"):  # y₁ … y_N ~ π_ref(· | x)
+        rollouts = collector.collect(rows.start, len(rows), settings.sampling, options.num_responses_to_gen)
+    with workers.phase("judge"):  # s_n = mean of k verdicts of π_ref on (x, y_n)
+        judged = judge_answers(rollouts, workers.judge, key)
+    answers = choose_pairs(rollouts, judged, options.length_control_of(iteration), options.num_responses_to_gen)
+    judgements, metrics = _judge_judgements(iteration, key, answers, workers, options)
+    metrics += judge_metrics(judged).with_prefix("judge")
+    metrics += (answer_metrics(rollouts, judged) + pair_metrics(answers.pairs)).with_prefix("train")
+    return JudgedAnswers(answers, judgements, metrics)
 
 
 def _learn_from_own_judgement(
     step: int, position: int, workers: SelfRewardingWorkers, settings: SelfRewardingSettings
 ) -> StepResult:
     """Runs one step: answer, judge, choose, learn."""
-    size, iteration = settings.options.global_batch_size, step // settings.steps_per_iteration
+    rows = range(position, position + settings.options.global_batch_size)
+    iteration, version = step // settings.steps_per_iteration, settings.beginning(step)
     collector, told = _asking(step, workers, settings)
-    asked = AskedPrompts(position, size, iteration, settings.acting_version(step), step)
-    found = answer_and_judge(asked, collector, workers, settings)
-    batch = found.answers.rollouts.batch
-    metrics = found.metrics + told + found.refitted + _compare_sampler(step, batch, workers, settings)
+    with collector.engine.at(version) as refitted:
+        found = answer_and_judge(rows, iteration, step, collector, workers, settings)
+    batch, metrics = found.answers.rollouts.batch, found.metrics + told + refitted
+    with workers.phase("watch"):
+        metrics += workers.agreement.compare(step + 1, version, batch)
     metrics += _train_on_pairs(found.batch(), workers, settings, iteration)
     samples = found.answers.sample_rows(settings.num_logged_samples)
     samples += [judge_pair_row(pair, collector.decode) for pair in found.judgements[: settings.num_logged_samples]]
-    return StepResult(metrics, position + size, batch.tokens.numel(), samples)
-
-
-def _compare_sampler(
-    step: int, batch: Batch, workers: SelfRewardingWorkers, settings: SelfRewardingSettings
-) -> Metrics:
-    """Compares learner and sampler of the acting policy on some of its answers."""
-    if workers.agreement is None:
-        return Metrics()
-    with workers.phase("watch"):
-        return workers.agreement.compare(step + 1, settings.acting_version(step), batch)
+    return StepResult(metrics, rows.stop, batch.tokens.numel(), samples)
 
 
 def _asking(
@@ -238,15 +205,15 @@ def _asking(
 
 
 def _judge_judgements(
-    asked: AskedPrompts, answers: RankedAnswers, workers: SelfRewardingWorkers, options: SelfRewardingSection
+    iteration: int, key: int, answers: RankedAnswers, workers: SelfRewardingWorkers, options: SelfRewardingSection
 ) -> tuple[list[JudgePair], Metrics]:
     """Makes pairs of judgements, at most as many as there is room for; none while the meta-judge shows no skill."""
-    room = options.room_for_judge_pairs(asked.iteration, answers.usable)
+    room = options.room_for_judge_pairs(iteration, answers.usable)
     if workers.meta is None or not room:
         return [], Metrics()
     with workers.phase("meta_judge"):  # which of two judgements of y_n is better, says π_ref
-        found, metrics, compared = judge_pairs(answers, room, workers.meta, asked.key)
-    kept = found if workers.skill.show(asked.iteration, asked.key, compared) else []
+        found, metrics, compared = judge_pairs(answers, room, workers.meta, key)
+    kept = found if workers.skill.show(iteration, compared) else []
     metrics += workers.skill.metrics() + Metrics(left_out=Sum(len(found) - len(kept)))
     total = answers.usable + len(kept)
     return kept, metrics.with_prefix("meta_judge") + Metrics({"train/judge_pair_share": Mean(len(kept), total)})

@@ -27,9 +27,5 @@ class SimPOSection(LearnedPairs):
 class SimPORecipe(PairsRecipe):
     """`algorithm: simpo`"""
 
-    limit = "simpo.max_tokens"
+    section = "simpo"
     simpo: SimPOSection
-
-    @property
-    def pairs(self) -> SimPOSection:
-        return self.simpo

@@ -17,7 +17,7 @@ const COLOURINGS = {
 function pairOf(row) {
   const replies = (title, texts) => (texts?.length ? [[title, texts.map((text) => text.trim()).join("\n––––\n")]] : []);
   return [
-    ...(row.status ? [["Pair", row.scores ? `${row.status}; scores of all answers${row.scored_by === "verifier" ? " by a verifier" : ""}: ${row.scores.map((score) => score?.toFixed(2) ?? "none").join(", ")}` : row.status]] : []),
+    ...(row.status ? [["Pair", row.scores ? `${row.status}; scores of all answers: ${row.scores.map((score) => score?.toFixed(2) ?? "none").join(", ")}` : row.status]] : []),
     ...(row.rejected === undefined ? [] : [[`Rejected${row.rejected_score === undefined ? "" : `, with score ${row.rejected_score.toFixed(2)}`}`, row.rejected]]),
     ...replies("Judgements of the response", row.chosen_judgements),
     ...replies("Judgements of the rejected one", row.rejected_judgements),

@@ -136,7 +136,7 @@ def _open(recipe: Algorithm, setup: DrySetup, found: Findings) -> None:
     with found.problem():
         job = recipe.open(setup)
         found.say("data", f"{job.data} to train on, {job.held_out or 'none'} to validate on")
-        found.say("step", job.arithmetic)
+        found.say("step", recipe.largest_step.description)
         found.say("run", _course(recipe, job))
         rest = job.run_length.describe_rest()
         if rest is not None:

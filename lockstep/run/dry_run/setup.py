@@ -33,8 +33,6 @@ from lockstep.rewards.options import RewardJudge, RewardSection, SingleReward
 from lockstep.rollouts.episodes import Episodes
 from lockstep.run.live_setup import LiveSetup, role_folder
 from lockstep.samplers.base import Sampler
-from lockstep.system import machine_memory
-from lockstep.system.units import readable
 
 _ANSWERS = 64  # right answers that are read; each is a question to math-verify
 
@@ -154,14 +152,6 @@ class DrySetup(LiveSetup):
         with self.found.problem():
             return build()
         return otherwise
-
-    def hold(self, what: str, size: int, cure: str) -> None:
-        total = machine_memory.total_bytes()
-        self.found.say("memory", f"{what}: {readable(size)} of this machine's, once")
-        if size > total:
-            self.found.problems.append(
-                f"{what}, and that takes {readable(size)} of memory, but this machine has {readable(total)}; {cure}"
-            )
 
     def _check_reward(self, section: SingleReward, rows: Prompts, key: str) -> None:
         """Checks a judge, and reads the right answers of the first rows as a verifier of math would."""

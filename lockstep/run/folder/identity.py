@@ -19,7 +19,7 @@ from lockstep.version import __version__
 
 Identity = dict[str, Any]
 
-_WITH_MODELS = ("reward_model.", "critic_model.", "teachers.", "reward.", "validation_reward.", "judge.", "meta_judge.")
+_WITH_MODELS = ("reward_model.", "critic_model.", "teacher.", "reward.", "validation_reward.", "judge.", "meta_judge.")
 """Sections that name further models: every option `path` in them is a model folder."""
 _LIBRARIES = ("torch", "transformers", "tokenizers", "math-verify", "sympy")
 

@@ -1,9 +1,8 @@
-"""Distillation as its users run it: on the student's responses or the data's answers, from one teacher or several."""
+"""Distillation as its users run it: on the student's responses or the data's answers."""
 
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -22,13 +21,12 @@ from lockstep.report.summary import summary
 from lockstep.run.dry_run.dry_run import dry_run
 from lockstep.run.stop import Stopped
 from lockstep.run.train import train
-from lockstep.system.units import readable
 
 Run = Callable[..., list[dict[str, Any]]]
 RECIPE = {
     **{name: PPO[name] for name in ("model", "data", "learner", "sampling", "validation_sampling", "run")},
     "algorithm": "distill",
-    "teachers": {"one": {"path": "teacher"}},
+    "teacher": {"path": "teacher"},
     "validation_reward": {"type": "python", "function": "rewards.py:parity"},
     "distill": {"num_prompts_per_step": 8, "num_generations": 2, "global_batch_size": 8},
     "optimizer": {"lr": 1.0e-2},
@@ -42,9 +40,9 @@ OFF_POLICY = (
 
 
 @pytest.fixture(scope="module")
-def teachers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders of two models that have learned different things, and of the one that both began as."""
-    root = tmp_path_factory.mktemp("teachers")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of a model that has learned something, with the one that it began as."""
+    root = tmp_path_factory.mktemp("teacher")
     sft = {name: PPO[name] for name in ("model", "learner")} | {
         "algorithm": "sft",
         "data": {**PPO["data"], "completion": "{answer}"},
@@ -53,18 +51,14 @@ def teachers(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "run": {"max_steps": 12},
     }
     (root / "sft.yaml").write_text(yaml.safe_dump(sft))
-    train(load(str(root / "sft.yaml"), [f"run.folder={root / 'teacher'}"]))
-    again = ["model.scratch=null", f"model.path={root / 'teacher' / 'initial'}", "data.completion='{question}'"]
-    train(load(str(root / "sft.yaml"), [f"run.folder={root / 'other'}", *again]))
-    return root
+    return train(load(str(root / "sft.yaml"), [f"run.folder={root / 'run'}"]))
 
 
 @pytest.fixture
-def learn(in_tmp: Path, teachers: Path) -> Run:
-    """Runs the small recipe with overrides in a folder that has the teachers; returns the rows of metrics.jsonl."""
-    for name in ("teacher", "other"):
-        (in_tmp / name).symlink_to(teachers / name)
-    recipe = {**RECIPE, "model": {"path": str(teachers / "teacher" / "initial")}}
+def learn(in_tmp: Path, teacher: Path) -> Run:
+    """Runs the small recipe with overrides in a folder that has the teacher; returns the rows of metrics.jsonl."""
+    (in_tmp / "teacher").symlink_to(teacher)
+    recipe = {**RECIPE, "model": {"path": str(teacher / "initial")}}
     (in_tmp / "tiny.yaml").write_text(yaml.safe_dump(recipe))
     (in_tmp / "rewards.py").write_text(
         "def parity(prompt, response, answer, row):\n    return float(len(response) % 2)\n"
@@ -100,30 +94,6 @@ def test_it_learns_on_the_answers_of_the_data_as_well(learn: Run) -> None:
     assert "NOT MEASURED: no sampled token was scored by both sides" in summary(Path("run"))
 
 
-def test_each_row_has_the_teacher_that_it_names(learn: Run, in_tmp: Path) -> None:
-    questions = [json.loads(line) for line in (in_tmp / "teacher/data/train.jsonl").read_text().splitlines()]
-    for name, who in (("both.jsonl", ("one", "two")), ("ones.jsonl", ("one",))):
-        rows = [{**row, "its": {"source": who[k % len(who)]}} for k, row in enumerate(questions)]
-        (in_tmp / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    made = (
-        "data.task=null",
-        "validation_reward=null",
-        "validation_sampling=null",
-        "distill.teacher_field=its.source",
-    )
-    both = (*made, "teachers={one: {path: teacher}, two: {path: other}}")
-    alone, mixed = (
-        learn(*both, f"data.train={name}", f"run.folder=of_{name}", "run.max_steps=1")
-        for name in ("ones.jsonl", "both.jsonl")
-    )
-    single = learn(*made[:3], "data.train=ones.jsonl", "run.folder=single", "run.max_steps=1")
-    assert of(alone) == of(single)
-    assert of(mixed) != of(alone)
-    (in_tmp / "third.jsonl").write_text(json.dumps({**questions[0], "its": {"source": "three"}}) + "\n")
-    with pytest.raises(ValueError, match=r"in the field 'its\.source' the teacher 'three'; this recipe has: one, two"):
-        learn(*both, "data.train=third.jsonl", "run.folder=third")
-
-
 def test_a_stopped_run_goes_on_to_the_same_bits(learn: Run) -> None:
     whole = learn("run.folder=whole", "run.max_steps=3")
     for _ in range(2):
@@ -141,7 +111,6 @@ def test_a_stopped_run_goes_on_to_the_same_bits(learn: Run) -> None:
         ("distill.mixed_kl_weight=0.3", "mixed_kl_weight is for kl_type mixed or jsd"),
         ("distill.on_policy=false", "max_tokens is of the data's answers"),
         ("sampling=null", "sampling is of the student's responses"),
-        ("teachers.two.path=other", "distill.teacher_field names a row's teacher"),
         ("distill.global_batch_size=5", "= 16 do not divide into global_batch_size = 5"),
     ],
 )
@@ -150,25 +119,18 @@ def test_options_that_do_not_fit_are_refused(learn: Run, option: str, said: str)
         learn(option)
 
 
-def test_a_dry_run_tells_of_teachers_and_finds_what_is_wrong_with_them(learn: Run, in_tmp: Path) -> None:
+def test_a_dry_run_tells_of_the_teacher_and_finds_what_is_wrong_with_it(learn: Run, in_tmp: Path) -> None:
     said = dry_run(load("tiny.yaml", []))
     assert "teacher/final reads the policy's tokens" in said
-    sizes = re.search(r"teachers name (\d+) tokens in the place of each of at most ([\d,]+): (\S+ kB|\S+ MB)", said)
-    assert sizes is not None
-    assert sizes[3] == readable(12 * int(sizes[1]) * int(sizes[2].replace(",", "")))
-    assert "teachers name 4 tokens" in dry_run(load("tiny.yaml", ["distill.top_k=4"]))
-    many = f"distill.num_prompts_per_step={2**22}"
-    with pytest.raises(ValueError, match=r"teachers name .* of memory, but this machine has .*; set distill.top_k"):
-        dry_run(load("tiny.yaml", [many, "data.max_prompt_tokens=100000"]))
     wider = in_tmp / "wider"
     shutil.copytree("teacher/final", wider)
     fields = json.loads((wider / "config.json").read_text())
     (wider / "config.json").write_text(json.dumps({**fields, "vocab_size": fields["vocab_size"] + 8}))
     with pytest.raises(ValueError, match=r"the teacher in wider writes \d+ tokens, .* bring models with"):
-        dry_run(load("tiny.yaml", ["teachers.one.path=wider"]))
+        dry_run(load("tiny.yaml", ["teacher.path=wider"]))
     with pytest.raises(ValueError, match="nowhere"):
-        dry_run(load("tiny.yaml", ["teachers.one.path=nowhere"]))
+        dry_run(load("tiny.yaml", ["teacher.path=nowhere"]))
     with pytest.raises(ValueError, match=r"distill.top_k=9999, but the student has \d+ tokens; leave top_k out"):
         dry_run(load("tiny.yaml", ["distill.top_k=9999"]))
     with pytest.raises(ValueError, match=r"no folder runs/teacher; .* machine, or train that run first"):
-        dry_run(load("tiny.yaml", ["teachers.one.path=runs/teacher"]))
+        dry_run(load("tiny.yaml", ["teacher.path=runs/teacher"]))

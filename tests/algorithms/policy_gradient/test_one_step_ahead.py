@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import random
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,16 +15,11 @@ from killing import (
     killed_and_continued,
     killing,
     sampler_process,
-    started,
-    steps_logged,
-    wait_for,
 )
 
 from lockstep.cluster.worker_proxy import WorkerDied
-from lockstep.config.loading import load
 from lockstep.report.log import read_metrics
 from lockstep.run.stop import Stopped
-from lockstep.run.train import train
 
 Run = Callable[..., list[dict[str, Any]]]
 AHEAD = ("ppo.one_step_ahead=true", "ppo.correction.kind=token_tis")
@@ -73,16 +66,6 @@ def test_a_run_that_is_killed_at_any_instant_ends_as_if_it_had_not_been(run: Run
 
 
 @pytest.mark.proof
-def test_a_dead_sampler_changes_nothing(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    run(*LONG, "run.folder=calm")
-    with killing("stormy", [4, 9], sampler_process) as victims:
-        run(*LONG, "run.folder=stormy")
-    assert len(set(victims)) == 2
-    assert_same(final("stormy"), final("calm"))
-    assert "(2 of 3 times)" in capsys.readouterr().err
-
-
-@pytest.mark.proof
 def test_a_lost_sampler_ends_the_run_with_a_checkpoint(run: Run) -> None:
     run(*LONG, "run.folder=calm")
     lost = (*LONG, "run.folder=stormy", "cluster.max_restarts=0")
@@ -96,38 +79,6 @@ def test_a_lost_sampler_ends_the_run_with_a_checkpoint(run: Run) -> None:
     run(*lost)
     assert_same(final("stormy"), final("calm"))
     assert [row["step"] for row in read_metrics(Path("stormy")) if "train/reward" in row] == list(range(1, 17))
-
-
-SLOW_LATER = """
-import pathlib
-import time
-
-calls = []
-
-
-def slow(prompt, response, answer, row):
-    calls.append(row)
-    if len(calls) > 8 + 16:  # beyond the validation and what the first step learns from
-        pathlib.Path("slow").touch()
-        time.sleep(300)
-    return 1.0
-"""
-
-
-@pytest.mark.proof
-def test_two_interrupts_end_at_once_while_the_sampler_is_ahead(run: Run) -> None:
-    Path("slow.py").write_text(SLOW_LATER)
-    with started("run", *AHEAD, "reward.function=slow.py:slow", "run.max_steps=100") as process:
-        assert process.stderr is not None
-        wait_for(Path("slow").exists, process)
-        shown = iter(process.stderr.readline, "")
-        process.send_signal(signal.SIGINT)
-        next(line for line in shown if "finishing this step" in line)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
-        told = list(itertools.chain(shown))
-    assert not any("starting it again" in line for line in told)
-    assert steps_logged("run") == 0
 
 
 def test_dynamic_sampling_goes_on_where_it_was_ahead(run: Run) -> None:
@@ -161,16 +112,3 @@ def test_vllm_is_ahead_and_what_it_computes_with_is_known_after_a_stop(run: Run)
     assert [row["agreement/weights_age"] for row in trained] == [0.0, 1.0, 1.0]
     assert [row["refit/version"] for row in trained] == [0, 0, 1]
     assert all(row["refit/probe_gap_max"] < 1e-4 for row in trained), "of the copies, also of those in the checkpoint"
-
-
-@pytest.mark.proof
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_curve_of_arithmetic_stays_within_the_spread_of_seeds(seed: int, workplace: Path) -> None:
-    """Within what seeds 11, 12 and 13 of the plain recipe reach (.938 to .975), and the recipe's bounds."""
-    options = [*AHEAD, f"seed={seed}", f"run.folder={workplace}/ahead_{seed}"]
-    rows = read_metrics(train(load("ppo_arithmetic", options)))
-    accuracy = {row["step"]: row["validation/accuracy"] for row in rows if "validation/accuracy" in row}
-    reward = [row["train/reward"] for row in rows if "train/reward" in row]
-    print(f"seed {seed}: accuracy {accuracy}, reward of the last step {reward[-1]:.3f}")
-    assert accuracy[30] >= 0.92
-    assert reward[-1] >= 0.75

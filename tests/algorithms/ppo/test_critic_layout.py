@@ -7,17 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from killing import contents
 from safetensors import safe_open
 from tiers import full
-from tiny_recipe import REWARD_MODEL
 
 from lockstep.cli import main
-from lockstep.config.loading import load
 from lockstep.report.log import read_metrics
 from lockstep.run.stop import Stopped
-from lockstep.run.train import train
 
 Run = Callable[..., list[dict[str, Any]]]
 THREE = ("run.max_steps=3", "run.keep=3", "agreement.exact=false")
@@ -103,12 +99,3 @@ def test_a_dry_run_says_both_layouts_and_what_cannot_be_cut(run: Run, capsys: py
     assert "critic.parallel.tp is 2, but the model's num_key_value_heads (1)" in capsys.readouterr().err
     with pytest.raises(ValueError, match=r"critic\.parallel\.tp is 2, but"):
         run(*CUT, uneven)
-
-
-@pytest.mark.full
-@pytest.mark.needs("gloo")
-def test_a_critic_on_ranks_begins_with_a_reward_model(run: Run, in_tmp: Path) -> None:
-    (in_tmp / "reward_model.yaml").write_text(yaml.safe_dump(REWARD_MODEL))
-    train(load("reward_model.yaml", ["run.max_steps=1", "run.folder=scorer"]))
-    begins = ("model.scratch=null", "model.path=scorer/initial", "critic_model.path=scorer")
-    assert_alike(run("run.folder=two", *THREE, *begins, *CUT), run("run.folder=one", *THREE, *begins))

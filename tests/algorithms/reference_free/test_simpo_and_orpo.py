@@ -59,7 +59,7 @@ def test_every_option_has_its_effect(learn: Run, name: str, options: tuple[str, 
 @pytest.mark.parametrize("name", ["simpo", "orpo"])
 def test_a_dry_run_has_no_reference_and_options_of_dpo_do_not_exist(learn: Run, name: str) -> None:
     said = dry_run(load(f"{name}.yaml", []))
-    assert "8 pairs → 1 optimizer step" in said
+    assert "1 optimizer step of 8 pairs" in said
     assert "reference" not in said
     for option in ("ref_policy_kl_penalty=0.1", "label_smoothing=0.1"):
         with pytest.raises(RecipeError, match=f"there is no option {name}.{option.partition('=')[0]}"):

@@ -17,7 +17,7 @@ from tiny_recipe import REWARD_MODEL, REWARDS
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from transformers.utils import logging
 
-from lockstep.config.loading import RecipeError, load
+from lockstep.config.loading import load
 from lockstep.report.log import read_metrics
 from lockstep.run.train import train
 
@@ -44,31 +44,6 @@ def test_it_learns_which_answers_are_better_and_is_written_as_a_sequence_classif
             with torch.no_grad():
                 rewards.append(float(classifier(torch.tensor([[*ids, tokenizer.eos_token_id]])).logits))
     assert [sum(rewards) / len(rewards) for rewards in read.values()] == pytest.approx(means, rel=1e-4, abs=1e-5)
-
-
-def test_it_judges_answers_in_place_of_a_language_model(run: Run, in_tmp: Path) -> None:
-    run("run.max_steps=12", "optimizer.lr=1e-2")
-    recipe = {
-        **{name: PPO[name] for name in ("data", "learner", "sampling")},
-        "algorithm": "self_rewarding",
-        "model": {"path": "run/initial"},
-        "reward_model": {"path": "run"},
-        "self_rewarding": {"max_iterations": 2, "global_batch_size": 8},
-        "optimizer": {"lr": 1.0e-3},
-        "run": {"max_steps": 10, "folder": "judged", "num_logged_samples": 8},
-    }
-    (in_tmp / "judged.yaml").write_text(yaml.safe_dump(recipe))
-    rows = read_metrics(train(load("judged.yaml", ["data.task.train_questions=40"])))
-    assert max(of_steps(rows, "train/pairs/ok")) > 0
-    shown = [json.loads(line) for line in Path("judged/samples.jsonl").read_text().splitlines()]
-    assert {row["scored_by"] for row in shown} == {"reward_model"}
-    pairs = [row for row in shown if row["status"] == "ok"]
-    assert pairs
-    assert all(row["chosen_score"] > row["rejected_score"] for row in pairs)
-    with pytest.raises(RecipeError, match="say one of judge and reward_model"):
-        load("judged.yaml", ["reward_model=null"])
-    with pytest.raises(RecipeError, match="a reward model has none"):
-        load("judged.yaml", ["verifier={type: math}"])
 
 
 def test_a_margin_asks_for_more(run: Run, in_tmp: Path) -> None:

@@ -14,7 +14,7 @@ from lockstep.report.log import read_metrics
 from lockstep.run.stop import Stopped
 from lockstep.run.train import train
 
-FIRST = "self_rewarding.first_iteration={algorithm: sft}"
+FIRST = "self_rewarding.first_iteration_sft=true"
 NO_VALIDATION = {"validation_reward": None, "validation_sampling": None}
 
 
@@ -58,19 +58,7 @@ def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(run: Run) ->
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("self_rewarding={max_iterations: 1, length_control: 0.0}", "first_iteration takes the only iteration"),
-        ("self_rewarding.first_iteration.algorithm=sftt", "first_iteration.algorithm is sftt, and no algorithm"),
-        (
-            "self_rewarding.first_iteration.algorithm=generate",
-            "first_iteration.algorithm is generate, and no algorithm",
-        ),
-        ("self_rewarding.first_iteration={algorithm: grpo}", "self_rewarding.first_iteration: sampling is missing"),
-        ("self_rewarding.first_iteration.optimizer={lr: 1.0}", "trains the same policy; leave model, learner and"),
-        ("self_rewarding.first_iteration.sft={max_token: 9}", r"option sft.max_token; did you mean sft.max_tokens\?"),
-        (
-            "self_rewarding.first_iteration.sft={global_batch_size: x}",
-            'first_iteration: sft.global_batch_size is "x", but should be a whole number',
-        ),
+        ("self_rewarding={max_iterations: 1, length_control: 0.0}", "first_iteration_sft takes the only iteration"),
     ],
 )
 def test_what_cannot_work_is_refused(run: Run, override: str, said: str) -> None:

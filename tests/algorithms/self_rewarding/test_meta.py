@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lockstep.algorithms.self_rewarding.answers import RankedAnswers, Scored
+from lockstep.algorithms.self_rewarding.answers import RankedAnswers
 from lockstep.algorithms.self_rewarding.meta import JudgePair, MetaJudging, judge_batch, judge_pair_row, judge_pairs
 from lockstep.core.batch import Batch
 from lockstep.core.types import Prompt
@@ -81,8 +81,7 @@ def answers(*every: Judged[float], group: int = 1, unfinished: Sequence[int] = (
     )
     prompts = [Prompt(f"rows:{place // group}", f"ask {place // group}", (1,), {}) for place in range(count)]
     pairs = [AnswerPair("tie")] * (count // group)
-    scored = Scored([0.0] * count, every, None)
-    return RankedAnswers(Rollouts(batch, prompts, [f"answer {place}" for place in range(count)]), scored, pairs)
+    return RankedAnswers(Rollouts(batch, prompts, [f"answer {place}" for place in range(count)]), every, pairs)
 
 
 def named(pairs: Sequence[JudgePair]) -> list[tuple[str, str, str]]:

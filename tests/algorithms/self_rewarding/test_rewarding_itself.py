@@ -15,10 +15,8 @@ import pytest
 import wanted_letter
 from ladder_recipes import rung
 
-from lockstep.algorithms.self_rewarding.options import SelfRewardingRecipe
 from lockstep.config.loading import load
 from lockstep.report.log import read_metrics
-from lockstep.report.overview import overview
 from lockstep.run.train import train
 
 pytestmark = pytest.mark.full
@@ -93,35 +91,19 @@ def test_by_its_own_judgement_a_model_becomes_better_than_it_was(warm: Warm, in_
     ordered = [truly(row, "chosen") > truly(row, "rejected") for row in pairs(run)]
     assert len(ordered) > 0.95 * 768
     assert sum(ordered) / len(ordered) >= 0.85
-    assert max(of_steps(run, "train/leaks")) <= 0.05
 
 
 @pytest.mark.proof
-def test_answers_that_read_like_judgements_are_told_while_the_judge_likes_them(
-    warm: Warm, in_tmp: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_overtrained_model_is_liked_by_its_judge_while_its_answers_get_worse(warm: Warm, in_tmp: Path) -> None:
+    """Its answers begin to read like judgements."""
     run = rewarded(warm(), in_tmp / "run", *OVERTRAINED)
-    worth, liked, leaks = (
-        of_steps(run, name) for name in ("validation/reward", "train/generated_rewards", "train/leaks")
-    )
+    worth, liked = of_steps(run, "validation/reward"), of_steps(run, "train/generated_rewards")
     assert worth[-1] < max(worth) - 0.5
     assert liked[-1] > liked[0] + 1.5
-    assert (max(leaks[:6]) < 0.05, min(leaks[-6:]) > 0.1) == (True, True)
-    told = capsys.readouterr().err
-    # Once whenever the share climbs over the limit; where it wavers around that, rounding decides how often it does.
-    recipe = load(str(run / "recipe.yaml")).recipe
-    assert isinstance(recipe, SelfRewardingRecipe)
-    limit = recipe.self_rewarding.max_leak_share
-    climbs = sum(before <= limit < after for before, after in pairwise([0.0, *leaks]))
-    assert told.count("of the answers hold a verdict, as judgements do") == climbs > 0
-    assert overview(run)["metrics"]["train/leaks"]["value"] == leaks
 
 
 @pytest.mark.proof
-def test_a_judge_that_says_the_best_of_everything_is_told_and_teaches_nothing(
-    warm: Warm, in_tmp: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_judge_that_says_the_best_of_everything_teaches_nothing(warm: Warm, in_tmp: Path) -> None:
     run = rewarded(warm(flatters=True), in_tmp / "run", *SOUND, "run.max_steps=2", "self_rewarding.max_iterations=2")
     assert min(of_steps(run, "train/top_class_share")) > 0.9
     assert min(of_steps(run, "train/pairs/tie")) > 0.5
-    assert "of the verdicts are one and the same score" in capsys.readouterr().err

@@ -21,14 +21,14 @@ def notes() -> list[str]:
     ("found", "skilled"), [(READS, True), (GUESSES, False), (FIRST, False), (Comparisons(), False)]
 )
 def test_who_shows_skill_is_learned_from(notes: list[str], found: Comparisons, skilled: bool) -> None:
-    assert Skill(notes.append).show(0, 0, found) == skilled
+    assert Skill(notes.append).show(0, found) == skilled
     assert len(notes) == (not skilled and found.total > 0)
 
 
 def test_evidence_adds_up_within_an_iteration(notes: list[str]) -> None:
     skill, few = Skill(notes.append), Comparisons(4, 4, 4)
-    assert [skill.show(0, step, few) for step in range(4)] == [False, False, True, True]
-    assert skill.show(1, 4, few) is False  # another meta-judge
+    assert [skill.show(0, few) for _ in range(4)] == [False, False, True, True]
+    assert skill.show(1, few) is False  # another meta-judge
     told = skill.metrics().floats()
     assert (told["consistent_by_chance"], told["luck"]) == (few.by_chance, few.luck)
     assert "consistent_by_chance" not in Skill(notes.append).metrics()
@@ -36,13 +36,13 @@ def test_evidence_adds_up_within_an_iteration(notes: list[str]) -> None:
 
 def test_what_was_shown_is_in_checkpoints(notes: list[str], tmp_path: Path) -> None:
     skill, few = Skill(notes.append), Comparisons(4, 4, 4)
-    skill.show(2, 9, few)
-    skill.show(2, 10, few)
+    skill.show(2, few)
+    skill.show(2, few)
     skill.save(tmp_path / "meta_judge")
     again = Skill(notes.append)
     again.load(tmp_path / "meta_judge")
     assert again.metrics().floats() == skill.metrics().floats()
-    assert again.show(2, 11, few)
-    assert len(notes) == 2  # that it was poor was told before
+    assert again.show(2, few)
+    assert len(notes) == 1  # at the iteration's first comparisons alone
     again.load(tmp_path / "none")
-    assert again.show(2, 12, few)
+    assert again.show(2, few)

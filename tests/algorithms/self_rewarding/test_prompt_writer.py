@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.algorithms.self_rewarding.new_prompts import PromptWriter, TooFewPromptsError
 from lockstep.config import DataSection
 from lockstep.data.jsonl import JsonlIndex
 from lockstep.data.prompts import Prompts
 from lockstep.data.text_field import TextField, text_field
 from lockstep.judge.asking import Answer, Conversation
-from lockstep.judge.new_prompts import PromptWriter, TooFewPromptsError
 from lockstep.judge.templates import Template
 from lockstep.models.tokenizer import words_tokenizer
 
@@ -65,13 +65,12 @@ def test_what_is_no_new_prompt_is_counted_by_cause_and_asked_for_again(prompts: 
         *said("What is 7?"),
     ]
     answering = Scripted(replies)
-    written = writer(prompts, answering)(0, 3)
-    assert [row["question"] for row in written.rows] == ["What is 5 + 5?", "What is < s> 6?", "What is 7?"]
-    assert dict(written.outcomes) == {
-        "made": 3, "empty": 1, "known": 1, "unfinished": 1, "too_long": 1, "repeated": 1
+    rows, metrics = writer(prompts, answering)(0, 3)
+    assert [row["question"] for row in rows] == ["What is 5 + 5?", "What is < s> 6?", "What is 7?"]
+    assert metrics.floats() == {
+        "attempts": 8, "made": 3, "request_too_long": 0, "unfinished": 1, "empty": 1, "too_long": 1, "known": 1,
+        "repeated": 1,
     }  # fmt: skip
-    told = written.metrics().floats()
-    assert (told["attempts"], told["made"], told["request_too_long"]) == (8, 3, 0)
     assert len(set(answering.keys)) == 8
 
 

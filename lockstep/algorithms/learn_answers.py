@@ -1,0 +1,40 @@
+"""The step of supervised fine-tuning, and the rows that it learns; also self-rewarding's first iteration can be one."""
+
+from __future__ import annotations
+
+from lockstep.algorithms.job import RunLength, StepResult
+from lockstep.algorithms.rows import open_demonstrations
+from lockstep.algorithms.setup import Setup
+from lockstep.config import DataSection
+from lockstep.core.types import Phase
+from lockstep.data.answers import is_empty
+from lockstep.data.demonstrations import Demonstrations, answer_of
+from lockstep.data.files import FileGroup
+from lockstep.data.selection import Rule
+from lockstep.learners.base import Learner, train
+from lockstep.losses.cross_entropy import CrossEntropyLoss
+
+
+def sft_step(
+    step: int,
+    position: int,
+    *,
+    policy: Learner,
+    demonstrations: Demonstrations,
+    phase: Phase,
+    run_length: RunLength,
+    seed: int,
+) -> StepResult:
+    """Runs one optimizer step on the rows from `position` on."""
+    count = run_length.count_rows(position)
+    with phase("data"):
+        batch = demonstrations.at(position, count, seed)
+    with phase("policy"):
+        metrics = train(policy, batch, CrossEntropyLoss())
+    return StepResult(metrics.with_prefix("policy"), position + count, batch.tokens.numel())
+
+
+def open_answers(setup: Setup, files: FileGroup, data: DataSection, longest: int, option: str) -> Demonstrations:
+    """Opens the rows that have an answer, of at most `longest` tokens; `option` says so."""
+    answered = Rule(lambda row: "has an empty answer" if is_empty(answer_of(row, "row", data)) else None, "answered")
+    return open_demonstrations(files, data, setup.source, longest, option, answered)
