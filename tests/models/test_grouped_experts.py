@@ -9,10 +9,10 @@ import torch
 from transformers import AutoConfig
 
 from lockstep.models import grouped_experts
+from lockstep.models.exact.experts import EXPERTS
 from lockstep.models.miniature import miniature
 
 SIZES = {"vocab_size": 16, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 8}
-EXPERTS = ("GptOssExperts", "MixtralExperts", "Qwen3MoeExperts")
 MORE = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_experts_per_tok": 2, "pad_token_id": None}
 
 

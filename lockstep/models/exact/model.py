@@ -12,6 +12,7 @@ from transformers.activations import GELUTanh, SiLUActivation
 
 from lockstep.models.attention import EXACT
 from lockstep.models.exact.attention import KEYS
+from lockstep.models.exact.experts import EXPERTS, ROUTERS, compute_experts, route
 from lockstep.models.exact.linear import gelu_tanh, product, silu
 from lockstep.models.exact.norm import is_rms_norm, normalize
 from lockstep.models.families.registry import EXACT_TYPES, has_exact_layers
@@ -66,9 +67,11 @@ def _forward(module: nn.Module) -> Callable[..., Any] | None:
         return silu
     if isinstance(module, GELUTanh):
         return gelu_tanh
+    if type(module).__name__ in ROUTERS:
+        return partial(route, module)
     if is_rms_norm(module) and runs_fused(module.get_parameter("weight")):
         return partial(normalize, module)
-    return None
+    return partial(compute_experts, module) if type(module).__name__ in EXPERTS else None
 
 
 def _map(module: nn.Linear, x: Tensor) -> Tensor:

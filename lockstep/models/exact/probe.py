@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from lockstep.config import DType, LoRA
 from lockstep.core.types import SamplingParams
 from lockstep.distributed.sampling import draw, token_scores
 from lockstep.models.exact.attention import KEYS, Blockwise
+from lockstep.models.exact.experts import EXPERTS, ROUTERS
 from lockstep.models.exact.linear import product
 from lockstep.models.exact.norm import rms_norm
 from lockstep.models.families.registry import GPU_EXACT_TYPES, has_exact_layers_on_gpus
@@ -83,10 +85,10 @@ def _list_trials(
     text, fused = config.get_text_config(), runs_fused(torch.empty(1, device=device))
     hidden, vocabulary = int(text.hidden_size), int(text.vocab_size)
     for module in lm.modules():
-        if isinstance(module, nn.Linear) and (fused or module is not lm.get_output_embeddings()):
-            columns, size = module.weight.shape
-            name = f"a product of {size} by {columns} in {dtype}"
-            yield name, partial(_try_map, size, columns, dtype, device)
+        if fused or module is not lm.get_output_embeddings():
+            for size, columns, kind, turned in _maps(module, dtype):
+                name = f"a product of {size} by {columns} in {kind}{', transposed,' if turned else ''}"
+                yield name, partial(_try_map, size, columns, kind, turned, device)
     heads, groups, size = (
         text.num_attention_heads,
         text.num_key_value_heads or text.num_attention_heads,
@@ -100,6 +102,19 @@ def _list_trials(
         yield name, partial(_try_scores, vocabulary, dtype, device)
     else:
         yield f"the head's product, {hidden} by {vocabulary} in {dtype},", partial(_try_head, hidden, vocabulary, dtype)
+
+
+def _maps(module: Any, dtype: torch.dtype) -> Iterator[tuple[int, int, torch.dtype, bool]]:
+    """The linear maps of a module of a model: size, columns, type, and whether the weight is transposed in memory."""
+    kind = type(module).__name__
+    if isinstance(module, nn.Linear) or kind in ROUTERS:
+        columns, size = module.weight.shape
+        yield size, columns, dtype, False
+    elif kind in EXPERTS:
+        turned = bool(module.is_transposed)
+        for weight in (module.gate_up_proj[0], module.down_proj[0]):
+            size, columns = (weight if turned else weight.mT).shape
+            yield size, columns, torch.float32, turned  # in the type of their weights
 
 
 @contextmanager
@@ -131,11 +146,12 @@ def _draw_cancelling(rows: int, columns: int, size: int, dtype: torch.dtype) -> 
     return torch.cat([x, x], 1)[:, order].to(dtype), torch.cat([weight, -weight], 1)[:, order].to(dtype)
 
 
-def _try_map(size: int, columns: int, dtype: torch.dtype, device: torch.device) -> bool:
+def _try_map(size: int, columns: int, dtype: torch.dtype, turned: bool, device: torch.device) -> bool:
     """Tries batches that repeat a few rows, on one thread and on all, against each of them alone."""
     repeats, times = -(-columns // _DRAWN), -(-_SIZES[-1] // ROWS)
     x, weight = _draw_cancelling(ROWS, min(columns, _DRAWN), size, dtype)
     x, weight = x.to(device), weight.repeat(repeats, 1)[:columns].to(device)
+    weight = weight.mT.contiguous().mT if turned else weight
     with use_threads(1):
         few = torch.cat([product(row, weight) for row in x.split(1)]).repeat(times, 1)
     x = x.repeat(times, 1)

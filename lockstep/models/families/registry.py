@@ -14,7 +14,9 @@ _FILES = (
     "qwen3",
 )  # fmt: skip
 
-EXACT_TYPES = ("gemma2", "gemma3_text", "llama", "mistral", "qwen2", "qwen3")
+EXACT_TYPES = (
+    "gemma2", "gemma3_text", "gpt_oss", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe",
+)  # fmt: skip
 """Models all of whose layers `models.exact` computes, as `tests/models/exact/test_exact_model.py` shows."""
 
 GPU_EXACT_TYPES = ("llama", "mistral", "qwen2", "qwen3")

@@ -31,6 +31,9 @@ SHAPE = {
 }  # fmt: skip
 LAYERS = ["sliding_attention", "full_attention"]
 HEADS = {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 20}
+EXPERTS = {
+    "head_dim": 16, "num_experts": 6, "num_local_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40,
+}  # fmt: skip
 KINDS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},
     "llama large": {"model_type": "llama", "vocab_size": 4100, "num_key_value_heads": 4},
@@ -40,8 +43,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "mistral": {"model_type": "mistral", "sliding_window": 20},
     "gemma2": {"model_type": "gemma2", **HEADS, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0},
     "gemma3": {"model_type": "gemma3_text", **HEADS, "layer_types": LAYERS},
+    "gpt-oss": {"model_type": "gpt_oss", **EXPERTS, "sliding_window": 20},
+    "mixtral": {"model_type": "mixtral", **EXPERTS, "sliding_window": None},
+    "qwen3 moe": {"model_type": "qwen3_moe", **EXPERTS, "norm_topk_prob": True},
 }
-OFTEN = ("llama", "mistral", "gemma2")
+OFTEN = ("llama", "mistral", "gemma2", "gpt-oss")
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "temperature": {"temperature": 0.7},
@@ -86,6 +92,7 @@ def scored(head: LogitsHead, batch: Batch, dtype: DType, gradient: bool) -> Tens
     [
         *(case if case[0] in OFTEN else full(*case) for case in product(KINDS, ("fp32", "bf16"))),
         ("llama", "fp16"),
+        ("mixtral", "fp16"),
     ],
 )
 def test_a_token_has_the_same_bits_sampled_scored_and_trained(kind: str, dtype: DType) -> None:
@@ -132,8 +139,8 @@ def test_an_exact_model_computes_what_it_did_before(kind: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 def test_a_probe_finds_this_machine_exact_and_another_not(monkeypatch: pytest.MonkeyPatch, dtype: DType) -> None:
-    configs = [build(kind).config for kind in ("llama large", "qwen3", "gemma2")]
-    assert [probe.probe(config, dtype) for config in configs] == [None] * 3
+    configs = [build(kind).config for kind in ("llama large", "qwen3", "gemma2", "gpt-oss", "mixtral")]
+    assert [probe.probe(config, dtype) for config in configs] == [None] * 5
     probe._known.clear()
     monkeypatch.setattr(probe, "product", lambda x, weight: F.linear(x, weight) + (len(x) == 5) * 1e-2)
     found = probe.probe(configs[0], dtype)

@@ -1,0 +1,67 @@
+"""Mixtures of experts whose tokens do not depend on their neighbors, on CPUs.
+
+Products of a router, and of an expert however many tokens it got, are padded with rows as `linear` pads them. A token's
+experts are added in the order in which its router chose them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lockstep.models.exact.linear import linear
+from lockstep_logprobs.hidden import count_missing_rows
+
+ROUTERS = ("GptOssTopKRouter", "MixtralTopKRouter", "Qwen3MoeTopKRouter")
+"""Classes of `transformers` that `route` computes."""
+
+EXPERTS = ("GptOssExperts", "MixtralExperts", "Qwen3MoeExperts")
+"""Those that `compute_experts` computes."""
+
+
+def route(router: Any, hidden: Tensor) -> tuple[Tensor, ...]:
+    """The results of a router for some tokens, by its own operations on padded rows."""
+    rows = hidden.shape[:-1].numel()
+    filled = F.pad(hidden.reshape(rows, -1), (0, 0, 0, count_missing_rows(rows, router.weight)))
+    return tuple(x[:rows] for x in type(router).forward(router, filled))
+
+
+def compute_experts(experts: Any, hidden: Tensor, chosen: Tensor, share: Tensor) -> Tensor:
+    """The results of a layer's experts; products are in the type of the weights, as in `transformers`.
+
+    Args:
+        experts: A module of `transformers` that holds them all.
+        hidden: Hidden states [N, D].
+        chosen: Experts of each token, int64 [N, K].
+        share: Weight of each expert's result [N, K].
+    """
+    weights = [x.mT if experts.is_transposed else x for x in (experts.gate_up_proj, experts.down_proj)]
+    biases = [experts.gate_up_proj_bias, experts.down_proj_bias] if experts.has_bias else [None, None]
+    expert, order = chosen.flatten().sort(stable=True)
+    ends = torch.searchsorted(expert, torch.arange(len(weights[0]), device=expert.device), right=True)
+    with torch.autocast(hidden.device.type, enabled=False):
+        rows = hidden.to(weights[0].dtype)[order // chosen.shape[1]]
+        parts = rows.split(ends.diff(prepend=ends.new_zeros(1)).tolist())  # the only wait for the device
+        gated = [_gate(experts, x) for x in _map_each(parts, weights[0], biases[0])]
+        out = torch.cat(_map_each(gated, weights[1], biases[1]))
+        each = torch.empty_like(out).index_copy(0, order, out).unflatten(0, chosen.shape) * share[:, :, None]
+        return reduce(torch.add, each.unbind(1)).to(hidden.dtype)
+
+
+def _map_each(parts: Sequence[Tensor], weight: Tensor, bias: Tensor | None) -> list[Tensor]:
+    """Each expert's map of its rows."""
+    biases = [None] * len(weight) if bias is None else bias.unbind()
+    return [linear(x, w, b) for x, w, b in zip(parts, weight.unbind(), biases, strict=True)]
+
+
+def _gate(experts: Any, x: Tensor) -> Tensor:
+    if experts.is_concatenated:
+        gate, up = x.chunk(2, -1)
+        return experts.act_fn(gate) * up
+    gate, up = x[..., ::2].clamp(max=experts.limit), x[..., 1::2].clamp(-experts.limit, experts.limit)
+    return (up + 1.0) * (gate / (1.0 + (gate * -experts.alpha).exp()))  # sigmoid rounds some elements otherwise
