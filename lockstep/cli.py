@@ -20,6 +20,7 @@ from lockstep.commands import (
     schema,
     sweep,
     train,
+    watch,
 )
 from lockstep.commands import eval as evaluate
 from lockstep.config.trust import trust
@@ -40,6 +41,7 @@ COMMANDS = (
     check,
     export,
     report,
+    watch,
     doctor,
     certify,
     gpu_check,

@@ -21,17 +21,15 @@ def add(parsers: Parsers) -> None:
         type=path_argument,
         help="folder of a run, several are laid over each other; or of a sweep",
     )
-    report.add_argument("--follow", action="store_true", help="rewrite the file whenever a run has logged something")
     add_out(report, "FILE", "default: report.html in the run, or here if there are several")
     report.set_defaults(command=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command. Returns the exit code."""
-    from contextlib import suppress
     from pathlib import Path
 
-    from lockstep.report.html import follow_runs, write_report, write_sweep_report
+    from lockstep.report.html import write_report, write_sweep_report
     from lockstep.report.summary import PAGE
     from lockstep.report.sweeps import is_sweep
     from lockstep.system.sums import find_altered, note_unknown
@@ -41,8 +39,8 @@ def run(options: argparse.Namespace) -> int:
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise InputError("a run is named twice; name each once")
     sweeps = [folder for folder in folders if is_sweep(folder)]
-    if sweeps and (len(folders) > 1 or options.follow):
-        raise InputError(f"{sweeps[0]} is a sweep's, and has a page of its own; name it alone, without --follow")
+    if sweeps and len(folders) > 1:
+        raise InputError(f"{sweeps[0]} is a sweep's, and has a page of its own; name it alone")
     if sweeps:
         write_sweep_report(sweeps[0], out)
     else:
@@ -52,7 +50,4 @@ def run(options: argparse.Namespace) -> int:
             print(f"note: {sentence}", file=sys.stderr)
         write_report(folders, out)
     print_text(f"{out}  {out.stat().st_size / 1e6:.1f} MB")
-    if options.follow:
-        with suppress(KeyboardInterrupt):
-            follow_runs(folders, out)
     return 0

@@ -21,12 +21,13 @@ _SCRIPTS = (
 """Our scripts in order. They see each other's names, as all plain scripts of a page do."""
 
 
-def write_document(file: BinaryIO, blocks: Mapping[str, bytes]) -> None:
+def write_document(file: BinaryIO, blocks: Mapping[str, bytes], live: bool = False) -> None:
     """Writes the page; more blocks may be written behind it, so that it is in use before these are read.
 
     Args:
         file: Where to.
         blocks: Data by name, there when the scripts start.
+        live: The page asks the server that it came from for a newer one.
     """
     page = files("lockstep.report").joinpath("page")
     text = {entry.name: entry.read_text("utf-8") for entry in page.iterdir() if entry.is_file()}
@@ -34,12 +35,14 @@ def write_document(file: BinaryIO, blocks: Mapping[str, bytes]) -> None:
     plotter = {entry.name: entry.read_text("utf-8") for entry in page.joinpath("vendor").iterdir()}
     styles = f"/* uPlot {plotter['LICENSE'].strip()} */\n{plotter['uPlot.min.css']}\n{text['page.css']}"
     library = plotter["uPlot.iife.min.js"]
-    scripts = [f"\n{text[name]}//# sourceURL={name}\n" for name in _SCRIPTS]
+    scripts = [f"\n{text[name]}//# sourceURL={name}\n" for name in (*_SCRIPTS, *(["live.js"] if live else []))]
     # Plotting libraries put styles into attributes; like everything else, styles can load nothing.
     runnable = " ".join(f"'sha256-{_sha256(source)}'" for source in [*scripts, library])
     policy = (
         f"default-src 'none'; script-src {runnable}; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
     )
+    if live:
+        policy += "; connect-src 'self'"
     head = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
@@ -14,18 +13,14 @@ from typing import Any, BinaryIO
 
 from lockstep.core.errors import InputError
 from lockstep.report.document import write_block, write_document
-from lockstep.report.log import LOGS, plain
+from lockstep.report.log import plain
 from lockstep.report.metric_sentences import describe_metric
 from lockstep.report.overview import overview
-from lockstep.report.run_state import read_state
 from lockstep.report.samples import pack_samples
 from lockstep.report.sweeps import describe_sweep, read_sweep
 from lockstep.system.disk import own_copy
 from lockstep.system.records import refuse_other
 from lockstep.system.whole_files import open_aside
-
-_FOLLOW_S = 5.0
-"""Seconds between two looks at runs that are followed."""
 
 
 def write_report(folders: Sequence[Path], out: Path) -> None:
@@ -37,16 +32,13 @@ def write_report(folders: Sequence[Path], out: Path) -> None:
     _write(folders, describe_runs(folders), out)
 
 
-def follow_runs(folders: Sequence[Path], out: Path) -> None:
-    """Rewrites the page whenever a run has logged something, until none is under way."""
-    logged = _measure_logs(folders)
-    while any(read_state(folder).word == "running" for folder in folders):
-        time.sleep(_FOLLOW_S)
-        now = _measure_logs(folders)
-        if now != logged:
-            write_report(folders, out)
-            logged = now
-    write_report(folders, out)
+def write_live_report(folders: Sequence[Path], file: BinaryIO) -> None:
+    """Writes the page of runs for `lockstep watch`: it reloads when the server has a newer one.
+
+    Raises:
+        ValueError: See `write_report`.
+    """
+    _write_page(folders, describe_runs(folders), file, live=True)
 
 
 def write_sweep_report(sweep: Path, out: Path) -> None:
@@ -63,15 +55,19 @@ def write_sweep_report(sweep: Path, out: Path) -> None:
 
 
 def _write(folders: Sequence[Path], report: dict[str, Any], out: Path) -> None:
+    refuse_other(out)
+    with open_aside(out, own_copy(out)) as file:  # a reader finds a whole one
+        _write_page(folders, report, file)
+
+
+def _write_page(folders: Sequence[Path], report: dict[str, Any], file: BinaryIO, live: bool = False) -> None:
     blocks = {"report": json.dumps(plain(report), allow_nan=False).encode()}
     with TemporaryFile() as aside:
         for run, folder in enumerate(folders):
             blocks[f"samples-{run}"] = pack_samples(folder, partial(_store, aside, run))
         aside.seek(0)
-        refuse_other(out)
-        with open_aside(out, own_copy(out)) as file:  # a reader finds a whole one
-            write_document(file, blocks)
-            shutil.copyfileobj(aside, file)
+        write_document(file, blocks, live)
+        shutil.copyfileobj(aside, file)
 
 
 def describe_runs(folders: Sequence[Path]) -> dict[str, Any]:
@@ -84,12 +80,6 @@ def describe_runs(folders: Sequence[Path]) -> dict[str, Any]:
     metrics = dict.fromkeys(metric for run in runs for metric in run["metrics"])
     sentences = {metric: sentence for metric in metrics if (sentence := describe_metric(metric))}
     return {"made": datetime.now().isoformat(" ", "minutes"), "runs": runs, "sentences": sentences}
-
-
-def _measure_logs(folders: Sequence[Path]) -> list[int]:
-    """The sizes of the runs' logs."""
-    logs = [folder / name for folder in folders for name in LOGS]
-    return [log.stat().st_size if log.is_file() else 0 for log in logs]
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

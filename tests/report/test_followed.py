@@ -1,15 +1,22 @@
-"""The report of a run that is under way: its state, and the page that is rewritten until it ends."""
+"""The states of a run that is under way, and the server of `lockstep watch`, asked by a browser and by a stranger."""
 
 from __future__ import annotations
 
-import time
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from threading import Thread
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
 
-from lockstep.report import html
+from lockstep.report.live import LiveServer
 from lockstep.report.overview import overview
 from lockstep.run.folder.files import lock_folder
 from lockstep.run.folder.logs import Logs
@@ -38,18 +45,70 @@ def test_a_run_is_shown_in_its_states(tmp_path: Path) -> None:
     assert overview(tmp_path)["state"] == "finished"
 
 
-def test_the_page_is_rewritten_until_the_run_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(html, "_FOLLOW_S", 0.02)
-    logs, page = begin(tmp_path), tmp_path / "report.html"
-    follower = Thread(target=html.follow_runs, args=([tmp_path], page))
-    with lock_folder(tmp_path):
-        follower.start()
-        for step in range(2, 1000):
-            logs.metrics(step, {"train/reward": 0.2})
-            time.sleep(0.05)
-            if page.exists():
-                break
-        assert page.exists()
-        assert follower.is_alive()
-    follower.join(60)
-    assert not follower.is_alive()
+@contextmanager
+def watched(folder: Path) -> Iterator[str]:
+    """The address of a server that answers."""
+    with LiveServer([folder], 0) as server:
+        thread = Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield server.url
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def ask(url: str, method: str = "GET", **headers: str) -> tuple[int, str, bytes]:
+    """The status, the tag and the content of an answer."""
+    at = urlsplit(url)
+    connection = HTTPConnection(at.netloc, timeout=10)
+    connection.putrequest(method, at.path, skip_host=True)
+    for name, value in {"Host": at.netloc, **headers}.items():
+        connection.putheader(name, value)
+    connection.endheaders()
+    reply = connection.getresponse()
+    content = reply.read()
+    connection.close()
+    return reply.status, reply.headers.get("ETag", ""), content
+
+
+def test_the_watched_page_changes_with_its_run_alone(tmp_path: Path) -> None:
+    logs = begin(tmp_path)
+    with watched(tmp_path) as url:
+        _, first, page = ask(url)
+        assert b"connect-src 'self'" in page
+        assert ask(url, "HEAD") == (200, first, b"")
+        logs.metrics(2, {"train/reward": 0.2})
+        _, second, newer = ask(url)
+        assert second != first
+        assert newer != page
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1", "127.0.0.1:1", "", "localhost.evil.example"])
+def test_a_request_by_another_name_is_refused(tmp_path: Path, host: str) -> None:
+    begin(tmp_path)
+    with watched(tmp_path) as url:
+        assert ask(url, Host=host)[0] == 403
+        assert ask(url, Host=f"localhost:{urlsplit(url).port}")[0] == 200
+
+
+@pytest.mark.parametrize("path", ["", "/", "/x", "//", "/KEY", "/KEY/recipe.yaml", "/KEY/../recipe.yaml"])
+def test_nothing_but_the_page_is_served(tmp_path: Path, path: str) -> None:
+    begin(tmp_path)
+    with watched(tmp_path) as url:
+        key = urlsplit(url).path.strip("/")
+        status, _, content = ask(f"http://{urlsplit(url).netloc}{path.replace('KEY', key)}")
+    assert (status, content[:21]) == (403, b"open the address that")
+
+
+def test_the_command_listens_on_loopback_prints_the_address_and_ends_by_an_interrupt(tmp_path: Path) -> None:
+    begin(tmp_path)
+    command = [sys.executable, "-m", "lockstep", "watch", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        found = re.fullmatch(r"watching at (http://127\.0\.0\.1:\d+/[\w-]{22}/) .*\n", process.stdout.readline())
+        assert found is not None
+        assert ask(found[1])[0] == 200
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+    assert (process.returncode, errors) == (0, "")

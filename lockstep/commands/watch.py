@@ -1,0 +1,28 @@
+"""`lockstep watch`: the report of runs as a page that follows them while they go on."""
+
+from __future__ import annotations
+
+import argparse
+
+from lockstep.commands.arguments import Parsers
+from lockstep.system.paths import path_argument
+
+
+def add(parsers: Parsers) -> None:
+    """Adds the command to a parser."""
+    watch = parsers.add_parser("watch", help="serve the report of runs on this machine while they go on")
+    watch.add_argument(
+        "runs", nargs="+", metavar="RUN", type=path_argument, help="folder of a run; several are laid over each other"
+    )
+    watch.add_argument("--port", type=int, default=0, metavar="PORT", help="default: one that is free")
+    watch.set_defaults(command=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the command. Returns the exit code."""
+    from pathlib import Path
+
+    from lockstep.report.live import serve
+
+    serve([Path(run) for run in options.runs], options.port)
+    return 0

@@ -1,0 +1,125 @@
+"""The server of `lockstep watch`: the page of `lockstep report`, made again when a run has logged something.
+
+It listens on this machine alone and serves one page. The printed address has a key, which other users of this machine
+do not know. A request must have that address as its Host, too; otherwise another web page in the reader's browser could
+ask by DNS rebinding.
+"""
+
+from __future__ import annotations
+
+import io
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Lock
+
+from lockstep.core.errors import InputError
+from lockstep.report.html import write_live_report
+from lockstep.report.log import LOGS, require_run
+from lockstep.report.run_state import read_state
+
+_HOST = "127.0.0.1"
+
+
+class LiveServer(ThreadingHTTPServer):
+    """The server of a page about some runs.
+
+    Attributes:
+        folders: The runs.
+        key: The path that is answered.
+
+    Raises:
+        InputError: If a folder is there and holds no run.
+        OSError: If the port is taken.
+        OverflowError: If there is no such port.
+    """
+
+    def __init__(self, folders: Sequence[Path], port: int) -> None:
+        for folder in folders:
+            require_run(folder)
+        super().__init__((_HOST, port), _Handler)
+        self.folders = folders
+        self.key = secrets.token_urlsafe(16)
+        self._lock = Lock()
+        self._tag = ""
+        self._page = b""
+
+    @property
+    def url(self) -> str:
+        """The address of the page."""
+        return f"http://{_HOST}:{self.server_port}/{self.key}/"
+
+    def page(self) -> tuple[str, bytes]:
+        """The page and its tag, which changes when a run has logged something or is in another state."""
+        with self._lock:
+            tag = "".join(read_state(folder).word + str(_log_sizes(folder)) for folder in self.folders)
+            if tag != self._tag:
+                file = io.BytesIO()
+                write_live_report(self.folders, file)
+                self._tag = tag
+                self._page = file.getvalue()
+            return self._tag, self._page
+
+
+def serve(folders: Sequence[Path], port: int) -> None:
+    """Serves the page until Ctrl-C.
+
+    Args:
+        folders: The runs.
+        port: The port; 0 is a free one.
+
+    Raises:
+        InputError: If a folder holds no run, or the port cannot be used.
+    """
+    try:
+        server = LiveServer(folders, port)
+    except (OSError, OverflowError) as error:
+        raise InputError(f"cannot listen on port {port} of {_HOST} ({error}); choose another --port") from error
+    with server, suppress(KeyboardInterrupt):
+        print(f"watching at {server.url} (Ctrl-C ends it; the runs go on)", flush=True)
+        server.serve_forever()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers one request."""
+
+    server: LiveServer  # pyright: ignore[reportIncompatibleVariableOverride]
+    timeout = 30
+
+    def do_GET(self) -> None:
+        port = self.server.server_port
+        if self.headers.get("Host") not in (f"{_HOST}:{port}", f"localhost:{port}"):
+            return self._answer(HTTPStatus.FORBIDDEN, b"the Host is not the address that lockstep watch printed\n")
+        if not secrets.compare_digest(self.path.encode(), f"/{self.server.key}/".encode()):
+            return self._answer(HTTPStatus.FORBIDDEN, b"open the address that lockstep watch printed, with its key\n")
+        try:
+            tag, page = self.server.page()
+        except (ValueError, OSError) as error:  # a log that cannot be read now, or a run that is being removed
+            return self._answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}\n".encode())
+        return self._answer(HTTPStatus.OK, page, "text/html; charset=utf-8", tag)
+
+    do_HEAD = do_GET
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Logs nothing: the terminal is the reader's."""
+
+    def _answer(self, status: HTTPStatus, content: bytes, kind: str = "text/plain", tag: str = "") -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+        self.send_header("ETag", f'"{tag}"')
+        with suppress(ConnectionError):  # the reader has closed the tab
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(content)
+
+
+def _log_sizes(folder: Path) -> list[int]:
+    logs = [folder / name for name in LOGS]
+    return [log.stat().st_size if log.is_file() else 0 for log in logs]
