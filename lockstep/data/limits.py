@@ -1,7 +1,8 @@
-"""Limits on chat templates, which are programs that strangers wrote and this process runs.
+"""Limits on what strangers wrote and this process runs: chat templates, which are programs, and tokenizers.
 
 A template has limits of time and memory, in the main thread alone: the system knows only a limit on the memory of the
-whole process, and a signal reaches only the main thread, in which every template is rendered first.
+whole process, and a signal reaches only the main thread, in which every template is rendered first. A tokenizer has a
+limit of time and one of characters, which stands for memory: its library ends the process if it gets none.
 """
 
 from __future__ import annotations
@@ -9,14 +10,21 @@ from __future__ import annotations
 import resource
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
+
+from lockstep.system.background import run_in_background, wait_for_all
+
+T = TypeVar("T")
 
 MOST_BYTES = 1 << 30
 """More than a template may ask for at once."""
 
 _TEMPLATE_S = 5.0
+_TOKENIZER_S = 60.0
+_CHARACTERS_A_SECOND = 10_000  # a slow tokenizer on a busy machine; usual is a million
 _MEMORY = Path("/proc/self/statm")
 
 
@@ -43,6 +51,21 @@ def limit_template() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)
+
+
+def tokenize_in_time(tokenize: Callable[[], T], characters: int) -> T:
+    """Calls a function that tokenizes so many characters.
+
+    The call itself cannot be ended; its thread does not keep the process alive.
+
+    Raises:
+        TimeoutError: It takes too long.
+    """
+    limit_s = _TOKENIZER_S + characters / _CHARACTERS_A_SECOND
+    call = run_in_background(tokenize)
+    if not wait_for_all([call], limit_s):
+        raise TimeoutError(f"it takes more than {limit_s:.0f} s")
+    return call.result()
 
 
 def _stop(signum: int, frame: object) -> None:

@@ -10,9 +10,10 @@ from typing import Any, Generic, TypeVar
 from transformers import PreTrainedTokenizerBase
 
 from lockstep.config import DataSection, PromptSection
-from lockstep.core.errors import InputError
+from lockstep.core.errors import InputError, first_line
 from lockstep.core.types import Prompt
 from lockstep.data import messages
+from lockstep.data.limits import tokenize_in_time
 from lockstep.data.messages import Message
 from lockstep.data.notes import note
 from lockstep.data.rows import DataError, Row, Rows
@@ -20,6 +21,9 @@ from lockstep.data.selection import ANY_ROW, Needs, Rule, Selection
 from lockstep.data.templates import askers, complaint, fills, render
 
 T = TypeVar("T")
+
+_PANIC = "PanicException"
+"""The class by which Rust code ends; it is not an Exception, and nothing exports it."""
 
 _MOST_CHARACTERS = 10_000_000
 """More would take a tokenizer minutes and gigabytes, only to be found too long."""
@@ -145,26 +149,58 @@ def token_ids(
     """Tokenizes texts in one call, each to its own length.
 
     Raises:
-        DataError: A text is too long; it is named by its place in `names`, if given.
+        DataError: A text is too long, or the tokenizer fails on it or takes too long for it; it is named by its place
+            in `names`, if given.
     """
     if not texts:  # a tokenizer cannot be called with none
         return []
     for place, text in enumerate(texts):
         if len(text) > _MOST_CHARACTERS:
             size = f"{len(text):,} characters, of which a tokenizer is given at most {_MOST_CHARACTERS:,}"
-            where = f"{names[place]}: " if names else ""
-            raise DataError(f"{where}its text has {size}; shorten the row, or remove it")
-    encoded: list[list[int]] = tokenizer(
-        list(texts),
-        add_special_tokens=add_special_tokens,
-        verbose=False,  # Lockstep reports over-long rows itself, with their place in the file
-        return_attention_mask=False,
-    )["input_ids"]
-    if not add_special_tokens:
-        return encoded
-    # A text may begin with the opening token itself.
+            raise DataError(f"{_begin(names, place)}its text has {size}; shorten the row, or remove it")
+    # verbose=False: Lockstep reports over-long rows itself, with their place in the file.
+    options: dict[str, Any] = {
+        "add_special_tokens": add_special_tokens,
+        "verbose": False,
+        "return_attention_mask": False,
+    }
+    encoded, failure = _try(lambda: tokenizer(list(texts), **options), texts)
+    if failure is not None:
+        place, failure = _find_failure(tokenizer, texts, failure)
+        raise DataError(
+            f"{_begin(names, place)}the tokenizer of {tokenizer.name_or_path} fails on the text that begins "
+            f"{texts[place][:40]!r} ({failure}); use another, or remove the row"
+        )
     opening = [tokenizer.bos_token_id] * 2
-    return [ids[1:] if ids[:2] == opening else ids for ids in encoded]
+    if not add_special_tokens:
+        return encoded["input_ids"]
+    # A text may begin with the opening token itself.
+    return [ids[1:] if ids[:2] == opening else ids for ids in encoded["input_ids"]]
+
+
+def _begin(names: Sequence[str], place: int) -> str:
+    return f"{names[place]}: " if names else ""
+
+
+def _try(tokenize: Callable[[], Any], texts: Sequence[str]) -> tuple[Any, str | None]:
+    """Calls a function that tokenizes texts. Returns its result, and how it failed, if it did or took too long."""
+    try:
+        return tokenize_in_time(tokenize, sum(map(len, texts))), None
+    except BaseException as error:  # a panic of the tokenizer's Rust code is no Exception
+        if not isinstance(error, TimeoutError) and type(error).__name__ != _PANIC:
+            raise
+        return None, first_line(error)
+
+
+def _find_failure(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], failure: str) -> tuple[int, str]:
+    """Finds the text on which a tokenizer failed, and how; the longest, if it reads each of them alone."""
+    # One text at a time needs none of the library's threads, which may still be busy with the call that failed.
+    encode = getattr(tokenizer, "backend_tokenizer", tokenizer).encode
+    for place, text in enumerate(texts):
+        _, own = _try(partial(encode, text), [text])
+        if own is not None:
+            return place, own
+    return max(range(len(texts)), key=lambda place: len(texts[place])), failure
 
 
 def too_long(prompt: Prompt, max_prompt_tokens: int) -> str | None:

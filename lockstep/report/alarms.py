@@ -15,8 +15,14 @@ _EQUAL_STEPS = 5
 """Steps in a row whose rewards are all equal, before a run is said to learn nothing."""
 _CLAMPED = 0.25
 """Share of a step's rewards outside `reward_scaling.source` from which on that range is likely a mistake."""
-_PAUSE = 10
-"""Steps without an alarm after which a run notes it again."""
+_WINDOW = 20
+"""Steps, at most, that a rule reads, such as to compare rewards with what cut-off responses earn."""
+_LEAST = 10
+"""Steps that a comparison needs; and the healthy ones that end its stretch."""
+_RISE = 0.1
+"""Rise of the share of responses that were cut off, between the halves of a window, that is no chance."""
+_ERRORS = 4.0
+"""Standard errors above the best policy's reward; a run has many windows, so 3 would be reached by chance."""
 _NOTED = ("agreement/", "watch/")
 """Beginnings of the metrics whose alarms the monitor itself notes, with what to do."""
 _LEFT_OUT = {
@@ -61,11 +67,13 @@ class _Rule:
 
     Attributes:
         metric: Lines without this metric are passed over.
-        describe: Describes what is wrong in the last of the newest lines; empty where nothing is.
+        describe: Describes what is wrong in the last of some lines; empty where nothing is.
+        quiet: Healthy steps that end a stretch.
     """
 
     metric: str
     describe: Callable[[Sequence[Row]], str]
+    quiet: int = 1
 
 
 def find_alarms(rows: Sequence[Row]) -> list[Alarm]:
@@ -83,7 +91,7 @@ class LiveAlarms:
 
     def __init__(self, note: Callable[[str], object]) -> None:
         self._note = note
-        self._rows = deque[Row](maxlen=_EQUAL_STEPS)
+        self._rows = deque[Row](maxlen=_WINDOW)
         self._heard: dict[str, int] = {}
 
     def add(self, step: int, values: Row) -> None:
@@ -91,7 +99,7 @@ class LiveAlarms:
         self._rows.append({**values, "step": step})
         for alarm in find_alarms(list(self._rows)):
             if alarm.last == step and not alarm.metric.startswith(_NOTED):
-                if step - self._heard.get(alarm.metric, -_PAUSE) >= _PAUSE:
+                if step - self._heard.get(alarm.metric, -_LEAST) >= _LEAST:
                     self._note(f"ALARM, step {step}: {alarm.text}")
                 self._heard[alarm.metric] = step
 
@@ -100,10 +108,10 @@ def _find_stretches(rows: Sequence[Row], rule: _Rule) -> Iterator[Alarm]:
     own = [row for row in rows if rule.metric in row]
     found: Alarm | None = None
     for end, row in enumerate(own, 1):
-        step, text = int(row["step"]), rule.describe(own[max(0, end - _EQUAL_STEPS) : end])
+        step, text = int(row["step"]), rule.describe(own[max(0, end - _WINDOW) : end])
         if text:
             found = Alarm(rule.metric, step, step, text) if found is None else replace(found, last=step)
-        elif found is not None:
+        elif found is not None and step - found.last >= rule.quiet:
             yield found
             found = None
     if found is not None:
@@ -111,7 +119,7 @@ def _find_stretches(rows: Sequence[Row], rule: _Rule) -> Iterator[Alarm]:
 
 
 def _describe_equal(window: Sequence[Row]) -> str:
-    extremes = [row.get(f"train/reward_{end}") for row in window for end in ("min", "max")]
+    extremes = [row.get(f"train/reward_{end}") for row in window[-_EQUAL_STEPS:] for end in ("min", "max")]
     if len(extremes) < 2 * _EQUAL_STEPS or extremes[0] is None or len(set(extremes)) > 1:
         return ""
     return (
@@ -126,6 +134,49 @@ def _describe_untrained(row: Row) -> str:
     return f"nothing was trained on; of the responses {', '.join(causes) or 'none has a token to learn from'}"
 
 
+def _describe_quitting(window: Sequence[Row]) -> str:
+    """Says that being cut off may pay: its share rises with the reward, and it earns more than the worst responses do.
+
+    Empty where it does not.
+    """
+    window = [row for row in window if "train/reward_min" in row]
+    if len(window) < _LEAST:
+        return ""
+    early, late = window[: len(window) // 2], window[len(window) // 2 :]
+    before, after = (_average(half, "train/truncated") for half in (early, late))
+    if after - before < _RISE or _average(late, "train/reward") <= _average(early, "train/reward"):
+        return ""
+    cut_off = sum(row["train/truncated"] * row.get("train/reward_cut_off", 0.0) for row in late)
+    others = sum(row["train/reward"] for row in late) - cut_off
+    count = sum(row["train/truncated"] for row in late)
+    paid, earned = cut_off / count, others / max(len(late) - count, 1e-9)
+    least = _average(late, "train/reward_min")
+    if paid <= (least + earned) / 2:  # as where longer thoughts pay, and those that are cut off are wrong
+        return ""
+    return (
+        f"the share of responses that were cut off rose from {before:.0%} to {after:.0%} while the reward rose, and "
+        f"they earn {paid:.3g} on average, others {earned:.3g}, and the worst {least:.3g}: the policy may be learning "
+        "to be cut off; set what such a response is worth by reward.cut_off, or by cut_off_reward of the environment's "
+        "class"
+    )
+
+
+def _describe_excess(window: Sequence[Row]) -> str:
+    """Says that the reward is above that of the best policy, by more than chance; empty where it is not."""
+    window = [row for row in window if "train/best_reward" in row and math.isfinite(row["train/reward"])]
+    if len(window) < _LEAST:
+        return ""
+    best, reward = window[-1]["train/best_reward"], _average(window, "train/reward")
+    error = math.hypot(*(row["train/reward_error"] for row in window)) / len(window)
+    if reward - best <= _ERRORS * error + 1e-6 * max(1.0, abs(best)):
+        return ""
+    return (
+        f"the sampled reward of {len(window)} steps is {reward:.3g} on average, above {best:.3g}, which the task "
+        "declares for its best policy, and by more than chance: the policy earns reward in a way that the task does "
+        "not mean"
+    )
+
+
 def _each(metric: str, breaks: Callable[[Row], bool], text: Callable[[Row], str]) -> _Rule:
     """A rule on each line for itself."""
     return _Rule(metric, lambda window: text(window[-1]) if breaks(window[-1]) else "")
@@ -133,6 +184,8 @@ def _each(metric: str, breaks: Callable[[Row], bool], text: Callable[[Row], str]
 
 _RULES = (
     _Rule("train/reward", _describe_equal),
+    _Rule("train/reward", _describe_excess, _LEAST),
+    _Rule("train/truncated", _describe_quitting, _LEAST),
     _each(
         "train/truncated",
         lambda row: row["train/truncated"] >= 1 and not row.get("train/cut_off_as_is"),
@@ -173,6 +226,10 @@ _RULES = (
     ),
     _each("train/trained_tokens", lambda row: row["train/trained_tokens"] == 0, _describe_untrained),
 )
+
+
+def _average(rows: Sequence[Row], name: str) -> float:
+    return sum(row[name] for row in rows) / len(rows)
 
 
 def _not_finite(rows: Sequence[Row]) -> Iterator[_Rule]:

@@ -1,4 +1,4 @@
-"""Chat templates of strangers end in time, and a text that is too large is refused by row."""
+"""Chat templates and tokenizers of strangers end in time, and the error names the row."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, models
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from lockstep.config import DataSection
@@ -14,13 +14,17 @@ from lockstep.data import limits, prompts
 from lockstep.data.demonstrations import Demonstrations
 from lockstep.data.jsonl import JsonlIndex
 from lockstep.data.messages import ChatTemplateError, render_prompt
+from lockstep.data.prompts import Prompts
 from lockstep.data.rows import DataError
 
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+SLOW = "a" * 12_000
+"""A text that takes the tokenizer below half a second; its square counts."""
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
     whole = Tokenizer(models.WordLevel({"?": 0, "end": 1}, unk_token="?"))
+    whole.pre_tokenizer = pre_tokenizers.Split(Regex("a*b|."), "isolated")
     return PreTrainedTokenizerFast(tokenizer_object=whole, eos_token="end")
 
 
@@ -32,8 +36,9 @@ def write(folder: Path, *rows: dict[str, str]) -> JsonlIndex:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A limit that needs no patience."""
-    monkeypatch.setattr(limits, "_TEMPLATE_S", 0.2)
+    """Limits that need no patience."""
+    for name, value in {"_TEMPLATE_S": 0.2, "_TOKENIZER_S": 0.1, "_CHARACTERS_A_SECOND": 1e9}.items():
+        monkeypatch.setattr(limits, name, value)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +51,15 @@ def test_a_template_ends_in_time_and_gets_no_more_than_its_memory(template: str,
     tokenizer.chat_template = template
     with pytest.raises(ChatTemplateError, match=why):
         render_prompt([{"role": "user", "content": "1"}], tokenizer)
+
+
+@pytest.mark.usefixtures("short")
+def test_a_tokenizer_ends_in_time_and_the_row_is_named(tmp_path: Path) -> None:
+    """There are more slow rows than a small machine has cores, so no thread of the tokenizer is free to find one."""
+    rows = write(tmp_path, {"question": "b"}, *({"question": SLOW} for _ in range(3)))
+    data = DataSection(train="rows.jsonl", max_prompt_tokens=99_999, prompt="{question}", answer="")
+    with pytest.raises(DataError, match=r"line 2: the tokenizer of .* fails on the text that begins 'aaa.*takes more"):
+        Prompts(rows, build_tokenizer(), data)
 
 
 @pytest.mark.parametrize("field", ["question", "answer"])

@@ -51,6 +51,51 @@ def test_a_healthy_run_has_none_and_a_step_without_the_metric_ends_no_stretch() 
     assert len(find_alarms([truncated[0], held_out, truncated[1]])) == 1
 
 
+def quitting(shares: list[float], reward: list[float], cut_off: float) -> list[str]:
+    constant = {"train__reward_cut_off": [cut_off] * 20, "train__reward_min": [-1.0] * 20}
+    found = find_alarms(rows(train__truncated=shares, train__reward=reward, **constant))
+    return [alarm.text for alarm in found if alarm.metric == "train/truncated"]
+
+
+RISING, RISEN = [0.02 * step for step in range(20)], [0.5 + 0.05 * step for step in range(20)]
+
+
+def test_a_policy_that_learns_to_be_cut_off_is_one() -> None:
+    (text,) = quitting(RISING, RISEN, 0.5)
+    assert text.startswith("the share of responses that were cut off rose from ")
+    assert "while the reward rose, and they earn 0.5 on average, others " in text
+
+
+@pytest.mark.parametrize(
+    ("shares", "reward", "cut_off"),
+    [
+        (RISING, RISEN, -0.9),  # longer thoughts, and those that are cut off are wrong
+        (RISING, RISEN[::-1], 2.0),
+        ([1.0] * 20, RISEN, 2.0),  # always cut off
+        ([0.3 + 0.05 * (step % 2) for step in range(20)], RISEN, 2.0),
+    ],
+)
+def test_a_policy_that_is_cut_off_and_gains_nothing_by_it_is_none(
+    shares: list[float], reward: list[float], cut_off: float
+) -> None:
+    assert [text for text in quitting(shares, reward, cut_off) if "every response" not in text] == []
+
+
+def excess(reward: list[float], error: float) -> list[tuple[int, int]]:
+    count = len(reward)
+    found = find_alarms(
+        rows(train__reward=reward, train__best_reward=[1.0] * count, train__reward_error=[error] * count)
+    )
+    return [(alarm.first, alarm.last) for alarm in found]
+
+
+def test_a_reward_above_that_of_the_best_policy_is_one() -> None:
+    assert excess([1.3] * 20, 0.25) == [(12, 20)]  # four errors of the mean of twelve steps
+    assert excess([1.01] * 10, 0.0) == [(10, 10)]
+    assert excess([1.0] * 20, 0.0) == []
+    assert excess([0.5, 1.5] * 20, 0.25) == []
+
+
 @pytest.mark.parametrize(
     ("counts", "causes"),
     [
@@ -97,3 +142,13 @@ def test_equal_rewards_are_noted_once_for_a_stretch(steps: list[tuple[float, ...
     notes = listen([dict(zip(names, (*own, 0.5), strict=False)) for own in steps])
     assert len(notes) == len(said)
     assert all(note.startswith(f"ALARM, {start}") for note, start in zip(notes, said, strict=True))
+
+
+def test_rewards_earned_in_a_wrong_way_are_noted_once_each() -> None:
+    names = ("reward_min", "reward_max", "reward", "truncated", "reward_cut_off", "best_reward", "reward_error")
+    shares = [0.02 * step for step in range(40)]
+    values = [(-1.0, 9.0, 1 + own, own, 9.0, 1.0, 0.1) for own in shares]
+    notes = listen([{f"train/{name}": value for name, value in zip(names, row, strict=True)} for row in values])
+    assert [note.partition(": ")[0] for note in notes] == ["ALARM, step 11", "ALARM, step 13"]
+    assert "rose from " in notes[0]
+    assert "above 1, which the task declares" in notes[1]
