@@ -43,7 +43,6 @@ from lockstep.objectives.tally import Tally
 from lockstep.report.certificate import ReadCertificate
 from lockstep.report.progress import Progress, show_progress
 from lockstep.run.folder.certificate import write_certificate
-from lockstep.run.folder.files import standing
 from lockstep.samplers.backend import find_backend
 from lockstep.system.printable import print_text
 
@@ -101,7 +100,7 @@ def certify(model: str, asked: Asked, out: Path | None) -> int:
     """
     folder = str(fetch_model(model))
     file = Path("certificates", f"{Path(model).resolve().name}.json") if out is None else out
-    place = standing(file.parent)
+    place = next(folder for folder in file.absolute().parents if folder.exists())
     if not (place.is_dir() and os.access(place, os.W_OK)):
         raise InputError(f"{file} cannot be written, since {place} is not a folder that can be written to")
     source = open_source(folder)
