@@ -29,7 +29,6 @@ REGISTRY = "lockstep/config/backends.py"
 EXCEPTIONS = {
     "lockstep/cluster/self_check.py": "it proves what Lockstep's own sampler decodes",
     "lockstep/cluster/judges.py": "a server judges through its client, and takes no weights",
-    "lockstep/inference/generate.py": "a server answers through its client, likewise",
     "lockstep/inference/eval_recipe.py": "a URL stands for a server that speaks OpenAI's protocol",
     "lockstep/run/folder/machine.py": "the version of a library",
 }

@@ -9,6 +9,7 @@ from typing import Any
 
 from lockstep.config.errors import RecipeError, Shape, nearest
 from lockstep.config.loading import Loaded
+from lockstep.config.section import Section
 from lockstep.system.yaml12 import Keys, annotate, lay_over, nest, value_at
 
 
@@ -28,20 +29,23 @@ def explain_options(loaded: Loaded, keys: Sequence[str] = ()) -> str:
     """
     recipe = Shape(type(loaded.recipe), loaded.dump())
     options = list(recipe.walk())
+    found: list[tuple[Keys, type[Section], Shape | None]] = []
+    for want in [tuple(key.split(".")) for key in keys] or [()]:
+        own = [option for option in options if option[0][: len(want)] == want]
+        if not own:
+            raise RecipeError(f"there is no option {'.'.join(want)}; {nearest(recipe, want)}")
+        found += own
     tree: dict[str, Any] = {}
     meanings: dict[Keys, str] = {}
-    for want in [tuple(key.split(".")) for key in keys] or [()]:
-        found = [option for option in options if option[0][: len(want)] == want]
-        if not found:
-            raise RecipeError(f"there is no option {'.'.join(want)}; {nearest(recipe, want)}")
-        for path, holder, inner in found:
-            field = holder.model_fields[path[-1]]
-            meanings[path] = field.description or ""
-            if inner is not None:
-                meanings[path] = field.description or (inner.kind.__doc__ or "").partition("\n")[0]
-            if inner is None or not list(inner.inner()):
-                value = value_at(recipe.said, path)
-                if value_at(recipe.said, path[:-1]) is None and not field.is_required():
-                    value = field.get_default(call_default_factory=True)
-                tree = lay_over(tree, nest(".".join(path), value))
+    for path, holder, inner in found:
+        field = holder.model_fields[path[-1]]
+        meanings[path] = field.description or ""
+        if inner is not None and not field.description:
+            meanings[path] = (inner.kind.__doc__ or "").partition("\n")[0]
+        if inner is not None and list(inner.inner()):
+            continue
+        value = value_at(recipe.said, path)
+        if value_at(recipe.said, path[:-1]) is None and not field.is_required():
+            value = field.get_default(call_default_factory=True)
+        tree = lay_over(tree, nest(".".join(path), value))
     return annotate(tree, lambda keys: meanings.get(keys, ""))
