@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -19,7 +19,7 @@ from lockstep.environments.tools import parse_calls
 from lockstep.judge.templates import COMMON_CONTROLS, Template, escaping
 from lockstep.judge.verdicts import ScoreParser, WinnerParser
 from lockstep.rewards.code_reward import extract_code_block
-from lockstep.rewards.instruction_reward import KINDS, Instruction
+from lockstep.rewards.instruction_reward import READER, Instruction
 from lockstep.system.printable import make_printable
 
 Parse = Callable[[str], object]
@@ -38,7 +38,7 @@ def repeat(text: str, before: str = "", after: str = "") -> Text:
 
 def follows(kind: str, **arguments: Any) -> Parse:
     """The check of an instruction."""
-    return Instruction(id=kind, **arguments).is_followed
+    return READER.validate_python({"id": kind, **arguments}).is_followed
 
 
 def distinct_keys(length: int) -> str:
@@ -172,7 +172,8 @@ def cpu_s(parse: Parse, text: str) -> float:
 
 
 def test_every_kind_of_instruction_is_here() -> None:
-    assert KINDS_ASKED.keys() == KINDS.keys()
+    kinds = {name for kind in get_args(Instruction) for name in get_args(kind.model_fields["id"].annotation)}
+    assert KINDS_ASKED.keys() == kinds
 
 
 @pytest.mark.parametrize(("parse", "texts", "length"), CASES)

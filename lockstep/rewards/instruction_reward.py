@@ -133,8 +133,8 @@ class Form(_Instruction):
 
 
 Instruction = Counted | Keywords | End | OneOf | Form
-_READER: TypeAdapter[Instruction] = TypeAdapter(Annotated[Instruction, Field(discriminator="id")])
-KNOWN = _READER.json_schema()
+READER: TypeAdapter[Instruction] = TypeAdapter(Annotated[Instruction, Field(discriminator="id")])
+KNOWN = READER.json_schema()
 """All kinds with their arguments."""
 
 
@@ -156,7 +156,7 @@ class InstructionReward:
 
     def _score(self, prompt: Prompt, response: str) -> float:
         answer = drop_thought(response, prompt.text)
-        asked = map(_READER.validate_python, read_field(prompt.row, self.section.field))
+        asked = map(READER.validate_python, read_field(prompt.row, self.section.field))
         followed = [each.is_followed(answer) for each in asked]
         return float(all(followed)) if self.section.all_or_nothing else sum(followed) / len(followed)
 
@@ -164,7 +164,7 @@ class InstructionReward:
 def fault(instruction: Any) -> str | None:
     """Returns what is wrong with an instruction of a row; None if nothing is."""
     try:
-        _READER.validate_python(instruction)
+        READER.validate_python(instruction)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         message = problem["msg"].removeprefix("Value error, ")
