@@ -83,6 +83,7 @@ __all__ = [
 _find = export_lazily(__name__, __file__)
 
 process_defaults.limit_threads()
+process_defaults.fix_order_of_sums()
 install_guards()
 
 

@@ -77,3 +77,16 @@ def test_a_machine_of_many_cores_is_shared_as_a_container_says(
     monkeypatch.setattr(process_defaults, "_QUOTA", tmp_path / "cpu.max")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
     assert process_defaults.usual_threads() == threads
+
+
+@pytest.mark.parametrize(("maker", "given", "order"), [
+    ("GenuineIntel", {}, "AUTO,STRICT"), ("GenuineIntel", {"MKL_CBWR": "AVX2"}, "AVX2"), ("AuthenticAMD", {}, None),
+])  # fmt: skip
+def test_mkl_adds_in_one_order_on_processors_of_intel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, maker: str, given: dict[str, str], order: str | None
+) -> None:
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nvendor_id\t: {maker}\n")
+    monkeypatch.setattr(process_defaults, "_PROCESSORS", tmp_path / "cpuinfo")
+    monkeypatch.setattr(process_defaults.os, "environ", dict(given))
+    process_defaults.fix_order_of_sums()
+    assert process_defaults.os.environ.get("MKL_CBWR") == order

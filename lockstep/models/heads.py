@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor, nn
@@ -42,12 +43,35 @@ _ROWS = 256
 
 def scores_tokens(head: Head) -> bool:
     """True if a head gives log-probabilities of tokens; the others give one number for each state."""
-    return head == "logits"
+    match head:
+        case "logits":
+            return True
+        case "value" | "reward":
+            return False
+        case _:
+            assert_never(head)
 
 
 def scores_sequences(head: Head) -> bool:
     """True if a head gives one number for a whole sequence, as classifiers do."""
-    return head == "reward"
+    match head:
+        case "reward":
+            return True
+        case "logits" | "value":
+            return False
+        case _:
+            assert_never(head)
+
+
+def _has_bias(head: Head) -> bool:
+    """True if the unit of a head has a bias."""
+    match head:
+        case "value":
+            return True
+        case "logits" | "reward":
+            return False
+        case _:
+            assert_never(head)
 
 
 def canonical(name: str) -> str:
@@ -239,7 +263,7 @@ def value_outputs(batch: LaidOut, at: Callable[[Tensor], Tensor], unit: nn.Modul
 
 def value_unit(size: int, head: Head) -> nn.Linear:
     """The linear unit of a value or reward head."""
-    return nn.Linear(size, 1, bias=head == "value")
+    return nn.Linear(size, 1, bias=_has_bias(head))
 
 
 def first_value_weights(size: int, seed: int, head: Head) -> dict[str, Tensor]:
@@ -247,7 +271,7 @@ def first_value_weights(size: int, seed: int, head: Head) -> dict[str, Tensor]:
     # A final norm leaves states of length about √size, so initial values have a standard deviation of about 0.1.
     weight = torch.empty(1, size, device="cpu")
     weight.normal_(0.0, 0.1 / math.sqrt(size), generator=keyed.generator("value head", seed))
-    bias = {"value.bias": torch.zeros(1, device="cpu")} if head == "value" else {}
+    bias = {"value.bias": torch.zeros(1, device="cpu")} if _has_bias(head) else {}
     return {"value.weight": weight, **bias}
 
 
@@ -284,6 +308,11 @@ def logits_are_products(lm: PreTrainedModel) -> bool:
     finally:
         hook.remove()
     return torch.allclose(seen[0], states(lm.base_model, cut)) and torch.equal(logits, seen[1][0])
+
+
+def inputs(batch: Batch) -> dict[str, Any]:
+    """A batch as `transformers` models take it in one process."""
+    return Cut.of(batch, ALONE).inputs
 
 
 def states_at(backbone: nn.Module, cut: Cut, state_m: Tensor) -> Tensor:

@@ -143,7 +143,7 @@ class VLLMSampler:
         return safetensors.torch.load(self._on_worker("show_tensor", name))[name]
 
     def take_prefix_hits(self) -> list[int]:
-        """For each request since the last call, the number of prompt tokens that were found in the prefix cache."""
+        """Prompt tokens that were found in the prefix cache, by request since the last call."""
         cached, self._cached = self._cached, {}
         return [cached[number] for number in sorted(cached)]
 

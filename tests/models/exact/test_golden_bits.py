@@ -44,6 +44,25 @@ GOLDEN: dict[str, dict[str, str]] = {
         "attention, cap": "94b221ba1a6107ca6d06a0786b1ef454",
         "attention, sinks": "9754c0813e919c861dc18077e66bff1a",
     },
+    "torch 2.13.0+cpu, GenuineIntel AVX512": {
+        "linear": "c4cb1f23deceffca6fe9dadd0cc4891e",
+        "linear bf16": "9e32adbc72d71100e92b6b0cc4a8c111",
+        "silu": "efc61e27bb84096fc0320fa121e1830a",
+        "gelu": "1c2d2c795ef43b7b0d2b3b4662fbfb1e",
+        "log-softmax": "746e93fde33d4a9bca1210b7a7ff6e9b",
+        "attention": "c75146eaf50fe754cde142a7e440af99",
+        "attention, window": "31037762ec5679745fa910707da7d801",
+        "attention, cap": "f0707f27e8cbcecb4464a53cc0351cba",
+        "attention, sinks": "13378cd163c7665d004ad49a92381436",
+    },
+    "torch 2.13.0+cpu, GenuineIntel AVX2": {
+        **_SAME,
+        "silu": "5288c2f94d495642b490f04ff1c62533",
+        "attention": "a8654dafc1e9fc9a6e59442f32a49eb8",
+        "attention, window": "934953bb6b3affc7d4134928b342d712",
+        "attention, cap": "94b221ba1a6107ca6d06a0786b1ef454",
+        "attention, sinks": "9754c0813e919c861dc18077e66bff1a",
+    },
 }
 """By torch, maker of the processor and its vectors: 16 numbers wide, a softmax has other sums than 8 numbers wide."""
 
