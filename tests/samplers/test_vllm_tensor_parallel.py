@@ -42,7 +42,7 @@ def sampler(vllm: None, models: Callable[..., Path]) -> Iterator[Damaging]:
     section = SamplerSection(
         backend="vllm", tensor_parallel=2, max_batch_size=8, kv_cache_gib=0.05, transfer="process_group"
     )
-    pool = Damaging(SamplerSpec(str(models("qwen2 tied")), section, SECTION), print)
+    pool = Damaging(SamplerSpec(str(models("qwen2 tied")), section, SECTION))
     yield pool
     pool.close()
 
