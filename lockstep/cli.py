@@ -25,7 +25,7 @@ from lockstep.commands import (
 from lockstep.commands import eval as evaluate
 from lockstep.config.trust import trust
 from lockstep.core import exit_codes
-from lockstep.run.stop import end_with_code
+from lockstep.run.stop import end_with_code, hear_interrupts
 from lockstep.system import process_defaults
 from lockstep.system.unread import is_unread, outlive, silence
 from lockstep.version import __version__
@@ -69,6 +69,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     options = parse(arguments)
     process_defaults.stay_offline()
     process_defaults.keep_freed_memory()
+    hear_interrupts()
 
     def command() -> int:
         trust(*(options.trust if "trust" in options else ()))

@@ -71,6 +71,12 @@ class Stop:
         return self._asked
 
 
+def hear_interrupts() -> None:
+    """Restores SIGINT where the parent process ignored it, as a script does for `command &`."""
+    if _in_main_thread() and signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @contextmanager
 def heed_signals(stop: Stop, note: Callable[[str], object]) -> Iterator[None]:
     """While the block lasts, the first Ctrl-C, SIGTERM or SIGHUP asks for a stop; the second ends at once, as always.
