@@ -91,12 +91,7 @@ def test_validation_calls_back_before_the_first_step_too(assets: Path, in_tmp: P
     assert seen == [(0, True), (1, False), (2, True)]
 
 
-def test_an_interrupt_saves_and_the_same_call_resumes(
-    assets: Path, in_tmp: Path, request: pytest.FixtureRequest
-) -> None:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background
-    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
-
+def test_an_interrupt_saves_and_the_same_call_resumes(assets: Path, in_tmp: Path) -> None:
     def interrupt(step: int, values: Mapping[str, float]) -> None:
         if step == 1:
             os.kill(os.getpid(), signal.SIGINT)
