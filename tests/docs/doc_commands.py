@@ -49,6 +49,9 @@ OTHERS = {
         ),
         "wants the page's own class; tests/docs/test_own_model_guide.py runs both",
     ),
+    "lockstep watch my_run": (
+        "serves until it is interrupted; tests/report/test_followed.py and tests/browser/test_live_page.py start it"
+    ),
     "lockstep eval http://localhost:8000/v1 ranked.jsonl --recipe eval_judge judge.sampler.openai.model=NAME": (
         "asks a server; tests/inference/test_eval_judge.py starts one"
     ),
