@@ -16,7 +16,6 @@ SLEEPERS = {
     "system/fault_policy.py": "the policy itself",
     "helpers/process.py": "looks for a parent that has ended",
     "helpers/descendants.py": "looks for children that have ended",
-    "report/html.py": "looks whether runs have logged something",
     "weight_sync/carriers.py": "looks whether a receiver still takes what is sent, until a deadline",
 }
 """Files that wait by the clock, and what for."""
