@@ -30,6 +30,9 @@ stand in a row."""
 GONE_COLUMNS = ("scored_by",)
 """Keys of rows of the baseline that are written no more."""
 
+GONE_FILES = ("messages.jsonl",)
+"""Files of rows of the baseline that are written no more."""
+
 TENSORS: dict[str, str] = {}
 """Tensors, as `make bits` tells them (`checkpoint/critic/model.safetensors:name`); likewise with / at the end."""
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from safetensors import deserialize
 
-from benchmarks.bits_names import rename_columns, rename_metrics, rename_tensors
+from benchmarks.bits_names import GONE_FILES, rename_columns, rename_metrics, rename_tensors
 
 METRICS, RESULTS, SECONDS = "metrics.jsonl", "results.json", "seconds"
 CHECKPOINT = "checkpoint"
@@ -101,7 +101,9 @@ class Outputs:
             file: [rename_columns(row) if file == RESULTS else rename_metrics(row) for row in rows]
             for file, rows in self.metrics.items()
         }
-        samples = {file: [rename_columns(row) for row in rows] for file, rows in self.samples.items()}
+        samples = {
+            file: [rename_columns(row) for row in rows] for file, rows in self.samples.items() if file not in GONE_FILES
+        }
         return Outputs(rename_tensors(self.tensors), renamed, samples)
 
 
