@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -14,7 +14,7 @@ from lockstep.config.model_recipe import weights_of
 from lockstep.judge.options import AskedSection
 from lockstep.models.folder import read_config, skeleton
 from lockstep.plan.memory import Generation, Rank
-from lockstep.plan.sizes import Sizes
+from lockstep.plan.sizes import FP32, Sizes
 from lockstep.samplers.backend import find_backend
 from lockstep.samplers.cache_budget import PROCESS_BYTES, CacheBudget, usable_bytes
 from lockstep.weight_sync.buckets import CAPACITY
@@ -222,3 +222,8 @@ def _judge(section: AskedSection, own: Sizes, learner: LearnerSection, load: Loa
 def _sizes(path: str, headless: bool = True) -> Sizes:
     folder = str(weights_of(path))
     return Sizes.of(skeleton(read_config(folder, headless=headless), folder))
+
+
+def checkpoint_bytes(models: Sequence[ModelRole], sizes: Sizes) -> int:
+    """Bytes of a checkpoint: weights of the models that change, and moments of those that learn."""
+    return sum((1 + _count_state(role)) * FP32 * sizes.count_trainable(role.head) for role in models if role.is_saved)

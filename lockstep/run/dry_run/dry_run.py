@@ -6,6 +6,7 @@ compared with the headers of its files. Files that a recipe makes are made in a 
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from lockstep.models.heads import scores_tokens
 from lockstep.models.load import scratch_config
 from lockstep.models.source import ModelSource, describe_passed_end, open_source, scratch_tokenizer
 from lockstep.models.weight_files import are_on_hub, check_weights, require_finite
-from lockstep.plan.estimate import MemoryEstimate
+from lockstep.plan.estimate import MemoryEstimate, checkpoint_bytes
 from lockstep.plan.page import describe_layouts
 from lockstep.plan.sizes import Sizes
 from lockstep.rewards.build import build as build_reward
@@ -100,6 +101,8 @@ def _check_parts(loaded: Loaded, allow_changes: bool, made: Path, found: Finding
         with found.problem():
             _memory(recipe, Sizes.of(network, recipe.learner.lora), found)
             is_small = True
+        with found.problem():
+            _require_disk(loaded, recipe, Sizes.of(network, recipe.learner.lora))
         if files is not None:
             inexact = _decide_exact(recipe, source, found) if is_small else "it is refused"
             _open(recipe, DrySetup.of(recipe, made, files, source, inexact, found), found)
@@ -249,4 +252,17 @@ def _memory(recipe: Algorithm, sizes: Sizes, found: Findings) -> None:
         raise InputError(
             f"the run needs about {readable(needed)} of memory, but {where}; take a smaller model, or lower "
             f"learner.micro_batch_tokens{generates}"
+        )
+
+
+def _require_disk(loaded: Loaded, recipe: Algorithm, sizes: Sizes) -> None:
+    """Raises InputError if the disk has no room for the kept checkpoints and the one being written."""
+    folder = loaded.run_folder.absolute()
+    standing = next(path for path in (folder, *folder.parents) if path.exists())
+    needed = checkpoint_bytes(recipe.models, sizes) * (recipe.run.keep + 1)
+    free = shutil.disk_usage(standing).free
+    if needed > free:
+        raise InputError(
+            f"the run needs up to {readable(needed)} of disk at {loaded.run_folder}, but {readable(free)} are free; "
+            "make room, lower run.keep, or set run.folder to another disk"
         )
