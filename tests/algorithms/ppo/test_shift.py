@@ -5,16 +5,19 @@ The faulty critic is read one token late: what it calls the value of a token has
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from tiny_models import ragged
 
 from lockstep.config.loading import load
 from lockstep.core import align
 from lockstep.core.batch import Batch
 from lockstep.losses.base import Outputs
 from lockstep.models.heads import ValueHead
+from lockstep.models.load import load_backbone
 from lockstep.report.log import read_metrics
 from lockstep.run.train import train
 
@@ -51,6 +54,18 @@ def both_ways(monkeypatch: pytest.MonkeyPatch, name: str, seed: int, *options: s
 
 
 SHORT = ("ppo.critic_warmup_steps=5", "run.max_steps=10", "ppo.gae_lambda=0.95", "ppo.ppo_epochs=4")
+
+
+def test_the_fault_is_a_value_that_has_seen_its_token(models: Callable[..., Path]) -> None:
+    head, batch = ValueHead(load_backbone(models("llama")), seed=0), ragged([5, 1, 9])
+    with torch.no_grad():
+        right, wrong = aligned(head, batch), one_token_late(head, batch)
+    assert right.value is not None
+    assert right.final_value is not None
+    assert wrong.value is not None
+    for first, length in zip(batch.starts.tolist(), batch.lengths.tolist(), strict=True):
+        assert torch.equal(wrong.value[first : first + length - 1], right.value[first + 1 : first + length])
+    assert torch.equal(wrong.value[align.state_after(batch)], right.final_value)
 
 
 @pytest.mark.proof

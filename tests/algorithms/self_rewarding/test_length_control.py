@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from ladder_recipes import rung
 
-from benchmarks.ladder.tasks.letters import LETTERS
+from benchmarks.ladder.tasks.letters import LETTERS, Letters
 from lockstep.config.loading import load
 from lockstep.report.log import read_metrics
 from lockstep.run.train import train
@@ -60,6 +60,23 @@ def rewarded(model: Path, control: float) -> tuple[list[float], list[float]]:
     lengths, worth = ([row[name] for row in rows if name in row] for name in names)
     print(f"ρ = {control}: length {lengths}, worth {worth}")
     return lengths, worth
+
+
+def test_the_judgements_that_are_learned_like_length_and_nothing_else(tmp_path: Path) -> None:
+    files = Letters(name="letters", train_prompts=1, validation_prompts=1, demonstrations=3000).write(tmp_path)
+    assert files.demonstrations is not None
+    draws, gains = random.Random(0), dict[int, list[int]]()
+    for row in map(json.loads, files.demonstrations.read_text().splitlines()):
+        other = biased(row, draws)
+        letters = row["question"].partition(" answer")[2].split()
+        if not row["question"].startswith("judge") or any(letter not in LETTERS for letter in letters):
+            assert other == row
+        elif letters:
+            assert other["answer"].split()[-1] == str(other["answer"].count("yes"))
+            gains.setdefault(len(letters), []).append(int(other["answer"][-1]) - int(row["answer"][-1]))
+    mean = [sum(gains[length]) / len(gains[length]) for length in sorted(gains)]
+    assert mean[0] == 0
+    assert mean[-1] > mean[len(mean) // 2] + 0.3 > 0.6
 
 
 @pytest.mark.proof
