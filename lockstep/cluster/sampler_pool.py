@@ -1,4 +1,4 @@
-"""A pool of samplers in processes of their own, which share the work."""
+"""A pool of samplers in separate processes, which share the work."""
 
 from __future__ import annotations
 

@@ -43,6 +43,7 @@ from lockstep.objectives.tally import Tally
 from lockstep.report.certificate import ReadCertificate
 from lockstep.report.progress import Progress, show_progress
 from lockstep.run.folder.certificate import write_certificate
+from lockstep.run.folder.files import find_standing
 from lockstep.samplers.backend import find_backend
 from lockstep.system.printable import print_text
 
@@ -96,11 +97,11 @@ def certify(model: str, asked: Asked, out: Path | None) -> int:
         The exit code: 0 where the model is exact, 4 where it is not, 3 where the negative control was not seen.
 
     Raises:
-        InputError: There is no such model, or the certificate cannot be written.
+        InputError: The model cannot be found, or the certificate cannot be written.
     """
     folder = str(fetch_model(model))
     file = Path("certificates", f"{Path(model).resolve().name}.json") if out is None else out
-    place = next(folder for folder in file.absolute().parents if folder.exists())
+    place = find_standing(file.parent)
     if not (place.is_dir() and os.access(place, os.W_OK)):
         raise InputError(f"{file} cannot be written, since {place} is not a folder that can be written to")
     source = open_source(folder)

@@ -11,7 +11,6 @@ last complete one.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -26,7 +25,7 @@ from lockstep.data.files import open_rows
 from lockstep.data.ranked import RankedResponses, describe, read_ranked
 from lockstep.data.rows import Skipped
 from lockstep.inference.eval_recipe import EvalJudgeRecipe
-from lockstep.inference.results import leave_on_stop, results_of
+from lockstep.inference.results import cut_to_blocks, leave_on_stop, results_of
 from lockstep.judge.agreement import Assessment, assess, describe_agreement
 from lockstep.judge.build import pair_judge, score_judge
 from lockstep.judge.judge import Judge
@@ -36,7 +35,7 @@ from lockstep.report.progress import Progress, show_progress
 from lockstep.run.folder.files import write_once
 from lockstep.run.stop import Stop, heed_signals
 from lockstep.system.printable import print_text
-from lockstep.system.records import check_shape, is_file
+from lockstep.system.records import check_shape
 from lockstep.system.whole_files import append
 
 
@@ -69,9 +68,10 @@ def _judge(
     """Judges the missing blocks, and writes the results."""
     ranked, skipped = read
     log, size = folder / JUDGEMENTS, recipe.run.save_every
-    done = _cut_log(log, len(ranked), size)
+    blocks = [range(len(ranked))[start : start + size] for start in range(0, len(ranked), size)]
+    missing = blocks[cut_to_blocks(log, map(len, blocks)) :]
     with show_progress(f"{_who(recipe)} → {folder}") as progress:
-        if done < len(ranked):
+        if missing:
             sampler = recipe.judge.sampler or SamplerSection()
             with workers_of(recipe.cluster, recipe.learner, progress, sampler=sampler) as workers:
                 answering = judge_answers(recipe.judge, recipe.learner, progress, workers)
@@ -81,7 +81,7 @@ def _judge(
                 )
                 started()
                 progress.total(len(ranked), describe(ranked, skipped), unit="prompts")
-                _write(ranked, range(done, len(ranked), size), log, (scorer, comparer), progress)
+                _write(ranked, missing, log, (scorer, comparer), progress)
     wrong = f"{log} is not as Lockstep writes it"
     found = [check_shape(line, Assessment, wrong, "remove it") for line in log.read_bytes().splitlines()]
     who, data = _who(recipe), ", ".join(map(str, files_of(recipe.data.ranked).paths))
@@ -91,39 +91,29 @@ def _judge(
     write_once(folder / RESULTS, json.dumps(results, indent=1, allow_nan=False) + "\n")
 
 
-def _cut_log(log: Path, total: int, size: int) -> int:
-    """Cuts off the incomplete block that a kill has left. Returns the number of prompts that are judged."""
-    if not is_file(log):
-        return 0
-    lines = [line for line in log.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
-    done = total if len(lines) == total else len(lines) // size * size
-    os.truncate(log, sum(map(len, lines[:done])))
-    return done
-
-
 def _write(
     ranked: Sequence[RankedResponses],
-    starts: range,
+    missing: Sequence[range],
     log: Path,
     judges: tuple[Judge[float], Judge[Winner] | None],
     progress: Progress,
 ) -> None:
-    """Judges the blocks that begin at `starts`.
+    """Judges the missing blocks, given by the places of their prompts.
 
     Raises:
         Stopped: If a stop was requested; the current block is finished first.
     """
     stop = Stop(None)
-    if starts.start:
-        progress.note(f"resumes: the responses to {starts.start} prompts are judged already")
+    if missing[0].start:
+        progress.note(f"resumes: the responses to {missing[0].start} prompts are judged already")
     with heed_signals(stop, progress.note):
-        for start in starts:
-            leave_on_stop(stop, f"{start} of {len(ranked)} prompts")
-            own = ranked[start : start + starts.step]
+        for places in missing:
+            leave_on_stop(stop, f"{places.start} of {len(ranked)} prompts")
+            own = ranked[places.start : places.stop]
             with progress.phase("judge"):
                 new = assess(own, *judges)
             append(log, "".join(json.dumps(asdict(one), allow_nan=False) + "\n" for one in new).encode())
-            progress.step(start + len(own), {}, 0, len(own))
+            progress.step(places.stop, {}, 0, len(own))
 
 
 def _who(recipe: EvalJudgeRecipe) -> str:

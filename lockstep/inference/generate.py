@@ -97,7 +97,7 @@ def _make(recipe: GenerateRecipe, source: ModelSource, folder: Path, started: Ca
 
 
 def _open_samplers(recipe: GenerateRecipe, source: ModelSource, progress: Progress, workers: Workers) -> SamplerPool:
-    """Opens samplers in processes of their own, even a single one, so that bits do not depend on their number."""
+    """Opens samplers in separate processes, even a single one, so that bits do not depend on their number."""
     computation = choose_kernels(source.folder, recipe.sampler, recipe.learner, progress.note)
     spec = SamplerSpec(source.folder, recipe.sampler, computation, raw_logprobs=recipe.logprobs_are_raw)
     return processes(spec, progress, workers)

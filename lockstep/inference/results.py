@@ -79,7 +79,7 @@ def results_of(loaded: Loaded, model: str | None, rows: Mapping[str, FileGroup],
 
 
 def cut_to_blocks(log: Path, sizes: Iterable[int]) -> int:
-    """Cuts off what follows the last complete block of a log, which grows by blocks of so many lines.
+    """Cuts off what follows the last complete block of a log, which grows by blocks of these numbers of lines.
 
     Returns:
         The number of complete blocks.

@@ -34,7 +34,7 @@ class LiveServer(ThreadingHTTPServer):
     Raises:
         InputError: If a folder is there and holds no run.
         OSError: If the port is taken.
-        OverflowError: If there is no such port.
+        OverflowError: If the port's number is too large.
     """
 
     def __init__(self, folders: Sequence[Path], port: int) -> None:
@@ -44,24 +44,26 @@ class LiveServer(ThreadingHTTPServer):
         self.folders = folders
         self.key = secrets.token_urlsafe(16)
         self._lock = Lock()
-        self._tag = ""
-        self._page = b""
+        self._made: tuple[str, bytes] | None = None
 
     @property
     def url(self) -> str:
         """The address of the page."""
         return f"http://{_HOST}:{self.server_port}/{self.key}/"
 
+    def tag(self) -> str:
+        """A text that changes when a run has logged something or is in another state."""
+        return "".join(read_state(folder).word + str(_log_sizes(folder)) for folder in self.folders)
+
     def page(self) -> tuple[str, bytes]:
-        """The page and its tag, which changes when a run has logged something or is in another state."""
+        """The tag and the page."""
+        tag = self.tag()
         with self._lock:
-            tag = "".join(read_state(folder).word + str(_log_sizes(folder)) for folder in self.folders)
-            if tag != self._tag:
+            if self._made is None or self._made[0] != tag:
                 file = io.BytesIO()
                 write_live_report(self.folders, file)
-                self._tag = tag
-                self._page = file.getvalue()
-            return self._tag, self._page
+                self._made = tag, file.getvalue()
+            return self._made
 
 
 def serve(folders: Sequence[Path], port: int) -> None:
@@ -96,12 +98,12 @@ class _Handler(BaseHTTPRequestHandler):
         if not secrets.compare_digest(self.path.encode(), f"/{self.server.key}/".encode()):
             return self._answer(HTTPStatus.FORBIDDEN, b"open the address that lockstep watch printed, with its key\n")
         try:
-            tag, page = self.server.page()
+            tag, page = self.server.page() if self.command == "GET" else (self.server.tag(), b"")
         except (ValueError, OSError) as error:  # a log that cannot be read now, or a run that is being removed
             return self._answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}\n".encode())
         return self._answer(HTTPStatus.OK, page, "text/html; charset=utf-8", tag)
 
-    do_HEAD = do_GET
+    do_HEAD = do_GET  # the page asks by it, again and again, if there is a newer one
 
     def log_message(self, format: str, *args: object) -> None:
         """Logs nothing: the terminal is the reader's."""
@@ -116,8 +118,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("ETag", f'"{tag}"')
         with suppress(ConnectionError):  # the reader has closed the tab
             self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(content)
+            self.wfile.write(content if self.command == "GET" else b"")
 
 
 def _log_sizes(folder: Path) -> list[int]:

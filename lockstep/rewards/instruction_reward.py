@@ -79,7 +79,7 @@ class _Range(_Instruction):
 
 
 class Counted(_Range):
-    """A response has so many words, sentences, paragraphs or bullets."""
+    """A response has a required number of words, sentences, paragraphs or bullets."""
 
     id: Literal["words", "sentences", "paragraphs", "bullets"]
 
@@ -89,7 +89,7 @@ class Counted(_Range):
 
 
 class Keywords(_Range):
-    """A response has each of some words so many times."""
+    """A response has each of some words a required number of times."""
 
     id: Literal["keywords"]
     words: Texts

@@ -27,6 +27,7 @@ Sum = dict[str, Any]
 """The `bytes` and the `sha256` of a file."""
 
 _LARGE_BYTES = 1 << 24
+_PART_BYTES = 1 << 20
 _ASIDE = f".{FINAL}-aside"
 _ALSO = ("initial", "certificate.json")
 
@@ -85,7 +86,7 @@ def find_altered_beginnings(run: Path, noted: Mapping[str, Mapping[str, int | st
         path = run / name
         if not path.is_file():
             yield f"{path} is missing"
-        elif hashlib.sha256(path.read_bytes()[: int(sum_["bytes"])]).hexdigest() != sum_["sha256"]:
+        elif _read_beginning(path, int(sum_["bytes"])) != sum_["sha256"]:
             yield f"{path} differs from what the run wrote"
 
 
@@ -124,6 +125,16 @@ def read_sum(path: Path) -> Sum:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256")
         return {"bytes": file.tell(), "sha256": digest.hexdigest()}
+
+
+def _read_beginning(path: Path, size: int) -> str:
+    """The SHA-256 of the first bytes of a file; a large one is not held in memory."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(min(size, _PART_BYTES)):
+            digest.update(part)
+            size -= len(part)
+    return digest.hexdigest()
 
 
 def _sum(path: Path) -> Sum:

@@ -10,17 +10,6 @@ import pytest
 from forked_commands import run_command
 from workspace import furnish
 
-import lockstep.inference.evaluate
-import lockstep.inference.evaluate_judge
-import lockstep.inference.generate
-import lockstep.plan.command
-import lockstep.report.html
-import lockstep.run.checkpoint.export
-import lockstep.run.dry_run.dry_run
-import lockstep.run.train
-
-# What a fork imports itself, every fork pays for.
-
 EVAL = """base: eval_gsm8k
 learner: {device: cpu}
 data: {prompt: "{question}\\n", max_prompt_tokens: 64, max_validation_samples: 3}
@@ -79,6 +68,3 @@ def refuses() -> Check:
         assert "\x1b" not in ended.said
 
     return check
-
-
-__all__ = ["lockstep"]

@@ -30,7 +30,7 @@ def _count_kb(process: int) -> int:
 
 
 def _has_many_files(process: int) -> bool:
-    """True if a process has too many files in a /tmp of its own."""
+    """True if a process has too many files in its private /tmp."""
     tmp = f"/proc/{process}/root/tmp"
     try:
         if os.stat(tmp).st_dev == os.stat("/tmp").st_dev:

@@ -35,11 +35,11 @@ from lockstep.models.source import ModelSource, describe_passed_end, open_source
 from lockstep.models.weight_files import are_on_hub, check_weights, require_finite
 from lockstep.plan.estimate import MemoryEstimate, checkpoint_bytes
 from lockstep.plan.page import describe_layouts
-from lockstep.plan.sizes import Sizes
+from lockstep.plan.sizes import FP32, Sizes
 from lockstep.rewards.build import build as build_reward
 from lockstep.run.dry_run.remarks import remarks
 from lockstep.run.dry_run.setup import DrySetup, Findings
-from lockstep.run.folder.files import FRAME, find_changed_options, require_writable
+from lockstep.run.folder.files import FRAME, find_changed_options, find_standing, require_writable
 from lockstep.run.live_setup import require_lengths, role_folder, self_checked_sampling
 from lockstep.run.session import resolve_intervals
 from lockstep.run.trackers.follow import views_of
@@ -97,12 +97,13 @@ def _check_parts(loaded: Loaded, allow_changes: bool, made: Path, found: Finding
         source, network = model
         with found.problem():
             found.notes += filter(None, [describe_passed_end(source, recipe.data)])
+        sizes = Sizes.of(network, recipe.learner.lora)
         is_small = False  # before a part of the model is computed, which takes memory
         with found.problem():
-            _memory(recipe, Sizes.of(network, recipe.learner.lora), found)
+            _memory(recipe, sizes, found)
             is_small = True
         with found.problem():
-            _require_disk(loaded, recipe, Sizes.of(network, recipe.learner.lora))
+            _require_disk(loaded, recipe, sizes)
         if files is not None:
             inexact = _decide_exact(recipe, source, found) if is_small else "it is refused"
             _open(recipe, DrySetup.of(recipe, made, files, source, inexact, found), found)
@@ -256,11 +257,13 @@ def _memory(recipe: Algorithm, sizes: Sizes, found: Findings) -> None:
 
 
 def _require_disk(loaded: Loaded, recipe: Algorithm, sizes: Sizes) -> None:
-    """Raises InputError if the disk has no room for the kept checkpoints and the one being written."""
-    folder = loaded.run_folder.absolute()
-    standing = next(path for path in (folder, *folder.parents) if path.exists())
-    needed = checkpoint_bytes(recipe.models, sizes) * (recipe.run.keep + 1)
-    free = shutil.disk_usage(standing).free
+    """Raises InputError if the disk has no room for the kept checkpoints, the one being written, and the model."""
+    one = checkpoint_bytes(recipe.models, sizes)
+    best = 0 if recipe.run.best is None else recipe.run.best.count
+    if recipe.inference is not None and recipe.inference.one_step_ahead:
+        one += FP32 * sizes.policy
+    needed = one * (recipe.run.keep + best + 1) + FP32 * sizes.policy
+    free = shutil.disk_usage(find_standing(loaded.run_folder)).free
     if needed > free:
         raise InputError(
             f"the run needs up to {readable(needed)} of disk at {loaded.run_folder}, but {readable(free)} are free; "

@@ -75,7 +75,7 @@ def require_writable(folder: Path) -> None:
     """Raises InputError if a run's folder cannot be made or written to, or holds something other than a run."""
     try:
         _require_own(folder)
-        standing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+        standing = find_standing(folder)
     except OSError as error:
         raise _unmakable(folder, f"the system refuses it ({error.strerror})") from error
     if not (standing.is_dir() and os.access(standing, os.W_OK)):
@@ -84,20 +84,25 @@ def require_writable(folder: Path) -> None:
         raise _unmakable(folder, "it is a link to what is not there")
 
 
+def find_standing(folder: Path) -> Path:
+    """The innermost existing one of a folder and its parents; raises OSError if the system refuses to look."""
+    return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+
+
 def _unmakable(folder: Path, why: str) -> InputError:
     return InputError(
         f"the run folder {shorten(str(folder))} cannot be made, because {why}; set run.folder to another place"
     )
 
 
-LOGS = (".log", ".txt", ".out", ".err")
+_LOGS = (".log", ".txt", ".out", ".err")
 """Suffixes of files that may lie in a run's folder before the run: a launcher may write its output there."""
 
 
 def _require_own(folder: Path) -> None:
     if not folder.is_dir() or (folder / "recipe.yaml").exists():
         return
-    foreign = sorted(path.name for path in folder.iterdir() if path.name[0] != "." and path.suffix not in LOGS)
+    foreign = sorted(path.name for path in folder.iterdir() if path.name[0] != "." and path.suffix not in _LOGS)
     if foreign:
         what = "a model" if "config.json" in foreign else f"{foreign[0]}, and no run"
         raise InputError(f"the folder {folder} holds {what}; choose a new or an empty one to write to")

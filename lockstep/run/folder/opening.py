@@ -13,12 +13,13 @@ from pathlib import Path
 from threading import Event
 
 from lockstep.config.hub import write_pins
+from lockstep.config.hub_name import PINS
 from lockstep.config.loading import Loaded, describe
 from lockstep.core.errors import LockstepError, RunError
-from lockstep.data.template_date import keep_date
+from lockstep.data.template_date import FILE, keep_date
 from lockstep.report.log import CRASH
 from lockstep.run.checkpoint.checkpoints import Checkpoints
-from lockstep.run.folder.files import LOCK, LOGS, lock_folder, write_once
+from lockstep.run.folder.files import FRAME, LOCK, lock_folder, write_once
 from lockstep.run.folder.machine import as_noted, describe_machine
 from lockstep.run.stop import Stopped
 
@@ -41,6 +42,10 @@ def open_run(loaded: Loaded, folder: Path) -> Iterator[Callable[[], None]]:
             yield started.set
 
 
+_MADE = ("recipe.yaml", PINS, "environment.json", "inputs.json", "data", FRAME, "judges", FILE)
+"""Files and folders that a run may add to its folder before its first step; a failed start removes nothing else."""
+
+
 @contextmanager
 def _clean_start(folder: Path) -> Iterator[Event]:
     """Makes and locks a folder; removes what was added if the block fails before it sets the event that it is given."""
@@ -59,7 +64,7 @@ def _clean_start(folder: Path) -> Iterator[Event]:
 
 def _remove_added(folder: Path, before: set[str], missing: Sequence[Path]) -> None:
     for path in folder.iterdir():
-        if path.name in before or path.suffix in LOGS or path.name == LOCK:
+        if path.name in before or path.name.removeprefix(".").split("-")[0] not in _MADE:
             continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
