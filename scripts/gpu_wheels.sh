@@ -8,4 +8,4 @@ set -euo pipefail
 [ $# -ge 1 ] || { echo "usage: scripts/gpu_wheels.sh WHEELS [PYTHON_VERSION]" >&2; exit 2; }
 "${PYTHON:-python3}" -m pip download --quiet --dest "$1" --only-binary=:all: \
   --python-version "${2:-3.12}" --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 --platform any \
-  'pydantic>=2.11' orjson PyYAML rich 'plotext>=6.1,<7' math-verify pytest pytest-timeout hypothesis
+  'pydantic>=2.11' orjson PyYAML rich math-verify pytest pytest-timeout hypothesis

@@ -1,5 +1,5 @@
-"""The result of a run on one screen: a curve, whether training and sampling agreed, held-out figures before, after and
-at their best, the report's alarms, and where report and model are."""
+"""The result of a run on one screen: whether training and sampling agreed, held-out figures before, after and at their
+best, the report's alarms, and where report and model are."""
 
 from __future__ import annotations
 
@@ -9,22 +9,20 @@ from lockstep.core import exit_codes
 from lockstep.report.agreement import read_agreement
 from lockstep.report.alarms import find_alarms
 from lockstep.report.certificate import CERTIFICATE, ReadCertificate
-from lockstep.report.held_out import HELD_OUT, figures, headlines
+from lockstep.report.held_out import headlines
 from lockstep.report.log import read_metrics
-from lockstep.report.terminal import curve, summary_table
+from lockstep.report.terminal import summary_table
 from lockstep.system.command_line import command
 
 PAGE = "report.html"
 """The report of a run, in its folder."""
-
-_POINTS = 5  # validations that make a curve
 
 
 def summary(folder: Path) -> str:
     """Reads a run's metrics. Returns text for a terminal; ends with the paths of the run, its report and its model."""
     rows = read_metrics(folder)
     alarms = "\n".join(f"ALARM, {alarm.sentence}" for alarm in find_alarms(rows))
-    parts = [_drawing(rows), _headline(folder, rows), alarms, _where(folder)]
+    parts = [_headline(folder, rows), alarms, _where(folder)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -62,16 +60,3 @@ def _headline(folder: Path, rows: list[dict[str, float]]) -> str:
     if overflowed:
         lines.append(("updates skipped", f"{overflowed:.0f}, whose gradients overflowed fp16"))
     return summary_table(lines)
-
-
-def _drawing(rows: list[dict[str, float]]) -> str:
-    """A curve of what was held out, if that was measured often enough: sampled rewards may be mostly luck."""
-    shown, title = figures(rows, "train/reward"), "sampled reward per step"
-    for name, (label, better) in HELD_OUT.items():
-        held = figures(rows, name)
-        if better == "higher" and len(held) >= _POINTS:
-            shown, title = held, f"{label} over steps"
-            break
-    if len(shown) < 2:
-        return ""
-    return curve([figure.step for figure in shown], [figure.value for figure in shown], title)

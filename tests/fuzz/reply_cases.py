@@ -95,7 +95,6 @@ TOLD_LATER = {"busy for 50 s", "never", "to go on, for ever"}
 """Those that take long, and say a word before."""
 
 GETS: dict[str, tuple[Reply, str]] = {
-    "models: a length below nothing": (served({"id": "m", "owned_by": "vllm", "max_model_len": -1}), "max_model_len"),
     "models: 20,000 others": (served(*({"id": f"model-{n}"} for n in range(20_000))), "and 19,99"),
     "models: a name that moves the cursor": (served({"id": "\x1b[2Jm"}), "␛[2J"),
     "models: none": (served(), "no model"),

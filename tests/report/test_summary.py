@@ -46,7 +46,6 @@ def test_it_ends_with_verdict_accuracy_critic_and_paths_in_this_order(tmp_path: 
     verdict = "AGREE: 200 tokens compared, largest |Δ log-prob| 2.0e-05, mean e^|Δ| at most 1.000000, bound 1.001"
     assert end[0].endswith(verdict)
     assert end[-1] == f"model: {folder / 'final'} (opens with transformers: see its README.md)"
-    assert "sampled reward per step" in lines[0]
 
 
 def test_rewards_of_a_sum_stand_below_it(tmp_path: Path) -> None:

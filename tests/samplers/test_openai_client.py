@@ -190,7 +190,6 @@ def test_a_judge_reads_the_conversation_in_the_chat_template(server: Server) -> 
     client = server.client()
     replies = dict(client.chat(asked, sampling, range(6)))
     assert replies == {row: server.reply(expected, row) for row in range(6)}
-    assert client.bad_ends == 0
     drawn = SamplingParams(10)
     answers = texts(server.client().chat(asked, drawn, range(6)))
     assert texts(server.client(max_concurrency=2).chat(asked[::-1], drawn, range(5, -1, -1))) == answers[::-1]

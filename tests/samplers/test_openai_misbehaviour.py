@@ -114,26 +114,6 @@ def test_prompts_do_not_follow_a_server_elsewhere(script: Script) -> None:
     assert len(script.bodies) == 1
 
 
-@pytest.mark.parametrize(
-    ("answer", "bad"),
-    [
-        (completed(tokens=4), False),
-        (completed(tokens=3), True),
-        (completed(tokens=3, finish_reason="stop"), False),
-        (completed(tokens=3, finish_reason="abort"), True),
-        (completed(tokens=3, finish_reason=None), True),
-    ],
-)
-def test_a_bad_end_is_counted(script: Script, answer: Said, bad: bool) -> None:
-    script.says = first(answer)
-    notes: list[str] = []
-    options = OpenAI(base_url=script.url, model="m", api_key_env=KEY_NAME)
-    client = OpenAIClient(options, 20, note=notes.append)
-    list(client.chat([TALK], SAMPLING, [7]))
-    assert (client.answers, client.bad_ends) == (1, bad)
-    assert len(notes) == bad
-
-
 def test_no_more_is_under_way_than_allowed_and_no_less(script: Script) -> None:
     script.says = lambda n: time.sleep(0.05) or completed()
     places = [place for place, _ in script.client(max_concurrency=3).chat([TALK] * 12, SAMPLING, [0] * 12)]

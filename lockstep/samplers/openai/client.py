@@ -1,7 +1,7 @@
 """A client for a server that speaks OpenAI's protocol: vLLM's, SGLang's, TensorRT-LLM's `trtllm-serve`, or another.
 
-The server already runs with weights of its own; only requests can be sent to it. So what it is, what it supports and
-how its responses ended is checked as far as its answers allow (docs/guides/servers.md).
+The server already runs with weights of its own; only requests can be sent to it. So what it is and what it supports is
+checked as far as its answers allow (docs/guides/servers.md).
 """
 
 from __future__ import annotations
@@ -11,13 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from lockstep import config
 from lockstep.core.types import Reply, SamplingParams
-from lockstep.samplers.openai.dialects import DIALECTS, Completion, Dialect, Ends, Model, Models
+from lockstep.samplers.openai.dialects import DIALECTS, Completion, Dialect, Model, Models
 from lockstep.servers.json_server import JsonServer, Lost, ServerAddress, ServerError
 
 _SHOWN_MODELS = 5
-
-_WARN_FROM = 0.01
-"""Share of bad ends from which the user is warned."""
 
 _SEED_BITS = 2**63 - 1
 """Mask of seeds that every server takes: not negative, in a signed 64-bit integer."""
@@ -31,10 +28,6 @@ class OpenAIClient:
         timeout_s: A request that is not answered within this is sent again.
         note: Shows the user a line.
 
-    Attributes:
-        answers: Number of replies.
-        bad_ends: Number of them that ended as they should not: short of `max_tokens`, or for an unknown reason.
-
     Raises:
         ServerError: If the server cannot be reached, refuses the key, or does not serve the model.
     """
@@ -45,13 +38,11 @@ class OpenAIClient:
         timeout_s: float,
         note: Callable[[str], object] = warnings.warn,
     ) -> None:
-        self.answers = self.bad_ends = 0
         address = ServerAddress(
             options.base_url, "base_url", options.api_key_env, options.max_concurrency, options.max_retries
         )
         self._server = JsonServer(address, timeout_s, note)
         self._options, self._note = options, note
-        self._warned = False
         self._model = self._ask_model()
         self._dialect = self._find_dialect()
 
@@ -84,8 +75,10 @@ class OpenAIClient:
         options = {"model": self._model.id, **self._dialect.fields(sampling)}
         options |= {"max_completion_tokens": sampling.max_tokens}
         pairs = zip(conversations, keys, strict=True)
-        bodies = [options | {"messages": [dict(m) for m in messages], "seed": _seed(key)} for messages, key in pairs]
-        return self._replies(bodies, Ends(sampling.max_tokens, self._model.max_model_len), lost)
+        bodies = [
+            options | {"messages": [dict(m) for m in messages], "seed": key & _SEED_BITS} for messages, key in pairs
+        ]
+        return self._replies(bodies, sampling.max_tokens, lost)
 
     def _ask_model(self) -> Model:
         """Queries the model that is served."""
@@ -111,29 +104,13 @@ class OpenAIClient:
         return Dialect(f"a server called {owner!r}")
 
     def _replies(
-        self, bodies: Sequence[Mapping[str, object]], ends: Ends, lost: Lost | None
+        self, bodies: Sequence[Mapping[str, object]], max_tokens: int, lost: Lost | None
     ) -> Iterator[tuple[int, Reply]]:
-        """Sends all requests, and counts how their responses end."""
+        """Sends all requests."""
 
         def fault(place: int, answer: Completion) -> str | None:
-            return answer.fault(ends.max_tokens)
+            return answer.fault(max_tokens)
 
         for place, answer in self._server.answers(Completion, "/chat/completions", bodies, fault, lost):
             choice = answer.choices[0]
-            self.answers += 1
-            self.bad_ends += ends.are_broken_by(answer)
             yield place, Reply(choice.message.content or "", answer.num_tokens, choice.finish_reason or "none")
-        self._warn()
-
-    def _warn(self) -> None:
-        """Warns once that responses end badly."""
-        if not self._warned and self.bad_ends and self.bad_ends >= _WARN_FROM * self.answers:
-            self._warned = True
-            self._note(
-                f"{self._options.base_url}: {self.bad_ends} of {self.answers} responses ended badly (short of "
-                "max_tokens, or cut off); compare the server's model and settings with yours"
-            )
-
-
-def _seed(key: int) -> int:
-    return key & _SEED_BITS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeInt
 
 from lockstep.core.errors import InputError, shorten
 from lockstep.core.types import SamplingParams
@@ -76,7 +76,6 @@ class Model(ServerWords):
 
     id: str
     owned_by: str | None = None
-    max_model_len: PositiveInt | None = None
 
 
 class Models(ServerWords):
@@ -112,7 +111,6 @@ class Choice(ServerWords):
 class Usage(ServerWords):
     """Tokens as a server counts them."""
 
-    prompt_tokens: NonNegativeInt
     completion_tokens: NonNegativeInt
 
 
@@ -139,29 +137,3 @@ class Completion(ServerWords):
         if characters > _LONGEST_TOKEN * (self.num_tokens + 1):
             return f"it answers with {characters:,} characters in {self.num_tokens} tokens"
         return None
-
-
-@dataclass(frozen=True)
-class Ends:
-    """Limits within which responses end.
-
-    Attributes:
-        max_tokens: Longest response.
-        context: Longest prompt and response together; None: not known.
-    """
-
-    max_tokens: int
-    context: int | None
-
-    def are_broken_by(self, answer: Completion) -> bool:
-        """True if a response ended neither by itself nor at a limit, as far as the server's answer tells."""
-        match answer.choices[0].finish_reason:
-            case "length":
-                return answer.num_tokens != self.max_tokens and not self._fills_the_context(answer)
-            case "stop":
-                return False
-        return True
-
-    def _fills_the_context(self, answer: Completion) -> bool:
-        """True if a response fills the context; some servers leave the last place free."""
-        return self.context is not None and answer.usage.prompt_tokens + answer.num_tokens >= self.context - 1
