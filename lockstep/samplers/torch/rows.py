@@ -69,8 +69,10 @@ class Row:
         request: The request.
         sampling: Its distribution.
         room: The most tokens of its response.
-        prompt: Its prompt, which it may share with others.
+        prompt: The request's tokens and, if the row was preempted, those of its response so far.
+        so_far: Its response when it was last preempted.
         place: Its place; −1 while it waits.
+        began: Number of rows that began before it last did.
     """
 
     number: int
@@ -78,7 +80,9 @@ class Row:
     sampling: SamplingParams
     room: int
     prompt: SharedPrompt
+    so_far: Response
     place: int = -1
+    began: int = 0
 
 
 class Places:
@@ -103,10 +107,15 @@ class Places:
         """Takes rows into their places."""
         place = self._ints([row.place for row in rows])
         self.filled_S[place] = self._ints([len(row.prompt.tokens) for row in rows])
-        self.made_S[place] = 0
+        self.made_S[place] = self._ints([len(row.so_far.tokens) for row in rows])
         self.room_S[place] = self._ints([row.room for row in rows])
         self._key_S[place] = self._ints([row.request.key for row in rows])
         self._uniform_SK[place] = keyed.uniforms(self._key_S[place], self._columns(0))
+        for row in (row for row in rows if row.so_far.tokens):
+            made = len(row.so_far.tokens)
+            self._make_room(made)
+            self._token_SK[row.place, :made] = self._ints(row.so_far.tokens)
+            self._logprob_SK[row.place, :made] = torch.tensor(row.so_far.logprobs, device=self._device)
 
     def uniforms(self, place_R: Tensor) -> Tensor:
         """The random number of the next token of each row, float64 [R]."""
@@ -130,7 +139,7 @@ class Places:
         return [some[max(0, count - made) :] for some, made in zip(tokens, made_R.tolist(), strict=True)]
 
     def responses(self, rows: Sequence[Row], stopped: Sequence[bool]) -> list[Response]:
-        """The responses of rows; `stopped` says which of them ended at a stop token or string."""
+        """The responses of rows so far; `stopped` says which of them ended at a stop token or string."""
         place = self._ints([row.place for row in rows])
         made = self.made_S[place].tolist()
         most = max(made)

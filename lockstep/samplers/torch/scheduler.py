@@ -1,7 +1,8 @@
 """Continuous batching: a pass computes the next token of all running rows, and the prompts of rows that begin.
 
-A place that becomes free is filled in the next pass. A prompt that several rows share is computed once. Where memory is
-bounded, a row begins when there is room for its longest response.
+A place that becomes free is filled in the next pass. A prompt that several rows share is computed once. When memory is
+used up, the row that began last is preempted: it gives up its room, and its prompt and response so far are computed
+again later.
 
 Letters: N tokens of a pass, R running rows, P prompts, B blocks of a row, V tokens of the vocabulary.
 """
@@ -47,13 +48,14 @@ class Scheduler:
         device: Device of the model.
         exact: True if the model, and so log-probabilities, are computed exactly.
         raw_logprobs: Log-probabilities are of temperature 1 and all tokens, for any sampling parameters.
-        most_tokens: The most tokens that running rows may get room for, together; None: as many as they need.
+        most_tokens: The most tokens that running rows have room for, together; None: as many as they need.
         folder: Folder of the model, whose tokenizer decodes text to find stop strings.
 
     Attributes:
         finished: Responses by the numbers of their requests, until they are taken out.
         passes: Number of passes so far.
         computed: Number of tokens that passes have computed.
+        preempted: Number of preemptions.
     """
 
     def __init__(
@@ -72,14 +74,14 @@ class Scheduler:
         self._folder = folder
         self._blocks, self._pool, self._extents = Blocks(), Pool(device), Extents(context)
         self._places, self._free = Places(places, device), list(range(places))[::-1]
-        self._numbers = count()
+        self._numbers, self._began = count(), count()
         self._prompts: dict[tuple[int, ...], SharedPrompt] = {}
         self._waiting: deque[Row] = deque()
         self._rows: list[Row] = []
         self._seen: Seen | None = None
         self._place_R = self._ints([])
         self.finished: dict[int, Response] = {}
-        self.passes = self.computed = 0
+        self.passes = self.computed = self.preempted = 0
 
     @property
     def busy(self) -> bool:
@@ -89,9 +91,8 @@ class Scheduler:
     def submit(self, request: Request, sampling: SamplingParams) -> int:
         """Queues a request. Returns its number."""
         room = min(sampling.max_tokens, self._context - len(request.tokens))
-        prompt = self._prompts.setdefault(request.tokens, SharedPrompt(request.tokens))
-        prompt.waiting += 1
-        self._waiting.append(Row(next(self._numbers), request, sampling, room, prompt))
+        prompt, empty = self._await(request.tokens), Response([], [], False)
+        self._waiting.append(Row(next(self._numbers), request, sampling, room, prompt, empty))
         return self._waiting[-1].number
 
     def abort(self, number: int) -> None:
@@ -120,6 +121,12 @@ class Scheduler:
         if self._append(logits_MV) or new:
             self._arrange()
 
+    def _await(self, tokens: tuple[int, ...]) -> SharedPrompt:
+        """The prompt of these tokens, for one more row."""
+        prompt = self._prompts.setdefault(tokens, SharedPrompt(tokens))
+        prompt.waiting += 1
+        return prompt
+
     def _leave(self, prompt: SharedPrompt) -> None:
         """Notes that a row no longer waits for a prompt; after the last one, the prompt's blocks are released."""
         prompt.waiting -= 1
@@ -129,18 +136,30 @@ class Scheduler:
             prompt.logits = None
 
     def _move_outgrown(self) -> None:
-        """Moves rows that have filled their room to the next larger arena."""
+        """Moves rows that have filled their room to the next larger arena; preempts the newest if memory is short."""
         for arena in [arena for arena in self._extents.arenas if arena.filled >= arena.room]:
             filled = self._places.filled_S[self._ints(arena.rows)]
-            self._extents.move(arena, (filled >= arena.room).nonzero().squeeze(-1).tolist())
+            grown = self._extents.room(arena.room + 1) - arena.room
+            outgrown = [arena.rows[index] for index in (filled >= arena.room).nonzero().squeeze(-1).tolist()]
+            while outgrown and len(self._rows) > 1 and not self._has_room(grown * len(outgrown)):
+                newest = max(self._rows, key=lambda row: row.began)
+                outgrown = [place for place in outgrown if place != newest.place]
+                self._preempt(newest)
+            if outgrown:
+                self._extents.move(arena, [arena.rows.index(place) for place in outgrown])
             self._arrange()
 
-    def _has_room(self, new: Sequence[Row]) -> bool:
-        """True if there is room for the longest responses of running and of new rows."""
-        if self._most_tokens is None:
-            return True
-        lengths = [len(row.request.tokens) + row.room for row in (*self._rows, *new)]
-        return sum(map(self._extents.room, lengths)) <= self._most_tokens
+    def _has_room(self, tokens: int) -> bool:
+        """True if running rows may take room for `tokens` more."""
+        return self._most_tokens is None or self._extents.taken + tokens <= self._most_tokens
+
+    def _preempt(self, row: Row) -> None:
+        """Frees the room of a running row, and puts it at the head of the queue."""
+        (row.so_far,) = self._places.responses([row], [False])
+        self._stop([row])
+        row.prompt = self._await((*row.request.tokens, *row.so_far.tokens))
+        self._waiting.appendleft(row)
+        self.preempted += 1
 
     def _stop(self, rows: Sequence[Row]) -> None:
         """Frees the places and the room of running rows."""
@@ -162,11 +181,12 @@ class Scheduler:
 
     def _admit(self) -> tuple[list[Row], list[SharedPrompt]]:
         """Gives places to waiting rows. Returns these rows, and the prompts that the next pass has to compute."""
-        new, prompts, tokens = list[Row](), list[SharedPrompt](), 0
+        new, prompts, tokens, room = list[Row](), list[SharedPrompt](), 0, 0
         self._blocks.keep = max(self._blocks.keep, self._extents.taken // BLOCK)
         while self._waiting and self._free:
             prompt = self._waiting[0].prompt
-            if (self._rows or new) and not self._has_room([*new, self._waiting[0]]):
+            room += self._extents.room(len(prompt.tokens) + 1)
+            if (self._rows or new) and not self._has_room(room):
                 break
             if not prompt.blocks:
                 known = self._blocks.find(prompt.tokens)
@@ -242,10 +262,11 @@ class Scheduler:
         self._rows += rows
         self._place_R = self._ints([row.place for row in self._rows])
         for row in rows:
+            row.began = next(self._began)
             self._leave(row.prompt)
             if row.sampling.penalizes:
                 self._seen = self._seen or Seen(self._places.count, columns, self._device)
-                self._seen.begin(row.place, row.request.tokens)
+                self._seen.begin(row.place, row.request.tokens, row.so_far.tokens)
 
     def _append(self, logits_RV: Tensor) -> bool:
         """Samples a token for each running row, and finishes rows that end with it. Returns whether there were any."""

@@ -26,10 +26,13 @@ class Seen:
         self._any_SV = torch.zeros(places, columns, dtype=torch.bool, device=device)
         self._times_SV = torch.zeros(places, columns, dtype=torch.int32, device=device)
 
-    def begin(self, place: int, prompt: Sequence[int]) -> None:
-        """Puts a row into its place."""
+    def begin(self, place: int, prompt: Sequence[int], response: Sequence[int] = ()) -> None:
+        """Puts a row into its place, with its response so far."""
+        device = self._any_SV.device
         self._any_SV[place], self._times_SV[place] = False, 0
-        self._any_SV[place, torch.tensor(prompt, device=self._any_SV.device)] = True
+        self._any_SV[place, torch.tensor([*prompt, *response], device=device)] = True
+        made = torch.tensor(response, dtype=torch.int64, device=device)
+        self._times_SV[place] += torch.bincount(made, minlength=self._times_SV.shape[1]).int()
 
     def append(self, place_R: Tensor, token_R: Tensor) -> None:
         """Notes a token of the response of each row."""
