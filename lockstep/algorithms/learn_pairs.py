@@ -21,6 +21,7 @@ from lockstep.core.batch import Batch
 from lockstep.core.borders import require_finite
 from lockstep.core.metrics import Metrics
 from lockstep.core.types import Phase
+from lockstep.data.answers import batch_of
 from lockstep.data.files import FileGroup
 from lockstep.data.pairs import Pairs
 from lockstep.learners.base import Learner, compute_logprobs, train
@@ -75,7 +76,7 @@ def pair_step(
     """Runs one optimizer step on the pairs from `position` on."""
     count = run_length.count_rows(position)
     with workers.phase("data"):
-        batch = workers.pairs.at(position, count, seed)  # x, y_w ≻ y_l
+        batch = batch_of(workers.pairs.at(position, count, seed))  # x, y_w ≻ y_l
     if workers.reference is not None:
         with workers.phase("reference"):
             batch = with_reference(batch, workers.reference)  # log π_ref(y | x)
@@ -90,7 +91,7 @@ def _open(files: FileGroup, recipe: PairsRecipe, setup: Setup) -> Pairs:
 
 
 def _validate(recipe: PairsRecipe, pairs: Pairs, workers: PairWorkers, loss: Loss) -> Validate | None:
-    rows = pairs.first(recipe.data.max_validation_samples)
+    rows = batch_of(pairs.first(recipe.data.max_validation_samples))
 
     @cache
     def read_rows() -> Batch:

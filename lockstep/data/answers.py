@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -17,7 +16,7 @@ from lockstep.core.types import Prompt
 from lockstep.data import messages
 from lockstep.data.messages import ChatTemplateError, Message, TemplateValues
 from lockstep.data.notes import note
-from lockstep.data.prompts import EncodedRows, converse, is_chat, token_ids, too_long, values_of
+from lockstep.data.prompts import EncodedRows, converse, is_chat, prompts_of, token_ids, too_long, values_of
 from lockstep.data.rows import DataError, Row, Rows
 from lockstep.data.selection import ANY_ROW, Rule
 from lockstep.data.templates import fields, read_field, render
@@ -255,25 +254,34 @@ def build_batch(rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Batch:
 
 
 @dataclass(frozen=True)
-class AnsweredRow(ABC):
-    """A prompt with what is learned of it.
+class AnsweredRow:
+    """A prompt with the answers to it that are learned.
 
     Attributes:
         prompt: The prompt, tokenized by itself, exactly as a sampler will get it.
+        answers: Token ids of each answer, the stop token last.
+        scores: Scores of the answers; empty if rows have none.
     """
 
     prompt: Prompt
+    answers: tuple[tuple[int, ...], ...]
+    scores: tuple[float, ...] = ()
 
     @property
-    @abstractmethod
     def longest(self) -> int:
         """Tokens of the prompt and its longest answer together."""
+        return len(self.prompt.tokens) + max(map(len, self.answers))
 
 
-R = TypeVar("R", bound=AnsweredRow)
+def batch_of(rows: Sequence[AnsweredRow]) -> Batch:
+    """A batch of rows to learn, a sequence for each answer, `mask` on answers."""
+    batch = build_batch([(row.prompt.tokens, answer) for row in rows for answer in row.answers])
+    scores = [score for row in rows for score in row.scores]
+    sample = {"score": torch.tensor(scores)} if scores else {}
+    return replace(batch, sample=sample, group_size=len(rows[0].answers))
 
 
-class AnsweredRows(EncodedRows[R]):
+class AnsweredRows(EncodedRows[AnsweredRow]):
     """The rows of a data file with answers to learn.
 
     Args:
@@ -303,23 +311,22 @@ class AnsweredRows(EncodedRows[R]):
         super().__init__(rows, tokenizer, data, templates, rule, max_tokens, limit)
         self._answers.note_unread((row, self._read_answers(row, "row")) for row in self.selection.read_first())
 
-    def at(self, position: int, count: int, seed: int) -> Batch:
-        """The rows at `position` … `position + count − 1` of a run as a batch, `mask` on answers; see `data.order`."""
-        return self._collate(self.read(position, count, seed))
-
-    def first(self, limit: int | None = None) -> Batch:
-        """The rows in the order of the file as a batch, at most the first `limit`."""
-        return self._collate(self.read_first(limit))
-
     @abstractmethod
     def _read_answers(self, row: Row, where: str) -> Sequence[Message]:
         """The answers of a row."""
 
-    @abstractmethod
-    def _collate(self, items: Sequence[R]) -> Batch:
-        """Rows as a batch."""
+    def _scores(self, row: Row) -> tuple[float, ...]:
+        """Scores of the answers of a row."""
+        return ()
 
-    def _complaint(self, item: R) -> str | None:
+    def _encode(self, rows: Rows, numbers: Sequence[int], contents: Sequence[Row]) -> list[AnsweredRow]:
+        prompts = prompts_of(rows, numbers, contents, self._tokenizer, self._data)
+        answers = [self._read_answers(row, rows.where(i)) for i, row in zip(numbers, contents, strict=True)]
+        encoded = [self._answers(prompts, column) for column in zip(*answers, strict=True)]
+        scores = map(self._scores, contents)
+        return [AnsweredRow(*parts) for parts in zip(prompts, zip(*encoded, strict=True), scores, strict=True)]
+
+    def _complaint(self, item: AnsweredRow) -> str | None:
         if item.longest <= self._max_tokens:
             return too_long(item.prompt, self._data.max_prompt_tokens)
         return f"prompt and answer have {item.longest} tokens, more than {self._limit}={self._max_tokens}"

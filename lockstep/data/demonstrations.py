@@ -3,37 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from lockstep.config import DataSection
-from lockstep.core.batch import Batch
 from lockstep.data import messages
-from lockstep.data.answers import AnsweredRow, AnsweredRows, answer_fault, build_batch, of_text, read_answer
+from lockstep.data.answers import AnsweredRows, answer_fault, of_text, read_answer
 from lockstep.data.messages import Message
-from lockstep.data.prompts import prompts_of
-from lockstep.data.rows import Row, Rows
+from lockstep.data.rows import Row
 from lockstep.data.templates import find_messages, read_field, render
-
-
-@dataclass(frozen=True)
-class Demonstration(AnsweredRow):
-    """One row to imitate.
-
-    Attributes:
-        completion: Token ids of the completion, the stop token last.
-    """
-
-    completion: tuple[int, ...]
-
-    @property
-    def longest(self) -> int:
-        """Tokens of prompt and completion together."""
-        return len(self.prompt.tokens) + len(self.completion)
-
-
-def batch_of(demonstrations: Sequence[Demonstration]) -> Batch:
-    """A batch of rows to imitate, `mask` on completions."""
-    return build_batch([(row.prompt.tokens, row.completion) for row in demonstrations])
 
 
 def answer_of(row: Row, where: str, data: DataSection) -> Message:
@@ -47,19 +23,11 @@ def answer_of(row: Row, where: str, data: DataSection) -> Message:
     return of_text(render(template, row, where))
 
 
-class Demonstrations(AnsweredRows[Demonstration]):
+class Demonstrations(AnsweredRows):
     """The demonstrations of a data file; arguments: `AnsweredRows`."""
-
-    def _encode(self, rows: Rows, numbers: Sequence[int], contents: Sequence[Row]) -> list[Demonstration]:
-        prompts = prompts_of(rows, numbers, contents, self._tokenizer, self._data)
-        answers = [answer_of(row, rows.where(i), self._data) for i, row in zip(numbers, contents, strict=True)]
-        return [Demonstration(*parts) for parts in zip(prompts, self._answers(prompts, answers), strict=True)]
 
     def _read_answers(self, row: Row, where: str) -> Sequence[Message]:
         return [answer_of(row, where, self._data)]
-
-    def _collate(self, items: Sequence[Demonstration]) -> Batch:
-        return batch_of(items)
 
     def _fault(self, row: Row) -> str | None:
         data, wrong = self._data, self._prompt_fault(row)

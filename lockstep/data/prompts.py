@@ -253,11 +253,11 @@ class EncodedRows(ABC, Generic[T]):
     def __getitem__(self, i: int) -> T:
         return self._read(self.selection.numbers([i]))[0]
 
-    def read(self, position: int, count: int, seed: int) -> list[T]:
+    def at(self, position: int, count: int, seed: int) -> list[T]:
         """The rows at `position` … `position + count − 1` of a run; see `data.order`."""
         return self._read(self.selection.at(position, count, seed))
 
-    def read_first(self, limit: int | None = None) -> list[T]:
+    def first(self, limit: int | None = None) -> list[T]:
         """The rows in the order of the file, at most the first `limit`."""
         return self._read(self.selection.first(limit))
 
@@ -284,22 +284,8 @@ class EncodedRows(ABC, Generic[T]):
 class Prompts(EncodedRows[Prompt]):
     """The prompts of a data file; arguments and errors: `EncodedRows`."""
 
-    def __init__(
-        self,
-        rows: Rows,
-        tokenizer: PreTrainedTokenizerBase,
-        data: DataSection,
-        rule: Rule = ANY_ROW,
-    ) -> None:
+    def __init__(self, rows: Rows, tokenizer: PreTrainedTokenizerBase, data: DataSection, rule: Rule = ANY_ROW) -> None:
         super().__init__(rows, tokenizer, data, data.prompt_templates, rule)
-
-    def at(self, position: int, count: int, seed: int) -> list[Prompt]:
-        """The prompts at `position` … `position + count − 1` of a run; see `lockstep.data.order`."""
-        return self.read(position, count, seed)
-
-    def first(self, limit: int | None = None) -> list[Prompt]:
-        """The prompts in the order of the file, at most the first `limit`."""
-        return self.read_first(limit)
 
     def contents(self, places: Sequence[int]) -> list[Row]:
         """The raw rows at these places in the order of the file."""

@@ -17,13 +17,14 @@ from transformers import PreTrainedTokenizerBase
 from lockstep.config import DataSection
 from lockstep.data import cache
 from lockstep.data.cache import Table
-from lockstep.data.notes import Ticker, note
+from lockstep.data.notes import note
 from lockstep.data.order import mix_rows_at
 from lockstep.data.rows import NUM_NAMED, DataError, Policy, Row, Rows, Skipped, find_not_finite, is_error
 from lockstep.data.template_date import find_date
 from lockstep.data.templates import askers, complaint, fills, find_doubled_braces, read_field, render
 
 _ROWS_AT_ONCE = 1024  # rows that are tokenized in one call in the pass over the data
+_MANY_ROWS = 100_000  # take a minute
 _LOOKED_AT = 64  # rows in which notes look for fields that nothing reads
 _BAD, _OVERLONG = "bad rows", "over-long"
 _REMEDIES = {
@@ -201,7 +202,8 @@ def _select(
 
 def _scan(rows: Rows, data: DataSection, needs: Needs) -> Iterator[tuple[Sequence[int], str, dict[int, str]]]:
     """Yields by block the usable rows, and the faults of the others: the bad, then the over-long."""
-    ticker = Ticker(f"counting tokens of {rows.name}", len(rows))
+    if len(rows) > _MANY_ROWS:
+        note(f"counts the tokens of {len(rows):,} rows of {rows.name}, once")
     asking = askers(needs.templates)
     for numbers in _blocks(rows):
         usable: dict[int, Row] = {}
@@ -216,7 +218,6 @@ def _scan(rows: Rows, data: DataSection, needs: Needs) -> Iterator[tuple[Sequenc
         lengths = needs.lengths(list(usable), list(usable.values())) if usable else []
         long = {i: why for i, why in zip(usable, lengths, strict=True) if why is not None}
         yield [i for i in usable if i not in long], _OVERLONG, long
-        ticker.at(numbers[-1])
 
 
 def _talk_fault(row: Row, data: DataSection) -> str | None:

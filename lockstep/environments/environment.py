@@ -64,8 +64,7 @@ class Environment(Protocol):
 
         Returns:
             The policy's next observation; a reward, which is added to those of earlier turns, or named rewards that add
-            up to it (None: no verdict on the episode; an empty mapping: no reward yet, so that an episode that is
-            truncated here has no verdict); and True if the episode has ended.
+            up to it (None: no verdict on the episode); and True if the episode has ended.
         """
         ...
 
@@ -330,17 +329,16 @@ def _require_same(result: Any, observation: Any) -> None:
 
 
 def _read(result: Any) -> dict[str, Any]:
-    """Checks the result of a step. `open` is True if it gave no reward yet, None if tools answered instead."""
+    """Checks the result of a step."""
     if isinstance(result, ToolTurn):
         counts = {"calls": len(result.messages), "malformed": result.malformed}
-        return {"observation": result.messages, "reward": 0.0, "done": False, "parts": {}, "open": None} | counts
+        return {"observation": result.messages, "reward": 0.0, "done": False, "parts": {}} | counts
     if not isinstance(result, (tuple, list)) or len(result) != 3:
         raise _Nonsense(f"returned {user_code.show(result)}; return (observation, reward, done)")
     observation, reward, done = result
     if not isinstance(observation, str):
         raise _Nonsense(f"returned the observation {user_code.show(observation)}; return text")
     named = reward if isinstance(reward, Mapping) else {}
-    reward_is_open = isinstance(reward, Mapping) and not reward
     try:
         parts = {str(name): user_code.read_reward(part) for name, part in named.items()}
         reward = _add(parts.values()) if isinstance(reward, Mapping) else user_code.read_reward(reward)
@@ -353,7 +351,6 @@ def _read(result: Any) -> dict[str, Any]:
         "reward": reward,
         "done": bool(done),
         "parts": parts,
-        "open": reward_is_open,
     } | _NO_CALLS
 
 

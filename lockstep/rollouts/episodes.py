@@ -70,7 +70,6 @@ class _Episode:
     tool_calls: int = 0
     malformed_calls: int = 0
     parts: dict[str, float] = field(default_factory=dict)
-    open: bool = False
 
     @property
     def cut_off(self) -> bool:
@@ -108,7 +107,6 @@ class _Episode:
         self.heard.append(reply["observation"])
         self.tool_calls += reply["calls"]
         self.malformed_calls += reply["malformed"]
-        self.open = self.open if reply["open"] is None else reply["open"]
         for name, part in reply["parts"].items():
             self.parts[name] = self.parts.get(name, 0.0) + (_UNKNOWN if part is None else part)
         reward: float | None = reply["reward"]
@@ -247,7 +245,7 @@ class Episodes:
         """The reward of an episode; NaN: no verdict."""
         reward = episode.reward
         replaced = episode.cut_off and not self.keeps_rewards
-        if reward is None or (episode.open and not (replaced and self.is_declared)):
+        if reward is None:
             return _UNKNOWN
         if not replaced:
             return reward

@@ -8,8 +8,6 @@ from functools import cache
 from itertools import groupby
 from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep.core.batch import Batch
@@ -28,7 +26,6 @@ _SHOWN = {
     "return": "return",
     "kl": "kl",
 }
-_POWERS = np.array([float(f"1e{power}") for power in range(23)])  # exact as floats
 
 
 def sample_rows(rollouts: Rollouts, batch: Batch, collector: RolloutCollector, count: int) -> list[dict[str, Any]]:
@@ -48,7 +45,7 @@ def sample_rows(rollouts: Rollouts, batch: Batch, collector: RolloutCollector, c
         count: Number of rows, or fewer if there are fewer.
     """
     chosen = choose_rows(
-        round_significant(rollouts.batch["score"].cpu().numpy()).tolist(),
+        round_significant(rollouts.batch["score"]),
         rollouts.batch["truncated"].tolist(),
         [prompt.id for prompt in rollouts.prompts],
         count,
@@ -72,12 +69,9 @@ def sample_rows(rollouts: Rollouts, batch: Batch, collector: RolloutCollector, c
     ]
 
 
-def round_significant(values: NDArray[Any], digits: int = 5) -> NDArray[np.float64]:
-    """Rounds to a number of significant digits, also in print; at most 22 digits after the point."""
-    exact = values.astype(np.float64)
-    magnitude = np.abs(np.where(np.isfinite(exact) & (exact != 0), exact, 1.0))
-    scale = _POWERS[np.clip(digits - 1 - np.floor(np.log10(magnitude)), 0, 22).astype(np.int64)]
-    return np.rint(exact * scale) / scale + 0.0  # no −0
+def round_significant(values: Tensor) -> list[float]:
+    """Rounds to five significant digits, also in print."""
+    return [float(f"{value:.5g}") + 0.0 for value in values.tolist()]  # no −0
 
 
 def _responses(sampled: Batch) -> tuple[Tensor, Tensor]:
@@ -93,16 +87,12 @@ def _token_columns(sampled: Batch, batch: Batch) -> dict[str, list[Any]]:
     gap_N = (batch["old_logprob"].float() - batch["sampler_logprob"].float()) * sampled.mask
     batch = batch.with_columns({"gap": gap_N})
     present = {name: batch[source] for name, source in _SHOWN.items() if source in batch.token}
-    numbers = {name: round_significant(column.float().numpy()).tolist() for name, column in present.items()}
+    numbers = {name: round_significant(column) for name, column in present.items()}
     return {"mask": batch.mask.int().tolist(), **numbers}
 
 
 def _sample_columns(sampled: Batch, batch: Batch) -> dict[str, list[Any]]:
-    shaped = (
-        {"shaped_score": round_significant(batch["shaped_score"].numpy()).tolist()}
-        if "shaped_score" in batch.sample
-        else {}
-    )
+    shaped = {name: round_significant(batch[name]) for name in ("shaped_score",) if name in batch.sample}
     return {
         "score": batch["score"].tolist(),
         **shaped,

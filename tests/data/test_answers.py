@@ -96,10 +96,10 @@ def open_rows(
 def learn(folder: Path, template: str, *talk: dict[str, Any], end: str = END, stops: tuple[str, ...] = ()) -> str:
     """What is learned of the last message of a conversation, as text."""
     tokenizer = build_tokenizer(template, end=end)
-    [row] = open_rows(folder, tokenizer, {"talk": talk}, stops, messages="talk").read_first()
+    [row] = open_rows(folder, tokenizer, {"talk": talk}, stops, messages="talk").first()
     whole = tokenizer.apply_chat_template(list(talk[:-1]), tokenize=False, add_generation_prompt=True)
     assert tokenizer.decode(list(row.prompt.tokens)) == whole
-    return str(tokenizer.decode(list(row.completion)))
+    return str(tokenizer.decode(list(row.answers[0])))
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_tools_of_a_row_are_given_to_the_template(tmp_path: Path, tools: Any) ->
 def test_text_that_already_ends_gets_no_second_end(tmp_path: Path, answer: str, learned: str) -> None:
     tokenizer = build_tokenizer(None, end=TEXT_END)
     row = open_rows(tmp_path, tokenizer, {"question": "q", "answer": answer}, (END,))[0]
-    assert tokenizer.decode(list(row.completion)) == learned
+    assert tokenizer.decode(list(row.answers[0])) == learned
 
 
 def test_pairs_learn_thoughts_and_calls_too(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_pairs_learn_thoughts_and_calls_too(tmp_path: Path) -> None:
     rows = write(tmp_path, {"talk": [user("2+2?")], **answers})
     data = PairSection(train="rows.jsonl", messages="talk", max_prompt_tokens=999, shuffle=False)
     pair = Pairs(rows, tokenizer, data, 999)[0]
-    texts = [tokenizer.decode(list(answer)) for answer in (pair.chosen, pair.rejected)]
+    texts = [tokenizer.decode(list(answer)) for answer in pair.answers]
     assert texts == [f"<think>\n{name}\n</think>\n\n4<|im_end|>" for name in answers]
 
 

@@ -8,6 +8,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from lockstep.config import DataSection
+from lockstep.data.answers import batch_of
 from lockstep.data.demonstrations import Demonstrations
 from lockstep.data.jsonl import DataError, JsonlIndex
 from lockstep.data.prompts import Prompts
@@ -34,7 +35,7 @@ def section(**options: Any) -> DataSection:
 
 
 def test_the_mask_is_on_the_completion_and_its_stop_token_and_on_nothing_else(index: Any, tokenizer: Any) -> None:
-    batch = Demonstrations(index, tokenizer, section(), max_tokens=64).first()
+    batch = batch_of(Demonstrations(index, tokenizer, section(), max_tokens=64).first())
     rows = zip(ROWS, batch.sequences(), batch.sequences("mask"), strict=True)
     for row, tokens, mask in rows:
         assert tokenizer.decode(tokens[~mask]) == row["question"] + "\n"
@@ -47,8 +48,8 @@ def test_the_prompt_has_the_tokens_that_a_sampler_is_given(index: Any, assets: P
     demonstrations, prompts = Demonstrations(index, llama, section(), 512), Prompts(index, llama, section())
     for i in range(4):
         assert demonstrations[i].prompt == prompts[i]
-        assert llama.bos_token_id not in demonstrations[i].completion
-        assert demonstrations[i].completion[-1] == llama.eos_token_id
+        assert llama.bos_token_id not in demonstrations[i].answers[0]
+        assert demonstrations[i].answers[0][-1] == llama.eos_token_id
 
 
 def test_over_long_rows_can_be_skipped_and_are_counted(index: Any, tokenizer: Any) -> None:
@@ -92,11 +93,11 @@ def test_an_answer_ends_with_a_token_at_which_the_model_stops(tmp_path: Path, in
     """The template's, where it is one of those; without a template the end of the sequence."""
     turn = chatting.convert_tokens_to_ids("<turn>")
     rows = talks(tmp_path, TALK)
-    assert Demonstrations(rows, chatting, chat_section(), 64)[0].completion[-1] == chatting.eos_token_id
-    assert Demonstrations(index, chatting, section(), 64, [turn])[0].completion[-1] == chatting.eos_token_id
-    assert Demonstrations(index, chatting, section(chat=True), 64, [turn])[0].completion[-1] == turn
+    assert Demonstrations(rows, chatting, chat_section(), 64)[0].answers[0][-1] == chatting.eos_token_id
+    assert Demonstrations(index, chatting, section(), 64, [turn])[0].answers[0][-1] == chatting.eos_token_id
+    assert Demonstrations(index, chatting, section(chat=True), 64, [turn])[0].answers[0][-1] == turn
     chatting.chat_template = "{{ raise_exception('no') }}"
-    assert Demonstrations(index, chatting, section(), 64, [turn])[0].completion[-1] == chatting.eos_token_id
+    assert Demonstrations(index, chatting, section(), 64, [turn])[0].answers[0][-1] == chatting.eos_token_id
 
 
 ASKED = [{"role": "user", "content": "Say 2"}]
@@ -113,13 +114,13 @@ def write_row(tmp_path: Path, row: dict[str, Any]) -> JsonlIndex:
 def test_messages_in_prompt_and_completion_are_read_by_the_chat_template(tmp_path: Path, tokenizer: Any) -> None:
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
     data = section(prompt="{question}", messages="prompt", completion="{completion}")
-    [row] = Demonstrations(write_row(tmp_path, CHAT_ROW), tokenizer, data, 64).read_first()
-    assert (row.prompt.text, tokenizer.decode(list(row.completion))) == ("Say 2\n", "7 end<eos>")
+    [row] = Demonstrations(write_row(tmp_path, CHAT_ROW), tokenizer, data, 64).first()
+    assert (row.prompt.text, tokenizer.decode(list(row.answers[0]))) == ("Say 2\n", "7 end<eos>")
 
 
 def test_dots_lead_into_objects(tmp_path: Path, tokenizer: Any) -> None:
     data = section(prompt="Say {info.score}", completion="{info.truth}")
-    [row] = Demonstrations(write_row(tmp_path, CHAT_ROW), tokenizer, data, 64).read_first()
-    assert (row.prompt.text, tokenizer.decode(list(row.completion))) == ("Say 3", "7 end<eos>")
+    [row] = Demonstrations(write_row(tmp_path, CHAT_ROW), tokenizer, data, 64).first()
+    assert (row.prompt.text, tokenizer.decode(list(row.answers[0]))) == ("Say 3", "7 end<eos>")
     with pytest.raises(DataError, match=r"no field 'info.other', which data.prompt='{info.other}' asks for"):
         Demonstrations(write_row(tmp_path, CHAT_ROW), tokenizer, section(prompt="{info.other}"), 64)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from lockstep.data.answers import batch_of
 from lockstep.data.jsonl import DataError, JsonlIndex
 from lockstep.data.pair_options import PairSection
 from lockstep.data.pairs import Pairs
@@ -50,7 +51,7 @@ def opened(folder: Path, tokenizer: Any, rows: list[dict[str, Any]], max_tokens:
 
 
 def test_either_answer_follows_its_prompt_and_is_learned_with_its_stop_token(tmp_path: Path, tokenizer: Any) -> None:
-    batch = opened(tmp_path, tokenizer, ROWS).first()
+    batch = batch_of(opened(tmp_path, tokenizer, ROWS).first())
     assert (len(batch), batch.group_size) == (8, 2)
     assert "score" not in batch.sample
     sequences = list(zip(batch.sequences(), batch.sequences("mask"), strict=True))
@@ -65,7 +66,7 @@ def test_pairs_come_in_the_order_of_prompts_and_with_their_scores(tmp_path: Path
     pairs = opened(tmp_path, tokenizer, ROWS, shuffle=True, chosen_score="w", rejected_score="l")
     data = PairSection(train="rows.jsonl", prompt="{question}\n", max_prompt_tokens=64, answer="")
     prompts = Prompts(pairs.selection.rows, tokenizer, data)
-    batch = pairs.at(2, 5, seed=9)
+    batch = batch_of(pairs.at(2, 5, seed=9))
     given = [tuple(t[~m].tolist()) for t, m in zip(batch.sequences(), batch.sequences("mask"), strict=True)]
     drawn = prompts.at(2, 5, seed=9)
     assert given == [prompt.tokens for prompt in drawn for _ in range(2)]
@@ -77,9 +78,7 @@ def test_conversations_give_the_prompt_and_the_answers(tmp_path: Path, tokenizer
     row = {"talk": TALK[:1], "chosen": TALK, "rejected": [*TALK[:1], {"role": "assistant", "content": "no way"}]}
     pairs = opened(tmp_path, tokenizer, [row], messages="talk")
     assert pairs[0].prompt.text == "<user>Say 1<turn><assistant>"
-    assert [tokenizer.decode(answer) for answer in (pairs[0].chosen, pairs[0].rejected)] == [
-        "7 end<turn>", "no way<turn>"
-    ]  # fmt: skip
+    assert [tokenizer.decode(answer) for answer in pairs[0].answers] == ["7 end<turn>", "no way<turn>"]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +105,7 @@ def test_a_row_that_is_no_pair_is_an_error_or_skipped(
 def test_a_pair_is_as_long_as_its_longer_answer(tmp_path: Path, tokenizer: Any) -> None:
     pairs = opened(tmp_path, tokenizer, ROWS)
     lengths = [pairs[i].longest for i in range(4)]
-    assert lengths == pairs.first().lengths.view(-1, 2).amax(1).tolist()
+    assert lengths == batch_of(pairs.first()).lengths.view(-1, 2).amax(1).tolist()
     with pytest.raises(DataError, match=rf"have {lengths[3]} tokens, more than max_tokens={lengths[3] - 1}"):
         opened(tmp_path, tokenizer, ROWS[3:], lengths[3] - 1)
     some = opened(tmp_path, tokenizer, ROWS, sorted(lengths)[0], overlong_prompts="skip")

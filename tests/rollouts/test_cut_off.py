@@ -103,8 +103,6 @@ SAY, QUIT = Speaker(1), Speaker(CUT)
         (SAY, [0.5] * 3, False, {"cut_off_reward": "as_is"}, 1.5),
         (SAY, [-1.0, 0.5], True, {"cut_off_reward": -2.0}, -0.5),
         (QUIT, [0.5], True, {"cut_off_reward": -2.0}, 0.5),
-        (SAY, [{}] * 3, False, {}, NAN),
-        (SAY, [{}] * 3, False, {"cut_off_reward": -2.0}, -2.0),
         (SAY, [{"right": 1.0, "cost": -0.5}] * 3, False, {}, 0.0),
         (SAY, [0.5, None, 0.5], False, {"cut_off_reward": -2.0}, NAN),
     ],

@@ -80,13 +80,6 @@ class Named(Raising):
         observation, reward, done = super().step(response)
         return observation, {"turn": reward}, done
 
-class ToolsLast(Counting):
-    "Gives no verdict, and then answers by tools until a limit ends it."
-    def tools(self):
-        return [({"type": "function", "function": {"name": "look"}}, lambda: "7")]
-    def step(self, response):
-        return "0", {}, False
-
 class Fickle(Ending):
     def step(self, response):
         observation, reward, done = super().step(response)

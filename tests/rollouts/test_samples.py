@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from typing import Any, cast
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -95,7 +94,7 @@ def test_pieces_add_up_to_the_response(text: str) -> None:
 
 @given(st.lists(st.floats(width=32), min_size=1, max_size=8))
 def test_rounding_keeps_five_digits_and_prints_no_more(values: list[float]) -> None:
-    for value, short in zip(values, round_significant(np.array(values, np.float32)).tolist(), strict=True):
+    for value, short in zip(values, round_significant(torch.tensor(values)), strict=True):
         if not math.isfinite(value):
             assert short == value or (math.isnan(short) and math.isnan(value))
             continue

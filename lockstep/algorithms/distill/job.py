@@ -32,6 +32,7 @@ from lockstep.core.borders import require_logprobs
 from lockstep.core.errors import InputError
 from lockstep.core.metrics import Metrics
 from lockstep.core.types import Phase
+from lockstep.data.answers import batch_of
 from lockstep.data.demonstrations import Demonstrations
 from lockstep.data.prompts import Prompts
 from lockstep.learners.base import Learner, train
@@ -133,7 +134,8 @@ def read_sequences(rows: Demonstrations, run_length: RunLength, seed: int, phase
 
     def at(step: int, position: int) -> Sequences:
         with phase("data"):
-            return Sequences(rows.at(position, run_length.count_rows(position), seed), Metrics(), [])
+            taken = rows.at(position, run_length.count_rows(position), seed)
+            return Sequences(batch_of(taken), Metrics(), [])
 
     return at
 

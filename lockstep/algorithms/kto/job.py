@@ -23,7 +23,8 @@ from lockstep.core.batch import Batch
 from lockstep.core.errors import InputError, shorten
 from lockstep.core.metrics import Metrics
 from lockstep.core.types import Phase
-from lockstep.data.demonstrations import Demonstration, Demonstrations, batch_of
+from lockstep.data.answers import AnsweredRow, batch_of
+from lockstep.data.demonstrations import Demonstrations
 from lockstep.data.files import FileGroup
 from lockstep.data.rows import Row
 from lockstep.data.selection import Rule
@@ -65,7 +66,7 @@ def kto_step(
     end = position + run_length.count_rows(position)
     size = run_length.rows_per_step
     with workers.phase("data"):
-        rows = workers.rows.read(end - size, size, seed)  # x, y, good or bad
+        rows = workers.rows.at(end - size, size, seed)  # x, y, good or bad
     with workers.phase("reference"):
         scored = score_rows(rows, workers, position - end)  # log π_ref(y | x), log π_ref(y' | x)
     with workers.phase("kl"):
@@ -76,7 +77,7 @@ def kto_step(
     return StepResult(metrics.with_prefix("train"), end, tokens)
 
 
-def score_rows(rows: Sequence[Demonstration], workers: KTOWorkers, first: int = 0) -> ScoredRows:
+def score_rows(rows: Sequence[AnsweredRow], workers: KTOWorkers, first: int = 0) -> ScoredRows:
     """Makes the batches of rows, and scores them by the reference policy, which no step changes.
 
     Args:
@@ -91,7 +92,7 @@ def score_rows(rows: Sequence[Demonstration], workers: KTOWorkers, first: int = 
     return ScoredRows(with_reference(own, workers.reference), with_reference(mismatched, workers.reference))
 
 
-def mismatch(rows: Sequence[Demonstration], max_tokens: int) -> list[Demonstration]:
+def mismatch(rows: Sequence[AnsweredRow], max_tokens: int) -> list[AnsweredRow]:
     """Gives each prompt the completion of the next row, in a circle, that has another prompt.
 
     A completion is cut where it would make a sequence longer than `max_tokens`, which no row is.
@@ -99,7 +100,7 @@ def mismatch(rows: Sequence[Demonstration], max_tokens: int) -> list[Demonstrati
     Raises:
         InputError: If all rows have the same prompt.
     """
-    found: list[Demonstration] = []
+    found: list[AnsweredRow] = []
     for place, row in enumerate(rows):
         after = chain(rows[place + 1 :], rows[:place])
         other = next((one for one in after if one.prompt.tokens != row.prompt.tokens), None)
@@ -109,7 +110,7 @@ def mismatch(rows: Sequence[Demonstration], max_tokens: int) -> list[Demonstrati
                 "needs the answer to another one; set data.shuffle=true, or raise kto.global_batch_size or "
                 "data.max_validation_samples"
             )
-        found.append(replace(row, completion=other.completion[: max_tokens - len(row.prompt.tokens)]))
+        found.append(replace(row, answers=(other.answers[0][: max_tokens - len(row.prompt.tokens)],)))
     return found
 
 
@@ -165,7 +166,7 @@ def _open(files: FileGroup, recipe: KTORecipe, setup: Setup) -> Demonstrations:
 
 
 def _validate(recipe: KTORecipe, held_out: Demonstrations, workers: KTOWorkers, loss: KTOLoss) -> Validate | None:
-    rows = held_out.read_first(recipe.data.max_validation_samples)
+    rows = held_out.first(recipe.data.max_validation_samples)
     mismatch(rows, recipe.kto.max_tokens)  # raises now, not at the first validation, if all prompts are equal
 
     @cache

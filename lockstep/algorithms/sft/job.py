@@ -11,6 +11,7 @@ from lockstep.algorithms.setup import Setup
 from lockstep.algorithms.sft.options import SFTRecipe
 from lockstep.core.batch import Batch
 from lockstep.core.metrics import Mean, Metrics
+from lockstep.data.answers import batch_of
 from lockstep.learners.base import Learner, compute_logprobs
 
 
@@ -32,7 +33,7 @@ def open_sft(recipe: SFTRecipe, setup: Setup) -> Job:
     rows = open_answers(setup, files.demonstrations, data, longest, "sft.max_tokens")
     measure = None
     if held_out is not None:
-        batch = held_out.first(data.max_validation_samples)
+        batch = batch_of(held_out.first(data.max_validation_samples))
         measure = validate_figures(lambda step: measure_held_out_loss(policy, batch).with_prefix("validation"))
     run_length = measure_run_length(recipe, len(rows), size, trains_rest=True)
     return Job(

@@ -14,7 +14,7 @@ from tiny_recipe import KTO
 from lockstep.algorithms.kto.job import mismatch
 from lockstep.core.errors import InputError
 from lockstep.core.types import Prompt
-from lockstep.data.demonstrations import Demonstration
+from lockstep.data.answers import AnsweredRow
 
 Run = Callable[..., list[dict[str, Any]]]
 PLAIN: list[float] = []
@@ -59,16 +59,17 @@ def test_every_option_has_its_effect(run: Run, option: str) -> None:
     assert of_steps(run("run.folder=other", "run.max_steps=2", option)) != PLAIN
 
 
-def demonstration(prompt: int, completion: int) -> Demonstration:
-    return Demonstration(Prompt("", "", tuple(range(prompt)), {}), tuple(range(10 * prompt, 10 * prompt + completion)))
+def demonstration(prompt: int, completion: int) -> AnsweredRow:
+    answer = tuple(range(10 * prompt, 10 * prompt + completion))
+    return AnsweredRow(Prompt("", "", tuple(range(prompt)), {}), (answer,))
 
 
 def test_each_prompt_gets_the_next_answer_as_far_as_there_is_room() -> None:
     rows = [demonstration(1, 2), demonstration(2, 9), demonstration(9, 1)]
     found = mismatch(rows, 10)
     assert [len(row.prompt.tokens) for row in found] == [1, 2, 9]
-    assert [row.completion for row in found] == [rows[1].completion, rows[2].completion, rows[0].completion[:1]]
+    assert [row.answers[0] for row in found] == [rows[1].answers[0], rows[2].answers[0], rows[0].answers[0][:1]]
     twice = [demonstration(2, 3), demonstration(2, 4), demonstration(3, 5)]  # two answers to one prompt
-    assert [row.completion for row in mismatch(twice, 10)] == [twice[i].completion for i in (2, 2, 0)]
+    assert [row.answers[0] for row in mismatch(twice, 10)] == [twice[i].answers[0] for i in (2, 2, 0)]
     with pytest.raises(InputError, match="a step or of a validation, here 2, have one prompt"):
         mismatch(twice[:2], 10)
