@@ -41,14 +41,12 @@ class RunLength:
         rows: Greatest number of rows of data; None: any number.
         rows_per_step: Fewest rows that a step takes, apart from a smaller last one.
         trains_rest: True if a smaller last step takes the rows that do not fill one; else they are left out.
-        epoch: Rows of one pass over the data; None: unknown.
     """
 
     steps: int
     rows: int | None
     rows_per_step: int
     trains_rest: bool = False
-    epoch: int | None = None
 
     @property
     def rest(self) -> int:

@@ -66,14 +66,14 @@ def measure_run_length(recipe: Common, rows: int, rows_per_step: int, trains_res
         InputError: There are not enough rows for one step.
     """
     if recipe.run.max_steps >= 0:
-        return RunLength(recipe.run.max_steps, None, rows_per_step, trains_rest, rows)
+        return RunLength(recipe.run.max_steps, None, rows_per_step, trains_rest)
     limit = recipe.run.max_epochs * rows
     if limit < rows_per_step:
         raise InputError(
             f"{limit} rows are fewer than the {rows_per_step} of one step; lower the batch or raise run.max_epochs"
         )
     steps = -(-limit // rows_per_step) if trains_rest else limit // rows_per_step
-    return RunLength(steps, limit, rows_per_step, trains_rest, rows)
+    return RunLength(steps, limit, rows_per_step, trains_rest)
 
 
 def build_engine(setup: Setup, learner: Learner, sampler: Sampler) -> SamplerSession:

@@ -18,9 +18,6 @@ def add(parsers: Parsers) -> None:
     plan.add_argument("--gpus", type=int, required=True, metavar="N", help="how many there are")
     plan.add_argument("--memory", required=True, metavar="SIZE", help="of each GPU, such as 80GB or 80GiB")
     plan.add_argument(
-        "--config", metavar="PATH", type=path_argument, help="a config.json, where the recipe's model is not here"
-    )
-    plan.add_argument(
         "--rates", metavar="FILE", type=path_argument, help="gpu_check.json of such a GPU: says the time of a step, too"
     )
     plan.set_defaults(command=run)
@@ -34,6 +31,6 @@ def run(options: argparse.Namespace) -> int:
     with spare_modules():
         from lockstep.plan.command import plan
 
-    found = plan(loaded, options.gpus, options.memory, options.config, options.rates)
+    found = plan(loaded, options.gpus, options.memory, options.rates)
     print_text(found.text)
     return exit_codes.OK if found.fits else exit_codes.BROKEN

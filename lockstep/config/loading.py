@@ -87,8 +87,8 @@ class Loaded:
         Raises:
             RecipeError: It is for another command.
         """
-        if not isinstance(self.recipe, kind):
-            raise RecipeError(f"{self.name} is for another command: {usage(type(self.recipe), self.name)}")
+        _require_kind(type(self.recipe), kind, self.arguments[0])
+        assert isinstance(self.recipe, kind)
         return self.recipe
 
     @property
@@ -154,19 +154,22 @@ class Loaded:
         return Path("runs") / f"{self.name}-{self.digest}" if folder is None else Path(folder)
 
 
-def load(recipe: str, overrides: Sequence[str] = (), also: Sequence[Layer] = ()) -> Loaded:
+def load(
+    recipe: str, overrides: Sequence[str] = (), also: Sequence[Layer] = (), expected: type[Recipe] = Recipe
+) -> Loaded:
     """Resolves a recipe.
 
     Args:
         recipe: Name of one that ships, or path of a YAML file.
         overrides: `key.sub=value` each, later than every file.
         also: More layers, after every file and before the overrides.
+        expected: The class of the recipes that the command takes.
 
     Raises:
         RecipeError: One sentence for each thing that is wrong.
     """
     path = find_recipe(recipe, Path(), "")
-    return _resolve(path, [*read_layers(path), *also], overrides, (recipe, *overrides))
+    return _resolve(path, [*read_layers(path), *also], overrides, (recipe, *overrides), expected)
 
 
 def load_options(name: str, base: str | None, *said: Layer) -> Loaded:
@@ -195,7 +198,7 @@ def load_section(kind: type[S], said: Layer) -> S:
 
 def require_known_code(loaded: Loaded, run: str) -> None:
     """Raises InputError if unknown code is named by an option that was taken over from a run's recipe, `run`."""
-    for keys, reference in list_references(loaded.dump()):
+    for keys, reference, _ in list_references(loaded.dump()):
         if loaded.origin(keys) == run:
             require_known(Path(run), ".".join(keys), reference)
 
@@ -219,7 +222,7 @@ def load_run(folder: Path) -> Loaded:
 
 def _require_known_classes(run: Path, tree: Mapping[str, Any]) -> None:
     """Raises InputError where a run's recipe, or one that was trained first, names a class in unknown code."""
-    for keys, reference in list_references(tree):
+    for keys, reference, _ in list_references(tree):
         if keys in (("algorithm",), TASK_NAME):
             require_known(run, ".".join(keys), reference)
 
@@ -239,10 +242,17 @@ def _read_trained_first(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
             return
 
 
-def _resolve(path: Path, layers: Sequence[Layer], overrides: Sequence[str], arguments: tuple[str, ...]) -> Loaded:
+def _resolve(
+    path: Path,
+    layers: Sequence[Layer],
+    overrides: Sequence[str],
+    arguments: tuple[str, ...],
+    expected: type[Recipe] = Recipe,
+) -> Loaded:
     """Merges files and then overrides, the later over the earlier, and validates the result, importing known code."""
     overriding = _parse_overrides(overrides)
     kind = _kind(layers, overriding)
+    _require_kind(kind, expected, arguments[0])
     layers, overriding = _expand(layers), _expand(overriding)
     last = Layer("override", _join(overriding))
     tree: dict[str, Any] = {}
@@ -270,22 +280,10 @@ def read_tree(recipe: str) -> dict[str, Any]:
     return _join(read_layers(find_recipe(recipe, Path(), "")))
 
 
-def algorithm_of(recipe: str) -> Any:
-    """Returns a recipe's `algorithm` as it is written, before anything is validated."""
-    return read_tree(recipe).get("algorithm")
-
-
-def usage(kind: type[Recipe], recipe: str) -> str:
-    """The command that recipes of this kind are for."""
-    return f"lockstep {kind.command.format(recipe=recipe)}"
-
-
-def require_command(kind: type[Recipe], recipe: str) -> None:
-    """Raises RecipeError if a recipe, which may still lack options, is for another command than recipes of `kind`."""
-    algorithm = algorithm_of(recipe)
-    other = registry.find(algorithm) if isinstance(algorithm, str) else None
-    if other is not None and other is not kind:
-        raise RecipeError(f"{recipe} is for another command: {usage(other, recipe)}")
+def _require_kind(found: type[Recipe], expected: type[Recipe], recipe: str) -> None:
+    """Raises RecipeError if a recipe is for another command than recipes of the expected class."""
+    if not issubclass(found, expected):
+        raise RecipeError(f"{recipe} is for another command: lockstep {found.command.format(recipe=recipe)}")
 
 
 def describe(loaded: Loaded, origins: bool = False) -> str:

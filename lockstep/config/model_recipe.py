@@ -9,7 +9,7 @@ from typing import Any
 
 from lockstep.config import Common, PromptSection, Recipe
 from lockstep.config.hub_name import read_pins
-from lockstep.config.loading import Loaded, RecipeError, load, load_run, require_command, require_known_code
+from lockstep.config.loading import Loaded, RecipeError, load, load_run, require_known_code
 from lockstep.config.recipe_files import Layer
 from lockstep.system.sums import require_final
 
@@ -55,12 +55,11 @@ class Command:
             RecipeError: One sentence for each thing that is wrong.
         """
         first, own = recipe or self.recipe, Path(model) / "recipe.yaml"
-        require_command(self.kind, first)
         options = {**self.name_model(model), "data": {self.rows: data}}
         if folder is not None:
             options["run"] = {"folder": folder}
         base = [self._as_trained(own)] if own.is_file() and recipe is None else []
-        loaded = load(first, overrides, [*base, Layer(f"lockstep {self.name}", options)])
+        loaded = load(first, overrides, [*base, Layer(f"lockstep {self.name}", options)], self.kind)
         require_known_code(loaded, str(own))
         return replace(loaded, name=f"{Path(model).resolve().name}-{Path(data).stem}", pins=read_pins(own.parent))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -22,17 +22,12 @@ class Best(Section):
     count: PositiveInt = Field(default=1, description="how many are kept")
 
 
-Interval = NonNegativeInt | Annotated[float, Field(gt=0.0, le=1.0)]
-
-
 class RunSection(Section):
     """Length of a run, intervals between its events, and its folder."""
 
     max_steps: int = Field(default=-1, ge=-1, le=10**12, description="stop after so many steps; -1: after max_epochs")
     max_epochs: PositiveInt = Field(default=1, description="passes over the training data, where max_steps is -1")
-    validate_every: Interval = Field(
-        default=0, description="steps between validations, or a share of an epoch such as 0.25; 0: only first and last"
-    )
+    validate_every: NonNegativeInt = Field(default=0, description="steps between validations; 0: only first and last")
     save_every: PositiveInt = Field(default=10, description="steps between checkpoints; the last step is always saved")
     keep: PositiveInt = Field(default=2, description="newest checkpoints that are kept")
     best: Best | None = Field(default=None, description="checkpoints that are kept besides, by a metric")
@@ -44,26 +39,16 @@ class RunSection(Section):
         default=None, description="run folder; null: runs/<recipe>-<hash of the resolved recipe>"
     )
 
-    def find_unknown_best(self) -> str | None:
-        """Says that checkpoints are saved at steps without the metric of `best`; None if they are not.
-
-        A share of an epoch is checked when its steps are known.
-        """
-        if self.best is None or not self.best.metric.startswith(("validation/", "val/")):
-            return None
-        every = self.validate_every
-        if isinstance(every, float) or (every and self.save_every % every == 0):
-            return None
-        return (
-            f"best.metric {self.best.metric} is known only where there is a validation, so save_every = "
-            f"{self.save_every} must be a multiple of validate_every = {every}"
-        )
-
     @rule
     def _best_is_known_when_saving(self) -> None:
-        fault = self.find_unknown_best()
-        if fault is not None:
-            raise ValueError(fault)
+        if self.best is None or not self.best.metric.startswith(("validation/", "val/")):
+            return
+        every = self.validate_every
+        if not every or self.save_every % every:
+            raise ValueError(
+                f"best.metric {self.best.metric} is known only where there is a validation, so save_every = "
+                f"{self.save_every} must be a multiple of validate_every = {every}"
+            )
 
 
 Statistic = Literal["mean", "median", "max"]

@@ -30,8 +30,6 @@ from lockstep.system.yaml12 import Keys, list_texts
 NOTES = "code_run_here.txt"
 """File in the cache folder: a line for each file, its SHA-256."""
 
-_NAMES = ("algorithm", "function", "class_name", "name")
-"""Last words of the options that name code."""
 _OWN = Path(__file__).parents[1]
 
 
@@ -108,25 +106,18 @@ def require_known(recipe: Path, option: str, reference: str) -> None:
     guard(root)
 
 
-def find_code(options: Mapping[str, Any]) -> dict[str, Path]:
-    """The files of functions and classes that a recipe's options name, by option."""
-    files = {".".join(keys): find_file(text) for keys, text in list_references(options) if keys[-1] in _NAMES}
-    return {option: file for option, file in files.items() if file is not None}
-
-
-def list_references(tree: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:
-    """Yields the options of a recipe that name code in a file, and what they say."""
+def list_references(tree: Mapping[str, Any]) -> Iterator[tuple[Keys, str, Path]]:
+    """Yields the options of a recipe that name code in a file, what they say, and the file."""
     for keys, text in list_texts(tree):
-        if ":" in text and not is_in_program(text) and find_file(text) is not None:
-            yield keys, text
+        file = find_file(text)
+        if file is not None and not is_in_program(text):
+            yield keys, text, file
 
 
 def note_run_here(tree: Mapping[str, Any]) -> None:
     """Notes that the code which a recipe names runs on this machine, by the user's own command."""
     run = set[str]()
-    for _, reference in list_references(tree):
-        file = find_file(reference)
-        assert file is not None, "it has just been found"
+    for _, reference, file in list_references(tree):
         if not _is_installed(file):
             run |= {digest_content(own.read_bytes()) for own in _list_imported(*_find_root(reference, file))}
     new = sorted(run - _read_known())

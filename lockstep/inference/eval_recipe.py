@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import Field
 
 from lockstep.config import registry
-from lockstep.config.loading import Loaded, algorithm_of
+from lockstep.config.loading import Loaded, read_tree
 from lockstep.config.machinery import ClusterSection, Computation, EngineSection, SamplerSection
 from lockstep.config.model_recipe import Command, weights_of
 from lockstep.config.recipe import Recipe
@@ -130,7 +130,7 @@ def eval_recipe(
     The reward, or the judge, may come from a run. Arguments and errors: `Command.resolve`; a judge's model may have a
     server's address, `http://…/v1`.
     """
-    if recipe is None or registry.find(str(algorithm_of(recipe))) is not EvalJudgeRecipe:
+    if recipe is None or registry.find(str(read_tree(recipe).get("algorithm"))) is not EvalJudgeRecipe:
         if _is_address(model):
             expand(model)  # raises
         return _EVAL.resolve(model, data, overrides, recipe, folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -31,14 +30,13 @@ _MOST_GPUS = 200_000
 _SIZE = TypeAdapter(ByteSize)
 
 
-def plan(loaded: Loaded, gpus: int, memory: str, config: str | None = None, rates: str | None = None) -> Plan:
+def plan(loaded: Loaded, gpus: int, memory: str, rates: str | None = None) -> Plan:
     """Plans a recipe.
 
     Args:
         loaded: The recipe.
         gpus: Number of GPUs.
         memory: Memory of each, such as 80GB or 80GiB.
-        config: A model's config.json, or its folder, in place of the recipe's model.
         rates: A file of rates, by which the time of a step is estimated.
 
     Raises:
@@ -55,14 +53,14 @@ def plan(loaded: Loaded, gpus: int, memory: str, config: str | None = None, rate
         )
     for option, section in recipe.rewards.items():
         require_sandbox(section, option)
-    model = _config_of_run(loaded) if config is None else _config_of(Path(config))
+    model = _config_of_run(loaded)
     if recipe.learner.parallel.ranks == gpus:
         require_divisible(model, recipe.learner.parallel.tp)
         for role in recipe.own_layouts:
             require_divisible(_config_of_role(role, model), role.learner.parallel.tp, role.learner.layout_key)
-    sizes = Sizes.of(skeleton(model, config or str(recipe.model.path)), recipe.learner.lora)
+    sizes = Sizes.of(skeleton(model, str(recipe.model.path)), recipe.learner.lora)
     known = None if rates is None else Rates.read(Path(rates), recipe.learner.dtype)
-    return page(Search(recipe, sizes, model, room), loaded.name, _train_command(loaded, config), gpus, known)
+    return page(Search(recipe, sizes, model, room), loaded.name, loaded.arguments, gpus, known)
 
 
 def bytes_of(memory: str) -> int:
@@ -92,34 +90,9 @@ def _config_of_run(loaded: Loaded) -> PreTrainedConfig:
     try:
         return read_config(str(recipe.model.path))
     except ModelError as error:
-        raise ModelError(f"{error}; a plan needs no more than a config.json: --config PATH") from None
+        raise ModelError(f"{error}; a plan needs only a folder with its config.json: model.path=FOLDER") from None
 
 
 def _config_of_role(role: ModelRole, model: PreTrainedConfig) -> PreTrainedConfig:
     """The configuration of a role's model: the run's initial one, or one of its own."""
     return model if role.path is None else read_config(weights_of(role.path), headless=True)
-
-
-def _train_command(loaded: Loaded, config: str | None) -> tuple[str, ...]:
-    """Arguments of `lockstep train` for the planned run, with the model whose configuration was given."""
-    arguments = loaded.arguments
-    if config is None or any(word.startswith("model.path=") for word in arguments):
-        return arguments
-    path = Path(config)
-    if path.is_file():
-        path = path.parent if path.name == "config.json" else Path("MODEL")
-    return (*arguments, f"model.path={path}")
-
-
-def _config_of(path: Path) -> PreTrainedConfig:
-    """The configuration in a folder, or in a file of any name."""
-    if path.is_dir():
-        return read_config(path)
-    if not path.is_file():
-        raise ModelError(f"there is no {path}; --config names the config.json of a model, or its folder")
-    with tempfile.TemporaryDirectory(prefix="lockstep-plan-") as folder:
-        shutil.copyfile(path, Path(folder) / "config.json")
-        try:
-            return read_config(folder)
-        except ModelError as error:
-            raise ModelError(str(error).replace(f"{folder}/config.json", str(path))) from None

@@ -44,7 +44,7 @@ from lockstep.run.folder.identity import identity
 from lockstep.run.folder.logs import Logs
 from lockstep.run.folder.opening import open_run
 from lockstep.run.live_setup import LiveSetup, require_lengths
-from lockstep.run.session import Session, require_same_files, resolve_intervals
+from lockstep.run.session import Session, require_same_files
 from lockstep.run.stop import Stop, Stopped
 from lockstep.run.trackers.follow import track_run, views_of
 from lockstep.run.trackers.view import Facts
@@ -134,8 +134,7 @@ def _run(loaded: Loaded, allow_changes: bool, deadline_s: float | None, on_step:
             if rest is not None:
                 progress.note(rest)
             now = identity(loaded, files.digests(), Path(source.folder))
-            options = resolve_intervals(recipe.run, job.run_length)
-            return Session(options, job, folder, now, allow_changes, tracker, progress, on_step)
+            return Session(recipe.run, job, folder, now, allow_changes, tracker, progress, on_step)
 
         try:
             _run_with_restarts(open_session, recipe, progress, deadline_s)

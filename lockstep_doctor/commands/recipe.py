@@ -9,7 +9,7 @@ from typing import Any
 
 from lockstep.config.hub import fetch_names
 from lockstep.config.hub_name import read_pins
-from lockstep.config.loading import Loaded, RecipeError, load, load_run, require_command
+from lockstep.config.loading import Loaded, RecipeError, load, load_run
 from lockstep.config.model_recipe import computation_of, weights_of
 from lockstep.config.recipe_files import Layer
 from lockstep_doctor.table.options import DoctorRecipe
@@ -37,12 +37,11 @@ def doctor_recipe(
         raise RecipeError(
             f"{model} is a file, no model's folder; of a dump say lockstep doctor locate {model} --model FOLDER"
         )
-    require_command(DoctorRecipe, recipe)
     said: dict[str, Any] = {"model": {"path": str(weights_of(model))}}
     if folder is not None:
         said["run"] = {"folder": folder}
     begun = [_as_trained(own)] if own.is_file() else []
-    loaded = load(recipe, overrides, [*begun, Layer("lockstep doctor", said)])
+    loaded = load(recipe, overrides, [*begun, Layer("lockstep doctor", said)], DoctorRecipe)
     return fetch_names(replace(loaded, name=Path(model).resolve().name, pins=read_pins(own.parent)))
 
 

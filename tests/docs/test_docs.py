@@ -52,7 +52,7 @@ JUDGED = [
     "judge.chat=false", "judge.max_prompt_tokens=400", "judge.sampling.max_tokens=8", "data.max_prompts=2",
     "learner.device=cpu",
 ]  # fmt: skip
-SIZES = re.findall(r"`(\w+\.json)`:\n\n```json\n(.*?)```", (ROOT / "docs/guides/plan.md").read_text(), re.DOTALL)
+SIZES = re.findall(r"`([\w/]+\.json)`:\n\n```json\n(.*?)```", (ROOT / "docs/guides/plan.md").read_text(), re.DOTALL)
 """Names and content of the configurations of models that are not here."""
 FOREIGN = re.findall(r"`(\w+\.\w+)`:\n\n```\w+\n(.*?)```", (ROOT / "docs/coming_from.md").read_text(), re.DOTALL)
 """Names and content of configs of other libraries."""
@@ -224,6 +224,7 @@ def test_command_runs(
         shutil.copy(file, workplace)
     (workplace / "mixed.jsonl").write_text(MIXED)
     for name, fields in [*SIZES, *FOREIGN]:
+        (workplace / name).parent.mkdir(exist_ok=True)
         (workplace / name).write_text(fields)
     (workplace / "from_verl.yaml").unlink(missing_ok=True)
     if "from_verl.yaml" in command and "convert" not in command:

@@ -38,7 +38,6 @@ ranked = write("ranked.jsonl", json.dumps(RANKED) + "\n")
 
 COMMANDS: dict[str, Case] = {
     "plan: a prime of GPUs": Case(nothing, "plan own.yaml --gpus 7919 --memory 80GB", 2, "no layout of 7919"),
-    "plan: a configuration of a list": Case(write("c.json", "[]"), f"{PLAN} --config c.json", 2, "c.json"),
     "plan: rates torn": Case(write("r.json", "{"), f"{PLAN} --rates r.json", 2, "r.json"),
     "certify: a place inside of a file": Case(
         nothing, "certify model --count 1 --max-tokens 1 --out tiny.yaml/c.json", 2, "tiny.yaml"

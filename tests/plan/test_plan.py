@@ -25,6 +25,7 @@ from lockstep.models.load import load_backbone, load_causal_lm
 from lockstep.models.lora import adapt
 from lockstep.plan.command import plan
 from lockstep.plan.memory import Head, Rank
+from lockstep.plan.page import Plan
 from lockstep.plan.sizes import Sizes
 from lockstep.samplers.torch.sampler import TorchSampler
 
@@ -166,46 +167,44 @@ def test_penalties_and_filters_have_their_memory(models: Models, dtype: DType, i
     assert more == 48 * V * 4 + 48 * 24 // 2 * 44, "and each token with those before it"
 
 
-def planned(models: Models, gpus: int, memory: str, *overrides: str) -> str:
-    return plan(load("sft_chat", overrides), gpus, memory, str(models("llama"))).text
+def planned(models: Models, gpus: int, memory: str, *overrides: str) -> Plan:
+    return plan(load("sft_chat", [f"model.path={models('llama')}", *overrides]), gpus, memory)
 
 
 def test_the_least_change_that_fits_is_proposed(models: Models) -> None:
-    roomy = planned(models, 2, "1GB")
+    roomy = planned(models, 2, "1GB").text
     assert "This fits" in roomy
     assert f"lockstep train sft_chat model.path={models('llama')} learner.parallel.dp=2" in roomy
     assert "activation_checkpointing=" not in roomy
     tight = planned(models, 2, "6MB")
-    assert "learner.activation_checkpointing=true" in tight
-    nowhere = plan(load("sft_chat"), 2, "0.001MB", str(models("llama")))
+    assert tight.fits
+    assert "learner.activation_checkpointing=true" in tight.text
+    nowhere = planned(models, 2, "0.001MB")
     assert "are needed" in nowhere.text
     assert not nowhere.fits
-    assert plan(load("sft_chat"), 2, "6MB", str(models("llama"))).fits
-    own = planned(models, 2, "1GB", "learner.parallel.dp=2")
-    assert "It fits" in own
+    assert "It fits" in planned(models, 2, "1GB", "learner.parallel.dp=2").text
 
 
-def test_a_model_that_is_not_here_is_asked_for_by_its_configuration(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="a plan needs no more than a config"):
+def test_a_model_that_is_not_here_is_asked_for_by_its_configuration() -> None:
+    with pytest.raises(ValueError, match=r"needs only a folder with its config\.json: model\.path=FOLDER"):
         plan(load("sft_chat"), 8, "80GB")
-    with pytest.raises(ValueError, match="--config names"):
-        plan(load("sft_chat"), 8, "80GB", str(tmp_path / "config.json"))
-    (tmp_path / "mine.json").write_text("{")
-    with pytest.raises(ValueError, match=r"mine.json"):
-        plan(load("sft_chat"), 8, "80GB", str(tmp_path / "mine.json"))
 
 
 GUIDE = (Path(__file__).parents[2] / "docs/guides/plan.md").read_text()
-SHOWN = re.findall(r"```bash\nlockstep plan (\w+) --gpus (\d+) --memory (\w+) --config (\S+)(.*?)\n```", GUIDE)
+SHOWN = re.findall(r"```bash\nlockstep plan (\w+) --gpus (\d+) --memory (\w+) model\.path=llama_7b(.*?)\n```", GUIDE)
+[SEVEN] = re.findall(r"```json\n(.*?)```", GUIDE, re.DOTALL)
 PAGES = re.findall(r"```text\n(plan .*?)\n```", GUIDE, re.DOTALL)
 
 
 @pytest.mark.parametrize(("command", "page"), list(zip(SHOWN, PAGES, strict=True)))
-def test_the_guide_shows_what_is_said(tmp_path: Path, command: tuple[str, ...], page: str) -> None:
-    recipe, gpus, memory, config, overrides = command
-    fields = dict(re.findall(r"`(\w+\.json)`:\n\n```json\n(.*?)```", GUIDE, re.DOTALL))[config]
-    (tmp_path / config).write_text(fields)
-    assert plan(load(recipe, overrides.split()), int(gpus), memory, str(tmp_path / config)).text == page
+def test_the_guide_shows_what_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], page: str
+) -> None:
+    recipe, gpus, memory, overrides = command
+    monkeypatch.chdir(tmp_path)
+    Path("llama_7b").mkdir()
+    Path("llama_7b/config.json").write_text(SEVEN)
+    assert plan(load(recipe, ["model.path=llama_7b", *overrides.split()]), int(gpus), memory).text == page
 
 
 def pasted(page: str) -> list[str]:
@@ -215,21 +214,16 @@ def pasted(page: str) -> list[str]:
 
 
 @pytest.mark.parametrize("memory", ["1GB", "3MB"], ids=["with a layout", "with changes"])
-@pytest.mark.parametrize("by_config", [False, True], ids=["model", "config"])
-def test_the_command_of_a_page_is_of_the_run_that_was_planned(models: Models, memory: str, by_config: bool) -> None:
-    model = str(models("llama"))
+def test_the_command_of_a_page_is_of_the_run_that_was_planned(models: Models, memory: str) -> None:
     said = ["sft.global_batch_size=16", "run.folder=a run", 'data.prompt="Q: {question}"', "learner.parallel.cp=2"]
-    said += [] if by_config else [f"model.path={model}"]
-    text = plan(load("sft_chat", said), 4, memory, f"{model}/config.json" if by_config else None).text
-    recipe, *overrides = pasted(text)
-    assert set(overrides) >= {*said[:3], f"model.path={model}"}
+    recipe, *overrides = pasted(planned(models, 4, memory, *said).text)
+    assert set(overrides) >= {*said[:3], f"model.path={models('llama')}"}
     assert len(overrides) == len({override.partition("=")[0] for override in overrides})
     again = load(recipe, overrides)
     assert "It fits: " in (page := plan(again, again.training.learner.parallel.ranks, memory).text)
     assert pasted(page) == [recipe, *overrides]
 
 
-SEVEN = dict(re.findall(r"`(\w+\.json)`:\n\n```json\n(.*?)```", GUIDE, re.DOTALL))["llama_7b.json"]
 PPO_7B = ("sampler=vllm", "sampler.kv_cache_gib=8", "sampler.replicas=8")
 BESIDE = {"policy": "critic", "critic": "sampler"}
 """Models, and what a page says after each."""
@@ -239,9 +233,9 @@ TP, DP = "learner.parallel.tp=8", "learner.parallel.dp=8"
 @pytest.fixture
 def seven(tmp_path: Path) -> Callable[..., str]:
     """The page of PPO with 7 billion parameters on eight GPUs, with overrides."""
-    (tmp_path / "llama_7b.json").write_text(SEVEN)
-    config = str(tmp_path / "llama_7b.json")
-    return lambda *overrides: plan(load("ppo_gsm8k", [*PPO_7B, *overrides]), 8, "83.2GB", config).text
+    (tmp_path / "config.json").write_text(SEVEN)
+    said = [f"model.path={tmp_path}", *PPO_7B]
+    return lambda *overrides: plan(load("ppo_gsm8k", [*said, *overrides]), 8, "83.2GB").text
 
 
 def blocks(page: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from scoring_server import serving
 
-from lockstep.config.trust import find_code
+from lockstep.config.trust import list_references
 from lockstep.core.errors import LockstepError
 from lockstep.core.types import Prompt
 from lockstep.rewards.base import RewardError, judge
@@ -110,10 +110,8 @@ def test_a_sum_weighs_its_parts_and_has_a_verdict_where_all_that_count_have_one(
     found = judge(build(section), prompts, RESPONSES[:4], answers)
     assert found.rewards == [None, 0.1 - 2.0, None, 3 * 0.1 - 2.0]
     assert found.parts == {"value": [0.0, 1.0, 2.0, 3.0], "odd": [None, 1.0, None, 1.0], "math": [0.0, 1.0, 0.0, 0.0]}
-    assert find_code({"reward": {"parts": PARTS}}).keys() == {
-        "reward.parts.value.function",
-        "reward.parts.odd.function",
-    }
+    keys = [("reward", "parts", name, "function") for name in ("value", "odd")]
+    assert [option for option, _, _ in list_references({"reward": {"parts": PARTS}})] == keys
 
 
 def test_a_sum_is_rounded_once_so_the_order_of_its_parts_is_nothing_to_it() -> None:

@@ -1,4 +1,4 @@
-"""The length of a run in epochs: its smaller last step, the rows that are left out, and intervals as shares of one."""
+"""The length of a run in epochs: its smaller last step, and the rows that are left out."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from safetensors.torch import load_file
 from tiny_recipe import DPO
 
 from lockstep.algorithms.job import RunLength
-from lockstep.config import RunSection
 from lockstep.config.loading import load
 from lockstep.report.log import read_metrics
 from lockstep.run.dry_run.dry_run import dry_run
-from lockstep.run.session import resolve_intervals
 from lockstep.run.train import train
 
 EPOCH = ("run.max_steps=-1", "optimizer.lr=1e-12", "data.shuffle=false")
@@ -75,11 +73,3 @@ def test_the_last_step_learns_the_rest_of_the_epoch_and_resumes_to_the_same_bits
     assert learn("dpo", *options, "run.folder=stopped") == whole
     weights = [load_file(f"{folder}/final/model.safetensors") for folder in ("whole", "stopped")]
     assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
-
-
-@pytest.mark.parametrize(
-    ("share", "epoch", "steps"), [(0.25, 64, 4), (0.25, 7, 1), (1.0, 127, 32), (0.5, 100, 12), (3, 64, 3), (0, 64, 0)]
-)
-def test_validations_come_in_shares_of_an_epoch(share: float, epoch: int, steps: int) -> None:
-    run = RunSection(validate_every=share)
-    assert resolve_intervals(run, RunLength(99, None, 4, epoch=epoch)).validate_every == steps

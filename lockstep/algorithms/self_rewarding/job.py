@@ -73,7 +73,7 @@ def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
     steps = steps if recipe.run.max_steps < 0 else min(steps, recipe.run.max_steps)
     return Job(
         step=partial(self_rewarding_step, workers=workers, settings=settings),
-        run_length=RunLength(steps, None, size, epoch=settings.rows),
+        run_length=RunLength(steps, None, size),
         state={
             **({} if meta is None else {"meta_judge": workers.skill}),
             "policy": policy,

@@ -41,7 +41,6 @@ from lockstep.run.dry_run.remarks import remarks
 from lockstep.run.dry_run.setup import DrySetup, Findings
 from lockstep.run.folder.files import FRAME, find_changed_options, find_standing, require_writable
 from lockstep.run.live_setup import require_lengths, role_folder, self_checked_sampling
-from lockstep.run.session import resolve_intervals
 from lockstep.run.trackers.follow import views_of
 from lockstep.run.trackers.view import Facts
 from lockstep.system import machine_memory
@@ -149,7 +148,7 @@ def _open(recipe: Algorithm, setup: DrySetup, found: Findings) -> None:
 
 def _course(recipe: Common, job: Job) -> str:
     steps = job.run_length.steps
-    every = int(resolve_intervals(recipe.run, job.run_length).validate_every)
+    every = recipe.run.validate_every
     validated = {0, steps, *(range(every, steps, every) if every else ())} if job.validate is not None else set[int]()
     return f"steps: {steps}; validations: {len(validated)}; checkpoints: {-(-steps // recipe.run.save_every)}"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from lockstep.config.loading import Loaded
 from lockstep.config.model_recipe import weights_of
-from lockstep.config.trust import find_code
+from lockstep.config.trust import list_references
 from lockstep.core.errors import InputError
 from lockstep.models.digests import digest, model_files
 from lockstep.system.yaml12 import flat
@@ -52,7 +52,8 @@ def inputs(loaded: Loaded, data: Mapping[str, str], model: Path | None) -> Ident
     for name in (name.removesuffix(".path") for name in others if name.endswith(".path") and options[name] is not None):
         path = str(options[f"{name}.path"])
         found |= model_files(weights_of(loaded.places.get(path, path)), name)
-    return found | {f"code.{name}": digest([file]) for name, file in find_code(loaded.identity()).items()}
+    code = list_references(loaded.identity())
+    return found | {f"code.{'.'.join(keys)}": digest([file]) for keys, _, file in code}
 
 
 def recipe_identity(loaded: Loaded) -> Identity:

@@ -20,17 +20,13 @@ from lockstep.system.printable import print_text
 from lockstep.version import __version__
 
 
-def describe_machine(recipe: str | None = None) -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     """Versions, machine and threads of this process, and how it computes fp32 products where it sees GPUs.
 
     None of its environment variables.
-
-    Args:
-        recipe: Name of the recipe that is run.
     """
     precision = {"precision": keep_fp32()} if torch.cuda.is_available() else {}
     return {
-        **({} if recipe is None else {"recipe": recipe}),
         "lockstep": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -47,7 +43,7 @@ def as_noted(loaded: Loaded, folder: Path) -> Iterator[None]:
 
     The caller holds the folder's lock.
     """
-    file, now = folder / ENVIRONMENT, describe_machine(loaded.name)
+    file, now = folder / ENVIRONMENT, {"recipe": loaded.name, **describe_machine()}
     write_once(file, json.dumps(now, indent=2) + "\n")
     noted, usual = read_environment(folder), torch.get_num_threads()
     threads = int(noted.get("threads", usual))

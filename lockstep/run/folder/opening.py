@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
-import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,9 +16,8 @@ from lockstep.config.loading import Loaded, describe
 from lockstep.core.errors import LockstepError, RunError
 from lockstep.data.template_date import FILE, keep_date
 from lockstep.report.log import CRASH
-from lockstep.run.checkpoint.checkpoints import Checkpoints
 from lockstep.run.folder.files import FRAME, LOCK, lock_folder, write_once
-from lockstep.run.folder.machine import as_noted, describe_machine
+from lockstep.run.folder.machine import as_noted
 from lockstep.run.stop import Stopped
 
 
@@ -35,7 +32,7 @@ def open_run(loaded: Loaded, folder: Path) -> Iterator[Callable[[], None]]:
         InputError: If another process has it.
         RunError: For an error of the operating system after the function was called.
     """
-    with _clean_start(folder) as started, _crashes_noted(loaded, folder, started):
+    with _clean_start(folder) as started, _crashes_noted(folder, started):
         write_once(folder / "recipe.yaml", describe(loaded))
         write_pins(loaded, folder)
         with as_noted(loaded, folder), keep_date(folder):
@@ -78,7 +75,7 @@ def _remove_added(folder: Path, before: set[str], missing: Sequence[Path]) -> No
 
 
 @contextmanager
-def _crashes_noted(loaded: Loaded, folder: Path, started: Event) -> Iterator[None]:
+def _crashes_noted(folder: Path, started: Event) -> Iterator[None]:
     """Records an error in the block; writes `crash.txt` for one that is not one sentence for the user."""
     try:
         yield
@@ -86,7 +83,7 @@ def _crashes_noted(loaded: Loaded, folder: Path, started: Event) -> Iterator[Non
         is_told = isinstance(error, LockstepError | Stopped) or not isinstance(error, Exception)
         if is_told or (isinstance(error, OSError) and not started.is_set()):
             raise
-        _write_crash(error, loaded, folder)
+        _write_crash(error, folder)
         if isinstance(error, OSError):
             raise RunError(f"{error}; where that was is in {folder / CRASH}") from error
         error.add_note(
@@ -96,19 +93,11 @@ def _crashes_noted(loaded: Loaded, folder: Path, started: Event) -> Iterator[Non
         raise
 
 
-def _write_crash(error: BaseException, loaded: Loaded, folder: Path) -> None:
-    """Writes the traceback, a worker's too, and the environment of the run; replaces an older report.
+def _write_crash(error: BaseException, folder: Path) -> None:
+    """Writes the traceback, a worker's too; replaces an older report.
 
-    The phase and the step stand behind the trace: `Progress.phase` adds them to the error. No environment
-    variable is written. Where the disk or the memory is full, nothing is.
+    The phase and the step stand behind the trace: `Progress.phase` adds them to the error. Where the disk or the memory
+    is full, nothing is written.
     """
     with contextlib.suppress(OSError, MemoryError):
-        found = Checkpoints(folder / "checkpoints", 1).find()
-        lines = [
-            f"time        {time.strftime('%Y-%m-%d %H:%M:%S %z')}",
-            f"checkpoint  {found[-1][1] if found else 'none yet'}",
-            f"versions    {json.dumps(describe_machine(loaded.name))}",
-            "",
-            *traceback.format_exception(error),
-        ]
-        (folder / CRASH).write_text("\n".join(line.rstrip("\n") for line in lines) + "\n", encoding="utf-8")
+        (folder / CRASH).write_text("".join(traceback.format_exception(error)), encoding="utf-8")
