@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 RECIPE_KEYS: dict[str, str] = {"teachers.sft": "teacher"}
 """Dotted keys of recipes; a section takes along what stands in it, unless that has an entry of its own."""
 
-RECIPE_VALUES: dict[str, str] = {}
-"""Values of recipes that are names, such as `lockstep.environments.calculator:Calculator`."""
+RECIPE_VALUES: dict[str, object] = {"processed": True}
+"""Values of recipes that are words, such as `lockstep.environments.calculator:Calculator`."""
 
 COMMANDS: dict[str, str] = {}
 """Commands of Lockstep."""

@@ -67,7 +67,6 @@ class SamplerSpec:
     model: str
     section: SamplerSection
     learner: Computation
-    raw_logprobs: bool = False
     budget: CacheBudget | None = None
 
     def build(self) -> Served:
@@ -79,12 +78,12 @@ class SamplerSpec:
         section = self.section
         if self.budget is not None and resolve_device(self.learner.device).type == "cuda":
             section = self.budget.apply(section, self.backend.read_gpu_memory())
-        return self.backend.build(self.model, section, self.learner, self.raw_logprobs)
+        return self.backend.build(self.model, section, self.learner)
 
     def open_here(self) -> Sampler:
         """Builds it in this process; only if `section.in_process`."""
         lm = load_on_device(self.model, self.learner)
-        return self.backend.wrap(lm, self.section, self.learner, self.raw_logprobs)
+        return self.backend.wrap(lm, self.section, self.learner)
 
     def require_proof(self) -> None:
         """Raises ModelError if the backend decodes with Lockstep's own KV cache, and the model fails the self-check."""

@@ -42,7 +42,15 @@ Answers = Callable[[Any], Iterator[Any]]
 
 
 class ChildError(Exception):
-    """The child could not begin; the text is its module's error."""
+    """The child could not begin; the text says why, such as its module's error.
+
+    Attributes:
+        may_pass: As of `ChildDied`.
+    """
+
+    def __init__(self, why: str, may_pass: bool = False) -> None:
+        super().__init__(why)
+        self.may_pass = may_pass
 
 
 class ChildDied(Exception):
@@ -83,8 +91,7 @@ class Child:
         """Starts the process, if it does not run, and waits until it is ready.
 
         Raises:
-            ChildError: If its module or `answers` raised.
-            ChildDied, ChildHangs: If that ended the process, or took two minutes.
+            ChildError: If its module or `answers` raised, ended the process, or took two minutes.
         """
         with self._lock:
             self._start()
@@ -139,8 +146,13 @@ class Child:
             running = _Running(process, ours, os.getpid())
         try:
             running.reply(_START_S)
-        except BaseException:
+        except BaseException as error:
             running.end(at_once=True)
+            code = next(iter(self._arguments), self._module)
+            if isinstance(error, ChildHangs):
+                raise ChildError(f"importing {code} takes too long") from None
+            if isinstance(error, ChildDied):
+                raise ChildError(f"importing {code} ended the process ({error})", error.may_pass) from None
             raise
         return running
 

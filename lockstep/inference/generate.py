@@ -99,7 +99,7 @@ def _make(recipe: GenerateRecipe, source: ModelSource, folder: Path, started: Ca
 def _open_samplers(recipe: GenerateRecipe, source: ModelSource, progress: Progress, workers: Workers) -> SamplerPool:
     """Opens samplers in separate processes, even a single one, so that bits do not depend on their number."""
     computation = choose_kernels(source.folder, recipe.sampler, recipe.learner, progress.note)
-    spec = SamplerSpec(source.folder, recipe.sampler, computation, raw_logprobs=recipe.logprobs_are_raw)
+    spec = SamplerSpec(source.folder, recipe.sampler, computation)
     return processes(spec, progress, workers)
 
 
@@ -135,7 +135,7 @@ def _answer(
     with heed_signals(stop, progress.note), progress.phase("generate"):
         for number, batch in samplers.blocks(read_blocks(), source.sampling(recipe.sampling)):
             own = under_way.pop(number)
-            waiting[number] = "".join(lines_of(own, batch, source.decode, recipe.logprobs_are_wanted))
+            waiting[number] = "".join(lines_of(own, batch, source.decode, recipe.logprobs))
             while written in waiting:
                 append(log, waiting.pop(written).encode())
                 written += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, assert_never
+from typing import Any
 
 from pydantic import Field, PositiveInt
 
@@ -39,10 +39,10 @@ class GenerateRecipe(Recipe):
     data: GenerateData
     sampling: Sampling
     num_generations: PositiveInt = Field(default=1, description="responses per prompt")
-    logprobs: Literal["none", "processed", "raw"] = Field(
-        default="none",
-        description="write the log-probability of each sampled token: processed, under the distribution it was sampled "
-        "from, after temperature, top_k and top_p; raw, at temperature 1 and among all tokens",
+    logprobs: bool = Field(
+        default=False,
+        description="write the log-probability of each sampled token under the distribution that it was sampled from, "
+        "after temperature, top_k and top_p",
     )
     sampler: EngineSection = SamplerSection()
     learner: Computation = Computation()
@@ -52,28 +52,6 @@ class GenerateRecipe(Recipe):
     @property
     def folder(self) -> str | None:
         return self.run.folder
-
-    @property
-    def logprobs_are_wanted(self) -> bool:
-        """True if responses come with log-probabilities."""
-        match self.logprobs:
-            case "none":
-                return False
-            case "processed" | "raw":
-                return True
-            case _:
-                assert_never(self.logprobs)
-
-    @property
-    def logprobs_are_raw(self) -> bool:
-        """True if these are of the model's own distribution, not of the one that was sampled from."""
-        match self.logprobs:
-            case "none" | "processed":
-                return False
-            case "raw":
-                return True
-            case _:
-                assert_never(self.logprobs)
 
     @rule
     def _responses_differ(self) -> None:

@@ -66,9 +66,8 @@ def ask(child: Child, right: str, found: str) -> bool | None:
         except ChildHangs:
             raise RunError(f"math-verify does not answer over {found!r}; the same command resumes the run") from None
         except ChildError as error:
-            raise InputError(
-                f"math-verify could not be started ({error}); is the package math-verify installed?"
-            ) from None
+            kind = RunError if error.may_pass else InputError
+            raise kind(f"math-verify could not be started ({error}); is the package math-verify installed?") from None
 
 
 def answers() -> Answers:

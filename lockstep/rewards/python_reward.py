@@ -58,12 +58,8 @@ class PythonReward:
         try:
             self._child.start()
         except ChildError as error:
-            raise RewardError(str(error)) from None
-        except ChildHangs:
-            raise RewardError(f"{self._function_key}: importing it takes too long") from None
-        except ChildDied as error:
             kind = RewardLost if error.may_pass else RewardError
-            raise kind(f"{self._function_key}: importing it ended the process ({error})") from None
+            raise kind(str(error)) from None
 
     def __call__(
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]

@@ -342,16 +342,9 @@ class Episodes:
         except (ChildHangs, ChildDied) as error:
             if self._together and len(episodes) > 1:
                 return left, False
-            self._blame(left.pop(0), error)
+            late = f"did not answer within {self._section.timeout_s:g} s and was ended"
+            left.pop(0).fail(late if isinstance(error, ChildHangs) else f"ended its process ({error})")
         return left, True
-
-    def _blame(self, episode: _Episode, error: ChildHangs | ChildDied) -> None:
-        """Fails the episode that made its process hang or die."""
-        match error:
-            case ChildHangs():
-                episode.fail(f"did not answer within {self._section.timeout_s:g} s and was ended")
-            case ChildDied():
-                episode.fail(f"ended its process ({error})")
 
     def _answer(self, reply: Callable[[float], Any]) -> dict[str, Any]:
         while (message := reply(self._section.timeout_s)) in (environment.CALLED, environment.TOGETHER):
@@ -365,9 +358,6 @@ class Episodes:
             child.start()
         except ChildError as error:
             raise EnvironmentFault(str(error)) from None
-        except (ChildDied, ChildHangs) as error:
-            what = "takes too long" if isinstance(error, ChildHangs) else f"ended the process ({error})"
-            raise EnvironmentFault(f"environment.class_name {self._section.class_name}: importing it {what}") from None
 
     def _failures(self, episodes: Sequence[_Episode]) -> str:
         """Describes how many episodes failed, and the first of them; empty if none did.

@@ -64,25 +64,16 @@ class InferenceBackend(InferenceOptions["SamplerSection"]):
         """Raises InputError if this machine lacks what it needs to compute on a GPU, or on the CPU."""
 
     @abstractmethod
-    def build(
-        self,
-        folder: str,
-        section: SamplerSection,
-        computation: Computation,
-        raw_logprobs: bool,
-    ) -> Served:
+    def build(self, folder: str, section: SamplerSection, computation: Computation) -> Served:
         """A sampler with weights of its own, for a process of its own.
 
         Args:
             folder: Folder of the model.
             section: Sizes, and options of the backend.
             computation: Device, type and kernels of the learner.
-            raw_logprobs: Log-probabilities are of temperature 1 and all tokens, for any sampling parameters.
         """
 
-    def wrap(
-        self, lm: PreTrainedModel, section: SamplerSection, computation: Computation, raw_logprobs: bool = False
-    ) -> Sampler:
+    def wrap(self, lm: PreTrainedModel, section: SamplerSection, computation: Computation) -> Sampler:
         """A sampler in this process that shares the weights of `lm`, such as the learner's; else as `build`.
 
         Only called if `in_process` is true.

@@ -38,20 +38,12 @@ class TorchInference(InferenceBackend):
         any_and_times = 1 + 4  # of `seen.Seen`
         return responses * vocabulary * any_and_times if penalizes else 0
 
-    def build(
-        self,
-        folder: str,
-        section: SamplerSection,
-        computation: Computation,
-        raw_logprobs: bool,
-    ) -> ModelSampler:
+    def build(self, folder: str, section: SamplerSection, computation: Computation) -> ModelSampler:
         from lockstep.models.device import load_on_device
 
-        return self.wrap(load_on_device(folder, computation), section, computation, raw_logprobs)
+        return self.wrap(load_on_device(folder, computation), section, computation)
 
-    def wrap(
-        self, lm: PreTrainedModel, section: SamplerSection, computation: Computation, raw_logprobs: bool = False
-    ) -> ModelSampler:
+    def wrap(self, lm: PreTrainedModel, section: SamplerSection, computation: Computation) -> ModelSampler:
         from lockstep.samplers.torch.stateful import torch_sampler
 
-        return torch_sampler(lm, section.max_batch_size, computation.dtype, raw_logprobs, self.cache_bytes(section))
+        return torch_sampler(lm, section.max_batch_size, computation.dtype, self.cache_bytes(section))

@@ -36,15 +36,12 @@ class ModelSampler(ABC):
         lm: A causal language model with Lockstep's attention.
         max_batch_size: Sequences generated side by side.
         dtype: Type of a learner that computes alike, by autocast; weights are fp32 in any case.
-        raw_logprobs: Log-probabilities are of temperature 1 and all tokens, for any sampling parameters.
     """
 
     dtype = torch.float32
 
-    def __init__(
-        self, lm: PreTrainedModel, max_batch_size: int, dtype: DType = "fp32", raw_logprobs: bool = False
-    ) -> None:
-        self._lm, self._max_batch_size, self._raw_logprobs = lm, max_batch_size, raw_logprobs
+    def __init__(self, lm: PreTrainedModel, max_batch_size: int, dtype: DType = "fp32") -> None:
+        self._lm, self._max_batch_size = lm, max_batch_size
         self._type: DType = dtype
         self._context = context_of(lm.config)
         self.version: int | None = None

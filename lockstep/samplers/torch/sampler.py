@@ -40,10 +40,9 @@ class TorchSampler(ModelSampler):
         lm: PreTrainedModel,
         max_batch_size: int,
         dtype: DType = "fp32",
-        raw_logprobs: bool = False,
         cache_bytes: int | None = None,
     ) -> None:
-        super().__init__(lm, max_batch_size, dtype, raw_logprobs)
+        super().__init__(lm, max_batch_size, dtype)
         self._cache_bytes = cache_bytes
         self._scheduler: Scheduler | None = None
         self._awake = False
@@ -96,7 +95,6 @@ class TorchSampler(ModelSampler):
                 self._context,
                 device,
                 exact,
-                self._raw_logprobs,
                 most,
                 self._lm.config.name_or_path or "",
             )

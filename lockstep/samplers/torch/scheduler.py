@@ -19,8 +19,7 @@ from torch.nn import functional as F
 
 from lockstep.core.types import Request, SamplingParams
 from lockstep.distributed.penalties import penalize
-from lockstep.distributed.sampling import draw, token_scores
-from lockstep.models.heads import PLAIN
+from lockstep.distributed.sampling import draw
 from lockstep.samplers.stop_strings import open_stop_strings
 from lockstep.samplers.torch.blocks import Blocks, count_blocks
 from lockstep.samplers.torch.continuous import Continuous, Growing
@@ -47,7 +46,6 @@ class Scheduler:
         context: The most tokens of a sequence.
         device: Device of the model.
         exact: True if the model, and so log-probabilities, are computed exactly.
-        raw_logprobs: Log-probabilities are of temperature 1 and all tokens, for any sampling parameters.
         most_tokens: The most tokens that running rows have room for, together; None: as many as they need.
         folder: Folder of the model, whose tokenizer decodes text to find stop strings.
 
@@ -65,12 +63,11 @@ class Scheduler:
         context: int,
         device: torch.device,
         exact: bool,
-        raw_logprobs: bool = False,
         most_tokens: int | None = None,
         folder: str = "",
     ) -> None:
         self._forward, self._context, self._device = forward, context, device
-        self._exact, self._raw_logprobs, self._most_tokens = exact, raw_logprobs, most_tokens
+        self._exact, self._most_tokens = exact, most_tokens
         self._folder = folder
         self._blocks, self._pool, self._extents = Blocks(), Pool(device), Extents(context)
         self._places, self._free = Places(places, device), list(range(places))[::-1]
@@ -308,8 +305,6 @@ class Scheduler:
             assert self._seen is not None, "rows that penalize have begun"
             shaped_RV = penalize(logits_RV, self._seen.earlier(place_R), sampling)
         token_R, logprob_R = draw(shaped_RV, uniform_R, sampling, self._exact)
-        if self._raw_logprobs:
-            logprob_R, _ = token_scores(logits_RV, token_R, PLAIN, row_invariant=self._exact)
         return token_R, logprob_R, torch.isin(token_R, self._ints(sampling.stop_token_ids))
 
     def _read_stop_strings(self, stopped_R: Tensor) -> Tensor:

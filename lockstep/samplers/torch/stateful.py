@@ -19,11 +19,10 @@ from lockstep.core.batch import Batch
 from lockstep.core.errors import InputError
 from lockstep.core.types import Request, SamplingParams
 from lockstep.distributed.penalties import penalize
-from lockstep.distributed.sampling import draw, token_scores
+from lockstep.distributed.sampling import draw
 from lockstep.models.attention import SideBySide
 from lockstep.models.device import empty_cache
 from lockstep.models.folder import carries_state
-from lockstep.models.heads import PLAIN
 from lockstep.samplers.base import Piece, require_room
 from lockstep.samplers.stop_strings import open_stop_strings
 from lockstep.samplers.torch.model_sampler import ModelSampler
@@ -84,8 +83,6 @@ class StatefulTorchSampler(ModelSampler):
         for k in range(most):
             shaped = logits if seen is None else penalize(logits, seen.earlier(every_B), sampling)
             token, logprob = draw(shaped, uniform_BK[:, k], sampling)
-            if self._raw_logprobs:
-                logprob, _ = token_scores(logits, token, PLAIN)
             tokens_BK[:, k], logprob_BK[:, k] = token, logprob
             if seen is not None:
                 seen.append(every_B, token)
@@ -144,14 +141,13 @@ def torch_sampler(
     lm: PreTrainedModel,
     max_batch_size: int,
     dtype: DType = "fp32",
-    raw_logprobs: bool = False,
     cache_bytes: int | None = None,
 ) -> ModelSampler:
     """The torch sampler for a model; the arguments are those of `ModelSampler`."""
     if not carries_state(lm.config):
-        return TorchSampler(lm, max_batch_size, dtype, raw_logprobs, cache_bytes)
+        return TorchSampler(lm, max_batch_size, dtype, cache_bytes)
     if cache_bytes is not None:
         raise InputError(
             f"a {lm.config.model_type} keeps states, which sampler.kv_cache_gib does not bound; leave it out"
         )
-    return StatefulTorchSampler(lm, max_batch_size, dtype, raw_logprobs)
+    return StatefulTorchSampler(lm, max_batch_size, dtype)

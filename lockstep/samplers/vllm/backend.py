@@ -74,15 +74,9 @@ class VLLMInference(InferenceBackend):
                 "vLLM takes the GPU where there is one; leave learner.device at auto, or use sampler=torch"
             )
 
-    def build(
-        self,
-        folder: str,
-        section: SamplerSection,
-        computation: Computation,
-        raw_logprobs: bool,
-    ) -> VLLMSampler:
+    def build(self, folder: str, section: SamplerSection, computation: Computation) -> VLLMSampler:
         from lockstep.models.folder import refuse_own_code
         from lockstep.samplers.vllm.sampler import VLLMSampler
 
         refuse_own_code(folder, "sampler.backend=vllm", "use sampler.backend=torch")
-        return VLLMSampler(folder, section, computation, raw_logprobs)
+        return VLLMSampler(folder, section, computation)

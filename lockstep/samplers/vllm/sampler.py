@@ -45,7 +45,6 @@ class VLLMSampler:
         model: A Hugging Face folder.
         section: Sizes, and vLLM's options.
         computation: The learner's; vLLM computes in its type.
-        raw_logprobs: Log-probabilities are of temperature 1 and all tokens, for any sampling parameters.
         options: More arguments of vLLM's `EngineArgs`, which override those of the section.
     """
 
@@ -56,7 +55,6 @@ class VLLMSampler:
         model: str,
         section: SamplerSection,
         computation: Computation,
-        raw_logprobs: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         prepare()
@@ -77,7 +75,7 @@ class VLLMSampler:
         self._cached: dict[int, int] = {}
         chosen = engine_arguments(section, computation, self._context, torch.cuda.is_available())
         chosen |= {"model": model, "worker_extension_cls": self.worker}
-        chosen |= {"logprobs_mode": "raw_logprobs" if raw_logprobs else "processed_logprobs", **(options or {})}
+        chosen |= {"logprobs_mode": "processed_logprobs", **(options or {})}
         try:
             self._engine = self._start(EngineArgs(**chosen))
         except (ValueError, RuntimeError, LookupError, TypeError, AttributeError, AssertionError) as error:
