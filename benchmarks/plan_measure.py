@@ -12,9 +12,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.harness import MemoryGrowth
 from lockstep.cluster.learner_group import RankSpec
+from lockstep.cluster.placement import Place
 from lockstep.cluster.specs import LearnerSpec
-from lockstep.cluster.worker_proxy import outcomes, spawn_worker
-from lockstep.cluster.workers import LOOPBACK
+from lockstep.cluster.worker_proxy import outcomes
+from lockstep.cluster.workers import HERE, LOOPBACK
 from lockstep.config import LearnerSection, Optimizer
 from lockstep.core.batch import Batch
 from lockstep.core.metrics import Metrics
@@ -107,10 +108,14 @@ class Steps:
 def measured(folder: Path, tiny: Path, section: LearnerSection, head: Any, lengths: list[int], steps: int = 2) -> float:
     """The peak in bytes of the fullest rank; each data-parallel rank has sequences of these lengths."""
     spec, count = LearnerSpec(str(folder), head, section, Optimizer(lr=1e-5), 0), section.parallel.ranks
-    host = Host(LOOPBACK, count, 600.0)
+    host, place = Host(LOOPBACK, count, 600.0), Place(0, (0,), 0, on_gpu=False)
     ranks = [
-        spawn_worker(
-            MeasuredRank(RankSpec(spec, host.meeting.of(rank)), str(tiny)).build, f"rank {rank}", 600.0, threads=1
+        HERE.start(
+            MeasuredRank(RankSpec(spec, host.meeting.of(rank)), str(tiny)).build,
+            f"rank {rank}",
+            600.0,
+            place,
+            threads=1,
         )
         for rank in range(count)
     ]

@@ -31,24 +31,6 @@ from lockstep.rewards.options import RewardJudge
 from lockstep.samplers.base import Sampler
 
 
-def answering(
-    section: AskedSection,
-    computation: Computation,
-    policy: Policy,
-    progress: Progress,
-    workers: Workers,
-    name: str = "judge",
-    turns: Turns | None = None,
-) -> Answering:
-    """The judge of a training recipe: the policy, unless the section names another model or a server.
-
-    Arguments and errors are those of `judge_answers`.
-    """
-    if not section.is_policy:
-        return judge_answers(section, computation, progress, workers, name, turns)
-    return policy_answers(section, policy, name)
-
-
 def policy_answers(section: AskedSection, policy: Policy, name: str) -> Answering:
     """The policy as judge, with the sampler that it already has.
 

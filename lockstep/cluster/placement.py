@@ -15,7 +15,7 @@ import torch
 
 from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.roles import ModelRole
-from lockstep.config import ClusterSection, Computation, LearnerSection, SamplerSection
+from lockstep.config import ClusterSection, Computation, SamplerSection
 from lockstep.core.errors import InputError
 from lockstep.learners import backend as learner_backends
 from lockstep.models.device import resolve_device
@@ -202,9 +202,11 @@ def placement_of(recipe: Algorithm) -> Placement:
     found = choose_placement(recipe.cluster, recipe.learner, processes)
     if sampler is not None and found.engines:
         choose_route(sampler, found, found.engines_on_one_machine)
-        _require_planned_memory(recipe.learner, sampler, found)
+        if found.shares_gpus and not learner_backends.find_backend(recipe.learner).is_planned:
+            _require_cache_size("sampler", sampler, found)
     for name, section in recipe.judges.items():
-        _require_cache_size(name, section.engine, found)
+        _require_cache_size(f"{name}.sampler", section.engine, found)
+        found.with_engines(section.engine)
     return found
 
 
@@ -240,31 +242,21 @@ def choose_route(section: SamplerSection, placement: Placement | None, one_machi
     ranks = [] if placement is None or not engines else [place.first for place in placement.ranks]
     shared = bool(ranks) and engines <= set(ranks)
     nccl = bool(ranks) and ranks[0] not in engines
-    group = Route("process_group", backend="nccl" if nccl else "gloo")
-    within, host = Route("cuda_ipc"), Route("shared_memory")
-    match section.transfer:
-        case "auto":
-            if shared:
-                return within
-            return group if ranks or not one_machine else host
-        case "process_group":
-            return group
-        case "cuda_ipc":
-            if placement is None or shared:
-                return within
-            raise InputError(
-                "sampler.transfer=cuda_ipc is for engines whose GPUs are those of learner ranks, which is not so here; "
-                "use sampler.transfer=auto"
-            )
-        case "shared_memory":
-            if one_machine:
-                return host
-            raise InputError(
-                "sampler.transfer=shared_memory is within one machine, and engines are to be on several; use "
-                "sampler.transfer=process_group"
-            )
-        case _:
-            assert_never(section.transfer)
+    possible = {"process_group": Route("process_group", backend="nccl" if nccl else "gloo")}
+    if placement is None or shared:
+        possible["cuda_ipc"] = Route("cuda_ipc")
+    if one_machine:
+        possible["shared_memory"] = Route("shared_memory")
+    if section.transfer in possible:
+        return possible[section.transfer]
+    if section.transfer != "auto":
+        raise InputError(
+            f"sampler.transfer={section.transfer} cannot reach these engines: cuda_ipc is for those whose GPUs are all "
+            "those of learner ranks, shared_memory for one machine; use sampler.transfer=auto"
+        )
+    if shared:
+        return possible["cuda_ipc"]
+    return possible["process_group" if ranks or not one_machine else "shared_memory"]
 
 
 def choose_placement(cluster: ClusterSection, computation: Computation, processes: Processes) -> Placement:
@@ -290,28 +282,15 @@ def _place(devices: Devices, start: int, width: int) -> Place:
     return Place(machine, tuple(range(first, first + width)), start, devices.on_gpu)
 
 
-def _require_cache_size(name: str, judge: SamplerSection, placement: Placement) -> None:
-    """Raises InputError if a judge's engine reserves a KV cache of no given size: the plan has none left for it."""
-    backend = find_backend(judge)
-    if backend is None or not placement.devices.on_gpu:
+def _require_cache_size(key: str, section: SamplerSection, placement: Placement) -> None:
+    """Raises InputError if an engine reserves a KV cache on GPUs that others use, and no size is given."""
+    backend = find_backend(section)
+    if backend is None or not placement.devices.on_gpu or not backend.reserves_cache:
         return
-    if backend.reserves_cache and backend.cache_bytes(judge) is None:
+    if backend.cache_bytes(section) is None:
         raise InputError(
-            f"{name}.sampler is {judge.backend}, which reserves its cache when it starts, on GPUs that others use; say "
-            f"how much with {name}.sampler.kv_cache_gib, or take {name}.sampler.backend=torch"
-        )
-    placement.with_engines(judge)
-
-
-def _require_planned_memory(learner: LearnerSection, sampler: SamplerSection, placement: Placement) -> None:
-    """Raises InputError if an engine would size its KV cache as if it had the learner's GPUs for itself."""
-    backend = find_backend(sampler)
-    if backend is None or not placement.shares_gpus or learner_backends.find_backend(learner).is_planned:
-        return
-    if backend.reserves_cache and backend.cache_bytes(sampler) is None:
-        raise InputError(
-            f"the memory of learner.backend={learner.backend} is not planned, so {sampler.backend} would take a share "
-            "of whole GPUs, on which the learner is, too; set sampler.kv_cache_gib"
+            f"{key}.backend is {section.backend}, which reserves its cache when it starts, on GPUs that others use; "
+            f"set {key}.kv_cache_gib"
         )
 
 
@@ -319,19 +298,14 @@ def _require_room(devices: Devices, processes: Processes) -> None:
     if not devices.on_gpu:
         return
     there = devices.machines * devices.per_machine
-    where = f"{devices.per_machine} GPUs" if devices.machines == 1 else f"{there} GPUs on {devices.machines} machines"
     if processes.engines and devices.per_machine % processes.width:
         raise InputError(
             f"sampler.tensor_parallel is {processes.width}, of which a machine's {devices.per_machine} GPUs are no "
             "multiple; an engine has GPUs of one machine alone"
         )
-    if processes.ranks > there:
-        raise InputError(f"learner.parallel asks for {processes.ranks} ranks, but there are {where}")
     if processes.devices > there:
-        asked = f"sampler.replicas × sampler.tensor_parallel asks for {processes.engines} × {processes.width} GPUs"
-        if processes.apart and processes.ranks:
-            raise InputError(
-                f"{asked} beside the learner's {processes.ranks}, but there are {where}; lower them, or let both take "
-                "turns with cluster.placement=colocated"
-            )
-        raise InputError(f"{asked}, but there are {where}")
+        how = ", side by side (cluster.placement=colocated lets them take turns)" if processes.apart else ""
+        raise InputError(
+            f"learner.parallel asks for {processes.ranks} GPUs and sampler.replicas × sampler.tensor_parallel for "
+            f"{processes.engines} × {processes.width}{how}, but there are {there} GPUs; lower them"
+        )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lockstep.cluster.specs import SamplerSpec, require_sampler
 from lockstep.cluster.transport import Item
-from lockstep.cluster.worker_proxy import POLL_S, Pending, Remote, RemoteError, WorkerDied, outcomes
+from lockstep.cluster.worker_proxy import POLL_S, Pending, Remote, WorkerDied, outcomes
 from lockstep.cluster.workers import HERE, Workers
 from lockstep.core.batch import Batch
 from lockstep.core.borders import require_responses
@@ -47,7 +47,7 @@ class _Work:
         """Takes the responses that have arrived. Returns True if the block is complete.
 
         Raises:
-            WorkerDied, RemoteError: As `Remote.call`.
+            Exception: As `Remote.call`.
         """
         while self.pending.is_done(POLL_S):
             message = self.pending.next_message()
@@ -112,7 +112,9 @@ class SamplerPool:
         try:
             with self._own_deaths():
                 yield from self._share_out(iter(blocks), busy, sampling)
-        except RemoteError:
+        except WorkerDied:
+            raise
+        except Exception:
             for work in busy.values():
                 work.pending.drain()
             raise
@@ -195,7 +197,7 @@ class SamplerPool:
     def close(self) -> None:
         """Ends all workers; idle ones first close what they opened."""
         resting = [remote for remote in self.remotes if remote.alive() and not remote.pending.open]
-        with contextlib.suppress(WorkerDied, RemoteError):
+        with contextlib.suppress(Exception):
             outcomes([remote.submit("close") for remote in resting])
         for remote in self.remotes:
             remote.close()
@@ -248,7 +250,7 @@ def _blaming(calls: Sequence[Pending], action: Callable[[], T]) -> T:
         return action()
     except WorkerDied:  # of the process that sends
         raise
-    except RuntimeError:
+    except Exception:
         outcomes(calls)
         raise
 

@@ -16,12 +16,13 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import isfunction
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from lockstep.core.errors import BrokenPromiseError, InputError, LockstepError
+from lockstep.core.errors import LockstepError
 
 Factory = Callable[[], Any]
 """Builds the object that answers all calls, small and picklable: the first message to a worker."""
@@ -58,23 +59,20 @@ class Failure:
         kind: Name of the exception's type.
         message: Its text.
         trace: The worker's traceback.
-        family: Name of the kind of error that the caller raises; None: a crash.
+        family: Class of the error that the caller raises, if the text is a sentence for the user; None: a crash.
     """
 
     kind: str
     message: str
     trace: str
-    family: str | None
+    family: type[Exception] | None
 
     @classmethod
     def of(cls, error: Exception) -> Failure:
-        trace = "".join(traceback.format_exception(error))
-        family = next((kind.__name__ for kind in _SENTENCES if isinstance(error, kind)), None)
-        return cls(type(error).__name__, str(error), trace, family)
-
-
-_SENTENCES = (InputError, BrokenPromiseError, LockstepError, FloatingPointError)
-"""Kinds of errors that are shown to the user as a sentence; the first that fits."""
+        family = None
+        if isinstance(error, LockstepError | FloatingPointError):  # a base class, if its own takes more than a text
+            family = next(kind for kind in type(error).__mro__ if not isfunction(kind.__init__))
+        return cls(type(error).__name__, str(error), "".join(traceback.format_exception(error)), family)
 
 
 Message = Factory | Call | Item | Result | Failure

@@ -6,17 +6,12 @@ workers run in parallel.
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Generator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Generator, Sequence
 from typing import Any
 
-import torch
-
-from lockstep.cluster.child_process import ChildProcess
-from lockstep.cluster.transport import Call, Factory, Failure, Item, Message, Result, Transport
-from lockstep.core.errors import BrokenPromiseError, InputError, RunError
+from lockstep.cluster.transport import Call, Failure, Item, Message, Result, Transport
+from lockstep.core.errors import RunError
 
 POLL_S = 0.002
 """Seconds that a poll of one of several workers may wait."""
@@ -29,31 +24,7 @@ BUILD = "build"
 
 
 class RemoteError(RuntimeError):
-    """A method raised in its worker; the text ends with the worker's traceback. The worker can be called again."""
-
-
-class RemoteInputError(RemoteError, InputError):
-    """An InputError of a worker; the text is its message alone, and the worker's traceback is a note."""
-
-
-class RemoteRunError(RemoteError, RunError):
-    """Any other LockstepError of a worker; text and note as of `RemoteInputError`."""
-
-
-class RemoteBrokenPromiseError(RemoteError, BrokenPromiseError):
-    """A BrokenPromiseError of a worker; text and note as of `RemoteInputError`."""
-
-
-class RemoteNotFiniteError(RemoteError, FloatingPointError):
-    """A FloatingPointError of a worker; text and note as of `RemoteInputError`."""
-
-
-_SENTENCES: dict[str, type[RemoteError]] = {
-    "InputError": RemoteInputError,
-    "LockstepError": RemoteRunError,
-    "BrokenPromiseError": RemoteBrokenPromiseError,
-    "FloatingPointError": RemoteNotFiniteError,
-}
+    """A method crashed in its worker; the text ends with the worker's traceback. The worker can be called again."""
 
 
 class WorkerDied(RunError):
@@ -98,6 +69,12 @@ class Pending:
 
     def next_message(self) -> Message:
         """Waits for an item of a stream, each with a deadline of its own, or for the result that ends the call."""
+        message = self._receive()
+        if isinstance(message, Failure):
+            raise _error(self.name, self.verb, message)
+        return message
+
+    def _receive(self) -> Message:
         if self._unsent is not None:
             raise self._unsent
         try:
@@ -108,15 +85,12 @@ class Pending:
             raise self._note_death("in") from error
         self.renew()
         self.open = isinstance(message, Item)
-        if isinstance(message, Failure):
-            raise _error(self.name, self.verb, message)
         return message
 
     def drain(self) -> None:
         """Discards the rest of a call whose outcome is no longer wanted, so that the worker is free for the next."""
-        with contextlib.suppress(RemoteError):
-            while self.open:
-                self.next_message()
+        while self.open:
+            self._receive()
 
     def abandon(self) -> None:
         """Ends the worker, since this call will not end by itself."""
@@ -172,7 +146,7 @@ class Remote:
         """Runs a method of the worker's object.
 
         Raises:
-            RemoteInputError: If it raised an InputError; likewise for the other errors that users are told.
+            LockstepError, FloatingPointError: As it raised; a note has the worker's traceback.
             RemoteError: If it raised anything else.
             WorkerDied: If the worker is gone, or took too long and was ended.
         """
@@ -196,28 +170,6 @@ class Remote:
         return self._transport.alive()
 
 
-def spawn_worker(
-    factory: Factory,
-    name: str,
-    timeout_s: float,
-    threads: int | None = None,
-    workers: int = 1,
-    environment: Mapping[str, str] = MappingProxyType({}),
-) -> Remote:
-    """A worker in a child process.
-
-    Args:
-        factory: Builds the worker's object in the child.
-        name: Name of the worker.
-        timeout_s: The longest that one call may take.
-        threads: Torch threads of the worker; None: this process's share among `workers`.
-        workers: Number of workers that run side by side.
-        environment: Environment variables of the worker, besides those of this process.
-    """
-    share = max(1, torch.get_num_threads() // workers)
-    return Remote(ChildProcess(factory, name, threads or share, environment), name, timeout_s)
-
-
 def outcomes(calls: Sequence[Pending], grace_s: float = 5.0) -> list[Any]:
     """Waits for calls on several workers.
 
@@ -230,17 +182,17 @@ def outcomes(calls: Sequence[Pending], grace_s: float = 5.0) -> list[Any]:
         Results, in the order of the calls.
 
     Raises:
-        WorkerDied, RemoteError: As the calls; a death takes precedence over errors that it may have caused.
+        Exception: As the calls; a death takes precedence over errors that it may have caused.
     """
     results: dict[Pending, Any] = {}
-    failures: list[RemoteError | WorkerDied] = []
+    failures: list[Exception] = []
     waiting, deadline = list(calls), float("inf")
     while waiting and time.monotonic() < deadline:
         for call in [call for call in waiting if call.is_done(_TOGETHER_S)]:
             waiting.remove(call)
             try:
                 results[call] = call.result()
-            except (RemoteError, WorkerDied) as error:
+            except Exception as error:
                 failures.append(error)
                 deadline = min(deadline, time.monotonic() + grace_s)
     for call in waiting:
@@ -250,9 +202,9 @@ def outcomes(calls: Sequence[Pending], grace_s: float = 5.0) -> list[Any]:
     return [results[call] for call in calls]
 
 
-def _error(name: str, verb: str, failure: Failure) -> RemoteError:
+def _error(name: str, verb: str, failure: Failure) -> Exception:
     if failure.family is None:
         return RemoteError(f"{verb} of worker {name} raised {failure.kind}: {failure.message}\n{failure.trace}")
-    error = _SENTENCES[failure.family](failure.message)
+    error = failure.family(failure.message)
     error.add_note(f"raised in {verb} of worker {name}:\n{failure.trace}")
     return error

@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+import torch
+
+from lockstep.cluster.child_process import ChildProcess
 from lockstep.cluster.placement import Place, Placement, Processes, choose_placement, choose_route
 from lockstep.cluster.transport import Factory
-from lockstep.cluster.worker_proxy import Remote, spawn_worker
+from lockstep.cluster.worker_proxy import Remote
 from lockstep.config import ClusterSection, Computation, SamplerSection
 from lockstep.core.errors import InputError, install_command
 from lockstep.report.progress import Progress
@@ -101,8 +104,11 @@ class Workers(ExitStack):
             threads: Torch threads of the worker; None: its share of the machine.
         """
         if self._cluster is None:
-            return spawn_worker(factory, name, timeout_s, threads, of, place.environment())
-        return Remote(self._cluster.actor(factory, place, threads or self._cluster.threads), name, timeout_s)
+            share = max(1, torch.get_num_threads() // of)
+            transport = ChildProcess(factory, name, threads or share, place.environment())
+        else:
+            transport = self._cluster.actor(factory, place, threads or self._cluster.threads)
+        return Remote(transport, name, timeout_s)
 
 
 HERE = Workers()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 Row = Mapping[str, float]
 
@@ -54,11 +54,6 @@ class Alarm:
         """The steps and what was wrong in them, for a terminal."""
         when = f"step {self.first}" if self.first == self.last else f"steps {self.first} to {self.last}"
         return f"{when}: {self.text}"
-
-    @property
-    def plain(self) -> dict[str, str | int]:
-        """The fields by name."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def overview(folder: Path) -> dict[str, Any]:
         "certificate": None if certificate is None else {"level": certificate.level, "sentence": certificate.sentence},
         "headlines": [f"{label.strip()} {text}" for label, text in headlines(rows)],
         "best": _best_steps(rows),
-        "alarms": [alarm.plain for alarm in find_alarms(rows)],
+        "alarms": [asdict(alarm) for alarm in find_alarms(rows)],
         "state": state.word,
         "about_state": state.text,
         "step": step,

@@ -14,7 +14,7 @@ from lockstep.algorithms.episodes import describe_rewards, episodes_of
 from lockstep.algorithms.roles import ModelRole
 from lockstep.algorithms.rows import DataFiles
 from lockstep.algorithms.setup import Policy
-from lockstep.cluster.judges import answering, judge_answers, open_judge_reward
+from lockstep.cluster.judges import judge_answers, open_judge_reward, policy_answers
 from lockstep.cluster.learner_group import MeshLearner
 from lockstep.cluster.open_models import open_learner, share_weights
 from lockstep.cluster.placement import placement_of, takes_turns, works_in_engines_turn
@@ -120,11 +120,8 @@ class LiveSetup:
         return build(section, self.note, self._judge_reward, option)
 
     def _judge_reward(self, section: RewardJudge, key: str) -> Reward:
-        def answer(located: RewardJudge, name: str) -> Answering:
-            computation = self.algorithm.learner
-            return judge_answers(located, computation, self.progress, self.workers, name, self._turns)
-
-        return open_judge_reward(section.locate(self.source.folder), key, self.folder, self.algorithm.seed, answer)
+        located = section.locate(self.source.folder)
+        return open_judge_reward(located, key, self.folder, self.algorithm.seed, self._judge_answers)
 
     def episodes(self, section: EnvironmentSection | None, judge: str | None) -> Episodes | None:
         if section is not None and judge is not None:
@@ -132,7 +129,10 @@ class LiveSetup:
         return episodes_of(section, self.algorithm.data, self.source, self.note)
 
     def answering(self, section: AskedSection, policy: Policy, name: str) -> Answering:
-        return answering(section, self.algorithm.learner, policy, self.progress, self.workers, name, self._turns)
+        return policy_answers(section, policy, name) if section.is_policy else self._judge_answers(section, name)
+
+    def _judge_answers(self, section: AskedSection, name: str) -> Answering:
+        return judge_answers(section, self.algorithm.learner, self.progress, self.workers, name, self._turns)
 
     def attempt(self, build: Callable[[], T], otherwise: T) -> T:
         return build()

@@ -136,7 +136,7 @@ def test_engines_that_are_opened_one_by_one_are_spread(monkeypatch: pytest.Monke
         (5,),
         (6,),
     ]
-    with pytest.raises(InputError, match="asks for 5 × 1 GPUs beside the learner's 4"):
+    with pytest.raises(InputError, match=r"asks for 4 GPUs and .* for 5 × 1, side by side"):
         run.place_engines(SamplerSection(replicas=5), Computation())
     assert run.engines_apart
     assert not Workers().engines_apart

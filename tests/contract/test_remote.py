@@ -18,17 +18,18 @@ import torch
 from remote_workers import Abacus, build_nothing
 
 from lockstep.cluster.placement import Place
-from lockstep.cluster.transport import Result, decode, encode
+from lockstep.cluster.transport import Failure, Result, decode, encode
 from lockstep.cluster.worker_proxy import (
     Remote,
     RemoteError,
-    RemoteInputError,
     WorkerDied,
     outcomes,
-    spawn_worker,
 )
-from lockstep.cluster.workers import Workers, workers_of
+from lockstep.cluster.workers import HERE, Workers, workers_of
 from lockstep.config import ClusterSection, Computation
+from lockstep.core.batch import Batch
+from lockstep.core.borders import NotFiniteError
+from lockstep.core.errors import InputError, RunError
 from lockstep.report.progress import show_progress
 
 TENSORS = {
@@ -127,12 +128,13 @@ def test_a_worker_does_one_thing_at_a_time(shared: Remote) -> None:
 
 
 def test_a_refusal_reads_as_it_was_written(shared: Remote) -> None:
-    with pytest.raises(ValueError, match=r"policy\.lr is -1") as caught:
+    with pytest.raises(InputError, match=r"policy\.lr is -1") as caught:
         shared.call("refuse")
-    assert isinstance(caught.value, RemoteInputError)
     assert str(caught.value) == "policy.lr is -1, but must be positive"
     assert "raised in refuse of worker abacus" in caught.value.__notes__[0]
     assert shared.call("echo", 1) == 1
+    batch = Batch(torch.tensor([1]), torch.tensor([1]))
+    assert Failure.of(NotFiniteError("the loss is not finite", batch)).family is RunError
 
 
 def test_an_error_brings_its_traceback(shared: Remote) -> None:
@@ -237,7 +239,7 @@ def test_an_actor_keeps_the_contract_of_a_child(ray: None) -> None:
         own = abacus(workers, start=10)
         assert own.call("echo", "x", twice=True) == ("x", "x")
         assert own.call("add", 2) == 12
-        with pytest.raises(RemoteInputError, match=r"policy\.lr is -1"):
+        with pytest.raises(InputError, match=r"policy\.lr is -1"):
             own.call("refuse")
         with pytest.raises(RemoteError, match="fail of worker abacus raised LookupError: no such thing"):
             own.call("fail")
@@ -263,16 +265,17 @@ def test_an_actor_keeps_the_contract_of_a_child(ray: None) -> None:
 
 def test_threads_are_shared_out(own: Remote) -> None:
     assert own.call("threads") == torch.get_num_threads()
-    one = spawn_worker(Abacus, "abacus", timeout_s=400.0, threads=3)
+    one = HERE.start(Abacus, "abacus", 400.0, PLACE, threads=3)
     assert one.call("threads") == 3
     one.close()
 
 
 SCRIPT = """
-from lockstep.cluster.worker_proxy import spawn_worker
+from lockstep.cluster.placement import Place
+from lockstep.cluster.workers import HERE
 from remote_workers import Abacus
 if __name__ == "__main__":
-    remote = spawn_worker(Abacus, "orphan", timeout_s=400.0)
+    remote = HERE.start(Abacus, "orphan", 400.0, Place(0, (0,), 0, on_gpu=False))
     print(remote.call("pid"), flush=True)
     remote.call("sleep", 60.0)
 """

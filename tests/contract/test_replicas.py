@@ -14,9 +14,11 @@ from diary import SAMPLING, Start
 from tiny_models import SECTION, requests
 from torch import Tensor
 
+from lockstep.cluster.placement import Place
 from lockstep.cluster.sampler_pool import SamplerLost
 from lockstep.cluster.specs import LearnerSpec
-from lockstep.cluster.worker_proxy import WorkerDied, spawn_worker
+from lockstep.cluster.worker_proxy import WorkerDied
+from lockstep.cluster.workers import HERE
 from lockstep.weight_sync.sync import sync_weights
 
 
@@ -69,7 +71,8 @@ def test_a_death_in_a_weight_sync_is_a_samplers_and_the_version_is_unknown(
 
 def test_a_learner_that_dies_in_a_weight_sync_is_no_samplers_death(start: Start, models: Callable[..., Path]) -> None:
     pool = start(replicas=2)
-    remote = spawn_worker(LearnerSpec(str(models("llama", seed=1)), "logits", SECTION, None, 0).build, "learner", 60.0)
+    spec = LearnerSpec(str(models("llama", seed=1)), "logits", SECTION, None, 0)
+    remote = HERE.start(spec.build, "learner", 60.0, Place(0, (0,), 0, on_gpu=False))
 
     def weights() -> Iterator[tuple[str, Tensor]]:
         for number, pair in enumerate(remote.stream("weights")):

@@ -160,11 +160,11 @@ def test_a_run_that_has_too_few_gpus_is_refused_by_name(
         f"data.validation={real['test.jsonl']}",
     ]
     for options, sentence in {
-        ("learner.parallel.dp=16",): "learner.parallel asks for 16 ranks, but there are 8 GPUs",
-        ("sampler.replicas=9", "cluster=ray", "sampler.transfer=shared_memory"): "use sampler.transfer=process_group",
-        ("sampler.replicas=2", "sampler.transfer=cuda_ipc"): "for engines whose GPUs are those of learner ranks",
-        ("sampler.replicas=9",): "asks for 9 × 1 GPUs, but there are 8 GPUs",
-        ("learner.parallel.dp=8", "sampler.replicas=2", "cluster.placement=separate"): "let both take turns",
+        ("learner.parallel.dp=16",): "learner.parallel asks for 16 GPUs",
+        ("sampler.replicas=9", "cluster=ray", "sampler.transfer=shared_memory"): "shared_memory for one machine",
+        ("sampler.replicas=2", "sampler.transfer=cuda_ipc"): "sampler.transfer=cuda_ipc cannot reach these engines",
+        ("sampler.replicas=9",): "for 9 × 1, but there are 8 GPUs",
+        ("learner.parallel.dp=8", "sampler.replicas=2", "cluster.placement=separate"): "lets them take turns",
     }.items():
         assert main(["train", "grpo_gsm8k", *words, *options, "grpo.global_batch_size=32", "--dry-run"]) != 0
         assert sentence in capsys.readouterr().err

@@ -103,7 +103,7 @@ def test_a_judge_in_a_folder_is_beside_the_engine_and_needs_a_size(
     judged = ["learner.device=auto", "learner.dtype=bf16", "sampler=vllm", f"model.path={seven_billion.parent}"]
     judge = [*judged, f"judge.path={seven_billion.parent}", "judge.sampler.backend=vllm"]
     sized = [*judge, "judge.sampler.kv_cache_gib=4"]
-    with pytest.raises(InputError, match=r"say how much with judge\.sampler\.kv_cache_gib"):
+    with pytest.raises(InputError, match=r"set judge\.sampler\.kv_cache_gib"):
         placement_of(load("self_rewarding", judge).expect(Algorithm))
     found = dict[str, MemoryEstimate]()
     for name, options in {"judge": sized, "none": judged, "stays": [*sized, "cluster.offload_idle=false"]}.items():

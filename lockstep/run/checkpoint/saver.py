@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import Any
 
 from lockstep.algorithms.job import Checkpointable
-from lockstep.cluster.worker_proxy import RemoteRunError
 from lockstep.learners.base import NotSavedError
 from lockstep.run.checkpoint.checkpoints import Checkpoints
 
@@ -89,7 +88,7 @@ class Saver:
     def _finish(self, begun: Begun, wait: bool) -> bool:
         try:
             return all(learner.poll_save(wait) for learner in self._learners.values())
-        except (NotSavedError, RemoteRunError) as error:  # the latter from another process
+        except NotSavedError as error:
             self.begun = None
             raise self._checkpoints.failure(begun.step, error, begun.aside) from error
 
