@@ -247,16 +247,14 @@ def choose_route(section: SamplerSection, placement: Placement | None, one_machi
         possible["cuda_ipc"] = Route("cuda_ipc")
     if one_machine:
         possible["shared_memory"] = Route("shared_memory")
-    if section.transfer in possible:
-        return possible[section.transfer]
-    if section.transfer != "auto":
+    best = "process_group" if ranks or not one_machine else "shared_memory"
+    possible["auto"] = possible["cuda_ipc" if shared else best]
+    if section.transfer not in possible:
         raise InputError(
             f"sampler.transfer={section.transfer} cannot reach these engines: cuda_ipc is for those whose GPUs are all "
             "those of learner ranks, shared_memory for one machine; use sampler.transfer=auto"
         )
-    if shared:
-        return possible["cuda_ipc"]
-    return possible["process_group" if ranks or not one_machine else "shared_memory"]
+    return possible[section.transfer]
 
 
 def choose_placement(cluster: ClusterSection, computation: Computation, processes: Processes) -> Placement:
