@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from lockstep.algorithms.base import Algorithm
+from lockstep.api import algorithms
+from lockstep.api.trainer import Trainer
 from lockstep.config import Section, registry
 
 ROOT = Path(__file__).parent.parent
@@ -54,31 +55,27 @@ class {name}(Trainer):
 def main() -> None:
     """Writes the files."""
     written: dict[type, str] = {}
-    recipes = [kind for _, kind in registry.every() if issubclass(kind, Algorithm)]
-    blocks = [recipe_block(kind, written) for kind in recipes]
+    names = [name for name, kind in vars(algorithms).items() if isinstance(kind, type) and kind is not Trainer]
+    blocks = [recipe_block(name, written) for name in names]
     out = Path(sys.argv[1]) if len(sys.argv) > 1 else OUT
     out.write_text(HEAD + "\n\n".join([*written.values(), *blocks]) + "\n")
-    names = [face_name(kind) for kind in recipes]
     face = FACE.format(options=", ".join(f"{name}Options" for name in names))
     out.with_name("algorithms.pyi").write_text(face + "\n".join(CLASS.format(name=name) for name in names))
 
 
-def face_name(kind: type[Section]) -> str:
-    """The name of an algorithm's class."""
-    return kind.__name__.removesuffix("Recipe")
-
-
-def recipe_block(kind: type[Section], written: dict[type, str]) -> str:
-    """The typed dict of an algorithm's recipe."""
+def recipe_block(name: str, written: dict[type, str]) -> str:
+    """The typed dict of the options that a class takes."""
+    kind = registry.find(vars(algorithms)[name].algorithm)
+    assert kind is not None
     lines = ["train: Rows", "validation: Rows | None"]
-    for name, field in kind.model_fields.items():
-        if name == "algorithm":
+    for key, field in kind.model_fields.items():
+        if key == "algorithm":
             continue
         told = spell(field.annotation, written)
-        if name in SHORT:
-            told = SHORT[name].format(told)
-        lines.append(f"{name}: {told}")
-    return block(f"{face_name(kind)}Options", f"Options of `{kind.__name__}`.", lines)
+        if key in SHORT:
+            told = SHORT[key].format(told)
+        lines.append(f"{key}: {told}")
+    return block(f"{name}Options", f"Options of `{name}`.", lines)
 
 
 def section_name(kind: type[Section], written: dict[type, str]) -> str:

@@ -18,7 +18,7 @@ import torch
 from benchmarks.lockstep_ppo import agreement_of, arguments, experience_of, measured
 from benchmarks.small_llama import causal_lm, llama_config
 from lockstep.algorithms.grpo import step as grpo
-from lockstep.algorithms.grpo.options import GRPORecipe
+from lockstep.algorithms.grpo.options import PolicyGradient
 from lockstep.algorithms.policy_gradient.step import PolicyGradientWorkers
 from lockstep.config import LearnerSection
 from lockstep.core.types import Phase, skip_timing
@@ -47,7 +47,7 @@ def step_of(
         make_exact(lm)
         make_exact(other_lm)
     other = TorchLearner(LogitsHead(other_lm), SECTION)
-    recipe = GRPORecipe.model_validate(
+    recipe = PolicyGradient.model_validate(
         {
             "model": {"path": "made by the benchmark"},
             "data": {"train": "made by the benchmark", "max_prompt_tokens": args.prompt_tokens},

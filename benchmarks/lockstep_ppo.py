@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerFast
 
 from benchmarks.harness import WARMUP, peak_rss_mb
 from benchmarks.small_llama import VOCAB, causal_lm, llama_config, random_prompts
-from lockstep.algorithms.grpo.options import GRPORecipe
+from lockstep.algorithms.grpo.options import PolicyGradient
 from lockstep.algorithms.ppo.options import PPORecipe
 from lockstep.algorithms.ppo.step import PPOWorkers, build_settings, ppo_step
 from lockstep.config import DataSection
@@ -117,7 +117,7 @@ def step_of(
 def experience_of(
     folder: Path,
     args: argparse.Namespace,
-    options: PPORecipe | GRPORecipe,
+    options: PPORecipe | PolicyGradient,
     policy: TorchLearner,
     phase: Phase = skip_timing,
 ) -> RolloutCollector:
@@ -131,7 +131,7 @@ def experience_of(
 
 def agreement_of(
     args: argparse.Namespace,
-    options: PPORecipe | GRPORecipe,
+    options: PPORecipe | PolicyGradient,
     policy: TorchLearner,
     collector: RolloutCollector,
 ) -> Agreement:

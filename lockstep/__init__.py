@@ -20,6 +20,7 @@ from lockstep.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from lockstep import losses, objectives
+    from lockstep.algorithms.grpo.options import PolicyGradient
     from lockstep.api.algorithms import (
         DPO,
         GRPO,
@@ -58,6 +59,7 @@ __all__ = [
     "Loss",
     "Metrics",
     "OnlineDPO",
+    "PolicyGradient",
     "RewardModel",
     "Run",
     "Sampler",

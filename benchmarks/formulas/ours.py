@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.formulas import references as paper
 from benchmarks.formulas.cases import Case
 from benchmarks.formulas.rollouts import GROUP, MAX_TOKENS, Answer, Rollouts, of_loss
-from lockstep.algorithms.grpo.options import GRPOSection
+from lockstep.algorithms.grpo.options import GRPOSection, PolicyGradient
 from lockstep.algorithms.grpo.step import with_advantages
 from lockstep.core.batch import Batch
 from lockstep.losses.base import Loss, Outputs, active
@@ -119,7 +119,8 @@ def _group(given: Rollouts, *, kl: bool = False, **options: Any) -> Answer:
     if kl:
         penalty_N = paper.BETA * trainable(k1(given.old_logprob, given.ref_logprob), given.mask)
         batch = batch.with_columns({"kl_penalty": penalty_N})
-    return Answer(with_advantages(batch, GRPOSection.model_validate(section | options))[0]["advantage"])
+    grpo = GRPOSection.model_validate(section | options)
+    return Answer(with_advantages(batch, PolicyGradient.model_construct(grpo=grpo))[0]["advantage"])
 
 
 def _reward(given: Rollouts) -> Answer:

@@ -13,7 +13,7 @@ from lockstep.core.errors import InputError
 _BUILT_IN: dict[str, tuple[str, str | None]] = {
     "sft": ("lockstep.algorithms.sft.options:SFTRecipe", "lockstep.algorithms.sft.job:open_sft"),
     "ppo": ("lockstep.algorithms.ppo.options:PPORecipe", "lockstep.algorithms.ppo.job:open_ppo"),
-    "grpo": ("lockstep.algorithms.grpo.options:GRPORecipe", "lockstep.algorithms.grpo.job:open_grpo"),
+    "grpo": ("lockstep.algorithms.grpo.options:PolicyGradient", "lockstep.algorithms.grpo.job:open_grpo"),
     "dpo": ("lockstep.algorithms.dpo.options:DPORecipe", "lockstep.algorithms.dpo.job:open_dpo"),
     "kto": ("lockstep.algorithms.kto.options:KTORecipe", "lockstep.algorithms.kto.job:open_kto"),
     "orpo": ("lockstep.algorithms.orpo.options:ORPORecipe", "lockstep.algorithms.orpo.job:open_orpo"),

@@ -15,7 +15,6 @@ from lockstep.losses.base import Denominator, Outputs, active
 from lockstep.objectives.divergence import k3, kl_loss
 from lockstep.objectives.masks import trainable
 from lockstep.objectives.policy import cispo_loss, clip_surrogate, probability_ratio
-from lockstep.objectives.tally import Tally
 from lockstep.objectives.value import clip_value_loss
 
 _MAX_LOGRATIO = 20.0  # nats: bounds a metric of a broken step, so that it stays a number
@@ -42,8 +41,6 @@ class ClippedSurrogate:
             through the token's own log π alone (GSPO-token, Zheng et al. 2025, eq. 13), so that tokens may have
             advantages of their own; where these are equal over a response, that is GSPO (eq. 5).
         cispo: True if the surrogate is log π, weighted by the ratio, which is clipped above (CISPO, MiniMax 2025).
-        compares: True to add the metric `compared`, a `Tally` against the column `sampler_logprob` over responses that
-            are not `recomputed`; it is only meaningful while the weights are those that sampled.
     """
 
     clip_low: float
@@ -55,7 +52,6 @@ class ClippedSurrogate:
     max_tokens: int = 1
     sequence_ratio: bool = False
     cispo: bool = False
-    compares: bool = False
 
     @property
     def denominator(self) -> Denominator:
@@ -80,16 +76,13 @@ class ClippedSurrogate:
         if self.kl_coef:
             ref_N = trainable(batch["ref_logprob"], mask_N)
             surrogate_N = surrogate_N + self.kl_coef * kl_loss(logprob_N, old_N, ref_N)
-            metrics["kl"] = Mean(_divergence(logprob_N.detach(), old_N, ref_N).sum(), mask_N.sum())
+            metrics["kl"] = Mean(estimate_divergence(logprob_N.detach(), old_N, ref_N).sum(), mask_N.sum())
         term_N = surrogate_N * trainable(batch["weight"], mask_N)
         if outputs.entropy is not None:
             entropy_N = trainable(outputs.entropy, mask_N)
             if self.entropy_coef:  # without it the entropy has no gradient to compute
                 term_N = term_N - self.entropy_coef * entropy_N
             metrics["entropy"] = Mean(entropy_N.detach().sum(), mask_N.sum())
-        if self.compares:
-            left_N = mask_N & ~batch["recomputed"][batch.row]
-            metrics["compared"] = Tally.of(logprob_N.detach(), batch["sampler_logprob"], left_N, batch.lengths)
         total = self._sum(term_N, batch)
         metrics["loss"] = Mean(total.detach(), active(batch, self.denominator))
         return total, metrics
@@ -179,7 +172,7 @@ def _policy_metrics(logprob_N: Tensor, old_N: Tensor, clipped_N: Tensor, mask_N:
     )
 
 
-def _divergence(logprob_N: Tensor, old_N: Tensor, ref_N: Tensor) -> Tensor:
+def estimate_divergence(logprob_N: Tensor, old_N: Tensor, ref_N: Tensor) -> Tensor:
     """Estimates KL(π ‖ π_ref) of each token that π_old sampled: ρ·k3, never negative. Returns [N], nats."""
     return probability_ratio(logprob_N, old_N) * _bound_k3(logprob_N, ref_N)
 

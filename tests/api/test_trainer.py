@@ -17,7 +17,7 @@ import yaml
 from tiny_recipe import RECIPE
 
 import lockstep
-from lockstep.algorithms.grpo.options import GRPORecipe
+from lockstep.algorithms.grpo.options import PolicyGradient
 from lockstep.api.values import build_tree
 from lockstep.config import user_code
 from lockstep.config.loading import load
@@ -222,7 +222,7 @@ def test_an_algorithm_out_of_the_tree(in_tmp: Path) -> None:
     options = {
         key: value for key, value in RECIPE.items() if key not in ("algorithm", "ppo", "critic", "reward", "run")
     }
-    own = type("Own", (GRPORecipe,), {})
+    own = type("Own", (PolicyGradient,), {})
     own.__module__ = "__main__"
     trainer = lockstep.Trainer(
         own,

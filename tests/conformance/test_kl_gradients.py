@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lockstep.algorithms.grpo import step as grpo
-from lockstep.algorithms.grpo.options import GRPOSection
+from lockstep.algorithms.grpo.options import GRPOSection, PolicyGradient
 from lockstep.algorithms.ppo import step as ppo
 from lockstep.algorithms.ppo.options import PPOSection
 from lockstep.core.batch import Batch
@@ -100,7 +100,7 @@ def in_reward_of_reinforce(old: Tensor, ref: Tensor, estimate: Estimate = k1) ->
     options = {"num_generations": 1, "baseline": "none", "scale_rewards": "none"}
     grpo_options = GRPOSection.model_validate({"num_prompts_per_step": 64, "global_batch_size": 64, **options})
     batch = batch_of(old, ref, estimate, RESPONSES, token_logprobs(old).sum(1).exp())
-    batch, _ = grpo.with_advantages(batch, grpo_options)
+    batch, _ = grpo.with_advantages(batch, PolicyGradient.model_construct(grpo=grpo_options))
     return gradient(old, batch, ClippedSurrogate(0.2, 0.2))
 
 
@@ -112,7 +112,8 @@ def in_reward_of_rloo(old: Tensor, ref: Tensor, baseline: str) -> Tensor:
     weight_B = (logprob_R[first] + logprob_R[second]).exp().repeat_interleave(2) / 2
     options = {"num_generations": 2, "baseline": baseline, "scale_rewards": "none"}
     grpo_options = GRPOSection.model_validate({"num_prompts_per_step": 4096, "global_batch_size": 64, **options})
-    batch, _ = grpo.with_advantages(batch_of(old, ref, k1, pairs, weight_B), grpo_options)
+    recipe = PolicyGradient.model_construct(grpo=grpo_options)
+    batch, _ = grpo.with_advantages(batch_of(old, ref, k1, pairs, weight_B), recipe)
     return gradient(old, batch, ClippedSurrogate(0.2, 0.2))
 
 

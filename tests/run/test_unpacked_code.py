@@ -33,9 +33,9 @@ EVIL = "open({mark!r}, 'w').close()\n"
 ALGORITHM = """
 from pathlib import Path
 import helper
-from lockstep.algorithms.grpo.options import GRPORecipe
+from lockstep.algorithms.grpo.options import PolicyGradient
 
-class Mine(GRPORecipe):
+class Mine(PolicyGradient):
     pass
 """
 ASKING = ("eval", "run", "rows.jsonl", "--out", "out", "sampling.num_samples=1", "sampling.max_tokens=2")

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal, assert_never, final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal, assert_never
 
 from pydantic import Field
 
-from lockstep.algorithms.policy_gradient.options import PolicyGradient, PolicyGradientRecipe
+from lockstep.algorithms.policy_gradient.options import PolicyGradientRecipe, PolicyGradientSection
 from lockstep.config.section import rule
 from lockstep.core.types import Baseline, LossMean, ScaleRewards
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-class GRPOSection(PolicyGradient):
+    from lockstep.core.batch import Batch
+    from lockstep.losses.base import Loss
+
+
+class GRPOSection(PolicyGradientSection):
     """Group-relative policy optimization (Shao et al. 2024) and relatives; see docs/algorithms/grpo.md."""
 
     whiten_advantages: bool = Field(
@@ -100,9 +107,11 @@ class GRPOSection(PolicyGradient):
             raise ValueError("loss: cispo weighs each token, and goes with neither dual_clip nor sequence ratios")
 
 
-@final
-class GRPORecipe(PolicyGradientRecipe):
-    """`algorithm: grpo`"""
+class PolicyGradient(PolicyGradientRecipe):
+    """`algorithm: grpo`; derive from it to change the advantages or the loss, and keep all else of GRPO.
+
+    The guide is docs/guides/own_algorithm.md.
+    """
 
     section = "grpo"
     grpo: GRPOSection
@@ -110,3 +119,61 @@ class GRPORecipe(PolicyGradientRecipe):
     @property
     def options(self) -> GRPOSection:
         return self.grpo
+
+    def advantages(self, batch: Batch) -> Tensor:
+        """Compares each response with the others to its prompt.
+
+        If the KL is part of the reward, a token pays for itself and what follows it, A_t = (r − β·Σ_(i≥t) KL_i − b)/s,
+        because it decides nothing about what came before (REINFORCE++, Hu 2025). Its baseline b and deviation s are
+        of whole responses, r − β·Σ_i KL_i.
+
+        Args:
+            batch: Scored responses; those to one prompt are neighbors. `batch["shaped_score"]` has their rewards [B], 0
+                for a response without a verdict, whose `batch["score"]` is NaN and which is not trained on.
+
+        Returns:
+            One advantage per response [B], which each of its tokens gets, or one per token [N].
+        """
+        from lockstep.objectives.group import group_advantage
+        from lockstep.objectives.masks import sum_before
+
+        score_B = batch["shaped_score"]
+        if "kl_penalty" in batch.token:
+            score_B = score_B - batch.per_sample(batch["kl_penalty"])
+        advantage_B, slope_B = group_advantage(
+            score_B,
+            batch["score"].isfinite(),
+            self.grpo.num_generations,
+            baseline=self.grpo.baseline,
+            scale=self.grpo.scale_rewards,
+        )
+        if "kl_penalty" not in batch.token:
+            return advantage_B
+        paid_N = sum_before(batch["kl_penalty"], batch.lengths)
+        return advantage_B[batch.row] + slope_B[batch.row] * paid_N
+
+    def policy_loss(self) -> Loss:
+        """The loss of the policy; a KL to the reference policy is added to it.
+
+        Returns:
+            A frozen dataclass; see `lockstep.Loss`.
+        """
+        return replace(
+            self.build_clipped_loss(),
+            mean=self.grpo.loss_mean,
+            max_tokens=self.sampling.max_tokens,
+            sequence_ratio=self.grpo.has_sequence_ratio,
+            cispo=self.grpo.is_cispo,
+        )
+
+    @rule
+    def _require_kl_in_advantages(self) -> None:
+        kl, compute = self.grpo.kl, type(self).advantages
+        if kl is None or kl.in_loss or compute is PolicyGradient.advantages:
+            return
+        code = compute.__code__
+        if "super" not in code.co_names and "kl_penalty" not in code.co_consts:
+            raise ValueError(
+                f'{type(self).__name__}.advantages does not subtract batch["kl_penalty"], the KL that '
+                "kl.placement=reward makes part of the reward; set placement to loss"
+            )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, assert_never
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, assert_never
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
@@ -11,6 +11,10 @@ from lockstep.algorithms.roles import Inference, Load, ModelRole
 from lockstep.config.optimizer import Optimizer
 from lockstep.config.section import Section, rule
 from lockstep.environments.options import EnvironmentSection
+
+if TYPE_CHECKING:
+    from lockstep.losses.base import Loss
+    from lockstep.losses.ppo import ClippedSurrogate
 
 
 class AdaptiveKL(Section):
@@ -94,7 +98,7 @@ class CorrectionSection(Section):
             raise ValueError(f"ratios from low to high are kept, but low is {self.low} and high {self.high}")
 
 
-class PolicyGradient(Section):
+class PolicyGradientSection(Section):
     """Options of every algorithm that samples from the policy and improves it by the clipped objective."""
 
     num_prompts_per_step: PositiveInt = Field(le=1_000_000, description="prompts that a step answers")
@@ -183,9 +187,25 @@ class PolicyGradientRecipe(RewardedRecipe):
         return idle
 
     @property
-    def options(self) -> PolicyGradient:
+    def options(self) -> PolicyGradientSection:
         """The algorithm's own section."""
         raise NotImplementedError(f"{type(self).__name__} has no section of its own")
+
+    def policy_loss(self) -> Loss:
+        """The policy's loss, without the KL to the reference policy."""
+        return self.build_clipped_loss()
+
+    def build_clipped_loss(self) -> ClippedSurrogate:
+        """The clipped objective (PPO, eq. 7), its mean over tokens."""
+        from lockstep.losses.ppo import ClippedSurrogate
+
+        options = self.options
+        return ClippedSurrogate(
+            clip_low=options.clip,
+            clip_high=options.clip if options.clip_high is None else options.clip_high,
+            dual_clip=options.dual_clip,
+            entropy_coef=options.entropy_coef,
+        )
 
     @property
     def max_answer_tokens(self) -> int:

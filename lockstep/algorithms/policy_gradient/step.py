@@ -6,18 +6,20 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar, assert_never
+from typing import Generic, TypeVar, assert_never
 
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.policy_gradient.options import AdaptiveKL, PolicyGradient, PolicyGradientRecipe
+from lockstep.algorithms.policy_gradient.options import AdaptiveKL, PolicyGradientRecipe, PolicyGradientSection
 from lockstep.core import keyed
 from lockstep.core.batch import Batch
 from lockstep.core.borders import require_finite, require_logprobs
 from lockstep.core.metrics import Mean, Metrics, Sum
 from lockstep.core.types import Phase, SamplingParams
 from lockstep.learners.base import Learner, compute_logprobs, train
+from lockstep.losses.base import Loss
+from lockstep.losses.policy import ComparedLoss, KLPenalizedLoss
 from lockstep.losses.ppo import ClippedSurrogate
 from lockstep.monitor.agreement import Agreement
 from lockstep.objectives.divergence import k1
@@ -82,7 +84,7 @@ class PolicyGradientWorkers:
     agreement: Agreement | None = None
 
 
-Options = TypeVar("Options", bound=PolicyGradient, covariant=True)
+Options = TypeVar("Options", bound=PolicyGradientSection, covariant=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,10 +104,10 @@ class PolicyGradientSettings(Generic[Options]):
     shaping: tuple[Shaping, ...]
     correction: Correction | None
     kl: KLCoefficient | None
-    policy_loss: ClippedSurrogate
+    policy_loss: Loss
 
 
-Settings = PolicyGradientSettings[PolicyGradient]
+Settings = PolicyGradientSettings[PolicyGradientSection]
 
 
 @dataclass(frozen=True)
@@ -197,7 +199,7 @@ def train_policy(
         compared.update(agreement.compare_trained(step + 1, tally))
 
     with workers.phase("policy"):
-        metrics = train(workers.policy, batch, replace(loss, compares=True), compare)
+        metrics = train(workers.policy, batch, ComparedLoss(loss), compare)
     return of_epoch(metrics.with_prefix("policy"), epoch, settings) + compared
 
 
@@ -295,11 +297,13 @@ def _measure_objective(batch: Batch, settings: Settings) -> Metrics:
     return metrics
 
 
-def policy_loss(settings: Settings) -> ClippedSurrogate:
+def policy_loss(settings: Settings) -> Loss:
     """The policy's loss in the current step."""
     if settings.kl is None or settings.options.kl is None or not settings.options.kl.in_loss:
         return settings.policy_loss
-    return replace(settings.policy_loss, kl_coef=settings.kl.value)
+    if isinstance(settings.policy_loss, ClippedSurrogate):  # which weighs and corrects both terms as one
+        return replace(settings.policy_loss, kl_coef=settings.kl.value)
+    return KLPenalizedLoss(settings.policy_loss, settings.kl.value)
 
 
 def adapt_kl(batch: Batch, settings: Settings) -> None:
@@ -314,7 +318,7 @@ def _keeping(batch: Batch, keep_B: Tensor) -> Batch:
 
 
 def build_settings(
-    recipe: PolicyGradientRecipe, options: Options, stop_token_ids: tuple[int, ...], **loss: Any
+    recipe: PolicyGradientRecipe, options: Options, stop_token_ids: tuple[int, ...]
 ) -> PolicyGradientSettings[Options]:
     """Converts a recipe's options to values, once.
 
@@ -322,7 +326,6 @@ def build_settings(
         recipe: The recipe.
         options: Its own section.
         stop_token_ids: Tokens that end a response.
-        **loss: Further options of the loss; without them it is the clipped objective over tokens.
     """
     return PolicyGradientSettings(
         options=options,
@@ -332,17 +335,11 @@ def build_settings(
         shaping=_shaping(options, recipe.sampling.max_tokens),
         correction=_correction(options),
         kl=KLCoefficient(options.kl.coef, options.kl.adaptive) if options.kl is not None and options.kl.coef else None,
-        policy_loss=ClippedSurrogate(
-            options.clip,
-            options.clip if options.clip_high is None else options.clip_high,
-            options.dual_clip,
-            entropy_coef=options.entropy_coef,
-            **loss,
-        ),
+        policy_loss=recipe.policy_loss(),
     )
 
 
-def _shaping(options: PolicyGradient, max_tokens: int) -> tuple[Shaping, ...]:
+def _shaping(options: PolicyGradientSection, max_tokens: int) -> tuple[Shaping, ...]:
     shaping: list[Shaping] = []
     if options.reward_scaling is not None:
         shaping.append(ScaleReward(options.reward_scaling.source, options.reward_scaling.target))
@@ -353,7 +350,7 @@ def _shaping(options: PolicyGradient, max_tokens: int) -> tuple[Shaping, ...]:
     return tuple(shaping)
 
 
-def _correction(options: PolicyGradient) -> Correction | None:
+def _correction(options: PolicyGradientSection) -> Correction | None:
     section = options.correction
     if section is None:
         return None

@@ -6,7 +6,7 @@ from typing import final
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
-from lockstep.algorithms.policy_gradient.options import PolicyGradient, PolicyGradientRecipe
+from lockstep.algorithms.policy_gradient.options import PolicyGradientRecipe, PolicyGradientSection
 from lockstep.algorithms.roles import ModelRole
 from lockstep.config.optimizer import Optimizer
 from lockstep.config.parallel import Parallel
@@ -14,7 +14,7 @@ from lockstep.config.section import Probability, rule
 from lockstep.config.sources import ModelFolder
 
 
-class PPOSection(PolicyGradient):
+class PPOSection(PolicyGradientSection):
     """Proximal policy optimization with a critic (Schulman et al. 2017); see docs/algorithms/ppo.md."""
 
     critic_warmup_steps: NonNegativeInt = Field(default=0, description="steps in which only the critic learns")

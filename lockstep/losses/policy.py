@@ -1,0 +1,87 @@
+"""Terms that a step adds to any policy loss: the KL to the reference, and the comparison with the sampler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import assert_never
+
+from torch import Tensor
+
+from lockstep.core.batch import Batch
+from lockstep.core.metrics import Mean, Metrics
+from lockstep.losses.base import Denominator, Loss, Outputs, find_denominator, reads_entropy
+from lockstep.losses.ppo import estimate_divergence
+from lockstep.objectives.divergence import kl_loss
+from lockstep.objectives.masks import trainable
+from lockstep.objectives.tally import Tally
+
+
+@dataclass(frozen=True)
+class KLPenalizedLoss:
+    """A loss plus β·KL(π ‖ π_ref) of the trainable tokens, their mean by the loss's own denominator.
+
+    With the denominator "tokens" that is the mean over tokens, otherwise the mean over responses of their token means.
+
+    Attributes:
+        loss: The loss.
+        coef: β.
+    """
+
+    loss: Loss
+    coef: float
+
+    @property
+    def denominator(self) -> Denominator:
+        return find_denominator(self.loss)
+
+    @property
+    def reads_entropy(self) -> bool:
+        return reads_entropy(self.loss)
+
+    def __call__(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
+        total, metrics = self.loss(outputs, batch)
+        assert outputs.logprob is not None, "a head of logits gives log-probabilities"
+        logprob_N = trainable(outputs.logprob, batch.mask)
+        old_N = trainable(batch["old_logprob"], batch.mask)
+        ref_N = trainable(batch["ref_logprob"], batch.mask)
+        term_N = kl_loss(logprob_N, old_N, ref_N) * trainable(batch["weight"], batch.mask)
+        match self.denominator:
+            case "tokens":
+                pass
+            case "rows" | "pairs":
+                term_N = term_N / batch.per_sample(batch.mask.float()).clamp(min=1)[batch.row]
+            case _:
+                assert_never(self.denominator)
+        divergence_N = estimate_divergence(logprob_N.detach(), old_N, ref_N)
+        measured = Metrics(kl=Mean(divergence_N.sum(), batch.mask.sum()))
+        return total + self.coef * term_N.sum(), metrics + measured
+
+
+@dataclass(frozen=True)
+class ComparedLoss:
+    """A loss that also compares learner and sampler; only meaningful while the weights are those that sampled.
+
+    It adds the metric `compared`, a `Tally` against the column `sampler_logprob` over responses that are not
+    `recomputed`.
+
+    Attributes:
+        loss: The loss.
+    """
+
+    loss: Loss
+
+    @property
+    def denominator(self) -> Denominator:
+        return find_denominator(self.loss)
+
+    @property
+    def reads_entropy(self) -> bool:
+        return reads_entropy(self.loss)
+
+    def __call__(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
+        total, metrics = self.loss(outputs, batch)
+        assert outputs.logprob is not None, "a head of logits gives log-probabilities"
+        left_N = batch.mask & ~batch["recomputed"][batch.row]
+        logprob_N = trainable(outputs.logprob.detach(), batch.mask)
+        tally = Tally.of(logprob_N, batch["sampler_logprob"], left_N, batch.lengths)
+        return total, metrics + Metrics(compared=tally)
