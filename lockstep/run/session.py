@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
@@ -204,8 +204,15 @@ class Session:
             return None
         value = event.values.get(best.metric)
         if value is not None:
-            signs = {"max": 1.0, "min": -1.0}
-            return None if math.isnan(value) else signs[best.mode] * value
+            if math.isnan(value):
+                return None
+            match best.mode:
+                case "max":
+                    return value
+                case "min":
+                    return -value
+                case _:
+                    assert_never(best.mode)
         message = f"run.best.metric: this run logs no {best.metric} when it saves; "
         message += suggest_metric(best.metric, event.values)
         if not event.leaving:

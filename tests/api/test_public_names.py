@@ -20,10 +20,10 @@ ROOT = Path(__file__).parents[2]
 
 def test_public_names() -> None:
     assert lockstep.__all__ == [
-        "DPO", "GRPO", "KTO", "ORPO", "PPO", "SFT", "Batch", "Distill", "Learner", "Loss", "Metrics", "OnlineDPO",
-        "PolicyGradient", "RewardModel", "Run", "Sampler", "SamplingParams", "SelfRewarding", "SimPO", "Sweep", "Trainer", "close_all",
-        "load", "losses", "objectives", "open_learner", "open_sampler", "rollout", "save", "sweep", "sync", "train",
-        "trust",
+        "DPO", "GRPO", "KTO", "ORPO", "PPO", "SFT", "Batch", "Distill", "Learner", "Loss",
+        "Metrics", "OnlineDPO", "PolicyGradient", "RewardModel", "Run", "Sampler", "SamplingParams",
+        "SelfRewarding", "SimPO", "Sweep", "Trainer", "close_all", "load", "losses", "objectives",
+        "open_learner", "open_sampler", "rollout", "save", "sweep", "sync", "train", "trust",
     ]  # fmt: skip
     assert set(lockstep.__all__) <= set(dir(lockstep))
 
