@@ -220,7 +220,7 @@ def is_empty(answer: Message) -> bool:
 def read_answer(template: str, row: Row, where: str) -> Message:
     """An answer: the template filled, or the last message if its only field is a conversation."""
     talk = _find_talk(template, row)
-    return of_text(render(template, row, where)) if talk is None else messages.read_answer(row, talk)
+    return of_text(render(template, row, where)) if talk is None else read_field(row, talk)[-1]
 
 
 def of_text(text: str) -> Message:

@@ -17,7 +17,7 @@ def answer_of(row: Row, where: str, data: DataSection) -> Message:
     template = next(iter(data.completion_templates.values()), None)
     if template is None:
         assert data.messages is not None, "without a template the answer is in the messages"
-        return messages.read_answer(row, data.messages)
+        return read_field(row, data.messages)[-1]
     if find_messages(row, template) is not None:
         return read_answer(template, row, where)
     return of_text(render(template, row, where))

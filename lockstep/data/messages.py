@@ -217,11 +217,6 @@ def _apply(talk: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, optio
         raise ChatTemplateError(first_line(error)) from error
 
 
-def read_answer(row: Row, field: str) -> Message:
-    """The message of the assistant at the end of the messages in a field."""
-    return read_field(row, field)[-1]
-
-
 def end_of_answer(
     tokenizer: PreTrainedTokenizerBase,
     stops: Collection[int],

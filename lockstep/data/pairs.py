@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from lockstep.core.errors import shorten
 from lockstep.data.answers import AnsweredRow, AnsweredRows, answer_fault, is_empty, read_answer
 from lockstep.data.messages import Message
 from lockstep.data.pair_options import PairSection
-from lockstep.data.rows import Row, read_number
+from lockstep.data.rows import Row
 from lockstep.data.templates import complaint, read_field
 
 
@@ -39,9 +38,6 @@ class Pairs(AnsweredRows):
         wrong = wrong or answer_fault(data.chosen, row) or answer_fault(data.rejected, row)
         if wrong is not None:
             return wrong
-        endless = next((name for name in data.score_fields if read_number(read_field(row, name)) is None), None)
-        if endless is not None:
-            return f"has in the field {endless!r} {shorten(str(read_field(row, endless)))}, which is no finite number"
         better, worse = self._read_answers(row, "row")
         if is_empty(better):
             return "has an empty answer as the chosen one"

@@ -19,9 +19,9 @@ from lockstep.data import cache
 from lockstep.data.cache import Table
 from lockstep.data.notes import note
 from lockstep.data.order import mix_rows_at
-from lockstep.data.rows import NUM_NAMED, DataError, Policy, Row, Rows, Skipped, find_not_finite, is_error
+from lockstep.data.rows import NUM_NAMED, DataError, Policy, Row, Rows, Skipped, is_error
 from lockstep.data.template_date import find_date
-from lockstep.data.templates import askers, complaint, fills, find_doubled_braces, read_field, render
+from lockstep.data.templates import FieldType, askers, complaint, fills, find_doubled_braces, render
 
 _ROWS_AT_ONCE = 1024  # rows that are tokenized in one call in the pass over the data
 _MANY_ROWS = 100_000  # take a minute
@@ -205,11 +205,12 @@ def _scan(rows: Rows, data: DataSection, needs: Needs) -> Iterator[tuple[Sequenc
     if len(rows) > _MANY_ROWS:
         note(f"counts the tokens of {len(rows):,} rows of {rows.name}, once")
     asking = askers(needs.templates)
+    wanted: dict[str, FieldType] = dict.fromkeys([*asking, *filter(None, [data.messages])], "any")
     for numbers in _blocks(rows):
         usable: dict[int, Row] = {}
         faults: dict[int, str] = {}
         for i, row in zip(numbers, rows.rows(numbers), strict=True):
-            wrong = complaint(row, dict.fromkeys(asking, "any"), asking) or _talk_fault(row, data) or needs.fault(row)
+            wrong = complaint(row, wanted, asking) or needs.fault(row)
             if wrong is None:
                 usable[i] = row
             else:
@@ -218,13 +219,6 @@ def _scan(rows: Rows, data: DataSection, needs: Needs) -> Iterator[tuple[Sequenc
         lengths = needs.lengths(list(usable), list(usable.values())) if usable else []
         long = {i: why for i, why in zip(usable, lengths, strict=True) if why is not None}
         yield [i for i in usable if i not in long], _OVERLONG, long
-
-
-def _talk_fault(row: Row, data: DataSection) -> str | None:
-    """Says that messages hold a number that is not finite, which a chat template would write as it is."""
-    name = data.messages
-    found = None if name is None else find_not_finite(read_field(row, name))
-    return None if found is None else f"has {found} in the field {name!r}, which is not a finite number"
 
 
 def _blocks(rows: Rows) -> Iterator[range]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from lockstep.core.errors import InputError, shorten
 from lockstep.data.jsonl import AsWritten
-from lockstep.data.rows import DataError, Row, find_not_finite
+from lockstep.data.rows import DataError, Row, find_not_finite, read_number
 
 FieldType = Literal["text", "number", "boolean", "list", "object", "any"]
 _KINDS: Mapping[type, FieldType] = {
@@ -84,12 +84,12 @@ def complaint(row: Row, wanted: Mapping[str, FieldType], asking: Mapping[str, st
             there = shorten(", ".join(row)) or "none"
             asker = (asking or {}).get(name, "a template or the reward")
             return f"has {state} {name!r}, which {asker} asks for; its fields are {there}"
-        endless = find_not_finite(value)
-        if endless is not None:
-            return f"has {endless} in the field {name!r}, which is not a finite number"
         fits = type(value) in _KINDS if kind == "any" else _kind(value) == kind
         if not fits:
             return f"has {_kind(value)} in the field {name!r}, which should be {_RIGHT.get(kind, kind)}"
+        endless = value if kind == "number" and read_number(value) is None else find_not_finite(value)
+        if endless is not None:
+            return f"has {shorten(str(endless))} in the field {name!r}, which is not a finite number"
     return None
 
 

@@ -111,8 +111,7 @@ def certify(model: str, asked: Asked, out: Path | None) -> int:
         if reason is not None:
             progress.note(f"not exact: {reason}")
         found = _try(folder, source, asked, reason is None, progress)
-    again = sum((own.again for own in found), Counter({"tokens": 0, "changed": 0}))
-    again = {name: again[name] for name in ("tokens", "changed")}
+    again = {name: sum(own.again[name] for own in found) for name in ("tokens", "changed")}
     certificate = _judge(found, again, reason)
     file.parent.mkdir(parents=True, exist_ok=True)
     about = {

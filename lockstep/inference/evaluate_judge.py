@@ -25,7 +25,7 @@ from lockstep.data.files import open_rows
 from lockstep.data.ranked import RankedResponses, describe, read_ranked
 from lockstep.data.rows import Skipped
 from lockstep.inference.eval_recipe import EvalJudgeRecipe
-from lockstep.inference.results import cut_to_blocks, leave_on_stop, results_of
+from lockstep.inference.results import find_missing, leave_on_stop, results_of
 from lockstep.judge.agreement import Assessment, assess, describe_agreement
 from lockstep.judge.build import pair_judge, score_judge
 from lockstep.judge.judge import Judge
@@ -67,9 +67,8 @@ def _judge(
 ) -> None:
     """Judges the missing blocks, and writes the results."""
     ranked, skipped = read
-    log, size = folder / JUDGEMENTS, recipe.run.save_every
-    blocks = [range(len(ranked))[start : start + size] for start in range(0, len(ranked), size)]
-    missing = blocks[cut_to_blocks(log, map(len, blocks)) :]
+    log = folder / JUDGEMENTS
+    missing = find_missing(log, len(ranked), recipe.run.save_every)
     with show_progress(f"{_who(recipe)} → {folder}") as progress:
         if missing:
             sampler = recipe.judge.sampler or SamplerSection()

@@ -29,7 +29,7 @@ from lockstep.data.prompts import Prompts
 from lockstep.data.rows import DataError
 from lockstep.data.templates import as_written
 from lockstep.inference.generate_recipe import GenerateRecipe
-from lockstep.inference.results import cut_to_blocks, leave_on_stop, results_of
+from lockstep.inference.results import find_missing, leave_on_stop, results_of
 from lockstep.models.source import ModelSource, describe_passed_end, open_source
 from lockstep.report.progress import Progress, show_progress
 from lockstep.rollouts.rollout import requests_of
@@ -75,8 +75,7 @@ def _make(recipe: GenerateRecipe, source: ModelSource, folder: Path, started: Ca
             progress.note(passed)
         prompts = open_prompts(files_of(recipe.data.prompts), recipe.data.in_order, source.tokenizer)
         count = len(range(len(prompts))[: recipe.data.max_prompts])
-        blocks = [range(count)[start : start + size] for start in range(0, count, size)]
-        missing = blocks[cut_to_blocks(log, map(len, blocks)) :]
+        missing = find_missing(log, count, size)
         if missing:
             with workers_of(recipe.cluster, recipe.learner, progress, sampler=recipe.sampler) as workers:
                 samplers = _open_samplers(recipe, source, progress, workers)
@@ -84,7 +83,7 @@ def _make(recipe: GenerateRecipe, source: ModelSource, folder: Path, started: Ca
                 progress.total(
                     count,
                     f"{count} prompts ({prompts.selection.account}) → {count * recipe.num_generations} responses, in "
-                    f"{len(blocks)} blocks of {size} prompts, by {recipe.sampler.replicas} × {recipe.sampler.backend}",
+                    f"blocks of {size} prompts, by {recipe.sampler.replicas} × {recipe.sampler.backend}",
                     unit="prompts",
                 )
                 _answer(recipe, source, samplers, prompts, missing, log, progress)

@@ -99,6 +99,12 @@ def cut_to_blocks(log: Path, sizes: Iterable[int]) -> int:
     return complete
 
 
+def find_missing(log: Path, count: int, size: int) -> list[range]:
+    """Cuts off what follows the last complete block of a log of so many lines; returns the blocks that are missing."""
+    blocks = [range(count)[start : start + size] for start in range(0, count, size)]
+    return blocks[cut_to_blocks(log, map(len, blocks)) :]
+
+
 def leave_on_stop(stop: Stop, done: str) -> None:
     """Raises Stopped if a stop was requested; `done` is what was finished before."""
     why = stop.check_after_step()

@@ -94,17 +94,18 @@ class RewardJudge(JudgeSection):
 
 Verifier = Literal["math", "instructions", "code", "python", "server", "judge"]
 VERIFIERS: tuple[Verifier, ...] = get_args(Verifier)
-_OPTIONS: dict[Verifier, str] = {"python": "function"}
-"""The option that sets up a verifier, where its name is another than the verifier's."""
-_TYPES_OF = {
+_SET_UP: dict[Verifier, str] = {
+    "instructions": "instructions",
+    "code": "code",
+    "python": "function",
+    "server": "server",
+    "judge": "judge",
+}
+"""The option that sets up a verifier."""
+_TYPES_OF = {option: (name,) for name, option in _SET_UP.items()} | {
     "marker": ("math",),
-    "instructions": ("instructions",),
-    "code": ("code",),
-    "function": ("python",),
     "batch": ("python",),
-    "server": ("server",),
     "timeout_s": ("python", "server"),
-    "judge": ("judge",),
 }
 """The types that read an option."""
 _PART = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
@@ -146,19 +147,12 @@ class SingleReward(Section):
     @property
     def verifiers(self) -> tuple[Verifier, ...]:
         """The verifiers that rows may name."""
-        given: dict[Verifier, object] = {
-            "instructions": self.instructions,
-            "code": self.code,
-            "python": self.function,
-            "server": self.server,
-            "judge": self.judge,
-        }
-        return ("math", *(name for name, option in given.items() if option is not None))
+        return ("math", *(name for name, option in _SET_UP.items() if getattr(self, option) is not None))
 
     @rule
     def _type_has_what_it_needs(self) -> None:
         if self.type not in ("by_row", "sum") and self.type not in self.verifiers:
-            raise ValueError(f"type: {self.type} needs {_OPTIONS.get(self.type, self.type)}")
+            raise ValueError(f"type: {self.type} needs {_SET_UP[self.type]}")
         if (self.type == "by_row") != (self.verifier is not None):
             raise ValueError("verifier goes with type: by_row, and only with it")
 

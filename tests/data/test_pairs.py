@@ -90,6 +90,7 @@ def test_conversations_give_the_prompt_and_the_answers(tmp_path: Path, tokenizer
         ({"rejected": ["no"]}, "has in the field 'rejected' a message, number 1, that is not"),
         ({"rejected": {"text": "no"}}, "has no text in the field 'rejected', which is an answer"),
         ({"w": "4"}, "has text in the field 'w', which should be number"),
+        ({"w": 10**400}, "has 1000+.* in the field 'w', which is not a finite number"),
         ({"w": 0.5}, "has a chosen answer that is worth less than the rejected one: 'w' 0.5, 'l' 1.0"),
     ],
 )

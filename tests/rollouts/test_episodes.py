@@ -15,7 +15,6 @@ from lockstep.config import DataSection
 from lockstep.core import keyed
 from lockstep.core.batch import Batch
 from lockstep.core.types import Prompt, Request, SamplingParams
-from lockstep.data.messages import render_prompt
 from lockstep.environments.options import EnvironmentSection
 from lockstep.models.load import load_causal_lm
 from lockstep.models.source import ModelSource, open_source
@@ -315,30 +314,14 @@ def talker(assets: Path, in_tmp: Path) -> ModelSource:
     return open_source(in_tmp / "talker")
 
 
-def test_a_conversation_goes_on_as_its_template_writes_it(talker: ModelSource) -> None:
-    data, eos = (
-        DataSection(train="rows.jsonl", prompt="{q}", chat=True, max_prompt_tokens=9),
-        talker.tokenizer.eos_token_id,
-    )
-    assert isinstance(eos, int)
-    [stop] = talker.token_ids("\n")[-1:]
-    observed = observations(data, (stop,), talker, pytest.fail)
-    talk = [("user", "Who?"), ("assistant", "Tim."), ("user", "No, Lily.")]
-    whole = talker.token_ids(
-        render_prompt([{"role": role, "content": content} for role, content in talk], talker.tokenizer)
-    )
-    behind = [eos, *observed("No, Lily.", eos)]
-    assert len(behind) > 10
-    assert whole[-len(behind) :] == behind
-    assert talker.tokenizer.decode(list(observed("No, Lily.", stop))) == "No, Lily."
-
-
 def test_a_turn_that_a_stop_string_ended_goes_on_inside_the_message_and_arguments_reach_the_template(
     talker: ModelSource,
 ) -> None:
     data = DataSection(train="rows.jsonl", prompt="{q}", chat=True, max_prompt_tokens=9, template_args={"mood": "sad"})
     talker.tokenizer.chat_template = CHAT + "{{ mood }}"
-    observed = observations(data, (), talker, pytest.fail)
-    [eos, last] = talker.stop_token_ids[-1], talker.token_ids("end")[-1]
-    assert talker.tokenizer.decode(list(observed("No, Lily.", last))) == "No, Lily."
+    stop, last = talker.token_ids("\n")[-1], talker.token_ids("end")[-1]
+    observed = observations(data, (stop,), talker, pytest.fail)
+    eos = talker.stop_token_ids[-1]
+    for inside in (stop, last):
+        assert talker.tokenizer.decode(list(observed("No, Lily.", inside))) == "No, Lily."
     assert str(talker.tokenizer.decode(list(observed("No, Lily.", eos)))).endswith("sad")
