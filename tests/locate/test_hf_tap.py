@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -57,6 +58,15 @@ def test_modules_that_one_name_is_for_have_cuts_of_their_own(
         found = locate(plain, other, TOKENS)
     assert found.removed > 0.99
     assert ends(found) == {"o" if "self_attn.o_proj" not in modules else "self_attn.o_proj"}
+
+
+def test_a_tap_leaves_no_hook_and_no_profiler_behind(located_model: Callable[[str], Path]) -> None:
+    with open_hf(located_model("llama"), EngineOptions()) as tap:
+        before = sys.getprofile()
+        assert tap.functions(TOKENS)
+        assert sys.getprofile() is before
+        hooks = [hook for module in tap.model.modules() for hook in (module._forward_hooks, module._forward_pre_hooks)]
+    assert not any(hooks)
 
 
 def test_further_outputs_of_modules_with_dotted_names_have_addresses() -> None:
