@@ -21,7 +21,7 @@ from lockstep.losses.preference import Preference
 from lockstep.objectives.advantage import gae
 from lockstep.objectives.divergence import k1, k2, k3, kl_loss
 from lockstep.objectives.masks import masked_whiten, trainable
-from lockstep.objectives.mismatch import Correction, IcePop, SequenceTIS, TokenTIS
+from lockstep.objectives.mismatch import icepop, sequence_tis, token_tis
 from lockstep.objectives.shaping import token_rewards
 from lockstep_logprobs.softmax import Scoring
 from lockstep_logprobs.vocab import vocab_logprobs
@@ -49,7 +49,11 @@ def _mean(loss: Loss, part: Rollouts, whole: Batch, batch: Batch, outputs: Outpu
 
 
 def _policy(
-    given: Rollouts, *, correction: Correction | None = None, per_response: bool = False, **options: Any
+    given: Rollouts,
+    *,
+    correction: Callable[[Rollouts], Tensor] | None = None,
+    per_response: bool = False,
+    **options: Any,
 ) -> Answer:
     chosen: dict[str, Any] = {"clip_low": paper.CLIP, "clip_high": paper.CLIP}
     loss = ClippedSurrogate(**chosen | options)
@@ -59,11 +63,22 @@ def _policy(
         advantage_N = part.response_advantage[part.row] if per_response else None
         batch = _batch(part, advantage_N=advantage_N)
         if correction is not None:
-            weight_N = correction(part.old_logprob, part.sampler_logprob, part.mask, part.lengths)
-            batch = batch.with_columns({"weight": weight_N})
+            batch = batch.with_columns({"weight": correction(part)})
         return _mean(loss, part, whole, batch, Outputs(logprob=part.logprob))
 
     return of_loss(given, share)
+
+
+def _weigh_tokens(given: Rollouts) -> Tensor:
+    return token_tis(given.old_logprob, given.sampler_logprob, given.mask, paper.TIS_HIGH)
+
+
+def _weigh_sequences(given: Rollouts) -> Tensor:
+    return sequence_tis(given.old_logprob, given.sampler_logprob, given.mask, given.lengths, paper.TIS_HIGH)
+
+
+def _weigh_by_icepop(given: Rollouts) -> Tensor:
+    return icepop(given.old_logprob, given.sampler_logprob, given.mask, *paper.ICEPOP)
 
 
 def _values(given: Rollouts) -> Answer:
@@ -162,9 +177,9 @@ def cases() -> list[Case]:
         Case("gspo", partial(_policy, per_response=True, **gspo), policy),
         Case("gspo_token", partial(_policy, **gspo), policy),
         Case("cispo", partial(_policy, cispo=True), policy),
-        Case("tis_token", partial(_policy, correction=TokenTIS(paper.TIS_HIGH)), f"{mismatch}:TokenTIS"),
-        Case("tis_sequence", partial(_policy, correction=SequenceTIS(paper.TIS_HIGH)), f"{mismatch}:SequenceTIS"),
-        Case("icepop", partial(_policy, correction=IcePop(*paper.ICEPOP)), f"{mismatch}:IcePop"),
+        Case("tis_token", partial(_policy, correction=_weigh_tokens), f"{mismatch}:token_tis"),
+        Case("tis_sequence", partial(_policy, correction=_weigh_sequences), f"{mismatch}:sequence_tis"),
+        Case("icepop", partial(_policy, correction=_weigh_by_icepop), f"{mismatch}:icepop"),
         Case("k1", partial(_kl, estimate=k1), f"{divergence}:k1"),
         Case("k2", partial(_kl, estimate=k2), f"{divergence}:k2"),
         Case("k3", partial(_kl, estimate=k3), f"{divergence}:k3"),

@@ -14,17 +14,14 @@ from torch import Tensor
 from benchmarks.altered import name_runs_apart
 from lockstep import cli
 from lockstep.algorithms.policy_gradient import step
-from lockstep.objectives.mismatch import TokenTIS
 
 
-class Unweighted(TokenTIS):
+def ignore_mismatch(learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor, high: float) -> Tensor:
     """No weights at all."""
-
-    def __call__(self, learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor, lengths: Tensor) -> Tensor:
-        return mask_N.float()
+    return mask_N.float()
 
 
-step.TokenTIS = Unweighted
+step.token_tis = ignore_mismatch
 name_runs_apart("benchmarks.ladder.uncorrected", ("grpo", "ppo"))
 
 if __name__ == "__main__":

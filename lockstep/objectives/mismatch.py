@@ -7,7 +7,6 @@ learner's log-probability minus the sampler's, nats.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -22,44 +21,29 @@ DEPTHS = (0, 64, 256, 1024, 4096, 16384)
 """First position of each range of positions whose gap is measured by itself."""
 
 
-Correction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""Importance weights from the sampling policy to the trained one: of log-probabilities by learner and sampler [N], the
-mask and the lengths, detached weights, fp32 [N], 0 where the mask is off."""
+def token_tis(learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor, high: float) -> Tensor:
+    """Truncated importance sampling per token, min(e^Δ, high) (Ionides 2008; for this use, Yao et al. 2025).
+
+    Returns:
+        Importance weights from the sampling policy to the trained one, detached, fp32 [N], 0 where the mask is off.
+    """
+    ratio_N = _delta(learner_logprob_N, sampler_logprob_N, mask_N).exp()
+    return trainable(ratio_N.clamp(max=high), mask_N)
 
 
-@dataclass(frozen=True)
-class TokenTIS:
-    """Truncated importance sampling per token, min(e^Δ, high) (Ionides 2008; for this use, Yao et al. 2025)."""
-
-    high: float
-
-    def __call__(self, learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor, lengths: Tensor) -> Tensor:
-        ratio_N = _delta(learner_logprob_N, sampler_logprob_N, mask_N).exp()
-        return trainable(ratio_N.clamp(max=self.high), mask_N)
+def sequence_tis(
+    learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor, lengths: Tensor, high: float
+) -> Tensor:
+    """Truncated importance sampling per sequence: all its tokens weigh min(e^ΣΔ, high). Returns as `token_tis`."""
+    delta_N = _delta(learner_logprob_N, sampler_logprob_N, mask_N)
+    ratio_B = sequence_sum(delta_N, mask_N, lengths).exp()
+    return trainable(ratio_B.clamp(max=high)[rows(lengths, mask_N.device)], mask_N)
 
 
-@dataclass(frozen=True)
-class SequenceTIS:
-    """Truncated importance sampling per sequence: all its tokens weigh min(e^ΣΔ, high)."""
-
-    high: float
-
-    def __call__(self, learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor, lengths: Tensor) -> Tensor:
-        delta_N = _delta(learner_logprob_N, sampler_logprob_N, mask_N)
-        ratio_B = sequence_sum(delta_N, mask_N, lengths).exp()
-        return trainable(ratio_B.clamp(max=self.high)[rows(lengths, mask_N.device)], mask_N)
-
-
-@dataclass(frozen=True)
-class IcePop:
-    """Masked importance sampling per token: e^Δ within [low, high], else 0 (Zhao et al. 2025, 'IcePop')."""
-
-    low: float
-    high: float
-
-    def __call__(self, learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor, lengths: Tensor) -> Tensor:
-        ratio_N = _delta(learner_logprob_N, sampler_logprob_N, mask_N).exp()
-        return trainable(ratio_N, mask_N & (ratio_N >= self.low) & (ratio_N <= self.high))
+def icepop(learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor, low: float, high: float) -> Tensor:
+    """Masked importance sampling per token: e^Δ within [low, high], else 0 (Zhao et al. 2025); as `token_tis`."""
+    ratio_N = _delta(learner_logprob_N, sampler_logprob_N, mask_N).exp()
+    return trainable(ratio_N, mask_N & (ratio_N >= low) & (ratio_N <= high))
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from operator import add
 
 from lockstep.objectives.battles import Battles
 
@@ -46,9 +47,7 @@ class Comparisons:
     first_wins: int = 0
 
     def __add__(self, other: Comparisons) -> Comparisons:
-        return Comparisons(
-            self.total + other.total, self.consistent + other.consistent, self.first_wins + other.first_wins
-        )
+        return Comparisons(*map(add, astuple(self), astuple(other)))
 
     @property
     def by_chance(self) -> float:

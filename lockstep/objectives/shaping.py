@@ -1,53 +1,24 @@
-"""Shaping of a response's score before it becomes a reward: small values that an algorithm applies in order."""
+"""Shaping of a response's score before it becomes a reward."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from lockstep.objectives.masks import rows
 
-Shaping = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""A new score [B] of score, length of the response in tokens, and whether a limit cut it off."""
 
-
-@dataclass(frozen=True)
-class ScaleReward:
+def scale_reward(score_B: Tensor, source: tuple[float, float], target: tuple[float, float]) -> Tensor:
     """Clamps the score to `source` and maps that range linearly onto `target`."""
-
-    source: tuple[float, float]
-    target: tuple[float, float]
-
-    def __call__(self, score_B: Tensor, length_B: Tensor, truncated_B: Tensor) -> Tensor:
-        low, high = self.source
-        fraction_B = (score_B.clamp(low, high) - low) / (high - low)
-        return self.target[0] + fraction_B * (self.target[1] - self.target[0])
+    low, high = source
+    fraction_B = (score_B.clamp(low, high) - low) / (high - low)
+    return target[0] + fraction_B * (target[1] - target[0])
 
 
-@dataclass(frozen=True)
-class OverlongPenalty:
-    """Takes up to `penalty` off, linearly over the last `buffer` tokens before `max_tokens` (DAPO, eq. 13; Yu 2025)."""
-
-    max_tokens: int
-    buffer: int
-    penalty: float
-
-    def __call__(self, score_B: Tensor, length_B: Tensor, truncated_B: Tensor) -> Tensor:
-        over_B = (length_B - (self.max_tokens - self.buffer)) / self.buffer
-        return score_B - self.penalty * over_B.clamp(0.0, 1.0)
-
-
-@dataclass(frozen=True)
-class TruncationPenalty:
-    """Takes `penalty` off a response that a limit cut off."""
-
-    penalty: float
-
-    def __call__(self, score_B: Tensor, length_B: Tensor, truncated_B: Tensor) -> Tensor:
-        return score_B - self.penalty * truncated_B.to(score_B)
+def overlong_penalty(length_B: Tensor, max_tokens: int, buffer: int, penalty: float) -> Tensor:
+    """What to subtract: up to `penalty`, linearly over the last `buffer` tokens before `max_tokens` (DAPO, eq. 13)."""
+    over_B = (length_B - (max_tokens - buffer)) / buffer
+    return penalty * over_B.clamp(0.0, 1.0)
 
 
 def token_rewards(score_B: Tensor, mask_N: Tensor, lengths: Tensor) -> Tensor:

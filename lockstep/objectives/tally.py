@@ -16,7 +16,8 @@ log-probability that is not finite breaks every bound, because both sides must g
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
+from operator import add
 
 import torch
 from torch import Tensor
@@ -83,17 +84,8 @@ class Tally(Reduction):
         return self.mean
 
     def __add__(self, other: Tally) -> Tally:
-        return Tally(
-            self.responses + other.responses,
-            self.tokens + other.tokens,
-            self.error + other.error,
-            self.tokens_squared + other.tokens_squared,
-            self.error_squared + other.error_squared,
-            self.product + other.product,
-            self.unknown + other.unknown,
-            self.mismatches + other.mismatches,
-            max(self.largest, other.largest),
-        )
+        sums = Tally(*map(add, astuple(self), astuple(other)))
+        return replace(sums, largest=max(self.largest, other.largest))
 
     @property
     def mean(self) -> float:

@@ -14,9 +14,9 @@ from lockstep.core.metrics import merge_metrics
 from lockstep.objectives.advantage import gae, length_adaptive_lambda
 from lockstep.objectives.divergence import k1, k2, k3, kl_loss
 from lockstep.objectives.masks import masked_whiten, sequence_sum
-from lockstep.objectives.mismatch import IcePop, SequenceTIS, TokenTIS, agreement, sequence_mismatch
+from lockstep.objectives.mismatch import agreement, icepop, sequence_mismatch, sequence_tis, token_tis
 from lockstep.objectives.policy import clip_surrogate, probability_ratio
-from lockstep.objectives.shaping import OverlongPenalty, ScaleReward, TruncationPenalty, token_rewards
+from lockstep.objectives.shaping import overlong_penalty, scale_reward, token_rewards
 
 NAN = float("nan")
 LN2 = math.log(2.0)
@@ -143,12 +143,12 @@ MASK, LENGTHS = on(1, 1, 1, 0, 0), torch.tensor([2, 2, 1])
 
 
 def test_corrections_by_hand() -> None:
-    arguments = (LEARNER, SAMPLER, MASK, LENGTHS)
-    close(TokenTIS(3.0)(*arguments), [2.0, 3.0, 0.5, 0.0, 0.0])
-    close(SequenceTIS(6.0)(*arguments), [6.0, 6.0, 0.5, 0.0, 0.0])
-    close(SequenceTIS(10.0)(*arguments), [8.0, 8.0, 0.5, 0.0, 0.0])
-    close(IcePop(0.6, 3.0)(*arguments), [2.0, 0.0, 0.0, 0.0, 0.0])
-    close(IcePop(0.5, 4.0)(*arguments), [2.0, 4.0, 0.5, 0.0, 0.0], atol=1e-5)
+    arguments = (LEARNER, SAMPLER, MASK)
+    close(token_tis(*arguments, 3.0), [2.0, 3.0, 0.5, 0.0, 0.0])
+    close(sequence_tis(*arguments, LENGTHS, 6.0), [6.0, 6.0, 0.5, 0.0, 0.0])
+    close(sequence_tis(*arguments, LENGTHS, 10.0), [8.0, 8.0, 0.5, 0.0, 0.0])
+    close(icepop(*arguments, 0.6, 3.0), [2.0, 0.0, 0.0, 0.0, 0.0])
+    close(icepop(*arguments, 0.5, 4.0), [2.0, 4.0, 0.5, 0.0, 0.0], atol=1e-5)
 
 
 def test_sequence_mismatch_by_hand() -> None:
@@ -193,15 +193,11 @@ def test_agreement_merges_exactly_whatever_the_weights() -> None:
 
 # shaping
 
-LENGTH, TRUNCATED = torch.tensor([10, 75, 90, 120]), on(0, 0, 0, 1)
-
 
 def test_shaping_by_hand() -> None:
-    score = torch.tensor([0.0, 0.5, 1.0, 2.0])
-    close(ScaleReward((0.0, 1.0), (-1.0, 1.0))(score, LENGTH, TRUNCATED), [-1.0, 0.0, 1.0, 1.0])
-    close(TruncationPenalty(0.5)(score, LENGTH, TRUNCATED), [0.0, 0.5, 1.0, 1.5])
+    close(scale_reward(torch.tensor([0.0, 0.5, 1.0, 2.0]), (0.0, 1.0), (-1.0, 1.0)), [-1.0, 0.0, 1.0, 1.0])
     # nothing up to 70 tokens, all of it from 100: 5/30 at 75, 20/30 at 90
-    close(OverlongPenalty(100, 30, 3.0)(score, LENGTH, TRUNCATED), [0.0, 0.0, -1.0, -1.0])
+    close(overlong_penalty(torch.tensor([10, 75, 90, 120]), 100, 30, 3.0), [0.0, 0.5, 2.0, 3.0])
 
 
 def test_token_rewards_stand_at_the_last_trainable_token() -> None:

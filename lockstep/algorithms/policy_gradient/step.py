@@ -11,7 +11,7 @@ from typing import Generic, TypeVar, assert_never
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.policy_gradient.options import AdaptiveKL, PolicyGradientRecipe, PolicyGradientSection
+from lockstep.algorithms.policy_gradient.options import AdaptiveKL, CorrectionSection, PolicyGradientRecipe, PolicyGradientSection
 from lockstep.core import keyed
 from lockstep.core.batch import Batch
 from lockstep.core.borders import require_finite, require_logprobs
@@ -24,8 +24,8 @@ from lockstep.losses.ppo import ClippedSurrogate
 from lockstep.monitor.agreement import Agreement
 from lockstep.objectives.divergence import k1
 from lockstep.objectives.masks import trainable
-from lockstep.objectives.mismatch import Correction, IcePop, SequenceTIS, TokenTIS, agreement, sequence_mismatch
-from lockstep.objectives.shaping import OverlongPenalty, ScaleReward, Shaping, TruncationPenalty
+from lockstep.objectives.mismatch import agreement, icepop, sequence_mismatch, sequence_tis, token_tis
+from lockstep.objectives.shaping import overlong_penalty, scale_reward
 from lockstep.objectives.tally import Tally
 from lockstep.rollouts.rollout import RolloutCollector, Rollouts
 
@@ -101,8 +101,6 @@ class PolicyGradientSettings(Generic[Options]):
     sampling: SamplingParams
     seed: int
     num_logged_samples: int
-    shaping: tuple[Shaping, ...]
-    correction: Correction | None
     kl: KLCoefficient | None
     policy_loss: Loss
 
@@ -241,12 +239,17 @@ def _add_old_logprobs(step: int, batch: Batch, workers: PolicyGradientWorkers, s
 
 def _shape_scores(batch: Batch, settings: Settings) -> Batch:
     """Shapes scores; masks responses without a verdict, and truncated ones where the recipe says so."""
-    score_B, keep_B = batch["score"], batch["score"].isfinite()
-    if settings.options.overlong_filtering:
+    options, score_B, keep_B = settings.options, batch["score"], batch["score"].isfinite()
+    if options.overlong_filtering:
         keep_B = keep_B & ~batch["truncated"]
-    length_B = batch.per_sample(batch.mask.long())
-    for shape in settings.shaping:
-        score_B = shape(score_B, length_B, batch["truncated"])
+    scaling, overlong = options.reward_scaling, options.overlong_penalty
+    if scaling is not None:
+        score_B = scale_reward(score_B, scaling.source, scaling.target)
+    if overlong is not None:
+        length_B = batch.per_sample(batch.mask.long())
+        limit = settings.sampling.max_tokens
+        score_B = score_B - overlong_penalty(length_B, limit, overlong.buffer, overlong.penalty)
+    score_B = score_B - options.truncation_penalty * batch["truncated"].to(score_B)
     batch = batch.with_columns(sample={"shaped_score": score_B.nan_to_num(0.0)})
     return _keeping(batch, keep_B)
 
@@ -260,8 +263,8 @@ def _correct_mismatch(batch: Batch, settings: Settings) -> tuple[Batch, Metrics]
         batch = _keeping(batch, keep_B)
         metrics += Metrics({"agreement/sequences_masked": Sum((~keep_B).sum())})
     weight_N = torch.ones_like(batch["old_logprob"])
-    if settings.correction is not None:
-        weight_N = settings.correction(batch["old_logprob"], batch["sampler_logprob"], batch.mask, batch.lengths)
+    if settings.options.correction is not None:
+        weight_N = _weigh_tokens(settings.options.correction, batch)
         metrics += Metrics({"agreement/weight": Mean(weight_N[batch.mask].sum(), batch.mask.sum())})
     return batch.with_columns({"weight": weight_N}), metrics
 
@@ -332,35 +335,21 @@ def build_settings(
         sampling=recipe.sampling.params(stop_token_ids),
         seed=recipe.seed,
         num_logged_samples=recipe.run.num_logged_samples,
-        shaping=_shaping(options, recipe.sampling.max_tokens),
-        correction=_correction(options),
         kl=KLCoefficient(options.kl.coef, options.kl.adaptive) if options.kl is not None and options.kl.coef else None,
         policy_loss=recipe.policy_loss(),
     )
 
 
-def _shaping(options: PolicyGradientSection, max_tokens: int) -> tuple[Shaping, ...]:
-    shaping: list[Shaping] = []
-    if options.reward_scaling is not None:
-        shaping.append(ScaleReward(options.reward_scaling.source, options.reward_scaling.target))
-    if options.overlong_penalty is not None:
-        shaping.append(OverlongPenalty(max_tokens, options.overlong_penalty.buffer, options.overlong_penalty.penalty))
-    if options.truncation_penalty:
-        shaping.append(TruncationPenalty(options.truncation_penalty))
-    return tuple(shaping)
-
-
-def _correction(options: PolicyGradientSection) -> Correction | None:
-    section = options.correction
-    if section is None:
-        return None
+def _weigh_tokens(section: CorrectionSection, batch: Batch) -> Tensor:
+    """Importance weights from sampler to learner [N]."""
+    logprobs = batch["old_logprob"], batch["sampler_logprob"]
     match section.kind:
         case "token_tis":
-            return TokenTIS(section.high)
+            return token_tis(*logprobs, batch.mask, section.high)
         case "sequence_tis":
-            return SequenceTIS(section.high)
+            return sequence_tis(*logprobs, batch.mask, batch.lengths, section.high)
         case "icepop":
             assert section.low is not None, "IcePop's range has two ends"
-            return IcePop(section.low, section.high)
+            return icepop(*logprobs, batch.mask, section.low, section.high)
         case _:
             assert_never(section.kind)

@@ -56,6 +56,8 @@ def test_option_changes_what_it_should(run: Run, overrides: list[str], changes: 
     plain = run("run.folder=plain")
     changed = run("run.folder=changed", *overrides)
     assert last(plain, changes) != pytest.approx(last(changed, changes), rel=1e-6)
+    if changes == "train/shaped_reward":
+        assert last(changed, changes) < last(plain, changes), "penalties are subtracted"
 
 
 def test_dynamic_sampling_gives_up_where_all_rewards_are_equal(run: Run) -> None:
