@@ -19,7 +19,7 @@ from benchmarks.lockstep_ppo import agreement_of, arguments, experience_of, meas
 from benchmarks.small_llama import causal_lm, llama_config
 from lockstep.algorithms.grpo import step as grpo
 from lockstep.algorithms.grpo.options import PolicyGradient
-from lockstep.algorithms.policy_gradient.step import PolicyGradientWorkers
+from lockstep.algorithms.policy_gradient.step import PolicyGradientWorkers, build_settings, sample_step
 from lockstep.config import LearnerSection
 from lockstep.core.types import Phase, skip_timing
 from lockstep.learners.torch.learner import TorchLearner
@@ -72,9 +72,11 @@ def step_of(
     workers = PolicyGradientWorkers(
         policy=policy, reference=reference, collector=collector, phase=phase, agreement=agreement
     )
-    settings, rows = grpo.build_settings(recipe, stop_token_ids=()), args.prompts // args.generations
+    settings, rows = build_settings(recipe, recipe.grpo, ()), args.prompts // args.generations
     return (
-        lambda step: grpo.grpo_step(step, step * rows, workers, settings).metrics.floats(),
+        lambda step: grpo.learn(
+            step, sample_step(step * rows, step, workers, settings), workers, settings, recipe
+        ).metrics.floats(),
         [policy, *([reference] if reference else [])],
     )
 

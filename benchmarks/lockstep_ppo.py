@@ -26,8 +26,9 @@ from transformers import PreTrainedTokenizerFast
 from benchmarks.harness import WARMUP, peak_rss_mb
 from benchmarks.small_llama import VOCAB, causal_lm, llama_config, random_prompts
 from lockstep.algorithms.grpo.options import PolicyGradient
+from lockstep.algorithms.policy_gradient.step import sample_step
 from lockstep.algorithms.ppo.options import PPORecipe
-from lockstep.algorithms.ppo.step import PPOWorkers, build_settings, ppo_step
+from lockstep.algorithms.ppo.step import PPOWorkers, build_settings, learn
 from lockstep.config import DataSection
 from lockstep.core.types import Phase, Prompt, skip_timing
 from lockstep.data.jsonl import JsonlIndex
@@ -109,7 +110,9 @@ def step_of(
     )
     choices = build_settings(options, stop_token_ids=())
     return (
-        lambda step: ppo_step(step, step * args.prompts, workers, choices).metrics.floats(),
+        lambda step: learn(
+            step, sample_step(step * args.prompts, step, workers, choices), workers, choices
+        ).metrics.floats(),
         [policy, critic, reference],
     )
 

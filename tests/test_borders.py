@@ -13,7 +13,7 @@ import torch
 from tiny_models import OPTIMIZER, SECTION, VOCABULARY, model_folder, ragged, requests
 from torch import Tensor
 
-from lockstep.algorithms.distill.job import DistillSettings, DistillWorkers, add_teacher_logprobs
+from lockstep.algorithms.distill.job import DistillStep
 from lockstep.algorithms.distill.options import DistillSection
 from lockstep.algorithms.job import RunLength
 from lockstep.algorithms.opening import with_reference
@@ -215,11 +215,11 @@ def test_a_reference_policy_is_named(tmp_path: Path) -> None:
 
 
 def test_a_teacher_that_breaks_is_named(tmp_path: Path) -> None:
-    workers = DistillWorkers(broken(tmp_path), broken(tmp_path), lambda step, position: None, skip_timing)  # pyright: ignore[reportArgumentType] (not called)
     options = DistillSection(num_prompts_per_step=4, global_batch_size=4, max_tokens=8, on_policy=False, top_k=2)
-    settings = DistillSettings(options, RunLength(1, None, 1), VOCABULARY, 0, Distillation("forward"))
+    teacher = broken(tmp_path)
+    how: Any = (None, skip_timing, options, RunLength(1, None, 1), VOCABULARY, 0, Distillation("forward"))
     with pytest.raises(NotFiniteError, match=r"^log-probabilities of the teacher are nan for token"):
-        add_teacher_logprobs(BATCH, workers, settings)
+        DistillStep(teacher, teacher, *how).add_teacher_logprobs(BATCH)
 
 
 # Gradients, checkpoints.

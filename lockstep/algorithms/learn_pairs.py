@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import assert_never
 
 from lockstep.algorithms.job import Job, RunLength, StepResult, Validate
@@ -31,8 +31,8 @@ from lockstep.objectives.pairing import AnswerPair
 
 
 @dataclass(frozen=True)
-class PairWorkers:
-    """Models and data of a step.
+class PairStep:
+    """One optimizer step on the next pairs.
 
     Attributes:
         role: The model that learns: the policy π, or a reward model.
@@ -49,6 +49,38 @@ class PairWorkers:
     pairs: Pairs
     phase: Phase
     num_logged_samples: int
+    loss: Loss
+    run_length: RunLength
+    seed: int
+
+    def __call__(self, step: int, position: int) -> StepResult:
+        count = self.run_length.count_rows(position)
+        with self.phase("data"):
+            batch = batch_of(self.pairs.at(position, count, self.seed))  # x, y_w ≻ y_l
+        if self.reference is not None:
+            with self.phase("reference"):
+                batch = with_reference(batch, self.reference)  # log π_ref(y | x)
+        with self.phase(self.role.name):
+            metrics = train(self.learner, batch, self.loss)
+        shown = self.pairs.render(position, min(self.num_logged_samples, count), self.seed)
+        return StepResult(metrics.with_prefix("train"), position + count, batch.tokens.numel(), shown)
+
+    def measure(self, batch: Batch) -> Metrics:
+        """Metrics of training on held-out pairs, and the 95 % interval of `acc`; no gradients."""
+        _, metrics = self.loss(self._score(batch), batch)
+        return metrics + interval_of_acc(metrics)
+
+    def _score(self, batch: Batch) -> Outputs:
+        """Outputs of the model that learns, as the loss reads them."""
+        match self.role.head:
+            case "logits":
+                return Outputs(logprob=compute_logprobs(self.learner, batch, "the policy"))
+            case "reward" | "value":
+                _, reward_B = self.learner.values(batch)
+                require_finite("the reward model's scores", batch, reward_B)
+                return Outputs(final_value=reward_B)
+            case _:
+                assert_never(self.role.head)
 
 
 def open_pair_job(recipe: PairsRecipe, setup: Setup, loss: Loss) -> Job:
@@ -58,65 +90,31 @@ def open_pair_job(recipe: PairsRecipe, setup: Setup, loss: Loss) -> Job:
     reference = None if recipe.reference_role is None else setup.learner(recipe.reference_role)
     held_out = None if files.validation is None else _open(files.validation, recipe, setup)
     pairs = _open(files.train, recipe, setup)
-    workers = PairWorkers(role, learner, reference, pairs, setup.phase, recipe.run.num_logged_samples)
     run_length = measure_run_length(recipe, len(pairs), size, trains_rest=True)
+    shown = recipe.run.num_logged_samples
+    step = PairStep(role, learner, reference, pairs, setup.phase, shown, loss, run_length, recipe.seed)
     return Job(
-        step=partial(pair_step, workers=workers, loss=loss, run_length=run_length, seed=recipe.seed),
+        step=step,
         run_length=run_length,
         state={role.name: learner},
-        validate=None if held_out is None else _validate(recipe, held_out, workers, loss),
+        validate=None if held_out is None else _validate(recipe, held_out, step),
         data=describe(pairs, "pairs"),
         held_out=None if held_out is None else describe(held_out, "pairs"),
     )
-
-
-def pair_step(
-    step: int, position: int, workers: PairWorkers, loss: Loss, run_length: RunLength, seed: int
-) -> StepResult:
-    """Runs one optimizer step on the pairs from `position` on."""
-    count = run_length.count_rows(position)
-    with workers.phase("data"):
-        batch = batch_of(workers.pairs.at(position, count, seed))  # x, y_w ≻ y_l
-    if workers.reference is not None:
-        with workers.phase("reference"):
-            batch = with_reference(batch, workers.reference)  # log π_ref(y | x)
-    with workers.phase(workers.role.name):
-        metrics = train(workers.learner, batch, loss)
-    shown = workers.pairs.render(position, min(workers.num_logged_samples, count), seed)
-    return StepResult(metrics.with_prefix("train"), position + count, batch.tokens.numel(), shown)
 
 
 def _open(files: FileGroup, recipe: PairsRecipe, setup: Setup) -> Pairs:
     return open_pairs(files, recipe.data, setup.source, recipe.pairs.max_tokens, recipe.limit)
 
 
-def _validate(recipe: PairsRecipe, pairs: Pairs, workers: PairWorkers, loss: Loss) -> Validate | None:
+def _validate(recipe: PairsRecipe, pairs: Pairs, step: PairStep) -> Validate | None:
     rows = batch_of(pairs.first(recipe.data.max_validation_samples))
 
     @cache
     def read_rows() -> Batch:
-        return rows if workers.reference is None else with_reference(rows, workers.reference)
+        return rows if step.reference is None else with_reference(rows, step.reference)
 
-    return validate_figures(lambda step: _measure(workers, read_rows(), loss).with_prefix("validation"))
-
-
-def _measure(workers: PairWorkers, batch: Batch, loss: Loss) -> Metrics:
-    """Metrics of training on held-out pairs, and the 95 % interval of `acc`; no gradients."""
-    _, metrics = loss(_score(workers, batch), batch)
-    return metrics + interval_of_acc(metrics)
-
-
-def _score(workers: PairWorkers, batch: Batch) -> Outputs:
-    """Outputs of the model that learns, as the loss reads them."""
-    match workers.role.head:
-        case "logits":
-            return Outputs(logprob=compute_logprobs(workers.learner, batch, "the policy"))
-        case "reward" | "value":
-            _, reward_B = workers.learner.values(batch)
-            require_finite("the reward model's scores", batch, reward_B)
-            return Outputs(final_value=reward_B)
-        case _:
-            assert_never(workers.role.head)
+    return validate_figures(lambda _: step.measure(read_rows()).with_prefix("validation"))
 
 
 def list_answers(batch: Batch) -> list[tuple[int, ...]]:

@@ -105,10 +105,8 @@ class LogitsHead(nn.Module):
             read_less(lm)
 
     def lay_out(self, batch: Batch) -> LaidOut:
-        """Lays out a batch for the model; on the CPU, so that a pass need not sync with its device."""
-        batch = batch.keep_places()
-        cut = Cut.of(batch, self._ranks, self._side_by_side, find_multiple(self.lm))
-        return LaidOut.of(batch, cut, read_masked(batch, cut))
+        """Lays out a batch for the model."""
+        return LaidOut.of(batch, self._ranks, read_masked, self._side_by_side, find_multiple(self.lm))
 
     def forward(self, batch: Batch) -> Outputs:
         laid = batch if isinstance(batch, LaidOut) else self.lay_out(batch)
@@ -142,10 +140,8 @@ class ValueHead(nn.Module):
                 self.get_parameter(name).copy_(tensor)
 
     def lay_out(self, batch: Batch) -> LaidOut:
-        """Lays out a batch for the model, as `LogitsHead.lay_out` does."""
-        batch = batch.keep_places()
-        cut = Cut.of(batch, self._ranks, self._side_by_side)
-        return LaidOut.of(batch, cut, read_values(batch, cut))
+        """Lays out a batch for the model."""
+        return LaidOut.of(batch, self._ranks, read_values, self._side_by_side)
 
     def forward(self, batch: Batch) -> Outputs:
         laid = batch if isinstance(batch, LaidOut) else self.lay_out(batch)

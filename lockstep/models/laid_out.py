@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lockstep.core import align
 from lockstep.core.batch import Batch
+from lockstep.distributed.ranks import Ranks
 from lockstep.models.cut import Cut
 
 
@@ -56,10 +57,27 @@ class LaidOut(Batch):
     masked: tuple[Tensor, Tensor] | None
 
     @classmethod
-    def of(cls, batch: Batch, cut: Cut, read: Read) -> LaidOut:
-        """A batch whose share and read are known."""
+    def of(
+        cls,
+        batch: Batch,
+        ranks: Ranks,
+        read: Callable[[Batch, Cut], Read],
+        side_by_side: bool = False,
+        multiple: int = 1,
+    ) -> LaidOut:
+        """Lays out a batch; on the CPU, so that a pass need not sync with its device.
+
+        Args:
+            batch: The batch.
+            ranks: Ranks that hold the model together.
+            read: Finds the outputs to compute.
+            side_by_side: See `Cut.of`.
+            multiple: Likewise.
+        """
+        batch = batch.keep_places()
+        cut = Cut.of(batch, ranks, side_by_side, multiple)
         masked = (batch.mask, batch.mask_indices) if "mask" in batch.token else None
-        return cls(**vars(batch), cut=cut, read=read, masked=masked)
+        return cls(**vars(batch), cut=cut, read=read(batch, cut), masked=masked)
 
     @property
     def mask_indices(self) -> Tensor:

@@ -16,7 +16,7 @@ def scale_reward(score_B: Tensor, source: tuple[float, float], target: tuple[flo
 
 
 def overlong_penalty(length_B: Tensor, max_tokens: int, buffer: int, penalty: float) -> Tensor:
-    """What to subtract: up to `penalty`, linearly over the last `buffer` tokens before `max_tokens` (DAPO, eq. 13)."""
+    """A penalty of up to `penalty`, linearly over the last `buffer` tokens before `max_tokens` (DAPO, eq. 13)."""
     over_B = (length_B - (max_tokens - buffer)) / buffer
     return penalty * over_B.clamp(0.0, 1.0)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -231,7 +231,7 @@ class RankTap:
         laid = self._learner._lay_out(batch)
         first, count = int(batch.starts[-1]), int(batch.lengths[-1])
         state_T = torch.arange(first, first + count)
-        return LaidOut.of(batch.keep_places(), laid.cut, Read.of(laid.cut, state_T, state_T.roll(-1)))
+        return replace(laid, read=Read.of(laid.cut, state_T, state_T.roll(-1)))
 
 
 def _lay_behind(tokens_T: Tensor, neighbors: int) -> Batch:

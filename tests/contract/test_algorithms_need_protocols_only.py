@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from tabular import TabularSampler
-from tabular_ppo import recipe, workers
+from tabular_ppo import ppo_step, recipe, workers
 
-from lockstep.algorithms.ppo.step import PPOSettings, build_settings, ppo_step
+from lockstep.algorithms.ppo.step import PPOSettings, build_settings
 from lockstep.weight_sync.sync import WeightSyncError
 
 Step = Callable[[int], dict[str, float]]

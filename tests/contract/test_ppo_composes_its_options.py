@@ -1,4 +1,4 @@
-"""What `ppo_step` hands to its learners: each option must arrive there, alone, and unchanged."""
+"""What a step of PPO hands to its learners: each option must arrive there, alone, and unchanged."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 from tabular import OnePrompt, TabularLearner, TabularSampler
-from tabular_ppo import recipe, share_of_ones
+from tabular_ppo import ppo_step, recipe, share_of_ones
 
 from lockstep.algorithms.policy_gradient.options import AdaptiveKL
 from lockstep.algorithms.policy_gradient.step import KLCoefficient
 from lockstep.algorithms.ppo.options import PPOSection
-from lockstep.algorithms.ppo.step import PPOWorkers, build_settings, ppo_step, with_advantages
+from lockstep.algorithms.ppo.step import PPOWorkers, build_settings, with_advantages
 from lockstep.core.batch import Batch
 from lockstep.core.metrics import Metrics
 from lockstep.core.types import Request, SamplingParams, skip_timing

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 from tabular import TabularLearner, TabularSampler
-from tabular_ppo import recipe, workers
+from tabular_ppo import ppo_step, recipe, workers
 from torch import Tensor
 
 from lockstep.algorithms.policy_gradient.step import prepare_batch, sample_step, train_policy
-from lockstep.algorithms.ppo.step import PPOSettings, PPOWorkers, build_settings, ppo_step
+from lockstep.algorithms.ppo.step import PPOSettings, PPOWorkers, build_settings
 from lockstep.core.batch import Batch
 from lockstep.monitor.agreement import Agreement, Disagreement, Promise
 from lockstep.rollouts.sampler_session import SamplerSession

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from lockstep.algorithms.distill.options import DistillRecipe, DistillSection
@@ -64,57 +63,48 @@ Source = Callable[[int, int], Sequences]
 
 
 @dataclass(frozen=True)
-class DistillWorkers:
-    """Models and data of a step: the student π, its teacher, and the source of sequences."""
+class DistillStep:
+    """One iteration: take sequences, score each token by the teacher, and learn its distributions.
+
+    Attributes:
+        policy: The student π.
+        vocabulary: Size of the vocabulary.
+        seed: Seed of the order within a step.
+    """
 
     policy: Learner
     teacher: Learner
     sequences: Source
     phase: Phase
-
-
-@dataclass(frozen=True)
-class DistillSettings:
-    """The options of the recipe, ready for use in the step.
-
-    Attributes:
-        run_length: How many rows a step takes.
-        vocabulary: Size of the vocabulary.
-        seed: Seed of the order within a step.
-    """
-
     options: DistillSection
     run_length: RunLength
     vocabulary: int
     seed: int
     loss: Distillation
 
+    def __call__(self, step: int, position: int) -> StepResult:
+        found = self.sequences(step, position)  # y ~ π(·|x), or from the data
+        batch, metrics = self.add_teacher_logprobs(found.batch), found.metrics
+        for minibatch in minibatches(batch, self.options.global_batch_size, self.seed, step):
+            with self.phase("policy"):
+                metrics += train(self.policy, minibatch, self.loss).with_prefix("policy")
+        end = position + self.run_length.count_rows(position)
+        return StepResult(metrics, end, batch.tokens.numel(), found.samples)
 
-def distill_step(step: int, position: int, workers: DistillWorkers, settings: DistillSettings) -> StepResult:
-    """One iteration: take sequences, score each token by the teacher, and learn its distributions."""
-    found = workers.sequences(step, position)  # y ~ π(·|x), or from the data
-    batch, metrics = add_teacher_logprobs(found.batch, workers, settings), found.metrics
-    for minibatch in minibatches(batch, settings.options.global_batch_size, settings.seed, step):
-        with workers.phase("policy"):
-            metrics += train(workers.policy, minibatch, settings.loss).with_prefix("policy")
-    end = position + settings.run_length.count_rows(position)
-    return StepResult(metrics, end, batch.tokens.numel(), found.samples)
+    def add_teacher_logprobs(self, batch: Batch) -> Batch:
+        """Adds the teacher's top tokens and their log-probabilities in the position of each token, [N, K].
 
-
-def add_teacher_logprobs(batch: Batch, workers: DistillWorkers, settings: DistillSettings) -> Batch:
-    """Adds the teacher's top tokens and their log-probabilities in the position of each token, [N, K].
-
-    With the whole vocabulary, the student's distribution is whole too, and the ids of the tokens are left out.
-    Both distributions are the models' own, before any shaping of the one that was sampled from.
-    """
-    k, whole = settings.options.top_k or settings.vocabulary, settings.vocabulary
-    with workers.phase("teacher"):
-        token_NK, logprob_NK = workers.teacher.topk(batch, k)
-    require_logprobs("the teacher", batch, logprob_NK)
-    columns = {"mask": batch.mask, "teacher_logprob": logprob_NK}
-    if k == whole:
-        return replace(batch, token=columns, sample={}, sampling=None, top_k=whole)
-    return replace(batch, token={**columns, "top_token": token_NK}, sample={}, sampling=None)
+        With the whole vocabulary, the student's distribution is whole too, and the ids of the tokens are left out.
+        Both distributions are the models' own, before any shaping of the one that was sampled from.
+        """
+        k = self.options.top_k or self.vocabulary
+        with self.phase("teacher"):
+            token_NK, logprob_NK = self.teacher.topk(batch, k)
+        require_logprobs("the teacher", batch, logprob_NK)
+        columns = {"mask": batch.mask, "teacher_logprob": logprob_NK}
+        if k == self.vocabulary:
+            return replace(batch, token=columns, sample={}, sampling=None, top_k=k)
+        return replace(batch, token={**columns, "top_token": token_NK}, sample={}, sampling=None)
 
 
 def sample_sequences(sample: ComparedSampler, run_length: RunLength, num_logged_samples: int) -> Source:
@@ -148,9 +138,6 @@ def open_distill(recipe: DistillRecipe, setup: Setup) -> Job:
     engine = None
     if recipe.sampling is not None or recipe.validation_sampling is not None:
         engine = build_engine(setup, policy, setup.sampler(policy))
-    agreement = None
-    if options.on_policy and engine is not None:
-        agreement = build_agreement(recipe, setup, policy, engine)
     held_out = open_held_out(recipe, setup, recipe.validation_reward)
     rows = _open_rows(recipe, setup)
     run_length = measure_run_length(recipe, len(rows), options.num_prompts_per_step, trains_rest=True)
@@ -159,21 +146,21 @@ def open_distill(recipe: DistillRecipe, setup: Setup) -> Job:
         collector = RolloutCollector(engine, held_out, NoReward(), setup.source.decode, recipe.seed)
         reward, asked = recipe.validation_reward, recipe.validation_sampling
         measure = measure_answers(recipe, setup, held_out, collector, asked, None, own=reward)
+    agreement = None
     if isinstance(rows, Demonstrations):
         sequences = read_sequences(rows, run_length, recipe.seed, setup.phase)
     else:
         assert recipe.sampling is not None, "the recipe says how the student answers"
         assert engine is not None, "so there is a sampler"
-        assert agreement is not None, "which is compared with the learner"
+        agreement = build_agreement(recipe, setup, policy, engine)
         collector = RolloutCollector(engine, rows, NoReward(), setup.source.decode, recipe.seed)
         sampling = setup.source.sampling(recipe.sampling)
         sample = ComparedSampler(policy, collector, agreement, sampling, options.num_generations, setup.phase)
         sequences = sample_sequences(sample, run_length, recipe.run.num_logged_samples)
-    workers = DistillWorkers(policy, teacher, sequences, setup.phase)
     loss = Distillation(options.kl_type, options.mixed_kl_weight, options.zero_outside_topk)
-    settings = DistillSettings(options, run_length, setup.source.vocabulary, recipe.seed, loss)
+    vocabulary = setup.source.vocabulary
     return Job(
-        step=partial(distill_step, workers=workers, settings=settings),
+        step=DistillStep(policy, teacher, sequences, setup.phase, options, run_length, vocabulary, recipe.seed, loss),
         run_length=run_length,
         state={"policy": policy},
         validate=validate_figures(measure),

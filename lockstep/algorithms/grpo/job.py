@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from lockstep.algorithms.grpo.options import PolicyGradient
-from lockstep.algorithms.grpo.step import grpo_step, learn
+from lockstep.algorithms.grpo.step import learn
 from lockstep.algorithms.job import Job
 from lockstep.algorithms.policy_gradient.job import AlgorithmParts, open_policy_gradient
 from lockstep.algorithms.policy_gradient.step import PolicyGradientWorkers, build_settings
@@ -17,10 +17,6 @@ def open_grpo(recipe: PolicyGradient, setup: Setup) -> Job:
     settings = build_settings(recipe, recipe.grpo, setup.source.stop_token_ids)
 
     def program(workers: PolicyGradientWorkers) -> AlgorithmParts:
-        return AlgorithmParts(
-            settings,
-            step=partial(grpo_step, workers=workers, settings=settings, recipe=recipe),
-            learn=partial(learn, workers=workers, settings=settings, recipe=recipe),
-        )
+        return AlgorithmParts(settings, learn=partial(learn, workers=workers, settings=settings, recipe=recipe))
 
     return open_policy_gradient(recipe, setup, program)

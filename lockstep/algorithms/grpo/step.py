@@ -18,7 +18,6 @@ from lockstep.algorithms.policy_gradient.step import (
     minibatches,
     prepare_batch,
     require_credit,
-    sample_step,
     train_policy,
 )
 from lockstep.core.batch import Batch
@@ -28,18 +27,10 @@ from lockstep.objectives.masks import masked_whiten
 from lockstep.rollouts.samples import sample_rows
 
 
-def grpo_step(
-    step: int, position: int, workers: PolicyGradientWorkers, settings: Settings, recipe: PolicyGradient
-) -> StepResult:
-    """One iteration: sample a group of responses per prompt from the current policy, and learn from them."""
-    sampled = sample_step(position, step, workers, settings)  # y_1 … y_G ~ π_old(·|x)
-    return learn(step, sampled, workers, settings, recipe)
-
-
 def learn(
     step: int, sampled: SampledStep, workers: PolicyGradientWorkers, settings: Settings, recipe: PolicyGradient
 ) -> StepResult:
-    """The rest of an iteration: compare responses within their groups, and improve the policy."""
+    """The part of an iteration after sampling: compare responses within their groups, and improve the policy."""
     batch, preparation = prepare_batch(step, step, sampled.rollouts.batch, workers, settings)
     batch, credit = with_advantages(batch, recipe)
     require_credit(batch)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from itertools import chain
 
 import torch
@@ -37,18 +37,6 @@ from lockstep.objectives.masks import trainable
 
 
 @dataclass(frozen=True)
-class KTOWorkers:
-    """Models and data of a step: π, the frozen π_ref, the rows with their field of labels and greatest length."""
-
-    policy: Learner
-    reference: Learner
-    rows: Demonstrations
-    label: str
-    max_tokens: int
-    phase: Phase
-
-
-@dataclass(frozen=True)
 class ScoredRows:
     """Labeled rows, and the mismatched ones, each with the reference policy's log-probabilities."""
 
@@ -56,40 +44,69 @@ class ScoredRows:
     mismatched: Batch
 
 
-def kto_step(
-    step: int, position: int, workers: KTOWorkers, loss: KTOLoss, run_length: RunLength, seed: int
-) -> StepResult:
-    """Runs one optimizer step on the rows from `position` on.
+@dataclass(frozen=True)
+class KTOStep:
+    """One optimizer step on the next rows.
 
-    A smaller last step measures the reference point on as many rows as every other step: its rows and those before.
+    Attributes:
+        policy: π.
+        reference: The frozen π_ref.
+        rows: The data.
+        label: Field of a row with its label.
+        max_tokens: The greatest length.
     """
-    end = position + run_length.count_rows(position)
-    size = run_length.rows_per_step
-    with workers.phase("data"):
-        rows = workers.rows.at(end - size, size, seed)  # x, y, good or bad
-    with workers.phase("reference"):
-        scored = score_rows(rows, workers, position - end)  # log π_ref(y | x), log π_ref(y' | x)
-    with workers.phase("kl"):
-        point = measure_reference_point(workers.policy, scored.mismatched)  # z0
-    with workers.phase("policy"):
-        metrics = train(workers.policy, scored.own, replace(loss, point=point))
-    tokens = scored.own.tokens.numel()
-    return StepResult(metrics.with_prefix("train"), end, tokens)
 
+    policy: Learner
+    reference: Learner
+    rows: Demonstrations
+    label: str
+    max_tokens: int
+    phase: Phase
+    loss: KTOLoss
+    run_length: RunLength
+    seed: int
 
-def score_rows(rows: Sequence[AnsweredRow], workers: KTOWorkers, first: int = 0) -> ScoredRows:
-    """Makes the batches of rows, and scores them by the reference policy, which no step changes.
+    def __call__(self, step: int, position: int) -> StepResult:
+        """Runs the step; a smaller last one measures the reference point on its rows and those before, as many as all.
 
-    Args:
-        rows: Labeled rows.
-        workers: Models.
-        first: The first of the rows whose own answers are taken; the mismatched ones are of all rows.
-    """
-    labeled = rows[first:]
-    label_B = torch.tensor([read_field(row.prompt.row, workers.label) for row in labeled])
-    own = batch_of(labeled).with_columns(sample={"desirable": label_B})
-    mismatched = batch_of(mismatch(rows, workers.max_tokens))
-    return ScoredRows(with_reference(own, workers.reference), with_reference(mismatched, workers.reference))
+        So every step measures it on as many rows.
+        """
+        end = position + self.run_length.count_rows(position)
+        size = self.run_length.rows_per_step
+        with self.phase("data"):
+            rows = self.rows.at(end - size, size, self.seed)  # x, y, good or bad
+        with self.phase("reference"):
+            scored = self.score(rows, position - end)  # log π_ref(y | x), log π_ref(y' | x)
+        with self.phase("kl"):
+            loss = self.with_reference_point(scored.mismatched)
+        with self.phase("policy"):
+            metrics = train(self.policy, scored.own, loss)
+        return StepResult(metrics.with_prefix("train"), end, scored.own.tokens.numel())
+
+    def score(self, rows: Sequence[AnsweredRow], first: int = 0) -> ScoredRows:
+        """Makes the batches of rows, and scores them by the reference policy, which no step changes.
+
+        Args:
+            rows: Labeled rows.
+            first: The first of the rows whose own answers are taken; the mismatched ones are of all rows.
+        """
+        labeled = rows[first:]
+        label_B = torch.tensor([read_field(row.prompt.row, self.label) for row in labeled])
+        own = batch_of(labeled).with_columns(sample={"desirable": label_B})
+        mismatched = batch_of(mismatch(rows, self.max_tokens))
+        return ScoredRows(with_reference(own, self.reference), with_reference(mismatched, self.reference))
+
+    def with_reference_point(self, mismatched: Batch) -> KTOLoss:
+        """The loss with z0 of the current policy, estimated over all mismatched rows."""
+        logprob_N = compute_logprobs(self.policy, mismatched, "the policy")
+        ratio_N = trainable(logprob_N - mismatched["ref_logprob"], mismatched.mask)
+        return replace(self.loss, point=estimate_reference_point(mismatched.per_sample(ratio_N)))
+
+    def measure(self, scored: ScoredRows) -> Metrics:
+        """Metrics of training on held-out rows, with the reference point that they have; no gradients."""
+        loss = self.with_reference_point(scored.mismatched)
+        _, metrics = loss(Outputs(logprob=compute_logprobs(self.policy, scored.own, "the policy")), scored.own)
+        return metrics
 
 
 def mismatch(rows: Sequence[AnsweredRow], max_tokens: int) -> list[AnsweredRow]:
@@ -114,22 +131,6 @@ def mismatch(rows: Sequence[AnsweredRow], max_tokens: int) -> list[AnsweredRow]:
     return found
 
 
-def measure_reference_point(policy: Learner, mismatched: Batch) -> float:
-    """Estimates z0 of the current policy over all mismatched rows."""
-    logprob_N = compute_logprobs(policy, mismatched, "the policy")
-    return estimate_reference_point(
-        mismatched.per_sample(trainable(logprob_N - mismatched["ref_logprob"], mismatched.mask))
-    )
-
-
-def measure_held_out_value(policy: Learner, scored: ScoredRows, loss: KTOLoss) -> Metrics:
-    """Metrics of training on held-out rows, with the reference point that they have; no gradients."""
-    point = measure_reference_point(policy, scored.mismatched)
-    outputs = Outputs(logprob=compute_logprobs(policy, scored.own, "the policy"))
-    _, metrics = replace(loss, point=point)(outputs, scored.own)
-    return metrics
-
-
 def open_kto(recipe: KTORecipe, setup: Setup) -> Job:
     """Opens the policy, the reference policy and the labeled rows."""
     options, data, files = recipe.kto, recipe.data, setup.files
@@ -137,14 +138,15 @@ def open_kto(recipe: KTORecipe, setup: Setup) -> Job:
     policy, reference = setup.learner(recipe.policy_role), setup.learner(recipe.frozen_reference)
     held_out = None if files.validation is None else _open(files.validation, recipe, setup)
     rows = _open(files.train, recipe, setup)
-    workers = KTOWorkers(policy, reference, rows, data.label, options.max_tokens, setup.phase)
     loss = KTOLoss(options.ref_policy_kl_penalty, (options.desirable_weight, options.undesirable_weight))
     run_length = measure_run_length(recipe, len(rows), size, trains_rest=True)
+    limit = options.max_tokens
+    step = KTOStep(policy, reference, rows, data.label, limit, setup.phase, loss, run_length, recipe.seed)
     return Job(
-        step=partial(kto_step, workers=workers, loss=loss, run_length=run_length, seed=recipe.seed),
+        step=step,
         run_length=run_length,
         state={"policy": policy},
-        validate=None if held_out is None else _validate(recipe, held_out, workers, loss),
+        validate=None if held_out is None else _validate(recipe, held_out, step),
         data=describe(rows, "rows"),
         held_out=None if held_out is None else describe(held_out, "rows"),
     )
@@ -165,14 +167,12 @@ def _open(files: FileGroup, recipe: KTORecipe, setup: Setup) -> Demonstrations:
     return open_demonstrations(files, recipe.data, setup.source, recipe.kto.max_tokens, "kto.max_tokens", rule)
 
 
-def _validate(recipe: KTORecipe, held_out: Demonstrations, workers: KTOWorkers, loss: KTOLoss) -> Validate | None:
+def _validate(recipe: KTORecipe, held_out: Demonstrations, step: KTOStep) -> Validate | None:
     rows = held_out.first(recipe.data.max_validation_samples)
     mismatch(rows, recipe.kto.max_tokens)  # raises now, not at the first validation, if all prompts are equal
 
     @cache
     def score() -> ScoredRows:
-        return score_rows(rows, workers)
+        return step.score(rows)
 
-    return validate_figures(
-        lambda step: measure_held_out_value(workers.policy, score(), loss).with_prefix("validation")
-    )
+    return validate_figures(lambda _: step.measure(score()).with_prefix("validation"))

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from functools import partial
 
 from lockstep.algorithms.job import Job, RunLength, StepResult
 from lockstep.algorithms.learn_pairs import build_preference_loss, list_answers, select_pairs
-from lockstep.algorithms.online_dpo.options import OnlineDPORecipe, OnlineDPOSection
+from lockstep.algorithms.online_dpo.options import OnlineDPORecipe
 from lockstep.algorithms.opening import (
     ComparedSampler,
     describe,
@@ -24,7 +23,6 @@ from lockstep.algorithms.opening import (
 from lockstep.algorithms.setup import Setup
 from lockstep.core.batch import Batch
 from lockstep.core.metrics import Mean, Metrics, Sum
-from lockstep.core.types import Phase
 from lockstep.learners.base import Learner, train
 from lockstep.losses.preference import Preference
 from lockstep.objectives.pairing import Candidate, Status, choose
@@ -32,34 +30,37 @@ from lockstep.rollouts.samples import sample_rows
 
 
 @dataclass(frozen=True)
-class OnlineDPOWorkers:
-    """Models and data of a step: π, the frozen π_ref, and what samples."""
+class OnlineDPOStep:
+    """One iteration: sample answers, pair the best with the worst, and make one optimizer step on the pairs.
 
-    policy: Learner
-    reference: Learner
+    Attributes:
+        sample: Samples from the policy π, and compares.
+        reference: The frozen π_ref.
+    """
+
     sample: ComparedSampler
-    phase: Phase
-
-
-@dataclass(frozen=True)
-class OnlineDPOSettings:
-    """The options of the recipe, ready for use in the step."""
-
-    options: OnlineDPOSection
+    reference: Learner
     run_length: RunLength
     loss: Preference
     num_logged_samples: int
 
+    def __call__(self, step: int, position: int) -> StepResult:
+        count = self.run_length.count_rows(position)
+        rollouts, answers, compared = self.sample(step, position, count)  # y_1 … y_G ~ π(·|x)
+        metrics = rollouts.metrics().with_prefix("train") + rollouts.rewards() + compared
+        pairs, counts = pair_answers(answers, self.sample.num_generations)  # y_w ≻ y_l
+        metrics += counts.with_prefix("train") + self._learn(pairs).with_prefix("policy")
+        samples = sample_rows(rollouts, answers, self.sample.collector, self.num_logged_samples)
+        return StepResult(metrics, position + count, answers.tokens.numel(), samples)
 
-def online_dpo_step(step: int, position: int, workers: OnlineDPOWorkers, settings: OnlineDPOSettings) -> StepResult:
-    """One iteration: sample answers, pair the best with the worst, and make one optimizer step on the pairs."""
-    count = settings.run_length.count_rows(position)
-    rollouts, answers, compared = workers.sample(step, position, count)  # y_1 … y_G ~ π(·|x)
-    metrics = rollouts.metrics().with_prefix("train") + rollouts.rewards() + compared
-    pairs, counts = pair_answers(answers, settings.options.num_generations)  # y_w ≻ y_l
-    metrics += counts.with_prefix("train") + learn(pairs, workers, settings).with_prefix("policy")
-    samples = sample_rows(rollouts, answers, workers.sample.collector, settings.num_logged_samples)
-    return StepResult(metrics, position + count, answers.tokens.numel(), samples)
+    def _learn(self, pairs: Batch) -> Metrics:
+        """Makes one optimizer step on pairs; without any, none."""
+        if not len(pairs):
+            return Metrics(updates_skipped=Sum(1.0))
+        with self.sample.phase("reference"):
+            pairs = with_reference(pairs, self.reference)  # log π_ref(y | x)
+        with self.sample.phase("policy"):
+            return train(self.sample.policy, pairs, self.loss)
 
 
 def pair_answers(answers: Batch, generations: int) -> tuple[Batch, Metrics]:
@@ -81,16 +82,6 @@ def pair_answers(answers: Batch, generations: int) -> tuple[Batch, Metrics]:
     return select_pairs(answers, pairs, generations), metrics
 
 
-def learn(pairs: Batch, workers: OnlineDPOWorkers, settings: OnlineDPOSettings) -> Metrics:
-    """Makes one optimizer step on pairs; without any, none."""
-    if not len(pairs):
-        return Metrics(updates_skipped=Sum(1.0))
-    with workers.phase("reference"):
-        pairs = with_reference(pairs, workers.reference)  # log π_ref(y | x)
-    with workers.phase("policy"):
-        return train(workers.policy, pairs, settings.loss)
-
-
 def open_online_dpo(recipe: OnlineDPORecipe, setup: Setup) -> Job:
     """Opens the policy, its reference and sampler, the prompts and their reward."""
     options = recipe.online_dpo
@@ -101,10 +92,8 @@ def open_online_dpo(recipe: OnlineDPORecipe, setup: Setup) -> Job:
     sampling = setup.source.sampling(recipe.sampling)
     sample = ComparedSampler(policy, parts.collector, parts.agreement, sampling, options.num_generations, setup.phase)
     loss = build_preference_loss(options, options.ref_policy_kl_penalty)
-    settings = OnlineDPOSettings(options, run_length, loss, recipe.run.num_logged_samples)
-    workers = OnlineDPOWorkers(policy, reference, sample, setup.phase)
     return Job(
-        step=partial(online_dpo_step, workers=workers, settings=settings),
+        step=OnlineDPOStep(sample, reference, run_length, loss, recipe.run.num_logged_samples),
         run_length=run_length,
         state={"policy": policy},
         validate=validate_figures(parts.measure),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from lockstep.algorithms.job import Checkpointable, Job, Step, StepResult
+from lockstep.algorithms.job import Checkpointable, Job, StepResult
 from lockstep.algorithms.opening import (
     describe,
     measure_run_length,
@@ -18,6 +18,7 @@ from lockstep.algorithms.policy_gradient.step import (
     PolicyGradientWorkers,
     SampledStep,
     Settings,
+    sample_step,
 )
 from lockstep.algorithms.setup import Setup
 
@@ -28,14 +29,12 @@ class AlgorithmParts:
 
     Attributes:
         settings: Its options, as values.
-        step: A whole iteration.
         learn: The part of an iteration after sampling.
         version: Version of the policy's weights after a number of steps.
         state: Its additions to a checkpoint.
     """
 
     settings: Settings
-    step: Step
     learn: Callable[[int, SampledStep], StepResult]
     version: Callable[[int], int] = int
     state: Mapping[str, Checkpointable] = field(default_factory=dict)
@@ -75,8 +74,12 @@ def open_policy_gradient(
     )
     its = program(workers)
     held_out = parts.held_out
+
+    def run_step(step: int, position: int) -> StepResult:
+        return its.learn(step, sample_step(position, its.version(step), workers, its.settings))  # y ~ π_old(·|x), r
+
     job = Job(
-        step=its.step,
+        step=run_step,
         run_length=measure_run_length(recipe, len(parts.rows), size),
         state={"policy": policy, **its.state},
         validate=validate_figures(parts.measure, its.version),

@@ -11,7 +11,12 @@ from typing import Generic, TypeVar, assert_never
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.policy_gradient.options import AdaptiveKL, CorrectionSection, PolicyGradientRecipe, PolicyGradientSection
+from lockstep.algorithms.policy_gradient.options import (
+    AdaptiveKL,
+    CorrectionSection,
+    PolicyGradientRecipe,
+    PolicyGradientSection,
+)
 from lockstep.core import keyed
 from lockstep.core.batch import Batch
 from lockstep.core.borders import require_finite, require_logprobs

@@ -8,7 +8,7 @@ from lockstep.algorithms.job import Job
 from lockstep.algorithms.policy_gradient.job import AlgorithmParts, open_policy_gradient
 from lockstep.algorithms.policy_gradient.step import PolicyGradientWorkers
 from lockstep.algorithms.ppo.options import PPORecipe
-from lockstep.algorithms.ppo.step import PPOWorkers, build_settings, learn, policy_version, ppo_step
+from lockstep.algorithms.ppo.step import PPOWorkers, build_settings, learn, policy_version
 from lockstep.algorithms.setup import Setup
 from lockstep.core.errors import InputError
 from lockstep.rollouts.episodes import Episodes
@@ -24,7 +24,6 @@ def open_ppo(recipe: PPORecipe, setup: Setup) -> Job:
         workers = PPOWorkers(**vars(shared), critic=critic)
         return AlgorithmParts(
             options,
-            step=partial(ppo_step, workers=workers, settings=options),
             learn=partial(learn, workers=workers, settings=options),
             version=partial(policy_version, ppo=recipe.ppo),
             state={"critic": critic},

@@ -1,6 +1,6 @@
 """PPO with a critic: Schulman et al. 2017, Algorithm 1, for language models (Ouyang et al. 2022).
 
-A step of the decision process is a token that the policy chose. `ppo_step` is the algorithm; `PPOSettings` holds the
+A step of the decision process is a token that the policy chose. `learn` is the algorithm; `PPOSettings` holds the
 options, those that successors of the paper added among them, as values.
 """
 
@@ -23,7 +23,6 @@ from lockstep.algorithms.policy_gradient.step import (
     of_epoch,
     prepare_batch,
     require_credit,
-    sample_step,
     train_policy,
 )
 from lockstep.algorithms.ppo.options import PPORecipe, PPOSection
@@ -48,14 +47,8 @@ class PPOWorkers(PolicyGradientWorkers):
 PPOSettings = PolicyGradientSettings[PPOSection]
 
 
-def ppo_step(step: int, position: int, workers: PPOWorkers, settings: PPOSettings) -> StepResult:
-    """One iteration: sample from the current policy, and learn from that."""
-    sampled = sample_step(position, policy_version(step, settings.options), workers, settings)  # y ~ π_old(·|x), r
-    return learn(step, sampled, workers, settings)
-
-
 def learn(step: int, sampled: SampledStep, workers: PPOWorkers, settings: PPOSettings) -> StepResult:
-    """The rest of an iteration: compute values, estimate advantages, improve critic and policy."""
+    """The part of an iteration after sampling: compute values, estimate advantages, improve critic and policy."""
     batch = sampled.rollouts.batch
     with workers.phase("values"):
         value_N, final_value_B = workers.critic.values(batch)  # V(x, y_<t)

@@ -20,7 +20,6 @@ from lockstep.core.errors import InputError
 from lockstep.core.types import Head
 from lockstep.distributed.ranks import Ranks
 from lockstep.losses.base import Outputs
-from lockstep.models.cut import Cut
 from lockstep.models.families.base import MegatronLayers
 from lockstep.models.folder import head_size
 from lockstep.models.heads import (
@@ -110,9 +109,7 @@ class Stage(nn.Module):
 
     def lay_out(self, batch: Batch) -> LaidOut:
         """Finds where the tokens of a batch are; on the CPU, so that the model need not wait for its device."""
-        batch = batch.keep_places()
-        cut = Cut.of(batch, self._ranks)
-        return LaidOut.of(batch, cut, (read_masked if scores_tokens(self._head) else read_values)(batch, cut))
+        return LaidOut.of(batch, self._ranks, read_masked if scores_tokens(self._head) else read_values)
 
     def forward(self, batch: LaidOut) -> Outputs | Tensor:
         """Outputs on the last stage, hidden states [n, 1, D] on others."""
