@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         if not is_unread(sys.stdout):
             raise
-        silence(sys.stdout)
+        silence(sys.stdout.fileno())
         return exit_codes.UNREAD
 
 

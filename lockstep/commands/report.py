@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     from lockstep.report.html import write_report, write_sweep_report
     from lockstep.report.summary import PAGE
     from lockstep.report.sweeps import is_sweep
-    from lockstep.system.sums import find_altered, note_unknown
+    from lockstep.system.sums import find_altered
 
     folders = [Path(run) for run in options.runs]
     out = Path(options.out or (folders[0] if len(folders) == 1 else Path()) / PAGE)
@@ -44,8 +44,6 @@ def run(options: argparse.Namespace) -> int:
     if sweeps:
         write_sweep_report(sweeps[0], out)
     else:
-        for folder in folders:
-            note_unknown(folder)
         for sentence in (sentence for folder in folders for sentence in find_altered(folder, "")):
             print(f"note: {sentence}", file=sys.stderr)
         write_report(folders, out)

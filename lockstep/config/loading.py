@@ -120,11 +120,12 @@ class Loaded:
     @cached_property
     def warm_start(self) -> Loaded | None:
         """The recipe that is trained first, with the options that this one hands down; None where there is none."""
-        name = self.recipe.trained_first
-        if name is None:
+        recipe = self.recipe
+        if not isinstance(recipe, Common) or recipe.model.from_recipe is None:
             return None
-        same = self.recipe.hand_down(load(name).recipe)
-        return load(name, [f"{key}={value}" for key, value in same.items()])
+        first = recipe.model.from_recipe
+        same = recipe.hand_down(load(first).training)
+        return load(first, [f"{key}={value}" for key, value in same.items()])
 
     def identity(self) -> dict[str, Any]:
         """The options that identify the run: all that change a result, and the digest of the recipe trained first."""
@@ -168,7 +169,7 @@ def load(
     Raises:
         RecipeError: One sentence for each thing that is wrong.
     """
-    path = find_recipe(recipe, Path(), "")
+    path = find_recipe(recipe)
     return _resolve(path, [*read_layers(path), *also], overrides, (recipe, *overrides), expected)
 
 
@@ -183,7 +184,7 @@ def load_options(name: str, base: str | None, *said: Layer) -> Loaded:
     Raises:
         RecipeError: One sentence for each thing that is wrong.
     """
-    below = [] if base is None else read_layers(find_recipe(base, Path(), ""))
+    below = [] if base is None else read_layers(find_recipe(base))
     return _resolve(Path(name), [*below, *said], (), (name,))
 
 
@@ -213,7 +214,7 @@ def load_run(folder: Path) -> Loaded:
         RecipeError: One sentence for each thing that is wrong.
     """
     recipe = str(folder / "recipe.yaml")
-    path = find_recipe(recipe, Path(), "")
+    path = find_recipe(recipe)
     layers = read_layers(path)
     for tree in _read_trained_first(_join(layers)):
         _require_known_classes(path, tree)
@@ -260,7 +261,7 @@ def _resolve(
     for layer in [*layers, last]:
         above = add_reward_type(tree, layer.tree)
         tree = overlay(tree, above, kind.steps_and_epochs)
-        origins |= dict.fromkeys(_options(above), layer.source)
+        origins |= {keys: layer.source for keys, _ in yaml12.flat(above)}
     found, taken = _validate(kind, tree, layers, overriding)
     standing = {keys: source for keys, source in origins.items() if _says(tree, keys) and keys not in taken}
     return Loaded(path.stem, found, standing, arguments)
@@ -277,7 +278,7 @@ def _kind(layers: Sequence[Layer], overriding: Sequence[Layer]) -> type[Recipe]:
 
 def read_tree(recipe: str) -> dict[str, Any]:
     """Returns what a recipe says, its bases included, before anything is validated."""
-    return _join(read_layers(find_recipe(recipe, Path(), "")))
+    return _join(read_layers(find_recipe(recipe)))
 
 
 def _require_kind(found: type[Recipe], expected: type[Recipe], recipe: str) -> None:
@@ -378,7 +379,7 @@ def _validate(
     except FaultyTree as error:
         faults = error.faults
     # The rows of a task are those that the rest of its recipe reads, so its options stay.
-    from_base = [keys for keys in _options(tree) if layer_of(keys).ships and keys[:2] != ("data", "task")]
+    from_base = [keys for keys, _ in yaml12.flat(tree) if layer_of(keys).ships and keys[:2] != ("data", "task")]
     tree, taken = give_way(kind, tree, faults, from_base)
     try:
         found = validate(kind, tree)
@@ -395,15 +396,6 @@ def _last(layers: Sequence[Layer], overriding: Sequence[Layer], path: KeyPath) -
     """Returns the layer that last set `path`; the recipe itself for what no layer sets."""
     found = [layer for layer in [*layers, *overriding] if path and _says(layer.tree, path)]
     return found[-1] if found else layers[-1]
-
-
-def _options(tree: dict[str, Any], above: Keys = ()) -> Iterator[Keys]:
-    """Yields the keys of all leaves: values other than mappings, and empty mappings."""
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from _options(value, (*above, key))
-        else:
-            yield (*above, key)
 
 
 def _says(tree: Any, path: KeyPath) -> bool:

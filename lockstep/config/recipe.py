@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
 from lockstep.config.section import Section
-from lockstep.config.task import Task
 
 
 class Recipe(Section, ABC):
@@ -26,17 +25,3 @@ class Recipe(Section, ABC):
     @abstractmethod
     def folder(self) -> str | None:
         """The folder of results; None: one that is named by the recipe and the digest of its options."""
-
-    @property
-    def trained_first(self) -> str | None:
-        """The recipe whose model this one begins with, if any."""
-        return None
-
-    @property
-    def task(self) -> Task | None:
-        """The task that makes the rows, if one does."""
-        return None
-
-    def hand_down(self, first: Recipe) -> dict[str, Any]:
-        """The options, by dotted keys, that the recipe trained first takes over from this one."""
-        raise NotImplementedError(f"{type(self).__name__} trains nothing first, so it hands nothing to {first}")

@@ -14,8 +14,6 @@ from lockstep.config.errors import RecipeError, format_value
 from lockstep.system import yaml12
 from lockstep.system.paths import expand
 
-_LONGEST_BYTES = 1 << 20
-
 
 @dataclass(frozen=True)
 class Layer:
@@ -40,12 +38,12 @@ def find_shipped() -> dict[str, Path]:
     return {path.stem: path for path in sorted(paths, key=lambda path: path.stem)}
 
 
-def find_recipe(recipe: str, beside: Path, asker: str) -> Path:
+def find_recipe(recipe: str, beside: Path | str = "", asker: str = "") -> Path:
     """The file of a recipe; a path is relative to `beside`, and `asker` begins the error."""
     shipped = find_shipped()
     if recipe in shipped:
         return shipped[recipe]
-    path = beside / expand(recipe)
+    path = Path(beside, expand(recipe))
     if path.is_file() and path.suffix in (".yaml", ".yml"):
         return path
     close = get_close_matches(recipe, shipped, 1)
@@ -78,8 +76,6 @@ def _read_layer(path: Path) -> Layer:
     """Reads one file, `base` included."""
     ships = path in find_shipped().values()
     source = path.stem if ships else str(path)
-    if path.stat().st_size > _LONGEST_BYTES:  # YAML is read slowly, and no recipe is so long
-        raise RecipeError(f"{source}: this file is longer than any recipe; data go into data.train")
     try:
         tree = yaml12.parse(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:

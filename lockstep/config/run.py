@@ -10,7 +10,6 @@ from lockstep.config.machinery import Cluster, LearnerSection
 from lockstep.config.recipe import Recipe
 from lockstep.config.section import LocalPath, Section, rule
 from lockstep.config.sources import DataSection, ModelSection
-from lockstep.config.task import Task
 from lockstep.config.trackers import Trackers
 
 
@@ -115,18 +114,11 @@ class Common(Recipe):
         """Tokens of the longest prompt and answer that the policy learns from data; None: it learns from none."""
         return None
 
-    @property
-    def trained_first(self) -> str | None:
-        return self.model.from_recipe
+    def hand_down(self, first: Common) -> dict[str, Any]:
+        """The options, by dotted keys, that the recipe trained first takes over from this one.
 
-    @property
-    def task(self) -> Task | None:
-        return self.data.task
-
-    def hand_down(self, first: Recipe) -> dict[str, Any]:
-        """Seed, device and dtype; of the same task also the options that decide what is held out.
-
-        Otherwise the recipe that is trained first could learn rows that this one validates on. Its backend and its
+        They are seed, device and dtype, and of the same task also the options that decide what is held out: otherwise
+        the recipe that is trained first could learn rows that this one validates on. Its backend and its
         layout are its own, so that every layout of this recipe begins with the same model, which is trained once.
         """
         learner = self.learner
@@ -135,8 +127,9 @@ class Common(Recipe):
             "learner.device": learner.device,
             "learner.dtype": learner.dtype,
         }
-        if self.task is not None and first.task is not None and self.task.name == first.task.name:
-            options = self.task.model_dump(mode="json", include=set(self.task.shared)).items()
+        task, other = self.data.task, first.data.task
+        if task is not None and other is not None and task.name == other.name:
+            options = task.model_dump(mode="json", include=set(task.shared)).items()
             same |= {f"data.task.{name}": value for name, value in options}
         return same
 

@@ -139,16 +139,13 @@ class Batch:
         lengths = self.lengths[rows]
         starts = torch.repeat_interleave(self.starts[rows] - (torch.cumsum(lengths, 0) - lengths), lengths)
         index = (torch.arange(int(lengths.sum())) + starts).to(self.tokens.device)
-        return Batch(
-            self.tokens[index],
-            lengths,
-            {name: column[index.to(column.device)] for name, column in self.token.items()},
-            {name: column[rows.to(column.device)] for name, column in self.sample.items()},
-            self.sampling,
-            self.group_size,
-            self.top_k,
-            self.entropy,
-            self.values,
+        return replace(
+            self,
+            tokens=self.tokens[index],
+            lengths=lengths,
+            token={name: column[index.to(column.device)] for name, column in self.token.items()},
+            sample={name: column[rows.to(column.device)] for name, column in self.sample.items()},
+            places=None,
         )
 
     def _require_whole_groups(self, rows_B: Tensor) -> None:

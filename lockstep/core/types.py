@@ -91,15 +91,9 @@ class SamplingParams:
     @property
     def filters_and_penalties(self) -> dict[str, float]:
         """The filters and penalties that are not at their neutral value, by name."""
-        neutral = {
-            "top_k": (self.top_k, 0),
-            "top_p": (self.top_p, 1.0),
-            "min_p": (self.min_p, 0.0),
-            "repetition_penalty": (self.repetition_penalty, 1.0),
-            "presence_penalty": (self.presence_penalty, 0.0),
-            "frequency_penalty": (self.frequency_penalty, 0.0),
-        }
-        return {name: value for name, (value, none) in neutral.items() if value != none}
+        names = ("top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+        changed = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in changed.items() if value != getattr(SamplingParams, name)}
 
     @property
     def counts_response(self) -> bool:

@@ -8,11 +8,9 @@ checkpoints are left out.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lockstep.algorithms.roles import Inference
 from lockstep.core.errors import InputError
@@ -20,7 +18,7 @@ from lockstep.models.heads import scores_tokens
 from lockstep.monitor.agreement import SHARE
 from lockstep.plan.memory import Rank
 from lockstep.plan.sizes import FP32, HALF, Sizes
-from lockstep.system.records import refuse_other
+from lockstep.system.records import read_record
 
 
 @dataclass(frozen=True)
@@ -50,16 +48,17 @@ class Rates:
         Raises:
             InputError: The file cannot be read, or has no such rates.
         """
-        names = {field.name for field in fields(cls)}
-        try:
-            refuse_other(path)
-            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["rates"][dtype]
-            return cls(**{name: float(found[name]) for name in names})
-        except (OSError, UnicodeDecodeError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            raise InputError(
-                f"--rates {path}: it has to be JSON whose rates.{dtype} has numbers for {', '.join(sorted(names))}, "
-                f"as gpu-check/gpu_check.json has ({type(error).__name__}: {error})"
-            ) from error
+        found = read_record(path, _GpuCheck, "name a file that `lockstep gpu-check` has written").rates.get(dtype)
+        if found is None:
+            raise InputError(f"{path} has no rates in {dtype}, in which the recipe's learner computes")
+        return found
+
+
+@dataclass(frozen=True)
+class _GpuCheck:
+    """The part of `gpu_check.json` that a plan reads: rates by type."""
+
+    rates: dict[str, Rates]
 
 
 @dataclass(frozen=True)

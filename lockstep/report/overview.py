@@ -33,7 +33,7 @@ def overview(folder: Path) -> dict[str, Any]:
     """
     require_run(folder)
     rows = read_metrics(folder)
-    recipe = dict(flat(read_recipe(folder)))
+    recipe = {".".join(keys): value for keys, value in flat(read_recipe(folder))}
     certificate = ReadCertificate.of(folder / CERTIFICATE)
     planned, compared, state = recipe.get("run.max_steps", -1), read_agreement(folder), read_state(folder)
     step = max((int(row["step"]) for row in rows), default=0)

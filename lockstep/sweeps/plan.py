@@ -126,10 +126,10 @@ def _resolve(combination: Combination, resolve: Resolve, folder: Path) -> Planne
     require_pinned(loaded, "a sweep")
     if loaded.run_folder != folder:
         raise InputError("run.folder: each run of a sweep has a folder in the sweep's; say --name to name that")
-    for option, value in flat(loaded.identity()):
+    for keys, value in flat(loaded.identity()):
         if isinstance(value, str) and is_in_program(value):
             raise InputError(
-                f"{option} is a Python object of this program, and each run of a sweep is a separate process; put it "
-                "into a file: file.py:name"
+                f"{'.'.join(keys)} is a Python object of this program, and each run of a sweep is a separate process; "
+                "put it into a file: file.py:name"
             )
     return PlannedRun(combination.values, loaded)

@@ -21,19 +21,14 @@ def expand(path: str) -> str:
     """
     if not path.strip() or "\0" in path:
         raise InputError(f"{path!r} is no path")
-    if path.startswith(HUB):
-        raise InputError(f"{path} is a name on a hub, which only models and data files may have; give a path here")
-    if "://" in path:
-        raise InputError(f"{path} is an address; give a path on this machine, or a name on the hub: hf:owner/name")
-    for match in _VARIABLE.finditer(path):
-        name = match[1] or match[2]
-        if not os.environ.get(name):
-            raise InputError(f"the variable {name} of the path {path} is not set; set it, or write the path out")
-    written = os.path.expandvars(path)
-    expanded = os.path.expanduser(written)
-    if expanded.startswith("~"):
-        user = expanded.split("/", 1)[0]
-        raise InputError(f"there is no user for {user} of the path {path}; write ./{path} for a name that begins so")
+    if path.startswith(HUB) or "://" in path:
+        raise InputError(
+            f"{path} is not a path on this machine; only models and data files may be names on the hub, hf:owner/name"
+        )
+    names = [match[1] or match[2] for match in _VARIABLE.finditer(path)]
+    expanded = os.path.expanduser(os.path.expandvars(path))
+    if expanded.startswith("~") or not all(map(os.environ.get, names)):
+        raise InputError(f"{path} names a user or a variable that does not exist; write the path out")
     return expanded
 
 

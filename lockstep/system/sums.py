@@ -17,7 +17,6 @@ from typing import Any
 
 from lockstep.core.errors import InputError
 from lockstep.system.disk import rename, sync
-from lockstep.system.printable import note_once
 from lockstep.system.records import read_record
 from lockstep.system.whole_files import write_whole
 
@@ -52,15 +51,6 @@ def finish(run: Path, logs: Mapping[str, Sum], export: Callable[[Path], object])
     rename(aside, run / FINAL)
     sync(run)
     return list(find_altered(run, ""))
-
-
-def note_unknown(run: Path) -> None:
-    """Says so where a finished run has no digests, which are there before `final/` is."""
-    if (run / FINAL).is_dir() and (run / "recipe.yaml").is_file() and not (run / SUMS).is_file():
-        note_once(
-            f"{run / SUMS} is missing, so nothing shows whether {run / FINAL} and the logs are as the run wrote them; "
-            "it was removed, or an older version made the run"
-        )
 
 
 def find_altered(run: Path, part: str) -> Iterator[str]:
@@ -98,7 +88,6 @@ def require_final(model: Path) -> None:
 
 def require_unaltered(run: Path, part: str = "") -> None:
     """Raises InputError for the first file that differs from what the run wrote; `part` as for `find_altered`."""
-    note_unknown(run)
     sentence = next(find_altered(run, part), None)
     if sentence is not None:
         raise InputError(sentence)

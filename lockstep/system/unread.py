@@ -20,13 +20,6 @@ def is_unread(stream: TextIO) -> bool:
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in asked.poll(0))
 
 
-def silence(stream: TextIO) -> None:
-    """Redirects a pipe to nowhere, including output that is still to be flushed."""
-    number = _pipe(stream)
-    if number is not None:
-        _lead_nowhere(number)
-
-
 def outlive(stream: TextIO) -> TextIO:
     """Returns a stream to use instead of a standard one, which drops what a full disk refuses or no one reads.
 
@@ -46,7 +39,7 @@ class _Tolerant(io.FileIO):
         try:
             return super().write(data)
         except BrokenPipeError:
-            _lead_nowhere(self.fileno())
+            silence(self.fileno())
             return super().write(data)
         except OSError:
             return len(data)
@@ -62,7 +55,8 @@ def _pipe(stream: TextIO) -> int | None:
     return number if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) else None
 
 
-def _lead_nowhere(number: int) -> None:
+def silence(number: int) -> None:
+    """Redirects an open file to nowhere, including output that is still to be flushed."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, number)
     os.close(nowhere)

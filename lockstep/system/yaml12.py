@@ -172,10 +172,10 @@ for _kind, _pattern in _PLAIN.items():
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", _pattern, None)
 
 
-def flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Options by their whole key; a list is one value, and so is a section that says nothing."""
+def flat(tree: Any, above: Keys = ()) -> Iterator[tuple[Keys, Any]]:
+    """Options by their keys; a list is one value, and so is a section that says nothing."""
     if not isinstance(tree, dict) or not tree:
-        yield prefix, tree
+        yield above, tree
         return
     for key, value in tree.items():
-        yield from flat(value, f"{prefix}.{key}" if prefix else str(key))
+        yield from flat(value, (*above, key))

@@ -47,7 +47,7 @@ def inputs(loaded: Loaded, data: Mapping[str, str], model: Path | None) -> Ident
     found = recipe_identity(loaded)
     found |= {f"data.{name}": own for name, own in data.items()}
     found |= {} if model is None else model_files(model)
-    options = dict(flat(loaded.dump()))
+    options = {".".join(keys): value for keys, value in flat(loaded.dump())}
     others = [name for name in options if name.startswith(_WITH_MODELS)]
     for name in (name.removesuffix(".path") for name in others if name.endswith(".path") and options[name] is not None):
         path = str(options[f"{name}.path"])
@@ -58,7 +58,7 @@ def inputs(loaded: Loaded, data: Mapping[str, str], model: Path | None) -> Ident
 
 def recipe_identity(loaded: Loaded) -> Identity:
     """The options of `Loaded.identity`, by flat names."""
-    return {f"recipe.{key}": value for key, value in flat(loaded.identity())}
+    return {f"recipe.{'.'.join(keys)}": value for keys, value in flat(loaded.identity())}
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
