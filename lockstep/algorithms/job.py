@@ -79,14 +79,14 @@ class RunLength:
 
 @dataclass(frozen=True)
 class StepEvent:
-    """One iteration of the loop, as hooks see it.
+    """One iteration of the loop.
 
     Attributes:
         step: Number of steps done.
         result: Outcome of the newest step.
         finished: True if the run has reached its end.
         leaving: True if the loop ends after this step, at the end of the run or stopped before it.
-        values: Logged values of this step; hooks may add to them.
+        values: Logged values of this step, to which a validation adds its own.
     """
 
     step: int
@@ -94,10 +94,6 @@ class StepEvent:
     finished: bool
     leaving: bool
     values: dict[str, float] = field(default_factory=dict)
-
-
-Hook = Callable[[StepEvent], None]
-"""Called after each step. In order: log, validate, save."""
 
 
 class Checkpointable(Protocol):

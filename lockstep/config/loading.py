@@ -120,12 +120,11 @@ class Loaded:
     @cached_property
     def warm_start(self) -> Loaded | None:
         """The recipe that is trained first, with the options that this one hands down; None where there is none."""
-        recipe = self.recipe
-        if not isinstance(recipe, Common) or recipe.model.from_recipe is None:
+        name = self.recipe.trained_first
+        if name is None:
             return None
-        first = recipe.model.from_recipe
-        same = recipe.hand_down(load(first).training)
-        return load(first, [f"{key}={value}" for key, value in same.items()])
+        same = self.training.hand_down(load(name).training)
+        return load(name, [f"{key}={value}" for key, value in same.items()])
 
     def identity(self) -> dict[str, Any]:
         """The options that identify the run: all that change a result, and the digest of the recipe trained first."""

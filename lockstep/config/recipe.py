@@ -25,3 +25,8 @@ class Recipe(Section, ABC):
     @abstractmethod
     def folder(self) -> str | None:
         """The folder of results; None: one that is named by the recipe and the digest of its options."""
+
+    @property
+    def trained_first(self) -> str | None:
+        """The recipe whose model this one begins with, if any."""
+        return None

@@ -114,6 +114,10 @@ class Common(Recipe):
         """Tokens of the longest prompt and answer that the policy learns from data; None: it learns from none."""
         return None
 
+    @property
+    def trained_first(self) -> str | None:
+        return self.model.from_recipe
+
     def hand_down(self, first: Common) -> dict[str, Any]:
         """The options, by dotted keys, that the recipe trained first takes over from this one.
 

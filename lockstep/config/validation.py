@@ -85,11 +85,13 @@ def give_way(
     taken: list[yaml12.Keys] = []
     for path, text in faults:
         named = [keys for keys in from_base if keys not in taken and _names(path, text, keys)]
-        rest = reduce(_drop, named, tree)
-        left = _faults_of(kind, rest)
-        if (path, text) not in left and set(left) < set(faults):
-            tree, faults = rest, left
-            taken += named
+        groups = [named, *([keys] for keys in named)] if named else []
+        for group in groups:
+            rest = reduce(_drop, group, tree)
+            left = _faults_of(kind, rest)
+            if (path, text) not in left and set(left) < set(faults):
+                tree, faults, taken = rest, left, [*taken, *group]
+                break
     return tree, taken
 
 

@@ -1,12 +1,12 @@
-"""The training loop of every run: a step, then the hooks, and nothing else between two steps."""
+"""The training loop of every run: a step, then what is due after it, and nothing else between two steps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from lockstep.algorithms.job import Hook, RunLength, Step, StepEvent
+from lockstep.algorithms.job import RunLength, Step, StepEvent
 from lockstep.report.progress import Progress
 from lockstep.run.stop import Stop, Stopped
 
@@ -24,7 +24,7 @@ def loop(
     start: Start,
     run_length: RunLength,
     progress: Progress,
-    hooks: Sequence[Hook],
+    end_step: Callable[[StepEvent], None],
     stop: Stop,
     guard: Callable[[int, int], AbstractContextManager[None]],
 ) -> None:
@@ -44,8 +44,7 @@ def loop(
             values = result.metrics.floats()  # waits for the device, which the log should not be charged with
         event = StepEvent(number, result, finished, finished or why is not None, values)
         with progress.phase("log"):
-            for hook in hooks:
-                hook(event)
+            end_step(event)
             progress.step(number, event.values, result.tokens)
         if why is not None and not finished:
             reason, code = why

@@ -111,7 +111,7 @@ class Session:
             if job.run_length.over(0, 0):
                 self._saver.begin(0, self._state(0))
             with heed_signals(stop, progress.note):
-                loop(job.step, start, job.run_length, progress, [self._end_step], stop, self._guard)
+                loop(job.step, start, job.run_length, progress, self._end_step, stop, self._guard)
 
     def _end_step(self, event: StepEvent) -> None:
         """Does all that is due after a step."""

@@ -11,6 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+_SELDOM_S = 60.0
+"""Least seconds between two lines of `Seldom`."""
+
 Source = Literal["disk", "server", "reward", "helper", "worker"]
 
 
@@ -89,19 +92,14 @@ class Seldom:
 
     Args:
         note: Shows the user a line.
-        every_s: Seconds between two lines.
     """
 
-    def __init__(self, note: Callable[[str], object], every_s: float = 60.0) -> None:
-        self._note, self._every_s = note, every_s
+    def __init__(self, note: Callable[[str], object]) -> None:
+        self._note = note
         self._told_s = -math.inf
 
-    @property
-    def is_due(self) -> bool:
-        """True if a line would be told."""
-        return time.monotonic() - self._told_s >= self._every_s
-
     def __call__(self, text: str) -> None:
-        if self.is_due:
-            self._told_s = time.monotonic()
+        now_s = time.monotonic()
+        if now_s - self._told_s >= _SELDOM_S:
+            self._told_s = now_s
             self._note(text)

@@ -80,8 +80,6 @@ def require_writable(folder: Path) -> None:
         raise _unmakable(folder, f"the system refuses it ({error.strerror})") from error
     if not (standing.is_dir() and os.access(standing, os.W_OK)):
         raise _unmakable(folder, f"{standing} is not a folder that can be written to")
-    if folder.is_symlink() and not folder.exists():
-        raise _unmakable(folder, "it is a link to what is not there")
 
 
 def find_standing(folder: Path) -> Path:
