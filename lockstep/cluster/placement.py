@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self, assert_never
+from typing import Literal, Self, assert_never
 
 import torch
 
@@ -21,7 +21,7 @@ from lockstep.learners import backend as learner_backends
 from lockstep.models.device import resolve_device
 from lockstep.models.heads import scores_sequences
 from lockstep.samplers.backend import find_backend
-from lockstep.weight_sync.carriers import Route
+from lockstep.weight_sync.carriers import Route, Transfer
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -242,19 +242,21 @@ def choose_route(section: SamplerSection, placement: Placement | None, one_machi
     ranks = [] if placement is None or not engines else [place.first for place in placement.ranks]
     shared = bool(ranks) and engines <= set(ranks)
     nccl = bool(ranks) and ranks[0] not in engines
-    possible = {"process_group": Route("process_group", backend="nccl" if nccl else "gloo")}
+    possible = dict[Transfer | Literal["auto"], Route]()  # a choice that is added is a type error here
+    possible["process_group"] = Route("process_group", backend="nccl" if nccl else "gloo")
     if placement is None or shared:
         possible["cuda_ipc"] = Route("cuda_ipc")
     if one_machine:
         possible["shared_memory"] = Route("shared_memory")
-    best = "process_group" if ranks or not one_machine else "shared_memory"
+    best: Transfer = "process_group" if ranks or not one_machine else "shared_memory"
     possible["auto"] = possible["cuda_ipc" if shared else best]
-    if section.transfer not in possible:
+    chosen = possible.get(section.transfer)
+    if chosen is None:
         raise InputError(
             f"sampler.transfer={section.transfer} cannot reach these engines: cuda_ipc is for those whose GPUs are all "
             "those of learner ranks, shared_memory for one machine; use sampler.transfer=auto"
         )
-    return possible[section.transfer]
+    return chosen
 
 
 def choose_placement(cluster: ClusterSection, computation: Computation, processes: Processes) -> Placement:

@@ -22,13 +22,6 @@ _ROWS = 8
 """Rows that an arena is enlarged by, at least."""
 
 
-def room_for(tokens: int, context: int) -> int:
-    """Room, in tokens, for a row of `tokens` tokens: 64, 96, 128, 192, 256 and so on, up to the context."""
-    power = max(_SMALLEST, 1 << (tokens - 1).bit_length())
-    room = power if tokens <= _SMALLEST or tokens > power * 3 // 4 else power * 3 // 4
-    return min(room, context + -context % BLOCK)
-
-
 @dataclass(eq=False)
 class Arena:
     """Rows with room for the same number of tokens each.
@@ -102,8 +95,10 @@ class Extents:
         return [arena for _, arena in sorted(self._arenas.items())]
 
     def room(self, tokens: int) -> int:
-        """Room for a row of so many tokens; see `room_for`."""
-        return room_for(tokens, self._context)
+        """Room, in tokens, for a row of `tokens` tokens: 64, 96, 128, 192, 256 and so on, up to the context."""
+        power = max(_SMALLEST, 1 << (tokens - 1).bit_length())
+        room = power if tokens <= _SMALLEST or tokens > power * 3 // 4 else power * 3 // 4
+        return min(room, self._context + -self._context % BLOCK)
 
     @property
     def taken(self) -> int:

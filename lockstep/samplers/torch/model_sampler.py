@@ -142,16 +142,11 @@ class ModelSampler(ABC):
         return NotFiniteError(
             f"the model in {folder}, {weights}, gives logits that are not finite for token {token + 1} of the response "
             f"to row {row} of {len(requests)}, a prompt of {prompt} tokens; {cure}",
-            join_prompts(requests),
+            Batch(
+                torch.tensor([token for request in requests for token in request.tokens]),
+                torch.tensor([len(request.tokens) for request in requests]),
+            ),
         )
-
-
-def join_prompts(requests: Sequence[Request]) -> Batch:
-    """The requests' tokens as a batch."""
-    return Batch(
-        torch.tensor([token for request in requests for token in request.tokens], dtype=torch.int64),
-        torch.tensor([len(request.tokens) for request in requests], dtype=torch.int64),
-    )
 
 
 def lay_behind(
