@@ -34,7 +34,17 @@ if TYPE_CHECKING:
         SelfRewarding,
         SimPO,
     )
-    from lockstep.api.loop import close_all, load, open_learner, open_sampler, rollout, save, sync
+    from lockstep.api.loop import (
+        SyncProof,
+        TextSampler,
+        close_all,
+        load,
+        open_learner,
+        open_sampler,
+        rollout,
+        save,
+        sync,
+    )
     from lockstep.api.run import Run
     from lockstep.api.sweep import Sweep, sweep
     from lockstep.api.trainer import Trainer, train
@@ -44,6 +54,8 @@ if TYPE_CHECKING:
     from lockstep.core.types import SamplingParams
     from lockstep.learners.base import Learner
     from lockstep.losses.base import Loss
+    from lockstep.report.agreement import AgreementSummary
+    from lockstep.rollouts.rollout import Rollouts
     from lockstep.samplers.base import Sampler
 
 __all__ = [
@@ -53,6 +65,7 @@ __all__ = [
     "ORPO",
     "PPO",
     "SFT",
+    "AgreementSummary",
     "Batch",
     "Distill",
     "Learner",
@@ -61,12 +74,15 @@ __all__ = [
     "OnlineDPO",
     "PolicyGradient",
     "RewardModel",
+    "Rollouts",
     "Run",
     "Sampler",
     "SamplingParams",
     "SelfRewarding",
     "SimPO",
     "Sweep",
+    "SyncProof",
+    "TextSampler",
     "Trainer",
     "close_all",
     "load",

@@ -85,8 +85,8 @@ def sweep(
     from lockstep.sweeps.sweep import run_sweep
 
     trainer = recipe if isinstance(recipe, Trainer) else None
-    base = str(recipe) if trainer is None else trainer.loaded.name
-    resolve = partial(load_options, Path(base).stem, base) if trainer is None else trainer.resolve
+    base = str(recipe) if trainer is None else trainer._loaded.name
+    resolve = partial(load_options, Path(base).stem, base) if trainer is None else trainer._resolve
     said = Layer("lockstep.sweep", build_tree(options))
     grid = {key: _plain_values(key, own) for key, own in values.items()}
 

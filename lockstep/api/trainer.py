@@ -38,9 +38,9 @@ class Trainer:
     """
 
     algorithm: ClassVar[str | None] = None
-    loaded: Loaded
+    _loaded: Loaded
     """The resolved recipe."""
-    resolve: Callable[..., Loaded]
+    _resolve: Callable[..., Loaded]
     """Resolves the recipe again with further layers of options, which override it."""
 
     def __init__(
@@ -60,17 +60,17 @@ class Trainer:
         if recipe is None and self.algorithm is not None and tree.get("environment") is not None:
             tree.setdefault("reward", None)  # of the base, which did not know of the environment
         said = Layer(f"lockstep.{type(self).__name__}", tree)
-        self.resolve = partial(load_options, name, base, said)
-        self.loaded = self.resolve()
+        self._resolve = partial(load_options, name, base, said)
+        self._loaded = self._resolve()
 
     @property
     def folder(self) -> Path:
         """The run's folder; other options give another folder."""
-        return self.loaded.run_folder
+        return self._loaded.run_folder
 
     def describe(self) -> str:
         """The resolved recipe as YAML, each option with its origin."""
-        return describe(self.loaded, origins=True)
+        return describe(self._loaded, origins=True)
 
     def dry_run(self) -> str:
         """Checks everything that can be known before the first step.
@@ -80,7 +80,7 @@ class Trainer:
         """
         from lockstep.run.dry_run.dry_run import dry_run
 
-        return dry_run(self.loaded)
+        return dry_run(self._loaded)
 
     def train(
         self,
@@ -98,7 +98,7 @@ class Trainer:
                 after the validation before the first step.
             allow_changes: Resume even if data, first model or code have changed.
         """
-        return train_loaded(self.loaded, on_step, allow_changes)
+        return train_loaded(self._loaded, on_step, allow_changes)
 
     def __repr__(self) -> str:
         return f"<lockstep.{type(self).__name__} → {self.folder}>"

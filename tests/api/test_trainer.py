@@ -166,9 +166,9 @@ class Echo:
 def test_an_environment_rewards_where_no_reward_is_given(assets: Path, in_tmp: Path) -> None:
     """The recipe `grpo`, to begin with, has one, which knows nothing of the environment."""
     options: dict[str, Any] = {"train": ROWS, "model": "model", "environment": {"class_name": Echo, "max_tokens": 200}}
-    assert lockstep.GRPO(**options).loaded.dump()["reward"] is None
-    assert lockstep.GRPO(**options, reward="math").loaded.dump()["reward"]["type"] == "math"
-    assert lockstep.GRPO(**options, recipe="grpo").loaded.dump()["reward"]["type"] == "math", "the run notes that"
+    assert lockstep.GRPO(**options)._loaded.dump()["reward"] is None
+    assert lockstep.GRPO(**options, reward="math")._loaded.dump()["reward"]["type"] == "math"
+    assert lockstep.GRPO(**options, recipe="grpo")._loaded.dump()["reward"]["type"] == "math", "the run notes that"
 
 
 @pytest.mark.full
@@ -203,7 +203,7 @@ def test_several_functions_are_a_sum_under_their_names_or_yours(assets: Path, in
     run = grpo(assets, reward={"odd": (even, 0.25), "long": long}, run={"max_steps": 1}).train()
     [row] = [row for row in run.metrics if "reward/odd" in row]
     assert row["train/reward"] == pytest.approx(0.25 * row["reward/odd"] + row["reward/long"])
-    parts = grpo(assets, reward=[even, long]).loaded.dump()["reward"]["parts"]
+    parts = grpo(assets, reward=[even, long])._loaded.dump()["reward"]["parts"]
     assert {name: part["weight"] for name, part in parts.items()} == {"even": 1.0, "long": 1.0}
     for wrong in ([long, long], [long, "math"]):
         with pytest.raises(InputError, match="which has no name of its own; name each"):

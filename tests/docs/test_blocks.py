@@ -141,7 +141,7 @@ def test_a_reward_of_ones_own_scores(run_block: Callable[..., dict[str, Any]], m
     assert await_elsewhere(run_block(slow)["ask_slowly"]("2 + 2 =", " 4", "4", {})) == 1.0
     rows = [{"question": "2 + 2 =", "answer": "4"}]
     names = {"lockstep": lockstep, "rows": rows, "right": score, "well_formed": score}
-    parts = run_block(several, **names)["trainer"].loaded.recipe.reward.parts
+    parts = run_block(several, **names)["trainer"]._loaded.recipe.reward.parts
     assert {name: part.weight for name, part in parts.items()} == {"format": 0.2, "answer": 1.0}
 
 
