@@ -55,7 +55,7 @@ class JsonlIndex(Rows):
 
     def __init__(self, path: str | Path, bad_rows: Policy = "error", label: str | None = None) -> None:
         super().__init__(Path(path), label)
-        found = cache.table(cache.entry("index", *self._stamps.values()), self._scan)
+        found = cache.table(cache.entry("index", self._stamp), self._scan)
         self._require_unchanged()
         self._numbers = found.numbers  # of each row: where its line begins in the text, and which line it is
         self.digest = found.about["digest"]

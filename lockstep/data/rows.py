@@ -126,7 +126,7 @@ class Rows(ABC):
             raise DataError(f"{path}: cannot be opened ({error.strerror}); name another file") from error
         if not stat.S_ISREG(mode):
             raise DataError(f"{path}: is not a file, and rows are read more than once; name a file of rows")
-        self._stamps = {path: Stamp.of(path)}
+        self._stamp = Stamp.of(path)
 
     @abstractmethod
     def __len__(self) -> int:
@@ -175,9 +175,8 @@ class Rows(ABC):
             raise DataError(f"{self.path}: holds no rows ({bad} bad ones); name a file that has some")
 
     def _require_unchanged(self) -> None:
-        for file, stamp in self._stamps.items():
-            if Stamp.of(file) != stamp:
-                raise DataError(f"{file}: has changed since it was opened; start again with a file that stays")
+        if Stamp.of(self.path) != self._stamp:
+            raise DataError(f"{self.path}: has changed since it was opened; start again with a file that stays")
 
 
 def is_error(policy: Policy) -> bool:

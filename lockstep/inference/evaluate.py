@@ -169,13 +169,12 @@ def evaluate(loaded: Loaded) -> Path:
 def _settings(recipe: EvalRecipe, source: ModelSource) -> Iterator[Setting]:
     """Yields the recipe's settings, if the model has room for them."""
     greedy, sampled, longest = recipe.greedy, recipe.sampling, recipe.data.max_prompt_tokens
-    if recipe.environment is not None:
-        source.require_room("data.max_prompt_tokens + environment.max_tokens", longest + recipe.environment.max_tokens)
+    for name, section in (("environment", recipe.environment), ("greedy", greedy), ("sampling", sampled)):
+        if section is not None:
+            source.require_room(f"data.max_prompt_tokens + {name}.max_tokens", longest + section.max_tokens)
     if greedy is not None:
-        source.require_room("data.max_prompt_tokens + greedy.max_tokens", longest + greedy.max_tokens)
         yield Setting("greedy", source.sampling(greedy.sampling), 1, (1,))
     if sampled is not None:
-        source.require_room("data.max_prompt_tokens + sampling.max_tokens", longest + sampled.max_tokens)
         grading(recipe.reward, recipe.environment).require_passes(sampled, "sampling")
         yield Setting("sampled", source.sampling(sampled), sampled.num_samples, sampled.ks)
 

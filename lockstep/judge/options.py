@@ -111,9 +111,8 @@ class AskedSection(Section):
             raise ValueError("system_prompt needs chat: true")
         if self.template_args and (served or not self.chat):
             raise ValueError(
-                "template_args are of a chat template that this program applies; a server has its own: leave them out"
-                if served
-                else "template_args are of a chat template; set chat: true"
+                "template_args are of a chat template that this program applies; set chat: true, and leave them out if "
+                "a server judges"
             )
 
 

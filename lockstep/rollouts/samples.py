@@ -160,14 +160,19 @@ def _find_extremes(groups: Sequence[list[int]], known: Mapping[int, float]) -> I
     """Yields the group whose scores differ most, or those with the best and the worst score, as far as any differ."""
     if not known:
         return
-    scores = [[known[row] for row in group if row in known] for group in groups]
-    spreads = [max(own) - min(own) if own else 0.0 for own in scores]
-    best, worst = max(known.values()), min(known.values())
-    if max(spreads) > 0:
-        yield groups[spreads.index(max(spreads))], "most different scores"
-    elif best > worst:
-        yield next(group for group, own in zip(groups, scores, strict=True) if best in own), "best score"
-        yield next(group for group, own in zip(groups, scores, strict=True) if worst in own), "worst score"
+
+    def spread(group: list[int]) -> float:
+        own = [known[row] for row in group if row in known]
+        return max(own, default=0.0) - min(own, default=0.0)
+
+    widest = max(groups, key=spread)
+    best = max(known, key=known.__getitem__)
+    worst = min(known, key=known.__getitem__)
+    if spread(widest) > 0:
+        yield widest, "most different scores"
+    elif known[best] > known[worst]:
+        yield next(group for group in groups if best in group), "best score"
+        yield next(group for group in groups if worst in group), "worst score"
 
 
 def _rank_rows(group: list[int], known: Mapping[int, float], cut: set[int]) -> list[int]:

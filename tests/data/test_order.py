@@ -1,6 +1,5 @@
 """Which row stands where: proportions, epochs, and nothing that depends on how it is asked for."""
 
-from collections import Counter
 from itertools import accumulate
 
 from hypothesis import given
@@ -14,13 +13,6 @@ PARTS = st.lists(st.tuples(st.integers(1, 9), st.floats(0.01, 100)), min_size=1,
 
 def split(parts: list[tuple[int, float]]) -> tuple[list[int], list[float]]:
     return [size for size, _ in parts], [weight for _, weight in parts]
-
-
-def test_batches_run_across_the_end_of_an_epoch_and_lose_nothing() -> None:
-    whole = mix_rows_at(0, 30, [10], [1.0], seed=5, shuffle=True)
-    pieces = [row for position in range(0, 30, 4) for row in mix_rows_at(position, 4, [10], [1.0], 5, True)]
-    assert pieces[:30] == whole
-    assert set(Counter(whole).values()) == {3}
 
 
 @given(parts=PARTS, position=st.integers(0, 10**15))

@@ -159,8 +159,6 @@ def test_other_weights_or_rows_are_another_evaluation(
         ("greedy.max_tokens=3", "greedy"),
         ("sampling.max_tokens=3", "sampled"),
         ("sampling.temperature=0.3", "sampled"),
-        ("sampling.top_k=2", "sampled"),
-        ("sampling.top_p=0.2", "sampled"),
         ("seed=5", "sampled"),
         ("data.prompt='{question} So'", "greedy"),
     ],

@@ -189,14 +189,10 @@ def test_bytes_do_not_depend_on_batch_sizes(go: Go, dtype: str, shaped: tuple[st
     assert len({text for record in records(first) for text in record["responses"]}) > 20
 
 
-def test_over_long_prompts_are_refused_or_skipped(go: Go) -> None:
+def test_over_long_prompts_can_be_skipped_and_are_counted(go: Go) -> None:
     long = "Once upon a time there was a dog. " * 4 + "The cat"
     write_rows("long.jsonl", [{"question": "A cat"}, {"question": long}, {"question": "A cow"}])
-    limit = "data.max_prompt_tokens=12"
-    with pytest.raises(ValueError, match=r"long.jsonl, line 2: the prompt has \d+ tokens, more than .*=12; raise the"):
-        go("error", limit, data="long.jsonl")
-    assert not Path("error").exists()
-    skipped = go("skip", limit, "data.overlong_prompts=skip", data="long.jsonl")
+    skipped = go("skip", "data.max_prompt_tokens=12", "data.overlong_prompts=skip", data="long.jsonl")
     assert [record["id"] for record in records(skipped)] == ["long.jsonl:1", "long.jsonl:3"]
     assert json.loads((skipped / "summary.json").read_text())["skipped_rows"] == 1
 

@@ -192,12 +192,6 @@ def test_only_a_plain_question_gets_the_tokens_that_stand_around_text() -> None:
     assert firsts == [tokenizer.convert_tokens_to_ids("<|im_start|>"), stop]
 
 
-def test_a_system_prompt_comes_first() -> None:
-    asks, sampler = judge(by_key, system_prompt="Be strict.")
-    asks(CASES[:1])
-    assert str(TOKENIZER.decode(list(sampler.asked[0].tokens))).startswith("<|im_start|>system\nBe strict.<|im_end|>")
-
-
 def test_earlier_turns_are_plain_text() -> None:
     talk = [
         {"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"},
