@@ -11,6 +11,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from lockstep.api import algorithms
 from lockstep.config import Section, registry
 from lockstep.config.errors import format_value, section_of
 from lockstep.report.metric_sentences import BY_LAST_WORD, BY_NAME, BY_PATTERN
@@ -75,8 +76,8 @@ def describe_options() -> Iterator[str]:
             yield from describe_section(sections[name], sections)
 
 
-def describe_section(kind: type[Section], sections: dict[str, type[Section]]) -> Iterator[str]:
-    """The table of a section; those within it are added to `sections`."""
+def describe_section(kind: type[Section], sections: dict[str, type[Section]], page: str = "") -> Iterator[str]:
+    """The table of a section; those within it are added to `sections`, which are described on `page`."""
     schema = kind.model_json_schema()
     if not schema.get("properties"):
         yield "No options.\n"
@@ -90,7 +91,7 @@ def describe_section(kind: type[Section], sections: dict[str, type[Section]]) ->
         if inner is not None:
             sections[inner.__name__] = inner
         meaning = field.description or (first_paragraph(inner) if inner is not None else "")
-        values = describe_kind(entry) if inner is None else f"[{inner.__name__}](#{inner.__name__.lower()})"
+        values = describe_kind(entry) if inner is None else f"[{inner.__name__}]({page}#{inner.__name__.lower()})"
         yield row(f"`{name}`", values, default(entry, name in schema.get("required", ())), meaning)
     yield ""
 
@@ -148,9 +149,14 @@ def describe_metrics() -> Iterator[str]:
 def list_names(package: str, about: str) -> Iterator[str]:
     """Lines with a directive for each public name of a package."""
     yield f"# {package}\n\n{about}\n"
-    yield from (
-        f"::: {package}.{name}\n" for name in import_module(package).__all__ if f"{package}.{name}" not in PACKAGES
-    )
+    for name in import_module(package).__all__:
+        if f"{package}.{name}" in PACKAGES:
+            continue
+        yield f"::: {package}.{name}\n"
+        algorithm = getattr(vars(algorithms).get(name), "algorithm", None)
+        kind = registry.find(algorithm) if package == "lockstep" and algorithm else None
+        if kind is not None:
+            yield from describe_section(kind, {}, "options.md")
 
 
 def row(*cells: str) -> str:

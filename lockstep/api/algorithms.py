@@ -12,76 +12,109 @@ from lockstep.api.trainer import Trainer
 
 @final
 class SFT(Trainer):
-    """Supervised fine-tuning on prompts and completions, or on conversations. Options: `Trainer`."""
+    """Supervised fine-tuning on prompts and completions, or on conversations.
+
+    lockstep.SFT(model="folder", train="conversations.jsonl", data={"messages": "messages"}).train()
+    """
 
     algorithm = "sft"
 
 
 @final
 class DPO(Trainer):
-    """Direct preference optimization on pairs of answers (Rafailov et al. 2023). Options: `Trainer`."""
+    """Direct preference optimization on pairs of answers (Rafailov et al. 2023).
+
+    lockstep.DPO(model="folder", train="pairs.jsonl", dpo={"ref_policy_kl_penalty": 0.1}).train()
+    """
 
     algorithm = "dpo"
 
 
 @final
 class KTO(Trainer):
-    """KTO on answers that are each labeled good or bad (Ethayarajh et al. 2024). Options: `Trainer`."""
+    """KTO on answers that are each labeled good or bad (Ethayarajh et al. 2024).
+
+    lockstep.KTO(model="folder", train="labeled.jsonl").train()
+    """
 
     algorithm = "kto"
 
 
 @final
 class ORPO(Trainer):
-    """ORPO on pairs of answers, without a reference policy (Hong et al. 2024). Options: `Trainer`."""
+    """ORPO on pairs of answers, without a reference policy (Hong et al. 2024).
+
+    lockstep.ORPO(model="folder", train="pairs.jsonl").train()
+    """
 
     algorithm = "orpo"
 
 
 @final
 class SimPO(Trainer):
-    """SimPO on pairs of answers, without a reference policy (Meng et al. 2024). Options: `Trainer`."""
+    """SimPO on pairs of answers, without a reference policy (Meng et al. 2024).
+
+    lockstep.SimPO(model="folder", train="pairs.jsonl").train()
+    """
 
     algorithm = "simpo"
 
 
 @final
 class OnlineDPO(Trainer):
-    """DPO on pairs of the policy's own answers (Guo et al. 2024). Options: `Trainer`."""
+    """DPO on pairs of the policy's own answers (Guo et al. 2024).
+
+    lockstep.OnlineDPO(model="folder", train="prompts.jsonl", reward="math").train()
+    """
 
     algorithm = "online_dpo"
 
 
 @final
 class RewardModel(Trainer):
-    """A reward model, trained on pairs of answers. Options: `Trainer`."""
+    """A reward model, trained on pairs of answers.
+
+    lockstep.RewardModel(model="folder", train="pairs.jsonl").train()
+    """
 
     algorithm = "reward_model"
 
 
 @final
 class PPO(Trainer):
-    """PPO with a critic (Schulman et al. 2017). Options: `Trainer`."""
+    """PPO with a critic (Schulman et al. 2017).
+
+    lockstep.PPO(model="folder", train="prompts.jsonl", reward="math", critic={"lr": 1e-5}).train()
+    """
 
     algorithm = "ppo"
 
 
 @final
 class GRPO(Trainer):
-    """GRPO (Shao et al. 2024) and its relatives, without a critic. Options: `Trainer`."""
+    """GRPO (Shao et al. 2024) and its relatives, without a critic.
+
+    lockstep.GRPO(model="folder", train="prompts.jsonl", reward="math", grpo={"num_generations": 8}).train()
+    """
 
     algorithm = "grpo"
 
 
 @final
 class Distill(Trainer):
-    """Distillation of a teacher, on-policy or on rows. Options: `Trainer`."""
+    """Distillation of a teacher, on-policy or on rows.
+
+    lockstep.Distill(model="folder", train="prompts.jsonl", teacher={"path": "larger"}).train()
+    """
 
     algorithm = "distill"
 
 
 @final
 class SelfRewarding(Trainer):
-    """Self-Rewarding and Meta-Rewarding training, by the policy's own judgement. Options: `Trainer`."""
+    """Self-Rewarding and Meta-Rewarding training, by the policy's own judgement.
+
+    lockstep.SelfRewarding(model="folder", train="prompts.jsonl").train()
+    """
 
     algorithm = "self_rewarding"

@@ -6,6 +6,7 @@ import ast
 import builtins
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 import typing
@@ -78,6 +79,12 @@ def test_packages_export_what_they_name(package: str) -> None:
 def test_a_wrong_name_is_told() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'PPO2'; it has AgreementSummary, Batch, DPO"):
         lockstep.__getattr__("PPO2")
+
+
+@pytest.mark.parametrize("name", [name for name, kind in vars(algorithms).items() if getattr(kind, "algorithm", None)])
+def test_the_example_of_an_algorithm_is_a_valid_recipe(name: str) -> None:
+    [example] = re.findall(r"lockstep\..*\)", vars(algorithms)[name].__doc__)
+    assert eval(example.removesuffix(".train()"), {"lockstep": lockstep}).describe()
 
 
 def test_the_import_pulls_in_nothing_heavy() -> None:
