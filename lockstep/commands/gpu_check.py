@@ -19,7 +19,6 @@ def add(parsers: Parsers) -> None:
     check.add_argument(
         "--device", choices=("auto", "cuda", "cpu"), default="auto", help="default: the GPU, if there is one"
     )
-    check.add_argument("--minutes", metavar="N", type=float, default=10.0, help="no check begins later (default: 10)")
     add_out(check, "FOLDER", "of the results (default: gpu-check)", "gpu-check")
     check.set_defaults(command=run)
 
@@ -31,9 +30,7 @@ def run(options: argparse.Namespace) -> int:
     out = Path(options.out)
     if out.exists() and not out.is_dir():
         raise InputError(f"--out {out} is a file; name a folder")
-    if not options.minutes > 0:
-        raise InputError(f"--minutes is {options.minutes:g}; give a number above 0")
     with spare_modules():
         from lockstep_doctor.machine.command import check_machine
 
-    return check_machine(options.device, options.minutes, out)
+    return check_machine(options.device, out)

@@ -20,6 +20,8 @@ from lockstep_doctor.table.options import DoctorGrid, DoctorLimits
 from lockstep_doctor.table.plan import Cell, clusters_of, rescore_limit
 from lockstep_doctor.table.verdict import LEAST_CLUSTERS, CellJudgement, Clause, judge, judge_tails
 
+PASS_TOKENS = 16_384
+"""The most tokens of a pass that scores, unless a single sequence is longer: this bounds the memory."""
 REPEATED = 25
 """Tokens of a response that is asked again."""
 
@@ -178,7 +180,7 @@ class Bench:
 
     def _side_by_side(self, cell: Cell, batch: Batch) -> Conditions:
         """The cell's batch size, or as many of its sequences as a pass has room for."""
-        room = max(1, self.grid.pass_tokens // int(batch.lengths.max()))
+        room = max(1, PASS_TOKENS // int(batch.lengths.max()))
         return Conditions(batch_size=min(cell.batch_size, room))
 
     def _rounding(self, batch: Batch, dtype: DType, cell: Cell) -> Tensor:

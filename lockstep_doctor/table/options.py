@@ -93,9 +93,6 @@ class DoctorGrid(Section):
         description="tokens of a cell that all backends rescore, at most, but for one sequence; the rest of a batch "
         "only lies beside them while they are drawn, and does not begin with text",
     )
-    pass_tokens: PositiveInt = Field(
-        default=16384, description="tokens of a pass that scores, at most, but for one sequence: bounds the memory"
-    )
     repeats: PositiveInt = Field(
         default=10, description="how often a cell of the shortest length is asked the same, for its first 25 tokens"
     )

@@ -16,6 +16,7 @@ from lockstep.core.batch import Batch
 from lockstep.report.progress import show_progress
 from lockstep_doctor.backends.hf import HFBackend
 from lockstep_doctor.backends.learner import LearnerBackend
+from lockstep_doctor.table import measure
 from lockstep_doctor.table.base import USUAL, Conditions
 from lockstep_doctor.table.measure import Bench
 from lockstep_doctor.table.measure_table import Measurement
@@ -37,10 +38,13 @@ class Noting(LearnerBackend):
 
 
 @pytest.mark.parametrize(("tokens", "rows"), [(16384, 8), (70, 3), (1, 1)])
-def test_a_pass_has_room_for_so_many_tokens(models: Callable[..., Path], tokens: int, rows: int) -> None:
+def test_a_pass_has_room_for_so_many_tokens(
+    models: Callable[..., Path], tokens: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of sequences of at most 22 tokens."""
     folder = str(models("llama"))
-    recipe = asked(models("llama"), "grid.lengths=[12]", "grid.repeats=1", f"grid.pass_tokens={tokens}")
+    monkeypatch.setattr(measure, "PASS_TOKENS", tokens)
+    recipe = asked(models("llama"), "grid.lengths=[12]", "grid.repeats=1")
     noting = Noting(folder)
     bench = Bench({"torch": noting}, HFBackend(folder), recipe.grid)
     cell = cells_of(recipe.grid)[0]
