@@ -33,9 +33,6 @@ _EXPECTED = {
 }
 
 
-_SPACES = "write a space behind each colon, as in {key: value}"
-
-
 class RecipeError(InputError):
     """A recipe or an override is wrong. One sentence per line: where, what, and what would be right."""
 
@@ -133,8 +130,6 @@ def _sentence(problems: Sequence[ErrorDetails], path: KeyPath, recipe: Shape) ->
         case _:
             pass
     value = min(problems, key=lambda problem: len(problem["loc"]))["input"]
-    if value is None and ":" in str(path[-1]):
-        return f"{key} has no value; {_SPACES}"
     depth = len(path) + 1
     expected = (f"{'a list of ' * (len(problem['loc']) > depth)}{_name_types(problem)}" for problem in problems)
     *others, last = dict.fromkeys(expected)
@@ -195,7 +190,7 @@ def nearest(recipe: Shape, path: KeyPath) -> str:
         first, _, rest = ".".join([*parents, wrong]).rpartition(".")
         return f"options lie within their section: {first}: {{{rest}: …}}"
     if ":" in wrong:
-        return _SPACES
+        return "write a space behind each colon, as in {key: value}"
     siblings = _fields_at(recipe, path[:-1])
     if not siblings:
         parents, siblings = [], recipe.fields

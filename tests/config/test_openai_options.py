@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from lockstep.config import OpenAI, SamplerSection
+from lockstep.config import SamplerSection
 from lockstep.config.loading import RecipeError, load
 
 SERVER = {"base_url": "http://localhost:8000/v1", "model": "m"}
@@ -17,12 +17,6 @@ def refusal(**options: Any) -> str:
     with pytest.raises(ValidationError) as refused:
         SamplerSection.model_validate(options)
     return str(refused.value)
-
-
-def test_a_sampler_can_be_a_server() -> None:
-    section = SamplerSection.model_validate({"backend": "openai", "openai": SERVER, "timeout_s": 30.0})
-    assert section.openai == OpenAI(base_url="http://localhost:8000/v1", model="m")
-    assert SamplerSection.model_validate(section.model_dump()) == section
 
 
 @pytest.mark.parametrize("recipe", ["ppo_arithmetic", "eval_gsm8k", "generate"])

@@ -287,7 +287,7 @@ def test_a_half_written_checkpoint_never_has_a_name(run: Run, in_tmp: Path, monk
 
 def test_another_first_model_is_never_allowed(run: Run, in_tmp: Path) -> None:
     run()
-    with pytest.raises(ChangedError, match="holds a run of another model"):
+    with pytest.raises(ChangedError, match=r"holds a run of another recipe:\n  recipe\.model\."):
         train(load("tiny.yaml", ["model.scratch.config.hidden_size=64"]), allow_changes=True)
 
 

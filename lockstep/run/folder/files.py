@@ -58,15 +58,11 @@ def find_changed_options(loaded: Loaded, allow_changes: bool) -> list[str]:
     if not recipe.exists() or is_current(loaded):
         return []
     changed = differences(recipe_identity(load_run(folder)), recipe_identity(loaded))
-    if allow_changes and any(line.startswith("recipe.model.") for line in changed):
-        raise ChangedError(
-            f"{folder} holds a run of another model:\n  " + "\n  ".join(changed) + "\nchoose another run.folder, or "
-            "remove it"
-        )
-    if changed and not allow_changes:
+    has_other_model = any(line.startswith("recipe.model.") for line in changed)
+    if has_other_model or (changed and not allow_changes):
         raise ChangedError(
             f"{folder} holds a run of another recipe:\n  " + "\n  ".join(changed) + "\nchoose another run.folder, "
-            "remove it, or continue with this recipe by --allow-changes"
+            "remove it, or, with the same model, continue with this recipe by --allow-changes"
         )
     return changed
 
@@ -102,8 +98,9 @@ def _require_own(folder: Path) -> None:
         return
     foreign = sorted(path.name for path in folder.iterdir() if path.name[0] != "." and path.suffix not in _LOGS)
     if foreign:
-        what = "a model" if "config.json" in foreign else f"{foreign[0]}, and no run"
-        raise InputError(f"the folder {folder} holds {what}; choose a new or an empty one to write to")
+        raise InputError(
+            f"the folder {folder} holds {foreign[0]}, and no run; choose a new or an empty one to write to"
+        )
 
 
 class FolderInUseError(InputError):
