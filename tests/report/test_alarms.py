@@ -71,7 +71,6 @@ def test_a_policy_that_learns_to_be_cut_off_is_one() -> None:
     [
         (RISING, RISEN, -0.9),  # longer thoughts, and those that are cut off are wrong
         (RISING, RISEN[::-1], 2.0),
-        ([1.0] * 20, RISEN, 2.0),  # always cut off
         ([0.3 + 0.05 * (step % 2) for step in range(20)], RISEN, 2.0),
     ],
 )
@@ -128,9 +127,7 @@ EQUAL, OTHER, MIXED, NONE = (1.0, 1.0), (0.0, 0.0), (0.0, 1.0), ()
 @pytest.mark.parametrize(
     ("steps", "said"),
     [
-        ([EQUAL] * 4, []),
         ([EQUAL] * 40, ["step 5: every reward of 5 steps was 1,"]),
-        ([MIXED] * 12, []),
         ([EQUAL] * 3 + [MIXED] + [EQUAL] * 4, []),
         ([EQUAL] * 4 + [OTHER] * 5, ["step 9: every reward of 5 steps was 0,"]),
         ([OTHER] * 5 + [MIXED] * 9 + [OTHER] * 5, ["step 5: every reward", "step 19: every reward"]),

@@ -6,12 +6,13 @@ import io
 import os
 import pty
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
 import pytest
 
-from lockstep.report.progress import show_progress
+from lockstep.report.progress import Progress, show_progress
 
 
 @dataclass
@@ -73,8 +74,15 @@ def test_time_left_follows_the_newest_steps_and_continues_from_a_checkpoint(cloc
         assert shown.parts[-1] == "8:00 left"
 
 
-def received(reader: int) -> str:
-    """All that a terminal was sent; its other end is closed."""
+def on_a_terminal(
+    columns: int, steps: int | None, use: Callable[[Progress], None], monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """All that a terminal of that width was sent during a run."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    reader, writer = pty.openpty()
+    with os.fdopen(writer, "w") as terminal, show_progress("my run", steps, terminal) as shown:
+        use(shown)
     parts: list[bytes] = []
     with os.fdopen(reader, "rb", buffering=0) as screen, suppress(OSError):  # how a terminal says that there is no more
         while part := screen.read(1 << 16):
@@ -82,22 +90,15 @@ def received(reader: int) -> str:
     return b"".join(parts).decode()
 
 
-def on_a_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> str:
-    """All that a terminal of that width was sent during a run."""
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", str(columns))
-    reader, writer = pty.openpty()
-    with os.fdopen(writer, "w") as terminal, show_progress("my run", 4, terminal) as shown:
-        shown.note("tensorboard: tensorboard --logdir runs/ppo_arithmetic-0123456789")
-        shown.step(1, {"train/reward": 0.5, "policy/loss": -0.25, "critic/loss": 0.125}, 100)
-    return received(reader)
-
-
 @pytest.mark.parametrize("columns", [30, 40])
 def test_on_a_narrow_terminal_names_stay_with_their_values_and_notes_whole(
     columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = on_a_terminal(columns, monkeypatch).splitlines()
+    def use(shown: Progress) -> None:
+        shown.note("tensorboard: tensorboard --logdir runs/ppo_arithmetic-0123456789")
+        shown.step(1, {"train/reward": 0.5, "policy/loss": -0.25, "critic/loss": 0.125}, 100)
+
+    lines = on_a_terminal(columns, 4, use, monkeypatch).splitlines()
     assert any("tensorboard: tensorboard --logdir runs/ppo_arithmetic-0123456789" in line for line in lines)
     for part in ("step 1/4", "train/reward 0.5", "policy/loss -0.25", "critic/loss 0.125"):
         assert any(part in line for line in lines), part
@@ -105,16 +106,14 @@ def test_on_a_narrow_terminal_names_stay_with_their_values_and_notes_whole(
 
 
 def test_on_a_terminal_the_bar_shows_phase_headlines_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "100")
-    reader, writer = pty.openpty()
-    with os.fdopen(writer, "w") as terminal, show_progress("my run", None, terminal) as shown:
+    def use(shown: Progress) -> None:
         shown.total(4, "2 prompts → 2 responses")
         for step in (1, 2):
             shown.step(step, {"train/reward": 0.5}, 100)
         with shown.phase("generate"):
             time.sleep(0.5)
-    screen = received(reader)
+
+    screen = on_a_terminal(100, None, use, monkeypatch)
     for part in (
         "my run",
         "2 prompts → 2 responses",
