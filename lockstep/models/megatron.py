@@ -111,7 +111,7 @@ def _views(parameter: str, config: PreTrainedConfig) -> tuple[Callable[[Tensor],
     if parameter.endswith(_QKV):
         groups = _Groups.of(config)
         return groups.queries, groups.keys, groups.values
-    return (_first, _second) if parameter.endswith(_HALVES) else (_itself,)
+    return (_first, _second) if parameter.endswith(_HALVES) else (itself,)
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,8 @@ class _Groups:
         return parameter.view(-1, self.heads + 2, self.size, *parameter.shape[1:])
 
 
-def _itself(parameter: Tensor) -> Tensor:
+def itself(parameter: Tensor) -> Tensor:
+    """The view of a tensor that is a parameter of its own."""
     return parameter
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -230,22 +231,22 @@ def _name_some(names: set[str]) -> str:
 
 
 def _headers(file: Path) -> dict[str, _Stored]:
-    try:
-        with safe_open(file, "pt") as opened:
-            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
-            return {name: _Stored(file, list(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
-    except (SafetensorError, OSError, RuntimeError) as error:  # the last from torch, for a file that does not open
-        raise _damage_error(file, error) from error
+    with _opened(file) as opened:
+        slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+        return {name: _Stored(file, list(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
 
 
 def _tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
+    with _opened(file) as opened:
+        for name in opened.keys():  # noqa: SIM118
+            yield name, opened.get_tensor(name)
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """A safetensors file, open; raises ModelError where it is damaged."""
     try:
         with safe_open(file, "pt") as opened:
-            for name in opened.keys():  # noqa: SIM118
-                yield name, opened.get_tensor(name)
+            yield opened
     except (SafetensorError, OSError, RuntimeError) as error:  # the last from torch, for a file that does not open
-        raise _damage_error(file, error) from error
-
-
-def _damage_error(file: Path, error: BaseException) -> ModelError:
-    return ModelError(f"{file} is damaged ({first_line(error)}); copy or download it again")
+        raise ModelError(f"{file} is damaged ({first_line(error)}); copy or download it again") from error

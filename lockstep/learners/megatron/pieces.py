@@ -15,7 +15,7 @@ from lockstep.distributed.ranks import Ranks
 from lockstep.learners.megatron.model import Stage
 from lockstep.learners.pieces import Box, Piece
 from lockstep.models.heads import canonical
-from lockstep.models.megatron import ParameterSlice, places
+from lockstep.models.megatron import ParameterSlice, itself, places
 from lockstep.weight_sync.outgoing import type_for
 
 
@@ -71,7 +71,7 @@ def pieces_of(stage: Stage, config: PreTrainedConfig, base: str, ranks: Ranks) -
     for name, parameter in stage.named_parameters():
         own = name.removeprefix("gpt.")
         if own == name:  # of a value head
-            found: tuple[ParameterSlice, ...] = (ParameterSlice(name, None, _itself),)
+            found: tuple[ParameterSlice, ...] = (ParameterSlice(name, None, itself),)
         elif own == "output_layer.weight" and stage.tied:
             found = ()
         else:
@@ -97,7 +97,3 @@ def _box(place: ParameterSlice, local: Tensor, ranks: Ranks) -> Box:
         whole[place.dim] *= ranks.size("tp")
         offset[place.dim] = shape[place.dim] * ranks.index("tp")
     return Box(place.name, tuple(whole), tuple(offset), shape, place.view)
-
-
-def _itself(parameter: Tensor) -> Tensor:
-    return parameter
