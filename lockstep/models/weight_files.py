@@ -231,19 +231,19 @@ def _name_some(names: set[str]) -> str:
 
 
 def _headers(file: Path) -> dict[str, _Stored]:
-    with _opened(file) as opened:
+    with _open_file(file) as opened:
         slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
         return {name: _Stored(file, list(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
 
 
 def _tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
-    with _opened(file) as opened:
+    with _open_file(file) as opened:
         for name in opened.keys():  # noqa: SIM118
             yield name, opened.get_tensor(name)
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[Any]:
+def _open_file(file: Path) -> Iterator[Any]:
     """A safetensors file, open; raises ModelError where it is damaged."""
     try:
         with safe_open(file, "pt") as opened:
