@@ -230,19 +230,14 @@ class Session:
             return Start()
         state = read_state(newest)
         changed = differences(state.identity, self._identity)
+        changed += find_altered_beginnings(self._folder, state.logs)
         if changed and not self._allow_changes:
             diff = "\n  ".join(changed)
             raise ChangedError(
                 f"{newest.folder} was made with something else:\n  {diff}\nput it back as it was, start another run by "
                 "run.folder, or continue with what is there now by --allow-changes"
             )
-        altered = list(find_altered_beginnings(self._folder, state.logs))
-        if altered and not self._allow_changes:
-            raise ChangedError(
-                f"{' and '.join(altered)}, up to step {newest.step}; put it back, start another run by run.folder, or "
-                "continue with what is there now by --allow-changes"
-            )
-        for line in [*changed, *altered]:
+        for line in changed:
             self._progress.note(f"resumes although {line}")
         for name, learner in self._job.state.items():
             learner.load(newest.folder / name)
