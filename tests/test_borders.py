@@ -217,7 +217,7 @@ def test_a_reference_policy_is_named(tmp_path: Path) -> None:
 def test_a_teacher_that_breaks_is_named(tmp_path: Path) -> None:
     options = DistillSection(num_prompts_per_step=4, global_batch_size=4, max_tokens=8, on_policy=False, top_k=2)
     teacher = broken(tmp_path)
-    how: Any = (None, skip_timing, options, RunLength(1, None, 1), VOCABULARY, 0, Distillation("forward"))
+    how: Any = (None, skip_timing, options, RunLength(1, None, 1), VOCABULARY, 0, Distillation("forward"), 0)
     with pytest.raises(NotFiniteError, match=r"^log-probabilities of the teacher are nan for token"):
         DistillStep(teacher, teacher, *how).add_teacher_logprobs(BATCH)
 

@@ -6,7 +6,6 @@ so it learns to recover from its own mistakes; off-policy they are the data's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,52 +43,45 @@ from lockstep.rollouts.samples import sample_rows
 
 
 @dataclass(frozen=True)
-class Sequences:
-    """The sequences that a step learns from.
-
-    Attributes:
-        batch: Sequences; the mask marks the tokens that are learned.
-        metrics: Metrics of their sampling.
-        samples: The first sequences, as JSON types.
-    """
-
-    batch: Batch
-    metrics: Metrics
-    samples: list[dict[str, Any]]
-
-
-Source = Callable[[int, int], Sequences]
-"""The sequences of a step, by its number and its position in the data."""
-
-
-@dataclass(frozen=True)
 class DistillStep:
     """One iteration: take sequences, score each token by the teacher, and learn its distributions.
 
     Attributes:
         policy: The student π.
+        source: Samples the student's own sequences, or has those of the data.
         vocabulary: Size of the vocabulary.
         seed: Seed of the order within a step.
     """
 
     policy: Learner
     teacher: Learner
-    sequences: Source
+    source: ComparedSampler | Demonstrations
     phase: Phase
     options: DistillSection
     run_length: RunLength
     vocabulary: int
     seed: int
     loss: Distillation
+    num_logged_samples: int
 
     def __call__(self, step: int, position: int) -> StepResult:
-        found = self.sequences(step, position)  # y ~ π(·|x), or from the data
-        batch, metrics = self.add_teacher_logprobs(found.batch), found.metrics
+        count = self.run_length.count_rows(position)
+        batch, metrics, samples = self._take(step, position, count)
+        batch = self.add_teacher_logprobs(batch)
         for minibatch in minibatches(batch, self.options.global_batch_size, self.seed, step):
             with self.phase("policy"):
                 metrics += train(self.policy, minibatch, self.loss).with_prefix("policy")
-        end = position + self.run_length.count_rows(position)
-        return StepResult(metrics, end, batch.tokens.numel(), found.samples)
+        return StepResult(metrics, position + count, batch.tokens.numel(), samples)
+
+    def _take(self, step: int, position: int, count: int) -> tuple[Batch, Metrics, list[dict[str, Any]]]:
+        """Takes sequences: y ~ π(·|x), with the agreement of learner and sampler on them, or rows of the data."""
+        if isinstance(self.source, Demonstrations):
+            with self.phase("data"):
+                return batch_of(self.source.at(position, count, self.seed)), Metrics(), []
+        rollouts, batch, compared = self.source(step, position, count)
+        shown = batch.with_columns(sample={"shaped_score": batch["score"].nan_to_num(0.0)})
+        samples = sample_rows(rollouts, shown, self.source.collector, self.num_logged_samples)
+        return rollouts.batch, compared + rollouts.lengths().with_prefix("train"), samples
 
     def add_teacher_logprobs(self, batch: Batch) -> Batch:
         """Adds the teacher's top tokens and their log-probabilities in the position of each token, [N, K].
@@ -105,29 +97,6 @@ class DistillStep:
         if k == self.vocabulary:
             return replace(batch, token=columns, sample={}, sampling=None, top_k=k)
         return replace(batch, token={**columns, "top_token": token_NK}, sample={}, sampling=None)
-
-
-def sample_sequences(sample: ComparedSampler, run_length: RunLength, num_logged_samples: int) -> Source:
-    """Responses of the student by its current weights, with the agreement of its learner and sampler on them."""
-
-    def at(step: int, position: int) -> Sequences:
-        rollouts, batch, compared = sample(step, position, run_length.count_rows(position))
-        shown = batch.with_columns(sample={"shaped_score": batch["score"].nan_to_num(0.0)})
-        metrics = compared + rollouts.lengths().with_prefix("train")
-        return Sequences(rollouts.batch, metrics, sample_rows(rollouts, shown, sample.collector, num_logged_samples))
-
-    return at
-
-
-def read_sequences(rows: Demonstrations, run_length: RunLength, seed: int, phase: Phase) -> Source:
-    """Rows of the data with their answers."""
-
-    def at(step: int, position: int) -> Sequences:
-        with phase("data"):
-            taken = rows.at(position, run_length.count_rows(position), seed)
-            return Sequences(batch_of(taken), Metrics(), [])
-
-    return at
 
 
 def open_distill(recipe: DistillRecipe, setup: Setup) -> Job:
@@ -148,19 +117,29 @@ def open_distill(recipe: DistillRecipe, setup: Setup) -> Job:
         measure = measure_answers(recipe, setup, held_out, collector, asked, None, own=reward)
     agreement = None
     if isinstance(rows, Demonstrations):
-        sequences = read_sequences(rows, run_length, recipe.seed, setup.phase)
+        source = rows
     else:
         assert recipe.sampling is not None, "the recipe says how the student answers"
         assert engine is not None, "so there is a sampler"
         agreement = build_agreement(recipe, setup, policy, engine)
         collector = RolloutCollector(engine, rows, NoReward(), setup.source.decode, recipe.seed)
         sampling = setup.source.sampling(recipe.sampling)
-        sample = ComparedSampler(policy, collector, agreement, sampling, options.num_generations, setup.phase)
-        sequences = sample_sequences(sample, run_length, recipe.run.num_logged_samples)
+        source = ComparedSampler(policy, collector, agreement, sampling, options.num_generations, setup.phase)
     loss = Distillation(options.kl_type, options.mixed_kl_weight, options.zero_outside_topk)
-    vocabulary = setup.source.vocabulary
+    step = DistillStep(
+        policy,
+        teacher,
+        source,
+        setup.phase,
+        options,
+        run_length,
+        setup.source.vocabulary,
+        recipe.seed,
+        loss,
+        recipe.run.num_logged_samples,
+    )
     return Job(
-        step=DistillStep(policy, teacher, sequences, setup.phase, options, run_length, vocabulary, recipe.seed, loss),
+        step=step,
         run_length=run_length,
         state={"policy": policy},
         validate=validate_figures(measure),
