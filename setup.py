@@ -1,4 +1,5 @@
-"""Adds to the wheel what editors and type checkers read of `lockstep.PPO(...)`; all else is in pyproject.toml.
+"""Adds to the wheel what editors and type checkers read of `lockstep.PPO(...)`; all else is in
+pyproject.toml.
 
 An editable install gets it in the checkout, where git does not see it.
 """
@@ -21,7 +22,9 @@ class BuildWithTypes(build_py):
         super().run()
         folder = ROOT if self.editable_mode else Path(self.build_lib)
         types = folder / "lockstep/api/options.pyi"  # and algorithms.pyi next to it
-        subprocess.run([sys.executable, str(ROOT / ".ci/face.py"), str(types.resolve())], check=True)
+        subprocess.run(
+            [sys.executable, str(ROOT / ".ci/face.py"), str(types.resolve())], check=True
+        )
 
 
 setup(cmdclass={"build_py": BuildWithTypes})

@@ -1,4 +1,5 @@
-"""Fails unless every file of tests was run, and every required capability proved by tests of which none was skipped.
+"""Fails unless every file of tests was run, and every required capability proved by tests of which
+none was skipped.
 
     python .ci/capabilities.py build/tests.xml build/tests_kernels.xml build/tests_kernels_exact.xml
 
@@ -10,7 +11,17 @@ from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
-REQUIRED = ("assets", "browser", "bubblewrap", "gloo", "megatron", "namespaces", "ray", "triton", "vllm")
+REQUIRED = (
+    "assets",
+    "browser",
+    "bubblewrap",
+    "gloo",
+    "megatron",
+    "namespaces",
+    "ray",
+    "triton",
+    "vllm",
+)
 TESTS = Path(__file__).parent.parent / "tests"
 
 passed, missed, seen = Counter(), Counter(), set()
@@ -21,7 +32,10 @@ for case in (case for file in sys.argv[1:] for case in ElementTree.parse(file).i
         (passed if ran else missed)[need] += 1
 for name in REQUIRED:
     print(f"capability {name}: {passed[name]} tests passed, {missed[name]} did not run")
-files = {".".join(file.relative_to(TESTS.parent).with_suffix("").parts): file for file in TESTS.rglob("test_*.py")}
+files = {
+    ".".join(file.relative_to(TESTS.parent).with_suffix("").parts): file
+    for file in TESTS.rglob("test_*.py")
+}
 unseen = sorted(str(files[name]) for name in files.keys() - seen)
 for file in unseen:
     print(f"no test of {file} was run")

@@ -1,4 +1,7 @@
-"""Writes the reference of the site from the code: options, metrics and the names of packages. `make docs` runs it."""
+"""Writes the reference of the site from the code: options, metrics and the names of packages.
+
+`make docs` runs it.
+"""
 
 import json
 import re
@@ -26,7 +29,12 @@ _KINDS = {
     "object": "mapping",
     "null": "null",
 }
-_LIMITS = {"exclusiveMinimum": "above", "minimum": "at least", "exclusiveMaximum": "below", "maximum": "at most"}
+_LIMITS = {
+    "exclusiveMinimum": "above",
+    "minimum": "at least",
+    "exclusiveMaximum": "below",
+    "maximum": "at most",
+}
 OPTIONS = """# Options
 
 Every option of every recipe: what it may be, its default, and what it does. An algorithm's table links to its sections,
@@ -41,11 +49,17 @@ algorithm and its options decide.
 """
 PACKAGES = {
     "lockstep": "The names of `import lockstep`, which semantic versioning covers.",
-    "lockstep.algorithms": "All that an algorithm of your own is made of ([guide](../guides/own_algorithm.md)).",
-    "lockstep.config": "The sections of recipes, for algorithms of your own ([all options](options.md)).",
+    "lockstep.algorithms": (
+        "All that an algorithm of your own is made of ([guide](../guides/own_algorithm.md))."
+    ),
+    "lockstep.config": (
+        "The sections of recipes, for algorithms of your own ([all options](options.md))."
+    ),
     "lockstep.losses": "Losses, which are values, and what they are made of.",
     "lockstep.objectives": "The mathematics of losses: pure functions of tensors.",
-    "lockstep_logprobs": "Log-probabilities over shards of vocabulary and sequences; needs torch alone.",
+    "lockstep_logprobs": (
+        "Log-probabilities over shards of vocabulary and sequences; needs torch alone."
+    ),
 }
 """Packages with a page → what it begins with."""
 
@@ -76,8 +90,12 @@ def describe_options() -> Iterator[str]:
             yield from describe_section(sections[name], sections)
 
 
-def describe_section(kind: type[Section], sections: dict[str, type[Section]], page: str = "") -> Iterator[str]:
-    """The table of a section; those within it are added to `sections`, which are described on `page`."""
+def describe_section(
+    kind: type[Section], sections: dict[str, type[Section]], page: str = ""
+) -> Iterator[str]:
+    """The table of a section; those within it are added to `sections`, which are described on
+    `page`.
+    """
     schema = kind.model_json_schema()
     if not schema.get("properties"):
         yield "No options.\n"
@@ -91,7 +109,11 @@ def describe_section(kind: type[Section], sections: dict[str, type[Section]], pa
         if inner is not None:
             sections[inner.__name__] = inner
         meaning = field.description or (first_paragraph(inner) if inner is not None else "")
-        values = describe_kind(entry) if inner is None else f"[{inner.__name__}]({page}#{inner.__name__.lower()})"
+        values = (
+            describe_kind(entry)
+            if inner is None
+            else f"[{inner.__name__}]({page}#{inner.__name__.lower()})"
+        )
         yield row(f"`{name}`", values, default(entry, name in schema.get("required", ())), meaning)
     yield ""
 
@@ -134,7 +156,10 @@ def describe_metrics() -> Iterator[str]:
         yield from (row(f"`{name}`", sentence) for name, sentence in sentences.items())
         yield ""
     yield "## Names in several groups\n"
-    yield "Below `train/`, `policy/`, `critic/`, `validation/` and `val/`, where no table above has them.\n"
+    yield (
+        "Below `train/`, `policy/`, `critic/`, `validation/` and `val/`, where no table above "
+        "has them.\n"
+    )
     yield "| ends in | |\n|---|---|"
     yield from (row(f"`{name}`", sentence) for name, sentence in BY_LAST_WORD.items())
     yield "\n## Names with a part that varies\n\n| metric | |\n|---|---|"
@@ -142,7 +167,10 @@ def describe_metrics() -> Iterator[str]:
         name = re.sub(r"\(\?P<(\w+)>.*?\)", r"{\1}", pattern.pattern).removeprefix(".*/")
         yield row(f"`{name}`", sentence)
     yield row("`epoch_{n}/…`", "The same metric in pass n over the step's batch.")
-    yield row("`staleness/…`", "As under `agreement/`, between the policy of now and the older one that sampled.")
+    yield row(
+        "`staleness/…`",
+        "As under `agreement/`, between the policy of now and the older one that sampled.",
+    )
     yield ""
 
 

@@ -1,4 +1,5 @@
-"""Writes lockstep/api/options.pyi and algorithms.pyi: keyword arguments of algorithms, as typed dicts, from recipes.
+"""Writes lockstep/api/options.pyi and algorithms.pyi: keyword arguments of algorithms, as typed
+dicts, from recipes.
 
 `make face` writes them for a checkout, and setup.py into each wheel.
 """
@@ -55,12 +56,18 @@ class {name}(Trainer):
 def main() -> None:
     """Writes the files."""
     written: dict[type, str] = {}
-    names = [name for name, kind in vars(algorithms).items() if isinstance(kind, type) and kind is not Trainer]
+    names = [
+        name
+        for name, kind in vars(algorithms).items()
+        if isinstance(kind, type) and kind is not Trainer
+    ]
     blocks = [recipe_block(name, written) for name in names]
     out = Path(sys.argv[1]) if len(sys.argv) > 1 else OUT
     out.write_text(HEAD + "\n\n".join([*written.values(), *blocks]) + "\n")
     face = FACE.format(options=", ".join(f"{name}Options" for name in names))
-    out.with_name("algorithms.pyi").write_text(face + "\n".join(CLASS.format(name=name) for name in names))
+    out.with_name("algorithms.pyi").write_text(
+        face + "\n".join(CLASS.format(name=name) for name in names)
+    )
 
 
 def recipe_block(name: str, written: dict[type, str]) -> str:
@@ -82,7 +89,10 @@ def section_name(kind: type[Section], written: dict[type, str]) -> str:
     """The name of a section's typed dict, which is added to `written`."""
     if kind not in written:
         written[kind] = ""  # keeps the order of first use, and ends recursion
-        types = {name: CODE.get(name) or spell(field.annotation, written) for name, field in kind.model_fields.items()}
+        types = {
+            name: CODE.get(name) or spell(field.annotation, written)
+            for name, field in kind.model_fields.items()
+        }
         lines = [f"{name}: {told}" for name, told in types.items()]
         text = block(f"{kind.__name__}Keys", f"Options of the section `{kind.__name__}`.", lines)
         del written[kind]

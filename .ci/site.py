@@ -1,4 +1,6 @@
-"""Hooks of MkDocs: pages from outside docs/, the reference, notebooks, and `llms.txt` with each page's Markdown."""
+"""Hooks of MkDocs: pages from outside docs/, the reference, notebooks, and `llms.txt` with each
+page's Markdown.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ LED_TO = {**FROM_OUTSIDE, **CODE, "README.md": "README.md"}
 """Where links from the site to files outside lead: that to the README to the first page."""
 LINK = re.compile(r"\[([^]]*)\]\(([^)\s:#]+)(#[^)\s]*)?\)")
 """A link within the repository: its words, file and heading."""
-LOADS = re.compile(r"<(?:script|img|iframe|source)\b[^>]*\ssrc=\"?https?:|<link\b[^>]*\shref=\"?https?:")
+LOADS = re.compile(
+    r"<(?:script|img|iframe|source)\b[^>]*\ssrc=\"?https?:|<link\b[^>]*\shref=\"?https?:"
+)
 """What a browser would fetch from another host."""
 PAGE = r"docs/[\w/.-]+\.md|LOG\.md"
 NAMED = re.compile(rf"`[^`\n]+`|(?<![\[/\w])(?<!\]\()(?:{PAGE})(?![\w\]])")
@@ -48,7 +52,9 @@ BOOSTS = (
     (re.compile(r"reference/|(messages|formulas|glossary|models|papers)\.md"), 0.5),
     (re.compile(r"notebooks/"), 0.8),
 )
-"""Pages that hold every word of the field, and what a search counts them for; guides and algorithms count 1."""
+"""Pages that hold every word of the field, and what a search counts them for; guides and algorithms
+count 1.
+"""
 LOADER = griffe.GriffeLoader(search_paths=[ROOT])
 PLAIN: dict[str, str] = {}
 """Markdown of the pages, by their place in the site."""
@@ -56,9 +62,13 @@ PLAIN: dict[str, str] = {}
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages from outside, those of the reference, and one of each notebook."""
-    pages = {place: (ROOT / source).read_text(encoding="utf-8") for source, place in FROM_OUTSIDE.items()}
+    pages = {
+        place: (ROOT / source).read_text(encoding="utf-8") for source, place in FROM_OUTSIDE.items()
+    }
     for source, place in CODE.items():
-        pages[place] = f"# {source}\n\n```python\n{(ROOT / source).read_text(encoding='utf-8')}```\n"
+        pages[place] = (
+            f"# {source}\n\n```python\n{(ROOT / source).read_text(encoding='utf-8')}```\n"
+        )
     for path in sorted((ROOT / "build/reference").glob("*.md")):
         pages[f"reference/{path.name}"] = path.read_text(encoding="utf-8")
     for path in sorted(Path(config.docs_dir).glob("notebooks/*.ipynb")):
@@ -74,7 +84,10 @@ def read_notebook(path: Path) -> Iterator[str]:
         text = "".join(cell["source"])
         yield text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```"
         if number == 0:
-            yield f"([This page as a notebook]({path.name}), with what it printed when it was last run.)"
+            yield (
+                f"([This page as a notebook]({path.name}), with what it printed when it was "
+                "last run.)"
+            )
         printed = "".join("".join(output.get("text", ())) for output in cell.get("outputs", ()))
         if printed:
             yield f"```text\n{printed.rstrip()}\n```"
@@ -94,7 +107,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def link_named_pages(markdown: str, folder: str) -> str:
-    """Makes links of pages that are named, outside of blocks of code; `folder` is that of the page."""
+    """Makes links of pages that are named, outside of blocks of code; `folder` is that of the
+    page.
+    """
     return "".join(
         piece if number % 2 else NAMED.sub(lambda name: link_to(name, folder), piece)
         for number, piece in enumerate(FENCED.split(markdown))
@@ -102,10 +117,16 @@ def link_named_pages(markdown: str, folder: str) -> str:
 
 
 def link_to(name: re.Match[str], folder: str) -> str:
-    """A link to the page that is named, as a word or as all of some code, if it is there and no link yet."""
+    """A link to the page that is named, as a word or as all of some code, if it is there and no
+    link yet.
+    """
     page, is_linked = name[0].strip("`"), name.string[: name.start()].endswith("[")
     is_page = re.fullmatch(PAGE, page) is not None and (ROOT / page).is_file()
-    return f"[{name[0]}]({posixpath.relpath(page, folder or '.')})" if is_page and not is_linked else name[0]
+    return (
+        f"[{name[0]}]({posixpath.relpath(page, folder or '.')})"
+        if is_page and not is_linked
+        else name[0]
+    )
 
 
 def lead(link: re.Match[str], folder: str, inside: str) -> str:
@@ -133,7 +154,9 @@ def on_env(env: object, config: MkDocsConfig, files: Files) -> None:
     for place, text in PLAIN.items():
         path = Path(config.site_dir, place)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(DIRECTIVE.sub(lambda found: describe_object(found[1]), text), encoding="utf-8")
+        path.write_text(
+            DIRECTIVE.sub(lambda found: describe_object(found[1]), text), encoding="utf-8"
+        )
 
 
 @cache
@@ -143,7 +166,9 @@ def read_package(name: str) -> griffe.Object | griffe.Alias:
 
 
 def describe_object(name: str) -> str:
-    """A class or function of a package by its signature and docstring, with the public methods of a class."""
+    """A class or function of a package by its signature and docstring, with the public methods of a
+    class.
+    """
     package, _, path = name.partition(".")
     return "\n\n".join(describe_members(read_package(package)[path], name))
 
@@ -180,4 +205,8 @@ def summarize(markdown: str) -> str:
     """The first sentence of a page, without its links."""
     bodies = re.split(r"\n\s*\n", markdown)
     text = next((body for body in bodies if re.match(r"[\w*`(]", body)), "")
-    return re.split(r"(?<=\.)(?<!Dr\.) ", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", " ".join(text.split())), maxsplit=1)[0]
+    return re.split(
+        r"(?<=\.)(?<!Dr\.) ",
+        re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", " ".join(text.split())),
+        maxsplit=1,
+    )[0]

@@ -1,4 +1,6 @@
-"""Experiments that run `lockstep train` with a part of it replaced: their runs get folders apart from `lockstep`'s."""
+"""Experiments that run `lockstep train` with a part of it replaced: their runs get folders apart
+from `lockstep`'s.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,13 @@ from lockstep.config.loading import Loaded
 
 
 def name_runs_apart(alteration: str, sections: tuple[str, ...]) -> None:
-    """Makes what this process replaces a part of a run's identity, and so of its folder and its checkpoints.
+    """Makes what this process replaces a part of a run's identity, and so of its folder and its
+    checkpoints.
 
     Args:
         alteration: The module that replaces something, such as `benchmarks.unshifted`.
-        sections: Recipes with one of these sections are changed by it; others, such as warm starts, are shared.
+        sections: Recipes with one of these sections are changed by it; others, such as warm starts,
+            are shared.
     """
     as_written = Loaded.identity
 

@@ -1,8 +1,9 @@
 """Proof that a change of the code changes no number: `make bits`.
 
-Runs every algorithm, training backend and sampler by a noted commit (bits_baseline) and by the working tree on this
-machine, and compares the trained weights, the metrics and the samples byte for byte. The commit's results are kept in
-build/bits/, so that a second time only the working tree runs. Exit code 1 where anything differs.
+Runs every algorithm, training backend and sampler by a noted commit (bits_baseline) and by the
+working tree on this machine, and compares the trained weights, the metrics and the samples byte for
+byte. The commit's results are kept in build/bits/, so that a second time only the working tree
+runs. Exit code 1 where anything differs.
 """
 
 from __future__ import annotations
@@ -19,7 +20,15 @@ from pathlib import Path
 
 from benchmarks.bits_cases import Case, load_cases
 from benchmarks.bits_outputs import SECONDS, Outputs, find_difference, keep
-from benchmarks.bits_sides import ROOT, Baseline, BitsError, Processes, require_import, run_case, usable_cores
+from benchmarks.bits_sides import (
+    ROOT,
+    Baseline,
+    BitsError,
+    Processes,
+    require_import,
+    run_case,
+    usable_cores,
+)
 
 BASELINE = Path(__file__).with_name("bits_baseline")
 
@@ -48,7 +57,10 @@ class Finding:
         """A row of the table."""
         ours, theirs = self.seconds
         counts = f"{self.tensors} | {self.metrics} | {self.samples}"
-        return f"| {self.case} | {ours:.1f} | {theirs:.1f} | {counts} | {'no' if self.difference else 'yes'} |"
+        return (
+            f"| {self.case} | {ours:.1f} | {theirs:.1f} | {counts} | "
+            f"{'no' if self.difference else 'yes'} |"
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,13 +68,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     cases = [case for case in load_cases().values() if fnmatch(case.name, options.only)]
     if not cases:
-        print(f"bits: no case is called {options.only}; there are: {', '.join(load_cases())}", file=sys.stderr)
+        print(
+            f"bits: no case is called {options.only}; there are: {', '.join(load_cases())}",
+            file=sys.stderr,
+        )
         return 2
     start, processes = time.monotonic(), Processes()
     baseline = Baseline(BASELINE.read_text().strip(), options.cache, processes)
     try:
         require_import(ROOT)
-        findings = _compare_all([case for case in cases if case.lacks is None], baseline, options.jobs)
+        findings = _compare_all(
+            [case for case in cases if case.lacks is None], baseline, options.jobs
+        )
     except KeyboardInterrupt:
         print("bits: interrupted", file=sys.stderr)
         return 130
@@ -72,20 +89,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         processes.stop()
         baseline.close()
-    _print_table(findings, [case for case in cases if case.lacks], time.monotonic() - start, baseline.commit)
+    _print_table(
+        findings, [case for case in cases if case.lacks], time.monotonic() - start, baseline.commit
+    )
     return int(any(finding.difference for finding in findings))
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.bits", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument(
-        "--only", default="*", metavar="PATTERN", help="cases of such names, as a shell would match them"
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.bits", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument(
-        "--jobs", type=int, default=max(1, usable_cores() // 2), metavar="N", help="cases that run at once"
+        "--only",
+        default="*",
+        metavar="PATTERN",
+        help="cases of such names, as a shell would match them",
     )
     parser.add_argument(
-        "--cache", type=Path, default=ROOT / "build" / "bits", metavar="FOLDER", help="where the baseline's results are"
+        "--jobs",
+        type=int,
+        default=max(1, usable_cores() // 2),
+        metavar="N",
+        help="cases that run at once",
+    )
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        default=ROOT / "build" / "bits",
+        metavar="FOLDER",
+        help="where the baseline's results are",
     )
     return parser.parse_args(arguments)
 
@@ -118,10 +150,14 @@ def _compare(case: Case, baseline: Baseline) -> Finding:
     except BitsError as error:
         return Finding(case.name, difference=str(error))
     took = (float((kept / SECONDS).read_text()), seconds)
-    return Finding(case.name, took, len(ours.tensors), ours.num_metrics, ours.num_samples, difference)
+    return Finding(
+        case.name, took, len(ours.tensors), ours.num_metrics, ours.num_samples, difference
+    )
 
 
-def _print_table(findings: Sequence[Finding], left_out: Sequence[Case], seconds: float, commit: str) -> None:
+def _print_table(
+    findings: Sequence[Finding], left_out: Sequence[Case], seconds: float, commit: str
+) -> None:
     print("\n| case | baseline s | HEAD s | tensors | metric values | sample rows | equal |")
     print("|---|---:|---:|---:|---:|---:|---|")
     print("\n".join(finding.row() for finding in findings))
@@ -135,5 +171,7 @@ def _print_table(findings: Sequence[Finding], left_out: Sequence[Case], seconds:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the baseline's tree is taken away then, too
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # the baseline's tree is taken away then, too
     sys.exit(main())

@@ -60,7 +60,9 @@ class Case:
         return None
 
     def list_arguments(self, todays_names: bool) -> list[str]:
-        """Arguments of `python -m lockstep`, with the names of today or with those of the baseline."""
+        """Arguments of `python -m lockstep`, with the names of today or with those of the
+        baseline.
+        """
         if self.command == "train":
             return ["train", "recipe.yaml"]
         command = COMMANDS.get(self.command, self.command) if todays_names else self.command
@@ -80,7 +82,13 @@ class Case:
     def digest(self, cases: Mapping[str, Case]) -> str:
         """Digest of all its inputs, the cases that it needs among them."""
         needed = [cases[name].digest(cases) for name in self.needs]
-        whole = [self.recipe, self.files, self.list_arguments(todays_names=False), self.warm_start, needed]
+        whole = [
+            self.recipe,
+            self.files,
+            self.list_arguments(todays_names=False),
+            self.warm_start,
+            needed,
+        ]
         return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -88,7 +96,10 @@ class Case:
 def load_cases(file: Path = CASES) -> dict[str, Case]:
     """All cases by name, in the order of the file."""
     tree = yaml.safe_load(file.read_text(encoding="utf-8"))
-    return {name: _case(name, entry, tree["recipes"], tree["files"]) for name, entry in tree["cases"].items()}
+    return {
+        name: _case(name, entry, tree["recipes"], tree["files"])
+        for name, entry in tree["cases"].items()
+    }
 
 
 def _case(name: str, entry: dict[str, Any], recipes: dict[str, Any], files: dict[str, str]) -> Case:

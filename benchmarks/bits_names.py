@@ -1,6 +1,8 @@
-"""Names that have changed since the baseline of `make bits`, old → new: the one place where renames are told to it.
+"""Names that have changed since the baseline of `make bits`, old → new: the one place where renames
+are told to it.
 
-They are applied to recipes before HEAD runs them, and to what the baseline measured before it is compared.
+They are applied to recipes before HEAD runs them, and to what the baseline measured before it is
+compared.
 """
 
 from __future__ import annotations
@@ -9,7 +11,9 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 RECIPE_KEYS: dict[str, str] = {"teachers.sft": "teacher"}
-"""Dotted keys of recipes; a section takes along what stands in it, unless that has an entry of its own."""
+"""Dotted keys of recipes; a section takes along what stands in it, unless that has an entry of its
+own.
+"""
 
 RECIPE_VALUES: dict[str, object] = {"processed": True}
 """Values of recipes that are words, such as `lockstep.environments.calculator:Calculator`."""
@@ -24,8 +28,9 @@ GONE_METRICS = ("train/leaks", "val/leaks")
 """Metrics of the baseline that are measured no more."""
 
 COLUMNS: dict[str, str] = {}
-"""Keys of samples.jsonl, of other files of answers, and of results.json (its metrics, too), wherever they
-stand in a row."""
+"""Keys of samples.jsonl, of other files of answers, and of results.json (its metrics, too),
+wherever they stand in a row.
+"""
 
 GONE_COLUMNS = ("scored_by",)
 """Keys of rows of the baseline that are written no more."""
@@ -34,7 +39,9 @@ GONE_FILES = ("messages.jsonl",)
 """Files of rows of the baseline that are written no more."""
 
 TENSORS: dict[str, str] = {}
-"""Tensors, as `make bits` tells them (`checkpoint/critic/model.safetensors:name`); likewise with / at the end."""
+"""Tensors, as `make bits` tells them (`checkpoint/critic/model.safetensors:name`); likewise with /
+at the end.
+"""
 
 Value = TypeVar("Value")
 
@@ -43,13 +50,21 @@ def rename_recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """The same recipe with the keys and values of today."""
     renamed: dict[str, Any] = {}
     for key, value in _leaves(recipe):
-        put(renamed, _rename_key(key), RECIPE_VALUES.get(value, value) if isinstance(value, str) else value)
+        put(
+            renamed,
+            _rename_key(key),
+            RECIPE_VALUES.get(value, value) if isinstance(value, str) else value,
+        )
     return renamed
 
 
 def rename_metrics(row: Mapping[str, Any]) -> dict[str, Any]:
     """The same metrics under the names of today."""
-    return {_rename_path(name, METRICS): value for name, value in row.items() if name not in GONE_METRICS}
+    return {
+        _rename_path(name, METRICS): value
+        for name, value in row.items()
+        if name not in GONE_METRICS
+    }
 
 
 def rename_tensors(tensors: Mapping[str, Value]) -> dict[str, Value]:
@@ -77,7 +92,9 @@ def _leaves(tree: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     for key, value in tree.items():
         dotted = f"{above}{key}"
-        found += _leaves(value, f"{dotted}.") if isinstance(value, dict) and value else [(dotted, value)]
+        found += (
+            _leaves(value, f"{dotted}.") if isinstance(value, dict) and value else [(dotted, value)]
+        )
     return found
 
 

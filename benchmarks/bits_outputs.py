@@ -1,4 +1,6 @@
-"""The outputs of a case of `make bits`: every tensor, metric and row of samples, and the first difference of two."""
+"""The outputs of a case of `make bits`: every tensor, metric and row of samples, and the first
+difference of two.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ CHECKPOINT = "checkpoint"
 CLOCKS = ("timings.jsonl",)
 """Files that hold clock times, which differ between equal runs."""
 LARGE_BYTES = 2**26
-"""Size of a file of weights from which its tensors are kept, and compared, as digests: real models would fill disks."""
+"""Size of a file of weights from which its tensors are kept, and compared, as digests: real models
+would fill disks.
+"""
 DIGESTS = ".digests"
 """Ending of a file of such digests, behind the name of the file of weights."""
 
@@ -47,13 +51,21 @@ class Tensor:
     def differs_from(self, other: Tensor) -> str:
         """Describes the difference of another tensor from this one."""
         if (self.dtype, self.shape) != (other.dtype, other.shape):
-            return f"is {self.dtype} {list(self.shape)} in the baseline and {other.dtype} {list(other.shape)} in HEAD"
+            return (
+                f"is {self.dtype} {list(self.shape)} in the baseline and {other.dtype} "
+                f"{list(other.shape)} in HEAD"
+            )
         if self.digested:
             return "differs"
-        places = [place for place, (a, b) in enumerate(zip(self.data, other.data, strict=True)) if a != b]
+        places = [
+            place for place, (a, b) in enumerate(zip(self.data, other.data, strict=True)) if a != b
+        ]
         size = len(self.data) // max(1, _product(self.shape))
         elements = len({place // size for place in places})
-        return f"differs in {elements} of {_product(self.shape)} elements, first in element {places[0] // size}"
+        return (
+            f"differs in {elements} of {_product(self.shape)} elements, first in element "
+            f"{places[0] // size}"
+        )
 
 
 @dataclass(frozen=True)
@@ -61,8 +73,8 @@ class Outputs:
     """The compared outputs of a run.
 
     Attributes:
-        tensors: Tensors of the trained model, and of the newest checkpoint, which has the critic's and the
-            optimizers', by file and name.
+        tensors: Tensors of the trained model, and of the newest checkpoint, which has the critic's
+            and the optimizers', by file and name.
         metrics: Rows of metrics by file; a row of results.json is flat, with dotted keys.
         samples: Rows of responses, by file.
     """
@@ -82,7 +94,9 @@ class Outputs:
         metrics = {METRICS: _rows(folder / METRICS)} if (folder / METRICS).exists() else {}
         if (folder / RESULTS).exists():
             metrics[RESULTS] = [json.loads((folder / RESULTS).read_text(encoding="utf-8"))]
-        answers = (file for file in sorted(folder.glob("*.jsonl")) if file.name not in (METRICS, *CLOCKS))
+        answers = (
+            file for file in sorted(folder.glob("*.jsonl")) if file.name not in (METRICS, *CLOCKS)
+        )
         return cls(tensors, metrics, {file.name: _rows(file) for file in answers})
 
     @property
@@ -102,20 +116,26 @@ class Outputs:
             for file, rows in self.metrics.items()
         }
         samples = {
-            file: [rename_columns(row) for row in rows] for file, rows in self.samples.items() if file not in GONE_FILES
+            file: [rename_columns(row) for row in rows]
+            for file, rows in self.samples.items()
+            if file not in GONE_FILES
         }
         return Outputs(rename_tensors(self.tensors), renamed, samples)
 
 
 def keep(folder: Path, target: Path) -> None:
-    """Copies the compared files, and the trained model, which other cases read; all of it or nothing."""
+    """Copies the compared files, and the trained model, which other cases read; all of it or
+    nothing.
+    """
     aside = target.with_name(f"{target.name}.part")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     for file in [*folder.glob("*.jsonl"), *folder.glob(RESULTS), *folder.glob(SECONDS)]:
         shutil.copy(file, aside)
     if (folder / "final").is_dir():
-        shutil.copytree(folder / "final", aside / "final", ignore=shutil.ignore_patterns("*.safetensors"))
+        shutil.copytree(
+            folder / "final", aside / "final", ignore=shutil.ignore_patterns("*.safetensors")
+        )
     for name, file in _weight_files(folder).items():
         (aside / name).parent.mkdir(parents=True, exist_ok=True)
         if file.stat().st_size < LARGE_BYTES:
@@ -127,7 +147,10 @@ def keep(folder: Path, target: Path) -> None:
 
 
 def find_difference(baseline: Outputs, head: Outputs) -> str | None:
-    """Finds the first difference, as a sentence; None if all is equal. Names must be today's in both."""
+    """Finds the first difference, as a sentence; None if all is equal.
+
+    Names must be today's in both.
+    """
     finders = (_find_in_tensors(baseline, head), _find_in_rows(baseline.metrics, head.metrics))
     for finder in (*finders, _find_in_rows(baseline.samples, head.samples)):
         for difference in finder:
@@ -157,19 +180,26 @@ def _find_in_tensors(baseline: Outputs, head: Outputs) -> Iterator[str]:
             yield f"{name} {ours.differs_from(theirs)}"
 
 
-def _find_in_rows(baseline: Mapping[str, list[Row]], head: Mapping[str, list[Row]]) -> Iterator[str]:
+def _find_in_rows(
+    baseline: Mapping[str, list[Row]], head: Mapping[str, list[Row]]
+) -> Iterator[str]:
     for file in {**baseline, **head}:
         if file not in baseline or file not in head:
             yield f"{file} is only in {'the baseline' if file in baseline else 'HEAD'}"
             continue
         for number, (ours, theirs) in enumerate(zip_longest(baseline[file], head[file]), 1):
             if ours is None or theirs is None:
-                yield f"{file} has {len(baseline[file])} rows in the baseline and {len(head[file])} in HEAD"
+                yield (
+                    f"{file} has {len(baseline[file])} rows in the baseline and "
+                    f"{len(head[file])} in HEAD"
+                )
                 break
             yield from _find_in_row(f"{file}:{number}", flatten(ours), flatten(theirs))
 
 
-def _find_in_row(where: str, baseline: Mapping[str, Value], head: Mapping[str, Value]) -> Iterator[str]:
+def _find_in_row(
+    where: str, baseline: Mapping[str, Value], head: Mapping[str, Value]
+) -> Iterator[str]:
     for key in {**baseline, **head}:
         if key not in baseline or key not in head:
             yield f"{where} {key} is only in {'the baseline' if key in baseline else 'HEAD'}"
@@ -182,7 +212,8 @@ def _read_tensors(file: Path) -> dict[str, Tensor]:
     if file.suffix == DIGESTS:
         kept = json.loads(file.read_text(encoding="utf-8"))
         return {
-            key: Tensor(dtype, tuple(shape), bytes.fromhex(data), True) for key, (dtype, shape, data) in kept.items()
+            key: Tensor(dtype, tuple(shape), bytes.fromhex(data), True)
+            for key, (dtype, shape, data) in kept.items()
         }
     digested = file.stat().st_size >= LARGE_BYTES
     return {
@@ -202,11 +233,14 @@ def _write_digests(tensors: Mapping[str, Tensor], file: Path) -> None:
 
 
 def _weight_files(folder: Path) -> dict[str, Path]:
-    """Files of weights by their path, in which the newest checkpoint is called `checkpoint`, at any step.
+    """Files of weights by their path, in which the newest checkpoint is called `checkpoint`, at any
+    step.
 
     Where a file's digests were kept in its place, they stand at its path.
     """
-    files = {str(file.relative_to(folder)): file for file in sorted(folder.glob("final/*.safetensors*"))}
+    files = {
+        str(file.relative_to(folder)): file for file in sorted(folder.glob("final/*.safetensors*"))
+    }
     checkpoints = [*sorted((folder / "checkpoints").glob("step_*")), folder / CHECKPOINT]
     for newest in [one for one in checkpoints if one.is_dir()][-1:]:
         found = sorted(newest.rglob("*.safetensors*"))

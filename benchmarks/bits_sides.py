@@ -1,4 +1,6 @@
-"""The two sides of `make bits`: a tree of the baseline commit, whose results are kept, and the working tree."""
+"""The two sides of `make bits`: a tree of the baseline commit, whose results are kept, and the
+working tree.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,10 @@ class Baseline:
             lock = self._locks.setdefault(case.name, threading.Lock())
         with lock:
             if not folder.exists():
-                with run_case(case, self._open_tree(), self, todays_names=False) as (results, seconds):
+                with run_case(case, self._open_tree(), self, todays_names=False) as (
+                    results,
+                    seconds,
+                ):
                     (results / SECONDS).write_text(f"{seconds:.1f}")
                     keep(results, folder)
         return folder
@@ -126,7 +131,9 @@ class Baseline:
 
 
 @contextlib.contextmanager
-def run_case(case: Case, tree: Path, baseline: Baseline, todays_names: bool) -> Iterator[tuple[Path, float]]:
+def run_case(
+    case: Case, tree: Path, baseline: Baseline, todays_names: bool
+) -> Iterator[tuple[Path, float]]:
     """Runs a case by a tree's own Lockstep, in a folder of its own that is gone afterwards.
 
     Yields:
@@ -146,7 +153,9 @@ def run_case(case: Case, tree: Path, baseline: Baseline, todays_names: bool) -> 
         )
         if code:
             side = "HEAD" if todays_names else "the baseline"
-            raise BitsError(f"{case.name} ended with exit code {code} by {side}:\n{printed[-3000:]}")
+            raise BitsError(
+                f"{case.name} ended with exit code {code} by {side}:\n{printed[-3000:]}"
+            )
         yield folder / RUN, time.monotonic() - start
 
 
@@ -155,7 +164,12 @@ def require_import(tree: Path) -> None:
     command = [sys.executable, "-c", "import lockstep; print(lockstep.__file__)"]
     with tempfile.TemporaryDirectory() as elsewhere:
         found = subprocess.run(
-            command, cwd=elsewhere, env=_environment(tree), capture_output=True, text=True, check=True
+            command,
+            cwd=elsewhere,
+            env=_environment(tree),
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout.strip()
     if Path(found).resolve() != (tree / "lockstep" / "__init__.py").resolve():
         raise BitsError(f"with PYTHONPATH={tree} Python imports {found}, which is another Lockstep")
@@ -168,18 +182,28 @@ def usable_cores() -> int:
 
 def _environment(tree: Path) -> dict[str, str]:
     """The environment of this process, with the tree's Lockstep and without GPUs."""
-    return os.environ | {"PYTHONPATH": str(tree), "CUDA_VISIBLE_DEVICES": "", "PYTHONDONTWRITEBYTECODE": "1"}
+    return os.environ | {
+        "PYTHONPATH": str(tree),
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
 
 
 def _git(*arguments: str) -> None:
-    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise BitsError(f"git {' '.join(arguments)}: {done.stderr.strip()}")
 
 
 def _machine() -> str:
     """Digest of all beside the code that the bits depend on."""
-    model = [line for line in _read("/proc/cpuinfo").splitlines() if line.startswith(("model name", "flags"))][:2]
+    model = [
+        line
+        for line in _read("/proc/cpuinfo").splitlines()
+        if line.startswith(("model name", "flags"))
+    ][:2]
     threads = [usable_cores(), _read("/sys/fs/cgroup/cpu.max"), os.environ.get("OMP_NUM_THREADS")]
     versions = [_version(package) for package in PACKAGES]
     whole = [platform.machine(), platform.python_version(), model, threads, versions]

@@ -1,10 +1,12 @@
-"""A checkpoint of policy and critic: how long training stands still, how long it takes, and how many bytes it has.
+"""A checkpoint of policy and critic: how long training stands still, how long it takes, and how
+many bytes it has.
 
     python -m benchmarks.checkpoint [--save]
 
-Baseline: the same states by `torch.save` and fsync, training waiting, as most trainers do; no sums. Ours writes
-safetensors from a copy while training continues, sums them, flushes them and renames the folder. Training is learner
-updates on the same states; its pace while a checkpoint is written is compared with its pace alone.
+Baseline: the same states by `torch.save` and fsync, training waiting, as most trainers do; no sums.
+Ours writes safetensors from a copy while training continues, sums them, flushes them and renames
+the folder. Training is learner updates on the same states; its pace while a checkpoint is written
+is compared with its pace alone.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ def learner(seed: int) -> TorchLearner:
 
 def step(learners: dict[str, TorchLearner]) -> float:
     """One update of each learner. Returns its seconds."""
-    batch = Batch(torch.arange(512) % VOCAB, torch.full((8,), 64), {"mask": torch.ones(512, dtype=torch.bool)})
+    batch = Batch(
+        torch.arange(512) % VOCAB, torch.full((8,), 64), {"mask": torch.ones(512, dtype=torch.bool)}
+    )
     began = time.perf_counter()
     for each in learners.values():
         train(each, batch, CrossEntropyLoss())
@@ -62,8 +66,12 @@ def waiting(learners: dict[str, TorchLearner], folder: Path) -> float:
     return time.perf_counter() - began
 
 
-def saving(saver: Saver, number: int, learners: dict[str, TorchLearner]) -> tuple[float, float, list[float]]:
-    """Seconds that training waited, seconds until the checkpoint had its name, and of each step meanwhile."""
+def saving(
+    saver: Saver, number: int, learners: dict[str, TorchLearner]
+) -> tuple[float, float, list[float]]:
+    """Seconds that training waited, seconds until the checkpoint had its name, and of each step
+    meanwhile.
+    """
     began = time.perf_counter()
     saver.begin(number, {"position": 0})
     still, steps = time.perf_counter() - began, []
@@ -84,25 +92,44 @@ def measure(folder: Path) -> tuple[list[Row], dict[str, object]]:
         theirs.append(waiting(learners, folder))
         ours.append(saving(saver, number, learners))
     states = sum(p.numel() for each in learners.values() for p in each.model.parameters()) * 4 * 3
-    written = sum(path.stat().st_size for path in (folder / "checkpoints").rglob("*") if path.is_file())
+    written = sum(
+        path.stat().st_size for path in (folder / "checkpoints").rglob("*") if path.is_file()
+    )
     still, whole = ([entry[i] for entry in ours] for i in (0, 1))
     pace = statistics.median([second for _, _, steps in ours for second in steps])
     rows = [
         Row(name, base, mine, base / mine)
         for name, base, mine in (
             ("training stands still, s, first checkpoint", theirs[0], still[0]),
-            ("training stands still, s, later ones", statistics.median(theirs[1:]), statistics.median(still[1:])),
-            ("until it is whole on the disk, s", statistics.median(theirs), statistics.median(whole)),
+            (
+                "training stands still, s, later ones",
+                statistics.median(theirs[1:]),
+                statistics.median(still[1:]),
+            ),
+            (
+                "until it is whole on the disk, s",
+                statistics.median(theirs),
+                statistics.median(whole),
+            ),
             ("a training step, s: alone, and while one is written", statistics.median(alone), pace),
             ("bytes: of the states, and of the checkpoint, MB", states / 1e6, written / 1e6),
         )
     ]
-    return rows, {"peak_rss_mb": peak_rss_mb(), "states_mb": states / 1e6, "still_s": still, "whole_s": whole}
+    return rows, {
+        "peak_rss_mb": peak_rss_mb(),
+        "states_mb": states / 1e6,
+        "still_s": still,
+        "whole_s": whole,
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/checkpoint.json")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--save", action="store_true", help="write benchmarks/results/checkpoint.json"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     folder = Path(tempfile.mkdtemp(prefix="lockstep-checkpoint-"))
@@ -111,7 +138,12 @@ def main() -> None:
     finally:
         shutil.rmtree(folder)
     where = environment()
-    print(where, table(rows, "torch.save, waiting", "policy and critic with AdamW"), details, sep="\n\n")
+    print(
+        where,
+        table(rows, "torch.save, waiting", "policy and critic with AdamW"),
+        details,
+        sep="\n\n",
+    )
     if options.save:
         print(save("checkpoint", where, rows, details))
 

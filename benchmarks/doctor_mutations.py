@@ -1,13 +1,15 @@
-"""Score of `lockstep_doctor.locate` on faults that nobody wrote: random edits of code that models run, and of loaders.
+"""Score of `lockstep_doctor.locate` on faults that nobody wrote: random edits of code that models
+run, and of loaders.
 
     python -m benchmarks.doctor_mutations [--count 25] [--seed TEXT] [--out FOLDER]
 
-Edited are five families' code in `transformers`, the masks and angles that families share there, Lockstep's attention,
-what packs a learner's batch, the torch sampler's passes, what loads a folder, and what carries weights to a sampler.
-Drawn are edits of lines that run. Kept are those after which the program runs and is farther from the original than
-three times what rounding makes. The truth is the line that was edited. Each commit draws others, unless `--seed` says
-which. With `--out` the same command resumes where it was stopped; `--count` of a later one may be larger. An edit of
-which the process died is one that crashed.
+Edited are five families' code in `transformers`, the masks and angles that families share there,
+Lockstep's attention, what packs a learner's batch, the torch sampler's passes, what loads a folder,
+and what carries weights to a sampler. Drawn are edits of lines that run. Kept are those after which
+the program runs and is farther from the original than three times what rounding makes. The truth is
+the line that was edited. Each commit draws others, unless `--seed` says which. With `--out` the
+same command resumes where it was stopped; `--count` of a later one may be larger. An edit of which
+the process died is one that crashed.
 """
 
 from __future__ import annotations
@@ -48,7 +50,10 @@ def score_program(
         done: Scores of earlier commands.
         begin: Is given the score of the next edit if the process dies of it.
     """
-    kept, known = sum(one.outcome == "kept" for one in done), {(one.file, one.node, one.kind) for one in done}
+    kept, known = (
+        sum(one.outcome == "kept" for one in done),
+        {(one.file, one.node, one.kind) for one in done},
+    )
     if kept >= count:
         return
     judge = Judge(program)
@@ -57,7 +62,18 @@ def score_program(
     for edit in draw(edits, f"{program.name} {seed}"):
         if (edit.file, edit.node, edit.kind) in known:
             continue
-        begin(Score(program.name, edit.kind, edit.file, edit.line, edit.function, edit.node, edit.text, "crashed"))
+        begin(
+            Score(
+                program.name,
+                edit.kind,
+                edit.file,
+                edit.line,
+                edit.function,
+                edit.node,
+                edit.text,
+                "crashed",
+            )
+        )
         scored = judge.score(edit)
         yield scored
         kept += scored.outcome == "kept"
@@ -66,7 +82,9 @@ def score_program(
 
 
 def read_scores(file: Path) -> list[Score]:
-    """Rows of an earlier command, with the one that it died of; a last line that was cut off is left out."""
+    """Rows of an earlier command, with the one that it died of; a last line that was cut off is
+    left out.
+    """
     if (begun := _begun(file)).exists():
         with file.open("a", encoding="utf-8") as out:
             out.write(begun.read_text(encoding="utf-8"))
@@ -75,7 +93,10 @@ def read_scores(file: Path) -> list[Score]:
         return []
     whole, newline, _ = file.read_text(encoding="utf-8").rpartition("\n")
     file.write_text(whole + newline, encoding="utf-8")
-    return [Score(**{**row, "found": tuple(row["found"])}) for row in map(json.loads, whole.splitlines())]
+    return [
+        Score(**{**row, "found": tuple(row["found"])})
+        for row in map(json.loads, whole.splitlines())
+    ]
 
 
 def remember(score: Score, file: Path | None) -> None:
@@ -93,7 +114,9 @@ def _begun(file: Path) -> Path:
 
 
 def table_of(scores: Sequence[Score]) -> Iterator[str]:
-    """Lines of the table: a row for each program, one for each file that was edited, and one for all."""
+    """Lines of the table: a row for each program, one for each file that was edited, and one for
+    all.
+    """
     yield f"| {' | '.join(_COLUMNS)} |"
     yield "|---" * len(_COLUMNS) + "|"
     for by in (lambda one: one.program, lambda one: "/".join(Path(one.file).parts[-2:])):
@@ -106,7 +129,8 @@ def _row(name: str, scores: Sequence[Score]) -> str:
     outcomes = Counter(one.outcome for one in scores)
     kept = [one for one in scores if one.outcome == "kept"]
     seconds, removed = (
-        sorted(found) or [0.0] for found in ([one.cpu_s for one in kept], [one.removed for one in kept])
+        sorted(found) or [0.0]
+        for found in ([one.cpu_s for one in kept], [one.removed for one in kept])
     )
     counts = [str(sum(getattr(one, field) for one in kept)) for field in _FIELDS]
     drawn = [f"{len(kept)} of {len(scores)}", f"{outcomes['equivalent']}", f"{outcomes['crashed']}"]
@@ -116,7 +140,9 @@ def _row(name: str, scores: Sequence[Score]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="locate random edits of code")
-    parser.add_argument("--count", type=int, default=25, help="faults of each program (default: 25)")
+    parser.add_argument(
+        "--count", type=int, default=25, help="faults of each program (default: 25)"
+    )
     parser.add_argument("--seed", help="which edits are drawn (default: the commit)")
     parser.add_argument("--out", type=Path, help="folder that remembers what is done")
     options = parser.parse_args()

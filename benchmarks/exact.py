@@ -1,14 +1,17 @@
-"""What `agreement.exact` keeps and costs: tokens whose log-probabilities differ, and time beside an inexact run.
+"""What `agreement.exact` keeps and costs: tokens whose log-probabilities differ, and time beside an
+inexact run.
 
     python -m benchmarks.exact [--save]
 
-Mismatches: a small random model of each family samples with the torch sampler, plainly, at a temperature, by top-k and
-by top-p (on more threads than one, by one of them each); the learner scores each token packed in other company, and
-again as it trains. A token counts once, and as a mismatch if either log-probability has another bit than the sampler's.
-Threads are those of the sampler and of the learner. The last column is the share of mismatches without exact kernels.
+Mismatches: a small random model of each family samples with the torch sampler, plainly, at a
+temperature, by top-k and by top-p (on more threads than one, by one of them each); the learner
+scores each token packed in other company, and again as it trains. A token counts once, and as a
+mismatch if either log-probability has another bit than the sampler's. Threads are those of the
+sampler and of the learner. The last column is the share of mismatches without exact kernels.
 
-Price, on one thread: CPU seconds of a PPO step and tokens per CPU second of the sampler, exact and not, in turn; models
-have random weights and the sizes of `ppo_arithmetic`, of `benchmarks.generate` and of about 100 M parameters.
+Price, on one thread: CPU seconds of a PPO step and tokens per CPU second of the sampler, exact and
+not, in turn; models have random weights and the sizes of `ppo_arithmetic`, of `benchmarks.generate`
+and of about 100 M parameters.
 """
 
 from __future__ import annotations
@@ -51,9 +54,13 @@ SAMPLINGS = (
     SamplingParams(96, temperature=1.0, top_p=0.9, stop_token_ids=(3,)),
 )
 STEPS = {
-    "ppo_arithmetic": "--prompts 256 --prompt-tokens 24 --new-tokens 16 --minibatches 2 --hidden 64 --vocab 256",
+    "ppo_arithmetic": (
+        "--prompts 256 --prompt-tokens 24 --new-tokens 16 --minibatches 2 --hidden 64 --vocab 256"
+    ),
     "0.6 M": "--prompts 32 --prompt-tokens 32 --new-tokens 64",
-    "100 M": "--prompts 8 --prompt-tokens 16 --new-tokens 16 --hidden 768 --layers 12 --vocab 16384",
+    "100 M": (
+        "--prompts 8 --prompt-tokens 16 --new-tokens 16 --hidden 768 --layers 12 --vocab 16384"
+    ),
 }
 SAMPLED = {
     "ppo_arithmetic": (256, 16, {"hidden": 64, "vocab": 256}),
@@ -88,7 +95,9 @@ def build(family: str) -> PreTrainedModel:
     """A small random model, all of whose vectors matter."""
     torch.manual_seed(0)
     config = AutoConfig.for_model(family, **(FAMILIES[family] | {"max_position_embeddings": 256}))
-    lm = AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME, dtype=torch.float32).eval()
+    lm = AutoModelForCausalLM.from_config(
+        config, attn_implementation=attention.NAME, dtype=torch.float32
+    ).eval()
     for vector in (parameter for parameter in lm.parameters() if parameter.ndim == 1):
         vector.data += 0.1 * torch.randn(vector.shape)
     return lm
@@ -103,13 +112,27 @@ def compare(family: str) -> Iterator[Cell]:
             alone = threads == (1, 1)
             tokens, mismatches = count(exact, dtype, threads, ROWS if alone else ROWS // 8, number)
             few, wrong = count(inexact, dtype, threads, ROWS // 8, number) if alone else (0, 0)
-            yield Cell(family, dtype, f"{threads[0]}/{threads[1]}", tokens, mismatches, wrong / few if few else None)
+            yield Cell(
+                family,
+                dtype,
+                f"{threads[0]}/{threads[1]}",
+                tokens,
+                mismatches,
+                wrong / few if few else None,
+            )
 
 
-def count(lm: PreTrainedModel, dtype: DType, threads: tuple[int, int], rows: int, seed: int) -> tuple[int, int]:
-    """Tokens that were sampled, and those that the learner gives another log-probability, scored or trained."""
+def count(
+    lm: PreTrainedModel, dtype: DType, threads: tuple[int, int], rows: int, seed: int
+) -> tuple[int, int]:
+    """Tokens that were sampled, and those that the learner gives another log-probability, scored or
+    trained.
+    """
     prompts = random_prompts([1 + 61 * row % 64 for row in range(rows)], seed)
-    requests = [Request(tuple(t % 256 for t in p), keyed.key("exact", seed, i)) for i, p in enumerate(prompts)]
+    requests = [
+        Request(tuple(t % 256 for t in p), keyed.key("exact", seed, i))
+        for i, p in enumerate(prompts)
+    ]
     head, tokens, mismatches = LogitsHead(lm, products=lm.config.model_type != "gemma2"), 0, 0
     samplings = SAMPLINGS if threads == (1, 1) else SAMPLINGS[seed : seed + 1]
     for start, sampling in enumerate(samplings):
@@ -137,9 +160,14 @@ def time_steps(name: str, dtype: DType, repeats: int) -> Row:
     options = [*STEPS[name].split(), "--dtype", dtype, "--epochs", "1"]
     with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
         kinds = ((first, []), (second, ["--exact"]))
-        sides = [step_of(Path(place), arguments(None).parse_args([*options, *more]))[0] for place, more in kinds]
+        sides = [
+            step_of(Path(place), arguments(None).parse_args([*options, *more]))[0]
+            for place, more in kinds
+        ]
         numbers = iter(range(10**6))
-        usual, exact = measure_interleaved([lambda side=side: side(next(numbers)) for side in sides], repeats)
+        usual, exact = measure_interleaved(
+            [lambda side=side: side(next(numbers)) for side in sides], repeats
+        )
     ratio = median(b / a for a, b in zip(usual, exact, strict=True))
     return Row(f"{name}, {dtype}", median(usual), median(exact), ratio)
 
@@ -168,14 +196,24 @@ def share(cell: Cell) -> str:
 
 def show(cells: list[Cell]) -> str:
     """The mismatches as a Markdown table."""
-    lines = ["| family | type | threads | tokens compared | mismatches | inexact |", "|---|---|---|---:|---:|---:|"]
-    rows = [f"{c.family} | {c.dtype} | {c.threads} | {c.tokens:,} | {c.mismatches:,} | {share(c)}" for c in cells]
-    rows.append(f"all | | | {sum(c.tokens for c in cells):,} | {sum(c.mismatches for c in cells):,} | ")
+    lines = [
+        "| family | type | threads | tokens compared | mismatches | inexact |",
+        "|---|---|---|---:|---:|---:|",
+    ]
+    rows = [
+        f"{c.family} | {c.dtype} | {c.threads} | {c.tokens:,} | {c.mismatches:,} | {share(c)}"
+        for c in cells
+    ]
+    rows.append(
+        f"all | | | {sum(c.tokens for c in cells):,} | {sum(c.mismatches for c in cells):,} | "
+    )
     return "\n".join(lines + [f"| {row} |" for row in rows])
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/exact.json")
     args = parser.parse_args()
     cells: list[Cell] = []
@@ -192,7 +230,14 @@ def main() -> int:
     sampling = [time_sampling(*case) for case in cases]
     print("", table(sampling, "inexact", "tokens per CPU second"), sep="\n")
     if args.save:
-        print(save("exact", environment(), [*steps, *sampling], {"mismatches": [vars(cell) for cell in cells]}))
+        print(
+            save(
+                "exact",
+                environment(),
+                [*steps, *sampling],
+                {"mismatches": [vars(cell) for cell in cells]},
+            )
+        )
     return int(any(cell.mismatches for cell in cells))
 
 

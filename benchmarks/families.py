@@ -1,10 +1,11 @@
-"""Model families that are computed right: a small random model of each, by learner, torch sampler and vLLM.
+"""Model families that are computed right: a small random model of each, by learner, torch sampler
+and vLLM.
 
     python -m benchmarks.families --save            # all, into docs/models.md
     python -m benchmarks.families llama qwen3       # some
 
-Beside each stands the largest |Δ log π| of a token to plain `transformers` (its own attention, each sequence alone,
-fp32), or that the model is refused, and why. Nothing else may stand there.
+Beside each stands the largest |Δ log π| of a token to plain `transformers` (its own attention, each
+sequence alone, fp32), or that the model is refused, and why. Nothing else may stand there.
 """
 
 from __future__ import annotations
@@ -48,9 +49,28 @@ _DELTA = {
     **_EXPERTS, "linear_num_value_heads": 2, "linear_num_key_heads": 1, "linear_key_head_dim": 32,
     "linear_value_head_dim": 32, "layer_types": ["linear_attention", "full_attention"],
 }  # fmt: skip
-_GPT2 = {"vocab_size": 256, "n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 64, "initializer_range": 0.1}
-_MAMBA = {"vocab_size": 256, "hidden_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 64, **_TOKENS}
-_BESIDE_MAMBA = {**_USUAL, "mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 1}
+_GPT2 = {
+    "vocab_size": 256,
+    "n_embd": 64,
+    "n_layer": 2,
+    "n_head": 2,
+    "n_positions": 64,
+    "initializer_range": 0.1,
+}
+_MAMBA = {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 64,
+    **_TOKENS,
+}
+_BESIDE_MAMBA = {
+    **_USUAL,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 32,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 1,
+}
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": _USUAL,
@@ -107,7 +127,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "deepseek_v3": {**_LATENT, "topk_method": "noaux_tc"},
     "mamba": {**_MAMBA, "state_size": 16},
     "falcon_mamba": {**_MAMBA, "state_size": 16},
-    "mamba2": {**_MAMBA, "state_size": 16, "num_heads": 8, "head_dim": 16, "n_groups": 1, "expand": 2},
+    "mamba2": {
+        **_MAMBA,
+        "state_size": 16,
+        "num_heads": 8,
+        "head_dim": 16,
+        "n_groups": 1,
+        "expand": 2,
+    },
     "qwen3_next": _DELTA,
     "qwen3_5_text": _DELTA,
     "lfm2": {**_USUAL, "layer_types": ["conv", "full_attention"]},
@@ -153,22 +180,35 @@ def _cell(gap: Callable[[], float]) -> Cell:
 
 
 def table(rows: dict[str, list[Cell]]) -> str:
-    """A row for each outcome, with the largest difference of its families and, below, the reasons for refusals."""
+    """A row for each outcome, with the largest difference of its families and, below, the reasons
+    for refusals.
+    """
     groups: dict[tuple[str, ...], dict[str, list[Cell]]] = {}
     for family, cells in rows.items():
         groups.setdefault(tuple(cell.outcome for cell in cells), {})[f"`{family}`"] = cells
-    lines = ["| learner, packed | torch sampler | vLLM, refitted | `model_type` |", "|---|---|---|---|"]
+    lines = [
+        "| learner, packed | torch sampler | vLLM, refitted | `model_type` |",
+        "|---|---|---|---|",
+    ]
     for outcomes, members in groups.items():
-        largest = [max(cell.gap or 0.0 for cell in column) for column in zip(*members.values(), strict=True)]
+        largest = [
+            max(cell.gap or 0.0 for cell in column)
+            for column in zip(*members.values(), strict=True)
+        ]
         words = [outcome.format(gap) for outcome, gap in zip(outcomes, largest, strict=True)]
         lines.append(f"| {' | '.join(words)} | {', '.join(members)} |")
     lines += ["", "Why, in the program's words:", ""]
-    lines += [f"- {', '.join(families)}: {shorten(reason, 160)}" for reason, families in _reasons(rows).items()]
+    lines += [
+        f"- {', '.join(families)}: {shorten(reason, 160)}"
+        for reason, families in _reasons(rows).items()
+    ]
     return "\n".join(lines) + "\n"
 
 
 def _reasons(rows: dict[str, list[Cell]]) -> dict[str, list[str]]:
-    """Families by reason; the torch sampler refuses what the learner does, since it runs the same network."""
+    """Families by reason; the torch sampler refuses what the learner does, since it runs the same
+    network.
+    """
     found: dict[str, list[str]] = {}
     for family, (learner, sampler, engine) in rows.items():
         for reason in dict.fromkeys((learner.reason or sampler.reason, engine.reason)):
@@ -178,7 +218,9 @@ def _reasons(rows: dict[str, list[Cell]]) -> dict[str, list[str]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("families", nargs="*", default=list(FAMILIES), help="default: all")
     parser.add_argument("--save", action="store_true", help=f"write the table into {PAGE.name}")
     options = parser.parse_args()
@@ -187,12 +229,19 @@ def main() -> int:
         for family in options.families:
             rows[family] = measure(family, Path(folder) / family)
             print(f"{family:<20}", *(f"{cell!s:<10}" for cell in rows[family]))
-            print(*(f"    {cell.reason}\n" for cell in rows[family] if cell.reason), sep="", end="", flush=True)
+            print(
+                *(f"    {cell.reason}\n" for cell in rows[family] if cell.reason),
+                sep="",
+                end="",
+                flush=True,
+            )
     if options.save:
         head = PAGE.read_text().split("\n| learner, packed")[0]
         PAGE.write_text(f"{head}\n{table(rows)}")
     print(f"torch {torch.__version__}, transformers {transformers.__version__}")
-    return int(any(cell.gap is not None and cell.gap > RIGHT for cells in rows.values() for cell in cells))
+    return int(
+        any(cell.gap is not None and cell.gap > RIGHT for cells in rows.values() for cell in cells)
+    )
 
 
 if __name__ == "__main__":

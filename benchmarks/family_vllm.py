@@ -1,4 +1,5 @@
-"""Compares vLLM after a weight sync with plain `transformers` on a small model: one line of the table of families.
+"""Compares vLLM after a weight sync with plain `transformers` on a small model: one line of the
+table of families.
 
 `python -m benchmarks.family_vllm FOLDER` does it in this process and prints the outcome as JSON.
 """
@@ -35,7 +36,9 @@ _RESPONSE = 12
 
 @dataclass(frozen=True)
 class Cell:
-    """The result of one backend on one family: its difference in nats, or the reason for a refusal."""
+    """The result of one backend on one family: its difference in nats, or the reason for a
+    refusal.
+    """
 
     gap: float | None
     reason: str = ""
@@ -52,7 +55,8 @@ class Cell:
 
 
 def vllm_with_refit(folder: Path) -> Cell:
-    """Starts vLLM with a model, sends it other weights, proves that they arrived, and samples with them.
+    """Starts vLLM with a model, sends it other weights, proves that they arrived, and samples with
+    them.
 
     Runs in a process of its own, which ends with it.
 
@@ -75,12 +79,16 @@ class _Plain:
 
     @classmethod
     def other_than(cls, folder: Path) -> _Plain:
-        network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+        network = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
         draws = torch.Generator().manual_seed(1)
         with torch.no_grad():
             for parameter in network.parameters():
                 parameter += (
-                    0.1 * parameter.std().nan_to_num(1.0).clamp(min=0.1) * torch.randn(parameter.shape, generator=draws)
+                    0.1
+                    * parameter.std().nan_to_num(1.0).clamp(min=0.1)
+                    * torch.randn(parameter.shape, generator=draws)
                 )
         return cls(network)
 
@@ -97,7 +105,12 @@ class _Plain:
         """Log-probabilities of all tokens but the first, sequence by sequence."""
         columns: list[Tensor] = []
         for tokens in batch.sequences():
-            table = self.network(input_ids=tokens[None], use_cache=False).logits[0].float().log_softmax(-1)
+            table = (
+                self.network(input_ids=tokens[None], use_cache=False)
+                .logits[0]
+                .float()
+                .log_softmax(-1)
+            )
             own = table[:-1].gather(1, tokens[1:, None])[:, 0]
             columns += [torch.zeros(1), own]
         return torch.cat(columns) * batch.mask
@@ -122,7 +135,9 @@ def measured(folder: Path) -> Cell:
 
 
 def _gap(source: _Plain, sampler: SamplerPool, vocabulary: int) -> float:
-    draws = (keyed.uniforms(torch.arange(len(_PROMPTS)), torch.arange(max(_PROMPTS))) * vocabulary).long()
+    draws = (
+        keyed.uniforms(torch.arange(len(_PROMPTS)), torch.arange(max(_PROMPTS))) * vocabulary
+    ).long()
     requests = [
         Request(tuple(row[:length].tolist()), keyed.key("family", number))
         for number, (row, length) in enumerate(zip(draws, _PROMPTS, strict=True))

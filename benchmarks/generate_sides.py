@@ -56,10 +56,15 @@ class Case:
 
     @classmethod
     def of(cls, size: str, lengths: Lengths, generations: int) -> Case:
-        """Prompts of 8 to 64 tokens, short ones first; of uneven responses one in 13 reaches `max_tokens`."""
+        """Prompts of 8 to 64 tokens, short ones first; of uneven responses one in 13 reaches
+        `max_tokens`.
+        """
         responses, most = LOADS[size]
         count, vocab = responses // generations, SIZES[size].vocab
-        widths = [LEAST_PROMPT + i * (MOST_PROMPT - LEAST_PROMPT) // max(count - 1, 1) for i in range(count)]
+        widths = [
+            LEAST_PROMPT + i * (MOST_PROMPT - LEAST_PROMPT) // max(count - 1, 1)
+            for i in range(count)
+        ]
         prompts = tuple(map(tuple, random_prompts(widths, vocab=vocab)))
         stops = range(0, vocab, round(most / math.log(13))) if lengths == "uneven" else ()
         return cls(size, prompts, generations, most, tuple(stops))
@@ -72,19 +77,24 @@ class Case:
     @property
     def sampling(self) -> SamplingParams:
         """The options of a sampler."""
-        return SamplingParams(self.max_tokens, temperature=self.temperature, stop_token_ids=self.stops)
+        return SamplingParams(
+            self.max_tokens, temperature=self.temperature, stop_token_ids=self.stops
+        )
 
     def requests(self, turn: int = 0) -> list[Request]:
         """The requests of a sampler; each turn has its own random numbers."""
         repeated = [prompt for prompt in self.prompts for _ in range(self.generations)]
-        return [Request(prompt, keyed.key("benchmark", turn, i)) for i, prompt in enumerate(repeated)]
+        return [
+            Request(prompt, keyed.key("benchmark", turn, i)) for i, prompt in enumerate(repeated)
+        ]
 
 
 @dataclass
 class Transformers:
     """The baseline: one left-padded batch that runs until its last row has stopped.
 
-    A prompt of several generations is repeated, as `num_return_sequences` would do before anything is computed.
+    A prompt of several generations is repeated, as `num_return_sequences` would do before anything
+    is computed.
     """
 
     lm: LlamaForCausalLM
@@ -113,7 +123,9 @@ class Transformers:
         if case.temperature == 0:
             chosen = GenerationConfig(do_sample=False)
         else:
-            chosen = GenerationConfig(do_sample=True, temperature=case.temperature, top_k=0, top_p=1.0)
+            chosen = GenerationConfig(
+                do_sample=True, temperature=case.temperature, top_k=0, top_p=1.0
+            )
         chosen.update(max_new_tokens=case.max_tokens, pad_token_id=0)
         if case.stops:
             chosen.update(eos_token_id=list(case.stops))
@@ -166,7 +178,9 @@ def build_lm(size: str) -> LlamaForCausalLM:
 
 
 def prepare(lm: LlamaForCausalLM, exact: bool) -> LlamaForCausalLM:
-    """Gives a model Lockstep's attention and layout, and makes it exact or not; a user has it exact by default."""
+    """Gives a model Lockstep's attention and layout, and makes it exact or not; a user has it exact
+    by default.
+    """
     lm.set_attn_implementation(attention.NAME)
     if exact:
         make_exact(lm)

@@ -1,14 +1,15 @@
 """CPU seconds of a step of GRPO and of RLOO beside TRL 1.16.0's trainers of them.
 
-    python3 -m venv benchmarks/.venv-trl-preference
-    benchmarks/.venv-trl-preference/bin/pip install torch==2.13.0 trl==1.16.0 transformers==5.19.0 \\
+    python3 -m venv benchmarks/.venv-trl-preference benchmarks/.venv-trl-preference/bin/pip install
+    torch==2.13.0 trl==1.16.0 transformers==5.19.0 \\
         --extra-index-url https://download.pytorch.org/whl/cpu
     python -m benchmarks.group_step [--size toy default 512x8] [--save]
 
-All sides train the same Llama, of the sizes asked for, on 16 responses of 32 new tokens at temperature 1, to prompts of
-16 tokens, in one micro-batch and one update, by AdamW in fp32, on one thread, on 2 prompts with 8 responses each, RLOO
-with a reference. The clock is CPU time from one step to the next, and the median step counts. These trainers of TRL do
-not call the garbage collector, so that the second table, in which all collecting is taken off TRL's figures, is the
+All sides train the same Llama, of the sizes asked for, on 16 responses of 32 new tokens at
+temperature 1, to prompts of 16 tokens, in one micro-batch and one update, by AdamW in fp32, on one
+thread, on 2 prompts with 8 responses each, RLOO with a reference. The clock is CPU time from one
+step to the next, and the median step counts. These trainers of TRL do not call the garbage
+collector, so that the second table, in which all collecting is taken off TRL's figures, is the
 first one but for what Python collects by itself.
 """
 

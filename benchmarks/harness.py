@@ -1,4 +1,6 @@
-"""Tools for every benchmark: timing side by side, peak memory, a Markdown table, and a description of the machine."""
+"""Tools for every benchmark: timing side by side, peak memory, a Markdown table, and a description
+of the machine.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ def measure_interleaved(
     repeats: int,
     cpu_clocks: Sequence[Callable[[], float]] | None = None,
 ) -> list[list[float]]:
-    """CPU seconds of several functions in turn (a b a b …), so that other load on the machine meets them all alike.
+    """CPU seconds of several functions in turn (a b a b …), so that other load on the machine meets
+    them all alike.
 
     Args:
         fns: The functions.
@@ -59,12 +62,19 @@ def cpu_clock(pid: int) -> float:
 
 
 def side(python: Path, module: str, *options: str) -> dict[str, Any]:
-    """Runs one side of a comparison, on one thread in its own process. Returns the JSON object of its last line."""
+    """Runs one side of a comparison, on one thread in its own process.
+
+    Returns the JSON object of its last line.
+    """
     alone = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
     command, root = [str(python), "-m", module, *options], Path(__file__).resolve().parent.parent
-    done = subprocess.run(command, cwd=root, env=os.environ | alone, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=root, env=os.environ | alone, capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)} ended with status {done.returncode}:\n{done.stderr[-2000:]}")
+        raise RuntimeError(
+            f"{' '.join(command)} ended with status {done.returncode}:\n{done.stderr[-2000:]}"
+        )
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -76,8 +86,9 @@ def peak_rss_mb() -> float:
 class MemoryGrowth:
     """Bytes held at the peak beyond those held at its creation.
 
-    On a CPU: resident memory of this process. What was freed before is handed back to the system first, or it would be
-    used again unseen. Run the work once before, so that the code it loads does not count.
+    On a CPU: resident memory of this process. What was freed before is handed back to the system
+    first, or it would be used again unseen. Run the work once before, so that the code it loads
+    does not count.
     """
 
     def __init__(self, device: torch.device = CPU) -> None:
@@ -96,7 +107,9 @@ class MemoryGrowth:
 
     def _bytes(self, field: str) -> float:
         if self._device.type == "cuda":
-            seen = torch.cuda.max_memory_allocated if field == "VmHWM" else torch.cuda.memory_allocated
+            seen = (
+                torch.cuda.max_memory_allocated if field == "VmHWM" else torch.cuda.memory_allocated
+            )
             return seen(self._device)
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024.0
@@ -122,19 +135,26 @@ class Row:
 def table(rows: Sequence[Row], baseline: str, unit: str) -> str:
     """The rows as a Markdown table; `baseline` names the other program."""
     head = [f"| {unit} | {baseline} | Lockstep | ratio |", "|---|---:|---:|---:|"]
-    return "\n".join(head + [f"| {r.name} | {r.baseline:.4g} | {r.ours:.4g} | {r.ratio:.2f}× |" for r in rows])
+    return "\n".join(
+        head + [f"| {r.name} | {r.baseline:.4g} | {r.ours:.4g} | {r.ratio:.2f}× |" for r in rows]
+    )
 
 
 def environment(threads: int | None = None) -> str:
     """One line on the machine and date of a figure; `threads` if other processes were measured."""
     return (
         f"{_cpu_model()}, {os.cpu_count()} cores, {threads or torch.get_num_threads()} thread(s), "
-        f"torch {torch.__version__}, Python {platform.python_version()}, {datetime.date.today().isoformat()}"
+        f"torch {torch.__version__}, Python {platform.python_version()}, "
+        f"{datetime.date.today().isoformat()}"
     )
 
 
-def save(name: str, where: str, rows: Sequence[DataclassInstance], details: Mapping[str, object]) -> Path:
-    """Writes a table, its `environment`, and further details to `benchmarks/results/<name>.json`."""
+def save(
+    name: str, where: str, rows: Sequence[DataclassInstance], details: Mapping[str, object]
+) -> Path:
+    """Writes a table, its `environment`, and further details to
+    `benchmarks/results/<name>.json`.
+    """
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     content = {"environment": where, "rows": [asdict(row) for row in rows], **details}
@@ -144,4 +164,7 @@ def save(name: str, where: str, rows: Sequence[DataclassInstance], details: Mapp
 
 def _cpu_model() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+    return next(
+        (line.split(":")[1].strip() for line in lines if line.startswith("model name")),
+        platform.processor(),
+    )

@@ -1,4 +1,6 @@
-"""The lines of models that run: in a segment while `locate` traces it, also those that call no operator; in files."""
+"""The lines of models that run: in a segment while `locate` traces it, also those that call no
+operator; in files.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ class LineRecorder(Recorder):
     """Notes lines besides operators.
 
     Args:
-        traced: Is given a set for each trace, with its lines, and those that call what runs at its ends.
+        traced: Is given a set for each trace, with its lines, and those that call what runs at its
+            ends.
         opened: See `Recorder`.
     """
 
@@ -62,7 +65,8 @@ class LineRecorder(Recorder):
 
 @contextmanager
 def watch_lines(*taps: ModuleType) -> Iterator[list[set[Frame]]]:
-    """Notes the lines of every trace in the block, in order; `locate` traces its first place first, in both engines.
+    """Notes the lines of every trace in the block, in order; `locate` traces its first place first,
+    in both engines.
 
     Args:
         taps: Modules of the taps that trace.
@@ -79,7 +83,9 @@ def watch_lines(*taps: ModuleType) -> Iterator[list[set[Frame]]]:
 
 @contextmanager
 def lines_that_run(files: Collection[str]) -> Iterator[set[tuple[str, int]]]:
-    """Notes the lines of files that run in the block, in this thread and in those that are started there."""
+    """Notes the lines of files that run in the block, in this thread and in those that are started
+    there.
+    """
     ran: set[tuple[str, int]] = set()
     wanted = frozenset(files)
 

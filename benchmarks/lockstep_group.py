@@ -1,7 +1,10 @@
-"""Our side of `benchmarks.group_step`: steps of GRPO and RLOO on the small Llama. Prints one JSON line.
+"""Our side of `benchmarks.group_step`: steps of GRPO and RLOO on the small Llama.
 
-The reward is that of `benchmarks.lockstep_ppo`. As there, a step scores the responses again with the learner, reports
-how well sampler and learner agree, and attests the refit, which the other side does not.
+Prints one JSON line.
+
+The reward is that of `benchmarks.lockstep_ppo`. As there, a step scores the responses again with
+the learner, reports how well sampler and learner agree, and attests the refit, which the other side
+does not.
 """
 
 from __future__ import annotations
@@ -19,7 +22,11 @@ from benchmarks.lockstep_ppo import agreement_of, arguments, experience_of, meas
 from benchmarks.small_llama import causal_lm, llama_config
 from lockstep.algorithms.grpo import step as grpo
 from lockstep.algorithms.grpo.options import PolicyGradient
-from lockstep.algorithms.policy_gradient.step import PolicyGradientWorkers, build_settings, sample_step
+from lockstep.algorithms.policy_gradient.step import (
+    PolicyGradientWorkers,
+    build_settings,
+    sample_step,
+)
 from lockstep.config import LearnerSection
 from lockstep.core.types import Phase, skip_timing
 from lockstep.learners.torch.learner import TorchLearner
@@ -31,7 +38,11 @@ from lockstep.system.process_defaults import keep_freed_memory
 SECTION = LearnerSection(device="cpu")
 GROUPED: dict[str, dict[str, Any]] = {
     "grpo": {"loss_mean": "tokens"},
-    "rloo": {"baseline": "leave_one_out", "scale_rewards": "none", "kl": {"coef": 0.05, "placement": "reward"}},
+    "rloo": {
+        "baseline": "leave_one_out",
+        "scale_rewards": "none",
+        "kl": {"coef": 0.05, "placement": "reward"},
+    },
 }
 """By TRL's defaults: GRPO without a reference, RLOO with a KL of 0.05."""
 
@@ -84,7 +95,9 @@ def step_of(
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--algorithm", choices=GROUPED, required=True)
-    parser.add_argument("--generations", type=int, default=8, help="responses to a prompt; all are --prompts")
+    parser.add_argument(
+        "--generations", type=int, default=8, help="responses to a prompt; all are --prompts"
+    )
     torch.set_num_threads(1)
     keep_freed_memory()
     print(json.dumps(measured(parser.parse_args(), step_of)), flush=True)

@@ -1,8 +1,10 @@
-"""Our side of `benchmarks.ppo_step`: the step that `lockstep train` runs, on the small Llama. Prints one JSON line.
+"""Our side of `benchmarks.ppo_step`: the step that `lockstep train` runs, on the small Llama.
 
-The reward is the rank of a response's last token, which costs nothing, as on the other side. What a step does that the
-other side's does not: it scores the responses again with the learner, reports how well sampler and learner agree, and
-attests the refit.
+Prints one JSON line.
+
+The reward is the rank of a response's last token, which costs nothing, as on the other side. What a
+step does that the other side's does not: it scores the responses again with the learner, reports
+how well sampler and learner agree, and attests the refit.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ from lockstep.system.process_defaults import keep_freed_memory
 
 
 def recipe(args: argparse.Namespace) -> PPORecipe:
-    """TRL's defaults where it has them: λ = 0.95, clips of 0.2, k1 with 0.05 in the reward, AdamW with 3e-6."""
+    """TRL's defaults where it has them: λ = 0.95, clips of 0.2, k1 with 0.05 in the reward, AdamW
+    with 3e-6.
+    """
     return PPORecipe.model_validate(
         {
             "algorithm": "ppo",
@@ -68,13 +72,19 @@ def recipe(args: argparse.Namespace) -> PPORecipe:
     )
 
 
-def last_token(prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]) -> list[float | None]:
+def last_token(
+    prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
+) -> list[float | None]:
     """The number of the last token over the size of the vocabulary."""
     return [int(response.rsplit("t", 1)[1]) / VOCAB for response in responses]
 
 
-def prompts_in(folder: Path, args: argparse.Namespace, data: DataSection) -> tuple[Prompts, PreTrainedTokenizerFast]:
-    """Prompts of random tokens, read from JSONL like any others, and the tokenizer of their words."""
+def prompts_in(
+    folder: Path, args: argparse.Namespace, data: DataSection
+) -> tuple[Prompts, PreTrainedTokenizerFast]:
+    """Prompts of random tokens, read from JSONL like any others, and the tokenizer of their
+    words.
+    """
     inner = Tokenizer(models.WordLevel({f"t{i}": i for i in range(args.vocab)}, unk_token="t0"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner)
@@ -93,7 +103,9 @@ def step_of(
     lm = causal_lm(llama_config(hidden=args.hidden, layers=args.layers, vocab=args.vocab)).eval()
     lm.set_attn_implementation(attention.NAME)
     policy = TorchLearner(LogitsHead(lm), options.learner, options.policy)
-    critic = TorchLearner(ValueHead(copy.deepcopy(lm.model), seed=0), options.learner, options.critic)
+    critic = TorchLearner(
+        ValueHead(copy.deepcopy(lm.model), seed=0), options.learner, options.critic
+    )
     reference = TorchLearner(LogitsHead(copy.deepcopy(lm)), options.learner)
     if args.exact:
         for learner in (policy, reference):
@@ -129,7 +141,9 @@ def experience_of(
     assert isinstance(policy.model, LogitsHead)
     sampler = TorchSampler(policy.model.lm, options.sampler.max_batch_size, options.learner.dtype)
     session = SamplerSession(sampler, policy, phase=phase)
-    return RolloutCollector(session, prompts, last_token, partial(_decoded, tokenizer), options.seed)
+    return RolloutCollector(
+        session, prompts, last_token, partial(_decoded, tokenizer), options.seed
+    )
 
 
 def agreement_of(
@@ -150,7 +164,9 @@ def _decoded(tokenizer: PreTrainedTokenizerFast, tokens: Sequence[int]) -> str:
 
 
 def arguments(doc: str | None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--prompt-tokens", type=int, default=16)
     parser.add_argument("--new-tokens", type=int, default=32)
@@ -161,7 +177,11 @@ def arguments(doc: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--vocab", type=int, default=VOCAB)
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
-    parser.add_argument("--exact", action="store_true", help="by kernels that give a token the same bits in any batch")
+    parser.add_argument(
+        "--exact",
+        action="store_true",
+        help="by kernels that give a token the same bits in any batch",
+    )
     return parser
 
 

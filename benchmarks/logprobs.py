@@ -2,14 +2,16 @@
 
     python -m benchmarks.logprobs [--peer FOLDER] [--save]
 
-Two processes over gloo with one thread each share a vocabulary of 32,768 for 4 × 1,024 positions. "naive" is what one
-writes first (`baselines/naive_logprobs.py`), on the same inputs in the same run; the results and gradients of all sides
-are compared. With `--peer FOLDER`, a checkout of NeMo RL that you fetched, its own functions are two more sides of the
-same run: as they are by default, and with chunks of 256 positions.
+Two processes over gloo with one thread each share a vocabulary of 32,768 for 4 × 1,024 positions.
+"naive" is what one writes first (`baselines/naive_logprobs.py`), on the same inputs in the same
+run; the results and gradients of all sides are compared. With `--peer FOLDER`, a checkout of NeMo
+RL that you fetched, its own functions are two more sides of the same run: as they are by default,
+and with chunks of 256 positions.
 
-Seconds are CPU seconds of a rank, medians of interleaved runs; memory is what a process holds above the inputs and the
-upstream gradients at the peak, and has a run of its own. With `--device cuda` there are as many ranks as GPUs, two at
-most, over NCCL; seconds are the GPU's and memory is that of PyTorch's allocator. This has not run to its end yet.
+Seconds are CPU seconds of a rank, medians of interleaved runs; memory is what a process holds above
+the inputs and the upstream gradients at the peak, and has a run of its own. With `--device cuda`
+there are as many ranks as GPUs, two at most, over NCCL; seconds are the GPU's and memory is that of
+PyTorch's allocator. This has not run to its end yet.
 """
 
 from __future__ import annotations
@@ -67,7 +69,9 @@ class Setting:
 
 
 def run_rank(rank: int, setting: Setting) -> None:
-    """Measures the kernels with the other ranks; rank 0 prints progress and writes `figures.json`."""
+    """Measures the kernels with the other ranks; rank 0 prints progress and writes
+    `figures.json`.
+    """
     torch.set_num_threads(1)
     device = torch.device(setting.device, rank) if setting.device == "cuda" else torch.device("cpu")
     dist.init_process_group(
@@ -92,12 +96,16 @@ def run_rank(rank: int, setting: Setting) -> None:
 
 
 def _measure(kernel: Kernel, place: Place, repeats: int) -> dict[str, Figures]:
-    """A kernel's figures: seconds are means over the ranks, memory that of the rank with the most."""
+    """A kernel's figures: seconds are means over the ranks, memory that of the rank with the
+    most.
+    """
     work = kernel.build(place)
     repeats = max(1, repeats // 2) if kernel.slow else repeats
     figures = measure_work(work, place.device, repeats, lambda: dist.barrier(place.group))
     for figure in figures.values():
-        seconds = torch.tensor([figure.forward_s, figure.backward_s], dtype=torch.float64, device=place.device)
+        seconds = torch.tensor(
+            [figure.forward_s, figure.backward_s], dtype=torch.float64, device=place.device
+        )
         held = torch.tensor(figure.total_bytes, dtype=torch.float64, device=place.device)
         dist.all_reduce(seconds, group=place.group)
         dist.all_reduce(held, dist.ReduceOp.MAX, place.group)
@@ -110,11 +118,16 @@ def over_ranks(setting: Setting) -> dict[str, dict[str, Figures]]:
     """Starts the ranks and returns each kernel's figures by way."""
     start_processes(run_rank, (setting,), setting.ranks)
     results = json.loads(Path(setting.folder, "figures.json").read_text())
-    return {kernel: {way: Figures(**figure) for way, figure in ways.items()} for kernel, ways in results.items()}
+    return {
+        kernel: {way: Figures(**figure) for way, figure in ways.items()}
+        for kernel, ways in results.items()
+    }
 
 
 def show(figures: dict[str, dict[str, Figures]]) -> str:
-    """A Markdown table: CPU time and memory of each side, and how many times Lockstep's the others' are."""
+    """A Markdown table: CPU time and memory of each side, and how many times Lockstep's the others'
+    are.
+    """
     sides = list(dict.fromkeys(way for ways in figures.values() for way in ways))
     lines = [f"| CPU ms; MiB at the peak | {' | '.join(sides)} |", f"|---|{'---:|' * len(sides)}"]
     for kernel, ways in figures.items():
@@ -129,18 +142,29 @@ def _cell(own: Figures, ours: Figures) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--repeats", type=int, default=4, help="interleaved runs; slow kernels have half as many")
-    parser.add_argument("--peer", default="", help="a checkout of NeMo RL, whose functions are measured too")
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/logprobs.json")
+    parser.add_argument(
+        "--repeats", type=int, default=4, help="interleaved runs; slow kernels have half as many"
+    )
+    parser.add_argument(
+        "--peer", default="", help="a checkout of NeMo RL, whose functions are measured too"
+    )
+    parser.add_argument(
+        "--save", action="store_true", help="write benchmarks/results/logprobs.json"
+    )
     args = parser.parse_args()
     ranks = min(2, torch.cuda.device_count()) if args.device == "cuda" else 2
     with tempfile.TemporaryDirectory() as folder:
         figures = over_ranks(Setting(args.device, ranks, args.repeats, folder, args.peer))
     print(environment(1), show(figures), sep="\n\n")
     if args.save:
-        plain = {name: {way: dataclasses.asdict(own) for way, own in ways.items()} for name, ways in figures.items()}
+        plain = {
+            name: {way: dataclasses.asdict(own) for way, own in ways.items()}
+            for name, ways in figures.items()
+        }
         print(save("logprobs", environment(1), [], {"repeats": args.repeats, "kernels": plain}))
 
 

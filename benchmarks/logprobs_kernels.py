@@ -29,7 +29,9 @@ Call = Callable[[Any], list[Tensor]]
 
 @dataclass(frozen=True)
 class Place:
-    """A rank and the shapes of its inputs. All random numbers are seeded: unsharded inputs are equal on all ranks.
+    """A rank and the shapes of its inputs.
+
+    All random numbers are seeded: unsharded inputs are equal on all ranks.
 
     Attributes:
         rank: Rank in the group.
@@ -50,7 +52,9 @@ class Place:
     peer: ModuleType | None = None
 
     def ways(self, chunked: Call, plain: Call | None = None) -> dict[str, Forward]:
-        """The same call of Lockstep and of the peer: with chunks, and as the peer does it by default, without."""
+        """The same call of Lockstep and of the peer: with chunks, and as the peer does it by
+        default, without.
+        """
         found: dict[str, Forward] = {"Lockstep": partial(chunked, ours)}
         if self.peer is not None and plain is not None:
             found["NeMo RL"] = partial(plain, self.peer)
@@ -79,10 +83,14 @@ class Place:
         return torch.randn(shape, generator=generator, device=self.device).mul_(scale)
 
     def logits(self, target: Tensor, columns: int, start: int, dtype: torch.dtype) -> Tensor:
-        """Logits of this rank, the target's raised so that any sampling keeps it; they receive a gradient."""
+        """Logits of this rank, the target's raised so that any sampling keeps it; they receive a
+        gradient.
+        """
         z = self.normal(*target.shape, columns, seed=2 + self.rank)
         inside = (target >= start) & (target < start + columns)
-        z.scatter_add_(-1, (target - start).clamp(0, columns - 1)[..., None], 8.0 * inside.float()[..., None])
+        z.scatter_add_(
+            -1, (target - start).clamp(0, columns - 1)[..., None], 8.0 * inside.float()[..., None]
+        )
         return z.to(dtype).requires_grad_()
 
     def shard(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -110,7 +118,9 @@ def logprob(place: Place, dtype: torch.dtype = torch.float32) -> Work:
     logits, target = place.shard(dtype)
     start, end, group = place.start, place.start + place.columns, place.group
     ways = place.ways(
-        lambda library: [library.ChunkedDistributedLogprob.apply(logits, target, start, end, CHUNK, group)],
+        lambda library: [
+            library.ChunkedDistributedLogprob.apply(logits, target, start, end, CHUNK, group)
+        ],
         lambda library: [library.DistributedLogprob.apply(logits, target, start, end, group)],
     )
     ways["naive"] = lambda: [naive.logprobs(logits, target, start, group)]
@@ -121,7 +131,9 @@ def gather(place: Place, dtype: torch.dtype = torch.float32) -> Work:
     logits, _ = place.shard(dtype)
     index = place.tokens(place.batch, place.sequence, K)
     span = (place.start, place.start + place.columns, CHUNK, place.group)
-    call: Call = lambda library: [library.ChunkedDistributedGatherLogprob.apply(logits, index, *span)]  # noqa: E731
+    call: Call = lambda library: [
+        library.ChunkedDistributedGatherLogprob.apply(logits, index, *span)
+    ]  # noqa: E731
     ways = place.ways(call, call)
     ways["naive"] = lambda: [naive.gather_logprobs(logits, index, place.start, place.group)]
     return Work([logits], ways, _tolerance(dtype))
@@ -129,7 +141,9 @@ def gather(place: Place, dtype: torch.dtype = torch.float32) -> Work:
 
 def entropy(place: Place, dtype: torch.dtype = torch.float32) -> Work:
     logits, _ = place.shard(dtype)
-    call: Call = lambda library: [library.ChunkedDistributedEntropy.apply(logits, CHUNK, place.group)]  # noqa: E731
+    call: Call = lambda library: [
+        library.ChunkedDistributedEntropy.apply(logits, CHUNK, place.group)
+    ]  # noqa: E731
     ways = place.ways(call, call)
     ways["naive"] = lambda: [naive.negative_entropy(logits, place.group)]
     return Work([logits], ways, _tolerance(dtype))
@@ -138,7 +152,9 @@ def entropy(place: Place, dtype: torch.dtype = torch.float32) -> Work:
 def cross_entropy(place: Place) -> Work:
     student, target = place.shard()
     teacher = place.normal(*target.shape, place.columns, seed=20 + place.rank)
-    call: Call = lambda library: [library.DistributedCrossEntropy.apply(student, teacher, place.group)]  # noqa: E731
+    call: Call = lambda library: [
+        library.DistributedCrossEntropy.apply(student, teacher, place.group)
+    ]  # noqa: E731
     ways = place.ways(call, call)
     ways["naive"] = lambda: [naive.cross_entropy(student, teacher, place.group)]
     return Work([student], ways)
@@ -148,13 +164,19 @@ def hidden(place: Place, dtype: torch.dtype = torch.float32) -> Work:
     target = place.tokens(place.batch, place.sequence)
     share = (place.sequence // place.size, place.batch, HIDDEN)
     states = place.normal(*share, seed=2 + place.rank).to(dtype).requires_grad_()
-    weight = place.normal(place.columns, HIDDEN, seed=20 + place.rank, scale=HIDDEN**-0.5).to(dtype).requires_grad_()
+    weight = (
+        place.normal(place.columns, HIDDEN, seed=20 + place.rank, scale=HIDDEN**-0.5)
+        .to(dtype)
+        .requires_grad_()
+    )
     span = (place.start, place.start + place.columns, CHUNK, place.group)
     call: Call = lambda library: [  # noqa: E731
         library.ChunkedDistributedHiddenStatesToLogprobs.apply(states, target, weight, *span)
     ]
     ways = place.ways(call, call)
-    ways["naive"] = lambda: [naive.hidden_logprobs(states, target, weight, place.start, place.group)]
+    ways["naive"] = lambda: [
+        naive.hidden_logprobs(states, target, weight, place.start, place.group)
+    ]
     return Work([states, weight], ways, 10 * _tolerance(dtype))
 
 
@@ -163,9 +185,13 @@ def sampled(place: Place, top_k: int | None = None, top_p: float = 1.0) -> Work:
     group = place.group
     ways = place.ways(
         lambda library: [
-            library.ChunkedDistributedLogprobWithSampling.apply(logits, target, group, top_k, top_p, CHUNK)
+            library.ChunkedDistributedLogprobWithSampling.apply(
+                logits, target, group, top_k, top_p, CHUNK
+            )
         ],
-        lambda library: [library.DistributedLogprobWithSampling.apply(logits, target, group, top_k, top_p)],
+        lambda library: [
+            library.DistributedLogprobWithSampling.apply(logits, target, group, top_k, top_p)
+        ],
     )
     ways["naive"] = lambda: [naive.sampled_logprobs(logits, target, place.group, top_k, top_p)]
     return Work([logits], ways)
@@ -187,7 +213,9 @@ def topk(place: Place) -> Work:
     logits = logits.detach()
     span = {"vocab_start_index": place.start, "vocab_end_index": place.start + place.columns}
     ways = place.ways(
-        lambda library: list(library.distributed_vocab_topk(logits, K, place.group, **span, chunk_size=CHUNK))[:1],
+        lambda library: list(
+            library.distributed_vocab_topk(logits, K, place.group, **span, chunk_size=CHUNK)
+        )[:1],
         lambda library: list(library.distributed_vocab_topk(logits, K, place.group, **span))[:1],
     )  # the values: which of equal logits comes first is not defined
     ways["naive"] = lambda: naive.topk(logits, K, place.group)[:1]
@@ -199,15 +227,23 @@ def gather_logits(place: Place) -> Work:
     index = place.tokens(*target.shape, K)
     span = {"vocab_start_index": place.start, "vocab_end_index": place.start + place.columns}
     ways = place.ways(
-        lambda library: [library.gather_logits_at_global_indices(logits, index, place.group, **span, chunk_size=CHUNK)],
-        lambda library: [library.gather_logits_at_global_indices(logits, index, place.group, **span)],
+        lambda library: [
+            library.gather_logits_at_global_indices(
+                logits, index, place.group, **span, chunk_size=CHUNK
+            )
+        ],
+        lambda library: [
+            library.gather_logits_at_global_indices(logits, index, place.group, **span)
+        ],
     )
     ways["naive"] = lambda: [naive.columns(logits.float(), index, place.start, place.group)]
     return Work([logits], ways)
 
 
 def packed(place: Place, context_parallel: bool) -> Work:
-    """One row of sequences of equal length; the ranks share the vocabulary, or else each sequence."""
+    """One row of sequences of equal length; the ranks share the vocabulary, or else each
+    sequence.
+    """
     tokens = place.batch * place.sequence
     target = place.tokens(1, tokens)
     bounds = torch.arange(0, tokens + 1, tokens // PACKED, device=place.device)
@@ -220,9 +256,13 @@ def packed(place: Place, context_parallel: bool) -> Work:
     name = "from_parallel_logits_to_logprobs_packed_sequences"
     ways = place.ways(
         lambda library: [vars(library)[name](*args, CHUNK)],
-        None if context_parallel else lambda library: [vars(library)[name](*args)],  # the peer's wants CUDA
+        None
+        if context_parallel
+        else lambda library: [vars(library)[name](*args)],  # the peer's wants CUDA
     )
-    ways["naive"] = lambda: [naive.packed_logprobs(logits, target, bounds, width, start, vocab, context)]
+    ways["naive"] = lambda: [
+        naive.packed_logprobs(logits, target, bounds, width, start, vocab, context)
+    ]
     return Work([logits], ways)
 
 

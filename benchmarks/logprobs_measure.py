@@ -1,4 +1,6 @@
-"""The measurement of one piece of work for `benchmarks.logprobs`: time and peak memory of both passes."""
+"""The measurement of one piece of work for `benchmarks.logprobs`: time and peak memory of both
+passes.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ class Work:
     Attributes:
         leaves: Inputs that receive a gradient.
         ways: Functions that compute the same, by name; "Lockstep" and "naive" among them.
-        tolerance: Largest difference of the ways, relative to the largest number, in results and in gradients.
+        tolerance: Largest difference of the ways, relative to the largest number, in results and in
+            gradients.
     """
 
     leaves: list[Tensor]
@@ -69,7 +72,10 @@ def measure_work(
     for _ in range(repeats):
         for name, forward in work.ways.items():
             seconds.setdefault(name, []).append(_timed(work, forward, upstream, device, together))
-    figures = {name: Figures(*map(statistics.median, zip(*seen, strict=True))) for name, seen in seconds.items()}
+    figures = {
+        name: Figures(*map(statistics.median, zip(*seen, strict=True)))
+        for name, seen in seconds.items()
+    }
     for name, forward in work.ways.items():
         together()
         memory = MemoryGrowth(device)
@@ -83,7 +89,8 @@ def _compare_ways(work: Work) -> list[Tensor]:
     """Runs every way once and compares them.
 
     Returns:
-        An upstream gradient for each result that wants one, on all ranks the same, as the results are.
+        An upstream gradient for each result that wants one, on all ranks the same, as the results
+        are.
     """
     upstream: list[Tensor] = []
     expected: list[Tensor] = []
@@ -92,7 +99,9 @@ def _compare_ways(work: Work) -> list[Tensor]:
         torch.manual_seed(0)
         upstream = upstream or [torch.randn_like(x) for x in out if x.requires_grad]
         _backward(out, upstream)
-        seen = [x.detach() for x in out] + [leaf.grad for leaf in work.leaves if leaf.grad is not None]
+        seen = [x.detach() for x in out] + [
+            leaf.grad for leaf in work.leaves if leaf.grad is not None
+        ]
         _forget(work)
         expected = expected or seen
         _compare(name, seen, expected, work.tolerance)
@@ -103,11 +112,17 @@ def _compare(name: str, seen: list[Tensor], expected: list[Tensor], tolerance: f
     for a, b in zip(seen, expected, strict=True):
         difference = float((a.float() - b.float()).abs().max() / b.float().abs().max())
         if not difference <= tolerance:
-            raise RuntimeError(f"{name} differs by {difference:.1e}, so its figures cannot be compared")
+            raise RuntimeError(
+                f"{name} differs by {difference:.1e}, so its figures cannot be compared"
+            )
 
 
 def _timed(
-    work: Work, forward: Forward, upstream: list[Tensor], device: torch.device, together: Callable[[], object]
+    work: Work,
+    forward: Forward,
+    upstream: list[Tensor],
+    device: torch.device,
+    together: Callable[[], object],
 ) -> tuple[float, float]:
     """Seconds of one forward and one backward pass."""
     together()

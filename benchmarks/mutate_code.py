@@ -14,7 +14,18 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import TypeGuard
 
-_DROPPED = ("to", "float", "transpose", "expand", "reshape", "view", "pow", "mean", "contiguous", "repeat_interleave")
+_DROPPED = (
+    "to",
+    "float",
+    "transpose",
+    "expand",
+    "reshape",
+    "view",
+    "pow",
+    "mean",
+    "contiguous",
+    "repeat_interleave",
+)
 _OPPOSITE: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub,
     ast.Sub: ast.Add,
@@ -32,8 +43,8 @@ class Edit:
         file: Its path.
         line: Its number.
         function: The function that it is in, with its class, as Python names it.
-        kind: What is done: `constant`, `operator`, `dropped call`, `swapped`, `slice + 1`, `slice - 1`, `cast`,
-            `skipped`, or `patch`.
+        kind: What is done: `constant`, `operator`, `dropped call`, `swapped`, `slice + 1`, `slice -
+            1`, `cast`, `skipped`, or `patch`.
         text: The code before.
         node: Place of the node in `ast.walk`; of a patch 0.
         after: The code after a patch.
@@ -58,25 +69,32 @@ def edits_of(file: str) -> list[Edit]:
     """All edits of the functions of a file, but for their annotations and decorators."""
     tree = tree_of(file)
     numbers = {id(node): number for number, node in enumerate(ast.walk(tree))}
-    iterated = {id(node.iter) for node in ast.walk(tree) if isinstance(node, ast.For | ast.comprehension)}
+    iterated = {
+        id(node.iter) for node in ast.walk(tree) if isinstance(node, ast.For | ast.comprehension)
+    }
 
     def inside(node: ast.AST, name: str, local: bool) -> Iterator[Edit]:
         for child in _children(node):
             within, its_local = name, local
             if isinstance(child, ast.FunctionDef | ast.ClassDef):
-                within = f"{name}.<locals>.{child.name}" if local else f"{name}.{child.name}".lstrip(".")
+                within = (
+                    f"{name}.<locals>.{child.name}" if local else f"{name}.{child.name}".lstrip(".")
+                )
                 its_local = isinstance(child, ast.FunctionDef)
             if name and isinstance(child, ast.expr | ast.Slice):
                 kinds = [*kinds_of(child), *["skipped"] * (id(child) in iterated)]
                 for kind in kinds:
-                    yield Edit(file, child.lineno, name, kind, ast.unparse(child), numbers[id(child)])
+                    yield Edit(
+                        file, child.lineno, name, kind, ast.unparse(child), numbers[id(child)]
+                    )
             yield from inside(child, within, its_local)
 
     return list(inside(tree, "", False))
 
 
 def patch_of(file: str, before: str, after: str) -> Edit:
-    """The edit that puts some code, which is there once, in the place of other code with as many lines.
+    """The edit that puts some code, which is there once, in the place of other code with as many
+    lines.
 
     Raises:
         ValueError: The code before is not there, or more than once, or has another number of lines.
@@ -84,7 +102,8 @@ def patch_of(file: str, before: str, after: str) -> Edit:
     source = Path(file).read_text(encoding="utf-8")
     if source.count(before) != 1 or before.count("\n") != after.count("\n"):
         raise ValueError(
-            f"{file} holds {source.count(before)} times {before!r}, which should be once, in as many lines"
+            f"{file} holds {source.count(before)} times {before!r}, which should be once, in as "
+            "many lines"
         )
     line = source[: source.index(before)].count("\n") + 1
     name, node, last = list[str](), tree_of(file), False
@@ -96,7 +115,9 @@ def patch_of(file: str, before: str, after: str) -> Edit:
 
 
 def _holds(node: ast.AST, line: int) -> TypeGuard[ast.FunctionDef | ast.ClassDef]:
-    return isinstance(node, ast.FunctionDef | ast.ClassDef) and node.lineno <= line <= (node.end_lineno or 0)
+    return isinstance(node, ast.FunctionDef | ast.ClassDef) and node.lineno <= line <= (
+        node.end_lineno or 0
+    )
 
 
 def _children(node: ast.AST) -> Iterator[ast.AST]:
@@ -150,7 +171,9 @@ def changed(node: ast.AST, kind: str) -> ast.AST:
             node.value = 1.1 * value + 0.01
         case "operator", ast.BinOp(op=op):
             node.op = _OPPOSITE[type(op)]()
-        case "dropped call", ast.Call(func=ast.Attribute(value=value, attr=name)) if name in _DROPPED:
+        case "dropped call", ast.Call(func=ast.Attribute(value=value, attr=name)) if (
+            name in _DROPPED
+        ):
             return value
         case "dropped call", ast.Call(args=[first, *_]):
             return first
@@ -160,7 +183,9 @@ def changed(node: ast.AST, kind: str) -> ast.AST:
             return left
         case "skipped", ast.expr():
             every = ast.Call(ast.Name("list", ast.Load()), [node], [])
-            return ast.copy_location(ast.Subscript(every, ast.Slice(ast.Constant(1)), ast.Load()), node)
+            return ast.copy_location(
+                ast.Subscript(every, ast.Slice(ast.Constant(1)), ast.Load()), node
+            )
         case _:
             return _swapped(node) if kind == "swapped" else _moved(node, kind)
     return node
@@ -213,11 +238,14 @@ def draw(edits: Sequence[Edit], seed: str) -> Iterator[Edit]:
 
 
 def lines_of(edit: Edit) -> range:
-    """The lines of the smallest statement that holds an edit: Python says of a call where it begins."""
+    """The lines of the smallest statement that holds an edit: Python says of a call where it
+    begins.
+    """
     around = [
         node
         for node in ast.walk(tree_of(edit.file))
-        if isinstance(node, ast.stmt) and node.lineno <= edit.line <= (node.end_lineno or node.lineno)
+        if isinstance(node, ast.stmt)
+        and node.lineno <= edit.line <= (node.end_lineno or node.lineno)
     ]
     smallest = min(around, key=lambda node: (node.end_lineno or node.lineno) - node.lineno)
     return range(smallest.lineno, (smallest.end_lineno or smallest.lineno) + 1)
@@ -245,7 +273,11 @@ class Swap:
             ValueError: None that is alive holds it.
         """
         outer = edit.function.split(".<locals>", 1)[0]
-        code = next(one for one in _codes_of(compile(apply(edit), edit.file, "exec")) if one.co_qualname == outer)
+        code = next(
+            one
+            for one in _codes_of(compile(apply(edit), edit.file, "exec"))
+            if one.co_qualname == outer
+        )
         alive = [one for one in find_functions(edit.file) if one.__code__.co_qualname == outer]
         if not alive:
             raise ValueError(f"no function {outer} of {edit.file} is alive")
@@ -253,7 +285,8 @@ class Swap:
 
     @contextmanager
     def running(self, codes: Sequence[CodeType]) -> Iterator[None]:
-        """In the block, the functions run `before` or `after`; the lines that do so are the same for both.
+        """In the block, the functions run `before` or `after`; the lines that do so are the same
+        for both.
 
         Raises:
             ValueError: An edited function needs other variables from outside.
@@ -277,7 +310,11 @@ def _codes_of(code: CodeType) -> Iterator[CodeType]:
 @cache
 def find_functions(file: str) -> list[FunctionType]:
     """The functions of a file that are alive in this process when it is first asked about."""
-    return [one for one in gc.get_objects() if type(one) is FunctionType and one.__code__.co_filename == file]
+    return [
+        one
+        for one in gc.get_objects()
+        if type(one) is FunctionType and one.__code__.co_filename == file
+    ]
 
 
 def seed_of_commit() -> str:

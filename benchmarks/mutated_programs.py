@@ -1,4 +1,6 @@
-"""Programs whose code is edited: how each builds a small random model and reads a sequence with it."""
+"""Programs whose code is edited: how each builds a small random model and reads a sequence with
+it.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +42,28 @@ SIZES = {
 }
 FAMILIES = ("llama", "gemma2", "qwen3", "qwen3_moe", "phi3")
 TOKENS = 24
-_SHARED = ("transformers.modeling_rope_utils", "transformers.masking_utils", "transformers.integrations.sdpa_attention")
+_SHARED = (
+    "transformers.modeling_rope_utils",
+    "transformers.masking_utils",
+    "transformers.integrations.sdpa_attention",
+)
 _LOADING = ("transformers.core_model_loading", "transformers.modeling_utils")
 _FROM_FILES = ("qwen3_moe", "phi3")
-_PACKING = ("lockstep.core.batch", "lockstep.models.cut", "lockstep.models.heads", "lockstep.models.kernels")
-_SAMPLING = ("lockstep.samplers.torch.scheduler", "lockstep.samplers.torch.continuous", "lockstep.models.kernels")
-_SYNC = tuple(f"lockstep.weight_sync.{name}" for name in ("buckets", "carriers", "fingerprints", "outgoing", "sender"))
+_PACKING = (
+    "lockstep.core.batch",
+    "lockstep.models.cut",
+    "lockstep.models.heads",
+    "lockstep.models.kernels",
+)
+_SAMPLING = (
+    "lockstep.samplers.torch.scheduler",
+    "lockstep.samplers.torch.continuous",
+    "lockstep.models.kernels",
+)
+_SYNC = tuple(
+    f"lockstep.weight_sync.{name}"
+    for name in ("buckets", "carriers", "fingerprints", "outgoing", "sender")
+)
 
 Read = Callable[[nn.Module, Tensor], Tensor]
 """Function from a model and ids [T] to logits [T, V]."""
@@ -91,12 +109,20 @@ def find_programs() -> dict[str, Program]:
 def in_transformers(family: str, modules: Sequence[str] = (), name: str = "") -> Program:
     """A model as `transformers` computes it; by default its family's code is edited."""
     modules = modules or [f"transformers.models.{family}.modeling_{family}"]
-    return Program(name or family, modules, lambda: build(family), read, lambda: build(family).double())
+    return Program(
+        name or family, modules, lambda: build(family), read, lambda: build(family).double()
+    )
 
 
 def _in_lockstep(name: str, modules: Sequence[str], reads: Read) -> Program:
     """A llama as an engine of Lockstep computes it."""
-    return Program(name, modules, lambda: build("llama", attention.NAME), reads, lambda: build("llama").double())
+    return Program(
+        name,
+        modules,
+        lambda: build("llama", attention.NAME),
+        reads,
+        lambda: build("llama").double(),
+    )
 
 
 def _loaded(family: str) -> Program:
@@ -119,7 +145,10 @@ def _sent(family: str) -> Program:
             for parameter in model.parameters():
                 parameter.zero_()
         sampler, sender = TorchSampler(model, 1), LocalSender()
-        outgoing, route = Outgoing(build(family).named_parameters, torch.float32), Route("shared_memory", sender.places)
+        outgoing, route = (
+            Outgoing(build(family).named_parameters, torch.float32),
+            Route("shared_memory", sender.places),
+        )
         sender.join(route)
         sampler.join(route)
         for bucket in sender.buckets(outgoing, columns=True):
@@ -184,6 +213,8 @@ def read_as_learner(model: nn.Module, tokens_T: Tensor) -> Tensor:
 
 
 def read_as_sampler(model: nn.Module, tokens_T: Tensor) -> Tensor:
-    """Reads a sequence as the torch sampler does that calls the modules of a model, which draws the last quarter."""
+    """Reads a sequence as the torch sampler does that calls the modules of a model, which draws the
+    last quarter.
+    """
     assert isinstance(model, PreTrainedModel)
     return SamplerTap(model, "fp32", prompt=3 * len(tokens_T) // 4).run(tokens_T, {}).logits

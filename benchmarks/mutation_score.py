@@ -41,7 +41,8 @@ class Score:
         text: The code before.
         outcome: `kept`, `equivalent` or `crashed`.
         gap: Root mean square difference of log-probabilities, nats.
-        segment: True if the segment that was opened ran the line, or it reads a weight that the line changed.
+        segment: True if the segment that was opened ran the line, or it reads a weight that the
+            line changed.
         in_line: True if the line is among the first three places.
         in_function: True if its function is.
         reproduces: True if the script fails with the edit and passes without it.
@@ -93,7 +94,15 @@ class Judge:
 
     def score(self, edit: Edit) -> Score:
         """Makes one edit, and scores what is said about it."""
-        about = (self.program.name, edit.kind, edit.file, edit.line, edit.function, edit.node, edit.text)
+        about = (
+            self.program.name,
+            edit.kind,
+            edit.file,
+            edit.line,
+            edit.function,
+            edit.node,
+            edit.text,
+        )
         try:
             tap = EditedTap(self.program, edit)
             wrong = tap.run(self.tokens, {})
@@ -106,7 +115,11 @@ class Judge:
         return self._located(about, edit, tap, gap)
 
     def _located(
-        self, about: tuple[str, str, str, int, str, int, str], edit: Edit, tap: EditedTap, gap: float
+        self,
+        about: tuple[str, str, str, int, str, int, str],
+        edit: Edit,
+        tap: EditedTap,
+        gap: float,
     ) -> Score:
         begun = time.process_time()
         with watch_lines(modules) as traced:
@@ -125,21 +138,33 @@ class Judge:
             bool(found.segments) and self._reproduces(tap, found),
             found.removed,
             cpu_s,
-            (*map(str, found.segments[:2]), *(f"{Path(f.file).name}:{f.line} {f.function}" for f in first)),
+            (
+                *map(str, found.segments[:2]),
+                *(f"{Path(f.file).name}:{f.line} {f.function}" for f in first),
+            ),
         )
 
     def _reads_changed(self, tap: EditedTap, found: Location) -> bool:
         """True if the edit changed a weight, and the first segment reads it."""
         address = (tap.address(found.segments[0].end) if found.segments else None) or ""
         own, right = tap.model.state_dict(), self.model.state_dict()
-        changed = [name for name, tensor in right.items() if name not in own or not torch.equal(own[name], tensor)]
+        changed = [
+            name
+            for name, tensor in right.items()
+            if name not in own or not torch.equal(own[name], tensor)
+        ]
         return any(name.startswith(f"{address.split('|')[0]}.") for name in changed)
 
     def _reproduces(self, tap: EditedTap, found: Location) -> bool:
-        """True if the script of a location fails with the edited model, and passes with the original."""
+        """True if the script of a location fails with the edited model, and passes with the
+        original.
+        """
         copies = {"edited": copy.deepcopy(tap.model), "original": copy.deepcopy(self.model)}
         RUNNING["edited"] = copies["edited"], lambda tokens_T: tap.read(copies["edited"], tokens_T)
-        RUNNING["original"] = copies["original"], lambda tokens_T: self.program.read(copies["original"], tokens_T)
+        RUNNING["original"] = (
+            copies["original"],
+            lambda tokens_T: self.program.read(copies["original"], tokens_T),
+        )
         codes: dict[str, int | None] = {}
         with tempfile.TemporaryDirectory() as folder:
             for name in copies:

@@ -1,4 +1,5 @@
-"""Draws a run's curve and its agreement as one SVG, for the README: plain text, readable on light and dark pages.
+"""Draws a run's curve and its agreement as one SVG, for the README: plain text, readable on light
+and dark pages.
 
 python -m benchmarks.picture RUN --out docs/pictures/first_run.svg
 """
@@ -76,10 +77,15 @@ class Panel:
     def draw_level(self, value: float, label: str, name: str = "grid", beside: str = "") -> str:
         """Draws a horizontal line with a label on its left, and one on its right."""
         y = self.y(value)
-        right = f'<text x="{RIGHT + 8}" y="{y + 4:.1f}" class="{name}fill">{escape(beside)}</text>' if beside else ""
+        right = (
+            f'<text x="{RIGHT + 8}" y="{y + 4:.1f}" class="{name}fill">{escape(beside)}</text>'
+            if beside
+            else ""
+        )
         return (
             f'<line class="{name}" x1="{LEFT}" x2="{RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-            f'<text class="small" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{escape(label)}</text>{right}'
+            f'<text class="small" x="{LEFT - 8}" y="{y + 4:.1f}" '
+            f'text-anchor="end">{escape(label)}</text>{right}'
         )
 
 
@@ -105,7 +111,10 @@ def draw(rows: Sequence[dict[str, float]], name: str) -> str:
         f'<text x="{LEFT}" y="{HEIGHT - 26 + 18 * number}">{escape(line)}</text>'
         for number, line in enumerate(textwrap.wrap(verdict, 80))
     ]
-    body, learned = "\n".join(parts), f"{HELD_OUT[metric][0]} {held[0].value:.3f} to {held[-1].value:.3f}"
+    body, learned = (
+        "\n".join(parts),
+        f"{HELD_OUT[metric][0]} {held[0].value:.3f} to {held[-1].value:.3f}",
+    )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'aria-label="{escape(f"{name}: {learned}; {verdict}")}">\n'
@@ -113,8 +122,12 @@ def draw(rows: Sequence[dict[str, float]], name: str) -> str:
     )
 
 
-def _draw_learning(rows: Sequence[dict[str, float]], held: Sequence[Figure], last: int) -> list[str]:
-    """Returns the panel of rewards, sampled and held out with intervals, and of what a critic explains of returns."""
+def _draw_learning(
+    rows: Sequence[dict[str, float]], held: Sequence[Figure], last: int
+) -> list[str]:
+    """Returns the panel of rewards, sampled and held out with intervals, and of what a critic
+    explains of returns.
+    """
     lines = {"sampled": ("sampled", figures(rows, "train/reward"))}
     explained = figures(rows, "critic/explained_variance")
     if explained:
@@ -129,18 +142,27 @@ def _draw_learning(rows: Sequence[dict[str, float]], held: Sequence[Figure], las
         if not math.isnan(figure.low)
     ]
     dots = [
-        f'<circle class="heldfill" cx="{panel.x(figure.step):.1f}" cy="{panel.y(figure.value):.1f}" r="3.2"/>'
+        (
+            f'<circle class="heldfill" cx="{panel.x(figure.step):.1f}" '
+            f'cy="{panel.y(figure.value):.1f}" r="3.2"/>'
+        )
         for figure in held
     ]
     middle = panel.y(held[-1].value)
     return [
         f'<text class="title" x="{LEFT}" y="20">what is learned</text>',
-        *(panel.draw_level(value, f"{value:.2f}") for value in np.linspace(panel.low, panel.high, 5)),
+        *(
+            panel.draw_level(value, f"{value:.2f}")
+            for value in np.linspace(panel.low, panel.high, 5)
+        ),
         *(panel.draw_line(points, name) for name, (_, points) in lines.items()),
         panel.draw_line(held, "held"),
         *bars,
         *dots,
-        f'<text class="heldfill" x="{RIGHT + 8}" y="{middle:.1f}">held out {held[-1].value:.3f}</text>',
+        (
+            f'<text class="heldfill" x="{RIGHT + 8}" y="{middle:.1f}">held out '
+            f"{held[-1].value:.3f}</text>"
+        ),
         *(
             f'<text class="{name}fill" x="{RIGHT + 8}" y="{middle + 18 * (number + 1):.1f}">'
             f"{label} {points[-1].value:.2f}</text>"
@@ -149,15 +171,28 @@ def _draw_learning(rows: Sequence[dict[str, float]], held: Sequence[Figure], las
     ]
 
 
-def _draw_agreement(rows: Sequence[dict[str, float]], summary: AgreementSummary, last: int) -> list[str]:
-    """Returns the panel of the gap between sampler and learner, and the gap that the bound allows on average."""
+def _draw_agreement(
+    rows: Sequence[dict[str, float]], summary: AgreementSummary, last: int
+) -> list[str]:
+    """Returns the panel of the gap between sampler and learner, and the gap that the bound allows
+    on average.
+    """
     panel = Panel(252, 366, 1e-7, 1e-1, last, logarithmic=True)
-    gaps = figures([row for row in rows if row.get("agreement/tokens")], "agreement/max_abs_logprob_diff")
+    gaps = figures(
+        [row for row in rows if row.get("agreement/tokens")], "agreement/max_abs_logprob_diff"
+    )
     exact = not any(gap.value for gap in gaps)
     allowed = math.log(summary.bound)
     return [
-        f'<text class="title" x="{LEFT}" y="236">sampler and learner: largest |Δ log-probability| of a step</text>',
-        *(panel.draw_level(10.0**power, "0" if exact and power == -7 else f"1e{power}") for power in (-7, -5, -3, -1)),
+        (
+            f'<text class="title" x="{LEFT}" y="236">sampler and learner: largest |Δ '
+            "log-probability| "
+            "of a step</text>"
+        ),
+        *(
+            panel.draw_level(10.0**power, "0" if exact and power == -7 else f"1e{power}")
+            for power in (-7, -5, -3, -1)
+        ),
         panel.draw_level(allowed, "", "bound", "bound, mean"),
         panel.draw_line(gaps, "gap"),
         f'<text class="gapfill" x="{RIGHT + 8}" y="{panel.y(gaps[-1].value) + 4:.1f}">'

@@ -1,10 +1,12 @@
-"""Peak memory of a training step, as `lockstep plan` predicts it and as it is, over layouts of one to four processes.
+"""Peak memory of a training step, as `lockstep plan` predicts it and as it is, over layouts of one
+to four processes.
 
     python -m benchmarks.plan [--save]
 
-A Llama with random weights learns; each rank is a process of its own. Measured is the largest rank's resident memory
-at its peak in two steps, beyond what the process held after a step of a tiny model in the same layout: so programs,
-threads and sockets do not count. The C library is told to give memory back at once.
+A Llama with random weights learns; each rank is a process of its own. Measured is the largest
+rank's resident memory at its peak in two steps, beyond what the process held after a step of a tiny
+model in the same layout: so programs, threads and sockets do not count. The C library is told to
+give memory back at once.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ CASES: tuple[tuple[str, dict[str, int], dict[str, Any], Head], ...] = (
 )
 
 
-def compared(folder: Path, tiny: Path, tokens: int, case: int, passes: int = 1) -> tuple[float, float]:
+def compared(
+    folder: Path, tiny: Path, tokens: int, case: int, passes: int = 1
+) -> tuple[float, float]:
     """The fullest rank of a case: measured and planned bytes.
 
     Args:
@@ -69,14 +73,20 @@ def compared(folder: Path, tiny: Path, tokens: int, case: int, passes: int = 1) 
         passes: Passes of a step.
     """
     _, parallel, options, head = CASES[case]
-    section = LearnerSection(device="cpu", parallel=Parallel(**parallel), micro_batch_tokens=tokens, **options)
+    section = LearnerSection(
+        device="cpu", parallel=Parallel(**parallel), micro_batch_tokens=tokens, **options
+    )
     load = Load(tokens // 2, 1, 2 * passes * section.parallel.dp)
-    rank = Rank(Sizes.of(skeleton(read_config(folder), str(folder)), section.lora), section, load, head)
+    rank = Rank(
+        Sizes.of(skeleton(read_config(folder), str(folder)), section.lora), section, load, head
+    )
     return measured(folder, tiny, section, head, [tokens // 2] * 2 * passes), rank.peak.size
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/plan.json")
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -88,7 +98,10 @@ def main() -> None:
         for number, (name, *_) in enumerate(CASES):
             was, planned = compared(folder, tiny, TOKENS, number)
             rows.append(Row(name, was / 1e6, planned / 1e6, planned / was))
-            print(f"| {name} | {was / 1e6:.0f} | {planned / 1e6:.0f} | {planned / was:.3f} |", flush=True)
+            print(
+                f"| {name} | {was / 1e6:.0f} | {planned / 1e6:.0f} | {planned / was:.3f} |",
+                flush=True,
+            )
     where = environment(threads=1)
     print(where)
     if args.save:

@@ -1,4 +1,6 @@
-"""One rank of a learner in a process of its own, and the memory that a step of it takes at its peak."""
+"""One rank of a learner in a process of its own, and the memory that a step of it takes at its
+peak.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ TINY = {
 def model_folder(folder: Path, fields: dict[str, Any]) -> Path:
     """Writes a model with random weights."""
     torch.manual_seed(0)
-    config = AutoConfig.for_model(**{"model_type": "llama", "max_position_embeddings": 4096, **fields})
+    config = AutoConfig.for_model(
+        **{"model_type": "llama", "max_position_embeddings": 4096, **fields}
+    )
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return folder
 
@@ -59,7 +63,8 @@ class SquaredValues:
 
 @dataclass(frozen=True)
 class MeasuredRank:
-    """Builds a learner's rank after a tiny one, so that code, threads and sockets are there already and do not count.
+    """Builds a learner's rank after a tiny one, so that code, threads and sockets are there already
+    and do not count.
 
     Attributes:
         rank: The rank to measure.
@@ -70,7 +75,9 @@ class MeasuredRank:
     tiny: str
 
     def build(self) -> Steps:
-        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 2**18)  # what is freed is given back at once; a heap keeps holes
+        ctypes.CDLL(None).mallopt(
+            _MMAP_THRESHOLD, 2**18
+        )  # what is freed is given back at once; a heap keeps holes
         spec, parallel = self.rank.learner, self.rank.learner.section.parallel
         tiny, ranks = replace(spec, model=self.tiny), ALONE
         if parallel.ranks == 1:
@@ -87,7 +94,9 @@ class MeasuredRank:
 class Steps:
     """Runs steps of a learner."""
 
-    def __init__(self, learner: Any, head: str, lengths: list[int], growth: MemoryGrowth | None = None) -> None:
+    def __init__(
+        self, learner: Any, head: str, lengths: list[int], growth: MemoryGrowth | None = None
+    ) -> None:
         self._learner, self._lengths, self._growth = learner, lengths, growth
         self._loss: Any = CrossEntropyLoss() if head == "logits" else SquaredValues()
 
@@ -97,7 +106,9 @@ class Steps:
         train(self._learner, Batch(tokens, torch.tensor(self._lengths), {"mask": mask}), self._loss)
 
     def peak(self, lengths: list[int], steps: int) -> float:
-        """Bytes at the peak of some steps on sequences of these lengths, beyond those before the model was built."""
+        """Bytes at the peak of some steps on sequences of these lengths, beyond those before the
+        model was built.
+        """
         self._lengths = lengths
         for _ in range(steps):
             self.step()
@@ -105,9 +116,16 @@ class Steps:
         return self._growth.peak()
 
 
-def measured(folder: Path, tiny: Path, section: LearnerSection, head: Any, lengths: list[int], steps: int = 2) -> float:
-    """The peak in bytes of the fullest rank; each data-parallel rank has sequences of these lengths."""
-    spec, count = LearnerSpec(str(folder), head, section, Optimizer(lr=1e-5), 0), section.parallel.ranks
+def measured(
+    folder: Path, tiny: Path, section: LearnerSection, head: Any, lengths: list[int], steps: int = 2
+) -> float:
+    """The peak in bytes of the fullest rank; each data-parallel rank has sequences of these
+    lengths.
+    """
+    spec, count = (
+        LearnerSpec(str(folder), head, section, Optimizer(lr=1e-5), 0),
+        section.parallel.ranks,
+    )
     host, place = Host(LOOPBACK, count, 600.0), Place(0, (0,), 0, on_gpu=False)
     ranks = [
         HERE.start(

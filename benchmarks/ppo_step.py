@@ -5,13 +5,14 @@
         --extra-index-url https://download.pytorch.org/whl/cpu
     python -m benchmarks.ppo_step [--size toy default 512x8] [--save]
 
-All sides train the same Llama, of the sizes asked for, on 16 prompts of 16 tokens with 32 new tokens each, at
-temperature 1, with a reference policy whose KL (k1, 0.05) is part of the reward, one update of policy and critic per
-epoch, on one thread. The clock is CPU time of the whole step, from one step to the next; the median step counts.
+All sides train the same Llama, of the sizes asked for, on 16 prompts of 16 tokens with 32 new
+tokens each, at temperature 1, with a reference policy whose KL (k1, 0.05) is part of the reward,
+one update of policy and critic per epoch, on one thread. The clock is CPU time of the whole step,
+from one step to the next; the median step counts.
 
-TRL's trainer calls Python's garbage collector twice a step, which on a model this small is half of its time and
-more; on a large one it would not matter. So there is a second table, in which all collecting is taken off TRL's figures
-and nothing off ours.
+TRL's trainer calls Python's garbage collector twice a step, which on a model this small is half of
+its time and more; on a large one it would not matter. So there is a second table, in which all
+collecting is taken off TRL's figures and nothing off ours.
 """
 
 from __future__ import annotations

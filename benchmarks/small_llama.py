@@ -21,7 +21,14 @@ class Size:
     @property
     def options(self) -> tuple[str, ...]:
         """As options of a side of a benchmark."""
-        return "--hidden", str(self.hidden), "--layers", str(self.layers), "--vocab", str(self.vocab)
+        return (
+            "--hidden",
+            str(self.hidden),
+            "--layers",
+            str(self.layers),
+            "--vocab",
+            str(self.vocab),
+        )
 
 
 SIZES = {
@@ -33,8 +40,11 @@ SIZES = {
 """Sizes by name; `toy` is that of `ppo_arithmetic`."""
 
 
-def llama_config(spread: float = 0.02, hidden: int = 128, layers: int = 2, vocab: int = VOCAB) -> LlamaConfig:
-    """Two layers of width 128, without special tokens, so that nothing ends a response unless a benchmark says so.
+def llama_config(
+    spread: float = 0.02, hidden: int = 128, layers: int = 2, vocab: int = VOCAB
+) -> LlamaConfig:
+    """Two layers of width 128, without special tokens, so that nothing ends a response unless a
+    benchmark says so.
 
     Args:
         spread: Standard deviation of the random weights.

@@ -1,7 +1,8 @@
-"""What `benchmarks.ppo_step` and `benchmarks.group_step` share: options, rounds of three sides, and their tables.
+"""What `benchmarks.ppo_step` and `benchmarks.group_step` share: options, rounds of three sides, and
+their tables.
 
-The sides of a round run one after the other, each in a process of its own: TRL, Lockstep exact, as users have it by
-default, and Lockstep inexact, which is what TRL computes.
+The sides of a round run one after the other, each in a process of its own: TRL, Lockstep exact, as
+users have it by default, and Lockstep inexact, which is what TRL computes.
 """
 
 from __future__ import annotations
@@ -31,17 +32,28 @@ def parse(doc: str | None, release: str, python: Path) -> argparse.Namespace:
         release: That of TRL.
         python: Where its interpreter is, unless said otherwise.
     """
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trl-python", type=Path, default=python, help=f"an interpreter that has TRL {release}")
-    parser.add_argument("--size", nargs="+", default=["default"], choices=SIZES, help="sizes of the model")
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--trl-python", type=Path, default=python, help=f"an interpreter that has TRL {release}"
+    )
+    parser.add_argument(
+        "--size", nargs="+", default=["default"], choices=SIZES, help="sizes of the model"
+    )
     parser.add_argument("--save", action="store_true", help="write the table to benchmarks/results")
     args = parser.parse_args()
     if not args.trl_python.exists():
-        parser.error(f"there is no {args.trl_python}; --help has the two commands that make it, or give --trl-python")
+        parser.error(
+            f"there is no {args.trl_python}; --help has the two commands that make it, or give "
+            "--trl-python"
+        )
     return args
 
 
-def run_rounds(args: argparse.Namespace, size: str, theirs: str, ours: str, *options: str) -> list[Round]:
+def run_rounds(
+    args: argparse.Namespace, size: str, theirs: str, ours: str, *options: str
+) -> list[Round]:
     """Runs the modules of both programs, with the same options."""
     options = (*options, *SIZES[size].options)
     return [
@@ -58,11 +70,18 @@ def step_rows(name: str, rounds: Sequence[Round], clock: str) -> list[Row]:
     """Rows of Lockstep exact and inexact, beside TRL by one of its clocks."""
     theirs = statistics.median(sides[0][clock] for sides in rounds)
     own = [statistics.median(sides[place]["cpu_s"] for sides in rounds) for place in (1, 2)]
-    return [Row(f"{name}, {how}", theirs, s, theirs / s) for how, s in zip(("exact", "inexact"), own, strict=True)]
+    return [
+        Row(f"{name}, {how}", theirs, s, theirs / s)
+        for how, s in zip(("exact", "inexact"), own, strict=True)
+    ]
 
 
-def show(name: str, release: str, measured: dict[str, list[Round]], args: argparse.Namespace) -> None:
-    """Prints two tables, with TRL as it ships and without its garbage collections, and saves them if asked to."""
+def show(
+    name: str, release: str, measured: dict[str, list[Round]], args: argparse.Namespace
+) -> None:
+    """Prints two tables, with TRL as it ships and without its garbage collections, and saves them
+    if asked to.
+    """
     where, baseline = environment(threads=1), f"TRL {release}"
     shipped, without = (
         [row for setting, rounds in measured.items() for row in step_rows(setting, rounds, clock)]
@@ -71,9 +90,16 @@ def show(name: str, release: str, measured: dict[str, list[Round]], args: argpar
     print(where, table(shipped, baseline, "CPU s per step"), "", sep="\n")
     print(table(without, f"{baseline} less its garbage collection", "CPU s per step"), "", sep="\n")
     for setting, rounds in measured.items():
-        peaks = " / ".join(f"{max(sides[place]['peak_rss_mb'] for sides in rounds):.0f}" for place in range(3))
+        peaks = " / ".join(
+            f"{max(sides[place]['peak_rss_mb'] for sides in rounds):.0f}" for place in range(3)
+        )
         print(f"{setting}: at most {peaks} MB (TRL, exact, inexact)")
     if args.save:
-        processes = [process for rounds in measured.values() for sides in rounds for process in sides]
-        details = {"without_garbage_collection": [asdict(row) for row in without], "processes": processes}
+        processes = [
+            process for rounds in measured.values() for sides in rounds for process in sides
+        ]
+        details = {
+            "without_garbage_collection": [asdict(row) for row in without],
+            "processes": processes,
+        }
         print(save(name, where, shipped, details))

@@ -1,10 +1,12 @@
-"""`lockstep train` with a critic that is read one token late: what it calls the value of a token has seen that token.
+"""`lockstep train` with a critic that is read one token late: what it calls the value of a token
+has seen that token.
 
     python -m benchmarks.unshifted train RECIPE key=value …
 
-An experiment, and no option of the product: no one should train so. The fault is put in where this file is imported,
-which learners in processes of their own do, too, because each child imports its parent's script again. Actors of Ray do
-not, so a Ray cluster is refused. Every process that computes such values says so once on standard error.
+An experiment, and no option of the product: no one should train so. The fault is put in where this
+file is imported, which learners in processes of their own do, too, because each child imports its
+parent's script again. Actors of Ray do not, so a Ray cluster is refused. Every process that
+computes such values says so once on standard error.
 """
 
 from __future__ import annotations
@@ -54,7 +56,10 @@ def main(arguments: Sequence[str]) -> int:
     with suppress(InputError):  # which the command tells below
         loaded = load(arguments[1], [word for word in arguments[2:] if not word.startswith("--")])
         if not loaded.training.cluster.on_this_machine:
-            sys.exit("benchmarks.unshifted: actors of Ray would shift values; leave cluster.backend at local")
+            sys.exit(
+                "benchmarks.unshifted: actors of Ray would shift values; leave cluster.backend at "
+                "local"
+            )
     return cli.main(arguments)
 
 

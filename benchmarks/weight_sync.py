@@ -1,11 +1,12 @@
-"""A weight sync, attestation included, beside a copy of the same bytes in memory: seconds and CPU seconds.
+"""A weight sync, attestation included, beside a copy of the same bytes in memory: seconds and CPU
+seconds.
 
     python -m benchmarks.weight_sync [--save]
 
-Models with random weights, fp32; learner, ranks and engine are processes of this machine with one thread each. A copy
-and a weight sync are timed in turn. *ratio* is the rate of the weight sync in rates of the copy, by wall seconds, which
-other work on the machine lengthens; *busiest* is the same by CPU seconds of the busiest process: where each has a core,
-it bounds the ratio.
+Models with random weights, fp32; learner, ranks and engine are processes of this machine with one
+thread each. A copy and a weight sync are timed in turn. *ratio* is the rate of the weight sync in
+rates of the copy, by wall seconds, which other work on the machine lengthens; *busiest* is the same
+by CPU seconds of the busiest process: where each has a core, it bounds the ratio.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ SHAPES = {  # millions of parameters: hidden size, layers
 
 @dataclass(frozen=True)
 class Way:
-    """An engine, how weights come to it, and the number of ranks that hold them; one: this process."""
+    """An engine, how weights come to it, and the number of ranks that hold them; one: this
+    process.
+    """
 
     engine: SamplerSection
     ranks: int = 1
@@ -53,7 +56,9 @@ def _torch(transfer: str) -> SamplerSection:
 
 
 def _vllm(transfer: str) -> SamplerSection:
-    return SamplerSection.model_validate({"backend": "vllm", "max_batch_size": 16, "transfer": transfer})
+    return SamplerSection.model_validate(
+        {"backend": "vllm", "max_batch_size": 16, "transfer": transfer}
+    )
 
 
 WAYS = {
@@ -82,24 +87,32 @@ class Row:
     def line(self) -> str:
         cpu = ", ".join(f"{name} {seconds:.3f}" for name, seconds in self.cpu_s.items())
         return (
-            f"| {self.name} | {self.copy_s:.4f} | {self.sync_s:.4f} | {self.ratio:.2f} | {self.copy_cpu_s:.4f} | {cpu} "
+            f"| {self.name} | {self.copy_s:.4f} | {self.sync_s:.4f} | {self.ratio:.2f} | "
+            f"{self.copy_cpu_s:.4f} | {cpu} "
             f"| {self.busiest:.2f} |"
         )
 
 
-HEAD = "| way | copy s | sync s | ratio | copy CPU s | CPU s | busiest |\n|---|---|---|---|---|---|---|"
+HEAD = (
+    "| way | copy s | sync s | ratio | copy CPU s | CPU s | busiest "
+    "|\n|---|---|---|---|---|---|---|"
+)
 
 
 def cpu_seconds() -> dict[str, float]:
     """CPU seconds so far of this process and of each worker."""
-    workers = {str(child.name): cpu_clock(child.pid or 0) for child in multiprocessing.active_children()}
+    workers = {
+        str(child.name): cpu_clock(child.pid or 0) for child in multiprocessing.active_children()
+    }
     return {"driver": time.process_time(), **workers}
 
 
 def model_folder(root: Path, size: int) -> Path:
     """Writes a Llama with about `size` million parameters."""
     hidden, layers = SHAPES[size]
-    causal_lm(llama_config(hidden=hidden, layers=layers, vocab=VOCABULARY)).save_pretrained(root / str(size))
+    causal_lm(llama_config(hidden=hidden, layers=layers, vocab=VOCABULARY)).save_pretrained(
+        root / str(size)
+    )
     return root / str(size)
 
 
@@ -117,7 +130,9 @@ def copier(learner: Learner) -> Callable[[], None]:
 
 @contextmanager
 def open_learner(folder: Path, ranks: int) -> Iterator[Learner]:
-    spec = LearnerSpec(str(folder), "logits", LearnerSection(device="cpu", parallel=Parallel(dp=ranks)), None, 0)
+    spec = LearnerSpec(
+        str(folder), "logits", LearnerSection(device="cpu", parallel=Parallel(dp=ranks)), None, 0
+    )
     if ranks == 1:
         yield spec.build()
         return
@@ -133,7 +148,12 @@ def measure_way(folder: Path, name: str, way: Way) -> Row:
         closing(SamplerPool(SamplerSpec(str(folder), way.engine, computation))) as pool,
     ):
         pool.ready()
-        copy, copies, copies_cpu, syncs = copier(learner), list[float](), list[float](), list[float]()
+        copy, copies, copies_cpu, syncs = (
+            copier(learner),
+            list[float](),
+            list[float](),
+            list[float](),
+        )
         spent = list[dict[str, float]]()
         copy()
         sync_weights(learner, pool, 0, probe)
@@ -145,7 +165,9 @@ def measure_way(folder: Path, name: str, way: Way) -> Row:
             before, begun = cpu_seconds(), time.perf_counter()
             sync_weights(learner, pool, version)
             syncs.append(time.perf_counter() - begun)
-            spent.append({process: seconds - before[process] for process, seconds in cpu_seconds().items()})
+            spent.append(
+                {process: seconds - before[process] for process, seconds in cpu_seconds().items()}
+            )
     cpu_s = {process: statistics.mean(one[process] for one in spent) for process in spent[0]}
     copy_s, sync_s, copy_cpu_s = (statistics.median(one) for one in (copies, syncs, copies_cpu))
     busiest = copy_cpu_s / max(cpu_s.values())
@@ -153,8 +175,12 @@ def measure_way(folder: Path, name: str, way: Way) -> Row:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/weight_sync.json")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--save", action="store_true", help="write benchmarks/results/weight_sync.json"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     print(environment(), HEAD, sep="\n")

@@ -1,4 +1,6 @@
-"""Where do two programs disagree about a model? A small Llama beside a copy whose attention is scaled otherwise.
+"""Where do two programs disagree about a model?
+
+A small Llama beside a copy whose attention is scaled otherwise.
 
 .venv/bin/python examples/locate_fault.py
 """
@@ -17,7 +19,9 @@ from lockstep_doctor.locate import locate
 from lockstep_doctor.modules import ModuleTap
 from lockstep_doctor.reproduction import write_reproduction
 
-config = LlamaConfig(vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4)
+config = LlamaConfig(
+    vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4
+)
 torch.manual_seed(0)
 right = LlamaForCausalLM(config).eval()
 right.save_pretrained("runs/locate_fault/model")
@@ -34,7 +38,12 @@ def read(tokens):
 """
 tokens = torch.randint(0, config.vocab_size, (32,))
 tap = ModuleTap(wrong, "wrong", builder)
-found = locate(ModuleTap(right, "right"), tap, tokens, witness=ModuleTap(copy.deepcopy(right).double(), "float64"))
+found = locate(
+    ModuleTap(right, "right"),
+    tap,
+    tokens,
+    witness=ModuleTap(copy.deepcopy(right).double(), "float64"),
+)
 for place in found.places:
     print("\n".join(describe_place(place)))
 print("reproduction:", write_reproduction(Path("runs/locate_fault"), tap, found, tokens))

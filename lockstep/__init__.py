@@ -1,11 +1,12 @@
-"""Lockstep: post-training of language models in which the trained policy and the sampling policy stay in lockstep.
+"""Lockstep: post-training of language models in which the trained policy and the sampling policy
+stay in lockstep.
 
     import lockstep
 
     run = lockstep.GRPO(model="folder", reward=my_function, train=rows).train()
 
-Names are imported on first use, so that `import lockstep` is quick and pulls in no torch. Covered by semantic
-versioning: all of `__all__`.
+Names are imported on first use, so that `import lockstep` is quick and pulls in no torch. Covered
+by semantic versioning: all of `__all__`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The command line. Nothing heavy is imported before a command needs it, so that --help answers at once."""
+"""The command line.
+
+Nothing heavy is imported before a command needs it, so that --help answers at once.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +84,9 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parses the command line; arguments that argparse leaves over, such as those behind an option, are overrides."""
+    """Parses the command line; arguments that argparse leaves over, such as those behind an option,
+    are overrides.
+    """
     parser = build_parser()
     options, left = parser.parse_known_args(arguments)
     if "--traceback" in left:  # wherever it stands
@@ -98,7 +103,10 @@ def build_parser() -> argparse.ArgumentParser:
     """Builds the parser, with all commands."""
     parser = argparse.ArgumentParser(
         prog="lockstep",
-        description="Post-trains language models; the policy that is trained and the one that samples stay in step.",
+        description=(
+            "Post-trains language models; the policy that is trained and the one that "
+            "samples stay in step."
+        ),
         epilog="Start with: lockstep train ppo_quiz",
     )
     parser.add_argument("--version", action="version", version=f"lockstep {__version__}")

@@ -11,14 +11,18 @@ from lockstep_convert.report import check_recipe, list_lines, render_recipe
 from lockstep_convert.table import Verdict, list_libraries
 
 
-def convert_words(words: Sequence[str], library: str | None, algorithm: str | None) -> tuple[str, str, str]:
+def convert_words(
+    words: Sequence[str], library: str | None, algorithm: str | None
+) -> tuple[str, str, str]:
     """Converts files and words.
 
     Returns:
-        The recipe, the report, and one sentence on what remains to be done; the last is empty if nothing does.
+        The recipe, the report, and one sentence on what remains to be done; the last is empty if
+        nothing does.
 
     Raises:
-        InputError: The config cannot be read, or neither its library nor its algorithm can be found out.
+        InputError: The config cannot be read, or neither its library nor its algorithm can be found
+            out.
     """
     if library is not None and library not in list_libraries():
         raise InputError(f"unknown library {library}: choose one of {', '.join(list_libraries())}")
@@ -28,6 +32,14 @@ def convert_words(words: Sequence[str], library: str | None, algorithm: str | No
     report = "\n".join(list_lines(converted, resolved))
     if wrong:
         return render_recipe(converted), report, f"the recipe does not load yet: {wrong}"
-    open_keys = [entry.theirs for verdict in (Verdict.LOOK, Verdict.UNKNOWN) for entry in converted.select(verdict)]
-    problem = f"the recipe loads; look at {', '.join(dict.fromkeys(open_keys))} before you train" if open_keys else ""
+    open_keys = [
+        entry.theirs
+        for verdict in (Verdict.LOOK, Verdict.UNKNOWN)
+        for entry in converted.select(verdict)
+    ]
+    problem = (
+        f"the recipe loads; look at {', '.join(dict.fromkeys(open_keys))} before you train"
+        if open_keys
+        else ""
+    )
     return render_recipe(converted), report, problem

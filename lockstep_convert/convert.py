@@ -1,4 +1,6 @@
-"""Converts a config of another library to the options of a recipe, with a verdict for each of its keys."""
+"""Converts a config of another library to the options of a recipe, with a verdict for each of its
+keys.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,15 @@ from lockstep.config import registry
 from lockstep.config.errors import Shape, list_options
 from lockstep.core.errors import InputError
 from lockstep_convert.read import Config, flatten, resolve_interpolations
-from lockstep_convert.table import Options, Row, Table, Verdict, list_libraries, load_ours, load_table
+from lockstep_convert.table import (
+    Options,
+    Row,
+    Table,
+    Verdict,
+    list_libraries,
+    load_ours,
+    load_table,
+)
 from lockstep_convert.values import CONVERSIONS, TAKES_NULL, Doubt, fill_references, shorten, spell
 
 _VARIABLE = re.compile(r"\$[\w{(]")
@@ -82,12 +92,21 @@ def detect_library(tree: Mapping[str, Any]) -> str:
         InputError: No library has any of them, or two have equally many.
     """
     keys = [key for key, _ in flatten(tree)]
-    counts = {name: sum(load_table(name).find(key) is not None for key in keys) for name in list_libraries()}
+    counts = {
+        name: sum(load_table(name).find(key) is not None for key in keys)
+        for name in list_libraries()
+    }
     most = max(counts.values())
     best = [name for name, count in counts.items() if count == most]
     if not most or len(best) > 1:
-        found = "no library has its keys" if not most else f"{' and '.join(best)} have equally many of its keys"
-        raise InputError(f"{found}: name the library, --from {' or --from '.join(best if most else counts)}")
+        found = (
+            "no library has its keys"
+            if not most
+            else f"{' and '.join(best)} have equally many of its keys"
+        )
+        raise InputError(
+            f"{found}: name the library, --from {' or --from '.join(best if most else counts)}"
+        )
     return best[0]
 
 
@@ -107,7 +126,10 @@ def convert(config: Config, library: str, algorithm: str | None = None) -> Conve
     given = resolve_interpolations(dict(flatten(config.tree, whole)))
     kind = algorithm or _find_kind(table, config, given)
     if kind is None:
-        raise InputError("the config does not say what it trains, or Lockstep does not train that: set --algorithm")
+        raise InputError(
+            "the config does not say what it trains, or Lockstep does not train that: set "
+            "--algorithm"
+        )
     return _Conversion(table, kind, given, tuple(config.files)).run()
 
 
@@ -120,7 +142,9 @@ def _find_kind(table: Table, config: Config, given: Mapping[str, Any]) -> str | 
         if "key" in rule:
             value = given.get(rule["key"], rule.get("default"))
             names = value if isinstance(value, list) else [value]
-            found = next((rule["is"][spell(name)] for name in names if spell(name) in rule["is"]), None)
+            found = next(
+                (rule["is"][spell(name)] for name in names if spell(name) in rule["is"]), None
+            )
             if found is not None:
                 return found
     return None
@@ -144,16 +168,27 @@ class _Conversion:
         """Converts all keys, then adds what a recipe needs besides."""
         entries = [self._convert_key(key, value) for key, value in self.given.items()]
         entries += self._read_defaults()
-        for option, value in self.table.always.get(self.kind, self.table.always.get(self.algorithm, {})).items():
+        for option, value in self.table.always.get(
+            self.kind, self.table.always.get(self.algorithm, {})
+        ).items():
             if self._is_free(option) and self._find_missing(option, value) is None:
                 self._put(option, value, f"as {self.table.name} does")
         entries += [
-            Entry(self.kind, None, Verdict.LOOK, {}, sentence) for sentence in self.table.look.get(self.kind, ())
+            Entry(self.kind, None, Verdict.LOOK, {}, sentence)
+            for sentence in self.table.look.get(self.kind, ())
         ]
         entries = [self._check_requirements(entry) for entry in entries]
         entries += self._fill_required()
         remarks = (*self.table.remarks.get(self.kind, ()), *self.table.remarks.get("*", ()))
-        return Converted(self.table, self.algorithm, tuple(entries), self.options, self.notes, self.defaults, remarks)
+        return Converted(
+            self.table,
+            self.algorithm,
+            tuple(entries),
+            self.options,
+            self.notes,
+            self.defaults,
+            remarks,
+        )
 
     def _convert_key(self, key: str, value: Any) -> Entry:
         row = self.table.find(key)
@@ -162,7 +197,10 @@ class _Conversion:
         if key == "defaults" and set(self.files) >= set(_list_bases(value)):
             return Entry(key, value, Verdict.NOT_NEEDED, {}, "the files are read")
         entry = self._judge(row, key, value)
-        clash = next((name for name, new in entry.options.items() if self.options.get(name, new) != new), None)
+        clash = next(
+            (name for name, new in entry.options.items() if self.options.get(name, new) != new),
+            None,
+        )
         if clash is not None:
             sentence = f"{clash} is {spell(self.options[clash])} already, by {self.notes[clash]}"
             return replace(entry, verdict=Verdict.LOOK, options={}, sentence=sentence)
@@ -175,13 +213,23 @@ class _Conversion:
         if row.verdict is not Verdict.CONVERTED:
             is_off = row.verdict is Verdict.LOOK and (value is None or value in row.off)
             return Entry(key, value, Verdict.NOT_NEEDED if is_off else row.verdict, {}, row.note)
-        unmet = next((name for name, wanted in row.when.items() if not self._is_met(name, wanted)), None)
+        unmet = next(
+            (name for name, wanted in row.when.items() if not self._is_met(name, wanted)), None
+        )
         if unmet is not None:
-            sentence = row.unless or row.nothing or f"not read, since {unmet} is {spell(self._find(unmet))}"
-            return Entry(key, value, Verdict.LOOK if row.unless else Verdict.NOT_NEEDED, {}, sentence)
+            sentence = (
+                row.unless
+                or row.nothing
+                or f"not read, since {unmet} is {spell(self._find(unmet))}"
+            )
+            return Entry(
+                key, value, Verdict.LOOK if row.unless else Verdict.NOT_NEEDED, {}, sentence
+            )
         if isinstance(value, str) and _VARIABLE.search(value.removeprefix("$HOME/")):
             return Entry(key, value, Verdict.LOOK, {}, "a variable that is not filled in")
-        if value in row.off or (value is None and row.convert not in TAKES_NULL and row.values is None):
+        if value in row.off or (
+            value is None and row.convert not in TAKES_NULL and row.values is None
+        ):
             return Entry(key, value, Verdict.NOT_NEEDED, {}, "off, as it is here unless set")
         try:
             found = self._convert_value(row, value)
@@ -193,11 +241,15 @@ class _Conversion:
         except (TypeError, ValueError, ZeroDivisionError):
             return Entry(key, value, Verdict.LOOK, {}, "an unexpected value")
         if not found:
-            return Entry(key, value, Verdict.NOT_NEEDED, {}, row.nothing or row.note or "as it is here")
+            return Entry(
+                key, value, Verdict.NOT_NEEDED, {}, row.nothing or row.note or "as it is here"
+            )
         spelled = ((self._spell(option), new) for option, new in found.items())
         options = {option: new for option, new in spelled if option is not None}
         if not options:
-            return Entry(key, value, Verdict.NO_COUNTERPART, {}, f"not an option of {self.algorithm}")
+            return Entry(
+                key, value, Verdict.NO_COUNTERPART, {}, f"not an option of {self.algorithm}"
+            )
         if row.look:
             return Entry(key, value, Verdict.LOOK, options, row.look)
         return Entry(key, value, Verdict.CONVERTED, options, row.note)
@@ -237,7 +289,9 @@ class _Conversion:
         return value
 
     def _read_defaults(self) -> Iterator[Entry]:
-        """Converts defaults that other keys of the file are multiplied with; notes the other ones."""
+        """Converts defaults that other keys of the file are multiplied with; notes the other
+        ones.
+        """
         for key, row in self.table.rows.items():
             default = self._default_of(row)
             if default is None or key in self.given:
@@ -277,7 +331,9 @@ class _Conversion:
         if option == "algorithm":
             return None
         spellings = [option]
-        spellings += [new + option.removeprefix(old) for old, new in _SPELLINGS if option.startswith(old)]
+        spellings += [
+            new + option.removeprefix(old) for old, new in _SPELLINGS if option.startswith(old)
+        ]
         return next((name for name in spellings if name in self.known), None)
 
     def _is_free(self, option: str) -> bool:
@@ -296,14 +352,18 @@ class _Conversion:
             needed = self._find_missing(option, value)
             if needed is not None:
                 self.options.pop(option, None)
-                return replace(entry, verdict=Verdict.LOOK, options={}, sentence=f"{option} requires {needed}")
+                return replace(
+                    entry, verdict=Verdict.LOOK, options={}, sentence=f"{option} requires {needed}"
+                )
         return entry
 
     def _find_missing(self, option: str, value: Any) -> str | None:
         """What an option requires and the recipe does not have."""
         for name, needed in load_ours()["requires"].items():
             other, _, wanted = needed.partition("=")
-            if self._spell(name) not in (option, self._spell(option)) or (wanted and value in (1, False)):
+            if self._spell(name) not in (option, self._spell(option)) or (
+                wanted and value in (1, False)
+            ):
                 continue
             spelled = self._spell(other) or other
             if spelled not in self.options or (wanted and spell(self.options[spelled]) != wanted):
@@ -311,7 +371,9 @@ class _Conversion:
         return None
 
     def _fill_required(self) -> Iterator[Entry]:
-        """Sets what a recipe must have and the file does not say: their default, or a placeholder."""
+        """Sets what a recipe must have and the file does not say: their default, or a
+        placeholder.
+        """
         for name, placeholder in load_ours()["placeholders"].items():
             option = self._spell(name)
             if option is None or option in self.options:
@@ -322,13 +384,21 @@ class _Conversion:
                 key, value = self.defaults[option]
                 self._put(option, value, f"their default of {key}")
                 continue
-            same = next((name for name in placeholder.get("same_as", ()) if name in self.options), None)
+            same = next(
+                (name for name in placeholder.get("same_as", ()) if name in self.options), None
+            )
             if same is not None:
                 self._put(option, self.options[same], f"as {same}")
                 continue
             value = placeholder["value"]
             self._put(option, value, f"placeholder: {placeholder['meaning']}")
-            yield Entry(option, value, Verdict.LOOK, {}, f"missing, now a placeholder: {placeholder['meaning']}")
+            yield Entry(
+                option,
+                value,
+                Verdict.LOOK,
+                {},
+                f"missing, now a placeholder: {placeholder['meaning']}",
+            )
 
 
 def _list_bases(value: Any) -> list[str]:

@@ -1,4 +1,6 @@
-"""Reads configs of other libraries: YAML and JSON files, a file with one command, and words of a command line."""
+"""Reads configs of other libraries: YAML and JSON files, a file with one command, and words of a
+command line.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ class Config:
 
     Attributes:
         tree: Its keys, nested.
-        program: The words before the first option of a command, such as `python3 -m verl.trainer.main_ppo`.
+        program: The words before the first option of a command, such as `python3 -m
+            verl.trainer.main_ppo`.
         files: Names of the files that were read.
     """
 
@@ -91,15 +94,21 @@ def _read_tree(path: Path) -> Options:
 def _split_command(path: Path) -> list[str]:
     """The words of the one command in a file; a shell would be needed for more, and none is run."""
     lines = _read_text(path).replace("\\\n", " ").splitlines()
-    commands = [line for line in lines if line.strip() and not line.lstrip().startswith(("#", "set "))]
+    commands = [
+        line for line in lines if line.strip() and not line.lstrip().startswith(("#", "set "))
+    ]
     if len(commands) != 1:
         raise InputError(
-            f"{path} has {len(commands)} commands; write a file with nothing but the command that trains, "
+            f"{path} has {len(commands)} commands; write a file with nothing but the command that "
+            "trains, "
             "its variables replaced by their values"
         )
     unquoted = re.sub(r"'[^']*'|\"[^\"]*\"", "", commands[0])
     if _SHELL.search(unquoted):
-        raise InputError(f"{path} needs a shell to be read ({_SHELL.search(unquoted)[0]}); write the plain command")  # pyright: ignore[reportOptionalSubscript]
+        raise InputError(
+            f"{path} needs a shell to be read ({_SHELL.search(unquoted)[0]}); write the plain "
+            "command"
+        )  # pyright: ignore[reportOptionalSubscript]
     try:
         return shlex.split(commands[0], comments=True)
     except ValueError as error:
@@ -131,7 +140,9 @@ def _read_words(words: list[str], config: Config) -> None:
 
 
 def _find_first_option(words: list[str]) -> int:
-    """Options begin after the last word that names a program: a Python file, a module, or `trl NAME`."""
+    """Options begin after the last word that names a program: a Python file, a module, or `trl
+    NAME`.
+    """
     names = [i for i, word in enumerate(words) if word.endswith(".py") and "=" not in word]
     names += [i + 1 for i, word in enumerate(words) if word == "-m"]
     names += [i + 1 for i, word in enumerate(words) if word == "trl"]
@@ -144,7 +155,9 @@ def _put_flag(config: Config, flag: str | None, values: list[Any]) -> None:
         config.lay_over(yaml12.nest(flag, value))
 
 
-def flatten(tree: Mapping[str, Any], whole: Collection[str] = (), above: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(
+    tree: Mapping[str, Any], whole: Collection[str] = (), above: str = ""
+) -> Iterator[tuple[str, Any]]:
     """The values of a tree by dotted keys; keys in `whole`, and empty mappings, are values."""
     for name, value in tree.items():
         key = f"{above}{name}"
@@ -155,7 +168,9 @@ def flatten(tree: Mapping[str, Any], whole: Collection[str] = (), above: str = "
 
 
 def resolve_interpolations(given: Mapping[str, Any]) -> Options:
-    """Replaces values that are one reference to another key, `${a.b}` or `${.sibling}`; others stay as they are."""
+    """Replaces values that are one reference to another key, `${a.b}` or `${.sibling}`; others stay
+    as they are.
+    """
     return {key: _follow(key, value, given) for key, value in given.items()}
 
 

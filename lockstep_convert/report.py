@@ -22,9 +22,15 @@ def render_recipe(converted: Converted) -> str:
     tree: Options = {"algorithm": converted.algorithm}
     for option in sorted(converted.options, key=lambda option: place.get(option, len(place))):
         _put(tree, option.split("."), copy.deepcopy(converted.options[option]))
-    head = f"# Converted from {converted.table.name} ({converted.table.version}) by `lockstep convert`.\n"
+    head = (
+        f"# Converted from {converted.table.name} ({converted.table.version}) by `lockstep "
+        "convert`.\n"
+    )
     body = yaml12.annotate(tree, lambda keys: converted.notes.get(".".join(keys), ""))
-    left = [f"# Look at this: {_name(entry)}: {entry.sentence}.\n" for entry in converted.select(Verdict.LOOK)]
+    left = [
+        f"# Look at this: {_name(entry)}: {entry.sentence}.\n"
+        for entry in converted.select(Verdict.LOOK)
+    ]
     return head + body + "".join(left)
 
 
@@ -60,21 +66,34 @@ def _list_entries(entries: list[Entry]) -> Iterator[str]:
     """One line for each entry that sets options, and one for all that share a sentence."""
     for entry in entries:
         if entry.options:
-            ours = ", ".join(f"{option}: {shorten(option, value)}" for option, value in entry.options.items())
+            ours = ", ".join(
+                f"{option}: {shorten(option, value)}" for option, value in entry.options.items()
+            )
             yield f"  {_name(entry)} → {ours}{f'  ({entry.sentence})' if entry.sentence else ''}"
     for sentence in dict.fromkeys(entry.sentence for entry in entries if not entry.options):
-        names = [_name(entry) for entry in entries if not entry.options and entry.sentence == sentence]
+        names = [
+            _name(entry) for entry in entries if not entry.options and entry.sentence == sentence
+        ]
         yield f"  {'; '.join(names)}{f': {sentence}' if sentence else ''}"
 
 
 def _list_defaults(converted: Converted, resolved: Mapping[str, Any]) -> Iterator[str]:
     for option, (key, theirs) in converted.defaults.items():
         if option in converted.options:
-            yield f"  {option}: theirs is {spell(theirs)} ({key}), ours has no default: the recipe has theirs"
+            yield (
+                f"  {option}: theirs is {spell(theirs)} ({key}), ours has no default: the "
+                "recipe has theirs"
+            )
         elif not resolved:
-            yield f"  {option}: theirs is {spell(theirs)} ({key}), ours is known when the recipe loads"
+            yield (
+                f"  {option}: theirs is {spell(theirs)} ({key}), ours is known when the recipe "
+                "loads"
+            )
         elif resolved.get(option) != theirs:
-            yield f"  {option}: theirs is {spell(theirs)} ({key}), ours is {spell(resolved.get(option))}"
+            yield (
+                f"  {option}: theirs is {spell(theirs)} ({key}), ours is "
+                f"{spell(resolved.get(option))}"
+            )
 
 
 def _name(entry: Entry) -> str:

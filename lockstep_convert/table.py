@@ -33,12 +33,14 @@ class Row:
     Attributes:
         to: Options that the key may stand for, of which a recipe has one.
         convert: Name of a conversion in `values.py`.
-        values: Our values by theirs, which may begin with an algorithm and a slash; a mapping sets several options,
-            null sets none.
+        values: Our values by theirs, which may begin with an algorithm and a slash; a mapping sets
+            several options, null sets none.
         nothing: Why a value sets nothing.
-        otherwise: What to look at for a value that `values` does not list; `keep` takes it over, `ignore` sets nothing.
+        otherwise: What to look at for a value that `values` does not list; `keep` takes it over,
+            `ignore` sets nothing.
         also: Further rows for the same value.
-        sets: Options to set for any value; `<key>` stands for the value of another key, `<value>` for this one.
+        sets: Options to set for any value; `<key>` stands for the value of another key, `<value>`
+            for this one.
         when: Values that other keys must have for this one to be read.
         unless: What to look at if they do not; without it the key is not needed.
         times: Keys that the value is multiplied by.
@@ -96,7 +98,9 @@ class Table:
         """The entry of a key; None if the library has no such key."""
         if key in self.rows:
             return self.rows[key]
-        return next((row for name, row in self.rows.items() if "*" in name and fnmatchcase(key, name)), None)
+        return next(
+            (row for name, row in self.rows.items() if "*" in name and fnmatchcase(key, name)), None
+        )
 
 
 @cache
@@ -112,8 +116,14 @@ def load_table(library: str) -> Table:
     tree = _read(f"tables/{library}.yaml")
     rows = {key: _read_row(cell) for key, cell in tree["keys"].items()}
     for sentence, keys in tree["look"].items():
-        rows |= {key: Row(note=sentence, verdict=Verdict.LOOK, off=tuple(off or ())) for key, off in keys.items()}
-    for verdict, name in ((Verdict.NOT_NEEDED, "not_needed"), (Verdict.NO_COUNTERPART, "no_counterpart")):
+        rows |= {
+            key: Row(note=sentence, verdict=Verdict.LOOK, off=tuple(off or ()))
+            for key, off in keys.items()
+        }
+    for verdict, name in (
+        (Verdict.NOT_NEEDED, "not_needed"),
+        (Verdict.NO_COUNTERPART, "no_counterpart"),
+    ):
         for sentence, keys in tree[name].items():
             rows |= {key: Row(note=sentence, verdict=verdict) for key in keys.split()}
     return Table(

@@ -123,7 +123,8 @@ TAKES_NULL = ("bound",)
 
 
 def fill_references(template: Any, value: Any, find: Callable[[str], Any]) -> Any:
-    """Replaces `<value>` and `<key>` in a template; a template that is one reference takes the value as it is.
+    """Replaces `<value>` and `<key>` in a template; a template that is one reference takes the
+    value as it is.
 
     Raises:
         Doubt: A key has no value.

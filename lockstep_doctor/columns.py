@@ -1,4 +1,6 @@
-"""Two columns of log-probabilities of the same tokens, as a dump of any program has them, and how they differ."""
+"""Two columns of log-probabilities of the same tokens, as a dump of any program has them, and how
+they differ.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,8 @@ class Finding:
         side: Whose numbers show it; None: that cannot be told.
         tokens: Number of tokens that have it.
         where: Rows and positions of these tokens.
-        share: Of the squares of the differences, each counting at most 3 nats, that lie in these tokens.
+        share: Of the squares of the differences, each counting at most 3 nats, that lie in these
+            tokens.
     """
 
     kind: str
@@ -130,8 +133,8 @@ class TokenColumns:
 def examine_columns(columns: TokenColumns) -> list[Finding]:
     """Returns how two columns differ; nothing where they differ as rounding makes them differ.
 
-    Each finding speaks of tokens that the ones before it left: numbers of few digits, values that repeat, values of
-    other rows, and a formula for those that are left.
+    Each finding speaks of tokens that the ones before it left: numbers of few digits, values that
+    repeat, values of other rows, and a formula for those that are left.
     """
     compared = columns.compare()
     return list(_ColumnExaminer(columns, compared).examine()) if compared.train.numel() else []
@@ -165,11 +168,15 @@ class _ColumnExaminer:
             yield self._report("off", f"off by {rms:.2g} nats (root mean square)", None, off)
 
     def _report(self, kind: str, what: str, side: ColumnSide | None, tokens: Bools) -> Finding:
-        """The finding; the next ones do not speak of its tokens, unless it is about their digits."""
+        """The finding; the next ones do not speak of its tokens, unless it is about their
+        digits.
+        """
         squares = np.square(self._delta)
         row, position = self._compared.row.numpy(), self._compared.position.numpy()
         rows = name_places(np.unique(row[tokens]).tolist(), self._compared.lengths.numel(), "row")
-        positions = name_places(np.unique(position[tokens]).tolist(), int(position.max()) + 1, "position")
+        positions = name_places(
+            np.unique(position[tokens]).tolist(), int(position.max()) + 1, "position"
+        )
         share = float(squares[tokens].sum() / max(float(squares.sum()), 1e-300))
         if kind != "grid":
             self._free = self._free & ~tokens
@@ -198,7 +205,9 @@ class _ColumnExaminer:
             values, count = np.unique(own[far], return_counts=True)
             for value in values[count >= _LEAST_REPEATS]:
                 tokens = far & (own == value)
-                is_coarse = value != 0 and (self._spacing[tokens] > 0).mean() > 0.5  # such numbers repeat
+                is_coarse = (
+                    value != 0 and (self._spacing[tokens] > 0).mean() > 0.5
+                )  # such numbers repeat
                 if not is_coarse and np.mean(other[tokens] == other[tokens][0]) < 0.5:
                     yield self._report(*_name_value(float(value), own, other, tokens), side, tokens)
 
@@ -207,22 +216,34 @@ class _ColumnExaminer:
         if len(order) < 2:
             return
         pairs = ", ".join(f"{row} ← {source}" for row, source in list(order.items())[:6])
-        what = f"{len(order)} of {self._compared.lengths.numel()} rows have another row's values: {pairs}"
+        what = (
+            f"{len(order)} of {self._compared.lengths.numel()} rows have another row's values: "
+            f"{pairs}"
+        )
         tokens = np.isin(self._compared.row.numpy(), list(order)) & self._free
         yield self._report("rows moved", what, None, tokens)
 
     def _explain(self, tokens: Bools) -> Iterator[Finding]:
-        """A formula for one side's values of some tokens, given the other's, that is the whole of the difference."""
+        """A formula for one side's values of some tokens, given the other's, that is the whole of
+        the difference.
+        """
         if tokens.sum() < _LEAST_TOKENS:
             return
         each: list[tuple[_Formula, ColumnSide]] = [
-            (one, side) for side, compared in self._sides.items() for one in _list_formulas(compared, tokens)
+            (one, side)
+            for side, compared in self._sides.items()
+            for one in _list_formulas(compared, tokens)
         ]
         (kind, what, left, _), side = min(each, key=lambda one: one[0][2] + one[0][3])
         if left < _EXPLAINED:
             other: ColumnSide = "train" if side == "infer" else "infer"
-            said = f"{self._names[side]}'s values are {what.replace(_OTHERS, self._names[other] + _OF)}"
-            yield self._report(kind, f"{said}; {left:.1%} of the difference is left so", None, tokens)
+            said = (
+                f"{self._names[side]}'s values are "
+                f"{what.replace(_OTHERS, self._names[other] + _OF)}"
+            )
+            yield self._report(
+                kind, f"{said}; {left:.1%} of the difference is left so", None, tokens
+            )
 
     def _fit(self) -> Iterator[Finding]:
         """A nucleus of one side, where all tokens that are left clearly look like it."""
@@ -230,31 +251,46 @@ class _ColumnExaminer:
         for side, compared in self._sides.items():
             kept = _find_nucleus(compared.infer.numpy()[tokens], compared.train.numpy()[tokens])
             if kept is not None:
-                what = f"as if renormalized over a nucleus of {kept:.3g}: the difference is never above −log {kept:.3g}"
+                what = (
+                    f"as if renormalized over a nucleus of {kept:.3g}: the difference is never "
+                    f"above −log {kept:.3g}"
+                )
                 yield self._report("renormalized over a nucleus", what, side, tokens)
                 return
 
 
 def measure_excess(compared: Compared, spacing: Floats | float = 0.0) -> Floats:
-    """Returns of each token how many times the usual difference it is off, [M]; infinite where one side has no number.
+    """Returns of each token how many times the usual difference it is off, [M]; infinite where one
+    side has no number.
 
-    Rounding moves the log-probability of a token in proportion to 1 − p, and by the last digit of what it is kept in.
-    What is usual is taken from the quarter of the tokens that are least off, so that damage to most of them does not
-    count as usual.
+    Rounding moves the log-probability of a token in proportion to 1 − p, and by the last digit of
+    what it is kept in. What is usual is taken from the quarter of the tokens that are least off, so
+    that damage to most of them does not count as usual.
 
     Args:
         compared: Both sides.
         spacing: Of the numbers that both are kept in, where it is coarser than fp32's.
     """
     off = compared.delta.abs().numpy()
-    surprise = torch.maximum(-compared.train, -compared.infer).nan_to_num(0.0, 50.0).clamp(0.0, 50.0).numpy()
+    surprise = (
+        torch.maximum(-compared.train, -compared.infer)
+        .nan_to_num(0.0, 50.0)
+        .clamp(0.0, 50.0)
+        .numpy()
+    )
     shape, least = -np.expm1(-surprise) + 1e-6, 3e-6 + _SINGLE * surprise + spacing
-    usual = np.quantile((off / shape)[np.isfinite(off)], 0.25) / 0.319 if np.isfinite(off).any() else 0.0
+    usual = (
+        np.quantile((off / shape)[np.isfinite(off)], 0.25) / 0.319
+        if np.isfinite(off).any()
+        else 0.0
+    )
     return off / (usual * shape + least)
 
 
 def _name_value(value: float, own: Floats, other: Floats, tokens: Bools) -> tuple[str, str]:
-    """Kind and name of a value that many tokens have: a bound, if the other side lies beyond it there."""
+    """Kind and name of a value that many tokens have: a bound, if the other side lies beyond it
+    there.
+    """
     if value == 0.0:
         return "exactly 0", "exactly 0"
     for kind, sign in (("floor", 1), ("ceiling", -1)):
@@ -265,7 +301,9 @@ def _name_value(value: float, own: Floats, other: Floats, tokens: Bools) -> tupl
 
 
 _Grid = tuple[str, Callable[[Floats], Bools], Callable[[Floats], Floats]]
-"""A format that columns may be kept in: its name, which numbers are of it, and how far apart they are there."""
+"""A format that columns may be kept in: its name, which numbers are of it, and how far apart they
+are there.
+"""
 
 
 def _digits_of(name: str, dtype: torch.dtype) -> _Grid:
@@ -282,7 +320,11 @@ def _decimals(digits: int) -> _Grid:
         near = np.round(x, digits)
         return (near == x) | (near.astype(np.float32).astype(np.float64) == x)
 
-    return f"numbers of {digits} decimal{'s' * (digits > 1)}", has, lambda x: np.full_like(x, 10.0**-digits)
+    return (
+        f"numbers of {digits} decimal{'s' * (digits > 1)}",
+        has,
+        lambda x: np.full_like(x, 10.0**-digits),
+    )
 
 
 _GRIDS = (
@@ -294,14 +336,19 @@ _GRIDS = (
 
 _OTHERS, _OF = "the others", "'s"
 _Formula = tuple[str, str, float, float]
-"""Kind, words, share of the mean difference that it does not explain, and what it must explain more than others."""
+"""Kind, words, share of the mean difference that it does not explain, and what it must explain more
+than others.
+"""
 
 
 def _list_formulas(compared: Compared, tokens: Bools) -> Iterator[_Formula]:
     """Formulas for the inference side's values of some tokens, given the training side's."""
     own, other = compared.infer.numpy()[tokens], compared.train.numpy()[tokens]
     before = max(_mean_off(own, other), 1e-300)
-    offset, factor = float(np.median(own - other)), float(np.median(own / np.minimum(other, -1e-12)))
+    offset, factor = (
+        float(np.median(own - other)),
+        float(np.median(own / np.minimum(other, -1e-12))),
+    )
     yield "offset", f"{_OTHERS} {offset:+.4g} nats", _mean_off(own, other + offset) / before, 0.01
     yield "scaled", f"{factor:.4g} times {_OTHERS}", _mean_off(own, factor * other) / before, 0.03
     row, every = compared.row.numpy(), compared.train.numpy()
@@ -314,9 +361,11 @@ def _list_formulas(compared: Compared, tokens: Bools) -> Iterator[_Formula]:
 
 
 def find_row_order(compared: Compared) -> dict[int, int]:
-    """Finds the rows whose values are those of another row on the training side: row → the row that has them.
+    """Finds the rows whose values are those of another row on the training side: row → the row that
+    has them.
 
-    Rows are compared by the first tokens that both have, so rows of other lengths may be found as well.
+    Rows are compared by the first tokens that both have, so rows of other lengths may be found as
+    well.
     """
     rows = compared.lengths.numel()
     if not 2 <= rows <= _MOST_ROWS:
@@ -332,7 +381,11 @@ def find_row_order(compared: Compared) -> dict[int, int]:
         count = (~np.isnan(off)).sum(1)
         mean = np.where(count >= 4, np.nansum(off, 1) / np.maximum(count, 1), np.inf)
         best = int(np.argmin(mean))
-        if best != number and mean[best] < 0.1 * mean[number] and np.sum(mean < 2 * mean[best] + 1e-9) == 1:
+        if (
+            best != number
+            and mean[best] < 0.1 * mean[number]
+            and np.sum(mean < 2 * mean[best] + 1e-9) == 1
+        ):
             found[number] = best
     return found
 
@@ -342,7 +395,8 @@ def _mean_off(a: Floats, b: Floats) -> float:
 
 
 def _find_nucleus(own: Floats, other: Floats) -> float | None:
-    """The nucleus over which one side is renormalized: Δ of one sign, up to −log top_p and not farther.
+    """The nucleus over which one side is renormalized: Δ of one sign, up to −log top_p and not
+    farther.
 
     Where one token is the whole nucleus, that side says 0, and the other does not.
     """
@@ -350,4 +404,8 @@ def _find_nucleus(own: Floats, other: Floats) -> float | None:
     kept = math.exp(-gain.max())
     one_sided = float(np.maximum(gain, 0).sum() / np.abs(gain).sum())
     near, certain = np.mean(gain > 0.7 * gain.max()), np.mean((own > -1e-6) & (other < -1e-3))
-    return None if one_sided < 0.97 or near < 0.02 or certain < 0.02 or not 0.3 < kept < 0.999 else kept
+    return (
+        None
+        if one_sided < 0.97 or near < 0.02 or certain < 0.02 or not 0.3 < kept < 0.999
+        else kept
+    )

@@ -18,9 +18,9 @@ class CutPoint:
     """A value that flows through the model.
 
     Attributes:
-        stage: `embed`, `resid_in`, `attn_norm`, `q`, `k`, `v`, `attn`, `o`, `resid_mid`, `mlp_norm`, `router`,
-            `routed`, `experts`, `gate`, `up`, `act`, `down`, `resid_out`, `final_norm`, `logits`, `output`; an engine's
-            own name of anything else.
+        stage: `embed`, `resid_in`, `attn_norm`, `q`, `k`, `v`, `attn`, `o`, `resid_mid`,
+            `mlp_norm`, `router`, `routed`, `experts`, `gate`, `up`, `act`, `down`, `resid_out`,
+            `final_norm`, `logits`, `output`; an engine's own name of anything else.
         layer: Of a decoder layer, from 0; None outside of layers.
     """
 
@@ -47,9 +47,10 @@ class Capture:
 
     Attributes:
         logits: Of every position, [T, V].
-        seen: What flowed through each cut, in order of execution, before anything was put in its place.
-        column: Log-probabilities of the tokens from the second on, as the engine delivers them, [T - 1]; None: it
-            delivers none.
+        seen: What flowed through each cut, in order of execution, before anything was put in its
+            place.
+        column: Log-probabilities of the tokens from the second on, as the engine delivers them, [T
+            - 1]; None: it delivers none.
         hidden: Cuts that this engine never comes by, because one kernel of it goes past them.
     """
 
@@ -67,7 +68,18 @@ class Capture:
 ROUTED = "routed"
 """The stage of what experts are given: states, ids of experts, weights."""
 
-TRUNK = ("resid_in", "attn_norm", "attn", "o", "resid_mid", "mlp_norm", "act", "down", ROUTED, "experts")
+TRUNK = (
+    "resid_in",
+    "attn_norm",
+    "attn",
+    "o",
+    "resid_mid",
+    "mlp_norm",
+    "act",
+    "down",
+    ROUTED,
+    "experts",
+)
 """Stages through which all of a layer goes; between them are branches side by side."""
 
 _LAYER = re.compile(r"^(?:.*\.)?(?:layers|h|blocks)\.(\d+)\.(.+)$")
@@ -118,7 +130,10 @@ def name_cuts(paths: list[str]) -> dict[tuple[str, End], CutPoint]:
             named[path, "in"] = CutPoint(row[1], layer)
         if row[2]:
             named[path, "out"] = CutPoint(row[2], layer)
-    for own_name in (lambda path: _place(path)[1], lambda path: path):  # as attention beside Mamba has in one layer
+    for own_name in (
+        lambda path: _place(path)[1],
+        lambda path: path,
+    ):  # as attention beside Mamba has in one layer
         count = Counter(named.values())
         named = {
             (path, end): cut

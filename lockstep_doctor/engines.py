@@ -31,7 +31,8 @@ class EngineOptions:
         dtype: Of weights and activations.
         parallel: Sizes of a layout, such as `{"tp": 2}`; empty: one process.
         neighbors: Sequences before it in the row, of an engine that packs; it is the last.
-        prompt: So many tokens are read by prefill, the others one by one, by decoding; None: all by prefill.
+        prompt: So many tokens are read by prefill, the others one by one, by decoding; None: all by
+            prefill.
         settings: Options of the engine alone, by its names.
     """
 
@@ -51,12 +52,16 @@ def find_engine(name: str) -> OpenTap:
     """Returns how an engine is opened.
 
     Args:
-        name: One of `ENGINES`, or the place of an `OpenTap` of your own, such as `my_package.my_tap:open_engine`.
+        name: One of `ENGINES`, or the place of an `OpenTap` of your own, such as
+            `my_package.my_tap:open_engine`.
 
     Raises:
         ValueError: Unknown name.
     """
     module, _, function = ENGINES.get(name, name).partition(":")
     if not function:
-        raise ValueError(f"unknown engine {name!r}; choose one of {', '.join(ENGINES)}, or package.module:function")
+        raise ValueError(
+            f"unknown engine {name!r}; choose one of {', '.join(ENGINES)}, or "
+            "package.module:function"
+        )
     return cast(OpenTap, getattr(import_module(module), function))

@@ -17,7 +17,9 @@ _DELIVERED = 1e-3
 """Nats that a delivered column may be from the engine's own logits."""
 
 Columns = tuple[Tensor, Tensor | None]
-"""Log-probabilities of one request: computed from an engine's logits, and as it delivers them, if it does."""
+"""Log-probabilities of one request: computed from an engine's logits, and as it delivers them, if
+it does.
+"""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,11 @@ class PairExamination:
 
 
 def examine(
-    reference: Tap, other: Tap, requests: Sequence[Tensor], witness: Tap | None = None, rounded: Sequence[Tap] = ()
+    reference: Tap,
+    other: Tap,
+    requests: Sequence[Tensor],
+    witness: Tap | None = None,
+    rounded: Sequence[Tap] = (),
 ) -> PairExamination:
     """Examines two engines on requests, and locates the gap of the one that differs most.
 
@@ -65,12 +71,16 @@ def examine(
     right, own = ([_read(tap, tokens_T) for tokens_T in requests] for tap in (reference, other))
     gaps = [find_gap(first, second) for (first, _), (second, _) in zip(right, own, strict=True)]
     columns = [
-        line for tap, read in ((reference, right), (other, own)) for line in _check_columns(tap.name, requests, read)
+        line
+        for tap, read in ((reference, right), (other, own))
+        for line in _check_columns(tap.name, requests, read)
     ]
     worst = max(range(len(gaps)), key=gaps.__getitem__)
     found = locate(reference, other, requests[worst], witness, rounded=rounded)
     measured = [list(_measure(place)) for place in found.places]
-    return PairExamination(reference.name, other.name, worst, requests[worst], gaps, found, columns, measured)
+    return PairExamination(
+        reference.name, other.name, worst, requests[worst], gaps, found, columns, measured
+    )
 
 
 def _read(tap: Tap, tokens_T: Tensor) -> Columns:
@@ -79,28 +89,41 @@ def _read(tap: Tap, tokens_T: Tensor) -> Columns:
 
 
 def _check_columns(name: str, requests: Sequence[Tensor], read: Sequence[Columns]) -> Iterator[str]:
-    """Yields what is wrong with an engine's log-probabilities, before they are compared with another one's.
+    """Yields what is wrong with an engine's log-probabilities, before they are compared with
+    another one's.
 
     What it delivers has to be what its own logits give.
     """
-    own, said = [column for column, _ in read], [column.cpu() for _, column in read if column is not None]
+    own, said = (
+        [column for column, _ in read],
+        [column.cpu() for _, column in read if column is not None],
+    )
     if not all(bool(column.isfinite().all()) for column in own):
         yield f"{name} gives log-probabilities that are not finite"
-    off = [float((a.double() - b).abs().nan_to_num(float("inf")).max()) for a, b in zip(said, own, strict=bool(said))]
+    off = [
+        float((a.double() - b).abs().nan_to_num(float("inf")).max())
+        for a, b in zip(said, own, strict=bool(said))
+    ]
     if not off or max(off) < _DELIVERED:
         return
-    yield f"{name} delivers other log-probabilities than those of its own logits, by up to {max(off):.2g} nats:"
+    yield (
+        f"{name} delivers other log-probabilities than those of its own logits, by up to "
+        f"{max(off):.2g} nats:"
+    )
     for one in examine_columns(_join(requests, name, own, said)):
         yield f"{one.kind}, {one.tokens} tokens in {one.where}: {one.what}"
 
 
-def _join(requests: Sequence[Tensor], name: str, own: Sequence[Tensor], said: Sequence[Tensor]) -> TokenColumns:
+def _join(
+    requests: Sequence[Tensor], name: str, own: Sequence[Tensor], said: Sequence[Tensor]
+) -> TokenColumns:
     """Columns of requests whose first tokens have no log-probability."""
     offsets = torch.tensor([0, *(tokens.numel() for tokens in requests)]).cumsum(0)
     mask = torch.ones(int(offsets[-1]), dtype=torch.bool)
     mask[offsets[:-1]] = False
     train, infer = (
-        torch.cat([x for column in some for x in (torch.zeros(1), column)]).double() for some in (own, said)
+        torch.cat([x for column in some for x in (torch.zeros(1), column)]).double()
+        for some in (own, said)
     )
     names = dict(zip(SIDES, (name, "the column"), strict=True))
     return TokenColumns(train, infer, mask, offsets, ids=torch.cat(list(requests)), names=names)

@@ -11,7 +11,9 @@ from lockstep_doctor.examine import PairExamination
 from lockstep_doctor.locate import FaultPlace, Segment
 
 _LINES = 16
-"""So many lines of code are kept for each operator, innermost first; an engine's own layers alone may be eight."""
+"""So many lines of code are kept for each operator, innermost first; an engine's own layers alone
+may be eight.
+"""
 
 
 def describe_examination(found: PairExamination) -> Iterator[str]:
@@ -19,12 +21,16 @@ def describe_examination(found: PairExamination) -> Iterator[str]:
     location = found.location
     floor = f"; rounding alone makes {location.floor:.2g}" if location.floor else ""
     yield (
-        f"{found.reference} vs {found.other}: log-probabilities differ by {location.gap:.2g} nats (root mean square) "
+        f"{found.reference} vs {found.other}: log-probabilities differ by {location.gap:.2g} nats "
+        "(root mean square) "
         f"in request {found.request + 1} of {len(found.gaps)}{floor}"
     )
     yield from (f"  {line}" for line in found.columns)
     for engine, cuts in location.noisy.items():
-        yield f"  {engine} gives other values each time, for the same inputs: {', '.join(map(str, cuts[:4]))}"
+        yield (
+            f"  {engine} gives other values each time, for the same inputs: "
+            f"{', '.join(map(str, cuts[:4]))}"
+        )
     if found.agrees:
         yield "  They differ by no more than rounding in these types makes."
         return
@@ -62,7 +68,8 @@ def describe_place(place: FaultPlace) -> Iterator[str]:
                 yield f"  {' and '.join(both)} are both wrong"
     for suspect in place.suspects[:3]:
         lines = " ← ".join(
-            f"{Path(frame.file).name}:{frame.line} {frame.function}" for frame in suspect.operator.stack[:2]
+            f"{Path(frame.file).name}:{frame.line} {frame.function}"
+            for frame in suspect.operator.stack[:2]
         )
         yield f"  {suspect.engine}: {suspect.operator.name} at {lines}"
     yield from _arguments_that_differ(place)
@@ -71,7 +78,12 @@ def describe_place(place: FaultPlace) -> Iterator[str]:
 def _arguments_that_differ(place: FaultPlace) -> Iterator[str]:
     """Yields the arguments that differ, of one operator in both engines."""
     first, some = place.suspects[:1], place.suspects
-    pairs = [(a, b) for a in first for b in some if a.engine != b.engine and a.operator.name == b.operator.name]
+    pairs = [
+        (a, b)
+        for a in first
+        for b in some
+        if a.engine != b.engine and a.operator.name == b.operator.name
+    ]
     for one, its in pairs[:1]:
         for own, theirs in zip(one.operator.scalars, its.operator.scalars, strict=False):
             if own != theirs:
@@ -122,4 +134,10 @@ def _tree_of_place(place: FaultPlace) -> dict[str, Any]:
 def _tree_of_segment(one: Segment) -> dict[str, Any]:
     start = None if one.start is None else str(one.start)
     missing = list(map(str, one.missing))
-    return {"start": start, "end": str(one.end), "error": one.error, "first": one.first, "missing": missing}
+    return {
+        "start": start,
+        "end": str(one.end),
+        "error": one.error,
+        "first": one.first,
+        "missing": missing,
+    }

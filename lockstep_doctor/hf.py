@@ -1,4 +1,6 @@
-"""Plain `transformers`: the engine `hf`, by prefill or token by token, and the witness in several types."""
+"""Plain `transformers`: the engine `hf`, by prefill or token by token, and the witness in several
+types.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def read(tokens):
 
 
 def load(folder: Path, dtype: torch.dtype, device: str) -> Any:
-    """Returns a causal language model of `transformers`, of files on this machine alone; no code of theirs is run."""
+    """Returns a causal language model of `transformers`, of files on this machine alone; no code of
+    theirs is run.
+    """
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(
@@ -37,7 +41,9 @@ def load(folder: Path, dtype: torch.dtype, device: str) -> Any:
 
 
 def read_type(folder: Path) -> torch.dtype:
-    """Returns the type in which a folder's weights are saved, by its configuration; fp32 where that does not say."""
+    """Returns the type in which a folder's weights are saved, by its configuration; fp32 where that
+    does not say.
+    """
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -48,7 +54,9 @@ def read_type(folder: Path) -> torch.dtype:
 def open_hf(folder: Path, options: EngineOptions) -> Iterator[ModuleTap]:
     """Opens a folder; see `engines.OpenTap`."""
     if options.parallel or options.neighbors:
-        raise ValueError("the engine hf reads one sequence in one process; leave parallel and neighbors out")
+        raise ValueError(
+            "the engine hf reads one sequence in one process; leave parallel and neighbors out"
+        )
     model = load(folder, options.dtype, options.device)
     if options.dtype == torch.float64:
         model.set_experts_implementation("eager")  # torch has no grouped products of that type
@@ -61,7 +69,9 @@ def open_hf(folder: Path, options: EngineOptions) -> Iterator[ModuleTap]:
 
 
 def read_by_decoding(prompt: int) -> Callable[[nn.Module, Tensor], Tensor]:
-    """Returns how a model reads a sequence with a cache: `prompt` tokens together, each of the others alone."""
+    """Returns how a model reads a sequence with a cache: `prompt` tokens together, each of the
+    others alone.
+    """
     if prompt < 1:
         raise ValueError(f"prompt is {prompt}, but decoding begins behind at least one token")
 
@@ -69,7 +79,9 @@ def read_by_decoding(prompt: int) -> Callable[[nn.Module, Tensor], Tensor]:
         found = model(input_ids=tokens_T[None, :prompt], use_cache=True)
         logits = [found.logits[0]]
         for token in tokens_T[prompt:]:
-            found = model(input_ids=token.view(1, 1), past_key_values=found.past_key_values, use_cache=True)
+            found = model(
+                input_ids=token.view(1, 1), past_key_values=found.past_key_values, use_cache=True
+            )
             logits.append(found.logits[0])
         return torch.cat(logits)
 
@@ -79,8 +91,8 @@ def read_by_decoding(prompt: int) -> Callable[[nn.Module, Tensor], Tensor]:
 def open_witnesses(folder: Path, device: str, *dtypes: torch.dtype) -> list[ModuleTap]:
     """Opens a folder once; returns a tap for each type of weights and activations.
 
-    Memory: the weights in the type of their file, and in another one those of the largest layer and of all that is
-    outside of layers. Buffers are made in fp32.
+    Memory: the weights in the type of their file, and in another one those of the largest layer and
+    of all that is outside of layers. Buffers are made in fp32.
     """
     saved = read_type(folder)
     model = load(folder, torch.float32, "cpu")
@@ -90,11 +102,15 @@ def open_witnesses(folder: Path, device: str, *dtypes: torch.dtype) -> list[Modu
             weight.data = weight.data.to(saved)
     experts = model.config._experts_implementation
     model.to(device)
-    return [ModuleTap(model, f"hf in {dtype}", read=partial(_read, dtype, experts)) for dtype in dtypes]
+    return [
+        ModuleTap(model, f"hf in {dtype}", read=partial(_read, dtype, experts)) for dtype in dtypes
+    ]
 
 
 def find_blocks(model: nn.Module) -> list[tuple[nn.Module, list[nn.Parameter]]]:
-    """Returns what is cast together, by the module that computes it: each layer, and all that is outside of layers."""
+    """Returns what is cast together, by the module that computes it: each layer, and all that is
+    outside of layers.
+    """
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     layers = dict.fromkeys(layer for one in lists for layer in one)
     nested = {part for layer in layers for part in layer.modules() if part is not layer}
@@ -123,9 +139,13 @@ class _Cast:
 
 
 @contextmanager
-def cast_by_block(model: nn.Module, dtype: torch.dtype, beside: Sequence[str] = ()) -> Iterator[None]:
+def cast_by_block(
+    model: nn.Module, dtype: torch.dtype, beside: Sequence[str] = ()
+) -> Iterator[None]:
     """Casts the weights of each block while it computes, but those of modules `beside`."""
-    left = {weight for name, weight in model.named_parameters() if any(part in name for part in beside)}
+    left = {
+        weight for name, weight in model.named_parameters() if any(part in name for part in beside)
+    }
     with ExitStack() as hooks:
         for module, weights in find_blocks(model):
             cast = _Cast([weight for weight in weights if weight not in left], dtype)

@@ -1,4 +1,6 @@
-"""The place of a disagreement between two engines: segments that give other values for the same inputs."""
+"""The place of a disagreement between two engines: segments that give other values for the same
+inputs.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,8 @@ class Segment:
     Attributes:
         start: The cut before it; None: the ids.
         end: The cut behind it.
-        error: |difference| over |value| at the end, root mean squares, given the reference's inputs.
+        error: |difference| over |value| at the end, root mean squares, given the reference's
+            inputs.
         first: The first position that differs.
         missing: Cuts between them that the reference has and the other engine did not come by.
     """
@@ -79,7 +82,8 @@ class Suspect:
 
 @dataclass(frozen=True)
 class FaultPlace:
-    """Segments that end at the same stage of several layers, and what was seen of the first of them.
+    """Segments that end at the same stage of several layers, and what was seen of the first of
+    them.
 
     Attributes:
         segments: In order of execution.
@@ -99,11 +103,17 @@ class FaultPlace:
 
     @property
     def errors(self) -> dict[str, float]:
-        """Relative error, by engine, of the first segment's end against float64, given the same inputs."""
+        """Relative error, by engine, of the first segment's end against float64, given the same
+        inputs.
+        """
         exact = self.exact
         if exact is None:
             return {}
-        return {name: find_error(exact, own)[0] for name, own in self.values.items() if own.numel() == exact.numel()}
+        return {
+            name: find_error(exact, own)[0]
+            for name, own in self.values.items()
+            if own.numel() == exact.numel()
+        }
 
     @property
     def wrong(self) -> list[str]:
@@ -118,12 +128,15 @@ class Location:
     Attributes:
         gap: Root mean square difference of log-probabilities, nats.
         floor: Of what rounding makes in the types of both engines; 0: it was not measured.
-        places: The fewest whose undoing removes the gap, in order of execution; two faults are two places.
+        places: The fewest whose undoing removes the gap, in order of execution; two faults are two
+            places.
         removed: Share of the gap that is gone when all their ends have the reference's values.
         seen: The reference's values.
         noisy: By engine, cuts that give other values each time, for the same inputs.
-        others: Segments that give other values for the same inputs, too, but of which little of the gap comes.
-        compared: Relative error at each cut that both engines have, given the same inputs, in order of execution.
+        others: Segments that give other values for the same inputs, too, but of which little of the
+            gap comes.
+        compared: Relative error at each cut that both engines have, given the same inputs, in order
+            of execution.
     """
 
     gap: float
@@ -156,10 +169,11 @@ def locate(
 ) -> Location:
     """Finds the places where two engines disagree about one sequence.
 
-    The other engine reads the sequence with the reference's value at every cut, so that each segment is given the same
-    inputs in both. Segments whose outputs differ are undone, alone and together, until the gap is gone; in the first of
-    each kind the operators of both engines are compared. Where the reference's values are no numbers, the other engine
-    is taken as the reference.
+    The other engine reads the sequence with the reference's value at every cut, so that each
+    segment is given the same inputs in both. Segments whose outputs differ are undone, alone and
+    together, until the gap is gone; in the first of each kind the operators of both engines are
+    compared. Where the reference's values are no numbers, the other engine is taken as the
+    reference.
 
     Args:
         reference: The engine that the other one is compared with.
@@ -167,16 +181,22 @@ def locate(
         tokens_T: Ids of one sequence.
         witness: The model in float64, which says who is wrong.
         tolerance: Relative error of a cut that two fp32 programs may have.
-        rounded: The witness's program in the types of the engines: how far it is from the witness is the noise floor.
+        rounded: The witness's program in the types of the engines: how far it is from the witness
+            is the noise floor.
     """
     right, own = (tap.run(tokens_T, {}) for tap in (reference, other))
     if not gives_numbers(right, tokens_T) and gives_numbers(own, tokens_T):
         reference, other, right, own = other, reference, own, right
     gap = nats(right.logits, own.logits, tokens_T)
     exact = {} if witness is None else witness.run(tokens_T, right.seen).seen
-    floor, errors = measure_rounding(witness, rounded, tokens_T, right, exact) if witness else (0.0, {})
+    floor, errors = (
+        measure_rounding(witness, rounded, tokens_T, right, exact) if witness else (0.0, {})
+    )
     if not FLOORS * floor < CAP:
-        floor, errors = 0.0, {}  # no gap would be more than that: the program that it is measured with is broken
+        floor, errors = (
+            0.0,
+            {},
+        )  # no gap would be more than that: the program that it is measured with is broken
     if not exceeds(gap, floor):
         return Location(gap, floor)
 
@@ -187,7 +207,13 @@ def locate(
     noisy = {
         tap.name: cuts
         for tap, once in ((reference, theirs), (other, replayed))
-        if (cuts := [one.end for one in _compare(once, tap.run(tokens_T, right.seen)) if one.error > _SAME])
+        if (
+            cuts := [
+                one.end
+                for one in _compare(once, tap.run(tokens_T, right.seen))
+                if one.error > _SAME
+            ]
+        )
     }
     stretches = _compare(right, replayed)
     compared = {one.end: one.error for one in stretches}
@@ -226,9 +252,14 @@ def gives_numbers(found: Capture, tokens_T: Tensor) -> bool:
 
 
 def measure_rounding(
-    witness: Tap, rounded: Sequence[Tap], tokens_T: Tensor, right: Capture, exact: Mapping[CutPoint, Tensor]
+    witness: Tap,
+    rounded: Sequence[Tap],
+    tokens_T: Tensor,
+    right: Capture,
+    exact: Mapping[CutPoint, Tensor],
 ) -> tuple[float, dict[CutPoint, float]]:
-    """Measures how far one program is from itself in float64, in the types of both engines together: nats, and by cut.
+    """Measures how far one program is from itself in float64, in the types of both engines
+    together: nats, and by cut.
 
     Args:
         witness: In float64; `exact` is what it makes of the values `right`, which all are given.
@@ -279,7 +310,9 @@ def _compare(right: Capture, replayed: Capture) -> list[Segment]:
         if own is None or value.numel() != own.numel():
             missing += [cut] if own is None else []
             continue
-        is_second = bool(found) and cut.stage.startswith(f"{found[-1].end.stage}.")  # of the same module's outputs
+        is_second = bool(found) and cut.stage.startswith(
+            f"{found[-1].end.stage}."
+        )  # of the same module's outputs
         start = found[-1].start if is_second else before
         found.append(Segment(start, cut, *find_error(value, own), tuple(missing)))
         if missing and found[-1].error <= _SAME:
@@ -288,11 +321,13 @@ def _compare(right: Capture, replayed: Capture) -> list[Segment]:
     return found
 
 
-def _choose_fewest(segments: Sequence[Segment], undo: Callable[[Sequence[Segment]], float]) -> list[list[Segment]]:
+def _choose_fewest(
+    segments: Sequence[Segment], undo: Callable[[Sequence[Segment]], float]
+) -> list[list[Segment]]:
     """The fewest kinds of segments that remove the gap; the same stretch in all layers is one kind.
 
-    Kinds are added, the largest error first, while something is left of the gap; then those that are not needed go, and
-    of each those outputs of a module that are not.
+    Kinds are added, the largest error first, while something is left of the gap; then those that
+    are not needed go, and of each those outputs of a module that are not.
     """
     kinds: dict[str, list[Segment]] = {}
     for one in segments:
@@ -312,7 +347,9 @@ def _choose_fewest(segments: Sequence[Segment], undo: Callable[[Sequence[Segment
     for place, kind in enumerate(chosen):
         for stage in dict.fromkeys(one.end.stage for one in kind):
             fewer = [one for one in chosen[place] if one.end.stage != stage]
-            if fewer and undo(_flat([*chosen[:place], fewer, *chosen[place + 1 :]])) >= min(ENOUGH, removed):
+            if fewer and undo(_flat([*chosen[:place], fewer, *chosen[place + 1 :]])) >= min(
+                ENOUGH, removed
+            ):
                 chosen[place] = fewer
     return chosen
 
@@ -332,59 +369,91 @@ def _open(
 ) -> list[Suspect]:
     """The operators of a segment that begin to differ, of both engines in turn.
 
-    Those from which the values at its ends follow come first. It begins where all of its inputs do. Where a suspect
-    reads what was made before the layers, and differs, as a mask may, the operators that made it are among them. What
-    runs no operator, as a layer that is left out, was decided by the function around the segment.
+    Those from which the values at its ends follow come first. It begins where all of its inputs do.
+    Where a suspect reads what was made before the layers, and differs, as a mask may, the operators
+    that made it are among them. What runs no operator, as a layer that is left out, was decided by
+    the function around the segment.
     """
     forced = {cut: value for cut, value in right.seen.items() if cut != segment.end}
     start = _find_fork(list(right.seen), segment)
     theirs, own = (tap.trace(tokens_T, forced, start, segment.end) for tap in (reference, other))
-    around = [Suspect(tap.name, say_around(one)) for tap, one in ((other, own), (reference, theirs)) if one.around]
+    around = [
+        Suspect(tap.name, say_around(one))
+        for tap, one in ((other, own), (reference, theirs))
+        if one.around
+    ]
     makers = [*find_makers(own, ends[1:]), *find_makers(theirs, ends[:1])]
     are_seen_early = all(any(one.early for one in trace.operators) for trace in (own, theirs))
-    ran = [one for one in (*own.operators, *theirs.operators) if not one.early or (are_seen_early and one in makers)]
+    ran = [
+        one
+        for one in (*own.operators, *theirs.operators)
+        if not one.early or (are_seen_early and one in makers)
+    ]
     here, there = (
-        order_suspects([one for one in suspects(trace, beside, end, tolerance) if one in ran], makers, trace)
+        order_suspects(
+            [one for one in suspects(trace, beside, end, tolerance) if one in ran], makers, trace
+        )
         for trace, beside, end in ((own, theirs, ends[1:]), (theirs, own, ends[:1]))
     )
     is_made_by_one = any(one.early for one in there) and not any(one.early for one in here)
     if segment.missing or is_made_by_one:
         less = reference.functions(tokens_T) - other.functions(tokens_T)
         here, there = (
-            [find_caller(one, less) if segment.missing or one.early else one for one in some] for some in (here, there)
+            [find_caller(one, less) if segment.missing or one.early else one for one in some]
+            for some in (here, there)
         )
     found = _in_turn((other, here), (reference, there), segment.missing)
-    if segment.missing or (found and not here and own.around):  # it leaves out what the other one runs
+    if segment.missing or (
+        found and not here and own.around
+    ):  # it leaves out what the other one runs
         return [*around[:1], *found]
-    if (number := first_other_number(own, theirs)) and not any(one.operator == number[1] for one in found):
+    if (number := first_other_number(own, theirs)) and not any(
+        one.operator == number[1] for one in found
+    ):
         trace, operator = number
-        if trace is theirs:  # the other engine leaves it out, in the function that should have called it
-            operator = find_caller(operator, reference.functions(tokens_T) - other.functions(tokens_T))
+        if (
+            trace is theirs
+        ):  # the other engine leaves it out, in the function that should have called it
+            operator = find_caller(
+                operator, reference.functions(tokens_T) - other.functions(tokens_T)
+            )
         found.insert(2, Suspect((other if trace is own else reference).name, operator))
     if found:
         return found
     moved = first_rearranged(own, theirs, tolerance)
-    # Where every value is there in its place, another one of them is handed on, behind the last operator.
+    # Where every value is there in its place, another one of them is handed on, behind the last
+    # operator.
     ended = [
         Suspect(tap.name, one)
         for tap, trace in ((other, own), (reference, theirs))
-        for one in [one for one in trace.operators if not one.name.startswith(("doctor.", "aten.alias"))][-1:]
+        for one in [
+            one for one in trace.operators if not one.name.startswith(("doctor.", "aten.alias"))
+        ][-1:]
     ]
     return [Suspect(other.name, moved), *ended] if moved else [*around, *ended]
 
 
 def _find_fork(order: Sequence[CutPoint], segment: Segment) -> CutPoint | None:
-    """The last cut before a segment's end through which all goes: queries, keys and values lie side by side."""
+    """The last cut before a segment's end through which all goes: queries, keys and values lie side
+    by side.
+    """
     if segment.start is None or segment.start.layer is None:
         return segment.start
     earlier = reversed(order[: order.index(segment.start) + 1])
-    return next((cut for cut in earlier if cut.stage in TRUNK and cut.layer == segment.start.layer), segment.start)
+    return next(
+        (cut for cut in earlier if cut.stage in TRUNK and cut.layer == segment.start.layer),
+        segment.start,
+    )
 
 
 def _in_turn(
-    own: tuple[Tap, Sequence[Operator]], reference: tuple[Tap, Sequence[Operator]], missing: Sequence[CutPoint]
+    own: tuple[Tap, Sequence[Operator]],
+    reference: tuple[Tap, Sequence[Operator]],
+    missing: Sequence[CutPoint],
 ) -> list[Suspect]:
-    """Suspects of both engines in turn, the reference's first where the other engine leaves something out."""
+    """Suspects of both engines in turn, the reference's first where the other engine leaves
+    something out.
+    """
     sides = (reference, own) if missing else (own, reference)
     lists = [[Suspect(tap.name, one) for one in some] for tap, some in sides]
     return [one for pair in zip_longest(*lists) for one in pair if one]

@@ -1,4 +1,6 @@
-"""Measurements of a value that is wrong: how one tensor is made of another, and where they differ."""
+"""Measurements of a value that is wrong: how one tensor is made of another, and where they
+differ.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ BROKEN = 1e3
 
 
 def find_error(right: Tensor, own: Tensor) -> tuple[float, int]:
-    """Returns the relative error, and the first position that has one; the same infinity, or NaN, in both is none."""
+    """Returns the relative error, and the first position that has one; the same infinity, or NaN,
+    in both is none.
+    """
     width = right.shape[-1] if right.ndim > 1 else 1
     first, second = (x.detach().double().cpu().reshape(-1, width) for x in (right, own))
     off = (first - second).masked_fill((first == second) | (first.isnan() & second.isnan()), 0.0)
@@ -73,7 +77,9 @@ def _explain(first: Tensor, second: Tensor, off: Tensor, fits: float) -> Iterato
     if _share(second.flatten().sort().values - first.flatten().sort().values, off) < fits:
         yield "it has the right numbers in another order"
     step = float(torch.finfo(torch.bfloat16).eps)
-    if bool((off.abs() <= step * first.abs()).all()) and torch.equal(second, second.bfloat16().double()):
+    if bool((off.abs() <= step * first.abs()).all()) and torch.equal(
+        second, second.bfloat16().double()
+    ):
         yield "it is rounded to bfloat16"
 
 

@@ -35,8 +35,8 @@ _WHOLE = Share()
 class Pass:
     """The visits at the cuts of one pass over a sequence: each is seen, and given its forced value.
 
-    A cut that is visited several times, such as once for each token that is decoded, has the values of all visits, in
-    order.
+    A cut that is visited several times, such as once for each token that is decoded, has the values
+    of all visits, in order.
 
     Args:
         forced: Values by cut.
@@ -98,7 +98,9 @@ class Pass:
     def collect(self) -> dict[CutPoint, Tensor]:
         """Returns the values of the cuts, those of several visits as [T, …]."""
         return {
-            cut: some[0] if len(some) == 1 else torch.cat([x.reshape(-1, x.shape[-1]) for x in some])
+            cut: some[0]
+            if len(some) == 1
+            else torch.cat([x.reshape(-1, x.shape[-1]) for x in some])
             for cut, some in self._seen.items()
         }
 
@@ -107,8 +109,10 @@ class ModuleTap:
     """Implements `tap.Tap` by hooks on modules.
 
     Args:
-        model: Read by `read`; by default by `model(input_ids=…, use_cache=False)`, whose result has `logits`.
-        builder: Python that makes `model`, and `read(tokens_T)` that returns logits [T, V], for a reproduction.
+        model: Read by `read`; by default by `model(input_ids=…, use_cache=False)`, whose result has
+            `logits`.
+        builder: Python that makes `model`, and `read(tokens_T)` that returns logits [T, V], for a
+            reproduction.
         read: From the model and ids [T] to logits [T, V].
         prompt: Tokens that `read` reads together, before the others; None: all.
     """
@@ -132,15 +136,23 @@ class ModuleTap:
         one = Pass(forced)
         logits = self._read(tokens_T, one)
         seen = one.collect() | {OUTPUT: logits}
-        return Capture(forced.get(OUTPUT, logits), {cut: value.cpu() for cut, value in seen.items()})
+        return Capture(
+            forced.get(OUTPUT, logits), {cut: value.cpu() for cut, value in seen.items()}
+        )
 
     def trace(
-        self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor], start: CutPoint | None, end: CutPoint
+        self,
+        tokens_T: Tensor,
+        forced: Mapping[CutPoint, Tensor],
+        start: CutPoint | None,
+        end: CutPoint,
     ) -> OperatorTrace:
         with Recorder() as recorder:
             recorder.begin_early()
             self._read(tokens_T, Pass(forced, recorder, start, end))
-        return replace(recorder.join(), split=None if self._prompt is None else (len(tokens_T), self._prompt))
+        return replace(
+            recorder.join(), split=None if self._prompt is None else (len(tokens_T), self._prompt)
+        )
 
     def functions(self, tokens_T: Tensor) -> Counter[str]:
         with count_functions() as ran:
@@ -155,7 +167,9 @@ class ModuleTap:
             return self._reads(self.model, tokens_T.to(first.device)).to(tokens_T.device)
 
     def address(self, cut: CutPoint) -> str | None:
-        """Returns `path|end|place`, the module and the end of it at which a cut lies; None where it lies at none."""
+        """Returns `path|end|place`, the module and the end of it at which a cut lies; None where it
+        lies at none.
+        """
         if cut == OUTPUT:
             return cut.stage
         stage, _, number = cut.stage.rpartition(".")
@@ -169,11 +183,15 @@ def read_plainly(model: nn.Module, tokens_T: Tensor) -> Tensor:
 
 
 Values = Callable[[str, End, Any], Iterable[tuple[CutPoint, Tensor]]]
-"""Function from a module's path and its inputs or output to the cuts that lie there, with their values as views."""
+"""Function from a module's path and its inputs or output to the cuts that lie there, with their
+values as views.
+"""
 
 
 def values_by_name(cuts: Mapping[tuple[str, End], CutPoint]) -> Values:
-    """Returns where cuts lie in a model, from `name_cuts`: modules that give several values have a cut for each."""
+    """Returns where cuts lie in a model, from `name_cuts`: modules that give several values have a
+    cut for each.
+    """
 
     def values(path: str, end: End, value: Any) -> Iterator[tuple[CutPoint, Tensor]]:
         cut = cuts.get((path, end))
@@ -188,7 +206,9 @@ def values_by_name(cuts: Mapping[tuple[str, End], CutPoint]) -> Values:
 
 
 def find_watched(model: nn.Module) -> list[str]:
-    """The modules that have none inside, or weights of their own; none inside of experts, which sort their tokens."""
+    """The modules that have none inside, or weights of their own; none inside of experts, which
+    sort their tokens.
+    """
     found: list[str] = []
     experts: tuple[str, ...] = ()
     for path, module in model.named_modules():
@@ -201,7 +221,9 @@ def find_watched(model: nn.Module) -> list[str]:
 
 @contextmanager
 def make_in(dtype: torch.dtype) -> Iterator[None]:
-    """A context in which numbers are made in float64 for a model in float64, whose least is below fp32."""
+    """A context in which numbers are made in float64 for a model in float64, whose least is below
+    fp32.
+    """
     usual = torch.get_default_dtype()
     torch.set_default_dtype(dtype if dtype == torch.float64 else usual)
     try:
@@ -224,8 +246,12 @@ def visit_cuts(model: nn.Module, paths: Sequence[str], values: Values, one: Pass
         hooks.callback(model.register_forward_pre_hook(lambda *_: one.begin()).remove)
         for path in paths:
             module = model.get_submodule(path)
-            before = module.register_forward_pre_hook(lambda _, inputs, *, path=path: at(path, "in", inputs))
-            after = module.register_forward_hook(lambda _, inputs, output, *, path=path: at(path, "out", output))
+            before = module.register_forward_pre_hook(
+                lambda _, inputs, *, path=path: at(path, "in", inputs)
+            )
+            after = module.register_forward_hook(
+                lambda _, inputs, output, *, path=path: at(path, "out", output)
+            )
             hooks.callback(before.remove)
             hooks.callback(after.remove)
         yield

@@ -79,9 +79,10 @@ class OperatorTrace:
     Attributes:
         values: Copies of all tensors, on the CPU, as they were when they were made.
         operators: In order.
-        around: The lines of functions that ran from before the start to after the end, innermost first: they decide
-            what runs between.
-        split: Tokens of the sequence, and how many of them were read together, before the others; None: all were.
+        around: The lines of functions that ran from before the start to after the end, innermost
+            first: they decide what runs between.
+        split: Tokens of the sequence, and how many of them were read together, before the others;
+            None: all were.
     """
 
     values: list[Tensor] = field(default_factory=list)
@@ -99,7 +100,8 @@ class Recorder(TorchDispatchMode):
     """Records operators while it is `on`, each call of the model into a trace of its own.
 
     Args:
-        opened: Namespaces of operators that are written in Python: what they call is recorded in their place.
+        opened: Namespaces of operators that are written in Python: what they call is recorded in
+            their place.
     """
 
     def __init__(self, opened: Sequence[str] = ()) -> None:
@@ -144,7 +146,9 @@ class Recorder(TorchDispatchMode):
             self.on = on
 
     def begin(self, early: bool) -> None:
-        """Begins the trace of a call; the first has what was recorded before it, such as a mask that it is given."""
+        """Begins the trace of a call; the first has what was recorded before it, such as a mask
+        that it is given.
+        """
         self.on, self.early = True, early
         if self._called:
             self._calls.append(OperatorTrace(self._values))
@@ -159,11 +163,20 @@ class Recorder(TorchDispatchMode):
         self.on, self.early = self.on and not self.early, False
 
     def give(self, value: Tensor) -> None:
-        """Notes that a value was overwritten from outside: what follows from it follows from nothing before."""
+        """Notes that a value was overwritten from outside: what follows from it follows from
+        nothing before.
+        """
         if self.on:
             with self.pause():
                 self._note_writes([value])
-                given = Operator("doctor.given.default", tuple(find_frames()), (), (self._add(value),), (), self.early)
+                given = Operator(
+                    "doctor.given.default",
+                    tuple(find_frames()),
+                    (),
+                    (self._add(value),),
+                    (),
+                    self.early,
+                )
             self._calls[-1].operators.append(given)
 
     def start(self) -> None:
@@ -173,12 +186,16 @@ class Recorder(TorchDispatchMode):
     def end(self) -> None:
         """Notes that the segment ends."""
         if self.on:
-            self._around = tuple(frame_of(frame) for frame in self._inside() if frame in self._begun)
+            self._around = tuple(
+                frame_of(frame) for frame in self._inside() if frame in self._begun
+            )
         self.on = False
 
     def join(self) -> OperatorTrace:
         """Returns the traces of all calls as one, see `join_traces`."""
-        return replace(join_traces([call for call in self._calls if call.operators]), around=self._around)
+        return replace(
+            join_traces([call for call in self._calls if call.operators]), around=self._around
+        )
 
     def _inside(self) -> list[FrameType]:
         """The functions that are being executed, but for those that called the model."""
@@ -206,12 +223,16 @@ class Recorder(TorchDispatchMode):
         return outcome
 
     def _note_writes(self, written: list[Tensor]) -> None:
-        """Notes that memory has other numbers from now on; the value of the operator that comes is one of them."""
+        """Notes that memory has other numbers from now on; the value of the operator that comes is
+        one of them.
+        """
         for memory in {_memory(x) for x in written}:
             self._writes[memory] = (self._writes.get(memory, (0, 0))[0] + 1, len(self._values))
 
     def _find(self, tensor: Tensor) -> int:
-        """The value that a tensor has now; a view of what was written elsewhere follows from that."""
+        """The value that a tensor has now; a view of what was written elsewhere follows from
+        that.
+        """
         writes, written = self._writes.get(_memory(tensor), (0, 0))
         known, then = self._index.get(id(tensor), (-1, -1))
         if known >= 0 and (then == writes or torch.equal(self._values[known], _copy(tensor))):
@@ -219,7 +240,14 @@ class Recorder(TorchDispatchMode):
         value = self._add(tensor)
         if writes:
             self._calls[-1].operators.append(
-                Operator("aten.alias.default", tuple(find_frames(3)), (written,), (value,), (), self.early)
+                Operator(
+                    "aten.alias.default",
+                    tuple(find_frames(3)),
+                    (written,),
+                    (value,),
+                    (),
+                    self.early,
+                )
             )
         return value
 
@@ -234,7 +262,9 @@ class Recorder(TorchDispatchMode):
 def _copy(tensor: Tensor) -> Tensor:
     """The numbers that a tensor has now, on the CPU."""
     own = _local(tensor).cpu()
-    is_tiny = own.is_floating_point() and own.itemsize == 1  # torch neither compares nor sorts numbers of 8 bits
+    is_tiny = (
+        own.is_floating_point() and own.itemsize == 1
+    )  # torch neither compares nor sorts numbers of 8 bits
     return own.float() if is_tiny else own.clone()
 
 
@@ -252,12 +282,18 @@ def find_writes(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
     """Returns the arguments that an operator writes its results to."""
     named = zip([one.name for one in func._schema.arguments], args, strict=False)
     values = dict(named) | kwargs
-    written = [values.get(one.name) for one in func._schema.arguments if one.alias_info and one.alias_info.is_write]
+    written = [
+        values.get(one.name)
+        for one in func._schema.arguments
+        if one.alias_info and one.alias_info.is_write
+    ]
     return [x for x in written if isinstance(x, Tensor)]
 
 
 def find_frames(depth: int = 2) -> Iterator[Frame]:
-    """The lines of models that are being executed, innermost first; `depth` frames are the recorder's own."""
+    """The lines of models that are being executed, innermost first; `depth` frames are the
+    recorder's own.
+    """
     yield from map(frame_of, _active(depth + 1))
 
 
@@ -286,10 +322,11 @@ def is_model_file(file: str) -> bool:
 
 
 def join_traces(parts: Sequence[OperatorTrace]) -> OperatorTrace:
-    """Returns one trace of parts that run the same operators, on some of the tokens or on one of the ranks each.
+    """Returns one trace of parts that run the same operators, on some of the tokens or on one of
+    the ranks each.
 
-    Operators are the same where they have the same name and lines and come equally often before. A value that is equal
-    in all parts is kept once; those of the parts are laid end to end otherwise.
+    Operators are the same where they have the same name and lines and come equally often before. A
+    value that is equal in all parts is kept once; those of the parts are laid end to end otherwise.
     """
     if len(parts) < 2:
         return parts[0] if parts else OperatorTrace()
@@ -303,14 +340,20 @@ def join_traces(parts: Sequence[OperatorTrace]) -> OperatorTrace:
             met[key] += 1
 
     def place(several: Sequence[tuple[int, int]]) -> Sequence[int]:
-        """The indices of a value that parts know by these indices: one, or those of the operators that made it."""
+        """The indices of a value that parts know by these indices: one, or those of the operators
+        that made it.
+        """
         new = [one for one in several if one not in places]
         if new:
             places.update(dict.fromkeys(new, len(joined.values)))
-            joined.values.append(_lay_end_to_end([parts[part].values[index] for part, index in new]))
+            joined.values.append(
+                _lay_end_to_end([parts[part].values[index] for part, index in new])
+            )
         return list(dict.fromkeys(places[one] for one in several))
 
-    def place_all(some: Sequence[tuple[int, Operator]], of: Callable[[Operator], Sequence[int]]) -> tuple[int, ...]:
+    def place_all(
+        some: Sequence[tuple[int, Operator]], of: Callable[[Operator], Sequence[int]]
+    ) -> tuple[int, ...]:
         found = zip(*([(part, index) for index in of(one)] for part, one in some), strict=False)
         return tuple(chain.from_iterable(map(place, found)))
 
@@ -327,14 +370,19 @@ def chain_traces(parts: Sequence[OperatorTrace]) -> OperatorTrace:
         known = len(whole.values)
         whole.values += part.values
         for one in part.operators:
-            ends = [tuple(index + known for index in indices) for indices in (one.inputs, one.outputs)]
+            ends = [
+                tuple(index + known for index in indices) for indices in (one.inputs, one.outputs)
+            ]
             whole.operators.append(replace(one, inputs=ends[0], outputs=ends[1]))
     return whole
 
 
 def _lay_end_to_end(pieces: Sequence[Tensor]) -> Tensor:
     first = pieces[0]
-    if all(piece is first or (piece.shape == first.shape and torch.equal(piece, first)) for piece in pieces[1:]):
+    if all(
+        piece is first or (piece.shape == first.shape and torch.equal(piece, first))
+        for piece in pieces[1:]
+    ):
         return first
     return torch.cat([piece.reshape(-1) for piece in pieces])
 
@@ -342,24 +390,32 @@ def _lay_end_to_end(pieces: Sequence[Tensor]) -> Tensor:
 def _split(value: Tensor, split: tuple[int, int] | None) -> Iterator[Tensor]:
     """Yields what a value has of the tokens that another engine read first, and of the others."""
     tokens, first = split or (0, 0)
-    for dim in (dim for dim, size in enumerate(value.shape) if size == tokens and 0 < first < tokens):
+    for dim in (
+        dim for dim, size in enumerate(value.shape) if size == tokens and 0 < first < tokens
+    ):
         yield value.narrow(dim, 0, first)
         yield value.narrow(dim, first, tokens - first)
 
 
-def suspects(own: OperatorTrace, other: OperatorTrace, ends: Sequence[Tensor], tolerance: float) -> list[Operator]:
-    """Returns the operators that were given values which the other trace has, and gave one that it has not.
+def suspects(
+    own: OperatorTrace, other: OperatorTrace, ends: Sequence[Tensor], tolerance: float
+) -> list[Operator]:
+    """Returns the operators that were given values which the other trace has, and gave one that it
+    has not.
 
-    They are in order of execution, but for early ones from which no end follows by values that the other trace lacks:
-    of what only Python reads, as it does lengths, one engine may have more than another.
+    They are in order of execution, but for early ones from which no end follows by values that the
+    other trace lacks: of what only Python reads, as it does lengths, one engine may have more than
+    another.
 
-    What no operator of the trace made (inputs of the segment, weights, constants) is taken for right, so an operator
-    that reads a weight which differs is a suspect. A value that the other trace lacks, but from which only values
-    follow that it has, is another way to the same result and no suspect.
+    What no operator of the trace made (inputs of the segment, weights, constants) is taken for
+    right, so an operator that reads a weight which differs is a suspect. A value that the other
+    trace lacks, but from which only values follow that it has, is another way to the same result
+    and no suspect.
     """
     outside = set(own.external())
     kinds = [
-        find_kind(value) if value.numel() and place not in outside else None for place, value in enumerate(own.values)
+        find_kind(value) if value.numel() and place not in outside else None
+        for place, value in enumerate(own.values)
     ]
     by_kind = {kind: list[Tensor]() for kind in kinds if kind}
     for value in chain(other.values, *(_split(value, own.split) for value in other.values)):
@@ -388,7 +444,12 @@ def _find_first_bad(trace: OperatorTrace, good: list[bool]) -> list[Operator]:
             consumers.setdefault(value, []).append(one)
     for one in reversed(trace.operators):
         for value in one.outputs:
-            after = [output for consumer in consumers.get(value, ()) for output in consumer.outputs if output != value]
+            after = [
+                output
+                for consumer in consumers.get(value, ())
+                for output in consumer.outputs
+                if output != value
+            ]
             good[value] = good[value] or (bool(after) and all(good[output] for output in after))
     outside = set(trace.external())
     return [
@@ -396,7 +457,9 @@ def _find_first_bad(trace: OperatorTrace, good: list[bool]) -> list[Operator]:
         for one in trace.operators
         if all(good[value] or value in outside for value in one.inputs)
         # A value that no operator reads, beside one that is read, has no effect.
-        and not all(good[value] for value in ([x for x in one.outputs if x in consumers] or one.outputs))
+        and not all(
+            good[value] for value in ([x for x in one.outputs if x in consumers] or one.outputs)
+        )
     ]
 
 
@@ -404,7 +467,11 @@ def _find_unset(trace: OperatorTrace) -> set[int]:
     """The values whose numbers mean nothing."""
     unset: set[int] = set()
     for one in trace.operators:
-        follows = bool(one.inputs) and unset.issuperset(one.inputs) and not one.name.split(".")[1].endswith("_")
+        follows = (
+            bool(one.inputs)
+            and unset.issuperset(one.inputs)
+            and not one.name.split(".")[1].endswith("_")
+        )
         if one.name.startswith(UNSET) or follows:
             unset.update(one.outputs)
     return unset
@@ -413,9 +480,13 @@ def _find_unset(trace: OperatorTrace) -> set[int]:
 def find_makers(
     trace: OperatorTrace, values: Sequence[Tensor], without: Collection[int] = frozenset()
 ) -> list[Operator]:
-    """Returns the operators of a trace from which values follow that it made, not by way of those `without`."""
+    """Returns the operators of a trace from which values follow that it made, not by way of those
+    `without`.
+    """
     wanted = {
-        index for index, value in enumerate(trace.values) if any(same_values(value, x, tolerance=0.0) for x in values)
+        index
+        for index, value in enumerate(trace.values)
+        if any(same_values(value, x, tolerance=0.0) for x in values)
     }
     makers: list[Operator] = []
     for one in reversed(trace.operators):
@@ -425,11 +496,14 @@ def find_makers(
     return makers[::-1]
 
 
-def first_other_number(own: OperatorTrace, other: OperatorTrace) -> tuple[OperatorTrace, Operator] | None:
+def first_other_number(
+    own: OperatorTrace, other: OperatorTrace
+) -> tuple[OperatorTrace, Operator] | None:
     """Returns the first operator before the layers that gives other whole numbers, and whose it is.
 
-    Python may have read them, as it does sizes, and what it does with them is no operator. Both engines have to run the
-    same operators; where one of them leaves some out, it is the first of these.
+    Python may have read them, as it does sizes, and what it does with them is no operator. Both
+    engines have to run the same operators; where one of them leaves some out, it is the first of
+    these.
     """
     some, its = ([one for one in trace.operators if one.early] for trace in (own, other))
     unset = _find_unset(own)
@@ -443,10 +517,14 @@ def first_other_number(own: OperatorTrace, other: OperatorTrace) -> tuple[Operat
     return None
 
 
-def order_suspects(some: Sequence[Operator], makers: Sequence[Operator], trace: OperatorTrace) -> list[Operator]:
-    """Returns operators from which the ends follow first, early ones, which may be other ways to the same, second.
+def order_suspects(
+    some: Sequence[Operator], makers: Sequence[Operator], trace: OperatorTrace
+) -> list[Operator]:
+    """Returns operators from which the ends follow first, early ones, which may be other ways to
+    the same, second.
 
-    Last are those that read only what the segment did not make, such as a weight, and from which no end follows.
+    Last are those that read only what the segment did not make, such as a weight, and from which no
+    end follows.
     """
     outside = set(trace.external())
     idle = [one for one in some if one not in makers and outside.issuperset(one.inputs)]
@@ -461,18 +539,24 @@ def say_around(trace: OperatorTrace) -> Operator:
 
 
 def find_caller(operator: Operator, less: Counter[str]) -> Operator:
-    """Returns the same with the lines from the one on that calls what runs less often in the other engine."""
+    """Returns the same with the lines from the one on that calls what runs less often in the other
+    engine.
+    """
     missing = [place for place, frame in enumerate(operator.stack) if frame.function in less]
     return replace(operator, stack=operator.stack[max(missing, default=-1) + 1 :] or operator.stack)
 
 
 def first_rearranged(own: OperatorTrace, other: OperatorTrace, tolerance: float) -> Operator | None:
-    """Returns the first operator that gives the same numbers in another order, or that the other engine has not."""
+    """Returns the first operator that gives the same numbers in another order, or that the other
+    engine has not.
+    """
     for one, its in zip(own.operators, other.operators, strict=False):
         if one.name != its.name:
             return one
         for a, b in zip(one.outputs, its.outputs, strict=False):
             first, second = own.values[a].double(), other.values[b].double()
-            if first.shape != second.shape or not torch.allclose(first, second, rtol=tolerance, atol=tolerance):
+            if first.shape != second.shape or not torch.allclose(
+                first, second, rtol=tolerance, atol=tolerance
+            ):
                 return one
     return None

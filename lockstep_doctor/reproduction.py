@@ -1,4 +1,6 @@
-"""A script that fails on a fault and passes where it is mended: one segment of one engine, given its inputs."""
+"""A script that fails on a fault and passes where it is mended: one segment of one engine, given
+its inputs.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,8 @@ if __name__ == "__main__":  # ranks import this file again
 
 
 def write_reproduction(folder: Path, tap: ModuleTap, found: Location, tokens_T: Tensor) -> Path:
-    """Writes `repro.py` and `inputs.safetensors` for the first segment of a location; returns the script.
+    """Writes `repro.py` and `inputs.safetensors` for the first segment of a location; returns the
+    script.
 
     Args:
         tap: The engine that is wrong; it says how it is built.
@@ -70,14 +73,22 @@ def write_reproduction(folder: Path, tap: ModuleTap, found: Location, tokens_T: 
     names = {cut: tap.address(cut) for cut in found.seen if cut.layer in (None, layer)}
     inputs = {name: found.seen[cut] for cut, name in names.items() if name is not None}
     builder = "\n".join(line for line in tap.builder.splitlines() if line.strip())
-    script = _SCRIPT.format(what=_say(tap.name, found), builder=builder, goal=goal, tolerance=found.places[0].tolerance)
+    script = _SCRIPT.format(
+        what=_say(tap.name, found), builder=builder, goal=goal, tolerance=found.places[0].tolerance
+    )
     return write_script(folder, script, inputs | {goal: _find_right(found), "tokens": tokens_T})
 
 
 def write_engine_reproduction(
-    folder: Path, engine: str, model: Path, options: EngineOptions, found: Location, tokens_T: Tensor
+    folder: Path,
+    engine: str,
+    model: Path,
+    options: EngineOptions,
+    found: Location,
+    tokens_T: Tensor,
 ) -> Path:
-    """Like `write_reproduction`, for an engine that is opened by its name, as those in processes of their own are.
+    """Like `write_reproduction`, for an engine that is opened by its name, as those in processes of
+    their own are.
 
     Args:
         model: Folder that it reads.
@@ -101,7 +112,9 @@ def _say(engine: str, found: Location) -> str:
 
 
 def _find_right(found: Location) -> Tensor:
-    """Returns what the first segment has to give: in float64 where that says that an engine is wrong."""
+    """Returns what the first segment has to give: in float64 where that says that an engine is
+    wrong.
+    """
     place = found.places[0]
     if place.exact is not None and place.wrong:
         return place.exact

@@ -1,7 +1,8 @@
 """Figures on the log-probabilities of two sides for the same tokens.
 
-A side that gives a token no probability (−inf, or NaN) breaks the other's support. Such tokens are counted, as outliers
-and at the cap too; figures without a bound are taken over the others, so that one of them does not hide the rest.
+A side that gives a token no probability (−inf, or NaN) breaks the other's support. Such tokens are
+counted, as outliers and at the cap too; figures without a bound are taken over the others, so that
+one of them does not hide the rest.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class Compared:
         infer: Of the inference side, float64 [M].
         lengths: Compared tokens of each sequence, int64 [B]; their sum is M.
         position: Of each token in its sequence, prompt included, int64 [M].
-        cluster: Sequences with the same number were not drawn independently (answers to one prompt, repeats), int64
-            [B]; None: all were.
+        cluster: Sequences with the same number were not drawn independently (answers to one prompt,
+            repeats), int64 [B]; None: all were.
     """
 
     train: Tensor
@@ -40,7 +41,9 @@ class Compared:
 
     @property
     def delta(self) -> Tensor:
-        """Δ, training side minus inference side, nats, float64 [M]; ±inf where one gives no probability, 0 if both."""
+        """Δ, training side minus inference side, nats, float64 [M]; ±inf where one gives no
+        probability, 0 if both.
+        """
         train, infer = _without_nan(self.train), _without_nan(self.infer)
         return torch.where(train == infer, 0.0, train - infer)
 
@@ -67,13 +70,16 @@ class Compared:
     def select(self, mask_M: Tensor) -> Compared:
         """Some of the tokens; `index` then counts those alone."""
         lengths = torch.zeros_like(self.lengths).index_add_(0, self.row, mask_M.long())
-        return Compared(self.train[mask_M], self.infer[mask_M], lengths, self.position[mask_M], self.cluster)
+        return Compared(
+            self.train[mask_M], self.infer[mask_M], lengths, self.position[mask_M], self.cluster
+        )
 
     def in_segments(self, count: int, shortest: int) -> Compared:
-        """Sequences cut into some `count` segments, each taken for independent; as they are where these are too short.
+        """Sequences cut into some `count` segments, each taken for independent; as they are where
+        these are too short.
 
-        So are bounds made of one long sequence (batch means): they hold for its text where what one token says of
-        another is forgotten within a segment.
+        So are bounds made of one long sequence (batch means): they hold for its text where what one
+        token says of another is forgotten within a segment.
         """
         size = self.train.numel() // count
         if size < shortest:
@@ -83,7 +89,9 @@ class Compared:
         return Compared(self.train, self.infer, lengths, self.position)
 
     def totals(self, *columns_M: Tensor) -> Tensor:
-        """Sums of columns over each cluster and, last, how many tokens it has: float64 [G, K + 1], G those with any."""
+        """Sums of columns over each cluster and, last, how many tokens it has: float64 [G, K + 1],
+        G those with any.
+        """
         numbers = torch.arange(self.lengths.numel()) if self.cluster is None else self.cluster
         groups = torch.unique(numbers, return_inverse=True)[1][self.row]
         table = torch.stack([*columns_M, torch.ones(self.train.numel())], 1).double()
@@ -95,7 +103,11 @@ def pool(parts: Sequence[Compared]) -> Compared:
     """All of them as one; no cluster reaches over two."""
     clusters, taken = [], 0
     for part in parts:
-        own = torch.arange(part.lengths.numel()) if part.cluster is None else part.cluster - int(part.cluster.min())
+        own = (
+            torch.arange(part.lengths.numel())
+            if part.cluster is None
+            else part.cluster - int(part.cluster.min())
+        )
         clusters.append(own + taken)
         taken += int(own.max()) + 1
     return Compared(
@@ -108,10 +120,12 @@ def pool(parts: Sequence[Compared]) -> Compared:
 
 
 def figures(compared: Compared) -> dict[str, float]:
-    """All figures by name, in nats where they have a unit; NaN only where both sides support no common token.
+    """All figures by name, in nats where they have a unit; NaN only where both sides support no
+    common token.
 
-    Tokens count as drawn by the inference side: `k1` and `k3` estimate KL(inference ‖ training), and `mean_ratio`, the
-    mean of e^Δ, is 1 if they were drawn from the very distribution that was scored.
+    Tokens count as drawn by the inference side: `k1` and `k3` estimate KL(inference ‖ training),
+    and `mean_ratio`, the mean of e^Δ, is 1 if they were drawn from the very distribution that was
+    scored.
     """
     if not compared.train.numel():
         raise ValueError("there is no token to compare; draw responses first")
@@ -128,7 +142,10 @@ def figures(compared: Compared) -> dict[str, float]:
         "mean_ratio": float(exponential(compared.select(compared.infer.isfinite()).delta).mean()),
         "mean_abs": float(size.mean()),
         "rms": float(size.square().mean().sqrt()),
-        **{name: float(ordered[math.ceil(share * ordered.numel()) - 1]) for name, share in _QUANTILES.items()},
+        **{
+            name: float(ordered[math.ceil(share * ordered.numel()) - 1])
+            for name, share in _QUANTILES.items()
+        },
         "outlier_rate_1": float((compared.delta.abs() > 1).double().mean()),
         "sequence_ess": effective_share(sequence_weights(compared)),
         "support_violations_train": float((~compared.train.isfinite()).sum()),
@@ -152,23 +169,30 @@ def cap(delta_M: Tensor) -> Tensor:
 
 
 def difference_up_to_cap(a: Tensor, b: Tensor) -> Tensor:
-    """|a − b| in float64, each at most `CAP`, which NaN counts as, too; 0 where both are the same infinity."""
+    """|a − b| in float64, each at most `CAP`, which NaN counts as, too; 0 where both are the same
+    infinity.
+    """
     a, b = a.double(), b.double()
     return torch.where(a == b, 0.0, (a - b).abs().nan_to_num(CAP)).clamp(max=CAP)
 
 
 def score_tokens(logits_MV: Tensor, ids_M: Tensor) -> Tensor:
-    """Log-probabilities of tokens by the logits that each was chosen from, [M], in the type of the logits."""
+    """Log-probabilities of tokens by the logits that each was chosen from, [M], in the type of the
+    logits.
+    """
     return logits_MV.log_softmax(-1).gather(-1, ids_M[:, None])[:, 0]
 
 
 def sequence_weights(compared: Compared) -> Tensor:
-    """Logarithms of the importance weights of the sequences with tokens, ΣΔ, [B']; −inf where training gives it none.
+    """Logarithms of the importance weights of the sequences with tokens, ΣΔ, [B']; −inf where
+    training gives it none.
 
     Tokens that the inference side says it cannot draw are left out.
     """
     rated = compared.select(compared.infer.isfinite())
-    sums = torch.zeros(rated.lengths.numel(), dtype=torch.float64).index_add_(0, rated.row, rated.delta)
+    sums = torch.zeros(rated.lengths.numel(), dtype=torch.float64).index_add_(
+        0, rated.row, rated.delta
+    )
     return sums[rated.lengths > 0]
 
 
@@ -177,7 +201,9 @@ def effective_share(log_weight: Tensor) -> float:
     count = torch.tensor(log_weight.numel())
     if not count or log_weight.max() == -math.inf:
         return 0.0 if count else math.nan
-    return float((2 * torch.logsumexp(log_weight, 0) - torch.logsumexp(2 * log_weight, 0)).exp() / count)
+    return float(
+        (2 * torch.logsumexp(log_weight, 0) - torch.logsumexp(2 * log_weight, 0)).exp() / count
+    )
 
 
 def _without_nan(logprob_M: Tensor) -> Tensor:

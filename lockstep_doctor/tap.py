@@ -1,4 +1,6 @@
-"""The protocol between `locate` and a model: one pass, of which every cut is seen and some are given other values."""
+"""The protocol between `locate` and a model: one pass, of which every cut is seen and some are
+given other values.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,20 @@ class Tap(Protocol):
         """Reads one sequence alone, by prefill.
 
         Args:
-            forced: Values that are put in the place of the model's own; cuts that the model has not are left out.
+            forced: Values that are put in the place of the model's own; cuts that the model has not
+                are left out.
         """
         ...
 
     def trace(
-        self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor], start: CutPoint | None, end: CutPoint
+        self,
+        tokens_T: Tensor,
+        forced: Mapping[CutPoint, Tensor],
+        start: CutPoint | None,
+        end: CutPoint,
     ) -> OperatorTrace:
-        """Like `run`, and returns every operator that ran after `start` was seen and until `end` was.
+        """Like `run`, and returns every operator that ran after `start` was seen and until `end`
+        was.
 
         An engine may return what ran before the layers, too, marked as early.
         """
@@ -48,9 +56,11 @@ def trace_segment(
     start: CutPoint | None,
     end: CutPoint,
 ) -> OperatorTrace:
-    """Returns the operators of a segment of another engine, in one that may compute several values by one operator.
+    """Returns the operators of a segment of another engine, in one that may compute several values
+    by one operator.
 
-    Where the start comes behind the end, or no operator runs between them, those from an earlier cut on are recorded.
+    Where the start comes behind the end, or no operator runs between them, those from an earlier
+    cut on are recorded.
 
     Args:
         trace: Reads the sequence, and records from a cut to the end; from the beginning: None.
@@ -58,7 +68,9 @@ def trace_segment(
         start: The cut before the segment.
         end: The cut behind it.
     """
-    before: list[CutPoint | None] = [None, *order[: order.index(end)]] if end in order else [None, *order]
+    before: list[CutPoint | None] = (
+        [None, *order[: order.index(end)]] if end in order else [None, *order]
+    )
     before = before[: before.index(start) + 1] if start in before else before
     for begin in reversed(before):
         found = trace(begin)

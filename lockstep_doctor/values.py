@@ -10,7 +10,9 @@ MASKED = 3e4
 
 
 def same_values(a: Tensor, b: Tensor, tolerance: float) -> bool:
-    """True for the same numbers in any order, so that a transposed or reshaped tensor is the same value."""
+    """True for the same numbers in any order, so that a transposed or reshaped tensor is the same
+    value.
+    """
     return _count(a) == _count(b) and are_close(sort_values(a), sort_values(b), tolerance)
 
 

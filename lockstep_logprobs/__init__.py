@@ -1,6 +1,9 @@
-"""Log-probabilities over shards of vocabulary and sequences. Needs torch 2.9 or newer, and nothing else.
+"""Log-probabilities over shards of vocabulary and sequences.
 
-`model_utils` has NeMo RL's functions by name; docs/guides/logprobs.md is the guide to the functions below.
+Needs torch 2.9 or newer, and nothing else.
+
+`model_utils` has NeMo RL's functions by name; docs/guides/logprobs.md is the guide to the functions
+below.
 """
 
 from lockstep_logprobs.collectives import sum_gradient

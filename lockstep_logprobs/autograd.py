@@ -1,10 +1,12 @@
 """The nine autograd functions of `model_utils`, with NeMo RL's names, parameters and shapes.
 
-`apply` takes the parameters of `forward` without `ctx`, by position. Targets are already shifted: logits at t score
-target t. Logits are [B, S, v], with this rank's columns [vocab_start_index, vocab_end_index) of the vocabulary; columns
-past the end are padding and take no part in the softmax. `chunk_size` bounds memory, in positions of dimension 1, and
-never changes a value. Results are fp32, gradients have the type of the logits. With `inference_only`, nothing is kept
-for a backward pass. Results are copies of what is saved for backward, so a caller may change them in place.
+`apply` takes the parameters of `forward` without `ctx`, by position. Targets are already shifted:
+logits at t score target t. Logits are [B, S, v], with this rank's columns [vocab_start_index,
+vocab_end_index) of the vocabulary; columns past the end are padding and take no part in the
+softmax. `chunk_size` bounds memory, in positions of dimension 1, and never changes a value. Results
+are fp32, gradients have the type of the logits. With `inference_only`, nothing is kept for a
+backward pass. Results are copies of what is saved for backward, so a caller may change them in
+place.
 """
 
 from __future__ import annotations
@@ -65,7 +67,9 @@ def _score(
 
 
 def _gradient(ctx: Any, of_logprob: Tensor, of_entropy: Tensor | None = None) -> Tensor:
-    """The gradient of the logits, in their shape, from those of log-probabilities [M, K] and entropies [M]."""
+    """The gradient of the logits, in their shape, from those of log-probabilities [M, K] and
+    entropies [M].
+    """
     gradient = vocab.score_gradient(ctx, of_logprob, of_entropy)
     padding = ctx.shape[-1] - gradient.shape[-1]
     return (F.pad(gradient, (0, padding)) if padding else gradient).view(ctx.shape)
@@ -89,7 +93,9 @@ class ChunkedDistributedLogprob(torch.autograd.Function):
             shard=Shard(vocab_start_index, tp_group),
             max_rows=block_rows(vocab_parallel_logits.shape[:-2].numel(), chunk_size),
         )
-        scores = _score(ctx, vocab_parallel_logits, target[..., None], scoring, vocab_end_index, inference_only)
+        scores = _score(
+            ctx, vocab_parallel_logits, target[..., None], scoring, vocab_end_index, inference_only
+        )
         return scores.logprob.view(target.shape).clone()
 
     @staticmethod
@@ -111,7 +117,14 @@ class DistributedLogprob(torch.autograd.Function):
         inference_only: bool = False,
     ) -> Tensor:
         return ChunkedDistributedLogprob.forward(
-            ctx, vocab_parallel_logits, target, vocab_start_index, vocab_end_index, None, group, inference_only
+            ctx,
+            vocab_parallel_logits,
+            target,
+            vocab_start_index,
+            vocab_end_index,
+            None,
+            group,
+            inference_only,
         )
 
     @staticmethod
@@ -137,7 +150,9 @@ class ChunkedDistributedGatherLogprob(torch.autograd.Function):
             shard=Shard(vocab_start_index, tp_group),
             max_rows=block_rows(vocab_parallel_logits.shape[:-2].numel(), chunk_size),
         )
-        scores = _score(ctx, vocab_parallel_logits, global_indices, scoring, vocab_end_index, inference_only)
+        scores = _score(
+            ctx, vocab_parallel_logits, global_indices, scoring, vocab_end_index, inference_only
+        )
         return scores.logprob.view(global_indices.shape).clone()
 
     @staticmethod
@@ -163,7 +178,10 @@ class ChunkedDistributedEntropy(torch.autograd.Function):
             max_rows=block_rows(vocab_parallel_logits.shape[:-2].numel(), chunk_size),
         )
         nothing = torch.empty(
-            *vocab_parallel_logits.shape[:-1], 0, dtype=torch.int64, device=vocab_parallel_logits.device
+            *vocab_parallel_logits.shape[:-1],
+            0,
+            dtype=torch.int64,
+            device=vocab_parallel_logits.device,
         )
         scores = _score(ctx, vocab_parallel_logits, nothing, scoring, columns, inference_only)
         assert scores.entropy is not None
@@ -172,11 +190,17 @@ class ChunkedDistributedEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
         of_entropy = grad_outputs[0].reshape(-1).neg()
-        return _gradient(ctx, of_entropy.new_empty(len(of_entropy), 0), of_entropy), None, None, None
+        return (
+            _gradient(ctx, of_entropy.new_empty(len(of_entropy), 0), of_entropy),
+            None,
+            None,
+            None,
+        )
 
 
 class ChunkedDistributedLogprobWithSampling(torch.autograd.Function):
-    """log p of targets [B, S], renormalized over the tokens that top-k, then top-p keep; −∞ for an excluded target.
+    """log p of targets [B, S], renormalized over the tokens that top-k, then top-p keep; −∞ for an
+    excluded target.
 
     All ranks hold equally many columns. The logits are already divided by the temperature.
     """
@@ -195,7 +219,9 @@ class ChunkedDistributedLogprobWithSampling(torch.autograd.Function):
         columns = vocab_parallel_logits.shape[-1]
         most = block_rows(vocab_parallel_logits.shape[:-2].numel(), chunk_size)
         shard = even_shard(columns, tp_group, group_rank(tp_group))
-        floor = support_floor(vocab_parallel_logits.flatten(0, -2), shard, top_k=top_k, top_p=top_p, max_rows=most)
+        floor = support_floor(
+            vocab_parallel_logits.flatten(0, -2), shard, top_k=top_k, top_p=top_p, max_rows=most
+        )
         scores = _score(
             ctx,
             vocab_parallel_logits,
@@ -235,7 +261,9 @@ class DistributedLogprobWithSampling(torch.autograd.Function):
 
 
 class DistributedCrossEntropy(torch.autograd.Function):
-    """−Σ q log p of each position, p the student's softmax and q the target's; the gradient goes to the student."""
+    """−Σ q log p of each position, p the student's softmax and q the target's; the gradient goes to
+    the student.
+    """
 
     @staticmethod
     def forward(
@@ -247,7 +275,8 @@ class DistributedCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         if student_logits.shape != target_logits.shape:
             raise ValueError(
-                f"student and target logits must have one shape, but have {tuple(student_logits.shape)} and "
+                "student and target logits must have one shape, but have "
+                f"{tuple(student_logits.shape)} and "
                 f"{tuple(target_logits.shape)}"
             )
         student, target = student_logits.flatten(0, -2), target_logits.flatten(0, -2)
@@ -260,12 +289,16 @@ class DistributedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
         student, target, maxima, log_totals = ctx.saved_tensors
-        gradient = cross_entropy_gradient(student, target, maxima, log_totals, grad_outputs[0].reshape(-1))
+        gradient = cross_entropy_gradient(
+            student, target, maxima, log_totals, grad_outputs[0].reshape(-1)
+        )
         return gradient.view(ctx.shape), None, None, None
 
 
 class ChunkedDistributedHiddenStatesToLogprobs(torch.autograd.Function):
-    """log p of targets [B, S] from sequence-parallel hidden states [S/TP, B, H] and this rank's head rows [v, H]."""
+    """log p of targets [B, S] from sequence-parallel hidden states [S/TP, B, H] and this rank's
+    head rows [v, H].
+    """
 
     @staticmethod
     def forward(
@@ -283,9 +316,13 @@ class ChunkedDistributedHiddenStatesToLogprobs(torch.autograd.Function):
         check_head(tensor_parallel_hidden_states.flatten(0, 1), output_weight_layer)
         held = len(output_weight_layer)
         check_range(vocab_start_index, vocab_end_index, held, f"the {held} rows of its head")
-        rows = all_gather(tensor_parallel_hidden_states, tp_group).flatten(0, 2)  # not kept: backward gathers again
+        rows = all_gather(tensor_parallel_hidden_states, tp_group).flatten(
+            0, 2
+        )  # not kept: backward gathers again
         weight = output_weight_layer[: vocab_end_index - vocab_start_index]
-        scoring = Scoring(shard=Shard(vocab_start_index, tp_group), max_rows=block_rows(batch, chunk_size))
+        scoring = Scoring(
+            shard=Shard(vocab_start_index, tp_group), max_rows=block_rows(batch, chunk_size)
+        )
         scores = hidden.score(rows, weight, target.t().reshape(-1, 1), scoring)
         if not inference_only:
             ctx.shapes = tensor_parallel_hidden_states.shape, output_weight_layer.shape
@@ -308,16 +345,22 @@ class ChunkedDistributedHiddenStatesToLogprobs(torch.autograd.Function):
 
 
 class AllGatherCPTensor(torch.autograd.Function):
-    """All-gather of a sequence from its zig-zag shares; backward reduce-scatters the gradient to the shares."""
+    """All-gather of a sequence from its zig-zag shares; backward reduce-scatters the gradient to
+    the shares.
+    """
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, cp_group: dist.ProcessGroup | None, seq_dim: int = 1) -> Tensor:
+    def forward(
+        ctx: Any, tensor: Tensor, cp_group: dist.ProcessGroup | None, seq_dim: int = 1
+    ) -> Tensor:
         ctx.cp_group, ctx.seq_dim = cp_group, seq_dim
         return context.gather(tensor.view_as(tensor), cp_group, seq_dim)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
         gradient = grad_outputs[0]
-        positions = context.zigzag(gradient.shape[ctx.seq_dim], group_size(ctx.cp_group), gradient.device)
+        positions = context.zigzag(
+            gradient.shape[ctx.seq_dim], group_size(ctx.cp_group), gradient.device
+        )
         shares = torch.stack([gradient.index_select(ctx.seq_dim, held) for held in positions])
         return reduce_scatter(shares, ctx.cp_group), None, None

@@ -8,33 +8,42 @@ import torch
 from torch import Tensor
 
 
-def check_rows(logits_Mv: Tensor, token_MK: Tensor | None = None, floor_M: Tensor | None = None) -> None:
+def check_rows(
+    logits_Mv: Tensor, token_MK: Tensor | None = None, floor_M: Tensor | None = None
+) -> None:
     """Raises ValueError unless logits are [M, v], tokens integers [M, K], and a floor [M]."""
     if logits_Mv.dim() != 2 or not logits_Mv.is_floating_point():
         raise ValueError(
-            f"logits are rows of this rank's columns [M, v], of a floating type, not {_kind(logits_Mv)}; "
+            "logits are rows of this rank's columns [M, v], of a floating type, not "
+            f"{_kind(logits_Mv)}; "
             "flatten the dimensions before the last"
         )
     if token_MK is not None:
         check_tokens(token_MK, len(logits_Mv))
     if floor_M is not None and floor_M.shape != logits_Mv.shape[:1]:
-        raise ValueError(f"a floor has one number per row, [{len(logits_Mv)}], not {_kind(floor_M)}")
+        raise ValueError(
+            f"a floor has one number per row, [{len(logits_Mv)}], not {_kind(floor_M)}"
+        )
 
 
 def check_tokens(token_MK: Tensor, rows: int) -> None:
     """Raises ValueError unless tokens are integers [rows, K]."""
     if token_MK.dim() != 2 or len(token_MK) != rows or not is_integer(token_MK):
         raise ValueError(
-            f"tokens are integers [M, K], one row for each of the {rows} rows that are scored, not {_kind(token_MK)}; "
+            f"tokens are integers [M, K], one row for each of the {rows} rows that are scored, "
+            f"not {_kind(token_MK)}; "
             "one token per row is token[:, None]"
         )
 
 
 def check_sampled(token_MK: Tensor) -> None:
-    """Raises ValueError unless there is one token per row: only that one is added to the support."""
+    """Raises ValueError unless there is one token per row: only that one is added to the
+    support.
+    """
     if token_MK.shape[1] != 1:
         raise ValueError(
-            f"with a floor, a sampled token is one per row [M, 1], not {_kind(token_MK)}; score others without sampled"
+            f"with a floor, a sampled token is one per row [M, 1], not {_kind(token_MK)}; score "
+            "others without sampled"
         )
 
 
@@ -42,36 +51,48 @@ def check_head(hidden_MD: Tensor, weight_vD: Tensor) -> None:
     """Raises ValueError unless hidden states are [M, D] and the head is [v, D]."""
     if hidden_MD.dim() != 2 or weight_vD.dim() != 2 or hidden_MD.shape[1] != weight_vD.shape[1]:
         raise ValueError(
-            f"hidden states are [M, D] and the head has this rank's rows [v, D], but they are {_kind(hidden_MD)} and "
+            "hidden states are [M, D] and the head has this rank's rows [v, D], but they are "
+            f"{_kind(hidden_MD)} and "
             f"{_kind(weight_vD)}"
         )
 
 
 def check_ids(name: str, ids: Tensor, logits: Tensor, dims: int) -> None:
-    """Raises ValueError unless `ids` are integers with `dims` dimensions, for as many sequences as the logits."""
+    """Raises ValueError unless `ids` are integers with `dims` dimensions, for as many sequences as
+    the logits.
+    """
     if ids.dim() != dims or not is_integer(ids) or ids.shape[0] != logits.shape[0]:
         raise ValueError(
-            f"{name} is {'[B, S, K]' if dims == 3 else '[B, S]'}, integers, for {logits.shape[0]} sequences, "
+            f"{name} is {'[B, S, K]' if dims == 3 else '[B, S]'}, integers, for {logits.shape[0]} "
+            "sequences, "
             f"not {_kind(ids)}"
         )
 
 
 def check_range(vocab_start_index: int, vocab_end_index: int, held: int, what: str) -> None:
-    """Raises ValueError unless this rank's part of the vocabulary fits what it holds, such as "its 8 columns"."""
+    """Raises ValueError unless this rank's part of the vocabulary fits what it holds, such as "its
+    8 columns".
+    """
     if not 0 <= vocab_end_index - vocab_start_index <= held:
         raise ValueError(
-            f"this rank's part of the vocabulary, {vocab_start_index} to {vocab_end_index}, does not fit {what}"
+            f"this rank's part of the vocabulary, {vocab_start_index} to {vocab_end_index}, does "
+            f"not fit {what}"
         )
 
 
 def check_temperature(temperature: float) -> None:
     """Raises ValueError unless it is a positive number."""
     if not (temperature > 0 and math.isfinite(temperature)):
-        raise ValueError(f"temperature is {temperature}, but must be a positive number; greedy tokens are scored at 1")
+        raise ValueError(
+            f"temperature is {temperature}, but must be a positive number; greedy tokens are "
+            "scored at 1"
+        )
 
 
 def check_on_device(condition: Tensor, sentence: str) -> None:
-    """Raises RuntimeError unless a boolean tensor is true; on a GPU it is raised later, without a device sync."""
+    """Raises RuntimeError unless a boolean tensor is true; on a GPU it is raised later, without a
+    device sync.
+    """
     torch._assert_async(condition, sentence)  # pyright: ignore[reportPrivateImportUsage]
 
 

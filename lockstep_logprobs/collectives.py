@@ -1,4 +1,6 @@
-"""Collectives over a process group, some of them differentiable; a group of None means one process."""
+"""Collectives over a process group, some of them differentiable; a group of None means one
+process.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,10 @@ from torch import Tensor
 if hasattr(dist, "all_gather_single"):
     all_gather_single, reduce_scatter_single = dist.all_gather_single, dist.reduce_scatter_single
 else:  # their names before torch 2.13, which still has these and warns
-    all_gather_single, reduce_scatter_single = dist.all_gather_into_tensor, dist.reduce_scatter_tensor
+    all_gather_single, reduce_scatter_single = (
+        dist.all_gather_into_tensor,
+        dist.reduce_scatter_tensor,
+    )
 
 Gradient = Literal["sum", "local"]
 
@@ -26,7 +31,9 @@ def all_reduce(
 
 
 def sum_gradient(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """Identity forward, all-reduce backward: for a tensor that all ranks hold alike and each uses for its own shard."""
+    """Identity forward, all-reduce backward: for a tensor that all ranks hold alike and each uses
+    for its own shard.
+    """
     return tensor if group is None else _SumGradient.apply(tensor, group)
 
 
@@ -66,9 +73,9 @@ def all_gather(x: Tensor, group: dist.ProcessGroup | None, gradient: Gradient = 
     Args:
         x: This rank's tensor; it has the same shape on every rank.
         group: The ranks; None for one process.
-        gradient: Gradient of `x`. "sum": the sum of all ranks' gradients for it, by one reduce-scatter; a loss that
-            every rank computes alike then counts C times. "local": this rank's own gradient alone, without
-            communication; such a loss counts once.
+        gradient: Gradient of `x`. "sum": the sum of all ranks' gradients for it, by one
+            reduce-scatter; a loss that every rank computes alike then counts C times. "local": this
+            rank's own gradient alone, without communication; such a loss counts once.
     """
     if group is None:
         return x[None]

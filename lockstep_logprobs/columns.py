@@ -1,8 +1,9 @@
-"""Columns of a vocabulary in shards: softmax, top k, chosen columns and distillation, by the names of `model_utils`.
+"""Columns of a vocabulary in shards: softmax, top k, chosen columns and distillation, by the names
+of `model_utils`.
 
-A rank holds the columns [vocab_start_index, vocab_end_index). Groups of None mean one process, and `chunk_size` bounds
-memory without changing a value. Functions that take a group but no range assume that all ranks hold equally many
-columns.
+A rank holds the columns [vocab_start_index, vocab_end_index). Groups of None mean one process, and
+`chunk_size` bounds memory without changing a value. Functions that take a group but no range assume
+that all ranks hold equally many columns.
 """
 
 from __future__ import annotations
@@ -32,12 +33,16 @@ def _compute_distributed_log_softmax_with_grad(
 
 
 @torch.no_grad()
-def _compute_distributed_log_softmax(vocab_parallel_logits: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+def _compute_distributed_log_softmax(
+    vocab_parallel_logits: Tensor, group: dist.ProcessGroup | None
+) -> Tensor:
     """`_compute_distributed_log_softmax_with_grad` without gradient."""
     return _compute_distributed_log_softmax_with_grad(vocab_parallel_logits, group)
 
 
-def _compute_distributed_softmax(vocab_parallel_logits: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+def _compute_distributed_softmax(
+    vocab_parallel_logits: Tensor, group: dist.ProcessGroup | None
+) -> Tensor:
     """This rank's columns of the softmax, in the type of the logits; no gradient."""
     rows = vocab_parallel_logits.flatten(0, -2)
     return vocab_softmax(rows, group).view(vocab_parallel_logits.shape)
@@ -54,7 +59,9 @@ def vocab_parallel_log_softmax(
         tp_group: The ranks that hold the vocabulary.
     """
     own = _own(logits)
-    return vocab_log_softmax(own.flatten(0, -2), tp_group, temperature, torch.float32).view(own.shape)
+    return vocab_log_softmax(own.flatten(0, -2), tp_group, temperature, torch.float32).view(
+        own.shape
+    )
 
 
 def vocab_parallel_full_log_softmax(
@@ -109,12 +116,15 @@ def distributed_vocab_topk(
     vocab_end_index: int,
     chunk_size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The min(k, V) largest logits at each position, in descending order, and their token ids; no gradient.
+    """The min(k, V) largest logits at each position, in descending order, and their token ids; no
+    gradient.
 
     Returns:
         fp32 and int64 [B, S, min(k, V)], the same on all ranks.
     """
-    assert vocab_end_index > vocab_start_index, f"no columns between {vocab_start_index} and {vocab_end_index}"
+    assert vocab_end_index > vocab_start_index, (
+        f"no columns between {vocab_start_index} and {vocab_end_index}"
+    )
     rows = own_columns(vocab_parallel_logits, vocab_start_index, vocab_end_index)
     most = block_rows(vocab_parallel_logits.shape[:-2].numel(), chunk_size)
     values, ids = vocab_topk(rows, k, Shard(vocab_start_index, tp_group), max_rows=most)
@@ -132,9 +142,11 @@ def gather_logits_at_global_indices(
     vocab_end_index: int,
     chunk_size: int | None = None,
 ) -> Tensor:
-    """Logits [B, S/CP, v] at token ids [B, S, K] of whole sequences, fp32 [B, S, K]; differentiable.
+    """Logits [B, S/CP, v] at token ids [B, S, K] of whole sequences, fp32 [B, S, K];
+    differentiable.
 
-    An id outside the vocabulary gives 0, and no gradient. `chunk_size` is ignored: the result is small.
+    An id outside the vocabulary gives 0, and no gradient. `chunk_size` is ignored: the result is
+    small.
     """
     check_ids("global_indices", global_indices, vocab_parallel_logits, dims=3)
     length = global_indices.shape[1]
@@ -154,14 +166,17 @@ def get_distillation_topk_logprobs_from_logits(
     vocab_parallel_group: dist.ProcessGroup | None = None,
     context_parallel_group: dist.ProcessGroup | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The student's and the teacher's log-probabilities at the teacher's top k, from one softmax of the student.
+    """The student's and the teacher's log-probabilities at the teacher's top k, from one softmax of
+    the student.
 
     Args:
         student_logits: [B, S/CP, v], or a DTensor on a mesh with a dimension "tp".
         teacher_topk_logits: [B, S, K].
         teacher_topk_indices: Their token ids [B, S, K].
-        zero_outside_topk: Normalize the student over the whole vocabulary; otherwise over these K tokens alone.
-        calculate_entropy: Also return Σ p log p of the student, over the whole vocabulary in either case.
+        zero_outside_topk: Normalize the student over the whole vocabulary; otherwise over these K
+            tokens alone.
+        calculate_entropy: Also return Σ p log p of the student, over the whole vocabulary in either
+            case.
         vocab_parallel_rank: This rank's place in its group.
         vocab_parallel_group: The ranks that hold the vocabulary.
         context_parallel_group: The ranks that hold the sequences.
@@ -175,7 +190,8 @@ def get_distillation_topk_logprobs_from_logits(
     check_ids("teacher_topk_indices", teacher_topk_indices, student_logits, dims=3)
     if teacher_topk_logits.shape != teacher_topk_indices.shape:
         raise ValueError(
-            f"the teacher has logits {list(teacher_topk_logits.shape)} for token ids {list(teacher_topk_indices.shape)}"
+            f"the teacher has logits {list(teacher_topk_logits.shape)} for token ids "
+            f"{list(teacher_topk_indices.shape)}"
         )
     length, k = teacher_topk_indices.shape[1:]
     if k == 0:
@@ -186,10 +202,14 @@ def get_distillation_topk_logprobs_from_logits(
         student_logits = student_logits.to_local()
     else:
         shard = even_shard(student_logits.shape[-1], vocab_parallel_group, vocab_parallel_rank)
-    ids = context.take_padded(teacher_topk_indices, student_logits.shape[1], context_parallel_group).flatten(0, 1)
+    ids = context.take_padded(
+        teacher_topk_indices, student_logits.shape[1], context_parallel_group
+    ).flatten(0, 1)
     rows = student_logits.flatten(0, 1)
     if zero_outside_topk or calculate_entropy:
-        columns, entropy = vocab_logprobs(rows, ids, Scoring(shard=shard, entropy=calculate_entropy))
+        columns, entropy = vocab_logprobs(
+            rows, ids, Scoring(shard=shard, entropy=calculate_entropy)
+        )
     else:  # from the K logits alone, so that tokens outside the top k get a gradient of exactly 0
         columns, entropy = _gather_logits(rows, ids, shard), None
     both = columns if entropy is None else torch.cat([columns, -entropy[:, None]], 1)
@@ -201,6 +221,12 @@ def get_distillation_topk_logprobs_from_logits(
 
 
 def _gather_logits(rows: Tensor, ids: Tensor, shard: Shard) -> Tensor:
-    """Logits [M, v] at token ids [M, K], fp32 [M, K], summed over the ranks; 0 where no rank has the id."""
-    own = pick_logits(rows, ids, shard.start) if rows.shape[1] else rows.float().sum(-1, keepdim=True).expand(ids.shape)
+    """Logits [M, v] at token ids [M, K], fp32 [M, K], summed over the ranks; 0 where no rank has
+    the id.
+    """
+    own = (
+        pick_logits(rows, ids, shard.start)
+        if rows.shape[1]
+        else rows.float().sum(-1, keepdim=True).expand(ids.shape)
+    )
     return sum_over_ranks(own, shard.group)

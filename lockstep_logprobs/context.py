@@ -1,7 +1,7 @@
 """Context parallelism: every rank holds a share of each sequence's positions, cut zig-zag.
 
-A sequence is cut into 2·C chunks and rank r of C holds chunks r and 2C−1−r, so that under a causal mask every rank has
-the same work to do.
+A sequence is cut into 2·C chunks and rank r of C holds chunks r and 2C−1−r, so that under a causal
+mask every rank has the same work to do.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def zigzag(length: int, size: int, device: torch.device | None = None) -> Tensor
         return position[None]
     if length % (2 * size):
         raise ValueError(
-            f"a sequence of {length} positions cannot be cut into {2 * size} equal chunks for {size} context-parallel "
+            f"a sequence of {length} positions cannot be cut into {2 * size} equal chunks for "
+            f"{size} context-parallel "
             f"ranks; pad it to a multiple of {2 * size}"
         )
     early, late = position.view(2, size, length // (2 * size))
@@ -58,14 +59,18 @@ def take_padded(whole: Tensor, positions: int, group: dist.ProcessGroup | None) 
     padding = positions * size - whole.shape[1]
     if padding < 0:
         raise ValueError(
-            f"{whole.shape[1]} tokens for logits at {positions * size} positions over {size} context-parallel ranks; "
+            f"{whole.shape[1]} tokens for logits at {positions * size} positions over {size} "
+            "context-parallel ranks; "
             "logits must cover every token, and cp_group be given where sequences are cut"
         )
     return take(F.pad(whole, (0, 0) * (whole.dim() - 2) + (0, padding)), group)
 
 
-def gather(x: Tensor, group: dist.ProcessGroup | None, dim: int = 1, gradient: Gradient = "sum") -> Tensor:
-    """The inverse of `take`: the shares of all ranks in the order of positions; `x` itself without a group.
+def gather(
+    x: Tensor, group: dist.ProcessGroup | None, dim: int = 1, gradient: Gradient = "sum"
+) -> Tensor:
+    """The inverse of `take`: the shares of all ranks in the order of positions; `x` itself without
+    a group.
 
     Args:
         x: This rank's share; it has the same shape on every rank.
@@ -76,6 +81,9 @@ def gather(x: Tensor, group: dist.ProcessGroup | None, dim: int = 1, gradient: G
     if group_size(group) == 1:
         return x
     if x.shape[dim] % 2:
-        raise ValueError(f"a rank's share is two chunks of equal length, but this one has {x.shape[dim]} positions")
+        raise ValueError(
+            f"a rank's share is two chunks of equal length, but this one has {x.shape[dim]} "
+            "positions"
+        )
     early, late = all_gather(x, group, gradient).chunk(2, dim % x.dim() + 1)
     return torch.cat([*early, *reversed(late.unbind())], dim)

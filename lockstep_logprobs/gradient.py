@@ -43,7 +43,8 @@ class RowGradient:
     """
 
     SCHEMA: ClassVar = (
-        "Tensor maximum, Tensor log_total, Tensor? slope, Tensor offset, Tensor token, Tensor own, Tensor? floor"
+        "Tensor maximum, Tensor log_total, Tensor? slope, Tensor offset, Tensor "
+        "token, Tensor own, Tensor? floor"
     )
     """The tensors in the signature of a kernel."""
 
@@ -65,7 +66,9 @@ class RowGradient:
         gradient_MK: Tensor | None,
         gradient_M: Tensor | None,
     ) -> RowGradient:
-        """Builds it from the gradients of the log-probabilities and of the entropy; None for one that no loss uses."""
+        """Builds it from the gradients of the log-probabilities and of the entropy; None for one
+        that no loss uses.
+        """
         own_MK = torch.zeros_like(scores.logprob) if gradient_MK is None else gradient_MK.float()
         own_MK = own_MK.masked_fill(scores.token < 0, 0.0).div_(scoring.temperature)
         offset, slope = -own_MK.sum(-1), None
@@ -75,16 +78,39 @@ class RowGradient:
         if scores.outside is not None and not scoring.sampled:
             own_MK = own_MK.masked_fill(scores.outside, 0.0)
         elif scores.outside is not None:
-            force_M = offset if slope is None else offset - slope * scores.logprob[:, 0].clamp(min=NOTHING)
-            own_MK = own_MK + torch.where(scores.outside, scores.logprob.exp() * force_M[:, None], 0.0)
-        return cls(scores.maximum, scores.log_total, slope, offset, scores.token, own_MK, floor_M, scoring.temperature)
+            force_M = (
+                offset
+                if slope is None
+                else offset - slope * scores.logprob[:, 0].clamp(min=NOTHING)
+            )
+            own_MK = own_MK + torch.where(
+                scores.outside, scores.logprob.exp() * force_M[:, None], 0.0
+            )
+        return cls(
+            scores.maximum,
+            scores.log_total,
+            slope,
+            offset,
+            scores.token,
+            own_MK,
+            floor_M,
+            scoring.temperature,
+        )
 
     @property
     def tensors(
         self,
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor | None]:
         """The tensors in the order of `SCHEMA`."""
-        return self.maximum, self.log_total, self.slope, self.offset, self.token, self.own, self.floor
+        return (
+            self.maximum,
+            self.log_total,
+            self.slope,
+            self.offset,
+            self.token,
+            self.own,
+            self.floor,
+        )
 
     def __getitem__(self, rows: slice) -> RowGradient:
         """The numbers of some of the rows."""
@@ -100,7 +126,9 @@ class RowGradient:
         )
 
     def write_(self, work: Tensor, z: Tensor, start: int) -> None:
-        """Writes ∂/∂z into `work`, fp32, for logits z of these rows and the columns from `start` on."""
+        """Writes ∂/∂z into `work`, fp32, for logits z of these rows and the columns from `start`
+        on.
+        """
         z = to_fp32(z, work)
         inside = support_mask(z, self.floor)
         write_log2_probability(work, z, self.maximum, self.log_total, self.temperature)
@@ -115,20 +143,36 @@ class RowGradient:
         work.scatter_add_(1, column_MK, self.own.masked_fill(~inside_MK, 0.0))
 
 
-def save_for_gradient(ctx: Any, scores: Scores, scoring: Scoring, floor_M: Tensor | None, *inputs: Tensor) -> None:
-    """Saves on an autograd context what the gradient needs: the inputs as they are, and a few numbers per row.
+def save_for_gradient(
+    ctx: Any, scores: Scores, scoring: Scoring, floor_M: Tensor | None, *inputs: Tensor
+) -> None:
+    """Saves on an autograd context what the gradient needs: the inputs as they are, and a few
+    numbers per row.
 
     The scores are saved without a copy: return clones of them, which a caller may change in place.
     """
     ctx.scoring = scoring
-    numbers = (scores.logprob, scores.entropy, scores.maximum, scores.log_total, scores.token, scores.outside)
+    numbers = (
+        scores.logprob,
+        scores.entropy,
+        scores.maximum,
+        scores.log_total,
+        scores.token,
+        scores.outside,
+    )
     ctx.save_for_backward(*numbers, floor_M, *inputs)
 
 
-def load_gradient(ctx: Any, gradient_MK: Tensor | None, gradient_M: Tensor | None) -> tuple[RowGradient, list[Tensor]]:
-    """Loads the inputs that `save_for_gradient` saved, and the `RowGradient` of these incoming gradients.
+def load_gradient(
+    ctx: Any, gradient_MK: Tensor | None, gradient_M: Tensor | None
+) -> tuple[RowGradient, list[Tensor]]:
+    """Loads the inputs that `save_for_gradient` saved, and the `RowGradient` of these incoming
+    gradients.
 
-    Reads `ctx.saved_tensors` once: each read runs the unpack hooks, and activation checkpointing allows only one.
+    Reads `ctx.saved_tensors` once: each read runs the unpack hooks, and activation checkpointing
+    allows only one.
     """
     *numbers, floor_M = (saved := ctx.saved_tensors)[:7]
-    return RowGradient.of(Scores(*numbers), ctx.scoring, floor_M, gradient_MK, gradient_M), list(saved[7:])
+    return RowGradient.of(Scores(*numbers), ctx.scoring, floor_M, gradient_MK, gradient_M), list(
+        saved[7:]
+    )

@@ -1,10 +1,13 @@
-"""Log-probabilities and entropy from hidden states: the logits are multiplied out tile by tile and never exist whole.
+"""Log-probabilities and entropy from hidden states: the logits are multiplied out tile by tile and
+never exist whole.
 
-The sums, exchange and gradient are those of `softmax`. Forward takes one matrix product; backward three, one of which
-recomputes the logits. A tile is some rows by some columns, so memory does not grow with the vocabulary; columns are the
-outer loop, so that the gradient of each piece of the head is summed in fp32 before it is rounded.
+The sums, exchange and gradient are those of `softmax`. Forward takes one matrix product; backward
+three, one of which recomputes the logits. A tile is some rows by some columns, so memory does not
+grow with the vocabulary; columns are the outer loop, so that the gradient of each piece of the head
+is summed in fp32 before it is rounded.
 
-Letters: M rows, D hidden size, v this rank's columns of the vocabulary, K wanted tokens in each row.
+Letters: M rows, D hidden size, v this rank's columns of the vocabulary, K wanted tokens in each
+row.
 """
 
 from __future__ import annotations
@@ -21,17 +24,32 @@ from lockstep_logprobs.collectives import sum_gradient
 from lockstep_logprobs.gradient import RowGradient, load_gradient, save_for_gradient
 from lockstep_logprobs.kernel import kernel, load_fused, runs_fused
 from lockstep_logprobs.shard import blocks
-from lockstep_logprobs.softmax import PLAIN, RowSums, Scores, Scoring, column_tiles, exchange, pick_logits, sum_block
+from lockstep_logprobs.softmax import (
+    PLAIN,
+    RowSums,
+    Scores,
+    Scoring,
+    column_tiles,
+    exchange,
+    pick_logits,
+    sum_block,
+)
 
 ROWS = 8
-"""Rows of a matrix product in any multiple of this are all summed in the same order, on a CPU, unless it is small."""
+"""Rows of a matrix product in any multiple of this are all summed in the same order, on a CPU,
+unless it is small.
+"""
 
 _SMALL = 4096
-"""Products of at most this many multiplications sum in another order in bf16: PyTorch does not give them to oneDNN."""
+"""Products of at most this many multiplications sum in another order in bf16: PyTorch does not give
+them to oneDNN.
+"""
 
 
 def count_missing_rows(rows: int, weight: Tensor) -> int:
-    """Counts the zero rows to add so that a product with `weight` sums every row in the same order on a CPU."""
+    """Counts the zero rows to add so that a product with `weight` sums every row in the same order
+    on a CPU.
+    """
     least = ROWS * (_SMALL // (ROWS * weight.numel()) + 1)
     return max(-rows % ROWS, least - rows) if rows else 0
 
@@ -39,10 +57,11 @@ def count_missing_rows(rows: int, weight: Tensor) -> int:
 def hidden_logprobs(
     hidden_MD: Tensor, weight_vD: Tensor, token_MK: Tensor, scoring: Scoring = PLAIN
 ) -> tuple[Tensor, Tensor | None]:
-    """`vocab.vocab_logprobs` of the logits hidden · weightᵀ; backward sums the hidden states' gradient over the ranks.
+    """`vocab.vocab_logprobs` of the logits hidden · weightᵀ; backward sums the hidden states'
+    gradient over the ranks.
 
-    Matrix products run in the type of the weight, or of autocast as those of `nn.Linear` do. The head's gradient is
-    summed in fp32, and is not computed for a head that is frozen.
+    Matrix products run in the type of the weight, or of autocast as those of `nn.Linear` do. The
+    head's gradient is summed in fp32, and is not computed for a head that is frozen.
 
     Args:
         hidden_MD: Hidden states, the same on all ranks.
@@ -51,7 +70,8 @@ def hidden_logprobs(
         scoring: Shard, temperature, and whether to compute the entropy.
 
     Returns:
-        log p, nats, fp32 [M, K], with value and gradient 0 for ids outside the vocabulary; H, nats, fp32 [M], or None.
+        log p, nats, fp32 [M, K], with value and gradient 0 for ids outside the vocabulary; H, nats,
+        fp32 [M], or None.
 
     Raises:
         ValueError: Shapes or types do not fit.
@@ -60,7 +80,9 @@ def hidden_logprobs(
     check_head(hidden_MD, weight_vD)
     check_tokens(token_MK, len(hidden_MD))
     device = weight_vD.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight_vD.dtype
+    dtype = (
+        torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight_vD.dtype
+    )
     with torch.autocast(device, enabled=False):
         hidden_MD = sum_gradient(hidden_MD.to(dtype), scoring.shard.group)
         return _HiddenScores.apply(hidden_MD, weight_vD, token_MK, scoring)
@@ -80,27 +102,45 @@ class _HiddenScores(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, Tensor | None, None, None]:
         row, (hidden_MD, weight_vD) = load_gradient(ctx, *grad_outputs)
         of_hidden, of_weight = ctx.needs_input_grad[:2]
-        return *score_gradient(row, hidden_MD, weight_vD, ctx.scoring, of_hidden, of_weight), None, None
+        return (
+            *score_gradient(row, hidden_MD, weight_vD, ctx.scoring, of_hidden, of_weight),
+            None,
+            None,
+        )
 
 
 def score(hidden_MD: Tensor, weight_vD: Tensor, token_MK: Tensor, scoring: Scoring) -> Scores:
     """The forward pass of `hidden_logprobs`."""
-    how = scoring.shard.start, scoring.temperature, scoring.entropy, scoring.max_rows, scoring.row_invariant
+    how = (
+        scoring.shard.start,
+        scoring.temperature,
+        scoring.entropy,
+        scoring.max_rows,
+        scoring.row_invariant,
+    )
     sums_RM, picked_MK = _hidden_row_sums(hidden_MD, weight_vD, token_MK, *how)
     return exchange(RowSums.from_rows(sums_RM), picked_MK, token_MK, len(weight_vD), scoring, None)
 
 
 def score_gradient(
-    row: RowGradient, hidden_MD: Tensor, weight_vD: Tensor, scoring: Scoring, of_hidden: bool, of_weight: bool
+    row: RowGradient,
+    hidden_MD: Tensor,
+    weight_vD: Tensor,
+    scoring: Scoring,
+    of_hidden: bool,
+    of_weight: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of the hidden states (this rank's share of their sum) and of this rank's rows of the head."""
+    """The gradients of the hidden states (this rank's share of their sum) and of this rank's rows
+    of the head.
+    """
     how = row.temperature, scoring.shard.start, scoring.max_rows, of_hidden, of_weight
     hidden_gradient, weight_gradient = _hidden_gradients(hidden_MD, weight_vD, *row.tensors, *how)
     return hidden_gradient if of_hidden else None, weight_gradient if of_weight else None
 
 
 @kernel(
-    "(Tensor hidden, Tensor weight, Tensor token, int start, float temperature, bool entropy, int? max_rows, "
+    "(Tensor hidden, Tensor weight, Tensor token, int start, float temperature, bool entropy, "
+    "int? max_rows, "
     "bool row_invariant) -> (Tensor, Tensor)",
     lambda hidden, weight, token, start, temperature, entropy, max_rows, row_invariant: (
         hidden.new_empty((2 + entropy, hidden.shape[0]), dtype=torch.float32),
@@ -124,7 +164,9 @@ def _hidden_row_sums(
     for columns, head_cD in _pieces(weight, hidden.dtype, row_invariant):
         for rows, z, work in _tiles(hidden, head_cD, max_rows, row_invariant):
             picked_MK[rows] += pick_logits(z, token[rows], start + columns.start)
-            sums[rows] = sums[rows].merge(sum_block(z, work, None, temperature, entropy, row_invariant), temperature)
+            sums[rows] = sums[rows].merge(
+                sum_block(z, work, None, temperature, entropy, row_invariant), temperature
+            )
     return sums.rows(), picked_MK
 
 
@@ -134,7 +176,8 @@ def _like_if(needed: bool, x: Tensor) -> Tensor:
 
 
 @kernel(
-    f"(Tensor hidden, Tensor weight, {RowGradient.SCHEMA}, float temperature, int start, int? max_rows, "
+    f"(Tensor hidden, Tensor weight, {RowGradient.SCHEMA}, float temperature, int start, int? "
+    "max_rows, "
     "bool of_hidden, bool of_weight) -> (Tensor, Tensor)",
     lambda hidden, weight, *args: (_like_if(args[-2], hidden), _like_if(args[-1], weight)),
 )
@@ -167,11 +210,17 @@ def _hidden_gradients(
                 _add_product_(head_sum, gradient.t(), hidden[rows])
         if head_sum is not None:
             weight_gradient[columns] = head_sum
-    return hidden.new_empty(0) if hidden_sum is None else hidden_sum.to(hidden.dtype), weight_gradient
+    return hidden.new_empty(0) if hidden_sum is None else hidden_sum.to(
+        hidden.dtype
+    ), weight_gradient
 
 
-def _pieces(weight_vD: Tensor, dtype: torch.dtype, row_invariant: bool = False) -> Iterator[tuple[slice, Tensor]]:
-    """Consecutive columns of the vocabulary, with their rows of the head in the type of the matrix products."""
+def _pieces(
+    weight_vD: Tensor, dtype: torch.dtype, row_invariant: bool = False
+) -> Iterator[tuple[slice, Tensor]]:
+    """Consecutive columns of the vocabulary, with their rows of the head in the type of the matrix
+    products.
+    """
     for columns in column_tiles(len(weight_vD), row_invariant):
         yield columns, weight_vD[columns].to(dtype)
 
@@ -179,7 +228,9 @@ def _pieces(weight_vD: Tensor, dtype: torch.dtype, row_invariant: bool = False) 
 def _tiles(
     hidden_MD: Tensor, head_cD: Tensor, max_rows: int | None, row_invariant: bool = False
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Blocks of rows, their logits for a piece of the head, and fp32 scratch of that shape: the logits if in fp32."""
+    """Blocks of rows, their logits for a piece of the head, and fp32 scratch of that shape: the
+    logits if in fp32.
+    """
     memory: Tensor | None = None
     for rows in blocks(len(hidden_MD), len(head_cD), hidden_MD.device, max_rows):
         hidden = hidden_MD[rows]
@@ -194,7 +245,9 @@ def _tiles(
 def _gradient_tiles(
     hidden_MD: Tensor, head_cD: Tensor, row: RowGradient, start: int, max_rows: int | None
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Blocks of rows with the gradient of their logits for a piece of the head, in the type of the matrix products."""
+    """Blocks of rows with the gradient of their logits for a piece of the head, in the type of the
+    matrix products.
+    """
     for rows, z, work in _tiles(hidden_MD, head_cD, max_rows):
         row[rows].write_(work, z, start)
         yield rows, z.copy_(work)  # in fp32, z and work are one tensor
@@ -202,11 +255,17 @@ def _gradient_tiles(
 
 def _zeros_in(piece_cD: Tensor) -> Tensor:
     """Zeros to accumulate in, fp32: the gradient's own memory if it is fp32."""
-    return piece_cD.zero_() if piece_cD.dtype == torch.float32 else torch.zeros_like(piece_cD, dtype=torch.float32)
+    return (
+        piece_cD.zero_()
+        if piece_cD.dtype == torch.float32
+        else torch.zeros_like(piece_cD, dtype=torch.float32)
+    )
 
 
 def _add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a·b, all sums in fp32: a product in a narrower type would be rounded to it before it is added."""
+    """total += a·b, all sums in fp32: a product in a narrower type would be rounded to it before it
+    is added.
+    """
     if a.dtype == total.dtype:
         total.addmm_(a, b)
     elif total.is_cuda:

@@ -1,4 +1,6 @@
-"""Passes over blocks of rows, each one node of a compiled graph, and one Triton kernel where tensors are on a GPU."""
+"""Passes over blocks of rows, each one node of a compiled graph, and one Triton kernel where
+tensors are on a GPU.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +22,26 @@ _NAMESPACE = "lockstep_logprobs"
 def kernel(
     schema: str, fake: Callable[..., Any], fused: str | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Registers a function as a custom op that compiled code calls; without it, dynamo would unroll the loop inside.
+    """Registers a function as a custom op that compiled code calls; without it, dynamo would unroll
+    the loop inside.
 
-    Code that is not compiled calls the function itself, so profilers and dispatch modes see what it does.
+    Code that is not compiled calls the function itself, so profilers and dispatch modes see what it
+    does.
 
     Args:
         schema: Parameters and results as torch writes them, `"(Tensor x, int k) -> Tensor"`.
-        fake: Function of the same parameters that returns empty tensors of the results' shapes and types.
-        fused: A module of `fused` with a function of the same name and parameters; see `runs_fused`.
+        fake: Function of the same parameters that returns empty tensors of the results' shapes and
+            types.
+        fused: A module of `fused` with a function of the same name and parameters; see
+            `runs_fused`.
     """
 
     def register(function: Callable[P, R]) -> Callable[P, R]:
         name = function.__name__.strip("_")
         chosen = function if fused is None else _prefer(fused, name, function)
-        torch.library.custom_op(f"{_NAMESPACE}::{name}", chosen, mutates_args=(), schema=schema).register_fake(fake)
+        torch.library.custom_op(
+            f"{_NAMESPACE}::{name}", chosen, mutates_args=(), schema=schema
+        ).register_fake(fake)
         op = getattr(getattr(torch.ops, _NAMESPACE), name).default
 
         @functools.wraps(function)
@@ -46,7 +54,9 @@ def kernel(
 
 
 def _prefer(module: str, name: str, function: Callable[P, R]) -> Callable[P, R]:
-    """Wraps `function` to call the one of the same name in a module of `fused` where `runs_fused` allows it."""
+    """Wraps `function` to call the one of the same name in a module of `fused` where `runs_fused`
+    allows it.
+    """
 
     @functools.wraps(function)
     def choose(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -60,8 +70,12 @@ def _prefer(module: str, name: str, function: Callable[P, R]) -> Callable[P, R]:
 
 
 def runs_fused(x: Tensor) -> bool:
-    """Tells whether Triton's kernels take a tensor: one with memory, on a GPU or under Triton's interpreter."""
-    return (x.is_cuda or _interprets()) and type(x) in (Tensor, torch.nn.Parameter) and _has_triton()
+    """Tells whether Triton's kernels take a tensor: one with memory, on a GPU or under Triton's
+    interpreter.
+    """
+    return (
+        (x.is_cuda or _interprets()) and type(x) in (Tensor, torch.nn.Parameter) and _has_triton()
+    )
 
 
 def load_fused(module: str, name: str) -> Callable[..., Any]:

@@ -1,7 +1,8 @@
-"""A patch of Megatron's `GPTModel` that returns log-probabilities of tokens instead of logits, which then never exist.
+"""A patch of Megatron's `GPTModel` that returns log-probabilities of tokens instead of logits,
+which then never exist.
 
-For Megatron's own training loops; Lockstep's Megatron learner scores its last hidden states without this patch. Names
-and parameters are NeMo RL's.
+For Megatron's own training loops; Lockstep's Megatron learner scores its last hidden states without
+this patch. Names and parameters are NeMo RL's.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from lockstep_logprobs.next_token import from_parallel_hidden_states_to_logprobs
 
 @dataclass
 class _Patched:
-    """State of the patch: how many positions are scored at once, and `GPTModel.forward` before it."""
+    """State of the patch: how many positions are scored at once, and `GPTModel.forward` before
+    it.
+    """
 
     chunk_size: int = 1024
     plain: Any = None
@@ -27,7 +30,8 @@ _patched = _Patched()
 
 
 def patch_gpt_model_forward_for_linear_ce_fusion(*, chunk_size: int) -> None:
-    """Patches `GPTModel` to know `return_logprobs_for_linear_ce_fusion`; called again, only the size changes.
+    """Patches `GPTModel` to know `return_logprobs_for_linear_ce_fusion`; called again, only the
+    size changes.
 
     Args:
         chunk_size: Positions that are scored at once; bounds memory.
@@ -64,7 +68,8 @@ def _gpt_forward_with_linear_ce_fusion(
         position_ids: Same as in Megatron.
         attention_mask: Same as in Megatron.
         decoder_input: Same as in Megatron.
-        labels: Token ids of the whole sequences, not shifted [B, S]; needed where log-probabilities are requested.
+        labels: Token ids of the whole sequences, not shifted [B, S]; needed where log-probabilities
+            are requested.
         inference_context: Same as in Megatron.
         packed_seq_params: Same as in Megatron.
         extra_block_kwargs: Same as in Megatron.
@@ -73,30 +78,41 @@ def _gpt_forward_with_linear_ce_fusion(
         loss_mask: Same as in Megatron.
         padding_mask: Same as in Megatron.
         return_logprobs_for_linear_ce_fusion: Return log-probabilities.
-        is_spec_decode: Same as in newer versions of Megatron, without the request for log-probabilities.
+        is_spec_decode: Same as in newer versions of Megatron, without the request for
+            log-probabilities.
 
     Returns:
-        log π(labels[:, t+1]), fp32 [B, S−1], on the last pipeline stage, and hidden states on earlier ones; without
-        the request, what Megatron returns.
+        log π(labels[:, t+1]), fp32 [B, S−1], on the last pipeline stage, and hidden states on
+        earlier ones; without the request, what Megatron returns.
 
     Raises:
         ValueError: If log-probabilities are requested without labels, or with `is_spec_decode`.
     """
     given = {"inference_context": inference_context, "packed_seq_params": packed_seq_params}
     if not return_logprobs_for_linear_ce_fusion:
-        rest = {"runtime_gather_output": runtime_gather_output, "inference_params": inference_params}
+        rest = {
+            "runtime_gather_output": runtime_gather_output,
+            "inference_params": inference_params,
+        }
         masks: dict[str, Any] = {"loss_mask": loss_mask, "padding_mask": padding_mask}
         if is_spec_decode is not None:  # older versions do not know it
             masks["is_spec_decode"] = is_spec_decode
         first = (input_ids, position_ids, attention_mask, decoder_input, labels)
-        return _patched.plain(self, *first, extra_block_kwargs=extra_block_kwargs, **given, **rest, **masks)
+        return _patched.plain(
+            self, *first, extra_block_kwargs=extra_block_kwargs, **given, **rest, **masks
+        )
     if labels is None:
-        raise ValueError("return_logprobs_for_linear_ce_fusion needs labels: the token ids that are scored")
+        raise ValueError(
+            "return_logprobs_for_linear_ce_fusion needs labels: the token ids that are scored"
+        )
     if is_spec_decode:
         raise ValueError(
-            "is_spec_decode=True is for generation, and return_logprobs_for_linear_ce_fusion scores labels"
+            "is_spec_decode=True is for generation, and return_logprobs_for_linear_ce_fusion "
+            "scores labels"
         )
-    made = self._preprocess(input_ids, position_ids, decoder_input, padding_mask=padding_mask, **given)
+    made = self._preprocess(
+        input_ids, position_ids, decoder_input, padding_mask=padding_mask, **given
+    )
     states, rotary, cosine, sine, offset, padding = made[:6]
     hidden = self.decoder(
         hidden_states=states,

@@ -1,4 +1,6 @@
-"""Top-k and top-p filters of whole logits, by the names of NeMo RL's `algorithms.logits_sampling_utils`."""
+"""Top-k and top-p filters of whole logits, by the names of NeMo RL's
+`algorithms.logits_sampling_utils`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from torch import Tensor
 from lockstep_logprobs.support import support_floor
 
 TOP_K_TOP_P_CHUNK_SIZE = 256
-"""Rows that are searched at once unless a caller says otherwise; bounds memory, never changes a value."""
+"""Rows that are searched at once unless a caller says otherwise; bounds memory, never changes a
+value.
+"""
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,9 @@ class TrainingSamplingParams:
 
 
 class SamplingFilters(Protocol):
-    """Any object with these two attributes: `TrainingSamplingParams` here, NeMo RL's own class, or a caller's."""
+    """Any object with these two attributes: `TrainingSamplingParams` here, NeMo RL's own class, or
+    a caller's.
+    """
 
     @property
     def top_k(self) -> int | None: ...
@@ -50,23 +56,30 @@ def _filters(top_k: int | None, top_p: float | None) -> bool:
 
 
 def apply_top_k_top_p(
-    logits: Tensor, top_k: int | None, top_p: float | None, chunk_size: int | None = TOP_K_TOP_P_CHUNK_SIZE
+    logits: Tensor,
+    top_k: int | None,
+    top_p: float | None,
+    chunk_size: int | None = TOP_K_TOP_P_CHUNK_SIZE,
 ) -> tuple[Tensor, Tensor | None]:
-    """Sets the logits of tokens that top-k and top-p exclude to minus infinity; their gradient is 0.
+    """Sets the logits of tokens that top-k and top-p exclude to minus infinity; their gradient is
+    0.
 
     Args:
         logits: Logits [..., V], of any floating type; the temperature is already applied.
-        top_k: Number of tokens to keep, with all that equal the last; None, or a number below 1: all.
+        top_k: Number of tokens to keep, with all that equal the last; None, or a number below 1:
+            all.
         top_p: The probability to reach, after top-k; None, or from 1 on: all.
         chunk_size: The most rows to search at once; it changes memory and speed, never values.
 
     Returns:
-        The logits in their own type, and which of them are kept, bool [..., V]; the logits themselves and None where
-        neither excludes any.
+        The logits in their own type, and which of them are kept, bool [..., V]; the logits
+        themselves and None where neither excludes any.
     """
     if not _filters(top_k, top_p):
         return logits, None
     rows = logits.detach().reshape(-1, logits.shape[-1])
-    floor = support_floor(rows, top_k=top_k, top_p=top_p, max_rows=chunk_size).view(logits.shape[:-1])
+    floor = support_floor(rows, top_k=top_k, top_p=top_p, max_rows=chunk_size).view(
+        logits.shape[:-1]
+    )
     outside = logits < floor[..., None]
     return logits.masked_fill(outside, float("-inf")), ~outside

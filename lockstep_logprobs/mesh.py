@@ -1,4 +1,6 @@
-"""Shards that a DTensor's mesh describes: dimension "tp" shards the vocabulary, "cp" the sequences."""
+"""Shards that a DTensor's mesh describes: dimension "tp" shards the vocabulary, "cp" the
+sequences.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ def mesh_group(tensor: DTensor, name: str) -> dist.ProcessGroup | None:
 
 
 def vocab_range(logits: DTensor) -> tuple[int, int]:
-    """This rank's part of the vocabulary, cut over the mesh dimension "tp" as DTensor cuts: the last may be smaller.
+    """This rank's part of the vocabulary, cut over the mesh dimension "tp" as DTensor cuts: the
+    last may be smaller.
 
     Raises:
         ValueError: The last dimension is not sharded over "tp" alone.
@@ -21,7 +24,10 @@ def vocab_range(logits: DTensor) -> tuple[int, int]:
     mesh = logits.device_mesh
     start, end = own_range(logits.shape[-1], mesh["tp"].size(), mesh.get_local_rank("tp"))
     if logits.to_local().shape[-1] != end - start:
-        raise ValueError(f"logits placed as {logits.placements} do not have their last dimension cut over 'tp' alone")
+        raise ValueError(
+            f"logits placed as {logits.placements} do not have their last dimension cut over 'tp' "
+            "alone"
+        )
     return start, end
 
 

@@ -1,8 +1,10 @@
-"""log π of the next token, from logits or hidden states in shards: the wrappers of `model_utils` that shift.
+"""log π of the next token, from logits or hidden states in shards: the wrappers of `model_utils`
+that shift.
 
-Wrappers take token ids that are not shifted; position t of the result scores token t+1. Groups of None mean one
-process, and `chunk_size` bounds memory without changing a value. `sampling_params` applies top-k and top-p and never a
-temperature: callers have divided the logits already (docs/adr/0005).
+Wrappers take token ids that are not shifted; position t of the result scores token t+1. Groups of
+None mean one process, and `chunk_size` bounds memory without changing a value. `sampling_params`
+applies top-k and top-p and never a temperature: callers have divided the logits already
+(docs/adr/0005).
 """
 
 from __future__ import annotations
@@ -18,7 +20,11 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from lockstep_logprobs import context
-from lockstep_logprobs.autograd import ChunkedDistributedHiddenStatesToLogprobs, block_rows, own_columns
+from lockstep_logprobs.autograd import (
+    ChunkedDistributedHiddenStatesToLogprobs,
+    block_rows,
+    own_columns,
+)
 from lockstep_logprobs.checks import check_ids
 from lockstep_logprobs.collectives import all_gather, group_rank, group_size
 from lockstep_logprobs.logits_sampling_utils import SamplingFilters, need_top_k_or_top_p_filtering
@@ -65,7 +71,13 @@ def from_parallel_logits_to_logprobs(
     following = context.take_padded(target.roll(-1, 1), vocab_parallel_logits.shape[1], cp_group)
     vocab = vocab_start_index, vocab_end_index
     logprob = _token_logprobs(
-        vocab_parallel_logits, following, vocab, tp_group, inference_only, chunk_size, sampling_params
+        vocab_parallel_logits,
+        following,
+        vocab,
+        tp_group,
+        inference_only,
+        chunk_size,
+        sampling_params,
     )
     return context.gather(logprob, cp_group)[:, : max(target.shape[1] - 1, 0)]
 
@@ -84,13 +96,16 @@ def from_parallel_logits_to_logprobs_packed_sequences(
     sampling_params: SamplingFilters | None = None,
     target_is_pre_rolled: bool = False,
 ) -> Tensor:
-    """`from_parallel_logits_to_logprobs` for sequences laid end to end, with one exchange for all of them.
+    """`from_parallel_logits_to_logprobs` for sequences laid end to end, with one exchange for all
+    of them.
 
     Args:
         vocab_parallel_logits: [1, T/CP, v], each sequence cut zig-zag on its own.
-        target: Token ids [1, T]; if pre-rolled, this rank's share of what follows each position [1, T/CP].
-        cu_seqlens_padded: Starts of sequences, and the end of the last, counted over all context-parallel ranks,
-            each length a multiple of 2·CP, integers [B+1] on the device of the logits.
+        target: Token ids [1, T]; if pre-rolled, this rank's share of what follows each position [1,
+            T/CP].
+        cu_seqlens_padded: Starts of sequences, and the end of the last, counted over all
+            context-parallel ranks, each length a multiple of 2·CP, integers [B+1] on the device of
+            the logits.
         unpacked_seqlen: U, the width of the answer plus one.
         vocab_start_index: This rank's first token id.
         vocab_end_index: One past its last.
@@ -105,7 +120,9 @@ def from_parallel_logits_to_logprobs_packed_sequences(
         fp32 [B, U−1], the same on all ranks; 0 past the end of a sequence.
     """
     if vocab_parallel_logits.dim() != 3 or len(vocab_parallel_logits) != 1:
-        raise ValueError(f"packed logits are one row [1, T/CP, v], not {list(vocab_parallel_logits.shape)}")
+        raise ValueError(
+            f"packed logits are one row [1, T/CP, v], not {list(vocab_parallel_logits.shape)}"
+        )
     size = group_size(cp_group)
     packing = Packing(cu_seqlens_padded, vocab_parallel_logits.shape[1] * size, size)
     check_ids("target", target, vocab_parallel_logits, dims=2)
@@ -117,9 +134,17 @@ def from_parallel_logits_to_logprobs_packed_sequences(
         following = following[packing.following()][packing.positions(group_rank(cp_group))]
     vocab = vocab_start_index, vocab_end_index
     logprob = _token_logprobs(
-        vocab_parallel_logits, following[None], vocab, group, inference_only, chunk_size, sampling_params
+        vocab_parallel_logits,
+        following[None],
+        vocab,
+        group,
+        inference_only,
+        chunk_size,
+        sampling_params,
     )
-    everywhere = F.pad(all_gather(logprob[0], cp_group).flatten(), (0, 1))  # cells without a token read this 0
+    everywhere = F.pad(
+        all_gather(logprob[0], cp_group).flatten(), (0, 1)
+    )  # cells without a token read this 0
     place = F.pad(packing.gather_index(), (0, 1), value=packing.tokens)
     cells = place[packing.rows(max(unpacked_seqlen - 1, 0))]
     return everywhere.index_select(0, cells.flatten()).view(cells.shape)
@@ -136,13 +161,16 @@ def dtensor_from_parallel_logits_to_logprobs(
     chunk_size: int | None = None,
     sampling_params: SamplingFilters | None = None,
 ) -> Tensor:
-    """log π(target[:, t+1]) from local logits, with sequences sharded over the "cp" dimension of the target's mesh.
+    """log π(target[:, t+1]) from local logits, with sequences sharded over the "cp" dimension of
+    the target's mesh.
 
-    Unlike in the other wrappers, each rank keeps its own gradient: a loss that every rank computes alike counts once.
+    Unlike in the other wrappers, each rank keeps its own gradient: a loss that every rank computes
+    alike counts once.
 
     Args:
         vocab_parallel_logits: This rank's columns and share of the positions [B, S/CP, v].
-        target: Token ids [B, S]; over context-parallel ranks a DTensor, in the order of the shares laid end to end.
+        target: Token ids [B, S]; over context-parallel ranks a DTensor, in the order of the shares
+            laid end to end.
         vocab_start_index: This rank's first token id.
         vocab_end_index: One past its last.
         tp_group: The ranks that hold the vocabulary.
@@ -159,13 +187,25 @@ def dtensor_from_parallel_logits_to_logprobs(
     check_ids("target", whole, vocab_parallel_logits, dims=2)
     order = torch.arange(whole.shape[1], device=whole.device)
     if group_size(cp_group) > 1:
-        assert seq_index is not None, "context-parallel targets need seq_index, the position of each of their tokens"
+        assert seq_index is not None, (
+            "context-parallel targets need seq_index, the position of each of their tokens"
+        )
         order = seq_index.full_tensor() if isinstance(seq_index, DTensor) else seq_index
     place = order.flatten().argsort()
-    following = whole[:, place].roll(-1, 1)[:, order.flatten()].chunk(group_size(cp_group), 1)[group_rank(cp_group)]
+    following = (
+        whole[:, place]
+        .roll(-1, 1)[:, order.flatten()]
+        .chunk(group_size(cp_group), 1)[group_rank(cp_group)]
+    )
     vocab = vocab_start_index, vocab_end_index
     logprob = _token_logprobs(
-        vocab_parallel_logits, following, vocab, tp_group, inference_only, chunk_size, sampling_params
+        vocab_parallel_logits,
+        following,
+        vocab,
+        tp_group,
+        inference_only,
+        chunk_size,
+        sampling_params,
     )
     everywhere = torch.cat(all_gather(logprob, cp_group, gradient="local").unbind(), 1)
     return everywhere.index_select(1, place)[:, :-1]
@@ -178,9 +218,13 @@ def get_logprobs_from_vocab_parallel_logits(
     chunk_size: int | None = None,
     sampling_params: SamplingFilters | None = None,
 ) -> Tensor:
-    """`dtensor_from_parallel_logits_to_logprobs` of logits on a mesh with a dimension "tp", [B, S, V]."""
+    """`dtensor_from_parallel_logits_to_logprobs` of logits on a mesh with a dimension "tp", [B, S,
+    V].
+    """
     names = vocab_parallel_logits.device_mesh.mesh_dim_names or ()
-    assert seq_index is None or "cp" in names, f"seq_index needs a mesh dimension 'cp', but the mesh has {names}"
+    assert seq_index is None or "cp" in names, (
+        f"seq_index needs a mesh dimension 'cp', but the mesh has {names}"
+    )
     start, end = vocab_range(vocab_parallel_logits)
     return dtensor_from_parallel_logits_to_logprobs(
         vocab_parallel_logits.to_local(),
@@ -205,11 +249,16 @@ def get_next_token_logprobs_from_logits(
     sampling_params: SamplingFilters | None = None,
     chunk_size: int | None = None,
 ) -> Tensor:
-    """log π(input_ids[:, t+1]) from the logits at t, fp32 [B, S−1]; logits may be sharded by groups, by a mesh, or not
-    at all."""
+    """log π(input_ids[:, t+1]) from the logits at t, fp32 [B, S−1]; logits may be sharded by
+    groups, by a mesh, or not at all.
+    """
     if isinstance(next_token_logits, DTensor):
         return get_logprobs_from_vocab_parallel_logits(
-            next_token_logits, input_ids, seq_index=seq_index, chunk_size=chunk_size, sampling_params=sampling_params
+            next_token_logits,
+            input_ids,
+            seq_index=seq_index,
+            chunk_size=chunk_size,
+            sampling_params=sampling_params,
         )
     shard = even_shard(next_token_logits.shape[-1], vocab_parallel_group, vocab_parallel_rank)
     return from_parallel_logits_to_logprobs(
@@ -241,7 +290,9 @@ def _accept_both_calls(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
 
 
 def _has_output_weight(args: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:
-    """True if positional arguments have `output_weight` in its place, and not `runtime_gather_output`."""
+    """True if positional arguments have `output_weight` in its place, and not
+    `runtime_gather_output`.
+    """
     if len(args) <= _PLACE or isinstance(args[_PLACE], bool):
         return False
     if isinstance(args[_PLACE], Tensor):
@@ -270,8 +321,8 @@ def from_parallel_hidden_states_to_logprobs(
     Args:
         tensor_parallel_hidden_states: Positions first and in shards over the group [S/CP/TP, B, H].
         output_weight_layer: This rank's rows of the head [v, H].
-        output_weight: Used instead where it is given, such as the weight shared with the embedding [v, H]. Calls may
-            leave it out, also by position.
+        output_weight: Used instead where it is given, such as the weight shared with the embedding
+            [v, H]. Calls may leave it out, also by position.
         runtime_gather_output: Not used; there are no logits to gather.
         target: Token ids, not shifted [B, S].
         vocab_start_index: This rank's first token id.
@@ -285,9 +336,12 @@ def from_parallel_hidden_states_to_logprobs(
         fp32 [B, S−1].
     """
     weight = output_weight_layer if output_weight is None else output_weight
-    if tensor_parallel_hidden_states.dim() != 3 or tensor_parallel_hidden_states.shape[1] != len(target):
+    if tensor_parallel_hidden_states.dim() != 3 or tensor_parallel_hidden_states.shape[1] != len(
+        target
+    ):
         raise ValueError(
-            f"hidden states are [positions, sequences, H], with {len(target)} sequences as the targets have, not "
+            f"hidden states are [positions, sequences, H], with {len(target)} sequences as the "
+            "targets have, not "
             f"{list(tensor_parallel_hidden_states.shape)}"
         )
     positions = tensor_parallel_hidden_states.shape[0] * group_size(tp_group)
@@ -313,7 +367,9 @@ def _token_logprobs(
     chunk_size: int | None,
     sampling_params: SamplingFilters | None,
 ) -> Tensor:
-    """log p of already shifted targets, fp32, in their shape; under top-k and top-p where requested."""
+    """log p of already shifted targets, fp32, in their shape; under top-k and top-p where
+    requested.
+    """
     rows, shard = own_columns(logits, *vocab), Shard(vocab[0], group)
     most = block_rows(logits.shape[:-2].numel(), chunk_size)
     floor = None
@@ -321,5 +377,7 @@ def _token_logprobs(
         top_k, top_p = sampling_params.top_k, sampling_params.top_p
         floor = support_floor(rows, shard, top_k=top_k, top_p=top_p, max_rows=most)
     with torch.set_grad_enabled(torch.is_grad_enabled() and not inference_only):
-        logprob, _ = vocab_logprobs(rows, target.reshape(-1, 1), Scoring(shard=shard, max_rows=most), floor)
+        logprob, _ = vocab_logprobs(
+            rows, target.reshape(-1, 1), Scoring(shard=shard, max_rows=most), floor
+        )
     return logprob.view(target.shape)

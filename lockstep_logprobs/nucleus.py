@@ -1,8 +1,10 @@
-"""The threshold of top-p on a CPU where one process holds the vocabulary: to the bit that of `support`'s passes.
+"""The threshold of top-p on a CPU where one process holds the vocabulary: to the bit that of
+`support`'s passes.
 
-A few tokens usually reach p, so the likeliest are searched first; an approximate sum of all exponentials tells whether
-p is reached among them. Rows for which that is too close to call, or not so, are searched digit by digit: one pass over
-all tokens for the first digit, then passes over the few tokens that have it.
+A few tokens usually reach p, so the likeliest are searched first; an approximate sum of all
+exponentials tells whether p is reached among them. Rows for which that is too close to call, or not
+so, are searched digit by digit: one pass over all tokens for the first digit, then passes over the
+few tokens that have it.
 
 Letters: M rows, V columns, K likeliest tokens, N tokens of one row.
 """
@@ -24,7 +26,9 @@ BASE = 256
 DIGITS = 3
 
 _ONE = 2.0**40
-"""The probability of the likeliest token, as an integer: sums of integers do not depend on their order."""
+"""The probability of the likeliest token, as an integer: sums of integers do not depend on their
+order.
+"""
 
 _LIKELY = 64
 _CLOSE = 2.0**-16
@@ -40,7 +44,9 @@ def powers(z: Tensor, maximum: Tensor, temperature: float) -> Tensor:
 
 
 def masses(power: Tensor) -> Tensor:
-    """Probabilities relative to the likeliest token's, in units of 2⁻⁴⁰, fp32; callers keep the integer part."""
+    """Probabilities relative to the likeliest token's, in units of 2⁻⁴⁰, fp32; callers keep the
+    integer part.
+    """
     # exp rather than exp2, which rounds the last numbers of a block differently.
     return power.clamp(min=_NO_MASS).mul_(math.log(2.0)).exp_().mul_(_ONE)
 
@@ -49,7 +55,9 @@ def masses(power: Tensor) -> Tensor:
     "(Tensor logits, float top_p, float temperature, float reach, int? max_rows) -> Tensor",
     lambda logits, *_: logits.new_empty(logits.shape[:1], dtype=torch.float32),
 )
-def nucleus_floor(logits: Tensor, top_p: float, temperature: float, reach: float, max_rows: int | None) -> Tensor:
+def nucleus_floor(
+    logits: Tensor, top_p: float, temperature: float, reach: float, max_rows: int | None
+) -> Tensor:
     """The smallest logit of each row with which the probability reaches p [M]; see `support`."""
     sums = RowSums.zeros(len(logits), entropy=False, device=logits.device)
     pieces = list(blocks(len(logits), logits.shape[1], logits.device, max_rows))
@@ -61,18 +69,27 @@ def nucleus_floor(logits: Tensor, top_p: float, temperature: float, reach: float
     floor_M = torch.where(sums.maximum.isfinite(), floor_M, sums.maximum)
     left = (~found_M & sums.maximum.isfinite()).nonzero()[:, 0]
     if len(left):
-        floor_M[left] = _search_rows([logits[row] for row in left], sums.maximum[left], top_p, temperature, reach)
+        floor_M[left] = _search_rows(
+            [logits[row] for row in left], sums.maximum[left], top_p, temperature, reach
+        )
     return floor_M
 
 
 def _search_likeliest(
     value_MK: Tensor, total_M: Tensor, top_p: float, temperature: float, reach: float
 ) -> tuple[Tensor, Tensor]:
-    """The threshold among the K likeliest tokens [M], and the rows where it certainly lies there, bool [M]."""
+    """The threshold among the K likeliest tokens [M], and the rows where it certainly lies there,
+    bool [M].
+    """
     power_MK = powers(value_MK, value_MK[:, :1], temperature)
-    number_MK, sum_MK = (power_MK * -(BASE**DIGITS / reach)).floor_(), masses(power_MK).long().cumsum(1)
+    number_MK, sum_MK = (
+        (power_MK * -(BASE**DIGITS / reach)).floor_(),
+        masses(power_MK).long().cumsum(1),
+    )
     goal_M1 = (top_p * _ONE) * total_M.double()[:, None]
-    first_M1, last_M1 = ((sum_MK < goal_M1 * by).sum(1, keepdim=True) for by in (1.0 - _CLOSE, 1.0 + _CLOSE))
+    first_M1, last_M1 = (
+        (sum_MK < goal_M1 * by).sum(1, keepdim=True) for by in (1.0 - _CLOSE, 1.0 + _CLOSE)
+    )
     at_M1 = last_M1.clamp(max=value_MK.shape[1] - 1)
     number_M1 = number_MK.gather(1, at_M1)
     found_M1 = (last_M1 == at_M1) & (number_MK.gather(1, first_M1.clamp(max=at_M1)) == number_M1)
@@ -81,26 +98,41 @@ def _search_likeliest(
     return value_MK.gather(1, (kept_M1 - 1).clamp_(min=0))[:, 0], found_M1[:, 0]
 
 
-def _search_rows(z: Sequence[Tensor], maximum_R: Tensor, top_p: float, temperature: float, reach: float) -> Tensor:
+def _search_rows(
+    z: Sequence[Tensor], maximum_R: Tensor, top_p: float, temperature: float, reach: float
+) -> Tensor:
     """The thresholds of rows [R], searched among all their tokens."""
-    floor_R, values, counts, places = torch.empty_like(maximum_R), list[Tensor](), list[Tensor](), list[int]()
+    floor_R, values, counts, places = (
+        torch.empty_like(maximum_R),
+        list[Tensor](),
+        list[Tensor](),
+        list[int](),
+    )
     for place, z_V in enumerate(z):
         counted = _count(z_V.float())
         if counted is None:
             one, maximum = torch.zeros(1, dtype=torch.int64), maximum_R[place : place + 1]
-            floor_R[place] = _search_digits(z_V.float(), None, one, maximum, top_p, temperature, reach)[0]
+            floor_R[place] = _search_digits(
+                z_V.float(), None, one, maximum, top_p, temperature, reach
+            )[0]
         else:
             values, counts, places = [*values, counted[0]], [*counts, counted[1]], [*places, place]
     if places:
-        row_N = torch.arange(len(places)).repeat_interleave(torch.tensor([len(value_N) for value_N in values]))
+        row_N = torch.arange(len(places)).repeat_interleave(
+            torch.tensor([len(value_N) for value_N in values])
+        )
         maximum = maximum_R[places]
-        found = _search_digits(torch.cat(values), torch.cat(counts), row_N, maximum, top_p, temperature, reach)
+        found = _search_digits(
+            torch.cat(values), torch.cat(counts), row_N, maximum, top_p, temperature, reach
+        )
         floor_R[places] = found
     return floor_R
 
 
 def _count(z_V: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The distinct values of a row that was rounded to bf16, and the count of each; None for other rows."""
+    """The distinct values of a row that was rounded to bf16, and the count of each; None for other
+    rows.
+    """
     bits_V = z_V.view(torch.int32)
     if torch.bitwise_and(bits_V, 2**16 - 1).max() > 0:
         return None
@@ -118,7 +150,8 @@ def _search_digits(
     temperature: float,
     reach: float,
 ) -> Tensor:
-    """The thresholds of rows [R], digit by digit; each pass sums only tokens that have the earlier digits.
+    """The thresholds of rows [R], digit by digit; each pass sums only tokens that have the earlier
+    digits.
 
     Args:
         z_N: Logits of all rows.
@@ -136,9 +169,15 @@ def _search_digits(
     below_R1 = prefix_R1 = torch.zeros(rows, 1, dtype=torch.int64)
     goal_R1: Tensor | None = None
     for digits in range(1, DIGITS + 1):
-        digit_N = (power_N * -(BASE**digits / reach)).sub_(BASE * prefix_R1[row_N, 0]).clamp_(0.0, BASE)
+        digit_N = (
+            (power_N * -(BASE**digits / reach)).sub_(BASE * prefix_R1[row_N, 0]).clamp_(0.0, BASE)
+        )
         digit_N = digit_N.int().long().add_(start_R[row_N])  # in two steps, each of which is fast
-        mass_RD = torch.zeros(rows * (BASE + 1), dtype=torch.int64).scatter_add_(0, digit_N, mass_N).view(rows, -1)
+        mass_RD = (
+            torch.zeros(rows * (BASE + 1), dtype=torch.int64)
+            .scatter_add_(0, digit_N, mass_N)
+            .view(rows, -1)
+        )
         before_RD = mass_RD.cumsum(1) - mass_RD + below_R1
         if goal_R1 is None:
             goal_R1 = (top_p * mass_RD.sum(1, keepdim=True).double()).long()

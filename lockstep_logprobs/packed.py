@@ -1,7 +1,8 @@
-"""Packed rows: several sequences in one row, each cut zig-zag over context-parallel ranks by itself.
+"""Packed rows: several sequences in one row, each cut zig-zag over context-parallel ranks by
+itself.
 
-Everything is computed on the device from the sequences' bounds, in a few operations for any number of them, and nothing
-waits for the device.
+Everything is computed on the device from the sequences' bounds, in a few operations for any number
+of them, and nothing waits for the device.
 
 Letters: T tokens of the row, B sequences, C ranks.
 """
@@ -17,8 +18,10 @@ from torch.nn import functional as F
 from lockstep_logprobs.checks import check_on_device, is_integer
 
 _DO_NOT_FIT = (
-    "cu_seqlens do not cut a packed row of {tokens} tokens (over all context-parallel ranks): they must begin with 0, "
-    "never fall, end within the row, and be {multiple} apart or a multiple of that; pad each sequence"
+    "cu_seqlens do not cut a packed row of {tokens} tokens (over all context-parallel ranks): "
+    "they must begin with 0, "
+    "never fall, end within the row, and be {multiple} apart or a multiple of that; pad each "
+    "sequence"
 )
 
 
@@ -29,8 +32,8 @@ class Packing:
     Tokens after the last sequence are treated as one more sequence.
 
     Attributes:
-        cu_seqlens: Start of each sequence, and end of the last one, integers [B+1] on the device. Over several
-            ranks every length is a multiple of 2C; a sequence may be empty.
+        cu_seqlens: Start of each sequence, and end of the last one, integers [B+1] on the device.
+            Over several ranks every length is a multiple of 2C; a sequence may be empty.
         tokens: T, the length of the row over all ranks.
         size: C, the number of context-parallel ranks.
     """
@@ -42,13 +45,16 @@ class Packing:
     def __post_init__(self) -> None:
         if self.cu_seqlens.dim() != 1 or not is_integer(self.cu_seqlens):
             raise ValueError(
-                f"cu_seqlens are integers [B+1], not {self.cu_seqlens.dtype} {list(self.cu_seqlens.shape)}"
+                f"cu_seqlens are integers [B+1], not {self.cu_seqlens.dtype} "
+                f"{list(self.cu_seqlens.shape)}"
             )
         multiple = 2 * self.size if self.size > 1 else 1
         if self.tokens % multiple:
             raise ValueError(
-                f"a packed row of {self.tokens} tokens does not consist of sequences that can be cut into {multiple} "
-                f"equal chunks for {self.size} context-parallel ranks; pad each to a multiple of {multiple}"
+                f"a packed row of {self.tokens} tokens does not consist of sequences that can be "
+                f"cut into {multiple} "
+                f"equal chunks for {self.size} context-parallel ranks; pad each to a multiple of "
+                f"{multiple}"
             )
         length = self.cu_seqlens[1:] - self.cu_seqlens[:-1]
         wrong = ((length < 0) | (length % multiple != 0)).sum()
@@ -61,17 +67,24 @@ class Packing:
 
     def gather_index(self) -> Tensor:
         """Place of each position when the ranks' rows are laid end to end, int64 [T]."""
-        held = self._positions_on(torch.arange(self.size, device=self.cu_seqlens.device)[:, None]).view(-1)
-        return torch.zeros_like(held).scatter(0, held, torch.arange(self.tokens, device=held.device))
+        held = self._positions_on(
+            torch.arange(self.size, device=self.cu_seqlens.device)[:, None]
+        ).view(-1)
+        return torch.zeros_like(held).scatter(
+            0, held, torch.arange(self.tokens, device=held.device)
+        )
 
     def following(self) -> Tensor:
-        """The position of each token's successor, int64 [T]; a sequence's last is followed by its first."""
+        """The position of each token's successor, int64 [T]; a sequence's last is followed by its
+        first.
+        """
         position = torch.arange(self.tokens, device=self.cu_seqlens.device)
         start, end = self._bounds_of(position, share=1)
         return torch.where(position + 1 < end, position + 1, start)
 
     def rows(self, width: int) -> Tensor:
-        """Index that lays the next-token values of each sequence into its own row; the last token has none.
+        """Index that lays the next-token values of each sequence into its own row; the last token
+        has none.
 
         Args:
             width: Width of the rows; longer sequences lose their ends.
@@ -88,11 +101,15 @@ class Packing:
         index = torch.arange(self.tokens // self.size, device=self.cu_seqlens.device)
         start, end = self._bounds_of(index, share=self.size)
         offset, chunk = index - start // self.size, (end - start) // (2 * self.size)
-        late = (2 * self.size - 2 - rank) * chunk  # its first token has an offset of one chunk already
+        late = (
+            2 * self.size - 2 - rank
+        ) * chunk  # its first token has an offset of one chunk already
         return start + offset + torch.where(offset < chunk, rank * chunk, late)
 
     def _bounds_of(self, index: Tensor, share: int) -> tuple[Tensor, Tensor]:
-        """Start and end of the sequence that holds each index into a row with one `share`-th of each sequence."""
+        """Start and end of the sequence that holds each index into a row with one `share`-th of
+        each sequence.
+        """
         bounds = F.pad(self.cu_seqlens.long(), (0, 1), value=self.tokens)
         sequence = torch.searchsorted(bounds // share, index, right=True) - 1
         return bounds[sequence], bounds[sequence + 1]

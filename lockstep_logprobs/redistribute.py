@@ -1,4 +1,6 @@
-"""Logits from vocabulary shards to sequence shards and back, by one all-to-all; for callers that need whole rows."""
+"""Logits from vocabulary shards to sequence shards and back, by one all-to-all; for callers that
+need whole rows.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from lockstep_logprobs.collectives import group_size
 
 
 def all_to_all_vp2sq(vocab_parallel_logits: Tensor, tp_group: dist.ProcessGroup | None) -> Tensor:
-    """Exchanges this rank's columns of all rows [BS, V/TP] for all columns of its rows [BS/TP, V]; no gradient.
+    """Exchanges this rank's columns of all rows [BS, V/TP] for all columns of its rows [BS/TP, V];
+    no gradient.
 
     Raises:
         ValueError: The logits are no matrix, or their rows cannot be dealt out evenly.
@@ -27,14 +30,17 @@ def all_to_all_sq2vp(seq_parallel_logits: Tensor, tp_group: dist.ProcessGroup | 
         ValueError: The logits are no matrix, or their columns cannot be dealt out evenly.
     """
     size = _even(seq_parallel_logits, 1, tp_group)
-    return _all_to_all(seq_parallel_logits.unflatten(1, (size, -1)).transpose(0, 1), tp_group).flatten(0, 1)
+    return _all_to_all(
+        seq_parallel_logits.unflatten(1, (size, -1)).transpose(0, 1), tp_group
+    ).flatten(0, 1)
 
 
 def _even(logits: Tensor, dim: int, group: dist.ProcessGroup | None) -> int:
     size = group_size(group)
     if logits.dim() != 2 or logits.shape[dim] % size:
         raise ValueError(
-            f"needs a matrix whose {('rows', 'columns')[dim]} {size} ranks can share, not {tuple(logits.shape)}"
+            f"needs a matrix whose {('rows', 'columns')[dim]} {size} ranks can share, not "
+            f"{tuple(logits.shape)}"
         )
     return size
 

@@ -12,8 +12,11 @@ from lockstep_logprobs.autograd import AllGatherCPTensor
 from lockstep_logprobs.collectives import all_gather, group_rank, group_size, sum_over_ranks
 
 
-def _get_tokens_on_this_cp_rank(input_ids: Tensor, cp_rank: int, cp_size: int, seq_dim: int = 1) -> Tensor:
-    """Selects the part of a sequence that rank `cp_rank` of `cp_size` holds: chunks r and 2·CP−1−r of 2·CP.
+def _get_tokens_on_this_cp_rank(
+    input_ids: Tensor, cp_rank: int, cp_size: int, seq_dim: int = 1
+) -> Tensor:
+    """Selects the part of a sequence that rank `cp_rank` of `cp_size` holds: chunks r and 2·CP−1−r
+    of 2·CP.
 
     Raises:
         ValueError: The length is no multiple of 2·CP.
@@ -22,13 +25,20 @@ def _get_tokens_on_this_cp_rank(input_ids: Tensor, cp_rank: int, cp_size: int, s
     return input_ids if cp_size == 1 else input_ids.index_select(seq_dim, positions)
 
 
-def allgather_cp_sharded_tensor(tensor: Tensor, cp_group: dist.ProcessGroup | None, seq_dim: int = 1) -> Tensor:
-    """The whole sequence from every rank's zig-zag share; see `AllGatherCPTensor` for its gradient."""
+def allgather_cp_sharded_tensor(
+    tensor: Tensor, cp_group: dist.ProcessGroup | None, seq_dim: int = 1
+) -> Tensor:
+    """The whole sequence from every rank's zig-zag share; see `AllGatherCPTensor` for its
+    gradient.
+    """
     return AllGatherCPTensor.apply(tensor, cp_group, seq_dim)
 
 
-def cp_load_balanced_to_contiguous(x: Tensor, *, cp_group: dist.ProcessGroup | None = None, seq_dim: int = 1) -> Tensor:
-    """Redistributes a sequence from zig-zag shares to shares in the order of positions; differentiable.
+def cp_load_balanced_to_contiguous(
+    x: Tensor, *, cp_group: dist.ProcessGroup | None = None, seq_dim: int = 1
+) -> Tensor:
+    """Redistributes a sequence from zig-zag shares to shares in the order of positions;
+    differentiable.
 
     Args:
         x: The share, or a DTensor that holds it.
@@ -43,7 +53,8 @@ def cp_load_balanced_to_contiguous(x: Tensor, *, cp_group: dist.ProcessGroup | N
 
 
 def cp_shift_next(x: Tensor, cp_group: dist.ProcessGroup | None = None, *, fill: float) -> Tensor:
-    """Shifts by one position: the value one later, where ranks hold consecutive pieces of a sequence; differentiable.
+    """Shifts by one position: the value one later, where ranks hold consecutive pieces of a
+    sequence; differentiable.
 
     Args:
         x: This rank's piece [B, S/CP, ...].
@@ -51,7 +62,8 @@ def cp_shift_next(x: Tensor, cp_group: dist.ProcessGroup | None = None, *, fill:
         fill: Value after the last position of all.
     """
     size, own = group_size(cp_group), group_rank(cp_group)
-    # The last rank gathers too, and overwrites what it gets: otherwise it would miss backward's collective.
+    # The last rank gathers too, and overwrites what it gets: otherwise it would miss backward's
+    # collective.
     after = all_gather(x[:, :1], cp_group)[(own + 1) % size]
     if own == size - 1:
         after = after.masked_fill(torch.ones_like(after, dtype=torch.bool), fill)
@@ -59,7 +71,9 @@ def cp_shift_next(x: Tensor, cp_group: dist.ProcessGroup | None = None, *, fill:
 
 
 def group_all_reduce_sum_with_grad(x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """The sum over the ranks of a group, `x` itself without one; backward passes the gradient on unchanged."""
+    """The sum over the ranks of a group, `x` itself without one; backward passes the gradient on
+    unchanged.
+    """
     return sum_over_ranks(x, None if group_size(group) == 1 else group)
 
 

@@ -10,7 +10,10 @@ import torch.distributed as dist
 
 _BLOCK_BYTES = {"cpu": 2 * 2**20}
 _BLOCK_BYTES_ELSEWHERE = 32 * 2**20
-"""Bytes of a block on other devices: enough to fill them. A CPU's block is small enough to stay in cache."""
+"""Bytes of a block on other devices: enough to fill them.
+
+A CPU's block is small enough to stay in cache.
+"""
 
 
 @dataclass(frozen=True)
@@ -19,15 +22,20 @@ class Shard:
 
     Attributes:
         start: The first of them.
-        group: The ranks that hold the whole vocabulary together, in any order, evenly or not; None for one process.
+        group: The ranks that hold the whole vocabulary together, in any order, evenly or not; None
+            for one process.
     """
 
     start: int = 0
     group: dist.ProcessGroup | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.group, str | int):  # a name, or torch's number for a group that this rank is not in
-            raise ValueError(f"a shard's group is a process group that this rank belongs to, not {self.group!r}")
+        if isinstance(
+            self.group, str | int
+        ):  # a name, or torch's number for a group that this rank is not in
+            raise ValueError(
+                f"a shard's group is a process group that this rank belongs to, not {self.group!r}"
+            )
 
 
 WHOLE = Shard()
@@ -42,7 +50,9 @@ def even_shard(columns: int, group: dist.ProcessGroup | None, rank: int | None) 
     return Shard(rank * columns, group)
 
 
-def blocks(rows: int, columns: int, device: torch.device, most: int | None = None) -> Iterator[slice]:
+def blocks(
+    rows: int, columns: int, device: torch.device, most: int | None = None
+) -> Iterator[slice]:
     """Cuts rows into pieces whose fp32 logits take a fixed number of bytes, for any vocabulary.
 
     Args:

@@ -1,6 +1,8 @@
-"""Cross-entropy between two softmaxes whose vocabulary lies in the same shards: H(q, p) = −Σ_j q_j log p_j.
+"""Cross-entropy between two softmaxes whose vocabulary lies in the same shards: H(q, p) = −Σ_j q_j
+log p_j.
 
-One pass over both, two all-reduces, and a gradient p − q that needs none. Letters: M rows, v this rank's columns.
+One pass over both, two all-reduces, and a gradient p − q that needs none. Letters: M rows, v this
+rank's columns.
 """
 
 from __future__ import annotations
@@ -32,8 +34,12 @@ class CrossEntropy:
     log_totals: Tensor
 
 
-def cross_entropy(logits_Mv: Tensor, target_Mv: Tensor, group: dist.ProcessGroup | None) -> CrossEntropy:
-    """H(softmax(target), softmax(logits)) of each row; where q is 0 the value of log p does not matter."""
+def cross_entropy(
+    logits_Mv: Tensor, target_Mv: Tensor, group: dist.ProcessGroup | None
+) -> CrossEntropy:
+    """H(softmax(target), softmax(logits)) of each row; where q is 0 the value of log p does not
+    matter.
+    """
     max_p, sum_p, max_q, sum_q, cross_M = _cross_entropy_sums(logits_Mv, target_Mv).unbind()
     of_p, of_q = RowSums(max_p, sum_p, None), RowSums(max_q, sum_q, None)
     maxima = all_reduce(torch.stack([max_p, max_q]), group, dist.ReduceOp.MAX)
@@ -52,7 +58,9 @@ def cross_entropy(logits_Mv: Tensor, target_Mv: Tensor, group: dist.ProcessGroup
     lambda logits, target: logits.new_empty((5, logits.shape[0]), dtype=torch.float32),
 )
 def _cross_entropy_sums(logits: Tensor, target: Tensor) -> Tensor:
-    """Sums over these columns: maximum and total of p, of q, and Σ exp(zq − mq)·(zp − mp); fp32 [5, M]."""
+    """Sums over these columns: maximum and total of p, of q, and Σ exp(zq − mq)·(zp − mp); fp32 [5,
+    M].
+    """
     of_p, of_q = (RowSums.zeros(len(logits), entropy=False, device=logits.device) for _ in range(2))
     cross_M = torch.zeros_like(of_p.total)
     for piece in blocks(len(logits), logits.shape[1], logits.device):
@@ -71,11 +79,15 @@ def _cross_entropy_sums(logits: Tensor, target: Tensor) -> Tensor:
 def cross_entropy_gradient(
     logits: Tensor, target: Tensor, maxima: Tensor, log_totals: Tensor, gradient: Tensor
 ) -> Tensor:
-    """(p − q)·gradient, the gradient of this rank's logits [M, v], in their type; none goes to the target."""
+    """(p − q)·gradient, the gradient of this rank's logits [M, v], in their type; none goes to the
+    target.
+    """
     result_Mv = torch.empty_like(logits, memory_format=torch.contiguous_format)
     for piece in blocks(len(logits), logits.shape[1], logits.device):
         p, q = (torch.empty_like(logits[piece], dtype=torch.float32) for _ in range(2))
-        for work, z, maximum, log_total in zip((p, q), (logits, target), maxima, log_totals, strict=True):
+        for work, z, maximum, log_total in zip(
+            (p, q), (logits, target), maxima, log_totals, strict=True
+        ):
             write_log2_probability(work, z[piece], maximum[piece], log_total[piece])
             work.exp2_()
         result_Mv[piece] = p.sub_(q).mul_(gradient[piece, None])

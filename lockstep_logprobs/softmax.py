@@ -1,14 +1,17 @@
-"""The softmax of rows whose vocabulary lies in shards: the sums of each row, their one exchange, and the gradient.
+"""The softmax of rows whose vocabulary lies in shards: the sums of each row, their one exchange,
+and the gradient.
 
-A pass over this rank's columns keeps of each row the maximum m, Σ exp(z − m), Σ exp(z − m)·(z − m) where the entropy is
-wanted, and the logits of the wanted tokens. Two all-reduces combine these numbers over the whole row. With the
-log-sum-exp kept, the gradient of each shard follows from its own logits:
+A pass over this rank's columns keeps of each row the maximum m, Σ exp(z − m), Σ exp(z − m)·(z − m)
+where the entropy is wanted, and the logits of the wanted tokens. Two all-reduces combine these
+numbers over the whole row. With the log-sum-exp kept, the gradient of each shard follows from its
+own logits:
 
     log p_t = z_t − lse               ∂/∂z_j  =  1[j = t] − p_j
     H = −Σ_j p_j log p_j              ∂/∂z_j  =  −p_j (log p_j + H)
 
-`vocab` makes the pass over given logits, `hidden` over logits that it multiplies out block by block; `gradient` has the
-backward pass. Letters: M rows, v this rank's columns, K wanted tokens in each row.
+`vocab` makes the pass over given logits, `hidden` over logits that it multiplies out block by
+block; `gradient` has the backward pass. Letters: M rows, v this rank's columns, K wanted tokens in
+each row.
 """
 
 from __future__ import annotations
@@ -27,7 +30,9 @@ from lockstep_logprobs.collectives import all_reduce
 from lockstep_logprobs.shard import WHOLE, Shard
 
 NOTHING = -150.0
-"""An exponent whose power of 2 or e is 0 in fp32; multiplied by that 0 it gives 0, where −∞ gives NaN."""
+"""An exponent whose power of 2 or e is 0 in fp32; multiplied by that 0 it gives 0, where −∞ gives
+NaN.
+"""
 
 LOG2_E = math.log2(math.e)
 
@@ -36,14 +41,16 @@ TILE_COLUMNS = 2048
 
 _GROUP = 16
 _SPARSE = 8
-"""The support is searched by groups of `_GROUP` columns; if one in `_SPARSE` groups or more may hold a token of it, all
-columns are computed."""
+"""The support is searched by groups of `_GROUP` columns; if one in `_SPARSE` groups or more may
+hold a token of it, all columns are computed.
+"""
 
 _FEW_COLUMNS = 16
 """A product with fewer columns than this may sum in another order."""
 
 _NOT_WHOLE = (
-    "the ranks' columns do not make up a vocabulary: some overlap, some are missing, or the shard has a start but no "
+    "the ranks' columns do not make up a vocabulary: some overlap, some are missing, or the shard "
+    "has a start but no "
     "group; the starts must follow from the numbers of columns, and every rank names the same group"
 )
 
@@ -56,12 +63,14 @@ class Scoring:
         shard: This rank's columns.
         temperature: Divides the logits.
         entropy: Also compute the entropy.
-        sampled: The one wanted token was sampled, so it belongs to the support even where it lies below the floor.
+        sampled: The one wanted token was sampled, so it belongs to the support even where it lies
+            below the floor.
         max_rows: A bound on the rows of a block; it changes memory and speed, never values.
-        overwrite: Backward writes the gradient over the logits, which saves a copy; PyTorch refuses to use them in
-            backward again. Ignored in compiled code, and for logits whose rows overlap or are not contiguous.
-        row_invariant: On a CPU, a row's results have the same bits in any batch, and from hidden states as from logits;
-            slower.
+        overwrite: Backward writes the gradient over the logits, which saves a copy; PyTorch refuses
+            to use them in backward again. Ignored in compiled code, and for logits whose rows
+            overlap or are not contiguous.
+        row_invariant: On a CPU, a row's results have the same bits in any batch, and from hidden
+            states as from logits; slower.
     """
 
     shard: Shard = WHOLE
@@ -84,7 +93,8 @@ PLAIN = Scoring()
 
 @dataclass(frozen=True)
 class RowSums:
-    """Sums of each row over columns [M], or over each tile of columns [M, tiles], fp32; d = (z − m)/T.
+    """Sums of each row over columns [M], or over each tile of columns [M, tiles], fp32; d = (z −
+    m)/T.
 
     Attributes:
         maximum: m, the largest logit z [M].
@@ -104,16 +114,24 @@ class RowSums:
 
     def rows(self) -> Tensor:
         """Maximum, total and, where there is an entropy, the weighted sum, fp32 [2 or 3, M]."""
-        return torch.stack([self.maximum, self.total, *([] if self.weighted is None else [self.weighted])])
+        return torch.stack(
+            [self.maximum, self.total, *([] if self.weighted is None else [self.weighted])]
+        )
 
     @classmethod
     def zeros(cls, rows: int, entropy: bool, device: torch.device) -> RowSums:
         """The sums over no columns."""
         zeros = torch.zeros(rows, dtype=torch.float32, device=device)
-        return cls(torch.full_like(zeros, -torch.inf), zeros, torch.zeros_like(zeros) if entropy else None)
+        return cls(
+            torch.full_like(zeros, -torch.inf), zeros, torch.zeros_like(zeros) if entropy else None
+        )
 
     def __getitem__(self, rows: slice) -> RowSums:
-        return RowSums(self.maximum[rows], self.total[rows], None if self.weighted is None else self.weighted[rows])
+        return RowSums(
+            self.maximum[rows],
+            self.total[rows],
+            None if self.weighted is None else self.weighted[rows],
+        )
 
     def __setitem__(self, rows: slice, sums: RowSums) -> None:
         self.maximum[rows], self.total[rows] = sums.maximum, sums.total
@@ -124,7 +142,9 @@ class RowSums:
         """The same sums with d = (z − maximum)/T, for a maximum that is at least as large."""
         down_M = _fall(self.maximum, maximum_M, temperature)
         scale_M = down_M.exp()
-        weighted_M = None if self.weighted is None else scale_M * (self.weighted + down_M * self.total)
+        weighted_M = (
+            None if self.weighted is None else scale_M * (self.weighted + down_M * self.total)
+        )
         return RowSums(maximum_M, scale_M * self.total, weighted_M)
 
     def merge(self, other: RowSums, temperature: float) -> RowSums:
@@ -135,10 +155,17 @@ class RowSums:
         return RowSums(highest_M, a.total + b.total, both)
 
     def merge_tiles(self, temperature: float) -> RowSums:
-        """The sums over the columns of all tiles: `merge` tile after tile, to the bit, in fewer operations."""
+        """The sums over the columns of all tiles: `merge` tile after tile, to the bit, in fewer
+        operations.
+        """
         highest_TM = self.maximum.t().contiguous().cummax(0).values
-        down_TM = _fall(F.pad(highest_TM[:-1], (0, 0, 1, 0), value=-torch.inf), highest_TM, temperature)
-        scale_TM, tile = down_TM.exp(), RowSums.from_rows(self.rows().mT.contiguous()).rebase(highest_TM, temperature)
+        down_TM = _fall(
+            F.pad(highest_TM[:-1], (0, 0, 1, 0), value=-torch.inf), highest_TM, temperature
+        )
+        scale_TM, tile = (
+            down_TM.exp(),
+            RowSums.from_rows(self.rows().mT.contiguous()).rebase(highest_TM, temperature),
+        )
         sums = RowSums.zeros(len(self.maximum), self.weighted is not None, self.maximum.device)
         total_M, weighted_M = sums.total, sums.weighted
         for t, scale_M in enumerate(scale_TM):
@@ -153,7 +180,8 @@ class Scores:
     """Results of each row after the exchange, the same on every rank.
 
     Attributes:
-        logprob: log p of the tokens [M, K], nats, fp32; 0 for a token that is in no shard, −∞ outside the support.
+        logprob: log p of the tokens [M, K], nats, fp32; 0 for a token that is in no shard, −∞
+            outside the support.
         entropy: H [M], nats, or None.
         maximum: m [M].
         log_total: log Σ exp d over the support [M]; 0 where the support is empty.
@@ -170,8 +198,9 @@ class Scores:
 
 
 def locate(token_MK: Tensor, start: int, columns: int) -> tuple[Tensor, Tensor]:
-    """Finds the columns of tokens in a shard: numbers [M, K], arbitrary where it lacks the token, and the mask of those
-    it has."""
+    """Finds the columns of tokens in a shard: numbers [M, K], arbitrary where it lacks the token,
+    and the mask of those it has.
+    """
     column_MK = token_MK - start
     return column_MK.clamp(0, max(columns - 1, 0)), (column_MK >= 0) & (column_MK < columns)
 
@@ -188,7 +217,9 @@ def to_fp32(z: Tensor, work: Tensor) -> Tensor:
 
 
 def support_mask(z: Tensor, floor_M: Tensor | None) -> Tensor | None:
-    """Mask, 1 inside the support and 0 outside, fp32 like z: a product with it is far cheaper than a masked fill."""
+    """Mask, 1 inside the support and 0 outside, fp32 like z: a product with it is far cheaper than
+    a masked fill.
+    """
     return None if floor_M is None else torch.ge(z, floor_M[..., None], out=torch.empty_like(z))
 
 
@@ -218,9 +249,12 @@ def sum_block(
     entropy: bool = False,
     row_invariant: bool = False,
 ) -> RowSums:
-    """The sums of a block of rows over its columns. Overwrites `work`, fp32 like z; without entropy, with exp d.
+    """The sums of a block of rows over its columns.
 
-    exp2 is faster, but rounds the last numbers of a block differently from the others; exp does not.
+    Overwrites `work`, fp32 like z; without entropy, with exp d.
+
+    exp2 is faster, but rounds the last numbers of a block differently from the others; exp does
+    not.
     """
     z, base = to_fp32(z, work), 1.0 if row_invariant else LOG2_E
     maximum_M, inside = z.amax(-1), support_mask(z, floor_M)
@@ -238,7 +272,9 @@ def sum_block(
 def reduce_tiles(x: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
     """Reduces the columns of each row-invariant tile. Returns [M, tiles]."""
     last = list(column_tiles(x.shape[1], row_invariant=True))[-1].start
-    return torch.cat([reduce(x[:, :last].unflatten(1, (-1, TILE_COLUMNS)), -1), reduce(x[:, None, last:], -1)], 1)
+    return torch.cat(
+        [reduce(x[:, :last].unflatten(1, (-1, TILE_COLUMNS)), -1), reduce(x[:, None, last:], -1)], 1
+    )
 
 
 def sum_tiles(
@@ -256,7 +292,9 @@ def sum_tiles(
     parts = list[Tensor]()
     for columns, width in ((slice(last), TILE_COLUMNS), (slice(last, None), z.shape[1] - last)):
         tiles, own = (x[:, columns].unflatten(1, (-1, width)) for x in (z, work))
-        parts.append(sum_block(tiles, own, floor_M1, temperature, entropy, row_invariant=True).rows())
+        parts.append(
+            sum_block(tiles, own, floor_M1, temperature, entropy, row_invariant=True).rows()
+        )
     return RowSums.from_rows(torch.cat(parts, -1))
 
 
@@ -267,19 +305,30 @@ def _find_few(z_MV: Tensor, floor_M: Tensor) -> tuple[Tensor, Tensor] | None:
     """
     rows, groups, device = len(z_MV), z_MV.shape[1] // _GROUP, z_MV.device
     best_MG = z_MV[:, : _GROUP * groups].unflatten(1, (_GROUP, -1)).amax(1)
-    row_N, group_N = (~(best_MG < floor_M[:, None])).nonzero(as_tuple=True)  # also where one is not a number
+    row_N, group_N = (~(best_MG < floor_M[:, None])).nonzero(
+        as_tuple=True
+    )  # also where one is not a number
     if _SPARSE * len(row_N) >= best_MG.numel():
         return None
     column = (group_N[:, None] + torch.arange(0, _GROUP * groups, groups, device=device)).flatten()
     rest = torch.arange(_GROUP * groups, z_MV.shape[1], device=device)
     row_of_rest = torch.arange(rows, device=device).repeat_interleave(len(rest))
-    return torch.cat([row_N.repeat_interleave(_GROUP), row_of_rest]), torch.cat([column, rest.repeat(rows)])
+    return torch.cat([row_N.repeat_interleave(_GROUP), row_of_rest]), torch.cat(
+        [column, rest.repeat(rows)]
+    )
 
 
 def _sum_few(
-    z_MV: Tensor, work: Tensor, few: tuple[Tensor, Tensor], floor_M: Tensor, temperature: float, entropy: bool
+    z_MV: Tensor,
+    work: Tensor,
+    few: tuple[Tensor, Tensor],
+    floor_M: Tensor,
+    temperature: float,
+    entropy: bool,
 ) -> RowSums:
-    """Returns the sums of `sum_tiles`, to the bit, from exponentials of a few columns of each row."""
+    """Returns the sums of `sum_tiles`, to the bit, from exponentials of a few columns of each
+    row.
+    """
     row_N, column_N = few
     maximum_MT, place_N = reduce_tiles(z_MV, torch.amax), row_N * z_MV.shape[1] + column_N
     tile_N, z_N = (column_N // TILE_COLUMNS).clamp_(max=maximum_MT.shape[1] - 1), z_MV.take(place_N)
@@ -287,8 +336,12 @@ def _sum_few(
     d_N = _write_d(z_N, maximum_MT[row_N, tile_N], 1.0 / temperature, z_N)
     exponential_N, weighted_MT = d_N.exp().mul_(inside_N), None
     if entropy:
-        weighted_MT = reduce_tiles(work.zero_().put_(place_N, d_N.mul_(exponential_N)), torch.nansum)
-    return RowSums(maximum_MT, reduce_tiles(work.zero_().put_(place_N, exponential_N), torch.sum), weighted_MT)
+        weighted_MT = reduce_tiles(
+            work.zero_().put_(place_N, d_N.mul_(exponential_N)), torch.nansum
+        )
+    return RowSums(
+        maximum_MT, reduce_tiles(work.zero_().put_(place_N, exponential_N), torch.sum), weighted_MT
+    )
 
 
 def _write_d(z: Tensor, maximum: Tensor, factor: float, out: Tensor) -> Tensor:
@@ -298,7 +351,9 @@ def _write_d(z: Tensor, maximum: Tensor, factor: float, out: Tensor) -> Tensor:
 
 
 def finite_maximum(maximum_M: Tensor) -> Tensor:
-    """The maximum to subtract: 0 where a row has nothing but −∞, so that its exponentials are 0 and not NaN."""
+    """The maximum to subtract: 0 where a row has nothing but −∞, so that its exponentials are 0 and
+    not NaN.
+    """
     return maximum_M.masked_fill(maximum_M == -torch.inf, 0.0)
 
 
@@ -308,9 +363,15 @@ def _fall(from_M: Tensor, to_M: Tensor, temperature: float) -> Tensor:
 
 
 def exchange(
-    local: RowSums, picked_MK: Tensor, token_MK: Tensor, columns: int, scoring: Scoring, floor_M: Tensor | None
+    local: RowSums,
+    picked_MK: Tensor,
+    token_MK: Tensor,
+    columns: int,
+    scoring: Scoring,
+    floor_M: Tensor | None,
 ) -> Scores:
-    """Reduces each rank's sums to those of the whole row: one all-reduce for the maxima, one for the sums.
+    """Reduces each rank's sums to those of the whole row: one all-reduce for the maxima, one for
+    the sums.
 
     Args:
         local: The sums over this rank's columns.
@@ -321,21 +382,26 @@ def exchange(
         floor_M: Floor with which the sums were made.
     """
     group, rows = scoring.shard.group, len(token_MK)
-    # Only the last rank knows where the vocabulary ends: that travels with the maxima, in fp32 exact up to 2²⁴ tokens.
+    # Only the last rank knows where the vocabulary ends: that travels with the maxima, in fp32
+    # exact up to 2²⁴ tokens.
     end = local.maximum.new_full((1,), scoring.shard.start + columns)
     highest = all_reduce(torch.cat([local.maximum, end]), group, dist.ReduceOp.MAX)
     token_MK = token_MK.masked_fill((token_MK < 0) | (token_MK >= highest[-1]), -1)
     share = local.rebase(highest[:-1], scoring.temperature)
     shares = [share.total] if share.weighted is None else [share.total, share.weighted]
     message = torch.cat([*shares, picked_MK.flatten(), end.new_full((1,), columns)])
-    *sums, logits, held = all_reduce(message, group).split([rows] * len(shares) + [picked_MK.numel(), 1])
+    *sums, logits, held = all_reduce(message, group).split(
+        [rows] * len(shares) + [picked_MK.numel(), 1]
+    )
     if picked_MK.shape[1]:  # without wanted tokens, it does not matter which columns a rank holds
         check_on_device(held == highest[-1:], _NOT_WHOLE)
     whole = RowSums(finite_maximum(highest[:-1]), sums[0], sums[1] if len(sums) == 2 else None)
     return _scores(whole, logits.view(picked_MK.shape), token_MK, scoring, floor_M)
 
 
-def _scores(whole: RowSums, picked_MK: Tensor, token_MK: Tensor, scoring: Scoring, floor_M: Tensor | None) -> Scores:
+def _scores(
+    whole: RowSums, picked_MK: Tensor, token_MK: Tensor, scoring: Scoring, floor_M: Tensor | None
+) -> Scores:
     """log p and H from the sums over the whole row."""
     total_M, weighted_M, outside_MK = whole.total, whole.weighted, None
     d_MK = (picked_MK - whole.maximum[:, None]) / scoring.temperature
@@ -346,7 +412,9 @@ def _scores(whole: RowSums, picked_MK: Tensor, token_MK: Tensor, scoring: Scorin
     elif outside_MK is not None:
         extra_M = torch.where(outside_MK, d_MK.exp(), 0.0)[:, 0]
         total_M = total_M + extra_M
-        weighted_M = None if weighted_M is None else weighted_M + extra_M * d_MK[:, 0].clamp(min=NOTHING)
+        weighted_M = (
+            None if weighted_M is None else weighted_M + extra_M * d_MK[:, 0].clamp(min=NOTHING)
+        )
     total_M = total_M.masked_fill(total_M == 0, 1.0)  # an empty support: log total 0, entropy 0
     log_total_M = total_M.log()
     return Scores(

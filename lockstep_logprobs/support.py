@@ -1,7 +1,8 @@
-"""The tokens that min-p, top-k and top-p keep: all whose logit reaches a threshold, found without a sort.
+"""The tokens that min-p, top-k and top-p keep: all whose logit reaches a threshold, found without a
+sort.
 
-A rank that holds some columns of the vocabulary needs no more than one number per row to know which of its tokens can
-be sampled, and equal logits stay or go together (docs/adr/0005).
+A rank that holds some columns of the vocabulary needs no more than one number per row to know which
+of its tokens can be sampled, and equal logits stay or go together (docs/adr/0005).
 
 Letters: M rows, v this rank's columns, k likeliest tokens, C ranks.
 """
@@ -47,19 +48,21 @@ def support_floor(
 ) -> Tensor:
     """The threshold of each row: tokens whose logit is not below it are kept.
 
-    Min-p keeps tokens that are at least `min_p` times as likely as the likeliest. Of these, top-k keeps the k largest
-    logits and all that equal the smallest of them. Top-p then renormalizes and keeps the likeliest tokens up to the one
-    with which their probability reaches p, and all that equal it; the likeliest token always stays. In a search over
-    the whole vocabulary, logits that are closer than two millionths of a nat may count as equal. The threshold is the
-    same on all ranks, to the bit, however the vocabulary is sharded; on a GPU, though, Triton's kernel for one process
-    may differ from shards in a row whose probability meets p to seven digits.
+    Min-p keeps tokens that are at least `min_p` times as likely as the likeliest. Of these, top-k
+    keeps the k largest logits and all that equal the smallest of them. Top-p then renormalizes and
+    keeps the likeliest tokens up to the one with which their probability reaches p, and all that
+    equal it; the likeliest token always stays. In a search over the whole vocabulary, logits that
+    are closer than two millionths of a nat may count as equal. The threshold is the same on all
+    ranks, to the bit, however the vocabulary is sharded; on a GPU, though, Triton's kernel for one
+    process may differ from shards in a row whose probability meets p to seven digits.
 
     Args:
         logits_Mv: Logits of this rank's columns, of any floating type.
         shard: Which columns these are; by default one process holds all.
         top_k: Number of tokens to keep; None, or a number below 1: all.
         top_p: The probability to reach; None, or from 1 on: all are kept. 0 keeps the likeliest.
-        min_p: A probability relative to the likeliest token's; 0: all are kept. 1 keeps the likeliest.
+        min_p: A probability relative to the likeliest token's; 0: all are kept. 1 keeps the
+            likeliest.
         temperature: Divides the logits before probabilities are formed.
         max_rows: A bound on the rows of a block; it changes memory and speed, never values.
 
@@ -73,14 +76,17 @@ def support_floor(
         raise ValueError(f"top_p is {top_p}, but is a probability; 1 keeps every token")
     if not 0 <= min_p <= 1:
         raise ValueError(
-            f"min_p is {min_p}, but is a probability relative to the likeliest token's; 0 keeps every token"
+            f"min_p is {min_p}, but is a probability relative to the likeliest token's; 0 keeps "
+            "every token"
         )
     if min_p > 0:
         floor_M = _min_p_floor(logits_Mv, shard, min_p, temperature, max_rows)
         if (top_k is None or top_k <= 0) and top_p >= 1.0:
             return floor_M
         left_Mv = logits_Mv.masked_fill(logits_Mv < floor_M[:, None], -math.inf)
-        others = support_floor(left_Mv, shard, top_k=top_k, top_p=top_p, temperature=temperature, max_rows=max_rows)
+        others = support_floor(
+            left_Mv, shard, top_k=top_k, top_p=top_p, temperature=temperature, max_rows=max_rows
+        )
         return torch.maximum(floor_M, others)
     if (top_k is None or top_k <= 0) and top_p >= 1.0:
         return logits_Mv.new_full(logits_Mv.shape[:1], -math.inf, dtype=torch.float32)
@@ -89,7 +95,9 @@ def support_floor(
     return _Search(logits_Mv, shard, top_p, temperature, max_rows).find(top_k or 0)
 
 
-def _min_p_floor(logits_Mv: Tensor, shard: Shard, min_p: float, temperature: float, max_rows: int | None) -> Tensor:
+def _min_p_floor(
+    logits_Mv: Tensor, shard: Shard, min_p: float, temperature: float, max_rows: int | None
+) -> Tensor:
     """The logit of a token that is `min_p` times as likely as the likeliest."""
     maximum_M1 = all_reduce(_row_maximum(logits_Mv, max_rows), shard.group, dist.ReduceOp.MAX)
     return maximum_M1[:, 0] + temperature * math.log(min_p)
@@ -100,7 +108,9 @@ def _min_p_floor(logits_Mv: Tensor, shard: Shard, min_p: float, temperature: flo
     lambda logits, *_: logits.new_empty(logits.shape[:1], dtype=torch.float32),
     fused="support",
 )
-def _whole_floor(logits: Tensor, top_k: int, top_p: float, temperature: float, max_rows: int | None) -> Tensor:
+def _whole_floor(
+    logits: Tensor, top_k: int, top_p: float, temperature: float, max_rows: int | None
+) -> Tensor:
     """The threshold where one process holds the vocabulary; below 1, `top_k` keeps all."""
     return _Search(logits, WHOLE, top_p, temperature, max_rows).find(top_k)
 
@@ -132,16 +142,21 @@ class _Search:
         if self.top_p >= 1.0:
             return _best(all_gather(value_Mk, group))[:, -1]
         equal_M1 = _count_equal(self.logits, value_Mk[:, -1:], self.max_rows)
-        value_CMk, equal_CM1 = all_gather(torch.cat([value_Mk, equal_M1], 1), group).split([k, 1], -1)
+        value_CMk, equal_CM1 = all_gather(torch.cat([value_Mk, equal_M1], 1), group).split(
+            [k, 1], -1
+        )
         best_Mk = _best(value_CMk)
         last_M1 = best_Mk[:, -1:]
-        # A rank whose own k-th largest is below the global k-th has all logits that equal the latter among its k.
+        # A rank whose own k-th largest is below the global k-th has all logits that equal the
+        # latter among its k.
         among_CM1 = (value_CMk == last_M1).sum(-1, keepdim=True)
         equal_M1 = torch.where(value_CMk[..., -1:] == last_M1, equal_CM1, among_CM1).sum(0)
         return self.nucleus(best_Mk, equal_M1 - (best_Mk == last_M1).sum(1, keepdim=True))
 
     def nucleus(self, best_Mk: Tensor, further_M1: Tensor | float = 0.0) -> Tensor:
-        """The threshold of top-p among the k largest logits, descending, and `further_M1` more that equal the last."""
+        """The threshold of top-p among the k largest logits, descending, and `further_M1` more that
+        equal the last.
+        """
         weight_Mk = ((best_Mk - best_Mk[:, :1]).double() / self.temperature).exp()
         total_M1 = weight_Mk.sum(1, keepdim=True) + further_M1 * weight_Mk[:, -1:]
         before_Mk = weight_Mk.cumsum(1) - weight_Mk
@@ -149,11 +164,13 @@ class _Search:
         return best_Mk.gather(1, kept_M1 - 1)[:, 0]
 
     def within_vocabulary(self) -> Tensor:
-        """The threshold of top-p over the whole vocabulary: three digits of the base 256, from the highest on.
+        """The threshold of top-p over the whole vocabulary: three digits of the base 256, from the
+        highest on.
 
-        A token's distance from the row's maximum, in powers of 2, becomes a number of 24 bits, 0 at the maximum. Each
-        pass sums probabilities by the next digit, over the tokens that have the row's earlier digits; the row's next
-        digit is the one in which the sum from the maximum on reaches p. The last pass finds the smallest logit there.
+        A token's distance from the row's maximum, in powers of 2, becomes a number of 24 bits, 0 at
+        the maximum. Each pass sums probabilities by the next digit, over the tokens that have the
+        row's earlier digits; the row's next digit is the one in which the sum from the maximum on
+        reaches p. The last pass finds the smallest logit there.
         """
         group = self.shard.group
         # A token is kept only if its probability is at least (1 − p)/V.
@@ -164,14 +181,22 @@ class _Search:
         prefix_M1 = torch.zeros_like(maximum_M1)
         for digits in range(1, DIGITS + 1):
             mass_MD = _digit_mass(
-                self.logits, maximum_M1, BASE * prefix_M1, reach, self.temperature, digits, self.max_rows
+                self.logits,
+                maximum_M1,
+                BASE * prefix_M1,
+                reach,
+                self.temperature,
+                digits,
+                self.max_rows,
             )
             mass_MD = all_reduce(mass_MD, group)
             before_MD = mass_MD.cumsum(1)[:, :BASE]
             goal_M1 = (self.top_p * mass_MD.sum(1, keepdim=True).double()).long()
             digit_M1 = (before_MD < goal_M1).sum(1, keepdim=True).clamp(min=1) - 1
             prefix_M1 = BASE * prefix_M1 + digit_M1
-        floor_M1 = _least_kept(self.logits, maximum_M1, prefix_M1, reach, self.temperature, self.max_rows)
+        floor_M1 = _least_kept(
+            self.logits, maximum_M1, prefix_M1, reach, self.temperature, self.max_rows
+        )
         return all_reduce(floor_M1, group, dist.ReduceOp.MIN)[:, 0]
 
 
@@ -199,7 +224,8 @@ def _row_maximum(logits: Tensor, max_rows: int | None) -> Tensor:
 
 
 @kernel(
-    "(Tensor logits, Tensor maximum, Tensor prefix, float reach, float temperature, int digits, int? max_rows)"
+    "(Tensor logits, Tensor maximum, Tensor prefix, float reach, float temperature, int digits, "
+    "int? max_rows)"
     " -> Tensor",
     lambda logits, *_: logits.new_empty((logits.shape[0], BASE + 2), dtype=torch.int64),
 )
@@ -220,17 +246,25 @@ def _digit_mass(
     for rows in _blocks(logits, _COPIES, max_rows):
         power = powers(logits[rows], maximum[rows], temperature)
         digit = (power * -(BASE**digits / reach)).floor_().sub_(prefix[rows] - 1.0)
-        digit.nan_to_num_(0.0).clamp_(0.0, BASE + 1.0)  # a NaN may spoil its row, but must not index elsewhere
+        digit.nan_to_num_(0.0).clamp_(
+            0.0, BASE + 1.0
+        )  # a NaN may spoil its row, but must not index elsewhere
         mass_MD[rows].scatter_add_(1, digit.long(), masses(power).long())
     return mass_MD
 
 
 @kernel(
-    "(Tensor logits, Tensor maximum, Tensor prefix, float reach, float temperature, int? max_rows) -> Tensor",
+    "(Tensor logits, Tensor maximum, Tensor prefix, float reach, float temperature, int? "
+    "max_rows) -> Tensor",
     _one_per_row,
 )
 def _least_kept(
-    logits: Tensor, maximum: Tensor, prefix: Tensor, reach: float, temperature: float, max_rows: int | None
+    logits: Tensor,
+    maximum: Tensor,
+    prefix: Tensor,
+    reach: float,
+    temperature: float,
+    max_rows: int | None,
 ) -> Tensor:
     """The smallest logit of each row whose number does not exceed the prefix [M, 1]."""
     floor_M1 = torch.full((len(logits), 1), math.inf, dtype=torch.float32, device=logits.device)

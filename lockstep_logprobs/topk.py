@@ -29,8 +29,9 @@ def vocab_topk(
 ) -> tuple[Tensor, Tensor]:
     """The k largest logits and their tokens, by one all-gather of every rank's own k.
 
-    Which of several logits that equal the k-th are taken is not defined. A rank with fewer than k columns counts the
-    gathered logits, for which it waits for its device; in no other case does a rank wait.
+    Which of several logits that equal the k-th are taken is not defined. A rank with fewer than k
+    columns counts the gathered logits, for which it waits for its device; in no other case does a
+    rank wait.
 
     Args:
         logits_Mv: Logits of this rank's columns.
@@ -62,7 +63,9 @@ def vocab_topk(
     ),
 )
 def local_topk(logits: Tensor, k: int, max_rows: int | None = None) -> tuple[Tensor, Tensor]:
-    """This rank's min(k, v) largest logits, fp32, largest first, and their columns, int64; by blocks of rows."""
+    """This rank's min(k, v) largest logits, fp32, largest first, and their columns, int64; by
+    blocks of rows.
+    """
     rows, columns = logits.shape
     value_Mk = torch.empty(rows, min(k, columns), dtype=torch.float32, device=logits.device)
     column_Mk = torch.empty(value_Mk.shape, dtype=torch.int64, device=logits.device)
@@ -76,7 +79,9 @@ def local_topk(logits: Tensor, k: int, max_rows: int | None = None) -> tuple[Ten
     lambda logits, k, start, max_rows: logits.new_empty((logits.shape[0], k), dtype=torch.int64),
 )
 def _topk_keys(logits: Tensor, k: int, start: int, max_rows: int | None) -> Tensor:
-    """`local_topk` as `_keys`, so that values and tokens travel as one and are never held beside each other."""
+    """`local_topk` as `_keys`, so that values and tokens travel as one and are never held beside
+    each other.
+    """
     key_Mk = torch.empty(len(logits), k, dtype=torch.int64, device=logits.device)
     for block in blocks(len(logits), logits.shape[1], logits.device, max_rows):
         value, column = _largest_of(logits[block], k)
@@ -92,7 +97,9 @@ def _topk_keys(logits: Tensor, k: int, start: int, max_rows: int | None) -> Tens
     ),
 )
 def _merge_keys(keys: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of all ranks' keys [C, M, k'], as values and tokens [M, k]; by blocks of rows."""
+    """The k largest of all ranks' keys [C, M, k'], as values and tokens [M, k]; by blocks of
+    rows.
+    """
     value_Mk = torch.empty(keys.shape[1], k, dtype=torch.float32, device=keys.device)
     token_Mk = torch.empty(keys.shape[1], k, dtype=torch.int64, device=keys.device)
     for block in blocks(keys.shape[1], _MERGE_ARRAYS * keys.shape[0] * keys.shape[2], keys.device):
@@ -102,7 +109,8 @@ def _merge_keys(keys: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _largest_of(z: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """`topk` by groups, since it is slow on wide rows: the k largest lie in the k groups with the largest maxima.
+    """`topk` by groups, since it is slow on wide rows: the k largest lie in the k groups with the
+    largest maxima.
 
     The columns of a group lie far apart, so that taking the maxima of groups vectorizes.
     """
@@ -119,9 +127,13 @@ def _largest_of(z: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _keys(value: Tensor, token: Tensor) -> Tensor:
-    """Packs fp32 values and token ids into integers that are ordered as the values are, and equal ones by token."""
+    """Packs fp32 values and token ids into integers that are ordered as the values are, and equal
+    ones by token.
+    """
     bits = value.view(torch.int32)
-    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # of negative numbers, the larger has the smaller magnitude
+    ordered = bits ^ (
+        (bits >> 31) & 0x7FFFFFFF
+    )  # of negative numbers, the larger has the smaller magnitude
     return (ordered.long() << _ID_BITS) | ~token & 0xFFFFFFFF
 
 

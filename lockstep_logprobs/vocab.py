@@ -1,4 +1,5 @@
-"""Log-probabilities and entropy from logits of a vocabulary in shards: one pass, two all-reduces, none on the way back.
+"""Log-probabilities and entropy from logits of a vocabulary in shards: one pass, two all-reduces,
+none on the way back.
 
 Letters: M rows, v this rank's columns, K wanted tokens in each row.
 """
@@ -17,22 +18,34 @@ from lockstep_logprobs.collectives import all_reduce
 from lockstep_logprobs.gradient import RowGradient, load_gradient, save_for_gradient
 from lockstep_logprobs.kernel import kernel, load_fused, runs_fused
 from lockstep_logprobs.shard import Shard, blocks
-from lockstep_logprobs.softmax import PLAIN, RowSums, Scores, Scoring, exchange, pick_logits, sum_block, sum_tiles
+from lockstep_logprobs.softmax import (
+    PLAIN,
+    RowSums,
+    Scores,
+    Scoring,
+    exchange,
+    pick_logits,
+    sum_block,
+    sum_tiles,
+)
 
 
 def vocab_logprobs(
     logits_Mv: Tensor, token_MK: Tensor, scoring: Scoring = PLAIN, floor_M: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """log p of tokens, and the entropy, from this rank's logits; differentiable, with no collectives in backward.
+    """log p of tokens, and the entropy, from this rank's logits; differentiable, with no
+    collectives in backward.
 
     Args:
         logits_Mv: Logits of this rank's columns, of any floating type.
         token_MK: Token ids of the whole vocabulary, int64, the same on all ranks.
         scoring: Shard, temperature, and whether to compute the entropy.
-        floor_M: The support is {z ≥ floor} (`support.support_floor`), in the logits' own units; None: every token.
+        floor_M: The support is {z ≥ floor} (`support.support_floor`), in the logits' own units;
+            None: every token.
 
     Returns:
-        log p, nats, fp32 [M, K], with value and gradient 0 for ids outside the vocabulary; H, nats, fp32 [M], or None.
+        log p, nats, fp32 [M, K], with value and gradient 0 for ids outside the vocabulary; H, nats,
+        fp32 [M], or None.
 
     Raises:
         ValueError: Shapes or types do not fit.
@@ -42,7 +55,10 @@ def vocab_logprobs(
     if scoring.sampled and floor_M is not None:
         check_sampled(token_MK)
     if scoring.overwrite and logits_Mv.requires_grad and logits_Mv.is_leaf:
-        raise ValueError("overwrite is for logits that were computed, but these are a leaf, whose values would be lost")
+        raise ValueError(
+            "overwrite is for logits that were computed, but these are a leaf, whose values would "
+            "be lost"
+        )
     return _VocabScores.apply(logits_Mv, token_MK, scoring, floor_M)
 
 
@@ -61,23 +77,41 @@ class _VocabScores(torch.autograd.Function):
         return score_gradient(ctx, *grad_outputs), None, None, None
 
 
-def score(logits_Mv: Tensor, token_MK: Tensor, scoring: Scoring, floor_M: Tensor | None = None) -> Scores:
+def score(
+    logits_Mv: Tensor, token_MK: Tensor, scoring: Scoring, floor_M: Tensor | None = None
+) -> Scores:
     """The forward pass of `vocab_logprobs`."""
-    how = scoring.shard.start, scoring.temperature, scoring.entropy, scoring.max_rows, scoring.row_invariant
+    how = (
+        scoring.shard.start,
+        scoring.temperature,
+        scoring.entropy,
+        scoring.max_rows,
+        scoring.row_invariant,
+    )
     sums_RM, picked_MK = _row_sums(logits_Mv, token_MK, floor_M, *how)
-    return exchange(RowSums.from_rows(sums_RM), picked_MK, token_MK, logits_Mv.shape[1], scoring, floor_M)
+    return exchange(
+        RowSums.from_rows(sums_RM), picked_MK, token_MK, logits_Mv.shape[1], scoring, floor_M
+    )
 
 
 def score_gradient(ctx: Any, gradient_MK: Tensor | None, gradient_M: Tensor | None) -> Tensor:
-    """The gradient of this rank's logits [M, v], in their type, from what `save_for_gradient` saved."""
+    """The gradient of this rank's logits [M, v], in their type, from what `save_for_gradient`
+    saved.
+    """
     row, (logits_Mv,) = load_gradient(ctx, gradient_MK, gradient_M)
     how = ctx.scoring.shard.start, ctx.scoring.max_rows
-    if not ctx.scoring.overwrite or torch.compiler.is_compiling() or not _lies_row_by_row(logits_Mv):
+    if (
+        not ctx.scoring.overwrite
+        or torch.compiler.is_compiling()
+        or not _lies_row_by_row(logits_Mv)
+    ):
         return _logits_gradient(logits_Mv, *row.tensors, row.temperature, *how)
     result_Mv = logits_Mv.detach()
     write = load_fused("rows", "write_gradient") if runs_fused(result_Mv) else _write_gradient
     write(result_Mv, result_Mv, row, *how)
-    torch.autograd.graph.increment_version(result_Mv)  # Triton does not, and a second use would be silently wrong
+    torch.autograd.graph.increment_version(
+        result_Mv
+    )  # Triton does not, and a second use would be silently wrong
     return result_Mv
 
 
@@ -87,7 +121,8 @@ def _lies_row_by_row(logits_Mv: Tensor) -> bool:
 
 
 @kernel(
-    "(Tensor logits, Tensor token, Tensor? floor, int start, float temperature, bool entropy, int? max_rows, "
+    "(Tensor logits, Tensor token, Tensor? floor, int start, float temperature, bool entropy, "
+    "int? max_rows, "
     "bool row_invariant) -> (Tensor, Tensor)",
     lambda logits, token, floor, start, temperature, entropy, max_rows, row_invariant: (
         logits.new_empty((2 + entropy, logits.shape[0]), dtype=torch.float32),
@@ -105,7 +140,9 @@ def _row_sums(
     max_rows: int | None,
     row_invariant: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The sums over these columns (`RowSums.rows`), and the logits of tokens that they hold, fp32 [M, K]."""
+    """The sums over these columns (`RowSums.rows`), and the logits of tokens that they hold, fp32
+    [M, K].
+    """
     sums, tiles_RMT = RowSums.zeros(len(logits), entropy, logits.device), list[Tensor]()
     picked_MK = torch.zeros_like(token, dtype=torch.float32)
     for piece, work in _work_blocks(logits, max_rows):
@@ -144,7 +181,9 @@ def _logits_gradient(
     return result_Mv
 
 
-def _write_gradient(result_Mv: Tensor, logits_Mv: Tensor, row: RowGradient, start: int, max_rows: int | None) -> None:
+def _write_gradient(
+    result_Mv: Tensor, logits_Mv: Tensor, row: RowGradient, start: int, max_rows: int | None
+) -> None:
     """Writes the gradient of logits, possibly over them."""
     for piece, work in _work_blocks(logits_Mv, max_rows, result_Mv):
         row[piece].write_(work, logits_Mv[piece], start)
@@ -153,9 +192,13 @@ def _write_gradient(result_Mv: Tensor, logits_Mv: Tensor, row: RowGradient, star
 
 
 def vocab_log_softmax(
-    logits_Mv: Tensor, group: dist.ProcessGroup | None, temperature: float = 1.0, dtype: torch.dtype | None = None
+    logits_Mv: Tensor,
+    group: dist.ProcessGroup | None,
+    temperature: float = 1.0,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """This rank's columns of the log-softmax [M, v], summed in fp32; differentiable by one all-reduce.
+    """This rank's columns of the log-softmax [M, v], summed in fp32; differentiable by one
+    all-reduce.
 
     Args:
         logits_Mv: Logits of this rank's columns.
@@ -169,7 +212,11 @@ def vocab_log_softmax(
 class _VocabLogSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, logits_Mv: Tensor, group: dist.ProcessGroup | None, temperature: float, dtype: torch.dtype
+        ctx: Any,
+        logits_Mv: Tensor,
+        group: dist.ProcessGroup | None,
+        temperature: float,
+        dtype: torch.dtype,
     ) -> Tensor:
         scores = _score_nothing(logits_Mv, group, temperature)
         ctx.group, ctx.temperature = group, temperature
@@ -182,7 +229,9 @@ class _VocabLogSoftmax(torch.autograd.Function):
         (gradient_Mv,) = grad_outputs
         total_M = all_reduce(gradient_Mv.float().sum(-1), ctx.group)
         return (
-            _log_softmax_gradient(logits_Mv, maximum_M, log_total_M, gradient_Mv, total_M, ctx.temperature),
+            _log_softmax_gradient(
+                logits_Mv, maximum_M, log_total_M, gradient_Mv, total_M, ctx.temperature
+            ),
             None,
             None,
             None,
@@ -196,19 +245,29 @@ def vocab_softmax(logits_Mv: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     return _log_softmax(logits_Mv, scores.maximum, scores.log_total, 1.0, True, logits_Mv.dtype)
 
 
-def _score_nothing(logits_Mv: Tensor, group: dist.ProcessGroup | None, temperature: float) -> Scores:
+def _score_nothing(
+    logits_Mv: Tensor, group: dist.ProcessGroup | None, temperature: float
+) -> Scores:
     """The maximum and log-sum-exp of each row, without scoring a token."""
     nothing = torch.empty(len(logits_Mv), 0, dtype=torch.int64, device=logits_Mv.device)
     return score(logits_Mv, nothing, Scoring(shard=Shard(0, group), temperature=temperature))
 
 
 @kernel(
-    "(Tensor logits, Tensor maximum, Tensor log_total, float temperature, bool exponential, ScalarType dtype)"
+    "(Tensor logits, Tensor maximum, Tensor log_total, float temperature, bool exponential, "
+    "ScalarType dtype)"
     " -> Tensor",
-    lambda logits, maximum, log_total, temperature, exponential, dtype: logits.new_empty(logits.shape, dtype=dtype),
+    lambda logits, maximum, log_total, temperature, exponential, dtype: logits.new_empty(
+        logits.shape, dtype=dtype
+    ),
 )
 def _log_softmax(
-    logits: Tensor, maximum: Tensor, log_total: Tensor, temperature: float, exponential: bool, dtype: torch.dtype
+    logits: Tensor,
+    maximum: Tensor,
+    log_total: Tensor,
+    temperature: float,
+    exponential: bool,
+    dtype: torch.dtype,
 ) -> Tensor:
     result_Mv = logits.new_empty(logits.shape, dtype=dtype)
     for piece, work in _work_blocks(logits, None, result_Mv):
@@ -218,11 +277,17 @@ def _log_softmax(
 
 
 @kernel(
-    "(Tensor logits, Tensor maximum, Tensor log_total, Tensor gradient, Tensor total, float temperature) -> Tensor",
+    "(Tensor logits, Tensor maximum, Tensor log_total, Tensor gradient, Tensor total, float "
+    "temperature) -> Tensor",
     lambda logits, *_: torch.empty_like(logits, memory_format=torch.contiguous_format),
 )
 def _log_softmax_gradient(
-    logits: Tensor, maximum: Tensor, log_total: Tensor, gradient: Tensor, total: Tensor, temperature: float
+    logits: Tensor,
+    maximum: Tensor,
+    log_total: Tensor,
+    gradient: Tensor,
+    total: Tensor,
+    temperature: float,
 ) -> Tensor:
     """(g − p·Σg)/T, with the sum over the whole row."""
     result_Mv = torch.empty_like(logits, memory_format=torch.contiguous_format)
@@ -233,14 +298,18 @@ def _log_softmax_gradient(
     return result_Mv
 
 
-def _write_log_softmax(work: Tensor, z: Tensor, maximum_M: Tensor, log_total_M: Tensor, temperature: float) -> None:
+def _write_log_softmax(
+    work: Tensor, z: Tensor, maximum_M: Tensor, log_total_M: Tensor, temperature: float
+) -> None:
     torch.sub(z, maximum_M[:, None], out=work).div_(temperature).sub_(log_total_M[:, None])
 
 
 def _work_blocks(
     logits_Mv: Tensor, max_rows: int | None, result_Mv: Tensor | None = None
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Blocks of rows, each with fp32 scratch: the memory of an fp32 result, otherwise one buffer for all blocks."""
+    """Blocks of rows, each with fp32 scratch: the memory of an fp32 result, otherwise one buffer
+    for all blocks.
+    """
     rows, columns = logits_Mv.shape
     scratch: Tensor | None = None
     for piece in blocks(rows, columns, logits_Mv.device, max_rows):
@@ -248,5 +317,7 @@ def _work_blocks(
             yield piece, result_Mv[piece]
             continue
         if scratch is None:
-            scratch = torch.empty_like(logits_Mv[piece], dtype=torch.float32, memory_format=torch.contiguous_format)
+            scratch = torch.empty_like(
+                logits_Mv[piece], dtype=torch.float32, memory_format=torch.contiguous_format
+            )
         yield piece, scratch[: piece.stop - piece.start]

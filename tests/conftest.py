@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-# Before torch is imported, and for the processes that tests start: bits depend on the number of threads.
+# Before torch is imported, and for the processes that tests start: bits depend on the number of
+# threads.
 os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 import importlib.util
@@ -29,19 +30,39 @@ from lockstep.helpers.sandbox.sandbox import Limits, Sandbox, SandboxError
 from lockstep.report.log import read_metrics
 from lockstep.run.train import train
 
-NEEDS = ("assets", "browser", "bubblewrap", "gloo", "megatron", "namespaces", "ray", "triton", "vllm")
-FIXTURES = {"ranks": "gloo", "sandboxes": "bubblewrap"} | {name: name for name in ("assets", "megatron", "ray", "vllm")}
+NEEDS = (
+    "assets",
+    "browser",
+    "bubblewrap",
+    "gloo",
+    "megatron",
+    "namespaces",
+    "ray",
+    "triton",
+    "vllm",
+)
+FIXTURES = {"ranks": "gloo", "sandboxes": "bubblewrap"} | {
+    name: name for name in ("assets", "megatron", "ray", "vllm")
+}
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs tests in the background ignores it
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell that runs tests in the background ignores it
     config.addinivalue_line(
         "markers", f"needs(name): the capability a test proves, one of {NEEDS}; CI must have run it"
     )
-    config.addinivalue_line("markers", 'vllm: needs vLLM, as `needs` says; for `-m "gpu and not vllm"`')
-    config.addinivalue_line("markers", "gpu: needs a GPU; run by `pytest -m gpu`, and by nothing else")
+    config.addinivalue_line(
+        "markers", 'vllm: needs vLLM, as `needs` says; for `-m "gpu and not vllm"`'
+    )
+    config.addinivalue_line(
+        "markers", "gpu: needs a GPU; run by `pytest -m gpu`, and by nothing else"
+    )
     if "gpu" not in (config.getoption("markexpr") or ""):
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # all other tests stay on the CPU, what they start too
+        os.environ["CUDA_VISIBLE_DEVICES"] = (
+            ""  # all other tests stay on the CPU, what they start too
+        )
     # No test asserts a time; in CI the same examples every time, so that a red run means a change.
     settings.register_profile("lockstep", deadline=None, derandomize="CI" in os.environ)
     settings.load_profile("lockstep")
@@ -51,12 +72,16 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
-            item.add_marker(pytest.mark.skip("needs a GPU that torch sees; `pytest -m gpu` shows it one"))
+            item.add_marker(
+                pytest.mark.skip("needs a GPU that torch sees; `pytest -m gpu` shows it one")
+            )
         for fixture, need in FIXTURES.items():
             if fixture in getattr(item, "fixturenames", ()):
                 item.add_marker(pytest.mark.needs(need))
         for mark in item.iter_markers("needs"):
-            assert mark.args[0] in NEEDS, f"{item.nodeid} needs '{mark.args[0]}', which no one knows"
+            assert mark.args[0] in NEEDS, (
+                f"{item.nodeid} needs '{mark.args[0]}', which no one knows"
+            )
             item.user_properties.append(("needs", mark.args[0]))
             if mark.args[0] == "vllm":
                 item.add_marker("vllm")
@@ -94,9 +119,13 @@ def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def run(request: pytest.FixtureRequest, in_tmp: Path) -> Callable[..., list[dict[str, Any]]]:
-    """Runs a small recipe, or the file's `TINY_RECIPE`, in an empty folder; returns the lines of metrics.jsonl."""
+    """Runs a small recipe, or the file's `TINY_RECIPE`, in an empty folder; returns the lines of
+    metrics.jsonl.
+    """
     (in_tmp / "rewards.py").write_text(REWARDS)
-    (in_tmp / "tiny.yaml").write_text(yaml.safe_dump(getattr(request.module, "TINY_RECIPE", RECIPE)))
+    (in_tmp / "tiny.yaml").write_text(
+        yaml.safe_dump(getattr(request.module, "TINY_RECIPE", RECIPE))
+    )
 
     def go(*overrides: str) -> list[dict[str, Any]]:
         return read_metrics(train(load("tiny.yaml", list(overrides))))
@@ -106,7 +135,9 @@ def run(request: pytest.FixtureRequest, in_tmp: Path) -> Callable[..., list[dict
 
 @pytest.fixture(scope="session")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One folder for all that begins with the shipped warm start, so that each seed's is trained once."""
+    """One folder for all that begins with the shipped warm start, so that each seed's is trained
+    once.
+    """
     return tmp_path_factory.mktemp("workplace")
 
 
@@ -132,7 +163,9 @@ def megatron() -> None:
 
 @pytest.fixture(scope="module")
 def ray() -> Iterator[None]:
-    """A Ray of the tests' own, which recipes and clusters join; it takes CPU time also where nobody asks it."""
+    """A Ray of the tests' own, which recipes and clusters join; it takes CPU time also where nobody
+    asks it.
+    """
     if importlib.util.find_spec("ray") is None:
         pytest.skip("needs ray: pip install -c constraints.txt -e '.[ray]'")
     from lockstep.cluster.ray_transport import join_cluster
@@ -153,7 +186,9 @@ def sandboxes() -> None:
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
-    """Processes over gloo; they start with the first call, and take CPU time for as long as they live."""
+    """Processes over gloo; they start with the first call, and take CPU time for as long as they
+    live.
+    """
     pool = Ranks(forking())
     yield pool
     pool.close()

@@ -1,4 +1,6 @@
-"""Where a program decides by the `model_type` of a configuration: it compares it, matches it or looks it up."""
+"""Where a program decides by the `model_type` of a configuration: it compares it, matches it or
+looks it up.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ from collections.abc import Iterator
 
 
 def decisions_by_model_type(tree: ast.Module) -> Iterator[int]:
-    """Lines of a file; a message that prints the type is no decision, nor is asking whether there is one."""
+    """Lines of a file; a message that prints the type is no decision, nor is asking whether there
+    is one.
+    """
     names = _names_of_model_types(tree)
     for node in ast.walk(tree):
         yield from _lines_that_decide(node, names)
@@ -24,7 +28,11 @@ def _names_of_model_types(tree: ast.Module) -> set[str]:
             ):
                 pairs: list[tuple[str, ast.expr]] = [(name, value)]
             case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)):
-                pairs = [(to.id, value) for to, value in zip(targets, values, strict=False) if isinstance(to, ast.Name)]
+                pairs = [
+                    (to.id, value)
+                    for to, value in zip(targets, values, strict=False)
+                    if isinstance(to, ast.Name)
+                ]
             case _:
                 continue
         names.update(name for name, value in pairs if _is_model_type(value, names))
@@ -35,16 +43,22 @@ def _is_model_type(node: ast.expr | None, names: set[str]) -> bool:
     match node:
         case ast.Name(id=name):
             return name in names
-        case ast.Attribute(attr="model_type") | ast.Subscript(slice=ast.Constant(value="model_type")):
+        case (
+            ast.Attribute(attr="model_type") | ast.Subscript(slice=ast.Constant(value="model_type"))
+        ):
             return True
-        case ast.Call(func=ast.Attribute(attr="get" | "pop"), args=[ast.Constant(value="model_type"), *_]):
+        case ast.Call(
+            func=ast.Attribute(attr="get" | "pop"), args=[ast.Constant(value="model_type"), *_]
+        ):
             return True
         case _:
             return False
 
 
 def _lines_that_decide(node: ast.AST, names: set[str]) -> Iterator[int]:
-    """Where a model type is compared (but with None), matched, looked up in a table, or asked for a part of it."""
+    """Where a model type is compared (but with None), matched, looked up in a table, or asked for a
+    part of it.
+    """
     match node:
         case ast.Compare(left=left, ops=ops, comparators=others):
             against_none = all(isinstance(op, ast.Is | ast.IsNot) for op in ops)

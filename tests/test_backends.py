@@ -1,4 +1,6 @@
-"""A training or inference backend is a folder with a declaration, and a line of the registry: nothing else knows it."""
+"""A training or inference backend is a folder with a declaration, and a line of the registry:
+nothing else knows it.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ EXCEPTIONS = {
 
 
 def known(path: str, text: str) -> Iterator[tuple[int, str]]:
-    """Lines outside of backends' folders that ask for a backend's name, or import from a folder that is not theirs."""
+    """Lines outside of backends' folders that ask for a backend's name, or import from a folder
+    that is not theirs.
+    """
     if path == REGISTRY or path.startswith("lockstep_doctor/"):
         return
     own = next((folder for folder in FOLDERS if path.startswith(f"{folder}/")), None)
@@ -55,7 +59,11 @@ def looked_up(node: ast.AST) -> Iterator[ast.AST]:
     match node:
         case ast.Compare(left=left, comparators=others):
             for operand in (left, *others):
-                yield from operand.elts if isinstance(operand, ast.Tuple | ast.List | ast.Set) else (operand,)
+                yield from (
+                    operand.elts
+                    if isinstance(operand, ast.Tuple | ast.List | ast.Set)
+                    else (operand,)
+                )
         case ast.MatchValue(value=value) | ast.Subscript(slice=value):
             yield value
         case ast.Dict(keys=keys):
@@ -80,7 +88,10 @@ def test_nothing_outside_of_its_folder_knows_a_backend() -> None:
     said: dict[str, list[str]] = {}
     for file in sorted((ROOT / "lockstep").rglob("*.py")):
         path = file.relative_to(ROOT).as_posix()
-        found = [f"{path}:{line}: {what}; declare it in backend.py" for line, what in known(path, file.read_text())]
+        found = [
+            f"{path}:{line}: {what}; declare it in backend.py"
+            for line, what in known(path, file.read_text())
+        ]
         said |= {path: found} if found else {}
     broken = [line for path, lines in said.items() if path not in EXCEPTIONS for line in lines]
     assert not broken, "\n" + "\n".join(broken)
@@ -96,7 +107,11 @@ def test_nothing_outside_of_its_folder_knows_a_backend() -> None:
         ("lockstep/cluster/a.py", "BUILD = {'torch': 1}\n", 1),
         ("lockstep/plan/a.py", "x = sampler.get('openai')\n", 1),
         ("lockstep/plan/a.py", "x = sampler['openai']\n", 1),
-        ("lockstep/run/a.py", "def f():\n  from lockstep.learners.torch.learner import TorchLearner\n", 2),
+        (
+            "lockstep/run/a.py",
+            "def f():\n  from lockstep.learners.torch.learner import TorchLearner\n",
+            2,
+        ),
         ("lockstep/run/a.py", "from lockstep.learners import torch\n", 1),
         ("lockstep/samplers/torch/a.py", "import lockstep.samplers.vllm.sampler\n", 1),
     ],
@@ -110,8 +125,14 @@ def test_the_rule_finds_what_breaks_it(path: str, text: str, line: int) -> None:
     [
         ("lockstep/samplers/vllm/a.py", "x = section.backend == 'vllm'\n"),
         ("lockstep/samplers/vllm/a.py", "from lockstep.samplers.vllm import worker\n"),
-        ("lockstep/run/a.py", "from lockstep.learners.base import Learner\nfrom lockstep.samplers import backend\n"),
-        ("lockstep/run/a.py", "raise E('use sampler.backend=torch')\nx = find_backend(section).threads\n"),
+        (
+            "lockstep/run/a.py",
+            "from lockstep.learners.base import Learner\nfrom lockstep.samplers import backend\n",
+        ),
+        (
+            "lockstep/run/a.py",
+            "raise E('use sampler.backend=torch')\nx = find_backend(section).threads\n",
+        ),
     ],
 )
 def test_the_rule_lets_pass_what_keeps_it(path: str, text: str) -> None:
@@ -119,7 +140,9 @@ def test_the_rule_lets_pass_what_keeps_it(path: str, text: str) -> None:
 
 
 def test_each_folder_has_its_line_and_each_line_its_folder() -> None:
-    lines = {f"lockstep/{wing}/{name}" for wing, registry in WINGS.items() for name in registry.names}
+    lines = {
+        f"lockstep/{wing}/{name}" for wing, registry in WINGS.items() for name in registry.names
+    }
     assert lines == FOLDERS
 
 

@@ -20,7 +20,9 @@ raise KeyboardInterrupt
 
 
 def test_a_process_exits_while_its_background_work_hangs() -> None:
-    done = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=120
+    )
     assert "KeyboardInterrupt" in done.stderr
 
 

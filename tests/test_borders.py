@@ -1,4 +1,6 @@
-"""Values that cross from one part to another: one that is not finite or out of range is named, and not learned from."""
+"""Values that cross from one part to another: one that is not finite or out of range is named, and
+not learned from.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,10 @@ PAIRS = replace(BATCH, group_size=2)
 
 def broken(root: Path, head: Any = "logits") -> RankLearner:
     """A learner with one weight that is NaN."""
-    learner = cast(RankLearner, LearnerSpec(str(model_folder(root, "llama")), head, SECTION, OPTIMIZER, 0).build())
+    learner = cast(
+        RankLearner,
+        LearnerSpec(str(model_folder(root, "llama")), head, SECTION, OPTIMIZER, 0).build(),
+    )
     learner.pieces[-1].local.view(-1)[0] = NAN
     return learner
 
@@ -59,7 +64,9 @@ def broken(root: Path, head: Any = "logits") -> RankLearner:
 def test_the_first_number_and_its_place_are_named(value: float) -> None:
     column_N = torch.zeros(26)
     column_N[[13, 20]] = torch.tensor([value, NAN])
-    with pytest.raises(NotFiniteError, match=rf"^V are {value} for token 2 of row 3 of 4; look at") as caught:
+    with pytest.raises(
+        NotFiniteError, match=rf"^V are {value} for token 2 of row 3 of 4; look at"
+    ) as caught:
         require_finite("V", BATCH, torch.zeros(4), column_N)
     assert caught.value.batch is BATCH
     with pytest.raises(NotFiniteError, match=rf"^r are {value} for row 2 of 4; stop$"):
@@ -70,7 +77,9 @@ def test_the_first_number_and_its_place_are_named(value: float) -> None:
 def test_a_log_probability_is_finite_and_not_above_0(value: float) -> None:
     column_NK = torch.full((26, 3), -1.0)
     column_NK[25, 2] = value
-    with pytest.raises(NotFiniteError, match=rf"^log-probabilities of p are {value} for token 8 of row 4 of 4"):
+    with pytest.raises(
+        NotFiniteError, match=rf"^log-probabilities of p are {value} for token 8 of row 4 of 4"
+    ):
         require_logprobs("p", BATCH, column_NK)
     require_logprobs("p", BATCH, torch.tensor([1e-6, LARGEST_LOGPROB]), torch.zeros(0))
 
@@ -121,7 +130,14 @@ def lose_one(batch: Batch) -> Batch:
 
 ALTERED = [
     (say_nan, r"log-probabilities of the sampler are nan for token \d+ of row 3 of 3; look at"),
-    (say_more, r"the sampler gave 5 tokens in a sequence of 10 for row 1 of 3, whose prompt has 5 .* 1 to 4; look at"),
+    (
+        say_more,
+        (
+            r"the sampler gave 5 tokens in a sequence of 10 for row 1 of 3, whose prompt has 5 .* "
+            r"1 "
+            r"to 4; look at"
+        ),
+    ),
     (say_nothing, "the sampler gave 0 tokens in a sequence of 9 for row 1 of 3"),
     (lose_one, "the sampler gave 2 responses to 3 requests; start it anew"),
 ]
@@ -129,9 +145,13 @@ ASKED = requests((5, 3, 9))
 
 
 @pytest.mark.parametrize(("alter", "sentence"), ALTERED)
-def test_what_a_sampler_says_is_checked(tmp_path: Path, alter: Callable[[Batch], Batch], sentence: str) -> None:
+def test_what_a_sampler_says_is_checked(
+    tmp_path: Path, alter: Callable[[Batch], Batch], sentence: str
+) -> None:
     section = SamplerSection()
-    sampler = SamplerSpec(str(model_folder(tmp_path, "llama")), section, LearnerSection(device="cpu")).open_here()
+    sampler = SamplerSpec(
+        str(model_folder(tmp_path, "llama")), section, LearnerSection(device="cpu")
+    ).open_here()
     session = SamplerSession(cast(Any, Altering(sampler, alter)))
     with session.at(0), pytest.raises(NotFiniteError, match=f"^{sentence}"):
         session.generate(ASKED, SAMPLING)
@@ -145,11 +165,15 @@ class AlteringSpec(SamplerSpec):
 
 
 def test_what_a_worker_sends_is_checked_too(tmp_path: Path) -> None:
-    spec = AlteringSpec(str(model_folder(tmp_path, "llama")), SamplerSection(), LearnerSection(device="cpu"))
+    spec = AlteringSpec(
+        str(model_folder(tmp_path, "llama")), SamplerSection(), LearnerSection(device="cpu")
+    )
     pool = SamplerPool(spec)
     try:
         pool.ready()
-        with pytest.raises(NotFiniteError, match=r"^log-probabilities of sampler 1 are nan for token"):
+        with pytest.raises(
+            NotFiniteError, match=r"^log-probabilities of sampler 1 are nan for token"
+        ):
             list(pool.blocks([(0, ASKED)], SAMPLING))
     finally:
         pool.close()
@@ -169,25 +193,39 @@ class OneAnswer:
 
 
 @pytest.mark.parametrize("value", [NAN, INF, 1e39])
-def test_a_reward_that_32_bits_do_not_hold_is_not_taken_for_no_verdict(tmp_path: Path, value: float) -> None:
+def test_a_reward_that_32_bits_do_not_hold_is_not_taken_for_no_verdict(
+    tmp_path: Path, value: float
+) -> None:
     section = SamplerSection()
-    sampler = SamplerSpec(str(model_folder(tmp_path, "llama")), section, LearnerSection(device="cpu")).open_here()
+    sampler = SamplerSpec(
+        str(model_folder(tmp_path, "llama")), section, LearnerSection(device="cpu")
+    ).open_here()
     session = SamplerSession(sampler)
     for second in (None, value):
         reward = lambda prompts, responses, answers, second=second: [1.0, second, None]  # noqa: E731
         collector = RolloutCollector(session, OneAnswer(), reward, str, seed=0)
         with session.at(0):
             if second is None:
-                assert collector.collect(0, 1, SAMPLING, 3).batch["score"].isnan().tolist() == [False, True, True]
+                assert collector.collect(0, 1, SAMPLING, 3).batch["score"].isnan().tolist() == [
+                    False,
+                    True,
+                    True,
+                ]
                 continue
-            with pytest.raises(NotFiniteError, match=r"^rewards are (nan|inf) for row 2 of 3; let the reward be"):
+            with pytest.raises(
+                NotFiniteError, match=r"^rewards are (nan|inf) for row 2 of 3; let the reward be"
+            ):
                 collector.collect(0, 1, SAMPLING, 3)
 
 
 @pytest.mark.parametrize("reward", ["1e39", "10**400", "-1e39"])
 def test_a_reward_function_gives_what_32_bits_hold(run: Run, reward: str) -> None:
-    Path("rewards.py").write_text(f"def parity(prompt, response, answer, row):\n    return {reward}\n")
-    with pytest.raises(ValueError, match=r"jsonl:1: reward\.function .* returned .*; return a finite number"):
+    Path("rewards.py").write_text(
+        f"def parity(prompt, response, answer, row):\n    return {reward}\n"
+    )
+    with pytest.raises(
+        ValueError, match=r"jsonl:1: reward\.function .* returned .*; return a finite number"
+    ):
         run()
 
 
@@ -195,13 +233,20 @@ def test_a_reward_function_gives_what_32_bits_hold(run: Run, reward: str) -> Non
 
 
 @pytest.mark.usefixtures("run")
-@pytest.mark.parametrize(("model", "name"), [("policy", "the policy"), ("reference", "the reference policy")])
+@pytest.mark.parametrize(
+    ("model", "name"), [("policy", "the policy"), ("reference", "the reference policy")]
+)
 def test_models_of_a_policy_gradient_are_named(tmp_path: Path, model: str, name: str) -> None:
-    sound = LearnerSpec(str(model_folder(tmp_path, "llama")), "logits", SECTION, OPTIMIZER, 0).build()
+    sound = LearnerSpec(
+        str(model_folder(tmp_path, "llama")), "logits", SECTION, OPTIMIZER, 0
+    ).build()
     models = {"policy": sound, "reference": sound, model: broken(tmp_path)}
     settings = ppo.build_settings(load("tiny.yaml", ["ppo.kl.coef=0.1"]).expect(PPORecipe), ())
     workers = PolicyGradientWorkers(
-        policy=models["policy"], reference=models["reference"], collector=cast(Any, None), phase=skip_timing
+        policy=models["policy"],
+        reference=models["reference"],
+        collector=cast(Any, None),
+        phase=skip_timing,
     )
     batch = BATCH.with_columns({"sampler_logprob": torch.zeros(26)}, {"version": torch.zeros(4)})
     with pytest.raises(NotFiniteError, match=f"^log-probabilities of {name} are nan for token"):
@@ -210,15 +255,30 @@ def test_models_of_a_policy_gradient_are_named(tmp_path: Path, model: str, name:
 
 @pytest.mark.usefixtures("run")
 def test_a_reference_policy_is_named(tmp_path: Path) -> None:
-    with pytest.raises(NotFiniteError, match="log-probabilities of the reference policy are nan for token"):
+    with pytest.raises(
+        NotFiniteError, match="log-probabilities of the reference policy are nan for token"
+    ):
         with_reference(PAIRS, broken(tmp_path))
 
 
 def test_a_teacher_that_breaks_is_named(tmp_path: Path) -> None:
-    options = DistillSection(num_prompts_per_step=4, global_batch_size=4, max_tokens=8, on_policy=False, top_k=2)
+    options = DistillSection(
+        num_prompts_per_step=4, global_batch_size=4, max_tokens=8, on_policy=False, top_k=2
+    )
     teacher = broken(tmp_path)
-    how: Any = (None, skip_timing, options, RunLength(1, None, 1), VOCABULARY, 0, Distillation("forward"), 0)
-    with pytest.raises(NotFiniteError, match=r"^log-probabilities of the teacher are nan for token"):
+    how: Any = (
+        None,
+        skip_timing,
+        options,
+        RunLength(1, None, 1),
+        VOCABULARY,
+        0,
+        Distillation("forward"),
+        0,
+    )
+    with pytest.raises(
+        NotFiniteError, match=r"^log-probabilities of the teacher are nan for token"
+    ):
         DistillStep(teacher, teacher, *how).add_teacher_logprobs(BATCH)
 
 
@@ -228,7 +288,9 @@ def test_a_teacher_that_breaks_is_named(tmp_path: Path) -> None:
 def test_a_gradient_that_breaks_changes_no_weight(tmp_path: Path) -> None:
     learner = broken(tmp_path)
     before = [piece.local.clone() for piece in learner.pieces]
-    with pytest.raises(NotFiniteError, match=r"^CrossEntropyLoss: the gradient's norm is nan at update 0"):
+    with pytest.raises(
+        NotFiniteError, match=r"^CrossEntropyLoss: the gradient's norm is nan at update 0"
+    ):
         train(learner, BATCH, CrossEntropyLoss())
     assert all(
         torch.equal(a, piece.local.nan_to_num())

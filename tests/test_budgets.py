@@ -1,6 +1,8 @@
-"""Weight has a budget: each room has a ceiling, set to what is there, and a wish that the ceiling comes down to.
+"""Weight has a budget: each room has a ceiling, set to what is there, and a wish that the ceiling
+comes down to.
 
-When a room has become lighter, lower its ceiling here; `python tests/fixtures/weight.py` prints the figures.
+When a room has become lighter, lower its ceiling here; `python tests/fixtures/weight.py` prints the
+figures.
 """
 
 from __future__ import annotations
@@ -35,16 +37,22 @@ def figures() -> dict[str, float]:
 @pytest.mark.parametrize("name", CEILINGS)
 def test_nothing_grows_above_its_ceiling(name: str, figures: dict[str, float]) -> None:
     ceiling, wanted = CEILINGS[name]
-    assert figures[name] <= max(ceiling, wanted), f"{name} weighs {figures[name]:.1f}: take something else out"
+    assert figures[name] <= max(ceiling, wanted), (
+        f"{name} weighs {figures[name]:.1f}: take something else out"
+    )
 
 
 def test_every_figure_has_a_ceiling(figures: dict[str, float]) -> None:
     assert figures.keys() == CEILINGS.keys()
-    print(*(f"{name:<20}{value:8.1f}  {CEILINGS[name]}" for name, value in figures.items()), sep="\n")
+    print(
+        *(f"{name:<20}{value:8.1f}  {CEILINGS[name]}" for name, value in figures.items()), sep="\n"
+    )
 
 
 def test_comments_and_layout_are_free_and_a_docstring_is_one_token() -> None:
-    assert count_tokens('"""Doc\nof two lines."""\n\n# a comment\nx = [1,\n     2]  # another\n') == 8
+    assert (
+        count_tokens('"""Doc\nof two lines."""\n\n# a comment\nx = [1,\n     2]  # another\n') == 8
+    )
 
 
 def test_words_and_protocols_are_counted(tmp_path: Path) -> None:

@@ -32,15 +32,24 @@ def import_graph(texts: dict[str, str]) -> dict[str, set[str]]:
 
 def test_no_files_import_each_other_in_a_circle() -> None:
     paths = [path for folder in ROOT.glob("lockstep*") for path in folder.rglob("*.py")]
-    names = (path.relative_to(ROOT).as_posix().removesuffix(".py").removesuffix("/__init__") for path in paths)
-    texts = {name.replace("/", "."): path.read_text("utf-8") for name, path in zip(names, paths, strict=True)}
+    names = (
+        path.relative_to(ROOT).as_posix().removesuffix(".py").removesuffix("/__init__")
+        for path in paths
+    )
+    texts = {
+        name.replace("/", "."): path.read_text("utf-8")
+        for name, path in zip(names, paths, strict=True)
+    }
     assert len(texts) > 500
     TopologicalSorter(import_graph(texts)).prepare()
 
 
 @pytest.mark.parametrize(
-    "text", ["import lockstep.b", "def f():\n    from lockstep.b import C", "from lockstep import b"]
+    "text",
+    ["import lockstep.b", "def f():\n    from lockstep.b import C", "from lockstep import b"],
 )
 def test_a_circle_of_two_files_is_seen(text: str) -> None:
     with pytest.raises(CycleError):
-        TopologicalSorter(import_graph({"lockstep.a": text, "lockstep.b": "from lockstep.a import D"})).prepare()
+        TopologicalSorter(
+            import_graph({"lockstep.a": text, "lockstep.b": "from lockstep.a import D"})
+        ).prepare()

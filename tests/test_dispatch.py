@@ -1,7 +1,9 @@
-"""Every decision over a closed set of choices names all of them: a new one is a type error, not another's behavior.
+"""Every decision over a closed set of choices names all of them: a new one is a type error, not
+another's behavior.
 
-`assert_never` at the end of a `match` makes the type checker ask for every choice. These tests see to it that decisions
-are written like that: by a recipe's choices (each `Literal` in its sections), by heads, and by kinds of recipes.
+`assert_never` at the end of a `match` makes the type checker ask for every choice. These tests see
+to it that decisions are written like that: by a recipe's choices (each `Literal` in its sections),
+by heads, and by kinds of recipes.
 """
 
 from __future__ import annotations
@@ -31,10 +33,16 @@ EXCEPTIONS = {
     "watch.py: evidence.outcome == 'text'": "a finding of the watch",
     "on_cpu.py: device == 'cuda'": "what Megatron asks of torch, not a recipe's device",
     "learner_group.py: device == 'cuda'": "torch's own word for a device that was resolved",
-    "setup.py: read_field(prompt.row, field) == 'math'": "what a row says, which a rule has checked",
+    "setup.py: read_field(prompt.row, field) == 'math'": (
+        "what a row says, which a rule has checked"
+    ),
     "heads.py: 'forward' in vars(head)": "a method, not a divergence",
-    "convert.py: options.values.get('grpo.loss') == 'cispo'": "the recipe refuses clip there, and nowhere else",
-    "overlay.py: taken.get('type') == 'by_row'": "the one type of reward that any option may belong to",
+    "convert.py: options.values.get('grpo.loss') == 'cispo'": (
+        "the recipe refuses clip there, and nowhere else"
+    ),
+    "overlay.py: taken.get('type') == 'by_row'": (
+        "the one type of reward that any option may belong to"
+    ),
     "row_rules.py: named == 'math'": "what a row says, which a rule has checked",
 }
 
@@ -62,7 +70,12 @@ def choices() -> set[str]:
     """All that a recipe can choose from, and the heads."""
     found = {section for _, recipe in registry.every() for section in sections(recipe)}
     annotations = [field.annotation for section in found for field in section.model_fields.values()]
-    named = {name for annotation in [*annotations, Head] for names in literals(annotation) for name in names}
+    named = {
+        name
+        for annotation in [*annotations, Head]
+        for names in literals(annotation)
+        for name in names
+    }
     return named | {*TRAINING.names, *INFERENCE.names}
 
 
@@ -84,7 +97,9 @@ def is_validator(decorator: ast.expr) -> bool:
 
 
 def validators(tree: ast.Module) -> set[ast.AST]:
-    """All within validators of sections, and `idle_options`, which one of them reads: what they can do is refuse."""
+    """All within validators of sections, and `idle_options`, which one of them reads: what they can
+    do is refuse.
+    """
     methods = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     own = [one for one in methods if any(map(is_validator, one.decorator_list))]
     own += [one for one in methods if one.name == "idle_options"]
@@ -98,7 +113,9 @@ def compared(tree: ast.Module) -> Iterator[str]:
         if not isinstance(node, ast.Compare) or node in refusing:
             continue
         operands = [node.left, *node.comparators]
-        operands = [one for one in operands if not any(value in CHOICES for value in constants(one))]
+        operands = [
+            one for one in operands if not any(value in CHOICES for value in constants(one))
+        ]
         others = [ast.unparse(operand) for operand in operands]
         of_torch = any(other.endswith((".type", "device_type")) for other in others)
         of_engines = any("reason" in other for other in others)  # why a response ended
@@ -116,16 +133,27 @@ def matched(tree: ast.Module) -> Iterator[str]:
         if not isinstance(node, ast.Match):
             continue
         values = [value for case in node.cases for value in ast.walk(case.pattern)]
-        chosen = any(isinstance(one, ast.MatchValue) and set(constants(one.value)) & CHOICES for one in values)
+        chosen = any(
+            isinstance(one, ast.MatchValue) and set(constants(one.value)) & CHOICES
+            for one in values
+        )
         kind = any(isinstance(one, ast.MatchClass) and is_recipe(one.cls) for one in values)
         of_engines = "reason" in ast.unparse(node.subject)
-        if (chosen or kind) and not of_engines and "assert_never(" not in ast.unparse(node.cases[-1].body[0]):
+        if (
+            (chosen or kind)
+            and not of_engines
+            and "assert_never(" not in ast.unparse(node.cases[-1].body[0])
+        ):
             yield f"match {ast.unparse(node.subject)}"
 
 
 def asked(tree: ast.Module) -> Iterator[str]:
     """Questions for a recipe's kind whose answer decides, rather than being insisted on."""
-    guards = [node.test for node in ast.walk(tree) if isinstance(node, ast.If) and isinstance(node.body[0], ast.Raise)]
+    guards = [
+        node.test
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and isinstance(node.body[0], ast.Raise)
+    ]
     guards += [node.test for node in ast.walk(tree) if isinstance(node, ast.Assert)]
     insisted = {node for guard in guards for node in ast.walk(guard)}
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node not in insisted]
@@ -142,10 +170,16 @@ def test_decisions_name_every_choice(rule: Any) -> None:
 
 def test_the_rules_see_what_they_are_for() -> None:
     """Written as it was before."""
-    two_way = ast.parse("def build(self):\n    if self.section.backend == 'vllm':\n        return 1\n    return 2")
+    two_way = ast.parse(
+        "def build(self):\n    if self.section.backend == 'vllm':\n        return 1\n    return 2"
+    )
     assert list(compared(two_way)) == ["self.section.backend == 'vllm'"]
     assert list(compared(ast.parse("x = kind in ('mixed', 'jsd')")))
-    assert list(matched(ast.parse("match name:\n    case 'python':\n        pass\n    case _:\n        pass")))
+    assert list(
+        matched(
+            ast.parse("match name:\n    case 'python':\n        pass\n    case _:\n        pass")
+        )
+    )
     assert list(matched(ast.parse("match recipe:\n    case SFTRecipe():\n        pass")))
     assert list(asked(ast.parse("x = 1 if isinstance(recipe, SamplingRecipe) else 0")))
 
@@ -154,14 +188,21 @@ def test_a_sampler_that_does_not_exist_is_not_replaced_by_another() -> None:
     """As if a name had been added to those that are allowed, and nothing else."""
     section = SamplerSection().model_copy(update={"backend": "sglang"})
     spec = SamplerSpec("no model is opened", section, Computation())
-    for decision in (spec.build, lambda: spec.dtype, lambda: section.engines, lambda: section.in_process):
+    for decision in (
+        spec.build,
+        lambda: spec.dtype,
+        lambda: section.engines,
+        lambda: section.in_process,
+    ):
         with pytest.raises(KeyError, match="sglang"):
             decision()
 
 
 @pytest.mark.proof
 def test_one_more_choice_is_a_type_error_wherever_it_is_added(tmp_path: Path) -> None:
-    """Adds a value of its own to each list of choices in a copy of the package, and has the copy's types checked."""
+    """Adds a value of its own to each list of choices in a copy of the package, and has the copy's
+    types checked.
+    """
     shutil.copytree(PACKAGE, tmp_path / "lockstep", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(PACKAGE.parent / "pyproject.toml", tmp_path)
     added: dict[str, str] = {}
@@ -180,5 +221,9 @@ def test_one_more_choice_is_a_type_error_wherever_it_is_added(tmp_path: Path) ->
         text=True,
     )
     print(f"{len(added)} choices added; {checked.stdout.strip().splitlines()[-1]}")
-    unnoticed = {name: where for name, where in added.items() if not re.search(rf"\b{name}\b", checked.stdout)}
+    unnoticed = {
+        name: where
+        for name, where in added.items()
+        if not re.search(rf"\b{name}\b", checked.stdout)
+    }
     assert not unnoticed

@@ -1,4 +1,6 @@
-"""The fault policy: its table, the waits and words of `Attempts`, and that nothing tries again beside it."""
+"""The fault policy: its table, the waits and words of `Attempts`, and that nothing tries again
+beside it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ SLEEPERS = {
     "system/fault_policy.py": "the policy itself",
     "helpers/process.py": "looks for a parent that has ended",
     "helpers/descendants.py": "looks for children that have ended",
-    "weight_sync/carriers.py": "looks whether a receiver still takes what is sent, until a deadline",
+    "weight_sync/carriers.py": (
+        "looks whether a receiver still takes what is sent, until a deadline"
+    ),
 }
 """Files that wait by the clock, and what for."""
 
@@ -34,7 +38,9 @@ def test_nothing_waits_or_tries_again_beside_the_policy() -> None:
     waiting = {
         path.relative_to(folder).as_posix()
         for path in folder.rglob("*.py")
-        if re.search(r"\btime\.sleep\b|\banyio\.sleep\b|\basyncio\.sleep\b|for attempt\b", path.read_text())
+        if re.search(
+            r"\btime\.sleep\b|\banyio\.sleep\b|\basyncio\.sleep\b|for attempt\b", path.read_text()
+        )
     }
     assert waiting == {*SLEEPERS, "servers/json_server.py"}
     client = (folder / "servers/json_server.py").read_text()
@@ -42,7 +48,9 @@ def test_nothing_waits_or_tries_again_beside_the_policy() -> None:
 
 
 def test_waits_grow_to_the_last_and_end_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(POLICY, "worker", replace(POLICY["worker"], waits_s=(0.0, 1.0, 5.0), limit=4))
+    monkeypatch.setitem(
+        POLICY, "worker", replace(POLICY["worker"], waits_s=(0.0, 1.0, 5.0), limit=4)
+    )
     told: list[str] = []
     attempts = Attempts("worker", told.append)
     assert [attempts.next_wait("it fell") for _ in range(5)] == [0.0, 1.0, 5.0, 5.0, None]
@@ -63,7 +71,9 @@ def test_a_recipe_says_how_often_and_none_is_without_end() -> None:
     assert told[0] == "away; asking again in 0.5 s"
 
 
-def test_what_is_told_seldom_is_told_first_and_then_when_it_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_told_seldom_is_told_first_and_then_when_it_is_due(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     told: list[str] = []
     seldom = Seldom(told.append)
     for text in ("first", "second"):

@@ -27,11 +27,17 @@ for name in sys.argv[1:]:
 
 def modules() -> list[str]:
     """Those of benchmarks and examples."""
-    paths = [path for folder in ("benchmarks", "examples") for path in sorted((ROOT / folder).rglob("*.py"))]
+    paths = [
+        path
+        for folder in ("benchmarks", "examples")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+    ]
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
     return [name for name in names if name not in SCRIPTS]
 
 
 def test_every_benchmark_and_example_can_be_imported() -> None:
-    done = subprocess.run([sys.executable, "-c", IMPORT, *modules()], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT, *modules()], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr

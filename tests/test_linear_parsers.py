@@ -1,7 +1,7 @@
 """Every parser of others' text takes time in proportion to its length.
 
-A line of `PARSERS` is a parser and texts that a stranger could send to slow it down, each of a given length. Who writes
-another parser adds a line.
+A line of `PARSERS` is a parser and texts that a stranger could send to slow it down, each of a
+given length. Who writes another parser adds a line.
 """
 
 from __future__ import annotations
@@ -85,37 +85,98 @@ WINNERS = (
 CALLS = (
     *(
         repeat(text)
-        for text in ("<tool_call>", "</tool_call>", "<tool_call>{}", CALL, f"{CALL} ", "<tool_call>{</tool_call>")
+        for text in (
+            "<tool_call>",
+            "</tool_call>",
+            "<tool_call>{}",
+            CALL,
+            f"{CALL} ",
+            "<tool_call>{</tool_call>",
+        )
     ),
     *(repeat(text, "<tool_call>") for text in ("{", "[", " ", '{"a":', "</tool_call>")),
     *(repeat(text, "<tool_call>{}", "</tool_call>") for text in (" ", "<tool_call>{}")),
-    *(repeat(text, '<tool_call>{"name": "', '"}</tool_call>') for text in ("<tool_call>", "</tool_call>", "\\\\")),
+    *(
+        repeat(text, '<tool_call>{"name": "', '"}</tool_call>')
+        for text in ("<tool_call>", "</tool_call>", "\\\\")
+    ),
     *(repeat(text) for text in ("<think>", "</think>", "<think></think>")),
 )
 JSON = tuple(repeat(text, "{") for text in ("}{", "}; {", "} ", "};", "[", " ", '"a":{'))
 LLAMA_CALLS = (repeat('{"name": "a", "parameters": {}}; '),)
 LINES = (
-    *("```a\n", "```\n", "~~~\n```\n", "`", "``` ", "> ", "> ```\n", "- ", "1. ", " ", "\n", "- ```python\n"),
+    *(
+        "```a\n",
+        "```\n",
+        "~~~\n```\n",
+        "`",
+        "``` ",
+        "> ",
+        "> ```\n",
+        "- ",
+        "1. ",
+        " ",
+        "\n",
+        "- ```python\n",
+    ),
     *("  ```python\n  x\n", "    ```\n", ">```\n> x\n", "```{"),
 )
 CODE = (
     *map(repeat, LINES),
-    *(repeat("> x\n", "> " * 500 + "```\n"), repeat("  x\n", "  ```\n"), repeat(" ", "```\n", "```x")),
+    *(
+        repeat("> x\n", "> " * 500 + "```\n"),
+        repeat("  x\n", "  ```\n"),
+        repeat(" ", "```\n", "```x"),
+    ),
 )
 THOUGHTS = tuple(
     repeat(text)
     for text in (
-        *("<think>", "</think>", "<think></think>", '"</think>"', '"</think>', "</thinking>", "<think></think> \n"),
+        *(
+            "<think>",
+            "</think>",
+            "<think></think>",
+            '"</think>"',
+            '"</think>',
+            "</thinking>",
+            "<think></think> \n",
+        ),
         *("<|channel|>", "[THINK]", " ", "<think>[THINK]", "`", "<"),
     )
 )
 WORDS = (
-    *(" ", "\n", "a", "a ", "a-", "\n ", "\n\n", ".", ". ", "? ", '."', "-", "- ", "*", "*a", "**a", "#", "# ", "["),
+    *(
+        " ",
+        "\n",
+        "a",
+        "a ",
+        "a-",
+        "\n ",
+        "\n\n",
+        ".",
+        ". ",
+        "? ",
+        '."',
+        "-",
+        "- ",
+        "*",
+        "*a",
+        "**a",
+        "#",
+        "# ",
+        "[",
+    ),
     *("[a", "[]", "<<", "<<a", "\n<<", "P.S.", "1", "'", "{"),
 )
 PROSE = (
     *map(repeat, WORDS),
-    *(repeat(".", "", "x"), repeat("a", "<<"), repeat("<a", "<<"), repeat(" ", "```\n", "x"), repeat("\n```", "```")),
+    *(
+        repeat(".", "", "x"),
+        repeat("a", "<<"),
+        repeat("<a", "<<"),
+        repeat(" ", "```\n", "x"),
+        repeat("\n```", "```"),
+    ),
     repeat(" ", "P.S.", "x\nP.S."),
 )
 KINDS_ASKED: dict[str, dict[str, Any]] = {
@@ -134,13 +195,34 @@ ROWS = (
     repeat("[", '{"a": "', '"}'),
 )
 MARKED = tuple(
-    repeat(text) for text in ("<s>", "<|im_start|>", "<|im_", "<", "<<s>s>", "[INST]", "<|", "< s>", "{", "{}", "{a}")
+    repeat(text)
+    for text in (
+        "<s>",
+        "<|im_start|>",
+        "<|im_",
+        "<",
+        "<<s>s>",
+        "[INST]",
+        "<|",
+        "< s>",
+        "{",
+        "{}",
+        "{a}",
+    )
 )
 CALCULATIONS = tuple(repeat(text) for text in ("1", "1+", "(", " ", ".", "=", "1=", "- ", "-"))
 
 ANNOUNCEMENTS = tuple(
     repeat(text)
-    for text in ("score: ", '"score: 4" ', "score: 4\n", "> score: 4\n", "“score: ", "‘winner: ", "winner: A\n")
+    for text in (
+        "score: ",
+        '"score: 4" ',
+        "score: 4\n",
+        "> score: 4\n",
+        "“score: ",
+        "‘winner: ",
+        "winner: A\n",
+    )
 )
 
 PARSERS: dict[str, tuple[Parse, tuple[Text, ...], int]] = {
@@ -154,7 +236,10 @@ PARSERS: dict[str, tuple[Parse, tuple[Text, ...], int]] = {
     "llama JSON": (lambda text: parse_calls(text, "llama3_json"), JSON, 16_000),
     "code blocks": (extract_code_block, CODE, 16_000),
     "thoughts": (drop_thought, THOUGHTS, 16_000),
-    **{f"instruction {kind}": (follows(kind, **asked), PROSE, 8_000) for kind, asked in KINDS_ASKED.items()},
+    **{
+        f"instruction {kind}": (follows(kind, **asked), PROSE, 8_000)
+        for kind, asked in KINDS_ASKED.items()
+    },
     "rows": (parse_row, ROWS, 16_000),
     "control tokens": (escaping(COMMON_CONTROLS), MARKED, 8_000),
     "templates of a judge": (fill_template, MARKED, 16_000),
@@ -162,7 +247,9 @@ PARSERS: dict[str, tuple[Parse, tuple[Text, ...], int]] = {
     "calculator": (Calculator().step, CALCULATIONS, 8_000),
     "terminal": (make_printable, tuple(repeat(text) for text in ("\x1b", "a", "\u202e")), 16_000),
 }
-CASES = [pytest.param(parse, texts, length, id=name) for name, (parse, texts, length) in PARSERS.items()]
+CASES = [
+    pytest.param(parse, texts, length, id=name) for name, (parse, texts, length) in PARSERS.items()
+]
 
 
 def cpu_s(parse: Parse, text: str) -> float:
@@ -172,15 +259,25 @@ def cpu_s(parse: Parse, text: str) -> float:
 
 
 def test_every_kind_of_instruction_is_here() -> None:
-    kinds = {name for kind in get_args(Instruction) for name in get_args(kind.model_fields["id"].annotation)}
+    kinds = {
+        name
+        for kind in get_args(Instruction)
+        for name in get_args(kind.model_fields["id"].annotation)
+    }
     assert KINDS_ASKED.keys() == kinds
 
 
 @pytest.mark.parametrize(("parse", "texts", "length"), CASES)
-def test_time_grows_no_faster_than_the_text(parse: Parse, texts: Sequence[Text], length: int) -> None:
-    """Four times the text may take ten times as long, and a little more; where its square counts, it takes sixteen."""
+def test_time_grows_no_faster_than_the_text(
+    parse: Parse, texts: Sequence[Text], length: int
+) -> None:
+    """Four times the text may take ten times as long, and a little more; where its square counts,
+    it takes sixteen.
+    """
     for number, text in enumerate(texts):
         once_s, twice_s = (cpu_s(parse, text(times * length)) for times in (1, 2))
         allowed_s = 10 * min(once_s, twice_s) + 0.05
         four_times = text(4 * length)
-        assert any(cpu_s(parse, four_times) < allowed_s for _ in range(3)), f"text {number}, {four_times[:40]!r}…"
+        assert any(cpu_s(parse, four_times) < allowed_s for _ in range(3)), (
+            f"text {number}, {four_times[:40]!r}…"
+        )

@@ -1,4 +1,6 @@
-"""Where `make` takes torch from: its builds for CPUs where there is no NVIDIA GPU and their index answers, or PyPI."""
+"""Where `make` takes torch from: its builds for CPUs where there is no NVIDIA GPU and their index
+answers, or PyPI.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,18 @@ def extra_index(folder: Path, *words: str, gpu: bool = False) -> str | None:
     (folder / "nvidia-smi").write_text("#!/bin/sh\n")
     (folder / "nvidia-smi").chmod(0o755 if gpu else 0o644)
     here = {name: value for name, value in os.environ.items() if name != "TORCH_INDEX"}
-    command = ["make", "-n", "quickstart", f"VENV={folder}/none", f"PYTHON={sys.executable}", *words]
+    command = [
+        "make",
+        "-n",
+        "quickstart",
+        f"VENV={folder}/none",
+        f"PYTHON={sys.executable}",
+        *words,
+    ]
     environment = here | {"PATH": f"{folder}:/usr/bin:/bin"}
-    run = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
+    run = subprocess.run(
+        command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True
+    )
     assert "-e ." in run.stdout
     found = re.search(r"--extra-index-url (\S+)", run.stdout)
     return None if found is None else found[1]

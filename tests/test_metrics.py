@@ -8,7 +8,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.core.metrics import ExplainedVariance, Last, Max, Mean, Metrics, Min, Reduction, Sum, merge_metrics
+from lockstep.core.metrics import (
+    ExplainedVariance,
+    Last,
+    Max,
+    Mean,
+    Metrics,
+    Min,
+    Reduction,
+    Sum,
+    merge_metrics,
+)
 
 NUMBERS = st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=20)
 
@@ -19,7 +29,10 @@ def explained(returns: list[float], errors: list[float]) -> ExplainedVariance:
 
 
 KINDS: dict[str, tuple[Callable[[list[float]], Reduction], Callable[[list[float]], float]]] = {
-    "mean": (lambda x: Mean(torch.tensor(x, dtype=torch.float64).sum(), len(x)), lambda x: sum(x) / len(x)),
+    "mean": (
+        lambda x: Mean(torch.tensor(x, dtype=torch.float64).sum(), len(x)),
+        lambda x: sum(x) / len(x),
+    ),
     "sum": (lambda x: Sum(torch.tensor(x, dtype=torch.float64).sum()), sum),
     "max": (lambda x: Max(torch.tensor(x, dtype=torch.float64).max()), max),
     "min": (lambda x: Min(min(x)), min),
@@ -35,8 +48,13 @@ def test_parts_merge_to_the_whole(kind: str, x: list[float], cut: int) -> None:
     assert merge_metrics(pieces).floats()["it"] == pytest.approx(whole(x), rel=1e-9, abs=1e-9)
 
 
-@given(st.lists(st.tuples(st.floats(-10, 10), st.floats(-3, 3)), min_size=2, max_size=30), st.integers(1, 29))
-def test_explained_variance_is_exact_over_any_split(pairs: list[tuple[float, float]], cut: int) -> None:
+@given(
+    st.lists(st.tuples(st.floats(-10, 10), st.floats(-3, 3)), min_size=2, max_size=30),
+    st.integers(1, 29),
+)
+def test_explained_variance_is_exact_over_any_split(
+    pairs: list[tuple[float, float]], cut: int
+) -> None:
     returns, errors = (list(column) for column in zip(*pairs, strict=True))
     variance = torch.tensor(returns).double().var(correction=0)
     if variance < 1e-3:

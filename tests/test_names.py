@@ -1,7 +1,9 @@
-"""The house speaks plainly: functions are named by imperative verbs, never by participles, and no two classes alike.
+"""The house speaks plainly: functions are named by imperative verbs, never by participles, and no
+two classes alike.
 
-A property is a value and may be named as one: `spec.frozen`, `rows.skipped`. Variables and fields are free. A docstring
-says what a thing is, with the noun or verb in front, and no text holds a word of `BANNED`.
+A property is a value and may be named as one: `spec.frozen`, `rows.skipped`. Variables and fields
+are free. A docstring says what a thing is, with the noun or verb in front, and no text holds a word
+of `BANNED`.
 """
 
 from __future__ import annotations
@@ -28,10 +30,16 @@ _IRREGULAR = """
     woven written
 """
 IRREGULAR = frozenset(_IRREGULAR.split())
-"""Participles that do not end in -ed. Left out is what is a noun or an imperative as well: `bound`, `cut`, `hidden`
-(states), `put`, `read`, `reset`, `run`, `set`, `split`, `spread`."""
+"""Participles that do not end in -ed.
 
-_NOUNS_AND_VERBS = "bed bleed breed embed exceed feed heed hundred indeed need proceed red seed shed speed succeed weed"
+Left out is what is a noun or an imperative as well: `bound`, `cut`, `hidden` (states), `put`,
+`read`, `reset`, `run`, `set`, `split`, `spread`.
+"""
+
+_NOUNS_AND_VERBS = (
+    "bed bleed breed embed exceed feed heed hundred indeed need proceed red seed "
+    "shed speed succeed weed"
+)
 NO_PARTICIPLES = frozenset(_NOUNS_AND_VERBS.split())
 """Verbs and nouns that end in -ed."""
 
@@ -42,12 +50,16 @@ FIELD_NAMES = {
 }
 """Functions that begin with a participle because everyone knows them by it → who does."""
 
-_RIDDLES = "as at by for from how if in of on that to what when where whether which who whoever whose why with"
+_RIDDLES = (
+    "as at by for from how if in of on that to what when where whether which who whoever "
+    "whose why with"
+)
 RIDDLES = frozenset(_RIDDLES.split())
 """First words of a docstring after which a reader still does not know what it is about."""
 
 BANNED = re.compile(
-    r"\b(goes on|nobody|of one's own|somebody|to be told|what there is|who trains|whoever)\b", re.IGNORECASE
+    r"\b(goes on|nobody|of one's own|somebody|to be told|what there is|who trains|whoever)\b",
+    re.IGNORECASE,
 )
 """Words that name no actor, or `resume` by another name."""
 
@@ -69,11 +81,16 @@ def begins_with_participle(name: str) -> bool:
     if name.startswith("__"):
         return False
     first = name.lstrip("_").partition("_")[0]
-    return first in IRREGULAR or (first.endswith("ed") and len(first) > 3 and first not in NO_PARTICIPLES)
+    return first in IRREGULAR or (
+        first.endswith("ed") and len(first) > 3 and first not in NO_PARTICIPLES
+    )
 
 
 def is_property(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    return any(ast.unparse(one).split(".")[-1] in ("property", "cached_property") for one in node.decorator_list)
+    return any(
+        ast.unparse(one).split(".")[-1] in ("property", "cached_property")
+        for one in node.decorator_list
+    )
 
 
 def participles(text: str) -> Iterator[str]:
@@ -96,7 +113,9 @@ def classes(files: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def docstrings(text: str) -> Iterator[tuple[int, str]]:
-    """Lines and texts of the docstrings of a file: strings that stand alone, below a definition or an assignment."""
+    """Lines and texts of the docstrings of a file: strings that stand alone, below a definition or
+    an assignment.
+    """
     for node in ast.walk(ast.parse(text)):
         match node:
             case ast.Expr(value=ast.Constant(value=str(words))):
@@ -122,17 +141,28 @@ def banned(text: str) -> Iterator[str]:
 
 def test_docstrings_begin_with_what_they_are_about() -> None:
     found = [f"{path}:{one}" for path, text in files().items() for one in riddles(text)]
-    assert not found, "begin these with a noun, or with a verb such as Returns:\n" + "\n".join(found)
+    assert not found, "begin these with a noun, or with a verb such as Returns:\n" + "\n".join(
+        found
+    )
 
 
 def test_no_text_holds_a_banned_word() -> None:
-    found = [f"{path}:{one}" for path, text in files().items() if path not in PROMPTS for one in banned(text)]
-    assert not found, "name who acts, and say resume for a run that is continued:\n" + "\n".join(found)
+    found = [
+        f"{path}:{one}"
+        for path, text in files().items()
+        if path not in PROMPTS
+        for one in banned(text)
+    ]
+    assert not found, "name who acts, and say resume for a run that is continued:\n" + "\n".join(
+        found
+    )
 
 
 def test_no_function_is_named_by_a_participle() -> None:
     found = [f"{path}:{one}" for path, text in files().items() for one in participles(text)]
-    assert not found, "name these by an imperative verb, such as draw, gather or open:\n" + "\n".join(found)
+    assert not found, (
+        "name these by an imperative verb, such as draw, gather or open:\n" + "\n".join(found)
+    )
 
 
 def test_no_two_classes_have_one_name() -> None:
@@ -178,7 +208,12 @@ def test_a_riddle_is_found(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["# whoever reads it", 'x = "the run\\n goes on"', 'x = f"{1} for Somebody"', '"""It is what\nthere is."""'],
+    [
+        "# whoever reads it",
+        'x = "the run\\n goes on"',
+        'x = f"{1} for Somebody"',
+        '"""It is what\nthere is."""',
+    ],
 )
 def test_a_banned_word_is_found(text: str) -> None:
     assert [one.partition(":")[0] for one in banned(text)] == ["1"]

@@ -34,7 +34,9 @@ def test_what_a_shell_would_replace_is_replaced(written: str, meant: str) -> Non
     assert expand(written) == path_argument(written) == meant
 
 
-@pytest.mark.parametrize("written", ["$NOWHERE/run", "${NOWHERE}", "~no.such.user/run", "", " ", "a\0b"])
+@pytest.mark.parametrize(
+    "written", ["$NOWHERE/run", "${NOWHERE}", "~no.such.user/run", "", " ", "a\0b"]
+)
 def test_what_stands_for_nothing_is_refused(written: str) -> None:
     with pytest.raises(InputError):
         expand(written)

@@ -21,10 +21,15 @@ def heard(program: str, *before: str, **said: str) -> str:
     """What a process prints that starts without our variables, but for what is said."""
     env = {name: value for name, value in os.environ.items() if name not in NAMES}
     command = [*before, sys.executable, "-c", program]
-    return subprocess.run(command, env={**env, **said}, capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        command, env={**env, **said}, capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
-THREADS = "import sys, lockstep; assert 'torch' not in sys.modules; import torch; print(torch.get_num_threads())"
+THREADS = (
+    "import sys, lockstep; assert 'torch' not in sys.modules; import torch; "
+    "print(torch.get_num_threads())"
+)
 
 
 def test_threads_are_set_before_torch_is_imported_by_what_the_process_may_use() -> None:
@@ -35,7 +40,10 @@ def test_threads_are_set_before_torch_is_imported_by_what_the_process_may_use() 
 
 def test_what_the_user_has_set_wins() -> None:
     assert heard(THREADS, OMP_NUM_THREADS="1") == "1"
-    offline = "import os; from lockstep.cli import main; main(['config']); print(os.environ['HF_HUB_OFFLINE'])"
+    offline = (
+        "import os; from lockstep.cli import main; main(['config']); "
+        "print(os.environ['HF_HUB_OFFLINE'])"
+    )
     assert heard(offline).splitlines()[-1] == "1"
     assert heard(offline, HF_HUB_OFFLINE="0").splitlines()[-1] == "0"
 
@@ -62,14 +70,28 @@ def test_a_command_keeps_memory_that_tensors_leave_and_so_do_its_children() -> N
         FAULTS.format(before=""),
         "from lockstep.system.process_defaults import keep_freed_memory; keep_freed_memory()",
     )
-    child = f"{keep}; import subprocess, sys; subprocess.run([sys.executable, '-c', {plain!r}], check=True)"
+    child = (
+        f"{keep}; import subprocess, sys; subprocess.run([sys.executable, '-c', {plain!r}], "
+        "check=True)"
+    )
     assert int(heard(plain)) > 8000  # a page of 4 KiB each time
     assert int(heard(FAULTS.format(before=keep))) < 4000
     assert int(heard(child)) < 4000
-    assert int(heard(FAULTS.format(before=keep), MALLOC_TRIM_THRESHOLD_="0", MALLOC_MMAP_THRESHOLD_="65536")) > 8000
+    assert (
+        int(
+            heard(
+                FAULTS.format(before=keep),
+                MALLOC_TRIM_THRESHOLD_="0",
+                MALLOC_MMAP_THRESHOLD_="65536",
+            )
+        )
+        > 8000
+    )
 
 
-@pytest.mark.parametrize(("quota", "threads"), [("max 100000", 8), ("200000 100000", 2), ("50000 100000", 1), ("", 8)])
+@pytest.mark.parametrize(
+    ("quota", "threads"), [("max 100000", 8), ("200000 100000", 2), ("50000 100000", 1), ("", 8)]
+)
 def test_a_machine_of_many_cores_is_shared_as_a_container_says(
     quota: str, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,7 +105,11 @@ def test_a_machine_of_many_cores_is_shared_as_a_container_says(
     ("GenuineIntel", {}, "AUTO,STRICT"), ("GenuineIntel", {"MKL_CBWR": "AVX2"}, "AVX2"), ("AuthenticAMD", {}, None),
 ])  # fmt: skip
 def test_mkl_adds_in_one_order_on_processors_of_intel(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, maker: str, given: dict[str, str], order: str | None
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    maker: str,
+    given: dict[str, str],
+    order: str | None,
 ) -> None:
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nvendor_id\t: {maker}\n")
     monkeypatch.setattr(process_defaults, "_PROCESSORS", tmp_path / "cpuinfo")

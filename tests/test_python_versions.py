@@ -13,11 +13,14 @@ FOLDERS = ("lockstep", "lockstep_logprobs", "lockstep_doctor", "benchmarks", "ex
 
 
 def find_lost(table: symtable.SymbolTable) -> Iterator[str]:
-    """Yields names that one comprehension of a function binds, and another one takes from the module.
+    """Yields names that one comprehension of a function binds, and another one takes from the
+    module.
 
     Python 3.12.0 to 3.12.3, which Ubuntu 24.04 has, finds no value for the second.
     """
-    parts = [one for one in table.get_children() if one.get_name() in ("listcomp", "setcomp", "dictcomp")]
+    parts = [
+        one for one in table.get_children() if one.get_name() in ("listcomp", "setcomp", "dictcomp")
+    ]
     bound = {name.get_name() for part in parts for name in part.get_symbols() if name.is_assigned()}
     for part in parts:
         yield from (
@@ -31,7 +34,10 @@ def find_lost(table: symtable.SymbolTable) -> Iterator[str]:
 
 def test_no_comprehension_takes_a_name_that_another_binds() -> None:
     files = [file for folder in FOLDERS for file in sorted((ROOT / folder).rglob("*.py"))]
-    tables = {str(file): symtable.symtable(file.read_text(encoding="utf-8"), str(file), "exec") for file in files}
+    tables = {
+        str(file): symtable.symtable(file.read_text(encoding="utf-8"), str(file), "exec")
+        for file in files
+    }
     lost = {name: list(find_lost(table)) for name, table in tables.items()}
     assert len(files) > 500
     assert not {name: some for name, some in lost.items() if some}

@@ -1,4 +1,7 @@
-"""The promises, proven on a real instruct model: `make proofs`, which makes it. The fixture skips where it is not."""
+"""The promises, proven on a real instruct model: `make proofs`, which makes it.
+
+The fixture skips where it is not.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,12 @@ def run(*command: str, cwd: Path) -> str:
     """Runs a Python command in a folder. Returns what it printed."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, *command], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, *command],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -38,7 +46,9 @@ def test_tests_of_the_real_model_are_skipped_by_name_where_it_is_not(tmp_path: P
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     assert real.require(tmp_path) == folder
-    assert find_cache_folder() != real.CACHE, "it is looked up before the tests have a cache of their own"
+    assert find_cache_folder() != real.CACHE, (
+        "it is looked up before the tests have a cache of their own"
+    )
 
 
 @pytest.mark.proof
@@ -54,13 +64,17 @@ def test_no_token_of_a_real_model_differs(real_model: Path, tmp_path: Path) -> N
 
 @pytest.mark.proof
 @pytest.mark.timeout(1800)
-def test_the_loop_of_the_readme_has_no_gap_on_a_real_model(real_model: Path, tmp_path: Path) -> None:
+def test_the_loop_of_the_readme_has_no_gap_on_a_real_model(
+    real_model: Path, tmp_path: Path
+) -> None:
     loop = (ROOT / "examples" / "rl_loop.py").read_text()
     for written, shorter in (("range(10)", "range(2)"), ("max_tokens=24", "max_tokens=8")):
         assert written in loop
         loop = loop.replace(written, shorter)
     (tmp_path / "loop.py").write_text(loop)
-    steps = re.findall(r"step \d+: .* largest gap (\S+)", run("loop.py", str(real_model), cwd=tmp_path))
+    steps = re.findall(
+        r"step \d+: .* largest gap (\S+)", run("loop.py", str(real_model), cwd=tmp_path)
+    )
     assert steps == ["0.0e+00", "0.0e+00"]
 
 
@@ -69,11 +83,35 @@ def test_the_loop_of_the_readme_has_no_gap_on_a_real_model(real_model: Path, tmp
 def test_a_step_of_ppo_has_no_gap_on_a_real_model(real_model: Path, tmp_path: Path) -> None:
     write_rows(tmp_path / "train.jsonl", TRAINED)
     write_rows(tmp_path / "validation.jsonl", HELD_OUT)
-    short = ("run.max_steps=1", "run.validate_every=1", "data.max_validation_samples=4", "sampling.max_tokens=6")
-    few = ("ppo.num_prompts_per_step=4", "ppo.global_batch_size=4", "run.folder=run", f"model.path={real_model}")
-    run("-m", "lockstep", "train", str(ROOT / "benchmarks" / "mission" / "ppo.yaml"), *short, *few, cwd=tmp_path)
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    gaps = [row["agreement/max_abs_logprob_diff"] for row in rows if "agreement/max_abs_logprob_diff" in row]
+    short = (
+        "run.max_steps=1",
+        "run.validate_every=1",
+        "data.max_validation_samples=4",
+        "sampling.max_tokens=6",
+    )
+    few = (
+        "ppo.num_prompts_per_step=4",
+        "ppo.global_batch_size=4",
+        "run.folder=run",
+        f"model.path={real_model}",
+    )
+    run(
+        "-m",
+        "lockstep",
+        "train",
+        str(ROOT / "benchmarks" / "mission" / "ppo.yaml"),
+        *short,
+        *few,
+        cwd=tmp_path,
+    )
+    rows = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
+    gaps = [
+        row["agreement/max_abs_logprob_diff"]
+        for row in rows
+        if "agreement/max_abs_logprob_diff" in row
+    ]
     assert gaps == [0.0]
 
 

@@ -18,7 +18,9 @@ def lockstep(words: str, **environment: str) -> subprocess.CompletedProcess[str]
     """Runs a command by a shell, for its redirections."""
     command = f"{sys.executable} -m lockstep {words}"
     env = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    return subprocess.run(["sh", "-c", command], env=env, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        ["sh", "-c", command], env=env, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.mark.parametrize("command", ["config nosuch", "train nosuch"])
@@ -40,18 +42,24 @@ def test_a_note_that_a_full_disk_refuses_ends_nothing() -> None:
 def test_files_are_read_and_written_in_utf8_whatever_the_locale() -> None:
     packages = ("lockstep", "lockstep_logprobs", "lockstep_doctor")
     files = [path for package in packages for path in sorted((ROOT / package).rglob("*.py"))]
-    assert [f"{path.relative_to(ROOT)}:{line}" for path in files for line in _find_unsaid(path)] == []
+    assert [
+        f"{path.relative_to(ROOT)}:{line}" for path in files for line in _find_unsaid(path)
+    ] == []
 
 
 def _find_unsaid(path: Path) -> Iterator[int]:
     """Lines that read or write text in the encoding of the locale."""
     for node in ast.walk(ast.parse(path.read_bytes())):
-        if not isinstance(node, ast.Call) or any(word.arg in ("encoding", None) for word in node.keywords):
+        if not isinstance(node, ast.Call) or any(
+            word.arg in ("encoding", None) for word in node.keywords
+        ):
             continue
         name = getattr(node.func, "attr", getattr(node.func, "id", None))
         modes = [word.value for word in node.keywords if word.arg == "mode"]
         if name in ("open", "fdopen"):
-            modes += node.args[0 if isinstance(node.func, ast.Attribute) and name == "open" else 1 :][:1]
+            modes += node.args[
+                0 if isinstance(node.func, ast.Attribute) and name == "open" else 1 :
+            ][:1]
         said = [str(mode.value) for mode in modes if isinstance(mode, ast.Constant)]
         is_text = bool(said) and set(said[0]) <= set("rwax+t")
         is_text = is_text or (name == "read_text" and not node.args)

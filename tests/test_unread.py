@@ -1,4 +1,6 @@
-"""A pipe whose reader has ended, such as `head`: a command ends quietly, and a run trains to its end."""
+"""A pipe whose reader has ended, such as `head`: a command ends quietly, and a run trains to its
+end.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,16 @@ from lockstep.system.unread import is_unread, silence
 
 
 def run_unread(*command: str, messages_too: bool = False) -> subprocess.CompletedProcess[bytes]:
-    """Runs Python with an output that no one reads, and where asked, with messages that no one reads."""
+    """Runs Python with an output that no one reads, and where asked, with messages that no one
+    reads.
+    """
     reader, unread = os.pipe()
     os.close(reader)
     try:
         messages = unread if messages_too else subprocess.PIPE
-        return subprocess.run([sys.executable, *command], stdout=unread, stderr=messages, check=False)
+        return subprocess.run(
+            [sys.executable, *command], stdout=unread, stderr=messages, check=False
+        )
     finally:
         os.close(unread)
 
@@ -45,7 +51,8 @@ def test_a_pipe_is_unread_when_its_reader_has_gone() -> None:
 
 def test_a_run_that_no_one_reads_goes_on_to_its_end(in_tmp: Path) -> None:
     Path("rewards.py").write_text(
-        "def score(prompt, response, answer, row):\n    print('scored', flush=True)\n    return 1.0\n"
+        "def score(prompt, response, answer, row):\n    print('scored', flush=True)\n    return "
+        "1.0\n"
     )
     reward = {"reward": {"type": "python", "function": "rewards.py:score"}}
     Path("tiny.yaml").write_text(yaml.safe_dump(RECIPE | reward))

@@ -1,4 +1,6 @@
-"""The wheel holds all that a run needs: built, installed apart from the checkout, and used from there."""
+"""The wheel holds all that a run needs: built, installed apart from the checkout, and used from
+there.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ import pytest
 
 pytestmark = pytest.mark.full
 
-pytest.importorskip("setuptools", reason="needs setuptools to build a wheel without the network: pip install it")
+pytest.importorskip(
+    "setuptools", reason="needs setuptools to build a wheel without the network: pip install it"
+)
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("lockstep", "lockstep_logprobs", "lockstep_doctor", "lockstep_convert")
@@ -29,13 +33,20 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     source = made / "source"
     for folder in PACKAGES:
-        shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__", "*.pyi"))
+        shutil.copytree(
+            ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__", "*.pyi")
+        )
     (source / ".ci").mkdir()
     for name in ("pyproject.toml", "setup.py", ".ci/face.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
-    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(made), str(source)], check=True)
+    subprocess.run(
+        [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(made), str(source)],
+        check=True,
+    )
     [wheel] = made.glob("*.whl")
-    subprocess.run([*pip, "install", "--no-deps", "--target", str(made / "site"), str(wheel)], check=True)
+    subprocess.run(
+        [*pip, "install", "--no-deps", "--target", str(made / "site"), str(wheel)], check=True
+    )
     return made / "site"
 
 
@@ -59,7 +70,9 @@ def installed(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Lockstep:
 def test_every_recipe_is_in_the_wheel(installed: Lockstep) -> None:
     listed = {line.split()[0] for line in installed("config").splitlines()}
     assert listed == {
-        path.stem for folder in ("lockstep", "lockstep_doctor") for path in (ROOT / folder).rglob("recipes/*.yaml")
+        path.stem
+        for folder in ("lockstep", "lockstep_doctor")
+        for path in (ROOT / folder).rglob("recipes/*.yaml")
     }
 
 
@@ -77,12 +90,24 @@ def test_the_wheel_says_what_it_is_and_has_types(site: Path) -> None:
     [found] = distributions(path=[str(site)])
     about = found.metadata
     assert about["Name"] == "lockstep-rl"
-    assert all(about[name] for name in ("Summary", "Author", "Keywords", "License-Expression", "Requires-Python"))
+    assert all(
+        about[name]
+        for name in ("Summary", "Author", "Keywords", "License-Expression", "Requires-Python")
+    )
     assert "Typing :: Typed" in (about.get_all("Classifier") or [])
     assert "lockstep train" in (about["Description"] or ""), "README.md is its description"
 
 
 def test_the_wheel_has_the_tables_of_other_libraries(installed: Lockstep) -> None:
-    words = ("--model_name_or_path", "m", "--dataset_name", "./rows.jsonl", "--max_prompt_length", "8")
+    words = (
+        "--model_name_or_path",
+        "m",
+        "--dataset_name",
+        "./rows.jsonl",
+        "--max_prompt_length",
+        "8",
+    )
     steps = ("--lr_scheduler_type", "constant", "--max_steps", "1")
-    assert "sft:" in installed("convert", "--from", "trl", "--algorithm", "sft", "--", *words, *steps)
+    assert "sft:" in installed(
+        "convert", "--from", "trl", "--algorithm", "sft", "--", *words, *steps
+    )

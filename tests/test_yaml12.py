@@ -44,7 +44,9 @@ texts = st.text(st.characters(exclude_categories=["Cs", "Cc"])) | st.sampled_fro
     ["1e5", "no", "007", "null", "1:2", "~", "a\nb\n"]
 )
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | texts
-trees = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(texts, inner), max_leaves=20)
+trees = st.recursive(
+    scalars, lambda inner: st.lists(inner) | st.dictionaries(texts, inner), max_leaves=20
+)
 
 
 @given(trees)

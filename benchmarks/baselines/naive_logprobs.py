@@ -1,8 +1,10 @@
-"""The other side of `benchmarks.logprobs`: sharded log-probabilities as one writes them first, left to autograd.
+"""The other side of `benchmarks.logprobs`: sharded log-probabilities as one writes them first, left
+to autograd.
 
-The logits are cast to fp32, log-softmax is written out with one all-reduce for the maxima and one for the sums of
-exponentials, its columns are picked with a mask, and a third all-reduce gives them to all ranks. Sampling brings whole
-rows together by an all-to-all and sorts them. Every function takes a process group, and None means one process.
+The logits are cast to fp32, log-softmax is written out with one all-reduce for the maxima and one
+for the sums of exponentials, its columns are picked with a mask, and a third all-reduce gives them
+to all ranks. Sampling brings whole rows together by an all-to-all and sorts them. Every function
+takes a process group, and None means one process.
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ Group = dist.ProcessGroup | None
 
 
 class SumOverRanks(torch.autograd.Function):
-    """All-reduce. What follows is either the same on all ranks, or its gradients have to be summed as well."""
+    """All-reduce.
+
+    What follows is either the same on all ranks, or its gradients have to be summed as well.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group, followed_alike: bool) -> Tensor:
@@ -32,7 +37,9 @@ class SumOverRanks(torch.autograd.Function):
 
 
 class Gathered(torch.autograd.Function):
-    """The ranks' tensors end to end; backward sums over ranks, or keeps to its own where what follows is alike."""
+    """The ranks' tensors end to end; backward sums over ranks, or keeps to its own where what
+    follows is alike.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, followed_alike: bool) -> Tensor:
@@ -49,7 +56,9 @@ class Gathered(torch.autograd.Function):
 
 
 class WholeRows(torch.autograd.Function):
-    """From all rows of this rank's columns [M, v] to all columns of this rank's rows [M/TP, V], and back."""
+    """From all rows of this rank's columns [M, v] to all columns of this rank's rows [M/TP, V], and
+    back.
+    """
 
     @staticmethod
     def forward(ctx: Any, x_Mv: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -83,7 +92,9 @@ def log_softmax(logits: Tensor, group: Group) -> Tensor:
 
 
 def columns(x: Tensor, index: Tensor, start: int, group: Group) -> Tensor:
-    """The columns `index` [..., K], ids of the whole vocabulary, of `x` [..., v], whose first is number `start`."""
+    """The columns `index` [..., K], ids of the whole vocabulary, of `x` [..., v], whose first is
+    number `start`.
+    """
     inside = (index >= start) & (index < start + x.shape[-1])
     picked = x.gather(-1, (index - start).clamp(0, x.shape[-1] - 1)) * inside
     return SumOverRanks.apply(picked, group, True)
@@ -111,13 +122,19 @@ def cross_entropy(student: Tensor, teacher: Tensor, group: Group) -> Tensor:
     return SumOverRanks.apply(-(p * log_softmax(student, group)).sum(-1), group, True)
 
 
-def hidden_logprobs(hidden_SBD: Tensor, target_BS: Tensor, weight_vD: Tensor, start: int, group: Any) -> Tensor:
-    """log p [B, S] from this rank's positions of the hidden states: gathered, multiplied out, and then as above."""
+def hidden_logprobs(
+    hidden_SBD: Tensor, target_BS: Tensor, weight_vD: Tensor, start: int, group: Any
+) -> Tensor:
+    """log p [B, S] from this rank's positions of the hidden states: gathered, multiplied out, and
+    then as above.
+    """
     whole_SBD = Gathered.apply(hidden_SBD, group, False)
     return logprobs(whole_SBD @ weight_vD.t(), target_BS.t(), start, group).t()
 
 
-def sampled_logprobs(logits: Tensor, target: Tensor, group: Any, top_k: int | None, top_p: float) -> Tensor:
+def sampled_logprobs(
+    logits: Tensor, target: Tensor, group: Any, top_k: int | None, top_p: float
+) -> Tensor:
     """log p under top-k, then top-p: every rank sorts whole rows of its share of the positions."""
     rows_NV = WholeRows.apply(logits.view(-1, logits.shape[-1]), group).float()
     own_N = target.reshape(-1).chunk(dist.get_world_size(group))[dist.get_rank(group)]
@@ -143,9 +160,15 @@ def _outside(rows_NV: Tensor, top_k: int | None, top_p: float) -> Tensor:
 def distillation(
     student: Tensor, teacher_topk: Tensor, index: Tensor, start: int, group: Group
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """log p at the teacher's tokens, the teacher's own, and Σ p log p; without the last position."""
+    """log p at the teacher's tokens, the teacher's own, and Σ p log p; without the last
+    position.
+    """
     picked = gather_logprobs(student, index, start, group)
-    return picked[:, :-1], teacher_topk.float().log_softmax(-1)[:, :-1], negative_entropy(student, group)[:, :-1]
+    return (
+        picked[:, :-1],
+        teacher_topk.float().log_softmax(-1)[:, :-1],
+        negative_entropy(student, group)[:, :-1],
+    )
 
 
 def topk(logits: Tensor, k: int, group: Any) -> tuple[Tensor, Tensor]:
@@ -156,15 +179,26 @@ def topk(logits: Tensor, k: int, group: Any) -> tuple[Tensor, Tensor]:
 
 
 def packed_logprobs(
-    logits: Tensor, target: Tensor, bounds: Tensor, width: int, start: int, group: Group, context: Group
+    logits: Tensor,
+    target: Tensor,
+    bounds: Tensor,
+    width: int,
+    start: int,
+    group: Group,
+    context: Group,
 ) -> Tensor:
-    """log p of packed sequences [B, width − 1], each on its own: next tokens, the zig-zag, and the gather."""
+    """log p of packed sequences [B, width − 1], each on its own: next tokens, the zig-zag, and the
+    gather.
+    """
     share = 1 if context is None else dist.get_world_size(context)
     lengths = [int(bounds[i + 1] - bounds[i]) for i in range(len(bounds) - 1)]
     following = [sequence.roll(-1) for sequence in target[0].split(lengths)]
     own = torch.cat([_zigzag(sequence, context) for sequence in following])
     logp = logprobs(logits, own[None], start, group)[0]
-    rows = [_whole(piece, context)[: width - 1] for piece in logp.split([length // share for length in lengths])]
+    rows = [
+        _whole(piece, context)[: width - 1]
+        for piece in logp.split([length // share for length in lengths])
+    ]
     return torch.stack(
         [
             F.pad(row[: length - 1], (0, width - len(row[: length - 1]) - 1))

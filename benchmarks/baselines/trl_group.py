@@ -1,7 +1,8 @@
 """The other side of `benchmarks.group_step`: TRL's GRPO and RLOO trainers. Prints one JSON line.
 
-The settings are those that cost it least on a CPU: fp32 without autocast, no gradient checkpointing, the whole batch in
-one micro-batch, nothing logged or saved, no progress bar, and a reward that costs nothing.
+The settings are those that cost it least on a CPU: fp32 without autocast, no gradient
+checkpointing, the whole batch in one micro-batch, nothing logged or saved, no progress bar, and a
+reward that costs nothing.
 """
 
 from __future__ import annotations
@@ -64,7 +65,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         trainer(args, folder, clock).train()
     result = {
-        "program": f"trl {trl.__version__}, transformers {transformers.__version__}, torch {torch.__version__}",
+        "program": (
+            f"trl {trl.__version__}, transformers {transformers.__version__}, torch "
+            f"{torch.__version__}"
+        ),
         **clock.seconds(),
         "peak_rss_mb": round(peak_rss_mb(), 1),
     }

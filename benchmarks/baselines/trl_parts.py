@@ -16,7 +16,9 @@ from benchmarks.small_llama import SIZES
 
 
 class StepClock(TrainerCallback):
-    """Notes the CPU clock at the end of each step, and the time that garbage collection took until then."""
+    """Notes the CPU clock at the end of each step, and the time that garbage collection took until
+    then.
+    """
 
     def __init__(self) -> None:
         self.ticks: list[float] = []
@@ -30,13 +32,18 @@ class StepClock(TrainerCallback):
         self._gc_ticks.append(self._gc_s)
 
     def seconds(self) -> dict[str, float]:
-        """CPU seconds of the steps that count, and what is left of them without garbage collection."""
+        """CPU seconds of the steps that count, and what is left of them without garbage
+        collection.
+        """
         steps, collecting = (
-            [b - a for a, b in pairwise(ticks)][WARMUP - 1 :] for ticks in (self.ticks, self._gc_ticks)
+            [b - a for a, b in pairwise(ticks)][WARMUP - 1 :]
+            for ticks in (self.ticks, self._gc_ticks)
         )
         return {
             "cpu_s": statistics.median(steps),
-            "cpu_without_gc_s": statistics.median(s - g for s, g in zip(steps, collecting, strict=True)),
+            "cpu_without_gc_s": statistics.median(
+                s - g for s, g in zip(steps, collecting, strict=True)
+            ),
         }
 
     def _on_gc(self, phase: str, _: object) -> None:
@@ -48,11 +55,15 @@ class StepClock(TrainerCallback):
 
 
 def tokenizer(vocab: int) -> PreTrainedTokenizerFast:
-    """One token per word; padding and end lie outside of the model's vocabulary, so that nothing ends a response."""
+    """One token per word; padding and end lie outside of the model's vocabulary, so that nothing
+    ends a response.
+    """
     words = {f"t{i}": i for i in range(vocab)} | {"<pad>": vocab, "<end>": vocab + 1}
     inner = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<end>", padding_side="left")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token="<pad>", eos_token="<end>", padding_side="left"
+    )
 
 
 def add_sizes(parser: argparse.ArgumentParser) -> None:

@@ -1,11 +1,15 @@
-"""The other side of `benchmarks.ppo_step`: TRL's PPO trainer, in an environment of its own. Prints one JSON line.
+"""The other side of `benchmarks.ppo_step`: TRL's PPO trainer, in an environment of its own.
 
-TRL 1.12.0 is the last release that has a PPO trainer. It needs four models: policy, reference, value and reward. The
-settings here are those that cost it least on a CPU: fp32 without autocast, no gradient checkpointing, the whole batch
-in one micro-batch, no logging to disk, no progress bar, no sampled completions, and a reward that costs nothing.
+Prints one JSON line.
 
-The trainer calls the garbage collector twice a step. That is a fixed cost (it grows with what is imported, not with the
-model), and on a model as small as this it is half of the step and more: `cpu_without_gc_s` is the step without it.
+TRL 1.12.0 is the last release that has a PPO trainer. It needs four models: policy, reference,
+value and reward. The settings here are those that cost it least on a CPU: fp32 without autocast, no
+gradient checkpointing, the whole batch in one micro-batch, no logging to disk, no progress bar, no
+sampled completions, and a reward that costs nothing.
+
+The trainer calls the garbage collector twice a step. That is a fixed cost (it grows with what is
+imported, not with the model), and on a model as small as this it is half of the step and more:
+`cpu_without_gc_s` is the step without it.
 """
 
 from __future__ import annotations
@@ -29,7 +33,8 @@ from benchmarks.small_llama import causal_lm, llama_config, random_prompts
 
 
 class FreeReward(nn.Module):
-    """Stands where the trainer expects a reward model, and costs nothing: the score of a response is its last token.
+    """Stands where the trainer expects a reward model, and costs nothing: the score of a response
+    is its last token.
 
     The trainer runs the module named by `base_model_prefix`, then `score` on the last hidden state.
     """
@@ -108,7 +113,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         trainer(args, WARMUP + args.steps, folder, clock).train()
     result = {
-        "program": f"trl {trl.__version__}, transformers {transformers.__version__}, torch {torch.__version__}",
+        "program": (
+            f"trl {trl.__version__}, transformers {transformers.__version__}, torch "
+            f"{torch.__version__}"
+        ),
         **clock.seconds(),
         "peak_rss_mb": round(peak_rss_mb(), 1),
     }

@@ -1,17 +1,20 @@
-"""Advantages, losses, divergences and corrections of Lockstep and three other libraries, beside the papers in float64.
+"""Advantages, losses, divergences and corrections of Lockstep and three other libraries, beside the
+papers in float64.
 
     python -m benchmarks.formulas                          # Lockstep alone
     python -m benchmarks.formulas --peers FOLDER [--save]  # beside the others
 
-The same rollouts (`rollouts.py`: ragged, a tool, a response that was cut off, outliers; fp32) go through the functions
-of each library and through the papers' equations, written in float64 (`references.py`); losses in two micro-batches of
-unequal size, with the denominators that the library's trainer passes. Compared are the value and the gradient with
-respect to log-probabilities, values or logits, relative to the largest number. A difference counts as explained only if
-the equation with that difference written into it, in float64, gives the library's numbers to rounding.
+The same rollouts (`rollouts.py`: ragged, a tool, a response that was cut off, outliers; fp32) go
+through the functions of each library and through the papers' equations, written in float64
+(`references.py`); losses in two micro-batches of unequal size, with the denominators that the
+library's trainer passes. Compared are the value and the gradient with respect to log-probabilities,
+values or logits, relative to the largest number. A difference counts as explained only if the
+equation with that difference written into it, in float64, gives the library's numbers to rounding.
 
-FOLDER holds checkouts, and nothing of theirs is kept in this project. Only the files with the formulas are executed, in
-a process for each library, with stand-ins for what else they import (`loading.py`); what a library adds outside of a
-function is added as it does, and its file says how (`peers/`). These commands make them:
+FOLDER holds checkouts, and nothing of theirs is kept in this project. Only the files with the
+formulas are executed, in a process for each library, with stand-ins for what else they import
+(`loading.py`); what a library adds outside of a function is added as it does, and its file says how
+(`peers/`). These commands make them:
 
 """
 
@@ -53,7 +56,9 @@ class Comparison:
             self.missing[library] = f"there is no {checkout}"
             return
         try:
-            said = side(Path(sys.executable), "benchmarks.formulas.side", library, str(checkout.resolve()))
+            said = side(
+                Path(sys.executable), "benchmarks.formulas.side", library, str(checkout.resolve())
+            )
         except RuntimeError as error:
             self.missing[library] = str(error)
             return
@@ -64,7 +69,9 @@ class Comparison:
 def of_lockstep() -> list[Outcome]:
     """Lockstep's side."""
     batch = draw_rollouts()
-    return [judge("lockstep", case, FORMULAS[case.formula].reference, batch) for case in ours.cases()]
+    return [
+        judge("lockstep", case, FORMULAS[case.formula].reference, batch) for case in ours.cases()
+    ]
 
 
 def _commands() -> str:
@@ -79,16 +86,24 @@ def _commands() -> str:
 
 def main() -> None:
     description = f"{__doc__}{_commands()}"
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", type=Path, metavar="FOLDER", help="checkouts of the other libraries")
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/formulas.json")
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--peers", type=Path, metavar="FOLDER", help="checkouts of the other libraries"
+    )
+    parser.add_argument(
+        "--save", action="store_true", help="write benchmarks/results/formulas.json"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"  # checkouts stay as they are
     comparison = Comparison(of_lockstep())
     for library in PEERS if args.peers else ():
         comparison.ask(library, args.peers / library)
-    print(f"{environment()}\n\n{matrix(comparison.outcomes)}\n\n{LEGEND}\n\n{differences(comparison.outcomes)}")
+    print(
+        f"{environment()}\n\n{matrix(comparison.outcomes)}\n\n{LEGEND}\n\n{differences(comparison.outcomes)}"
+    )
     print(f"\n{commits(comparison.commits)}")
     for library, reason in comparison.missing.items():
         print(f"{PEERS[library].title} was not compared: {reason}", file=sys.stderr)
@@ -98,7 +113,8 @@ def main() -> None:
     unexplained = [o for o in comparison.outcomes if o.verdict == "unexplained"]
     if unexplained:
         raise SystemExit(
-            "differences without an explanation: " + ", ".join(f"{o.library} {o.formula}" for o in unexplained)
+            "differences without an explanation: "
+            + ", ".join(f"{o.library} {o.formula}" for o in unexplained)
         )
 
 

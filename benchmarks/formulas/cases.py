@@ -11,7 +11,9 @@ from torch import Tensor
 from benchmarks.formulas.rollouts import Answer, Method, Rollouts
 
 ROUNDING = 1e-5
-"""Largest difference that fp32 explains, relative to the largest number of the equation's answer."""
+"""Largest difference that fp32 explains, relative to the largest number of the equation's
+answer.
+"""
 
 Verdict = Literal["equal", "convention", "substance", "unexplained"]
 
@@ -47,9 +49,11 @@ class Outcome:
         formula: Key.
         library: Whose function.
         verdict: How it relates to the paper's equation.
-        value: Largest difference from it, relative to its largest number; None where the value has no meaning.
+        value: Largest difference from it, relative to its largest number; None where the value has
+            no meaning.
         gradient: The same of the gradient; None where there is none.
-        explained_to: Largest difference, of both, from the equation with the difference written into it.
+        explained_to: Largest difference, of both, from the equation with the difference written
+            into it.
         options: As of `Case`.
         because: As of `Case`.
         at: As of `Case`.
@@ -67,7 +71,9 @@ class Outcome:
 
 
 def judge(library: str, case: Case, reference: Method, batch: Rollouts) -> Outcome:
-    """Runs a case and compares it with the paper's equation, and where it differs with that of its difference."""
+    """Runs a case and compares it with the paper's equation, and where it differs with that of its
+    difference.
+    """
     answer, wanted = case.run(batch), reference(batch)
     value, gradient = _differences(answer, wanted, batch)
     explained_to: float | None = None
@@ -77,11 +83,25 @@ def judge(library: str, case: Case, reference: Method, batch: Rollouts) -> Outco
             explained_to = _largest(*_differences(answer, case.instead(batch), batch))
         settled = case.kind is not None and explained_to is not None and explained_to <= ROUNDING
         verdict = case.kind if settled and case.kind is not None else "unexplained"
-    return Outcome(case.formula, library, verdict, value, gradient, explained_to, case.options, case.because, case.at)
+    return Outcome(
+        case.formula,
+        library,
+        verdict,
+        value,
+        gradient,
+        explained_to,
+        case.options,
+        case.because,
+        case.at,
+    )
 
 
-def _differences(answer: Answer, wanted: Answer, batch: Rollouts) -> tuple[float | None, float | None]:
-    return _difference(answer.value, wanted.value, batch), _difference(answer.gradient, wanted.gradient, batch)
+def _differences(
+    answer: Answer, wanted: Answer, batch: Rollouts
+) -> tuple[float | None, float | None]:
+    return _difference(answer.value, wanted.value, batch), _difference(
+        answer.gradient, wanted.gradient, batch
+    )
 
 
 def _difference(x: Tensor | None, wanted: Tensor | None, batch: Rollouts) -> float | None:

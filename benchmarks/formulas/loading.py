@@ -1,9 +1,11 @@
-"""Functions of other libraries, imported from files of their checkouts: only files that hold formulas are executed.
+"""Functions of other libraries, imported from files of their checkouts: only files that hold
+formulas are executed.
 
-A file imports much that a formula does not use: engines, clusters, loggers. Executing all that would need each
-library's own environment and GPUs, so what it imports from the packages that are named beforehand, its own other
-files included, is a stand-in: it can be a base class, an annotation or a decorator that changes nothing. It has no
-arithmetic: a formula that used one would end in an error, not in a number. `torch`, `numpy`, `pydantic` are real.
+A file imports much that a formula does not use: engines, clusters, loggers. Executing all that
+would need each library's own environment and GPUs, so what it imports from the packages that are
+named beforehand, its own other files included, is a stand-in: it can be a base class, an annotation
+or a decorator that changes nothing. It has no arithmetic: a formula that used one would end in an
+error, not in a number. `torch`, `numpy`, `pydantic` are real.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from typing import Any
 
 
 class _Nothing:
-    """What calling a stand-in returns: false, a decorator that changes nothing, an object whose methods do nothing."""
+    """What calling a stand-in returns: false, a decorator that changes nothing, an object whose
+    methods do nothing.
+    """
 
     def __bool__(self) -> bool:
         return False
@@ -74,7 +78,8 @@ class _StandInLoader(Loader):
 
 
 class Files(MetaPathFinder):
-    """The files of one library; importing them changes this process for good, so each library has its own.
+    """The files of one library; importing them changes this process for good, so each library has
+    its own.
 
     Attributes:
         root: The checkout.
@@ -93,7 +98,9 @@ class Files(MetaPathFinder):
         """
         for file in real.values():
             if not (root / file).is_file():
-                raise FileNotFoundError(f"there is no {file} in {root}; check out the commit that --help names")
+                raise FileNotFoundError(
+                    f"there is no {file} in {root}; check out the commit that --help names"
+                )
         self.root, self._real, self._absent = root, real, tuple(absent)
         sys.meta_path.insert(0, self)
 
@@ -129,11 +136,17 @@ class Files(MetaPathFinder):
 
 
 def _name(node: ast.AST) -> str | None:
-    return node.name if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) else None
+    return (
+        node.name
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        else None
+    )
 
 
 def bind(cls: type, **attributes: Any) -> Any:
-    """An object of a class whose constructor is not run, with the attributes that its methods read."""
+    """An object of a class whose constructor is not run, with the attributes that its methods
+    read.
+    """
     made = object.__new__(cls)
     for name, value in attributes.items():
         setattr(made, name, value)

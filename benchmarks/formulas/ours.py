@@ -1,4 +1,6 @@
-"""Lockstep's functions on the rollouts: losses that its learners call, and advantages that its steps compute."""
+"""Lockstep's functions on the rollouts: losses that its learners call, and advantages that its
+steps compute.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ def _weigh_tokens(given: Rollouts) -> Tensor:
 
 
 def _weigh_sequences(given: Rollouts) -> Tensor:
-    return sequence_tis(given.old_logprob, given.sampler_logprob, given.mask, given.lengths, paper.TIS_HIGH)
+    return sequence_tis(
+        given.old_logprob, given.sampler_logprob, given.mask, given.lengths, paper.TIS_HIGH
+    )
 
 
 def _weigh_by_icepop(given: Rollouts) -> Tensor:
@@ -83,13 +87,19 @@ def _weigh_by_icepop(given: Rollouts) -> Tensor:
 
 def _values(given: Rollouts) -> Answer:
     loss, whole = ClippedValue(paper.VALUE_CLIP), _batch(given)
-    return of_loss(given, lambda part: _mean(loss, part, whole, _batch(part), Outputs(value=part.value)), "value")
+    return of_loss(
+        given,
+        lambda part: _mean(loss, part, whole, _batch(part), Outputs(value=part.value)),
+        "value",
+    )
 
 
 def _dpo(given: Rollouts, kind: str) -> Answer:
     options: Any = {"kind": kind, "beta": paper.DPO_BETA}
     loss, whole = Preference(**options), _batch(given, 2)
-    return of_loss(given, lambda part: _mean(loss, part, whole, _batch(part, 2), Outputs(logprob=part.logprob)))
+    return of_loss(
+        given, lambda part: _mean(loss, part, whole, _batch(part, 2), Outputs(logprob=part.logprob))
+    )
 
 
 def _entropy(given: Rollouts) -> Answer:
@@ -104,7 +114,9 @@ def _entropy(given: Rollouts) -> Answer:
 
 def _kl(given: Rollouts, estimate: Callable[[Tensor, Tensor], Tensor]) -> Answer:
     def share(part: Rollouts) -> Tensor:
-        return trainable(estimate(part.logprob, part.ref_logprob), part.mask).sum() / given.num_tokens
+        return (
+            trainable(estimate(part.logprob, part.ref_logprob), part.mask).sum() / given.num_tokens
+        )
 
     return of_loss(given, share)
 
@@ -140,7 +152,9 @@ def _group(given: Rollouts, *, kl: bool = False, **options: Any) -> Answer:
 
 def _reward(given: Rollouts) -> Answer:
     reward_N = token_rewards(given.score, given.mask, given.lengths)
-    return Answer(reward_N - paper.BETA * trainable(k1(given.old_logprob, given.ref_logprob), given.mask))
+    return Answer(
+        reward_N - paper.BETA * trainable(k1(given.old_logprob, given.ref_logprob), given.mask)
+    )
 
 
 def cases() -> list[Case]:
@@ -148,14 +162,23 @@ def cases() -> list[Case]:
     step = "lockstep/algorithms/grpo/step.py:with_advantages"
     policy, preference = f"{_LOSSES}/ppo.py:ClippedSurrogate", f"{_LOSSES}/preference.py:Preference"
     mismatch, divergence = f"{_OBJECTIVES}/mismatch.py", f"{_OBJECTIVES}/divergence.py"
-    gspo = {"mean": "responses", "sequence_ratio": True, "clip_low": paper.GSPO_CLIP, "clip_high": paper.GSPO_CLIP}
+    gspo = {
+        "mean": "responses",
+        "sequence_ratio": True,
+        "clip_low": paper.GSPO_CLIP,
+        "clip_high": paper.GSPO_CLIP,
+    }
     at_gae = f"{_OBJECTIVES}/advantage.py:gae"
     plus = {"baseline": "none", "scale_rewards": "none", "whiten_advantages": True}
     with_baseline = {"baseline": "mean", "scale_rewards": "none", "whiten_advantages": True}
     return [
         Case("gae_returns", _returns, at_gae),
         Case("gae_cut_off", partial(_returns, bootstrap=True), at_gae, "bootstrap_truncated"),
-        Case("gae_whitened", lambda given: Answer(masked_whiten(_gae(given), given.mask)), f"{_OBJECTIVES}/masks.py"),
+        Case(
+            "gae_whitened",
+            lambda given: Answer(masked_whiten(_gae(given), given.mask)),
+            f"{_OBJECTIVES}/masks.py",
+        ),
         Case(
             "grpo",
             _group,
@@ -178,7 +201,11 @@ def cases() -> list[Case]:
         Case("gspo_token", partial(_policy, **gspo), policy),
         Case("cispo", partial(_policy, cispo=True), policy),
         Case("tis_token", partial(_policy, correction=_weigh_tokens), f"{mismatch}:token_tis"),
-        Case("tis_sequence", partial(_policy, correction=_weigh_sequences), f"{mismatch}:sequence_tis"),
+        Case(
+            "tis_sequence",
+            partial(_policy, correction=_weigh_sequences),
+            f"{mismatch}:sequence_tis",
+        ),
         Case("icepop", partial(_policy, correction=_weigh_by_icepop), f"{mismatch}:icepop"),
         Case("k1", partial(_kl, estimate=k1), f"{divergence}:k1"),
         Case("k2", partial(_kl, estimate=k2), f"{divergence}:k2"),

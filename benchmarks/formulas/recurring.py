@@ -14,14 +14,27 @@ _BOUND = 10.0
 
 
 def share_credit(run: Method, at: str) -> Case:
-    """GSPO's loss with an advantage per token, where the gradient goes through one ratio per response."""
-    because = "the gradient goes through the response's ratio: its tokens share the mean of their advantages"
+    """GSPO's loss with an advantage per token, where the gradient goes through one ratio per
+    response.
+    """
+    because = (
+        "the gradient goes through the response's ratio: its tokens share the mean of their "
+        "advantages"
+    )
     return Case("gspo_token", run, at, "", "substance", because, partial(GSPO, ratio="response"))
 
 
 def bound_below(run: Method, at: str, options: str) -> Case:
     """CISPO with a lower bound of the ratio."""
-    return Case("cispo", run, at, options, "convention", "a lower bound too", partial(paper.cispo, low=paper.CLIP))
+    return Case(
+        "cispo",
+        run,
+        at,
+        options,
+        "convention",
+        "a lower bound too",
+        partial(paper.cispo, low=paper.CLIP),
+    )
 
 
 def estimate_kl(run: Callable[[Rollouts, str], Answer], at: str) -> list[Case]:
@@ -30,7 +43,15 @@ def estimate_kl(run: Callable[[Rollouts, str], Answer], at: str) -> list[Case]:
     return [
         Case("k1", lambda given: run(given, "k1"), at),
         Case("k2", lambda given: run(given, "k2"), at),
-        Case("k3", lambda given: run(given, "k3"), at, "", "convention", "at most 10, no gradient above", bounded),
+        Case(
+            "k3",
+            lambda given: run(given, "k3"),
+            at,
+            "",
+            "convention",
+            "at most 10, no gradient above",
+            bounded,
+        ),
     ]
 
 

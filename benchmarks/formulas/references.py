@@ -1,7 +1,8 @@
 """The equations of the papers, in float64, written to be read beside them.
 
-A loop per response and no padding: `_responses` hands out the trained tokens of each. Arguments after `*` are what
-libraries are free to choose; their defaults are what the paper says, or, where it says nothing, what is noted here.
+A loop per response and no padding: `_responses` hands out the trained tokens of each. Arguments
+after `*` are what libraries are free to choose; their defaults are what the paper says, or, where
+it says nothing, what is noted here.
 """
 
 from __future__ import annotations
@@ -41,11 +42,19 @@ class Response:
 def _responses(batch: Rollouts) -> Iterator[Response]:
     for row in range(batch.num_rows):
         at = ((batch.row == row) & batch.mask).nonzero().squeeze(-1)
-        columns = (batch.logprob, batch.old_logprob, batch.sampler_logprob, batch.ref_logprob, batch.advantage)
+        columns = (
+            batch.logprob,
+            batch.old_logprob,
+            batch.sampler_logprob,
+            batch.ref_logprob,
+            batch.advantage,
+        )
         yield Response(at, *(column[at] for column in columns))
 
 
-def _differentiate(batch: Rollouts, loss: Callable[[Rollouts], Tensor], by: str = "logprob") -> Answer:
+def _differentiate(
+    batch: Rollouts, loss: Callable[[Rollouts], Tensor], by: str = "logprob"
+) -> Answer:
     batch = batch.double()
     leaf = getattr(batch, by).clone().requires_grad_()
     total = loss(replace(batch, **{by: leaf}))
@@ -57,11 +66,13 @@ def _differentiate(batch: Rollouts, loss: Callable[[Rollouts], Tensor], by: str 
 
 
 def gae_advantages(batch: Rollouts, *, skip: bool = True, bootstrap: bool = False) -> Tensor:
-    """A_t = Σ_k (γλ)^k δ_(t+k), δ_t = r_t + γ·V_(t+1) − V_t (Schulman et al. 2016, eqs. 11, 12 and 16). [N].
+    """A_t = Σ_k (γλ)^k δ_(t+k), δ_t = r_t + γ·V_(t+1) − V_t (Schulman et al. 2016, eqs. 11, 12 and
+    16). [N].
 
     Args:
         batch: Rollouts.
-        skip: The steps are the tokens that the policy chose; otherwise those of a tool are steps as well, with V = 0.
+        skip: The steps are the tokens that the policy chose; otherwise those of a tool are steps as
+            well, with V = 0.
         bootstrap: After a response that was cut off comes V of the state that it ended in, not 0.
     """
     batch = batch.double()
@@ -113,9 +124,9 @@ def group(
 ) -> Answer:
     """A_i = (r_i − b_i) / s_i, the same at each token of the response.
 
-    GRPO: b and s are mean and standard deviation of the group (Shao et al. 2024, §4.1.2), here with n − 1, which the
-    paper leaves open; 0 where all are equal. Dr. GRPO: s = 1 (Liu et al. 2025, eq. 4). RLOO: b is the mean of the
-    others, s = 1 (Ahmadian et al. 2024, eq. 5).
+    GRPO: b and s are mean and standard deviation of the group (Shao et al. 2024, §4.1.2), here with
+    n − 1, which the paper leaves open; 0 where all are equal. Dr. GRPO: s = 1 (Liu et al. 2025, eq.
+    4). RLOO: b is the mean of the others, s = 1 (Ahmadian et al. 2024, eq. 5).
 
     Args:
         batch: Rollouts.
@@ -182,7 +193,9 @@ def rewards_with_kl(batch: Rollouts, *, estimate: str = "k1", bound: float = mat
 
 
 def estimator(name: str, logprob: Tensor, ref: Tensor) -> Tensor:
-    """Δ, Δ²/2 and e^(−Δ) − 1 + Δ with Δ = log π − log π_ref (Schulman 2020, 'Approximating KL divergence')."""
+    """Δ, Δ²/2 and e^(−Δ) − 1 + Δ with Δ = log π − log π_ref (Schulman 2020, 'Approximating KL
+    divergence').
+    """
     delta = logprob - ref
     return {"k1": delta, "k2": delta**2 / 2, "k3": torch.exp(-delta) - 1 + delta}[name]
 
@@ -206,21 +219,27 @@ def kl_gradient(
 ) -> Answer:
     """The gradient of KL(π ‖ π_ref) from tokens that π_old sampled: E_old[ρ·Δ·∇log π], ρ = π/π_old.
 
-    From KL = E_π[Δ]: ∇KL = E_π[Δ·∇log π] + E_π[∇log π], and the second is 0. Only the gradient has a meaning here.
+    From KL = E_π[Δ]: ∇KL = E_π[Δ·∇log π] + E_π[∇log π], and the second is 0. Only the gradient has
+    a meaning here.
 
     Args:
         batch: Rollouts.
         factor: ρ, or 1 as if π had sampled, or π/π_sampler.
-        slope: What stands in for Δ: that of k1, which is 1, or of k3, 1 − e^(−Δ), where it is differentiated as it is.
+        slope: What stands in for Δ: that of k1, which is 1, or of k3, 1 − e^(−Δ), where it is
+            differentiated as it is.
         bound: Tokens whose estimate k3 is above have no gradient.
     """
     batch = batch.double()
     gradient_N = torch.zeros_like(batch.logprob)
     for response in _responses(batch):
         delta = response.logprob - response.ref
-        slopes = {"difference": delta, "k1": torch.ones_like(delta), "k3": 1 - torch.exp(-delta)}[slope]
+        slopes = {"difference": delta, "k1": torch.ones_like(delta), "k3": 1 - torch.exp(-delta)}[
+            slope
+        ]
         slopes = torch.where(estimator("k3", response.logprob, response.ref) <= bound, slopes, 0.0)
-        behavior = {"ratio": response.old, "one": response.logprob, "sampler": response.sampler}[factor]
+        behavior = {"ratio": response.old, "one": response.logprob, "sampler": response.sampler}[
+            factor
+        ]
         ratio = torch.exp(response.logprob - behavior)
         gradient_N[response.place] = ratio * slopes / batch.num_tokens
     return Answer(None, gradient_N)
@@ -242,11 +261,12 @@ def policy_loss(
 ) -> Answer:
     """−mean of w·min(ρA, clip(ρ, 1 − low, 1 + high)·A).
 
-    PPO (Schulman et al. 2017, eq. 7) over tokens; GRPO over responses of means over tokens (Shao et al. 2024, eq. 3);
-    Dr. GRPO over responses of sums over a constant (Liu et al. 2025); DAPO's clip-higher (Yu et al. 2025, eq. 10); dual
-    clip (Ye et al. 2020, eq. 5); GSPO, ρ the geometric mean of a response's (Zheng et al. 2025, eq. 7); GSPO-token, the
-    same number with a gradient through each token alone, sg(ρ)·π/sg(π), so that each token has its own advantage
-    (eqs. 13 and 14).
+    PPO (Schulman et al. 2017, eq. 7) over tokens; GRPO over responses of means over tokens (Shao et
+    al. 2024, eq. 3); Dr. GRPO over responses of sums over a constant (Liu et al. 2025); DAPO's
+    clip-higher (Yu et al. 2025, eq. 10); dual clip (Ye et al. 2020, eq. 5); GSPO, ρ the geometric
+    mean of a response's (Zheng et al. 2025, eq. 7); GSPO-token, the same number with a gradient
+    through each token alone, sg(ρ)·π/sg(π), so that each token has its own advantage (eqs. 13 and
+    14).
 
     Args:
         batch: Rollouts.
@@ -280,7 +300,9 @@ def policy_loss(
 
 
 def cispo(batch: Rollouts, *, low: float = math.inf) -> Answer:
-    """−mean over tokens of sg(clip(ρ, 1 − low, 1 + high))·A·log π (MiniMax 2025, eqs. 4 and 5); no lower bound."""
+    """−mean over tokens of sg(clip(ρ, 1 − low, 1 + high))·A·log π (MiniMax 2025, eqs. 4 and 5); no
+    lower bound.
+    """
 
     def loss(given: Rollouts) -> Tensor:
         total = given.logprob.new_zeros(())
@@ -323,11 +345,16 @@ def icepop(delta: Tensor) -> Tensor:
 
 
 def value_loss(batch: Rollouts) -> Answer:
-    """Mean over tokens of ½·max((V − R)², (V_old + clip(V − V_old, ±ε) − R)²) (OpenAI baselines, PPO2)."""
+    """Mean over tokens of ½·max((V − R)², (V_old + clip(V − V_old, ±ε) − R)²) (OpenAI baselines,
+    PPO2).
+    """
 
     def loss(given: Rollouts) -> Tensor:
         moved = (given.value - given.old_value).clamp(-VALUE_CLIP, VALUE_CLIP)
-        plain, bounded = (given.value - given.returns) ** 2, (given.old_value + moved - given.returns) ** 2
+        plain, bounded = (
+            (given.value - given.returns) ** 2,
+            (given.old_value + moved - given.returns) ** 2,
+        )
         error_N = torch.maximum(plain, bounded) / 2
         return error_N[given.mask].mean()
 
@@ -345,7 +372,8 @@ def entropy(batch: Rollouts) -> Answer:
 
 
 def dpo(batch: Rollouts, *, squared: bool = False) -> Answer:
-    """Mean over pairs of −log σ(β·Δ), Δ = d_w − d_l, d = log π − log π_ref of an answer (Rafailov et al. 2023, eq. 7).
+    """Mean over pairs of −log σ(β·Δ), Δ = d_w − d_l, d = log π − log π_ref of an answer (Rafailov
+    et al. 2023, eq. 7).
 
     Args:
         batch: Rollouts, every two of which are a pair, the chosen one first.
@@ -353,7 +381,9 @@ def dpo(batch: Rollouts, *, squared: bool = False) -> Answer:
     """
 
     def loss(given: Rollouts) -> Tensor:
-        worth = torch.stack([(response.logprob - response.ref).sum() for response in _responses(given)])
+        worth = torch.stack(
+            [(response.logprob - response.ref).sum() for response in _responses(given)]
+        )
         gap = worth[0::2] - worth[1::2]
         if squared:
             return ((gap - 1 / (2 * DPO_BETA)) ** 2).mean()

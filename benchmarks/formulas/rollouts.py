@@ -1,8 +1,10 @@
-"""Rollouts that every library is given: small, ragged, drawn once from a seed, and like what a run records.
+"""Rollouts that every library is given: small, ragged, drawn once from a seed, and like what a run
+records.
 
-Four prompts with four responses each. One response calls a tool, whose tokens are not trained on; one was cut off; one
-group has equal rewards. Log-probabilities of policy, sampler and reference differ by what is usual, and at a few tokens
-by much more. What stands at a tool's tokens is finite and means nothing.
+Four prompts with four responses each. One response calls a tool, whose tokens are not trained on;
+one was cut off; one group has equal rewards. Log-probabilities of policy, sampler and reference
+differ by what is usual, and at a few tokens by much more. What stands at a tool's tokens is finite
+and means nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +19,11 @@ GROUP = 4
 MAX_TOKENS = 32
 _LENGTHS = (5, 17, 9, 24, 3, 32, 12, 8, 21, 6, 14, 11, 28, 4, 10, 19)
 _TRUNCATED = 5  # the response of MAX_TOKENS tokens
-_TOOLS = {1: (4, 9), 8: (7, 8), 12: (10, 21)}  # response: its tool's first token, and the first one after
+_TOOLS = {
+    1: (4, 9),
+    8: (7, 8),
+    12: (10, 21),
+}  # response: its tool's first token, and the first one after
 _SCORES = (1.0, 0.0, 0.25, 1.0, 0.0, 0.1, 0.0, 1.0, 0.7, 0.7, 0.7, 0.7, 0.3, 0.9, 0.05, 0.6)
 _MICRO_BATCHES = (6, 16)  # the first response after each
 _VOCABULARY = 7
@@ -83,14 +89,18 @@ class Rollouts:
     def double(self) -> Rollouts:
         """The same numbers in float64."""
         columns = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{name: x.double() for name, x in columns.items() if x.is_floating_point()})
+        return replace(
+            self, **{name: x.double() for name, x in columns.items() if x.is_floating_point()}
+        )
 
     def select(self, start: int, stop: int) -> Rollouts:
         """Consecutive responses; a column keeps its place in autograd's graph."""
         first, last = int(self.lengths[:start].sum()), int(self.lengths[:stop].sum())
         columns = {field.name: getattr(self, field.name) for field in fields(self)}
         of_rows = ("lengths", "score", "response_advantage", "final_value", "truncated")
-        cut = {name: x[start:stop] if name in of_rows else x[first:last] for name, x in columns.items()}
+        cut = {
+            name: x[start:stop] if name in of_rows else x[first:last] for name, x in columns.items()
+        }
         return Rollouts(**cut)
 
     def micro_batches(self) -> Iterator[Rollouts]:
@@ -129,7 +139,8 @@ class Answer:
     """What a library computes.
 
     Attributes:
-        value: A loss, or an advantage or weight of each token; None where the value means nothing by itself.
+        value: A loss, or an advantage or weight of each token; None where the value means nothing
+            by itself.
         gradient: Of a loss with respect to log-probabilities, values or logits.
     """
 
@@ -161,7 +172,9 @@ def of_loss(batch: Rollouts, loss: Callable[[Rollouts], Tensor], by: str = "logp
         by: Name of the column.
     """
     leaf = getattr(batch, by).clone().requires_grad_()
-    total = sum((loss(part) for part in replace(batch, **{by: leaf}).micro_batches()), torch.zeros(()))
+    total = sum(
+        (loss(part) for part in replace(batch, **{by: leaf}).micro_batches()), torch.zeros(())
+    )
     (gradient,) = torch.autograd.grad(total, leaf)
     return Answer(total.detach(), gradient)
 
@@ -181,7 +194,10 @@ def draw_rollouts(seed: int = 55) -> Rollouts:
 
     def outliers(*gaps: float) -> Tensor:
         """At tokens so unlikely that the larger gaps leave them a probability."""
-        moved, unlikely = torch.zeros(num_tokens, dtype=torch.float64), (old < -1.7).nonzero().squeeze(-1)
+        moved, unlikely = (
+            torch.zeros(num_tokens, dtype=torch.float64),
+            (old < -1.7).nonzero().squeeze(-1),
+        )
         places = unlikely[torch.randperm(len(unlikely), generator=generator)[: len(gaps)]]
         moved[places] = torch.tensor(gaps, dtype=torch.float64)
         return moved
@@ -206,7 +222,10 @@ def draw_rollouts(seed: int = 55) -> Rollouts:
         "score": score,
         "response_advantage": response_advantage,
         "final_value": torch.linspace(0.2, 0.9, len(lengths), dtype=torch.float64),
-        "logits": 2.0 * torch.randn(num_tokens, _VOCABULARY, generator=generator, dtype=torch.float64),
+        "logits": 2.0
+        * torch.randn(num_tokens, _VOCABULARY, generator=generator, dtype=torch.float64),
     }
     truncated = torch.arange(len(lengths)) == _TRUNCATED
-    return Rollouts(lengths, mask, truncated=truncated, **{name: x.float() for name, x in columns.items()})
+    return Rollouts(
+        lengths, mask, truncated=truncated, **{name: x.float() for name, x in columns.items()}
+    )

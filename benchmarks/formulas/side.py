@@ -1,4 +1,5 @@
-"""One library's side, in a process of its own, since importing its files with stand-ins changes a process for good.
+"""One library's side, in a process of its own, since importing its files with stand-ins changes a
+process for good.
 
     python -m benchmarks.formulas.side verl CHECKOUT
 
@@ -21,15 +22,23 @@ from benchmarks.formulas.rollouts import draw_rollouts
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("library")
     parser.add_argument("checkout", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.compiler.set_stance("force_eager")  # what they compile is computed as it is written
-    batch, peer = draw_rollouts(), importlib.import_module(f"benchmarks.formulas.peers.{args.library}")
+    batch, peer = (
+        draw_rollouts(),
+        importlib.import_module(f"benchmarks.formulas.peers.{args.library}"),
+    )
     files = peer.open_files(args.checkout)
-    outcomes = [judge(args.library, case, FORMULAS[case.formula].reference, batch) for case in peer.cases(files)]
+    outcomes = [
+        judge(args.library, case, FORMULAS[case.formula].reference, batch)
+        for case in peer.cases(files)
+    ]
     said = {
         "commit": files.commit(),
         "outcomes": [asdict(outcome) for outcome in outcomes],

@@ -1,4 +1,6 @@
-"""The results as Markdown: which formula is whose, and every difference with its reason, size, file and line."""
+"""The results as Markdown: which formula is whose, and every difference with its reason, size, file
+and line.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from benchmarks.formulas.catalog import FORMULAS
 
 SIGNS = {"equal": "=", "convention": "≈", "substance": "≠", "unexplained": "?"}
 LEGEND = (
-    "= equal to rounding (10⁻⁵ of the largest number); ≈ differs by a convention; ≠ differs in substance; – has none. "
+    "= equal to rounding (10⁻⁵ of the largest number); ≈ differs by a convention; ≠ differs in "
+    "substance; – has none. "
     "Several signs are several options, the default first; numbers are those of the second table."
 )
 
@@ -31,9 +34,17 @@ class Peer:
 
 
 PEERS = {
-    "verl": Peer("verl", "https://github.com/verl-project/verl", "1dda039b9c6311889a9c9a26040677e1254814f9"),
-    "nemo_rl": Peer("NeMo RL", "https://github.com/NVIDIA-NeMo/RL", "7ea279abfbeb698b092856d0dab61e7cf39bc909"),
-    "openrlhf": Peer("OpenRLHF", "https://github.com/OpenRLHF/OpenRLHF", "3c3be6234e0cb353e76bb8019947db9dfe99fca7"),
+    "verl": Peer(
+        "verl", "https://github.com/verl-project/verl", "1dda039b9c6311889a9c9a26040677e1254814f9"
+    ),
+    "nemo_rl": Peer(
+        "NeMo RL", "https://github.com/NVIDIA-NeMo/RL", "7ea279abfbeb698b092856d0dab61e7cf39bc909"
+    ),
+    "openrlhf": Peer(
+        "OpenRLHF",
+        "https://github.com/OpenRLHF/OpenRLHF",
+        "3c3be6234e0cb353e76bb8019947db9dfe99fca7",
+    ),
 }
 
 
@@ -45,9 +56,15 @@ def title(library: str) -> str:
 def matrix(outcomes: Sequence[Outcome]) -> str:
     """A row for each formula, a column for each library."""
     libraries, numbers = _libraries(outcomes), _numbers(outcomes)
-    lines = ["| formula | " + " | ".join(title(name) for name in libraries) + " |", "|---|" + "---|" * len(libraries)]
+    lines = [
+        "| formula | " + " | ".join(title(name) for name in libraries) + " |",
+        "|---|" + "---|" * len(libraries),
+    ]
     for key, formula in FORMULAS.items():
-        cells = [_cell([o for o in outcomes if (o.formula, o.library) == (key, name)], numbers) for name in libraries]
+        cells = [
+            _cell([o for o in outcomes if (o.formula, o.library) == (key, name)], numbers)
+            for name in libraries
+        ]
         lines.append(f"| {formula.title} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -76,7 +93,9 @@ def differences(outcomes: Sequence[Outcome]) -> str:
 
 def commits(found: Mapping[str, str]) -> str:
     """What was compared."""
-    return "\n".join(f"* {title(name)}: {PEERS[name].url} at `{commit}`" for name, commit in found.items())
+    return "\n".join(
+        f"* {title(name)}: {PEERS[name].url} at `{commit}`" for name, commit in found.items()
+    )
 
 
 def _libraries(outcomes: Sequence[Outcome]) -> list[str]:
@@ -92,7 +111,9 @@ def _numbers(outcomes: Sequence[Outcome]) -> dict[Outcome, int]:
 
 
 def _cell(outcomes: Sequence[Outcome], numbers: Mapping[Outcome, int]) -> str:
-    signs = [f"{SIGNS[o.verdict]} {numbers[o]}" if o in numbers else SIGNS[o.verdict] for o in outcomes]
+    signs = [
+        f"{SIGNS[o.verdict]} {numbers[o]}" if o in numbers else SIGNS[o.verdict] for o in outcomes
+    ]
     return " / ".join(signs) or "–"
 
 

@@ -5,8 +5,9 @@
     python -m benchmarks.ladder --show               # the tables of what has been measured
     python -m benchmarks.ladder --show --page docs/ladder.md
 
-Every run is trained by `lockstep train` on one thread. Results stand in `benchmarks/ladder/results/`, by the digest of
-the recipe: what has been measured is not measured again, and a run that was interrupted resumes.
+Every run is trained by `lockstep train` on one thread. Results stand in
+`benchmarks/ladder/results/`, by the digest of the recipe: what has been measured is not measured
+again, and a run that was interrupted resumes.
 """
 
 from __future__ import annotations
@@ -21,12 +22,22 @@ from benchmarks.ladder.tables import table, write_page
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rungs", nargs="*", choices=[*list_rungs(), []], help="rungs; none: all of them")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "rungs", nargs="*", choices=[*list_rungs(), []], help="rungs; none: all of them"
+    )
     parser.add_argument("--arms", nargs="+", default=[], help="names of arms; none: all of them")
-    parser.add_argument("--seeds", nargs="+", type=int, help="seeds; none: as many as the rung says")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time, each on one thread")
-    parser.add_argument("--out", type=Path, default=Path("build/ladder"), help="folder of runs and logs")
+    parser.add_argument(
+        "--seeds", nargs="+", type=int, help="seeds; none: as many as the rung says"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time, each on one thread"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("build/ladder"), help="folder of runs and logs"
+    )
     parser.add_argument("--show", action="store_true", help="run nothing")
     parser.add_argument(
         "--page",

@@ -58,7 +58,9 @@ class Result:
     @property
     def mean(self) -> float:
         """Mean of the curve after its first point: higher for a run that is there earlier."""
-        after = [value for step, value in zip(self.steps, self.curve, strict=True) if step] or list(self.curve)
+        after = [value for step, value in zip(self.steps, self.curve, strict=True) if step] or list(
+            self.curve
+        )
         return sum(after) / len(after)
 
     def first_at(self, threshold: float) -> int | None:
@@ -68,7 +70,11 @@ class Result:
 
 def read_results(name: str) -> list[Result]:
     """Reads all results of a rung, older ones first."""
-    return [_parse(line) for line in _file(name).read_text().splitlines()] if _file(name).exists() else []
+    return (
+        [_parse(line) for line in _file(name).read_text().splitlines()]
+        if _file(name).exists()
+        else []
+    )
 
 
 def add_result(name: str, result: Result) -> None:
@@ -85,7 +91,11 @@ def collect(rung: Rung, key: Key, folder: Path, cpu_s: float, machine: str) -> R
     rows = [row for row in read_metrics(folder) if rung.metric in row]
     assert rows, f"{folder} has no {rung.metric}"
     steps, curve = tuple(int(row["step"]) for row in rows), tuple(row[rung.metric] for row in rows)
-    end = rung.measure(folder) if rung.measure else sum(curve[-rung.last :]) / len(curve[-rung.last :])
+    end = (
+        rung.measure(folder)
+        if rung.measure
+        else sum(curve[-rung.last :]) / len(curve[-rung.last :])
+    )
     per_step = _samples_per_step(load_run(folder).expect(Algorithm).largest_step)
     return Result(key, steps, curve, end, per_step, cpu_s, machine)
 

@@ -1,7 +1,7 @@
 """The parts of the ladder: a rung is a task with arms, and claims about which arm is better.
 
-A rung is one file of `benchmarks/ladder/rungs/`, which has a `RUNG`; its recipes lie beside it. All rungs measure one
-number of which more is better.
+A rung is one file of `benchmarks/ladder/rungs/`, which has a `RUNG`; its recipes lie beside it. All
+rungs measure one number of which more is better.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ class Arm:
     def load(self, seed: int) -> Loaded:
         """Resolves the recipe for a seed."""
         beside = RUNGS / self.recipe
-        return load(str(beside) if beside.is_file() else self.recipe, [*self.options, f"seed={seed}"])
+        return load(
+            str(beside) if beside.is_file() else self.recipe, [*self.options, f"seed={seed}"]
+        )
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ class Claim:
         better: An arm.
         worse: Another one.
         because: The reason, for the reader of the table.
-        of: What is compared: the end, or the mean of the whole curve, which tells who is there first.
+        of: What is compared: the end, or the mean of the whole curve, which tells who is there
+            first.
     """
 
     better: str
@@ -72,8 +75,8 @@ class Rung:
         optimum: The metric's greatest expected value, where it is known in closed form.
         threshold: A value of the metric; the table says when each arm reaches it.
         last: The end of a curve is the mean of so many of its last points.
-        measure: Another measure of a finished run, such as the exact value of its policy; it takes the run's folder.
-            It replaces the end of the curve.
+        measure: Another measure of a finished run, such as the exact value of its policy; it takes
+            the run's folder. It replaces the end of the curve.
         needs_assets: True if its recipes name a model in the folder that LOCKSTEP_ASSETS names.
     """
 
@@ -92,14 +95,19 @@ class Rung:
     def __post_init__(self) -> None:
         for claim in self.claims:
             for name in (claim.better, claim.worse):
-                assert name in self.arms, f"rung {self.name}: a claim names the arm {name}, which it does not have"
+                assert name in self.arms, (
+                    f"rung {self.name}: a claim names the arm {name}, which it does not have"
+                )
 
     @property
     def missing(self) -> str:
         """What keeps the rung from being run on this machine; empty where nothing does."""
         if not self.needs_assets or os.environ.get(ASSETS):
             return ""
-        return f"the rung {self.name} needs a model that does not ship; set {ASSETS} to the folder that has it"
+        return (
+            f"the rung {self.name} needs a model that does not ship; set {ASSETS} to the "
+            "folder that has it"
+        )
 
 
 def list_rungs() -> list[str]:

@@ -1,4 +1,6 @@
-"""Runs of the ladder, several at a time; what has been measured is not measured again, and a killed run resumes."""
+"""Runs of the ladder, several at a time; what has been measured is not measured again, and a killed
+run resumes.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +33,23 @@ class Ladder:
     jobs: int
 
     def run(self, rungs: Sequence[Rung], arms: Sequence[str], seeds: Sequence[int] | None) -> None:
-        """Trains what has not been measured: the arms of a rung and a seed in turn, since they share a warm start."""
+        """Trains what has not been measured: the arms of a rung and a seed in turn, since they
+        share a warm start.
+        """
         for rung in rungs:
             if rung.missing:
                 print(f"left out: {rung.missing}", flush=True)
         there = [rung for rung in rungs if not rung.missing]
-        groups = [(rung, seed) for rung in there for seed in (seeds if seeds is not None else range(rung.seeds))]
+        groups = [
+            (rung, seed)
+            for rung in there
+            for seed in (seeds if seeds is not None else range(rung.seeds))
+        ]
         lock = Lock()
         with ThreadPoolExecutor(self.jobs) as pool:
-            for done in [pool.submit(self._run_group, rung, arms, seed, lock) for rung, seed in groups]:
+            for done in [
+                pool.submit(self._run_group, rung, arms, seed, lock) for rung, seed in groups
+            ]:
                 done.result()
 
     def _run_group(self, rung: Rung, arms: Sequence[str], seed: int, lock: Lock) -> None:
@@ -56,14 +66,21 @@ class Ladder:
             return
         folder = self.out / rung.name / f"{name}-{seed}-{key.recipe}"
         log = folder.with_suffix(".log")
-        if loaded.warm_start is not None and not (ROOT / loaded.warm_start.run_folder / "final").exists():
+        if (
+            loaded.warm_start is not None
+            and not (ROOT / loaded.warm_start.run_folder / "final").exists()
+        ):
             self._train("lockstep", loaded.warm_start.arguments, log)
         own = (f"run.folder={folder}",)
         cpu_s = self._train(arm.module, (*loaded.arguments, *own), log)
         result = collect(rung, key, folder, cpu_s, environment())
         with lock:
             add_result(rung.name, result)
-        print(f"{rung.name} · {name} · seed {seed} · {rung.metric} {result.end:.3f} · {cpu_s:.0f} CPU s", flush=True)
+        print(
+            f"{rung.name} · {name} · seed {seed} · {rung.metric} {result.end:.3f} · {cpu_s:.0f} "
+            "CPU s",
+            flush=True,
+        )
 
     def _train(self, module: str, arguments: Iterable[str], log: Path) -> float:
         """Trains on one thread. Returns CPU seconds, those of child processes among them.

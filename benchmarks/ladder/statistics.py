@@ -25,9 +25,11 @@ class Band:
 
 
 def iqm(values_RS: Floats) -> Floats:
-    """Mean of the middle half along the last axis; where a quarter of the values is no whole number, by parts.
+    """Mean of the middle half along the last axis; where a quarter of the values is no whole
+    number, by parts.
 
-    With S values each carries weight 1/S, and the lowest and the highest quarter of the weight are cut off.
+    With S values each carries weight 1/S, and the lowest and the highest quarter of the weight are
+    cut off.
     """
     size = values_RS.shape[-1]
     edges = np.arange(size + 1) / size
@@ -44,5 +46,7 @@ def band(values: Sequence[float], of: Callable[[Floats], Floats] = iqm) -> Band:
 
 
 def difference(better: Sequence[float], worse: Sequence[float]) -> Band:
-    """Band of the interquartile mean of seed-wise differences: both arms begin with the same warm start."""
+    """Band of the interquartile mean of seed-wise differences: both arms begin with the same warm
+    start.
+    """
     return band([one - other for one, other in zip(better, worse, strict=True)])

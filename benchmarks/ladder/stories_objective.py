@@ -27,7 +27,9 @@ def measure(run: Path) -> float:
 
 
 def sample(policy: Path, reference: Path, samples: int) -> float:
-    """The mean over responses of a policy to each held-out opening, always from the same random numbers."""
+    """The mean over responses of a policy to each held-out opening, always from the same random
+    numbers.
+    """
     from transformers import AutoModelForCausalLM
 
     from lockstep.models.tokenizer import load_tokenizer
@@ -43,12 +45,21 @@ def sample(policy: Path, reference: Path, samples: int) -> float:
 
 @torch.no_grad()
 def _respond(
-    models: Sequence[PreTrainedModel], tokenizer: PreTrainedTokenizerBase, opening: str, samples: int
+    models: Sequence[PreTrainedModel],
+    tokenizer: PreTrainedTokenizerBase,
+    opening: str,
+    samples: int,
 ) -> tuple[Tensor, Tensor]:
     prompt = torch.tensor(tokenizer(opening)["input_ids"])
     parts = [_sample_part(models, prompt, size) for size in _sizes(samples)]
-    texts = [text for tokens_ST, _ in parts for text in tokenizer.batch_decode(tokens_ST, skip_special_tokens=True)]
-    reward_S = torch.tensor([happiness(opening, text, "", {}) for text in texts], dtype=torch.float64)
+    texts = [
+        text
+        for tokens_ST, _ in parts
+        for text in tokenizer.batch_decode(tokens_ST, skip_special_tokens=True)
+    ]
+    reward_S = torch.tensor(
+        [happiness(opening, text, "", {}) for text in texts], dtype=torch.float64
+    )
     return reward_S, torch.cat([ratio_S for _, ratio_S in parts])
 
 
@@ -57,8 +68,12 @@ def _sizes(samples: int) -> Iterator[int]:
         yield min(_AT_ONCE, samples - first)
 
 
-def _sample_part(models: Sequence[PreTrainedModel], prompt: Tensor, samples: int) -> tuple[Tensor, Tensor]:
-    """Some responses with log π/π_ref of each; what follows a stop token is padding and does not count."""
+def _sample_part(
+    models: Sequence[PreTrainedModel], prompt: Tensor, samples: int
+) -> tuple[Tensor, Tensor]:
+    """Some responses with log π/π_ref of each; what follows a stop token is padding and does not
+    count.
+    """
     stops = torch.tensor(models[1].generation_config.eos_token_id)
     rows_ST = models[0].generate(  # pyright: ignore[reportCallIssue]
         prompt.expand(samples, -1), attention_mask=torch.ones(samples, len(prompt), dtype=torch.long),

@@ -1,8 +1,10 @@
-"""`lockstep train` in which `correction.kind: token_tis` weighs every token 1: stale samples pass for fresh ones.
+"""`lockstep train` in which `correction.kind: token_tis` weighs every token 1: stale samples pass
+for fresh ones.
 
     python -m benchmarks.ladder.uncorrected train RECIPE key=value …
 
-An experiment of the rung `stale`, and no option of the product: it refuses to run one step ahead without a correction.
+An experiment of the rung `stale`, and no option of the product: it refuses to run one step ahead
+without a correction.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from lockstep import cli
 from lockstep.algorithms.policy_gradient import step
 
 
-def ignore_mismatch(learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor, high: float) -> Tensor:
+def ignore_mismatch(
+    learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor, high: float
+) -> Tensor:
     """No weights at all."""
     return mask_N.float()
 

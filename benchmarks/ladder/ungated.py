@@ -1,9 +1,11 @@
-"""`lockstep train` that learns from every meta-judge's pairs of judgements, also of one that shows no skill.
+"""`lockstep train` that learns from every meta-judge's pairs of judgements, also of one that shows
+no skill.
 
     python -m benchmarks.ladder.ungated train RECIPE key=value …
 
-An experiment of the rung `meta`, and no option of the product: it shows the use of the test of skill
-(`lockstep/objectives/order_consistency.py`). All else stays the same, metrics and random numbers too.
+An experiment of the rung `meta`, and no option of the product: it shows the use of the test of
+skill (`lockstep/objectives/order_consistency.py`). All else stays the same, metrics and random
+numbers too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The mission, proven on a real model: `make mission`.
 
-Measures each part, or what is missing of it, and writes the page docs/mission.md with its pictures. Stopped at any
-instant, the same command goes on. Results stand in benchmarks/results/mission.json; `--page` writes the page of those.
-`--long` measures more of the parts that have a longer form: `make mission-long`.
+Measures each part, or what is missing of it, and writes the page docs/mission.md with its pictures.
+Stopped at any instant, the same command goes on. Results stand in benchmarks/results/mission.json;
+`--page` writes the page of those. `--long` measures more of the parts that have a longer form:
+`make mission-long`.
 """
 
 from __future__ import annotations
@@ -39,12 +40,28 @@ _ORPHANS_S = 10.0
 
 def main() -> int:
     """Entry point. Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.mission", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.mission", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="parts; none: all")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="programs at a time, each on one thread")
-    parser.add_argument("--work", type=Path, default=ROOT / "build" / "mission", help="folder of runs and logs")
-    parser.add_argument("--long", action="store_true", help=f"the longer form of {', '.join(sorted(LONGER))}")
-    parser.add_argument("--nemo-rl", type=Path, metavar="FOLDER", help="a checkout of NeMo RL, which logprobs compares")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=os.cpu_count() or 1,
+        help="programs at a time, each on one thread",
+    )
+    parser.add_argument(
+        "--work", type=Path, default=ROOT / "build" / "mission", help="folder of runs and logs"
+    )
+    parser.add_argument(
+        "--long", action="store_true", help=f"the longer form of {', '.join(sorted(LONGER))}"
+    )
+    parser.add_argument(
+        "--nemo-rl",
+        type=Path,
+        metavar="FOLDER",
+        help="a checkout of NeMo RL, which logprobs compares",
+    )
     parser.add_argument("--page", action="store_true", help="measure nothing")
     options = parser.parse_args()
     adopt_orphans()  # whose CPU seconds are counted, too
@@ -74,7 +91,10 @@ def _measure(name: str, work: Path, jobs: int, **more: Any) -> dict[str, Any]:
         found = PARTS[name].measure(real_model.make(), work, jobs, **more)
     finally:
         _await_orphans()
-        passed = {"minutes": time.monotonic() - start, "cpu_minutes": _child_cpu_seconds() - cpu_start}
+        passed = {
+            "minutes": time.monotonic() - start,
+            "cpu_minutes": _child_cpu_seconds() - cpu_start,
+        }
         spent = _add_up(work / "spent.json", {key: seconds / 60 for key, seconds in passed.items()})
     return {"environment": environment(jobs), **spent, "found": found}
 
@@ -89,13 +109,16 @@ def _add_up(file: Path, more: dict[str, float]) -> dict[str, float]:
 
 
 def _child_cpu_seconds() -> float:
-    """CPU seconds of all programs that have ended: what a part costs, also beside other work on the machine."""
+    """CPU seconds of all programs that have ended: what a part costs, also beside other work on the
+    machine.
+    """
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def _await_orphans() -> None:
-    """Waits until processes have ended that outlive their program for a moment, as ranks and engines do.
+    """Waits until processes have ended that outlive their program for a moment, as ranks and
+    engines do.
 
     Only those count in `_child_cpu_seconds` that this process has waited for.
     """
@@ -119,9 +142,18 @@ def write(results: dict[str, Any]) -> dict[Path, str]:
         picture = PAGE.parent / "pictures" / f"mission_{name}.svg"
         files[picture] = part.draw(results[name]["found"])
         command = f"`python -m benchmarks.mission {name}`"
-        minutes = f"{results[name]['minutes']:.0f} minutes, {results[name]['cpu_minutes']:.0f} CPU minutes"
+        minutes = (
+            f"{results[name]['minutes']:.0f} minutes, {results[name]['cpu_minutes']:.0f} "
+            "CPU minutes"
+        )
         about = f"{command}: {minutes} on {results[name]['environment']}."
-        sections += [f"![{part.TITLE}](pictures/{picture.name})", "", *part.describe(results[name]["found"]), "", about]
+        sections += [
+            f"![{part.TITLE}](pictures/{picture.name})",
+            "",
+            *part.describe(results[name]["found"]),
+            "",
+            about,
+        ]
     files[PAGE] = "\n".join([*HEAD, *sections]) + "\n"
     return files
 
@@ -129,8 +161,16 @@ def write(results: dict[str, Any]) -> dict[Path, str]:
 HEAD = (
     "# The mission, on a real model",
     "",
-    f"`make mission` measures what Lockstep promises on your machine, with {real_model.NAME}, and writes this page.",
-    "The weights are dequantized from 4 bits and come from a package of the Python index (`make real-model`).",
+    (
+        f"`make mission` measures what Lockstep promises on your machine, with {real_model.NAME}, "
+        "and "
+        "writes this page."
+    ),
+    (
+        "The weights are dequantized from 4 bits and come from a package of the Python index "
+        "(`make "
+        "real-model`)."
+    ),
     "What does not hold is shown as not holding.",
 )
 

@@ -1,4 +1,6 @@
-"""Part 4: agreement of every backend with every other, in fp32 and bf16; what exactness removes; planted faults."""
+"""Part 4: agreement of every backend with every other, in fp32 and bf16; what exactness removes;
+planted faults.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,14 @@ TITLE = "Agreement: backends beside each other, exactness on and off, planted fa
 
 BUDGET_S = 900
 """Seconds after which a table begins no cell; on two quiet cores none is left out."""
-BACKENDS = {"fp32": ("hf", "torch", "torch-tp3", "vllm", "megatron"), "bf16": ("hf", "torch", "torch-tp3", "vllm")}
-"""Megatron computes bf16 on GPUs alone. The model has 3 heads of keys, so tensor parallelism has 3 ranks."""
+BACKENDS = {
+    "fp32": ("hf", "torch", "torch-tp3", "vllm", "megatron"),
+    "bf16": ("hf", "torch", "torch-tp3", "vllm"),
+}
+"""Megatron computes bf16 on GPUs alone.
+
+The model has 3 heads of keys, so tensor parallelism has 3 ranks.
+"""
 _TWO_METHODS = "[{temperature: 0.0}, {temperature: 1.0}]"
 _SAMPLED = "[{temperature: 1.0}]"
 
@@ -63,7 +71,13 @@ def _short(dtype: str, data: str, methods: str) -> Table:
     Together they are the 4,603 tokens that bound rare outliers.
     """
     cells = ("lengths=[100,1000]", f"data=[{data}]", f"methods={methods}", "batch_sizes=[8]")
-    return Table(dtype, dtype, dtype, BACKENDS[dtype], (*cells, "sequences=8", "max_tokens=2000", "repeats=3"))
+    return Table(
+        dtype,
+        dtype,
+        dtype,
+        BACKENDS[dtype],
+        (*cells, "sequences=8", "max_tokens=2000", "repeats=3"),
+    )
 
 
 def _batches(dtype: str) -> Table:
@@ -75,16 +89,25 @@ def _batches(dtype: str) -> Table:
 
 def _whole(dtype: str) -> Table:
     """The whole grid."""
-    cells = ("lengths=[100,1000]", "data=[real,counting]", f"methods={_TWO_METHODS}", "batch_sizes=[1,8,32]")
+    cells = (
+        "lengths=[100,1000]",
+        "data=[real,counting]",
+        f"methods={_TWO_METHODS}",
+        "batch_sizes=[1,8,32]",
+    )
     options = (*cells, "sequences=16", "max_tokens=8000", "repeats=10")
-    return Table(f"{dtype}_whole", f"{dtype}, whole grid", dtype, BACKENDS[dtype], options, long=True)
+    return Table(
+        f"{dtype}_whole", f"{dtype}, whole grid", dtype, BACKENDS[dtype], options, long=True
+    )
 
 
 def _deep(dtype: str) -> Table:
     """One cell of two responses of 8,000 tokens, of which the last 1,000 are decoded."""
     cells = ("lengths=[8000]", "data=[real]", f"methods={_SAMPLED}", "batch_sizes=[2]")
     options = (*cells, "sequences=2", "max_tokens=16000", "repeats=1")
-    return Table(f"{dtype}_8000", f"{dtype}, 8,000 tokens", dtype, BACKENDS[dtype], options, long=True)
+    return Table(
+        f"{dtype}_8000", f"{dtype}, 8,000 tokens", dtype, BACKENDS[dtype], options, long=True
+    )
 
 
 TABLES = (
@@ -97,11 +120,16 @@ ENGINES = ("torch_sampler", "vllm", "torch", "megatron")
 """Those that a fault is planted in: two that sample, two that learn."""
 DEPTHS = {"depth_exact": "true", "depth_usual": "false"}
 ROWS, TOKENS = 1, 1024
-"""Responses whose gaps are shown by depth, and tokens of each; 2,048 tokens showed the same gap at every depth."""
+"""Responses whose gaps are shown by depth, and tokens of each; 2,048 tokens showed the same gap at
+every depth.
+"""
 
 
 def measure(model: Path, work: Path, jobs: int, long: bool = False) -> dict[str, Any]:
-    """Runs all programs, or those that are missing; `long` adds those of `make mission-long`. Returns all figures."""
+    """Runs all programs, or those that are missing; `long` adds those of `make mission-long`.
+
+    Returns all figures.
+    """
     run_all(list_programs(model, long), work, jobs)
     return collect(work)
 
@@ -117,7 +145,10 @@ def collect(work: Path) -> dict[str, Any]:
     """The figures of all programs; a table that was not measured is named."""
     measured = [table for table in TABLES if (work / table.name / "report.json").is_file()]
     return {
-        "tables": {table.name: {"title": table.title, **read_table(work / table.name)} for table in measured},
+        "tables": {
+            table.name: {"title": table.title, **read_table(work / table.name)}
+            for table in measured
+        },
         "not_measured": {table.title: table.command for table in TABLES if table not in measured},
         "certificate": _read(work / "certificate.json"),
         "depth": {name: _read(work / f"{name}.json") for name in DEPTHS},
@@ -137,7 +168,9 @@ def _measure_depth(name: str, model: Path) -> Program:
 
 def _plant(engine: str, model: Path) -> Program:
     out = f"planted_{engine}.json"
-    return Program(f"planted_{engine}", ("benchmarks.mission.planted", engine, str(model), "--out", out))
+    return Program(
+        f"planted_{engine}", ("benchmarks.mission.planted", engine, str(model), "--out", out)
+    )
 
 
 def _read(file: Path) -> Any:
@@ -145,7 +178,9 @@ def _read(file: Path) -> Any:
 
 
 def read_table(folder: Path) -> dict[str, Any]:
-    """The figures of a table's report: by cell what it is and how pairs are judged, by pair the gaps of all cells."""
+    """The figures of a table's report: by cell what it is and how pairs are judged, by pair the
+    gaps of all cells.
+    """
     report = _read(folder / "report.json")
     cells = [cell for cell in report["cells"] if cell["state"] == "measured"]
     return {
@@ -184,7 +219,8 @@ def _read_pair(pair: list[str], cells: list[dict[str, Any]]) -> dict[str, Any]:
     """A pair's gaps over the tokens that each side drew, and how often it got which verdict."""
     own = [one for cell in cells for one in cell["pairs"] if [one["train"], one["infer"]] == pair]
     sides = {
-        side: [one["drawn"][side]["figures"] for one in own if side in one["drawn"]] for side in ("infer", "train")
+        side: [one["drawn"][side]["figures"] for one in own if side in one["drawn"]]
+        for side in ("infer", "train")
     }
     return {
         "pair": pair,

@@ -42,21 +42,35 @@ def _hold(holds: bool, text: str) -> str:
 
 def _describe_pairs(found: Mapping[str, Any]) -> Iterator[str]:
     """The gaps of each pair in each table, over the tokens that either side drew."""
-    yield "`lockstep doctor table`: the gap |Δ log-probability| of a token, nats, over all measured cells of a table."
-    yield "Of A vs B, B drew the tokens of the first three columns; a learner over ranks, and Megatron, draw none."
+    yield (
+        "`lockstep doctor table`: the gap |Δ log-probability| of a token, nats, over all "
+        "measured cells of a table."
+    )
+    yield (
+        "Of A vs B, B drew the tokens of the first three columns; a learner over ranks, and "
+        "Megatron, draw none."
+    )
     yield ""
-    yield "| A vs B | table | verdicts | B's tokens | largest | mean | A's tokens | largest | mean |"
+    yield (
+        "| A vs B | table | verdicts | B's tokens | largest | mean | A's tokens | largest | mean |"
+    )
     yield "|---|---|---|---:|---:|---:|---:|---:|---:|"
     for table in found["tables"].values():
         for one in table["pairs"]:
             sides = [_write_figures(one["drawn"].get(side)) for side in ("infer", "train")]
-            yield f"| {' vs '.join(one['pair'])} | {table['title']} | {_count(one['verdicts'])} | {' | '.join(sides)} |"
+            yield (
+                f"| {' vs '.join(one['pair'])} | {table['title']} | {_count(one['verdicts'])} | "
+                f"{' | '.join(sides)} |"
+            )
 
 
 def _write_figures(figures: Mapping[str, float] | None) -> str:
     if figures is None:
         return "– | – | –"
-    return f"{figures['tokens']:,.0f} | {write_nats(figures['largest'])} | {write_nats(figures['mean'])}"
+    return (
+        f"{figures['tokens']:,.0f} | {write_nats(figures['largest'])} | "
+        f"{write_nats(figures['mean'])}"
+    )
 
 
 def _count(verdicts: Mapping[str, int]) -> str:
@@ -66,7 +80,9 @@ def _count(verdicts: Mapping[str, int]) -> str:
 def _describe_cells(found: Mapping[str, Any]) -> Iterator[str]:
     """The cells of all tables, measured or left out, and the tables that were not measured."""
     budgets = [
-        f"{one['title']} {one['budget_s'] / 60:.0f} minutes" for one in found["tables"].values() if one["budget_s"]
+        f"{one['title']} {one['budget_s'] / 60:.0f} minutes"
+        for one in found["tables"].values()
+        if one["budget_s"]
     ]
     yield f"A table begins no cell that would not end within its budget: {', '.join(budgets)}."
     yield ""
@@ -88,30 +104,42 @@ def _describe_cells(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _describe_faults(planted: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    yield "A fault is planted in a line of an engine's code, and `lockstep doctor locate` compares that engine with"
+    yield (
+        "A fault is planted in a line of an engine's code, and `lockstep doctor locate` "
+        "compares that engine with"
+    )
     yield "plain `transformers` in fp32."
     yield ""
-    yield "| engine | fault | planted at | gap, nats | module | located, innermost line first | true | undone | wrong |"
+    yield (
+        "| engine | fault | planted at | gap, nats | module | located, innermost line first | "
+        "true | undone | wrong |"
+    )
     yield "|---|---|---|---:|---|---|---|---:|---|"
     for one in planted:
         named = one["named"][(one["rank"] or 1) - 1] if one["named"] else ["nothing"]
         lines = " ← ".join(f"`{line}`" for line in named)
         true = {None: "no", 1: "yes"}.get(one["rank"], f"suspect {one['rank']}")
         yield (
-            f"| {one['engine'].replace('_', ' ')} ({one['side']}) | {one['what']} | `{one['file']}:{one['line']}` "
-            f"| {write_nats(one['gap'])} | `{one['cut']}` | {lines} | {true} | {one['removed']:.0%} "
+            f"| {one['engine'].replace('_', ' ')} ({one['side']}) | {one['what']} | "
+            f"`{one['file']}:{one['line']}` "
+            f"| {write_nats(one['gap'])} | `{one['cut']}` | {lines} | {true} | "
+            f"{one['removed']:.0%} "
             f"| {', '.join(one['wrong']) or 'neither'} |"
         )
 
 
 def _judge_tables(tables: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """A verdict for each table, with a reason of each kind if it does not hold; whether repeats gave the same bits."""
+    """A verdict for each table, with a reason of each kind if it does not hold; whether repeats
+    gave the same bits.
+    """
     for table in tables.values():
         yield judge_table(table)
         kinds = dict[str, list[str]]()
         for reason in (reason for cell in table["cells"] for reason in cell["reasons"]):
             kinds.setdefault(re.sub(r"[\d.e-]+", "#", reason), []).append(reason)
-        yield from (f"    - {len(reasons)} of this kind: {reasons[0]}." for reasons in kinds.values())
+        yield from (
+            f"    - {len(reasons)} of this kind: {reasons[0]}." for reasons in kinds.values()
+        )
     for table in tables.values():
         yield judge_repeats(table)
 
@@ -120,7 +148,10 @@ def judge_table(table: Mapping[str, Any]) -> str:
     """Whether every pair passed in every cell that was measured."""
     total = sum((Counter(cell["verdicts"]) for cell in table["cells"]), Counter[str]())
     measured = sum(cell["state"] == "measured" for cell in table["cells"])
-    count = f"{total['PASS']} of {total.total()} verdicts are PASS, in {measured} of {len(table['cells'])} cells"
+    count = (
+        f"{total['PASS']} of {total.total()} verdicts are PASS, in {measured} of "
+        f"{len(table['cells'])} cells"
+    )
     text = f"{table['title']}: all backends agree with each other. {count}."
     if total["PASS"] < total.total() and not total["FAIL"]:
         return f"- **Not shown by so few tokens**: {text}"
@@ -136,25 +167,35 @@ def judge_repeats(table: Mapping[str, Any]) -> str:
 
 
 def _judge_certificate(certificate: Mapping[str, Any]) -> Iterator[str]:
-    """A verdict for each type; both sides are the torch learner and sampler with the kernels of exactness."""
+    """A verdict for each type; both sides are the torch learner and sampler with the kernels of
+    exactness.
+    """
     controls = {one["dtype"]: one for one in certificate["controls"]}
     for dtype, own in certificate["types"].items():
         yield judge_type(dtype, own, controls.get(dtype))
     again = certificate["sampled_again"]
     text = (
-        f"`lockstep certify`: sampled again in other batches, {again['changed']:,} of {again['tokens']:,} tokens "
+        f"`lockstep certify`: sampled again in other batches, {again['changed']:,} of "
+        f"{again['tokens']:,} tokens "
         f"change; level {certificate['level']}."
     )
     yield _hold(again["tokens"] > 0 == again["changed"], text)
 
 
 def judge_type(dtype: str, own: Mapping[str, int], control: Mapping[str, Any] | None) -> str:
-    """Whether no token differs in a type, and the comparison sees a weight that is moved by one unit."""
+    """Whether no token differs in a type, and the comparison sees a weight that is moved by one
+    unit.
+    """
     holds = own["tokens"] > 0 == own["mismatches"] and control is not None and control["seen"] > 0
-    seen = "no weight was moved" if control is None else f"{control['seen']} of {control['tokens']} differ"
+    seen = (
+        "no weight was moved"
+        if control is None
+        else f"{control['seen']} of {control['tokens']} differ"
+    )
     return _hold(
         holds,
-        f"`lockstep certify` in {dtype}: {own['tokens']:,} tokens compared, {own['mismatches']:,} differ. With one "
+        f"`lockstep certify` in {dtype}: {own['tokens']:,} tokens compared, {own['mismatches']:,} "
+        "differ. With one "
         f"weight moved by one unit in the last place: {seen}.",
     )
 
@@ -166,17 +207,27 @@ def judge_depths(depth: Mapping[str, Any]) -> str:
     early, late = usual["windows"][0], _drop_rest(usual["windows"])[-1]
     text = (
         f"in bf16 exactness removes the gap at every depth. Exactness on: {exact['differ']:,} of "
-        f"{exact['tokens']:,} tokens differ, down to position {last:,}. Off: {usual['differ']:,} of "
-        f"{usual['tokens']:,} differ, mean {write_nats(early[3])} nats in the first window of positions and "
-        f"{write_nats(late[3])} in the last whole one, largest {write_nats(max(one[2] for one in usual['windows']))}."
+        f"{exact['tokens']:,} tokens differ, down to position {last:,}. Off: {usual['differ']:,} "
+        "of "
+        f"{usual['tokens']:,} differ, mean {write_nats(early[3])} nats in the first window of "
+        "positions and "
+        f"{write_nats(late[3])} in the last whole one, largest "
+        f"{write_nats(max(one[2] for one in usual['windows']))}."
     )
     return _hold(exact["tokens"] > 0 == exact["differ"] and usual["differ"] > 0, text)
 
 
 def judge_faults(planted: Sequence[Mapping[str, Any]]) -> str:
-    """Whether each edited line is among those of the first suspect, and float64 says that this engine is wrong."""
-    located = sum(one["rank"] == 1 and one["wrong"] == [one["engine"].replace("_", " ")] for one in planted)
-    text = f"{located} of {len(planted)} faults are located by line, and float64 says which engine is wrong."
+    """Whether each edited line is among those of the first suspect, and float64 says that this
+    engine is wrong.
+    """
+    located = sum(
+        one["rank"] == 1 and one["wrong"] == [one["engine"].replace("_", " ")] for one in planted
+    )
+    text = (
+        f"{located} of {len(planted)} faults are located by line, and float64 says which "
+        "engine is wrong."
+    )
     return _hold(0 < located == len(planted), text)
 
 
@@ -187,11 +238,21 @@ def _drop_rest(windows: Sequence[Any]) -> Sequence[Any]:
 
 def draw(found: Mapping[str, Any]) -> str:
     """The part's picture: largest and mean gap in bf16 by depth, as an SVG."""
-    exact, usual = (_drop_rest(found["depth"][name]["windows"]) for name in ("depth_exact", "depth_usual"))
+    exact, usual = (
+        _drop_rest(found["depth"][name]["windows"]) for name in ("depth_exact", "depth_usual")
+    )
     last = int(max(first for first, *_ in (*exact, *usual)))
     panel = Panel(36, 300, LOWEST, HIGHEST, last, logarithmic=True)
-    parts = [f'<text class="title" x="64" y="20">{NAME} in bf16: |Δ log-probability| by position, nats</text>']
-    parts += [panel.draw_level(10.0**power, "0" if power == -5 else f"1e{power}") for power in range(-5, 1)]
+    parts = [
+        (
+            f'<text class="title" x="64" y="20">{NAME} in bf16: |Δ log-probability| by position, '
+            "nats</text>"
+        )
+    ]
+    parts += [
+        panel.draw_level(10.0**power, "0" if power == -5 else f"1e{power}")
+        for power in range(-5, 1)
+    ]
     lines = {
         "sampled": ("exactness off, largest", [Figure(one[0], one[2]) for one in usual]),
         "critic": ("exactness off, mean", [Figure(one[0], one[3]) for one in usual]),
@@ -202,7 +263,8 @@ def draw(found: Mapping[str, Any]) -> str:
         text = f"{label}: 0, to the bit" if not any(point.value for point in points) else label
         parts.append(panel.draw_line(points, style))
         parts.append(
-            f'<text class="{style}fill" x="{panel.x(last / 2):.1f}" y="{panel.y(value) - 12:.1f}">{text}</text>'
+            f'<text class="{style}fill" x="{panel.x(last / 2):.1f}" '
+            f'y="{panel.y(value) - 12:.1f}">{text}</text>'
         )
     step = 2 ** max(last.bit_length() - 3, 0)
     parts += [
@@ -213,6 +275,7 @@ def draw(found: Mapping[str, Any]) -> str:
     body = "\n".join(parts)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} 330" role="img" '
-        f'aria-label="Gap of sampler and learner by depth, exactness on and off">\n<style>{STYLE}</style>\n{body}\n'
+        'aria-label="Gap of sampler and learner by depth, exactness on and '
+        f'off">\n<style>{STYLE}</style>\n{body}\n'
         f"</svg>\n"
     )

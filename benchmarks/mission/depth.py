@@ -1,9 +1,10 @@
-"""Gaps of sampler and learner in bf16 by depth, the position in the sequence: a program of the mission's part 4.
+"""Gaps of sampler and learner in bf16 by depth, the position in the sequence: a program of the
+mission's part 4.
 
     python -m benchmarks.mission.depth MODEL --exact true|false --rows 2 --tokens 2048 --out FILE
 
-Responses are sampled without an end token, and the learner scores them: with the kernels of exactness or the usual
-ones.
+Responses are sampled without an end token, and the learner scores them: with the kernels of
+exactness or the usual ones.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class DepthGaps:
         exact: True with the kernels of exactness.
         tokens: Number of tokens that were compared.
         differ: Number of those whose two log-probabilities are not equal to the bit.
-        windows: By range of `WINDOW` positions: its first, tokens, the largest |Δ| and the mean |Δ|, nats.
+        windows: By range of `WINDOW` positions: its first, tokens, the largest |Δ| and the mean
+            |Δ|, nats.
         sampling_s: Seconds of sampling.
         scoring_s: Seconds of scoring.
     """
@@ -69,7 +71,9 @@ def measure_depths(model: Path, exact: bool, rows: int, tokens: int) -> DepthGap
     return DepthGaps(exact, *summarize(scored, batch), sampled - start, time.monotonic() - sampled)
 
 
-def summarize(scored_N: Tensor, batch: Batch) -> tuple[int, int, list[tuple[int, int, float, float]]]:
+def summarize(
+    scored_N: Tensor, batch: Batch
+) -> tuple[int, int, list[tuple[int, int, float, float]]]:
     """Tokens, those that differ, and the gaps by depth, as in `DepthGaps`."""
     delta_M = (scored_N - batch["sampler_logprob"])[batch.mask].double().abs()
     depth_M = batch.position[batch.mask] // WINDOW

@@ -1,4 +1,6 @@
-"""`lockstep generate` over 500 prompts, once undisturbed and once killed and resumed: the bytes must be equal."""
+"""`lockstep generate` over 500 prompts, once undisturbed and once killed and resumed: the bytes
+must be equal.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ WHOLE, KILLED = "generated", "generated_killed"
 
 
 def measure_generation(model: Path, work: Path) -> dict[str, Any]:
-    """Generates twice, or what is missing of it. Returns how far the killed process was, and both files' digests."""
+    """Generates twice, or what is missing of it.
+
+    Returns how far the killed process was, and both files' digests.
+    """
     _write_prompts(work / "prompts.jsonl")
     run_all([_program(model, WHOLE)], work, 1)
     note = work / "killed.json"
@@ -37,7 +42,12 @@ def measure_generation(model: Path, work: Path) -> dict[str, Any]:
     files = [work / name / "generations.jsonl" for name in (WHOLE, KILLED)]
     digests = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
     summary = json.loads((work / WHOLE / "summary.json").read_text())
-    return {**json.loads(note.read_text()), "sha256": digests, "bytes": files[0].stat().st_size, "summary": summary}
+    return {
+        **json.loads(note.read_text()),
+        "sha256": digests,
+        "bytes": files[0].stat().st_size,
+        "summary": summary,
+    }
 
 
 def describe_generation(found: dict[str, Any]) -> str:
@@ -46,8 +56,10 @@ def describe_generation(found: dict[str, Any]) -> str:
     word = "Holds" if equal else "Does not hold"
     outcome = "are byte for byte those" if equal else "are not those"
     return (
-        f"- **{word}**: generation goes on after a kill. `lockstep generate` over {PROMPTS} prompts was killed with "
-        f"SIGKILL when {found['written']} prompts were written; after the same command again its {found['bytes']:,} "
+        f"- **{word}**: generation goes on after a kill. `lockstep generate` over {PROMPTS} "
+        "prompts was killed with "
+        f"SIGKILL when {found['written']} prompts were written; after the same command again its "
+        f"{found['bytes']:,} "
         f"bytes {outcome} of a run that nothing disturbed (sha256 {found['sha256'][0][:12]} and "
         f"{found['sha256'][1][:12]})."
     )
@@ -67,13 +79,18 @@ def _program(model: Path, folder: str) -> Program:
 
 
 def _kill(program: Program, work: Path) -> dict[str, int]:
-    """Starts the program anew and kills it in the midst of a block. Returns the number of prompts that were written."""
+    """Starts the program anew and kills it in the midst of a block.
+
+    Returns the number of prompts that were written.
+    """
     folder = work / program.name
     shutil.rmtree(folder, ignore_errors=True)
     process = program.start(work)
     while len(list((folder / "parts").glob("*.jsonl"))) < FINISHED_BLOCKS:
         if process.poll() is not None:
-            raise MissionError(f"{program.name} ended with code {process.returncode} before it could be killed")
+            raise MissionError(
+                f"{program.name} ended with code {process.returncode} before it could be killed"
+            )
         time.sleep(0.2)
     process.kill()
     process.wait()

@@ -1,8 +1,10 @@
-"""Rows that teach a small model to judge: answers whose right judgement is known, and judgements of judgements.
+"""Rows that teach a small model to judge: answers whose right judgement is known, and judgements of
+judgements.
 
-The words are in no row that self-rewarding trains or is measured on (`opposites`). A judgement first says what the
-judge holds for right, so that it is short and can be compared with another one. Rows of self-instruct stand for all
-other instructions: their own answer is about the instruction, that of another row is not.
+The words are in no row that self-rewarding trains or is measured on (`opposites`). A judgement
+first says what the judge holds for right, so that it is short and can be compared with another one.
+Rows of self-instruct stand for all other instructions: their own answer is about the instruction,
+that of another row is not.
 """
 
 from __future__ import annotations
@@ -16,13 +18,20 @@ from typing import Any
 from benchmarks.mission.opposites import ask_opposite, name_opposite
 
 PAIRS = (
-    "east west, yes no, man woman, boy girl, father mother, brother sister, husband wife, come go, give take, "
-    "question answer, war peace, life death, sunrise sunset, success failure, safe dangerous, simple complex, "
-    "public private, guilty innocent, polite rude, awake asleep, ancient modern, arrive depart, attack defend, "
-    "accept reject, always never, everything nothing, increase decrease, maximum minimum, major minor, near far, "
-    "over under, tight loose, raw cooked, hero villain, heaven hell, import export, internal external, laugh cry, "
-    "borrow lend, build destroy, forget remember, float sink, future past, horizontal vertical, multiply divide, "
-    "add subtract, entrance exit, gain loss, natural artificial, present absent, temporary permanent, "
+    "east west, yes no, man woman, boy girl, father mother, brother sister, husband wife, come "
+    "go, give take, "
+    "question answer, war peace, life death, sunrise sunset, success failure, safe dangerous, "
+    "simple complex, "
+    "public private, guilty innocent, polite rude, awake asleep, ancient modern, arrive depart, "
+    "attack defend, "
+    "accept reject, always never, everything nothing, increase decrease, maximum minimum, major "
+    "minor, near far, "
+    "over under, tight loose, raw cooked, hero villain, heaven hell, import export, internal "
+    "external, laugh cry, "
+    "borrow lend, build destroy, forget remember, float sink, future past, horizontal vertical, "
+    "multiply divide, "
+    "add subtract, entrance exit, gain loss, natural artificial, present absent, temporary "
+    "permanent, "
     "victory defeat, whisper shout, forward backward, front back, top bottom, on off, freeze melt"
 )
 """Words and their opposites."""
@@ -31,13 +40,17 @@ JUDGED = ONE_WAY | {opposite: word for word, opposite in ONE_WAY.items()}
 SYSTEM = "You judge answers."
 QUESTION = "Question: {prompt}\nAnswer: {response}\nIs this a good answer?"
 COMPARISON = (
-    "Question: {prompt}\nAnswer: {response}\nJudgement A: {judgement_a}\nJudgement B: {judgement_b}\n"
+    "Question: {prompt}\nAnswer: {response}\nJudgement A: {judgement_a}\nJudgement B: "
+    "{judgement_b}\n"
     "Which judgement is right?"
 )
 GOOD, LONG, WRONG = 5, 3, 1
 """Scores of a short right answer, of a long one, and of a wrong one."""
 STYLES = ("{word}", "{word}.", "The opposite of {asked} is {word}.", "{asked} - {word}")
-LONG_STYLE = "The word {asked} has many meanings, but I would say that its opposite is {word}, as most people do."
+LONG_STYLE = (
+    "The word {asked} has many meanings, but I would say that its opposite is {word}, as "
+    "most people do."
+)
 
 
 def judge_opposite(word: str, response: str, opposite: str) -> str:
@@ -52,21 +65,34 @@ def judge_opposite(word: str, response: str, opposite: str) -> str:
 def write_warm_start(file: Path, seed_tasks: Path, seed: int = 0) -> int:
     """Writes the rows of SFT, in a fixed random order. Returns their number."""
     draw = random.Random(seed)
-    rows = [*_answers(draw), *_judgements(draw), *_comparisons(draw), *_other_judgements(seed_tasks, draw)]
+    rows = [
+        *_answers(draw),
+        *_judgements(draw),
+        *_comparisons(draw),
+        *_other_judgements(seed_tasks, draw),
+    ]
     draw.shuffle(rows)
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     return len(rows)
 
 
 def write_known(judgements: Path, comparisons: Path, words: dict[str, str], seed: int = 1) -> None:
-    """Writes judgements and comparisons whose right outcome is known, of words that nothing is trained on."""
+    """Writes judgements and comparisons whose right outcome is known, of words that nothing is
+    trained on.
+    """
     draw = random.Random(seed)
     scores, winners = [], []
     for word, opposite in words.items():
         for given in (opposite, _other(draw, word, words)):
             response = _respond(draw, word, given)
             right = judge_opposite(word, response, opposite)
-            scores.append({"prompt": ask_opposite(word), "response": response, "score": int(right.split()[-1])})
+            scores.append(
+                {
+                    "prompt": ask_opposite(word),
+                    "response": response,
+                    "score": int(right.split()[-1]),
+                }
+            )
         wrong = _judge_wrongly(draw, word, response, opposite, words)
         a, b, winner = _shuffle(draw, right, wrong)
         shown = {"prompt": ask_opposite(word), "response": response}
@@ -107,14 +133,20 @@ def _comparisons(draw: random.Random) -> Iterator[dict[str, Any]]:
             yield _conversation(question, f"The opposite is {opposite}. Winner: {winner}")
 
 
-def _other_judgements(seed_tasks: Path, draw: random.Random, longest: int = 140) -> Iterator[dict[str, Any]]:
-    """Judgements of instructions of self-instruct: each with its own answer, and with that of another one."""
+def _other_judgements(
+    seed_tasks: Path, draw: random.Random, longest: int = 140
+) -> Iterator[dict[str, Any]]:
+    """Judgements of instructions of self-instruct: each with its own answer, and with that of
+    another one.
+    """
     asked: list[tuple[str, str]] = []
     for line in seed_tasks.read_text(encoding="utf-8").splitlines():
         task = json.loads(line)
         first = task["instances"][0]
         asked.append((f"{task['instruction']}\n{first['input']}".strip(), first["output"].strip()))
-    short = [(question, answer) for question, answer in asked if len(question) + len(answer) <= longest]
+    short = [
+        (question, answer) for question, answer in asked if len(question) + len(answer) <= longest
+    ]
     for question, answer in short:
         other = draw.choice([text for _, text in short if text != answer])
         for response, verdict in (
@@ -124,9 +156,13 @@ def _other_judgements(seed_tasks: Path, draw: random.Random, longest: int = 140)
             yield _conversation(QUESTION.format(prompt=question, response=response), verdict)
 
 
-def _judge_wrongly(draw: random.Random, word: str, response: str, opposite: str, words: dict[str, str]) -> str:
+def _judge_wrongly(
+    draw: random.Random, word: str, response: str, opposite: str, words: dict[str, str]
+) -> str:
     """A judgement by a judge that holds another word for right."""
-    believed = next((one for one in words.values() if one != opposite and one in response.lower().split()), None)
+    believed = next(
+        (one for one in words.values() if one != opposite and one in response.lower().split()), None
+    )
     return judge_opposite(word, response, believed or _other(draw, word, words))
 
 
@@ -139,7 +175,9 @@ def _other(draw: random.Random, word: str, words: dict[str, str]) -> str:
     """A wrong answer: the word itself, or the opposite of another word."""
     if draw.random() < 0.25:
         return word
-    return draw.choice([opposite for asked, opposite in words.items() if asked != word and opposite != words[word]])
+    return draw.choice(
+        [opposite for asked, opposite in words.items() if asked != word and opposite != words[word]]
+    )
 
 
 def _shuffle(draw: random.Random, right: str, wrong: str) -> tuple[str, str, str]:
@@ -154,4 +192,10 @@ def _reasons(judgement: str) -> str:
 
 def _conversation(question: str, reply: str, system: str | None = SYSTEM) -> dict[str, Any]:
     begin = [] if system is None else [{"role": "system", "content": system}]
-    return {"messages": [*begin, {"role": "user", "content": question}, {"role": "assistant", "content": reply}]}
+    return {
+        "messages": [
+            *begin,
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": reply},
+        ]
+    }

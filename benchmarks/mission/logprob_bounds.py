@@ -1,12 +1,14 @@
 """Bounds on what rounding may do to a log-probability, derived, one for each kind of result.
 
-fp32 has a unit roundoff u = 2⁻²⁴. For a row of V logits, log p = (z − m) − log Σ exp(z − m), where m is the largest.
-The subtraction rounds by u·|z − m|, at most the row's range R; `exp` passes that on as a relative error and adds its
-own; a sum in pairs adds u·log2 V; the logarithm and the last subtraction round once each. To first order log p is off
-by at most c·u with c = 2R + log2 V + 8. All else follows: p is off by p·c·u, and gradients are sums of those. Where
-logits come from hidden states of size H, their product in fp32 is off by 6·√H·u·Σ|h·w| (Higham and Mary 2019, a bound
-that fails once in ten million), which counts twice; in bf16 a product is off by 2⁻⁸ of itself, too. Results and
-gradients in bf16 round once more, by 2⁻⁸ of themselves. What is only moved or picked may not change at all.
+fp32 has a unit roundoff u = 2⁻²⁴. For a row of V logits, log p = (z − m) − log Σ exp(z − m), where
+m is the largest. The subtraction rounds by u·|z − m|, at most the row's range R; `exp` passes that
+on as a relative error and adds its own; a sum in pairs adds u·log2 V; the logarithm and the last
+subtraction round once each. To first order log p is off by at most c·u with c = 2R + log2 V + 8.
+All else follows: p is off by p·c·u, and gradients are sums of those. Where logits come from hidden
+states of size H, their product in fp32 is off by 6·√H·u·Σ|h·w| (Higham and Mary 2019, a bound that
+fails once in ten million), which counts twice; in bf16 a product is off by 2⁻⁸ of itself, too.
+Results and gradients in bf16 round once more, by 2⁻⁸ of themselves. What is only moved or picked
+may not change at all.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ class Rows:
 
     Attributes:
         logits: [..., V].
-        product: Bound on the error of a logit that is the product of hidden states and a head, [..., 1]; 0: none.
+        product: Bound on the error of a logit that is the product of hidden states and a head,
+            [..., 1]; 0: none.
     """
 
     logits: Tensor
@@ -65,7 +68,12 @@ class Rows:
         logprob = self.logits.log_softmax(-1)
         entropy = self._entropy()
         size = upstream.abs()[..., None]
-        return size * self.error * logprob.exp() * ((logprob + entropy).abs().nan_to_num(0.0, 0.0) + entropy + 4)
+        return (
+            size
+            * self.error
+            * logprob.exp()
+            * ((logprob + entropy).abs().nan_to_num(0.0, 0.0) + entropy + 4)
+        )
 
     def _entropy(self) -> Tensor:
         logprob = self.logits.log_softmax(-1)
@@ -73,7 +81,9 @@ class Rows:
 
 
 def of_products(states: Tensor, weight: Tensor) -> Tensor:
-    """Bound on the error of a logit that is computed in fp32 from hidden states [M, H] and a head [V, H], [M, 1]."""
+    """Bound on the error of a logit that is computed in fp32 from hidden states [M, H] and a head
+    [V, H], [M, 1].
+    """
     largest = (states.abs() @ weight.abs().t()).amax(-1, keepdim=True)
     return SIGMAS * math.sqrt(states.shape[-1]) * U * largest
 

@@ -2,10 +2,11 @@
 
     python -m benchmarks.mission.logprob_checks MODEL OUT
 
-Logits and hidden states are the model's own on two rows of English text. Each function runs on one process, on two that
-share the vocabulary (tp 2), and, where it knows context parallelism, on two that share each sequence (cp 2), in fp32
-and in bf16; the comparison is with the same in float64 on whole tensors, forward and gradient. OUT gets, by name and
-layout, the largest differences and their largest share of the bound (`logprob_bounds`).
+Logits and hidden states are the model's own on two rows of English text. Each function runs on one
+process, on two that share the vocabulary (tp 2), and, where it knows context parallelism, on two
+that share each sequence (cp 2), in fp32 and in bf16; the comparison is with the same in float64 on
+whole tensors, forward and gradient. OUT gets, by name and layout, the largest differences and their
+largest share of the bound (`logprob_bounds`).
 """
 
 from __future__ import annotations
@@ -82,7 +83,9 @@ CHECKS = {
 """By name; `logprob_megatron` has the other two, which need Megatron."""
 
 
-def measure_all(place: Place, tensors: dict[str, Tensor], names: list[str]) -> dict[str, dict[str, Any]]:
+def measure_all(
+    place: Place, tensors: dict[str, Tensor], names: list[str]
+) -> dict[str, dict[str, Any]]:
     """Measures names on this rank and layout, by name and type."""
     found: dict[str, dict[str, Any]] = {}
     for name in names:
@@ -96,7 +99,9 @@ def measure_all(place: Place, tensors: dict[str, Tensor], names: list[str]) -> d
 
 
 def measure(claim: Claim) -> dict[str, float | None]:
-    """Largest difference of results and of gradients, and the largest share of a bound that either takes."""
+    """Largest difference of results and of gradients, and the largest share of a bound that either
+    takes.
+    """
     values = [
         _apart(result.detach(), wanted.detach(), bound)
         for result, wanted, bound in zip(claim.results, claim.wanted, claim.bounds, strict=True)
@@ -110,9 +115,13 @@ def measure(claim: Claim) -> dict[str, float | None]:
 
 
 def _gradients_apart(claim: Claim) -> list[tuple[float, float]]:
-    upstream = [torch.randn(x.shape, generator=torch.Generator().manual_seed(7)) for x in claim.wanted]
+    upstream = [
+        torch.randn(x.shape, generator=torch.Generator().manual_seed(7)) for x in claim.wanted
+    ]
     followed = [(i, x) for i, x in enumerate(claim.results) if x.requires_grad]
-    torch.autograd.backward([x for _, x in followed], [upstream[i].to(x.dtype) for i, x in followed])
+    torch.autograd.backward(
+        [x for _, x in followed], [upstream[i].to(x.dtype) for i, x in followed]
+    )
     wanted = [(claim.wanted[i], upstream[i].to(x.dtype).double()) for i, x in followed]
     torch.autograd.backward([x for x, _ in wanted], [given for _, given in wanted])
     bounds = claim.gradient_bounds([given.double() for given in upstream])
@@ -120,13 +129,19 @@ def _gradients_apart(claim: Claim) -> list[tuple[float, float]]:
     for leaf, bound in zip(claim.leaves, bounds, strict=True):
         assert leaf.own.grad is not None, "no gradient reaches an input"
         assert leaf.whole.grad is not None, "no gradient reaches an input in float64"
-        of_whole = bound * claim.times if isinstance(bound, Tensor) else torch.zeros_like(leaf.whole)
-        found.append(_apart(leaf.own.grad, leaf.cut(leaf.whole.grad) * claim.times, leaf.cut(of_whole)))
+        of_whole = (
+            bound * claim.times if isinstance(bound, Tensor) else torch.zeros_like(leaf.whole)
+        )
+        found.append(
+            _apart(leaf.own.grad, leaf.cut(leaf.whole.grad) * claim.times, leaf.cut(of_whole))
+        )
     return found
 
 
 def _apart(found: Tensor, wanted: Tensor, bound: Tensor | float) -> tuple[float, float]:
-    """Largest difference, and its largest share of the bound: 0 where there is none, infinite where none is allowed."""
+    """Largest difference, and its largest share of the bound: 0 where there is none, infinite where
+    none is allowed.
+    """
     if found.shape != wanted.shape:
         return float("inf"), float("inf")
     equal = found.double() == wanted  # as infinities of one sign are
@@ -142,7 +157,9 @@ def run_rank(rank: int, tp: int, cp: int, folder: str, names: list[str]) -> None
     """Measures names with the other ranks, and writes what it found."""
     torch.set_num_threads(1)
     size = tp * cp
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store_{tp}_{cp}", rank=rank, world_size=size)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store_{tp}_{cp}", rank=rank, world_size=size
+    )
     tensors = torch.load(Path(folder, "tensors.pt"), mmap=True)
     place = Place(rank, tp, cp, tensors["weight"].shape[0])
     found = measure_all(place, tensors, names)
@@ -151,7 +168,10 @@ def run_rank(rank: int, tp: int, cp: int, folder: str, names: list[str]) -> None
 
 
 def check_names(model: Path, names: list[str]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Measures names on all layouts. Returns figures by name, layout and type, the worst of the ranks."""
+    """Measures names on all layouts.
+
+    Returns figures by name, layout and type, the worst of the ranks.
+    """
     found: dict[str, dict[str, dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory(prefix="lockstep-logprobs-") as folder:
         torch.save(read_tensors(model), Path(folder, "tensors.pt"))
@@ -162,7 +182,9 @@ def check_names(model: Path, names: list[str]) -> dict[str, dict[str, dict[str, 
             seen = [json.loads(file.read_text()) for file in files]
             for name in seen[0]:
                 of_name = found.setdefault(name, {})
-                of_name[layout] = {kind: _worst([rank[name][kind] for rank in seen]) for kind in TYPES}
+                of_name[layout] = {
+                    kind: _worst([rank[name][kind] for rank in seen]) for kind in TYPES
+                }
     return found
 
 

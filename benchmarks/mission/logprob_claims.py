@@ -1,6 +1,8 @@
-"""What each of the 26 names claims at the model's vocabulary: its results, the same in float64, and bounds on both.
+"""What each of the 26 names claims at the model's vocabulary: its results, the same in float64, and
+bounds on both.
 
-A claim is made on a rank, with its share of the model's own logits or hidden states; `logprob_checks` measures it.
+A claim is made on a rank, with its share of the model's own logits or hidden states;
+`logprob_checks` measures it.
 """
 
 from __future__ import annotations
@@ -44,15 +46,19 @@ class Claim:
         wanted: The same in float64.
         bounds: How far each may be off; 0: not at all.
         leaves: Inputs with gradients; none: the function has no gradient.
-        gradient_bounds: For upstream gradients of all results, a bound on the gradient of each leaf, as whole tensors.
-        times: What the gradient is a multiple of, where every context-parallel rank computes the same loss.
+        gradient_bounds: For upstream gradients of all results, a bound on the gradient of each
+            leaf, as whole tensors.
+        times: What the gradient is a multiple of, where every context-parallel rank computes the
+            same loss.
     """
 
     results: Sequence[Tensor]
     wanted: Sequence[Tensor]
     bounds: Sequence[Tensor | float]
     leaves: Sequence[Leaf] = ()
-    gradient_bounds: Callable[[Sequence[Tensor]], Sequence[Tensor | float]] = field(default=lambda upstream: ())
+    gradient_bounds: Callable[[Sequence[Tensor]], Sequence[Tensor | float]] = field(
+        default=lambda upstream: ()
+    )
     times: int = 1
 
 
@@ -113,8 +119,12 @@ def softmax(of: Inputs) -> Claim:
     return Claim([result], [wanted], [leaf.cut(Rows(leaf.whole.detach()).of_softmax())])
 
 
-def _picked(leaf: Leaf, result: Tensor, ids: Tensor, keep: Callable[[Tensor], Tensor] = lambda z: z) -> Claim:
-    """log p of one token or K tokens at each position of `leaf`, over the columns that `keep` leaves."""
+def _picked(
+    leaf: Leaf, result: Tensor, ids: Tensor, keep: Callable[[Tensor], Tensor] = lambda z: z
+) -> Claim:
+    """log p of one token or K tokens at each position of `leaf`, over the columns that `keep`
+    leaves.
+    """
     several = ids if ids.dim() == leaf.whole.dim() else ids[..., None]
     kept = keep(leaf.whole)
     wanted = kept.log_softmax(-1).gather(-1, several)
@@ -129,13 +139,17 @@ def _picked(leaf: Leaf, result: Tensor, ids: Tensor, keep: Callable[[Tensor], Te
 
 def logprob(of: Inputs) -> Claim:
     leaf = of.leaf()
-    result = model_utils.DistributedLogprob.apply(leaf.own, of.target, *of.place.span, of.place.tp_group)
+    result = model_utils.DistributedLogprob.apply(
+        leaf.own, of.target, *of.place.span, of.place.tp_group
+    )
     return _picked(leaf, result, of.target)
 
 
 def chunked_logprob(of: Inputs) -> Claim:
     leaf = of.leaf()
-    result = model_utils.ChunkedDistributedLogprob.apply(leaf.own, of.target, *of.place.span, CHUNK, of.place.tp_group)
+    result = model_utils.ChunkedDistributedLogprob.apply(
+        leaf.own, of.target, *of.place.span, CHUNK, of.place.tp_group
+    )
     return _picked(leaf, result, of.target)
 
 
@@ -148,7 +162,9 @@ def gather_logprob(of: Inputs) -> Claim:
 
 
 def keep_support(logits: Tensor) -> Tensor:
-    """-inf outside of the TOP_K likeliest, and of these outside of the likeliest that make up TOP_P; ties stay."""
+    """-inf outside of the TOP_K likeliest, and of these outside of the likeliest that make up
+    TOP_P; ties stay.
+    """
     least = logits.detach().topk(TOP_K).values[..., -1:]
     logits = logits.masked_fill(logits.detach() < least, -torch.inf)
     p, order = logits.detach().softmax(-1).sort(descending=True)
@@ -174,7 +190,9 @@ def chunked_sampled_logprob(of: Inputs) -> Claim:
 def cross_entropy(of: Inputs) -> Claim:
     """Between the model and itself at half the logits, which is exact in any type."""
     leaf = of.leaf()
-    result = model_utils.DistributedCrossEntropy.apply(leaf.own, leaf.own.detach() / 2, of.place.tp_group)
+    result = model_utils.DistributedCrossEntropy.apply(
+        leaf.own, leaf.own.detach() / 2, of.place.tp_group
+    )
     teacher = leaf.whole.detach() / 2
     p, logprob = teacher.softmax(-1), leaf.whole.log_softmax(-1)
     wanted = -(p * logprob).sum(-1)
@@ -192,7 +210,9 @@ def entropy(of: Inputs) -> Claim:
     result = model_utils.ChunkedDistributedEntropy.apply(leaf.own, CHUNK, of.place.tp_group)
     logprob, rows = leaf.whole.log_softmax(-1), Rows(leaf.whole.detach())
     wanted = (logprob.exp() * logprob).sum(-1)
-    return Claim([result], [wanted], [rows.of_entropy()], [leaf], lambda g: [rows.of_entropy_gradient(g[0])])
+    return Claim(
+        [result], [wanted], [rows.of_entropy()], [leaf], lambda g: [rows.of_entropy_gradient(g[0])]
+    )
 
 
 def _next(of: Inputs, leaf: Leaf, result: Tensor, times: int) -> Claim:
@@ -243,12 +263,21 @@ def dtensor_logits(of: Inputs) -> Claim:
 
 
 def packed(of: Inputs) -> Claim:
-    """Three sequences in one row; each but its last position is scored, and shorter ones are filled with 0."""
+    """Three sequences in one row; each but its last position is scored, and shorter ones are filled
+    with 0.
+    """
     leaf, place = of.leaf(PACKED), of.place
     row = of.target.flatten()[None]
     width = max(end - start for start, end in itertools.pairwise(PACKED))
     result = model_utils.from_parallel_logits_to_logprobs_packed_sequences(
-        leaf.own, row, torch.tensor(PACKED), width, *place.span, place.tp_group, False, place.cp_group
+        leaf.own,
+        row,
+        torch.tensor(PACKED),
+        width,
+        *place.span,
+        place.tp_group,
+        False,
+        place.cp_group,
     )
     ids = torch.cat([row[0, start:end].roll(-1) for start, end in itertools.pairwise(PACKED)])[None]
     scored = leaf.whole.log_softmax(-1).gather(-1, ids[..., None])[..., 0]
@@ -269,7 +298,9 @@ def packed(of: Inputs) -> Claim:
 
 
 def distillation(of: Inputs) -> Claim:
-    """A teacher whose logits are half the model's, at its K likeliest tokens, with the student's entropy."""
+    """A teacher whose logits are half the model's, at its K likeliest tokens, with the student's
+    entropy.
+    """
     leaf, place = of.leaf(), of.place
     teacher = of.logits.float().gather(-1, of.ids) / 2
     results = model_utils.get_distillation_topk_logprobs_from_logits(
@@ -282,7 +313,10 @@ def distillation(of: Inputs) -> Claim:
 
     def gradient_bounds(upstream: Sequence[Tensor]) -> list[Tensor]:
         of_columns = F.pad(upstream[0], (0, 0, 0, 1))
-        return [rows.of_picked_gradient(of_columns, ids) + rows.of_entropy_gradient(F.pad(upstream[2], (0, 1)))]
+        return [
+            rows.of_picked_gradient(of_columns, ids)
+            + rows.of_entropy_gradient(F.pad(upstream[2], (0, 1)))
+        ]
 
     bounds = [
         rows.of_picked()[:, :-1].expand_as(columns),
@@ -290,14 +324,21 @@ def distillation(of: Inputs) -> Claim:
         rows.of_entropy()[:, :-1],
     ]
     found = [result for result in results if result is not None]
-    return Claim(found, [columns, whole_teacher, entropy], bounds, [leaf], gradient_bounds, place.cp)
+    return Claim(
+        found, [columns, whole_teacher, entropy], bounds, [leaf], gradient_bounds, place.cp
+    )
 
 
 def top_k(of: Inputs) -> Claim:
     leaf = of.leaf()
     start, end = of.place.span
     values, ids = model_utils.distributed_vocab_topk(
-        leaf.own.detach(), K, of.place.tp_group, vocab_start_index=start, vocab_end_index=end, chunk_size=CHUNK
+        leaf.own.detach(),
+        K,
+        of.place.tp_group,
+        vocab_start_index=start,
+        vocab_end_index=end,
+        chunk_size=CHUNK,
     )
     whole = leaf.whole.detach()
     wanted = whole.topk(K).values
@@ -307,7 +348,12 @@ def top_k(of: Inputs) -> Claim:
 def gather_logits(of: Inputs) -> Claim:
     leaf, place = of.leaf(), of.place
     result = model_utils.gather_logits_at_global_indices(
-        leaf.own, of.ids, place.tp_group, place.cp_group, vocab_start_index=place.start, vocab_end_index=place.end
+        leaf.own,
+        of.ids,
+        place.tp_group,
+        place.cp_group,
+        vocab_start_index=place.start,
+        vocab_end_index=place.end,
     )
     wanted = leaf.whole.gather(-1, of.ids)
     return Claim([result], [wanted], [0.0], [leaf], lambda upstream: [0.0], place.cp)
@@ -321,11 +367,15 @@ def own_tokens(of: Inputs) -> Claim:
 
 def _gathered(of: Inputs, gather: Callable[[Tensor], Tensor]) -> Claim:
     leaf = of.leaf()
-    return Claim([gather(leaf.own)], [leaf.whole + 0], [0.0], [leaf], lambda upstream: [0.0], of.place.cp)
+    return Claim(
+        [gather(leaf.own)], [leaf.whole + 0], [0.0], [leaf], lambda upstream: [0.0], of.place.cp
+    )
 
 
 def gather_sequence(of: Inputs) -> Claim:
-    return _gathered(of, lambda own: model_utils.allgather_cp_sharded_tensor(own, of.place.cp_group))
+    return _gathered(
+        of, lambda own: model_utils.allgather_cp_sharded_tensor(own, of.place.cp_group)
+    )
 
 
 def gather_sequence_apply(of: Inputs) -> Claim:
@@ -370,11 +420,15 @@ def _head(of: Inputs) -> tuple[Leaf, Leaf]:
     take_rows = lambda x: x[place.start : place.end]  # noqa: E731
     leaves = []
     for whole, take in ((whole_states, take_states), (of.weight, take_rows)):
-        leaves.append(Leaf(take(whole).clone().requires_grad_(), whole.double().requires_grad_(), take))
+        leaves.append(
+            Leaf(take(whole).clone().requires_grad_(), whole.double().requires_grad_(), take)
+        )
     return leaves[0], leaves[1]
 
 
-def _scored_states(of: Inputs, states: Leaf, weight: Leaf, result: Tensor, ids: Tensor, dropped: int) -> Claim:
+def _scored_states(
+    of: Inputs, states: Leaf, weight: Leaf, result: Tensor, ids: Tensor, dropped: int
+) -> Claim:
     """log p of ids [B, S] from states [S, B, H]; the last positions may be dropped."""
     length = ids.shape[1] - dropped
     logits = (states.whole @ weight.whole.t()).transpose(0, 1)

@@ -74,13 +74,17 @@ class Place:
         return self.start, self.end
 
     def cut(self, whole: Tensor, bounds: tuple[int, ...] | None = None) -> Tensor:
-        """This rank's positions and columns of a tensor [B, S, V], or of a packed row with bounds of sequences."""
+        """This rank's positions and columns of a tensor [B, S, V], or of a packed row with bounds
+        of sequences.
+        """
         own = self._positions(bounds or (0, whole.shape[1]), self.cp_rank)
         return whole[:, own, self.start : self.end]
 
     def positions_of_ranks(self, length: int) -> Tensor:
         """Positions of a sequence in the order in which the ranks hold them."""
-        return torch.tensor([one for rank in range(self.cp) for one in self._positions((0, length), rank)])
+        return torch.tensor(
+            [one for rank in range(self.cp) for one in self._positions((0, length), rank)]
+        )
 
     def deal_tokens(self, tokens: Tensor) -> Tensor:
         """Tokens [B, S] as a model with context parallelism is given them."""
@@ -94,7 +98,9 @@ class Place:
         shape = torch.Size((own.shape[0], own.shape[1] * self.cp, self.vocabulary))
         stride = torch.empty(shape, device="meta").stride()
         placements = [Shard(1), Shard(2)]
-        return DTensor.from_local(own, self._mesh, placements, run_check=False, shape=shape, stride=stride)
+        return DTensor.from_local(
+            own, self._mesh, placements, run_check=False, shape=shape, stride=stride
+        )
 
     @functools.cached_property
     def _mesh(self) -> DeviceMesh:

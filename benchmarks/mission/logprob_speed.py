@@ -1,9 +1,11 @@
-"""Time and memory of the log-probability library at a real model's vocabulary, beside plain PyTorch and NeMo RL.
+"""Time and memory of the log-probability library at a real model's vocabulary, beside plain PyTorch
+and NeMo RL.
 
     python -m benchmarks.mission.logprob_speed OUT [CHECKOUT]
 
-Two processes over gloo, one thread each, share the vocabulary; all sides run in turn on the same inputs, in one run,
-and their results and gradients are compared. Then one process alone, beside `log_softmax` and `gather`.
+Two processes over gloo, one thread each, share the vocabulary; all sides run in turn on the same
+inputs, in one run, and their results and gradients are compared. Then one process alone, beside
+`log_softmax` and `gather`.
 """
 
 from __future__ import annotations
@@ -31,7 +33,10 @@ REPEATS = 3
 def from_logits() -> Work:
     """log p of a token at each position, from logits that are there."""
     _, length, vocabulary = SHAPE
-    target, logits = torch.randint(vocabulary, (length, 1)), torch.randn(length, vocabulary).requires_grad_()
+    target, logits = (
+        torch.randint(vocabulary, (length, 1)),
+        torch.randn(length, vocabulary).requires_grad_(),
+    )
     ways = {
         "Lockstep": lambda: [vocab_logprobs(logits, target)[0]],
         "naive": lambda: [logits.log_softmax(-1).gather(-1, target)],
@@ -42,7 +47,10 @@ def from_logits() -> Work:
 def from_hidden() -> Work:
     """The same from hidden states and a head."""
     _, length, vocabulary = SHAPE
-    target, states = torch.randint(vocabulary, (length, 1)), torch.randn(length, HIDDEN).requires_grad_()
+    target, states = (
+        torch.randint(vocabulary, (length, 1)),
+        torch.randn(length, HIDDEN).requires_grad_(),
+    )
     weight = torch.randn(vocabulary, HIDDEN).mul_(HIDDEN**-0.5).requires_grad_()
     ways = {
         "Lockstep": lambda: [hidden_logprobs(states, weight, target)[0]],
@@ -63,7 +71,10 @@ def main() -> int:
     }
     with tempfile.TemporaryDirectory(prefix="lockstep-speed-") as folder:
         found |= over_ranks(Setting("cpu", 2, REPEATS, folder, peer, SHAPE))
-    plain = {kernel: {way: dataclasses.asdict(own) for way, own in ways.items()} for kernel, ways in found.items()}
+    plain = {
+        kernel: {way: dataclasses.asdict(own) for way, own in ways.items()}
+        for kernel, ways in found.items()
+    }
     aside = out.with_name(f"{out.name}.part")
     aside.write_text(json.dumps(plain, indent=1))
     os.rename(aside, out)

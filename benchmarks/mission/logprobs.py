@@ -1,4 +1,6 @@
-"""Part 3: the log-probability library at a real model's vocabulary: against float64, plain PyTorch, and NeMo RL."""
+"""Part 3: the log-probability library at a real model's vocabulary: against float64, plain PyTorch,
+and NeMo RL.
+"""
 
 from __future__ import annotations
 
@@ -41,14 +43,19 @@ PEER_TESTS = {
 }
 """NeMo RL's own tests of these functions, and of the losses that call them."""
 REASONS = {
-    "test_get_next_token_logprobs_chunking_reduces_memory": "asks that scoring without chunks takes more memory than "
+    "test_get_next_token_logprobs_chunking_reduces_memory": "asks that scoring without chunks "
+    "takes more memory than "
     "in chunks, by a copy of the logits in fp32; Lockstep takes none in either"
 }
 """Of tests that are known to fail, why."""
 
 
 def measure(
-    model: Path, work: Path, jobs: int, nemo_rl: Path | None = None, earlier: dict[str, Any] | None = None
+    model: Path,
+    work: Path,
+    jobs: int,
+    nemo_rl: Path | None = None,
+    earlier: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Measures what is missing. Returns differences by name, speed, and NeMo RL's tests and speed.
 
@@ -76,12 +83,18 @@ def measure(
     if nemo_rl is not None:
         programs.append(_tests("lockstep_logprobs", nemo_rl.resolve(), tests))
     run_all(programs, work, jobs)
-    found: dict[str, Any] = {"names": json.loads(checks.read_text()), "speed": json.loads(speed.read_text())}
+    found: dict[str, Any] = {
+        "names": json.loads(checks.read_text()),
+        "speed": json.loads(speed.read_text()),
+    }
     found["nemo_rl"] = (earlier or {}).get("nemo_rl")
     if nemo_rl is not None:
         ours = read_tests(tests)
         commit = subprocess.run(
-            ["git", "-C", str(nemo_rl), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+            ["git", "-C", str(nemo_rl), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         found["nemo_rl"] = {
             "commit": commit.stdout.strip()[:9] or "unknown",
@@ -94,23 +107,48 @@ def measure(
 
 
 def _digest(files: str) -> str:
-    """Digest of the measured code and of the measuring files: results of other code are not taken."""
+    """Digest of the measured code and of the measuring files: results of other code are not
+    taken.
+    """
     whole = hashlib.sha256()
-    for file in sorted([*(ROOT / "lockstep_logprobs").rglob("*.py"), *Path(__file__).parent.glob(files)]):
+    for file in sorted(
+        [*(ROOT / "lockstep_logprobs").rglob("*.py"), *Path(__file__).parent.glob(files)]
+    ):
         whole.update(file.read_bytes())
     return whole.hexdigest()[:12]
 
 
 def _tests(library: str, nemo_rl: Path, out: Path, *only: str) -> Program:
-    files = [str(nemo_rl / "tests" / "unit" / file) for group in PEER_TESTS.values() for file in group]
-    alone = ("-q", "-c", os.devnull, "--rootdir", str(nemo_rl), "--noconftest", "-p", "no:cacheprovider")
-    plugin = ("-p", "benchmarks.mission.nemo_rl_plugin", "--checkout", str(nemo_rl), "--library", library)
+    files = [
+        str(nemo_rl / "tests" / "unit" / file) for group in PEER_TESTS.values() for file in group
+    ]
+    alone = (
+        "-q",
+        "-c",
+        os.devnull,
+        "--rootdir",
+        str(nemo_rl),
+        "--noconftest",
+        "-p",
+        "no:cacheprovider",
+    )
+    plugin = (
+        "-p",
+        "benchmarks.mission.nemo_rl_plugin",
+        "--checkout",
+        str(nemo_rl),
+        "--library",
+        library,
+    )
     more = ("--import-mode=importlib", f"--junitxml={out}", *only)
     return Program(f"tests_{library}", ("pytest", *alone, *plugin, *more, *files), codes=(0, 1))
 
 
 def _run_failed(ours: dict[str, Any], nemo_rl: Path, work: Path) -> dict[str, str]:
-    """Runs what failed with NeMo RL's own functions. Returns what fails with these too: then it is not Lockstep's."""
+    """Runs what failed with NeMo RL's own functions.
+
+    Returns what fails with these too: then it is not Lockstep's.
+    """
     if not ours["failures"]:
         return {}
     out = work / "tests_nemo_rl.xml"
@@ -136,10 +174,24 @@ def read_tests(file: Path) -> dict[str, Any]:
 def describe(found: dict[str, Any]) -> list[str]:
     """The part's section of the page, in Markdown."""
     lines = [
-        "The 26 names of `lockstep.distributed.model_utils`, with this model's own logits (V = 49,152) and hidden",
-        "states on 64 tokens of English text. Largest difference from float64, result / gradient; also where two",
-        "processes share the vocabulary (tp 2) or each sequence (cp 2). 0: equal. What rounding may do is derived in",
-        "`benchmarks/mission/logprob_bounds.py`; the last figure is the largest share of that which is used.",
+        (
+            "The 26 names of `lockstep.distributed.model_utils`, with this model's own logits (V = "
+            "49,152) and hidden"
+        ),
+        (
+            "states on 64 tokens of English text. Largest difference from float64, result / "
+            "gradient; "
+            "also where two"
+        ),
+        (
+            "processes share the vocabulary (tp 2) or each sequence (cp 2). 0: equal. What "
+            "rounding "
+            "may do is derived in"
+        ),
+        (
+            "`benchmarks/mission/logprob_bounds.py`; the last figure is the largest share of that "
+            "which is used."
+        ),
         "",
         "| name | fp32, tp 1 | tp 2 | cp 2 | bf16, largest | of the bound | |",
         "|---|---:|---:|---:|---:|---:|---|",
@@ -152,7 +204,10 @@ def describe(found: dict[str, Any]) -> list[str]:
     ]
     peer = found["nemo_rl"]
     if peer and peer["speed"] != found["speed"]:
-        lines += ["", *_describe_speed(peer["speed"], f"beside NeMo RL {peer['commit']}, on {peer['date']}")]
+        lines += [
+            "",
+            *_describe_speed(peer["speed"], f"beside NeMo RL {peer['commit']}, on {peer['date']}"),
+        ]
     return lines
 
 
@@ -193,11 +248,15 @@ def _holds(layouts: dict[str, Any] | None) -> bool:
 def _verdict(names: dict[str, Any]) -> str:
     measured = [name for name in NAMES if name not in EXEMPT]
     wrong = [f"`{name}`" for name in measured if not _holds(names.get(name))]
-    claim = f"{len(measured)} of the 26 names are within their bounds in every layout that they know, in fp32 and bf16"
+    claim = (
+        f"{len(measured)} of the 26 names are within their bounds in every layout that they "
+        "know, in fp32 and bf16"
+    )
     if wrong:
         return f"- **Does not hold**: {claim}. Not within them: {', '.join(wrong)}."
     return (
-        f"- **Holds**: {claim}; {len(EXEMPT)} are exempt: they put `from_parallel_hidden_states_to_logprobs` "
+        f"- **Holds**: {claim}; {len(EXEMPT)} are exempt: they put "
+        "`from_parallel_hidden_states_to_logprobs` "
         "after Megatron's layers (`tests/dist/test_linear_ce.py`)."
     )
 
@@ -205,23 +264,31 @@ def _verdict(names: dict[str, Any]) -> str:
 def _describe_tests(peer: dict[str, Any] | None) -> list[str]:
     if peer is None:
         return [
-            f"- **Not measured**: NeMo RL's own tests of these functions, and its speed. `{FETCH}`, then "
+            "- **Not measured**: NeMo RL's own tests of these functions, and its speed. "
+            f"`{FETCH}`, then "
             "`python -m benchmarks.mission logprobs --nemo-rl RL`."
         ]
     ours, by_its_own = peer["tests"], peer["failures_by_its_own"]
     known = [name for name in ours["failures"] if name.partition("[")[0] in REASONS]
     whole = all(total for _, total in ours["counts"].values())
     word = "Holds" if whole and len(known) == len(ours["failures"]) else "Does not hold"
-    figures = ", ".join(f"{passed} of {total} ({group})" for group, (passed, total) in ours["counts"].items())
+    figures = ", ".join(
+        f"{passed} of {total} ({group})" for group, (passed, total) in ours["counts"].items()
+    )
     lines = [
-        f"- **{word}**: NeMo RL's own tests pass with Lockstep's functions in place of its own, but for those with a "
-        f"reason: {figures}. Commit {peer['commit']}, unchanged, on {peer['date']}, with gloo for NCCL "
+        f"- **{word}**: NeMo RL's own tests pass with Lockstep's functions in place of its own, "
+        "but for those with a "
+        f"reason: {figures}. Commit {peer['commit']}, unchanged, on {peer['date']}, with gloo for "
+        "NCCL "
         "(`benchmarks/mission/nemo_rl_plugin.py`)."
     ]
     for name, said in ours["failures"].items():
         reason = REASONS.get(name.partition("[")[0], f"has no known reason: {said}")
         other = "fails too" if name in by_its_own else "passes"
-        lines.append(f"    - `{name.partition('[')[0]}` fails: it {reason}. With NeMo RL's own functions it {other}.")
+        lines.append(
+            f"    - `{name.partition('[')[0]}` fails: it {reason}. With NeMo RL's own functions "
+            f"it {other}."
+        )
     return list(dict.fromkeys(lines))
 
 
@@ -229,7 +296,9 @@ SIDES = {"naive": "plain autograd", "NeMo RL": "NeMo RL", "NeMo RL, chunked": "N
 
 
 def _describe_speed(figures: dict[str, Any], title: str) -> list[str]:
-    sides = {key: side for key, side in SIDES.items() if any(key in ways for ways in figures.values())}
+    sides = {
+        key: side for key, side in SIDES.items() if any(key in ways for ways in figures.values())
+    }
     head = ["Lockstep", *(f"{side} ÷ Lockstep" for side in sides.values())]
     rows = []
     for kernel, ways in figures.items():
@@ -237,7 +306,8 @@ def _describe_speed(figures: dict[str, Any], title: str) -> list[str]:
         cells = [_cost(ours), *(_times(ways.get(key), ours) for key in sides)]
         rows.append(f"| {kernel} | {' | '.join(cells)} |")
     return [
-        f"CPU ms; MiB at the peak above the inputs, forward and backward, {title}: 512 positions of 49,152 logits, "
+        f"CPU ms; MiB at the peak above the inputs, forward and backward, {title}: 512 positions "
+        "of 49,152 logits, "
         "two processes that share the vocabulary or one, one thread each.",
         "",
         f"| | {' | '.join(head)} |",
@@ -257,36 +327,60 @@ def _cost(ways: dict[str, Any]) -> str:
 def _times(ways: dict[str, Any] | None, ours: dict[str, Any]) -> str:
     if ways is None:
         return "–"
-    return f"{_seconds(ways) / _seconds(ours):.1f}×; {ways['total_bytes'] / max(ours['total_bytes'], 2**20):.1f}×"
+    return (
+        f"{_seconds(ways) / _seconds(ours):.1f}×; "
+        f"{ways['total_bytes'] / max(ours['total_bytes'], 2**20):.1f}×"
+    )
 
 
 def draw(found: dict[str, Any]) -> str:
-    """The part's picture: CPU time of plain autograd and of NeMo RL over Lockstep's, by function, as an SVG."""
+    """The part's picture: CPU time of plain autograd and of NeMo RL over Lockstep's, by function,
+    as an SVG.
+    """
     peer = found["nemo_rl"]
     figures = peer["speed"] if peer else found["speed"]
     left, right, top = 250, 700, 44
     kernels = {name: ways for name, ways in figures.items() if "naive" in ways}
     ratios = {
-        name: {key: _seconds(ways[key]) / _seconds(ways["Lockstep"]) for key in SIDES if key in ways}
+        name: {
+            key: _seconds(ways[key]) / _seconds(ways["Lockstep"]) for key in SIDES if key in ways
+        }
         for name, ways in kernels.items()
     }
     most = max(ratio for own in ratios.values() for ratio in own.values())
     place: Callable[[float], float] = lambda ratio: left + (right - left) * ratio / most  # noqa: E731
     bottom = top + 26 * len(kernels)
     parts = [
-        '<text class="title" x="20" y="20">CPU time of a function, as a multiple of Lockstep\'s; V = 49,152</text>'
+        (
+            '<text class="title" x="20" y="20">CPU time of a function, as a multiple of '
+            "Lockstep's; "
+            "V = 49,152</text>"
+        )
     ]
-    parts.append(f'<line class="grid" x1="{place(1):.1f}" x2="{place(1):.1f}" y1="{top - 8}" y2="{bottom}"/>')
-    parts.append(f'<text class="small" x="{place(1):.1f}" y="{bottom + 16}" text-anchor="middle">Lockstep = 1</text>')
+    parts.append(
+        f'<line class="grid" x1="{place(1):.1f}" x2="{place(1):.1f}" y1="{top - 8}" y2="{bottom}"/>'
+    )
+    parts.append(
+        f'<text class="small" x="{place(1):.1f}" y="{bottom + 16}" text-anchor="middle">Lockstep '
+        "= 1</text>"
+    )
     for number, (name, own) in enumerate(ratios.items()):
         y = top + 26 * number
-        parts.append(f'<text class="small" x="{left - 8}" y="{y + 10}" text-anchor="end">{escape(name)}</text>')
-        sides = {"sampledfill": own.get("naive"), "heldfill": own.get("NeMo RL", own.get("NeMo RL, chunked"))}
+        parts.append(
+            f'<text class="small" x="{left - 8}" y="{y + 10}" '
+            f'text-anchor="end">{escape(name)}</text>'
+        )
+        sides = {
+            "sampledfill": own.get("naive"),
+            "heldfill": own.get("NeMo RL", own.get("NeMo RL, chunked")),
+        }
         for row, (style, ratio) in enumerate(sides.items()):
             if ratio is not None:
                 parts.append(
-                    f'<rect class="{style}" x="{left}" y="{y + 9 * row}" width="{place(ratio) - left:.1f}" height="8"/>'
-                    f'<text class="small" x="{place(ratio) + 4:.1f}" y="{y + 9 * row + 8}">{ratio:.1f}</text>'
+                    f'<rect class="{style}" x="{left}" y="{y + 9 * row}" '
+                    f'width="{place(ratio) - left:.1f}" height="8"/>'
+                    f'<text class="small" x="{place(ratio) + 4:.1f}" '
+                    f'y="{y + 9 * row + 8}">{ratio:.1f}</text>'
                 )
     parts.append(f'<text class="sampledfill" x="20" y="{bottom + 36}">plain autograd</text>')
     if peer:
@@ -294,5 +388,6 @@ def draw(found: dict[str, Any]) -> str:
     body = "\n".join(parts)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 48}" role="img" '
-        f'aria-label="Speed of the log-probability library">\n<style>{STYLE}</style>\n{body}\n</svg>\n'
+        'aria-label="Speed of the log-probability '
+        f'library">\n<style>{STYLE}</style>\n{body}\n</svg>\n'
     )

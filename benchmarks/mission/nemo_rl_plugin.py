@@ -1,10 +1,13 @@
-"""A pytest plugin that runs NeMo RL's own tests of its log-probabilities without GPUs, unchanged, by either library.
+"""A pytest plugin that runs NeMo RL's own tests of its log-probabilities without GPUs, unchanged,
+by either library.
 
-`pytest -p benchmarks.mission.nemo_rl_plugin --noconftest --checkout FOLDER --library lockstep_logprobs FILES`
+`pytest -p benchmarks.mission.nemo_rl_plugin --noconftest --checkout FOLDER --library
+lockstep_logprobs FILES`
 
-Their ranks are processes over gloo, "cuda" is this machine's memory, their actors are processes without Ray, and
-packages that the tests import but do not call are empty. With `--library lockstep_logprobs` the name
-`nemo_rl.distributed.model_utils` is Lockstep's module; all else of NeMo RL is its own.
+Their ranks are processes over gloo, "cuda" is this machine's memory, their actors are processes
+without Ray, and packages that the tests import but do not call are empty. With `--library
+lockstep_logprobs` the name `nemo_rl.distributed.model_utils` is Lockstep's module; all else of NeMo
+RL is its own.
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ MODULE = "nemo_rl.distributed.model_utils"
 EMPTY = ("hydra", "megatron")
 """Packages that NeMo RL's modules import, of versions of its own, and these tests do not call."""
 FORK = get_context("fork")
-"""Ranks have the tests' modules, and all that stands in for others, from the process that started them."""
+"""Ranks have the tests' modules, and all that stands in for others, from the process that started
+them.
+"""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -86,7 +91,12 @@ class Workers:
         self._processes: list[Any] = []
         for rank in range(size):
             mine, theirs = FORK.Pipe()
-            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "STORE": self._folder.name}
+            place = {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(size),
+                "STORE": self._folder.name,
+            }
             process = FORK.Process(target=_serve, args=(theirs, build, rank, place), daemon=True)
             process.start()
             self._pipes.append(mine)
@@ -117,7 +127,9 @@ class Workers:
         self._folder.cleanup()
 
 
-def _serve(pipe: connection.Connection, build: Callable[[int], Any], rank: int, place: dict[str, str]) -> None:
+def _serve(
+    pipe: connection.Connection, build: Callable[[int], Any], rank: int, place: dict[str, str]
+) -> None:
     os.environ |= place
     served = None
     while True:
@@ -127,13 +139,20 @@ def _serve(pipe: connection.Connection, build: Callable[[int], Any], rank: int, 
             pipe.send((None, getattr(served, method)(**arguments)))
         except BaseException as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
-            pipe.send((f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})", None))
+            pipe.send(
+                (
+                    f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})",
+                    None,
+                )
+            )
 
 
 class WorkerGroup:
     """Stands in for NeMo RL's group of Ray actors."""
 
-    def __init__(self, cluster: Any, remote_worker_builder: Any, sharding_annotations: Any, **_: object) -> None:
+    def __init__(
+        self, cluster: Any, remote_worker_builder: Any, sharding_annotations: Any, **_: object
+    ) -> None:
         module, _, name = remote_worker_builder.name.rpartition(".")
         actor = getattr(sys.modules[module], name)
         size = int(cluster.size)
@@ -167,7 +186,10 @@ def _stand_ins() -> dict[str, dict[str, object]]:
     return {
         "ray": {"remote": lambda **_: lambda actor: actor, "get": lambda results: results},
         "nemo_rl.distributed.virtual_cluster": {"RayVirtualCluster": Cluster},
-        "nemo_rl.distributed.worker_groups": {"RayWorkerBuilder": Builder, "RayWorkerGroup": WorkerGroup},
+        "nemo_rl.distributed.worker_groups": {
+            "RayWorkerBuilder": Builder,
+            "RayWorkerGroup": WorkerGroup,
+        },
         "nemo_rl.distributed.ray_actor_environment_registry": {
             "ACTOR_ENVIRONMENT_REGISTRY": {},
             "PY_EXECUTABLES": SimpleNamespace(SYSTEM="python"),
@@ -194,7 +216,9 @@ def _empty_class(name: str) -> type:
 class EmptyPackages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds an empty package for each of `EMPTY`; all its names are empty classes."""
 
-    def find_spec(self, name: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: object, target: object = None
+    ) -> importlib.machinery.ModuleSpec | None:
         wanted = any(name == package or name.startswith(f"{package}.") for package in EMPTY)
         return importlib.machinery.ModuleSpec(name, self, is_package=True) if wanted else None
 
@@ -221,12 +245,19 @@ def _move(value: Any) -> Any:
 
 
 def _without_gpus() -> None:
-    """Lets this process and those that it starts take gloo for NCCL and the machine's memory for a GPU's."""
+    """Lets this process and those that it starts take gloo for NCCL and the machine's memory for a
+    GPU's.
+    """
     start = dist.init_process_group
 
     def join(backend: str, **_: object) -> None:
         store = f"file://{os.environ['STORE']}/store"
-        start("gloo", init_method=store, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
+        start(
+            "gloo",
+            init_method=store,
+            rank=int(os.environ["RANK"]),
+            world_size=int(os.environ["WORLD_SIZE"]),
+        )
 
     held = SimpleNamespace(growth=None)
 

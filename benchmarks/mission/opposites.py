@@ -27,7 +27,9 @@ HELD_OUT = {
 
 def write_rows(file: Path, pairs: dict[str, str]) -> None:
     """Writes a row for each pair."""
-    file.write_text("".join(f"{json.dumps(_row(*pair))}\n" for pair in pairs.items()), encoding="utf-8")
+    file.write_text(
+        "".join(f"{json.dumps(_row(*pair))}\n" for pair in pairs.items()), encoding="utf-8"
+    )
 
 
 def ask_opposite(word: str) -> str:

@@ -2,7 +2,8 @@
 
     python -m benchmarks.mission.planted ENGINE MODEL --out FILE
 
-Each fault is one line of an engine's code, edited in the process that computes with it. The truth is that line.
+Each fault is one line of an engine's code, edited in the process that computes with it. The truth
+is that line.
 """
 
 from __future__ import annotations
@@ -67,7 +68,9 @@ class Fault:
         origin = importlib.util.find_spec(package)
         assert origin is not None, f"{package} is installed where its fault is planted"
         return patch_of(
-            str(Path(str(origin.origin)).parent.joinpath(*path).with_suffix(".py")), self.before, self.after
+            str(Path(str(origin.origin)).parent.joinpath(*path).with_suffix(".py")),
+            self.before,
+            self.after,
         )
 
 
@@ -115,8 +118,10 @@ class Planted:
         cut: The end of the first segment that is wrong.
         removed: Share of the gap that is gone when the found places are undone.
         wrong: The engines that float64 says are wrong.
-        named: The lines that `locate` prints of its first three suspects, as `file:line function`, innermost first.
-        rank: The first suspect that the edited line is printed of, from 1; None: it is printed of none.
+        named: The lines that `locate` prints of its first three suspects, as `file:line function`,
+            innermost first.
+        rank: The first suspect that the edited line is printed of, from 1; None: it is printed of
+            none.
     """
 
     engine: str
@@ -166,7 +171,10 @@ def find_fault(engine: str, model: Path) -> Planted:
     fault = FAULTS[engine]
     requests = list(map(partial(_read_text, AutoTokenizer.from_pretrained(model)), TEXTS))
     witness, rounded = open_witnesses(model, "cpu", torch.float64, torch.float32)
-    with open_faulty(engine, model) as faulty, find_engine("hf")(model, EngineOptions()) as reference:
+    with (
+        open_faulty(engine, model) as faulty,
+        find_engine("hf")(model, EngineOptions()) as reference,
+    ):
         found = examine(reference, faulty, requests, witness, [rounded, rounded])
     return describe(engine, fault, fault.edit(), found)
 
@@ -179,7 +187,11 @@ def describe(engine: str, fault: Fault, edit: Edit, found: PairExamination) -> P
     """What was found, beside the truth."""
     places = found.location.places
     printed = [one.operator.stack[:2] for place in places[:1] for one in place.suspects[:3]]
-    hits = [place for place, frames in enumerate(printed, start=1) if any(_is_at(frame, edit) for frame in frames)]
+    hits = [
+        place
+        for place, frames in enumerate(printed, start=1)
+        if any(_is_at(frame, edit) for frame in frames)
+    ]
     return Planted(
         engine=engine,
         side=fault.side,
@@ -191,7 +203,10 @@ def describe(engine: str, fault: Fault, edit: Edit, found: PairExamination) -> P
         cut=str(places[0].segments[0].end) if places else "",
         removed=found.location.removed,
         wrong=list(places[0].wrong) if places else [],
-        named=[[f"{_shorten(frame.file)}:{frame.line} {frame.function}" for frame in frames] for frames in printed],
+        named=[
+            [f"{_shorten(frame.file)}:{frame.line} {frame.function}" for frame in frames]
+            for frames in printed
+        ],
         rank=hits[0] if hits else None,
     )
 
@@ -201,7 +216,9 @@ def _is_at(frame: Frame, edit: Edit) -> bool:
 
 
 def _shorten(file: str) -> str:
-    """A path from the folder of its package on, for packages that are installed or in this repository."""
+    """A path from the folder of its package on, for packages that are installed or in this
+    repository.
+    """
     _, installed, inside = file.rpartition("/site-packages/")
     return inside if installed else os.path.relpath(file, ROOT)
 

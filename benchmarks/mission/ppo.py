@@ -1,4 +1,6 @@
-"""Part 1: PPO with a critic on a real model: torch, Megatron, layouts of both, and values without the right shift."""
+"""Part 1: PPO with a critic on a real model: torch, Megatron, layouts of both, and values without
+the right shift.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,19 @@ RECIPE = Path(__file__).with_name("ppo.yaml")
 FEW = 4
 """Steps of a layout, which is held against the same steps on one process."""
 BAND = 0.1
-"""Mean difference of two runs' sampled rewards up to which they are the same curve; a step samples 16 responses."""
+"""Mean difference of two runs' sampled rewards up to which they are the same curve; a step samples
+16 responses.
+"""
 LEVEL = 0.05
 """Chance, by a sign test over steps, below which one run is called ahead of another."""
 LAST = 5
 """Steps at the end of a run whose rewards are averaged."""
-SHOWN = ("train/reward", "validation/reward", "critic/explained_variance", "agreement/max_abs_logprob_diff")
+SHOWN = (
+    "train/reward",
+    "validation/reward",
+    "critic/explained_variance",
+    "agreement/max_abs_logprob_diff",
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +59,9 @@ class Arm:
 
 WARMUP = 6
 CRITIC_FIRST = ("critic.lr=2.0e-4", f"ppo.critic_warmup_steps={WARMUP}", "run.max_steps=20")
-"""A critic that has learned something before the policy moves: without it, where its values stand hardly shows."""
+"""A critic that has learned something before the policy moves: without it, where its values stand
+hardly shows.
+"""
 RIGHT = "torch, critic first"
 LATE = "torch, critic first, values one token late"
 
@@ -73,7 +84,9 @@ def measure(model: Path, work: Path, jobs: int) -> dict[str, Any]:
     alone = [_program(arm, model) for arm in ARMS if arm.processes == 1]
     seconds = run_all(alone, work, jobs)
     seconds |= run_all([_program(arm, model) for arm in ARMS if arm.processes > 1], work, 1)
-    return {arm.name: {"seconds": seconds[_place(arm)], **_curves(work / _place(arm))} for arm in ARMS}
+    return {
+        arm.name: {"seconds": seconds[_place(arm)], **_curves(work / _place(arm))} for arm in ARMS
+    }
 
 
 def _program(arm: Arm, model: Path) -> Program:
@@ -95,7 +108,8 @@ def _curves(run: Path) -> dict[str, list[list[float]]]:
 def describe(found: dict[str, Any]) -> list[str]:
     """The part's section of the page, in Markdown."""
     head = (
-        "| run | steps | sampled reward, first and last 5 | held-out reward | critic explains | largest gap | minutes |"
+        "| run | steps | sampled reward, first and last 5 | held-out reward | critic explains "
+        "| largest gap | minutes |"
     )
     rows = [_row(name, curves) for name, curves in found.items()]
     verdicts = [
@@ -127,7 +141,9 @@ def _largest_gap(curves: dict[str, Any]) -> str:
 
 
 def _explained(curves: dict[str, Any]) -> float:
-    """Share of the returns' variance that the critic explains, median of the later half of the steps."""
+    """Share of the returns' variance that the critic explains, median of the later half of the
+    steps.
+    """
     values = [value for _, value in curves["critic/explained_variance"]]
     return median(values[len(values) // 2 :])
 
@@ -139,28 +155,37 @@ def _verdict(claim: str, one: dict[str, Any], other: dict[str, Any]) -> str:
     equal = sum(gap == 0 for gap in gaps)
     holds = fmean(gaps) <= BAND
     return (
-        f"- **{'Holds' if holds else 'Does not hold'}**: {claim}: equal rewards in {equal} of {len(gaps)} steps, "
+        f"- **{'Holds' if holds else 'Does not hold'}**: {claim}: equal rewards in {equal} of "
+        f"{len(gaps)} steps, "
         f"{fmean(gaps):.3f} apart on average (at most {BAND})."
     )
 
 
 def _shift(right: dict[str, Any], late: dict[str, Any]) -> str:
-    """Compares the value of the state before a token with that after it, by the rewards of the policy's steps."""
+    """Compares the value of the state before a token with that after it, by the rewards of the
+    policy's steps.
+    """
     pairs = list(zip(_policy_steps(right), _policy_steps(late), strict=True))
     ahead = sum(mine > theirs for mine, theirs in pairs)
     behind = sum(mine < theirs for mine, theirs in pairs)
-    chance = sum(comb(ahead + behind, wins) for wins in range(ahead, ahead + behind + 1)) / 2 ** (ahead + behind)
+    chance = sum(comb(ahead + behind, wins) for wins in range(ahead, ahead + behind + 1)) / 2 ** (
+        ahead + behind
+    )
     means = [fmean(rewards) for rewards in zip(*pairs, strict=True)]
     word = "Holds" if chance < LEVEL else "Does not hold"
     return (
-        f"- **{word}**: the right shift learns faster, from a critic that was trained first. With the value of the "
-        f"state before a token the sampled reward is higher in {ahead} of {len(pairs)} steps and lower in {behind} "
+        f"- **{word}**: the right shift learns faster, from a critic that was trained first. With "
+        "the value of the "
+        f"state before a token the sampled reward is higher in {ahead} of {len(pairs)} steps and "
+        f"lower in {behind} "
         f"than with the value after it: {means[0]:.3f} and {means[1]:.3f} on average. One seed."
     )
 
 
 def _policy_steps(curves: dict[str, Any]) -> list[float]:
-    """Rewards sampled by a policy that had been trained: those after the critic's warm-up and the step after it."""
+    """Rewards sampled by a policy that had been trained: those after the critic's warm-up and the
+    step after it.
+    """
     return [value for step, value in curves["train/reward"] if step > WARMUP + 1]
 
 
@@ -168,7 +193,12 @@ def draw(found: dict[str, Any]) -> str:
     """The part's picture: sampled and held-out reward of the runs of all steps, as an SVG."""
     last = int(max(curves["train/reward"][-1][0] for curves in found.values()))
     panel = Panel(36, 300, 0.0, 1.0, last)
-    parts = [f'<text class="title" x="64" y="20">PPO on {NAME}: sampled reward (lines), held-out reward (dots)</text>']
+    parts = [
+        (
+            f'<text class="title" x="64" y="20">PPO on {NAME}: sampled reward (lines), held-out '
+            "reward (dots)</text>"
+        )
+    ]
     parts += [panel.draw_level(level / 4, f"{level / 4:.2f}") for level in range(5)]
     for style, (name, place) in {
         "held": ("torch", 200),
@@ -176,19 +206,28 @@ def draw(found: dict[str, Any]) -> str:
         "critic": (RIGHT, 244),
         "gap": (LATE, 266),
     }.items():
-        sampled, held = ([Figure(int(step), value) for step, value in found[name][key]] for key in SHOWN[:2])
+        sampled, held = (
+            [Figure(int(step), value) for step, value in found[name][key]] for key in SHOWN[:2]
+        )
         parts.append(panel.draw_line(sampled, style))
         parts += [
-            f'<circle class="{style}fill" cx="{panel.x(point.step):.1f}" cy="{panel.y(point.value):.1f}" r="3.2"/>'
+            (
+                f'<circle class="{style}fill" cx="{panel.x(point.step):.1f}" '
+                f'cy="{panel.y(point.value):.1f}" r="3.2"/>'
+            )
             for point in held
         ]
         parts.append(f'<text class="{style}fill" x="420" y="{place}">{name}</text>')
     parts += [
-        f'<text class="small" x="{panel.x(step):.1f}" y="320" text-anchor="middle">{step or "step 0"}</text>'
+        (
+            f'<text class="small" x="{panel.x(step):.1f}" y="320" '
+            f'text-anchor="middle">{step or "step 0"}</text>'
+        )
         for step in range(0, last + 1, 4)
     ]
     body = "\n".join(parts)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} 330" role="img" '
-        f'aria-label="PPO on a real model, torch beside Megatron">\n<style>{STYLE}</style>\n{body}\n</svg>\n'
+        'aria-label="PPO on a real model, torch beside '
+        f'Megatron">\n<style>{STYLE}</style>\n{body}\n</svg>\n'
     )

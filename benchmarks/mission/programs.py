@@ -35,7 +35,9 @@ class Program:
     codes: tuple[int, ...] = (0,)
 
     def finish(self, folder: Path) -> float:
-        """Runs it in a folder, unless it has ended there before, with the same recipes. Returns its seconds of then.
+        """Runs it in a folder, unless it has ended there before, with the same recipes.
+
+        Returns its seconds of then.
 
         The seconds of calls that were stopped count.
         """
@@ -55,7 +57,9 @@ class Program:
         return spent["seconds"]
 
     def _digest(self) -> str:
-        """Digest of the arguments and of all recipes of the mission: a result of others is not taken."""
+        """Digest of the arguments and of all recipes of the mission: a result of others is not
+        taken.
+        """
         whole = hashlib.sha256(json.dumps(self.arguments).encode())
         for file in sorted(Path(__file__).parent.glob("*.yaml")):
             whole.update(file.read_bytes())
@@ -78,14 +82,19 @@ class Program:
         alone = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
         with self._log(folder).open("a") as stream:
             command = [sys.executable, "-m", *self.arguments]
-            return subprocess.Popen(command, cwd=folder, env=os.environ | alone, stdout=stream, stderr=stream)
+            return subprocess.Popen(
+                command, cwd=folder, env=os.environ | alone, stdout=stream, stderr=stream
+            )
 
     def _log(self, folder: Path) -> Path:
         return folder / f"{self.name}.log"
 
 
 def run_all(programs: Sequence[Program], folder: Path, jobs: int) -> dict[str, float]:
-    """Runs the programs that have not ended in this folder, so many at a time. Returns the seconds of each by name."""
+    """Runs the programs that have not ended in this folder, so many at a time.
+
+    Returns the seconds of each by name.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(jobs) as pool:
         seconds = pool.map(lambda program: program.finish(folder), programs)

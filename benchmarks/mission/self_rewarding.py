@@ -1,4 +1,6 @@
-"""Part 2: Self-Rewarding and Meta-Rewarding with a real model as its own judge, and generation that is killed."""
+"""Part 2: Self-Rewarding and Meta-Rewarding with a real model as its own judge, and generation that
+is killed.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ MEASURED = ("reward", "judge_exact", "meta_judge_accuracy")
 
 
 def measure(model: Path, work: Path, jobs: int) -> dict[str, Any]:
-    """Trains and judges, or what is missing of it. Returns figures by stage, metrics by run, and the generation's.
+    """Trains and judges, or what is missing of it.
+
+    Returns figures by stage, metrics by run, and the generation's.
 
     Raises:
         MissionError: If the data are not there, or a program fails.
@@ -50,7 +54,8 @@ def _read_all(work: Path, generation: dict[str, Any]) -> dict[str, Any]:
     """Figures of all finished programs."""
     warm_start = load(str(FOLDER / "warm_start.yaml")).expect(SFTRecipe)
     return {
-        "warm_start_rows": warm_start.sft.global_batch_size * len(read_metrics(work / "warm_start")),
+        "warm_start_rows": warm_start.sft.global_batch_size
+        * len(read_metrics(work / "warm_start")),
         "known_words": len(HELD_OUT),
         "llmbar_rows": LLMBAR_ROWS,
         "stages": {stage: _read_stage(work, stage) for stage in STAGES},
@@ -62,7 +67,9 @@ def _read_all(work: Path, generation: dict[str, Any]) -> dict[str, Any]:
 def _write_data(work: Path) -> None:
     """Writes all rows of the part."""
     if ASSETS not in os.environ:
-        raise MissionError(f"set {ASSETS} to the folder that holds data/llmbar and data/self_instruct")
+        raise MissionError(
+            f"set {ASSETS} to the folder that holds data/llmbar and data/self_instruct"
+        )
     data = Path(os.environ[ASSETS]) / "data"
     write_rows(work / "train.jsonl", TRAINED)
     write_rows(work / "validation.jsonl", HELD_OUT)
@@ -70,9 +77,13 @@ def _write_data(work: Path) -> None:
     pairs = [
         {**row, "from": f"{name}, row {place}"}
         for name in ("Natural", "Adversarial_Manual")
-        for place, row in enumerate(json.loads((data / "llmbar" / f"{name}_dataset.json").read_text()))
+        for place, row in enumerate(
+            json.loads((data / "llmbar" / f"{name}_dataset.json").read_text())
+        )
     ]
-    shortest = sorted(pairs, key=lambda row: len(row["input"] + row["output_1"] + row["output_2"]))[:LLMBAR_ROWS]
+    shortest = sorted(pairs, key=lambda row: len(row["input"] + row["output_1"] + row["output_2"]))[
+        :LLMBAR_ROWS
+    ]
     (work / "llmbar.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in shortest))
     write_warm_start(work / "warm_start.jsonl", data / "self_instruct" / "seed_tasks.jsonl")
 
@@ -86,7 +97,10 @@ def _train(name: str, model: Path) -> Program:
 
 def _asks(section: str, template: str) -> tuple[str, ...]:
     """The options of a judge that asks as the warm start has taught."""
-    return f"{section}.system_prompt={judgements.SYSTEM}", f"{section}.template={json.dumps(template)}"
+    return (
+        f"{section}.system_prompt={judgements.SYSTEM}",
+        f"{section}.template={json.dumps(template)}",
+    )
 
 
 def _judge(stage: str, model: Path) -> Program:
@@ -97,7 +111,9 @@ def _judge(stage: str, model: Path) -> Program:
 
 
 def _read_stage(work: Path, stage: str) -> dict[str, Any]:
-    """Figures of a stage: LLMBar by its judge, and what validation measured, the warm start's before the first step."""
+    """Figures of a stage: LLMBar by its judge, and what validation measured, the warm start's
+    before the first step.
+    """
     scores = json.loads((work / f"llmbar_{stage}" / "results.json").read_text())["ways"]["scores"]
     figures = {
         "llmbar": _interval(scores["figures"]["pairwise_accuracy"]),
@@ -116,7 +132,9 @@ def _interval(figure: dict[str, float | None]) -> list[float | None]:
 
 def _read_validation(row: dict[str, float]) -> dict[str, list[float | None]]:
     """Value and interval of each metric of known truth."""
-    names = {name: [f"validation/{name}{end}" for end in ("", "_low", "_high")] for name in MEASURED}
+    names = {
+        name: [f"validation/{name}{end}" for end in ("", "_low", "_high")] for name in MEASURED
+    }
     return {name: [row[key] for key in keys] for name, keys in names.items() if keys[0] in row}
 
 
@@ -125,7 +143,9 @@ def _read_run(run: Path) -> dict[str, Any]:
     recipe = load(str(FOLDER / f"{run.name}.yaml")).expect(SelfRewardingRecipe)
     assert recipe.judge is not None, "the policy judges"
     options = recipe.self_rewarding
-    rows = [{key: value for key, value in row.items() if value == value} for row in read_metrics(run)]
+    rows = [
+        {key: value for key, value in row.items() if value == value} for row in read_metrics(run)
+    ]
     steps = [row for row in rows if "train/iteration" in row]
     prompts = options.global_batch_size * len(steps)
     verdicts = prompts * options.num_responses_to_gen * recipe.judge.num_evals_to_average
@@ -137,7 +157,9 @@ def _read_run(run: Path) -> dict[str, Any]:
         "validations": [row for row in rows if "val/generated_rewards" in row],
         "prompts": prompts,
         "pairs": round(sum(pairs)),
-        "judge_pairs": round(sum(own * share / (1 - share) for own, share in zip(pairs, shares, strict=True))),
+        "judge_pairs": round(
+            sum(own * share / (1 - share) for own, share in zip(pairs, shares, strict=True))
+        ),
         "left_out": round(sum(row.get("meta_judge/left_out", 0.0) for row in steps)),
         "verdicts": verdicts,
         "parsed": round(verdicts * (1 - unread)),

@@ -11,7 +11,9 @@ from benchmarks.real_model import NAME
 PARSED = 0.9
 """Share of verdicts that must be readable from a model that has learned to judge."""
 CHANCE = 0.5
-"""Accuracy of a judge that guesses; on the known judgements, the share of the more frequent score."""
+"""Accuracy of a judge that guesses; on the known judgements, the share of the more frequent
+score.
+"""
 RUNS = {"self_rewarding": "Self-Rewarding", "meta_rewarding": "Meta-Rewarding"}
 STAGES = {"raw": "the model as it comes", "warm_start": "warm start (SFT)", **RUNS}
 METRICS = (
@@ -35,17 +37,30 @@ Interval = list[float | None]
 def describe(found: dict[str, Any]) -> list[str]:
     """The part's section of the page, in Markdown."""
     stages = found["stages"]
-    head = "| model | LLMBar verdicts | LLMBar accuracy | known scores | known comparisons | held-out reward |"
+    head = (
+        "| model | LLMBar verdicts | LLMBar accuracy | known scores | known comparisons | "
+        "held-out reward |"
+    )
     rows = [_describe_stage(STAGES[name], stage) for name, stage in stages.items()]
-    runs_head = "| run | steps | prompts with a pair | pairs of judgements learned from | verdicts parsed |"
+    runs_head = (
+        "| run | steps | prompts with a pair | pairs of judgements learned from | verdicts parsed |"
+    )
     runs = [_describe_run(RUNS[name], run) for name, run in found["runs"].items()]
     return [
-        f"SFT on {found['warm_start_rows']} short rows teaches {NAME} to judge; each iteration starts from it.",
-        "The judge's question is short, and does not say how a verdict must look: that is what the warm start teaches.",
+        (
+            f"SFT on {found['warm_start_rows']} short rows teaches {NAME} to judge; each iteration "
+            "starts from it."
+        ),
+        (
+            "The judge's question is short, and does not say how a verdict must look: that is what "
+            "the warm start teaches."
+        ),
         "Figures have 95 % intervals over prompts. LLMBar is the "
-        f"{found['llmbar_rows']} rows of Natural and Adversarial_Manual with the fewest characters; a tie counts half.",
+        f"{found['llmbar_rows']} rows of Natural and Adversarial_Manual with the fewest "
+        "characters; a tie counts half.",
         "Scores and comparisons are known for answers to "
-        f"{found['known_words']} words that no row is trained on; the reward is what a program finds right.",
+        f"{found['known_words']} words that no row is trained on; the reward is what a program "
+        "finds right.",
         "",
         head,
         "|---|---:|---:|---:|---:|---:|",
@@ -66,7 +81,10 @@ def describe(found: dict[str, Any]) -> list[str]:
 
 def _describe_stage(title: str, stage: dict[str, Any]) -> str:
     asked, parsed = _parsed(stage)
-    shown = [_show(stage["figures"].get(name)) for name in ("llmbar", "judge_exact", "meta_judge_accuracy", "reward")]
+    shown = [
+        _show(stage["figures"].get(name))
+        for name in ("llmbar", "judge_exact", "meta_judge_accuracy", "reward")
+    ]
     return f"| {title} | {parsed} of {asked} | {' | '.join(shown)} |"
 
 
@@ -97,7 +115,10 @@ def _describe_metrics(runs: dict[str, Any]) -> list[str]:
     head = " | ".join(f"{RUNS[name]}, `{part}/`" for name, part in columns)
     last = {(name, part): _last(runs[name], part) for name, part in columns}
     rows = [
-        f"| `{metric}` | {' | '.join(_show_number(last[column].get(metric)) for column in columns)} |"
+        (
+            f"| `{metric}` | "
+            f"{' | '.join(_show_number(last[column].get(metric)) for column in columns)} |"
+        )
         for metric in METRICS
     ]
     return [f"| metric | {head} |", f"|---|{'---:|' * len(columns)}", *rows]
@@ -106,7 +127,12 @@ def _describe_metrics(runs: dict[str, Any]) -> list[str]:
 def _last(run: dict[str, Any], part: str) -> dict[str, float]:
     """The last value of each metric of a part of a run."""
     rows = run["steps"] if part == "train" else run["validations"]
-    return {name.partition("/")[2]: value for row in rows for name, value in row.items() if name.startswith(part)}
+    return {
+        name.partition("/")[2]: value
+        for row in rows
+        for name, value in row.items()
+        if name.startswith(part)
+    }
 
 
 def _show_number(value: float | None) -> str:
@@ -120,7 +146,8 @@ def _verdicts(found: dict[str, Any]) -> list[str]:
     lines = [
         say(
             after[1] >= PARSED * after[0],
-            f"after the warm start the model's verdicts can be read: {after[1]} of {after[0]} on LLMBar, and "
+            f"after the warm start the model's verdicts can be read: {after[1]} of {after[0]} on "
+            "LLMBar, and "
             f"{before[1]} before",
         ),
         say(
@@ -137,11 +164,16 @@ def _verdicts(found: dict[str, Any]) -> list[str]:
 
 
 def _say_accuracy(title: str, figures: dict[str, Interval]) -> str:
-    """Whether a judge does better than chance on LLMBar, and how often it cannot tell two responses apart."""
+    """Whether a judge does better than chance on LLMBar, and how often it cannot tell two responses
+    apart.
+    """
     accuracy, ties = figures["llmbar"], figures["ties"]
     return say(
         (accuracy[1] or 0) > CHANCE,
-        f"{title}: its judge is better than chance on LLMBar; it ties in {ties[0] or 0:.0%} of the rows",
+        (
+            f"{title}: its judge is better than chance on LLMBar; it ties in {ties[0] or 0:.0%} of "
+            "the rows"
+        ),
     )
 
 
@@ -169,7 +201,9 @@ def _say_metrics(runs: dict[str, Any]) -> str:
         if metric not in _last(run, part)
     ]
     rest = f"; not there: {', '.join(missing)}" if missing else ""
-    return say(not missing, f"the ten metrics are logged by their names in `train/` and `val/`{rest}")
+    return say(
+        not missing, f"the ten metrics are logged by their names in `train/` and `val/`{rest}"
+    )
 
 
 def _say_judge_pairs(run: dict[str, Any]) -> str:
@@ -178,8 +212,10 @@ def _say_judge_pairs(run: dict[str, Any]) -> str:
     consistent, luck = last.get("meta_judge/consistent", 0.0), last.get("meta_judge/luck", 1.0)
     return say(
         run["judge_pairs"] > 0,
-        f"the meta-judge shows skill, so that its pairs of judgements are learned from: {run['judge_pairs']} were, "
-        f"and {run['left_out']} were left out; both orders agree in {consistent:.0%} of the last step's comparisons, "
+        "the meta-judge shows skill, so that its pairs of judgements are learned from: "
+        f"{run['judge_pairs']} were, "
+        f"and {run['left_out']} were left out; both orders agree in {consistent:.0%} of the last "
+        "step's comparisons, "
         f"and a meta-judge that reads nothing would be so consistent with a chance of {luck:.1e}",
     )
 
@@ -192,7 +228,9 @@ def draw(found: dict[str, Any]) -> str:
         "critic": ("judge_exact", "known scores given"),
         "gap": ("llmbar", "accuracy on LLMBar"),
     }
-    parts = [f'<text class="title" x="{LEFT}" y="20">{NAME} as its own judge, with 95 % intervals</text>']
+    parts = [
+        f'<text class="title" x="{LEFT}" y="20">{NAME} as its own judge, with 95 % intervals</text>'
+    ]
     parts += [panel.draw_level(level / 4, f"{level / 4:.2f}") for level in range(5)]
     parts.append(panel.draw_level(CHANCE, "", "bound", "a guess"))
     for number, (style, (metric, title)) in enumerate(series.items()):
@@ -201,7 +239,10 @@ def draw(found: dict[str, Any]) -> str:
             x = panel.x(place + 0.35 + 0.15 * number)
             parts += _draw_interval(panel, x, stage["figures"].get(metric), style)
     parts += [
-        f'<text class="small" x="{panel.x(place + 0.5):.1f}" y="320" text-anchor="middle">{title}</text>'
+        (
+            f'<text class="small" x="{panel.x(place + 0.5):.1f}" y="320" '
+            f'text-anchor="middle">{title}</text>'
+        )
         for place, title in enumerate(STAGES.values())
     ]
     body = "\n".join(parts)

@@ -1,4 +1,6 @@
-"""REINFORCE (Williams 1992) with a learned baseline: an algorithm outside of Lockstep, in one file."""
+"""REINFORCE (Williams 1992) with a learned baseline: an algorithm outside of Lockstep, in one
+file.
+"""
 
 from __future__ import annotations
 
@@ -36,15 +38,24 @@ class Reinforce(rl.Algorithm):
 
     @property
     def largest_step(self) -> rl.Load:
-        longest, rows = self.data.max_prompt_tokens + self.sampling.max_tokens, self.num_prompts_per_step
+        longest, rows = (
+            self.data.max_prompt_tokens + self.sampling.max_tokens,
+            self.num_prompts_per_step,
+        )
         sampling = self.sampling.params()
         return rl.Load(longest, 1, rows, scored=rows, generated=longest, sampling=sampling)
 
     @property
     def lengths(self) -> Mapping[str, int]:
-        limits = {"sampling": self.sampling.max_tokens, "validation_sampling": self.validation_sampling.max_tokens}
+        limits = {
+            "sampling": self.sampling.max_tokens,
+            "validation_sampling": self.validation_sampling.max_tokens,
+        }
         prompt = self.data.max_prompt_tokens
-        return {f"data.max_prompt_tokens + {name}.max_tokens": prompt + limit for name, limit in limits.items()}
+        return {
+            f"data.max_prompt_tokens + {name}.max_tokens": prompt + limit
+            for name, limit in limits.items()
+        }
 
     @property
     def inference(self) -> rl.Inference:
@@ -77,7 +88,9 @@ class Reinforce(rl.Algorithm):
 
 @dataclass(frozen=True)
 class Step:
-    """Williams 1992, §3: Δw = α·(r − b)·∂ log π/∂w, where the baseline b is what the critic expects of each state."""
+    """Williams 1992, §3: Δw = α·(r − b)·∂ log π/∂w, where the baseline b is what the critic expects
+    of each state.
+    """
 
     options: Reinforce
     setup: rl.Setup
@@ -87,22 +100,35 @@ class Step:
     agreement: rl.Agreement
 
     def __call__(self, step: int, position: int) -> rl.StepResult:
-        count, sampling = self.options.num_prompts_per_step, self.setup.source.sampling(self.options.sampling)
+        count, sampling = (
+            self.options.num_prompts_per_step,
+            self.setup.source.sampling(self.options.sampling),
+        )
         with self.setup.phase("generate"), self.collector.engine.at(step) as refitted:
             rollouts = self.collector.collect(position, count, sampling, 1)  # y ~ π(·|x), r(x, y)
         with self.setup.phase("score"):
-            logprob_N = self.policy.logprobs(rollouts.batch)  # log π(y_t | x, y_<t), for the agreement
-            baseline_N, _ = self.critic.values(rollouts.batch)  # b(x, y_<t), which does not know y_t
+            logprob_N = self.policy.logprobs(
+                rollouts.batch
+            )  # log π(y_t | x, y_<t), for the agreement
+            baseline_N, _ = self.critic.values(
+                rollouts.batch
+            )  # b(x, y_<t), which does not know y_t
         batch = rollouts.batch.with_columns({"old_logprob": logprob_N, "old_value": baseline_N})
         metrics = rollouts.metrics().with_prefix("train") + rollouts.rewards() + refitted
         metrics += self.agreement.compare(step + 1, step, batch)
-        mask_N = batch.mask & batch["score"].isfinite()[batch.row]  # a response without a verdict teaches nothing
+        mask_N = (
+            batch.mask & batch["score"].isfinite()[batch.row]
+        )  # a response without a verdict teaches nothing
         reward_N = batch["score"].nan_to_num()[batch.row]
-        batch = batch.with_columns({"mask": mask_N, "return": reward_N, "advantage": reward_N - baseline_N})
+        batch = batch.with_columns(
+            {"mask": mask_N, "return": reward_N, "advantage": reward_N - baseline_N}
+        )
         with self.setup.phase("learn"):
             metrics += rl.train(self.critic, batch, ClippedValue(None)).with_prefix("critic")
             metrics += rl.train(self.policy, batch, Reinforcement()).with_prefix("policy")
-        samples = rl.sample_rows(rollouts, batch, self.collector, self.options.run.num_logged_samples)
+        samples = rl.sample_rows(
+            rollouts, batch, self.collector, self.options.run.num_logged_samples
+        )
         return rl.StepResult(metrics, position + count, batch.tokens.numel(), samples)
 
 

@@ -1,7 +1,10 @@
-"""The declaration of an algorithm: options, models, its largest step, and how it is set up. Imports no torch.
+"""The declaration of an algorithm: options, models, its largest step, and how it is set up.
 
-`Algorithm` is all that the rest of the package knows: `train`, `--dry-run`, `plan`, export and `config` read
-what it declares, and never ask which algorithm it is. docs/guides/own_algorithm.md writes one.
+Imports no torch.
+
+`Algorithm` is all that the rest of the package knows: `train`, `--dry-run`, `plan`, export and
+`config` read what it declares, and never ask which algorithm it is. docs/guides/own_algorithm.md
+writes one.
 """
 
 from __future__ import annotations
@@ -23,10 +26,11 @@ if TYPE_CHECKING:
 
 
 class Algorithm(Common, ABC):
-    """A recipe that trains: the base class of algorithms, with all that the package has to know of them.
+    """A recipe that trains: the base class of algorithms, with all that the package has to know of
+    them.
 
-    A subclass adds its sections as fields, and defines what is abstract here. Mark it `typing.final`: a type checker
-    then reports what is missing.
+    A subclass adds its sections as fields, and defines what is abstract here. Mark it
+    `typing.final`: a type checker then reports what is missing.
     """
 
     @rule
@@ -35,7 +39,10 @@ class Algorithm(Common, ABC):
         if inference is not None and inference.agreement.requires_exact:
             reason = inference.explain_inexact(self.learner)
             if reason is not None:
-                raise ValueError(f"agreement.exact is require, but {reason}; say true, which falls back, or false")
+                raise ValueError(
+                    f"agreement.exact is require, but {reason}; say true, which falls back, or "
+                    "false"
+                )
 
     @rule
     def _the_engine_takes_weights_and_lengths(self) -> None:
@@ -48,7 +55,8 @@ class Algorithm(Common, ABC):
         for option, tokens in self.lengths.items():
             if sampler.context_limit is not None and tokens > sampler.context_limit:
                 raise ValueError(
-                    f"{option} is {tokens}, but the sampler's longest sequence is set to {sampler.context_limit} tokens"
+                    f"{option} is {tokens}, but the sampler's longest sequence is set to "
+                    f"{sampler.context_limit} tokens"
                 )
 
     @property
@@ -57,17 +65,24 @@ class Algorithm(Common, ABC):
         if self.inference is None:
             idle["cluster.offload_idle"] = "where nothing is sampled"
         elif self.inference.one_step_ahead:
-            idle["cluster.offload_idle"] = "where engines work one step ahead, at the same time as the learner"
+            idle["cluster.offload_idle"] = (
+                "where engines work one step ahead, at the same time as the learner"
+            )
         elif not self.learner.may_use_gpu:
             idle["cluster.offload_idle"] = "with learner.device: cpu"
         return idle
 
     @rule
     def _a_pass_has_room_for_its_rows(self) -> None:
-        rows, room, longest = self.learner.rows_per_pass, self.learner.micro_batch_tokens, self.largest_step.shortest
+        rows, room, longest = (
+            self.learner.rows_per_pass,
+            self.learner.micro_batch_tokens,
+            self.largest_step.shortest,
+        )
         if rows is not None and rows > 1 and rows * longest > room:
             raise ValueError(
-                f"learner.rows_per_pass is {rows}, whose longest rows take {rows * longest} tokens, and "
+                f"learner.rows_per_pass is {rows}, whose longest rows take {rows * longest} "
+                "tokens, and "
                 f"learner.micro_batch_tokens is {room}; lower the former or raise the latter"
             )
 
@@ -77,7 +92,8 @@ class Algorithm(Common, ABC):
         for learner in (role.learner for role in self.own_layouts):
             if learner.parallel.ranks != there:
                 raise ValueError(
-                    f"{learner.layout_key} asks for {learner.parallel.ranks} ranks and {self.learner.layout_key} for "
+                    f"{learner.layout_key} asks for {learner.parallel.ranks} ranks and "
+                    f"{self.learner.layout_key} for "
                     f"{there}, and both share devices; make their products the same"
                 )
 
@@ -89,14 +105,24 @@ class Algorithm(Common, ABC):
     @property
     def own_layouts(self) -> tuple[ModelRole, ...]:
         """Models whose parallel layout has an option of its own instead of `learner.parallel`."""
-        return tuple(role for role in self.models if role.learner.layout_key != self.learner.layout_key)
+        return tuple(
+            role for role in self.models if role.learner.layout_key != self.learner.layout_key
+        )
 
     @property
     def judges(self) -> Mapping[str, AskedSection]:
-        """Judge models of rewards that need an inference engine of their own, by the key of their section."""
-        sections = ((name, section) for name, section in self.rewards.items() if section is not None)
+        """Judge models of rewards that need an inference engine of their own, by the key of their
+        section.
+        """
+        sections = (
+            (name, section) for name, section in self.rewards.items() if section is not None
+        )
         leaves = (leaf for name, section in sections for leaf in section.leaves(name))
-        return {f"{key}.judge": leaf.judge for key, leaf in leaves if leaf.judge is not None and leaf.judge.has_engine}
+        return {
+            f"{key}.judge": leaf.judge
+            for key, leaf in leaves
+            if leaf.judge is not None and leaf.judge.has_engine
+        }
 
     @property
     @abstractmethod
@@ -106,10 +132,14 @@ class Algorithm(Common, ABC):
     @property
     @abstractmethod
     def lengths(self) -> Mapping[str, int]:
-        """Longest sequences that options allow, in tokens, by the options' names; the model must have room for them."""
+        """Longest sequences that options allow, in tokens, by the options' names; the model must
+        have room for them.
+        """
 
     def _answer_lengths(self, **limits: int | None) -> dict[str, int]:
-        """Entries of `lengths` for prompt plus answer, from `max_tokens` of each section; None: the section is off."""
+        """Entries of `lengths` for prompt plus answer, from `max_tokens` of each section; None: the
+        section is off.
+        """
         prompt = self.data.max_prompt_tokens
         return {
             f"data.max_prompt_tokens + {section}.max_tokens": prompt + limit
@@ -119,7 +149,9 @@ class Algorithm(Common, ABC):
 
     @abstractmethod
     def open(self, setup: Setup) -> Job:
-        """Opens data and models, and returns the job. Everything that can be wrong with the recipe is raised here.
+        """Opens data and models, and returns the job.
+
+        Everything that can be wrong with the recipe is raised here.
 
         A dry run calls it as well, with stand-ins for the models, so do not call a model here.
         """
@@ -131,7 +163,9 @@ class Algorithm(Common, ABC):
 
     @property
     def rewards(self) -> Mapping[str, RewardSection | None]:
-        """Rewards that score responses, by option, so that a dry run can try each before any model is known."""
+        """Rewards that score responses, by option, so that a dry run can try each before any model
+        is known.
+        """
         return {}
 
 
@@ -148,4 +182,8 @@ class BuiltInAlgorithm(Algorithm, ABC):
 
     def _read_reward_model(self, section: ModelFolder | None) -> ModelRole | None:
         """The reward model, if one scores."""
-        return None if section is None else ModelRole("reward_model", "reward", self.learner, path=section.path)
+        return (
+            None
+            if section is None
+            else ModelRole("reward_model", "reward", self.learner, path=section.path)
+        )

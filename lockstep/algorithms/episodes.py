@@ -1,4 +1,6 @@
-"""The episodes of a recipe: its environment, and the conversion of its observations to tokens of the model."""
+"""The episodes of a recipe: its environment, and the conversion of its observations to tokens of
+the model.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ _SAID = "Tried."
 
 
 def episodes_of(
-    section: EnvironmentSection | None, data: DataSection, source: ModelSource, note: Callable[[str], None]
+    section: EnvironmentSection | None,
+    data: DataSection,
+    source: ModelSource,
+    note: Callable[[str], None],
 ) -> Episodes | None:
     """Starts the environment of a recipe, if it has one.
 
@@ -30,42 +35,60 @@ def episodes_of(
 
     Raises:
         EnvironmentFault: There is no such environment.
-        ValueError: A stop is no token of this model, or its chat template takes no messages after an answer.
+        ValueError: A stop is no token of this model, or its chat template takes no messages after
+            an answer.
     """
     if section is None:
         return None
     stops = tuple(_token(text, source) for text in section.stop)
     _require_readable_calls(section, data, source)
     return Episodes(
-        section, stops, source.decode, lambda tools: observations(data.with_tools(tools), stops, source, note), note
+        section,
+        stops,
+        source.decode,
+        lambda tools: observations(data.with_tools(tools), stops, source, note),
+        note,
     )
 
 
-def _require_readable_calls(section: EnvironmentSection, data: DataSection, source: ModelSource) -> None:
-    """Raises InputError where prompts are no conversations, or the tokenizer drops the mark of a call."""
+def _require_readable_calls(
+    section: EnvironmentSection, data: DataSection, source: ModelSource
+) -> None:
+    """Raises InputError where prompts are no conversations, or the tokenizer drops the mark of a
+    call.
+    """
     if section.tool_format is None:
         return
     if not is_chat(data):
         raise InputError(
-            "environment.tool_format is of tools that a chat template writes; set data.chat: true, or data.messages"
+            "environment.tool_format is of tools that a chat template writes; set data.chat: "
+            "true, or data.messages"
         )
     mark = MARKS[section.tool_format]
     if mark not in source.decode(source.token_ids(mark)):
         raise InputError(
-            f"environment.tool_format is {section.tool_format}, but the model in {source.folder} has no tokens for "
+            f"environment.tool_format is {section.tool_format}, but the model in {source.folder} "
+            "has no tokens for "
             f"{mark}, or takes them for no text; use the format that it was trained with"
         )
 
 
 def describe_rewards(judge: str | None) -> str:
-    """Says whether an environment's rewards count, given the option that scores its episodes instead."""
+    """Says whether an environment's rewards count, given the option that scores its episodes
+    instead.
+    """
     return (
-        "its rewards count" if judge is None else f"its rewards are ignored, {judge} scores; {judge}=null: they count"
+        "its rewards count"
+        if judge is None
+        else f"its rewards are ignored, {judge} scores; {judge}=null: they count"
     )
 
 
-def observations(data: DataSection, stops: Sequence[int], source: ModelSource, note: Callable[[str], None]) -> Observed:
-    """Builds the function that tokenizes an observation: as a user message in a conversation, else as bare text.
+def observations(
+    data: DataSection, stops: Sequence[int], source: ModelSource, note: Callable[[str], None]
+) -> Observed:
+    """Builds the function that tokenizes an observation: as a user message in a conversation, else
+    as bare text.
 
     Results of tools become messages with the role `tool`.
 
@@ -80,7 +103,9 @@ def observations(data: DataSection, stops: Sequence[int], source: ModelSource, n
     """
 
     values = data.template_values
-    tools = ToolTemplate(source.tokenizer, values, source.stop_token_ids) if "tools" in values else None
+    tools = (
+        ToolTemplate(source.tokenizer, values, source.stop_token_ids) if "tools" in values else None
+    )
     end, takers = _find_end(source, values) if is_chat(data) else (0, ())
     unknown = source.tokenizer.unk_token_id
     notes: list[str] = []
@@ -89,7 +114,9 @@ def observations(data: DataSection, stops: Sequence[int], source: ModelSource, n
         if not isinstance(text, str):
             assert tools is not None, "only tools answer with messages"
             return tools.tokens(text, last)
-        inside = last in stops or last not in source.stop_token_ids  # the policy's message is still open
+        inside = (
+            last in stops or last not in source.stop_token_ids
+        )  # the policy's message is still open
         if inside or not is_chat(data):
             return source.token_ids(text)
         tokens = source.token_ids(messages.render_follow_up(text, source.tokenizer, values))
@@ -99,10 +126,13 @@ def observations(data: DataSection, stops: Sequence[int], source: ModelSource, n
         tokens = tokens_of(observation, last)
         if unknown in tokens and not notes:
             is_text = isinstance(observation, str)
-            text = observation if is_text else "\n".join(message["content"] for message in observation)
+            text = (
+                observation if is_text else "\n".join(message["content"] for message in observation)
+            )
             notes.append(text)
             note(
-                f"the model has no token for part of what the environment says, at first in {text!r}, and reads "
+                "the model has no token for part of what the environment says, at first in "
+                f"{text!r}, and reads "
                 f"{source.tokenizer.unk_token} there; let it say what the model can read"
             )
         return tokens
@@ -114,18 +144,23 @@ def _find_end(source: ModelSource, values: messages.TemplateValues) -> tuple[int
     """Finds the tokens by which the chat template closes an assistant message.
 
     Returns:
-        The number of template tokens after an answer, up to and including the first stop token; 0 if there is none
-        before the text of the next message. And the last tokens of a response that stand for them, so that they are
-        not written again: any stop token if the template closes answers with one, or this one alone if it opens the
+        The number of template tokens after an answer, up to and including the first stop token; 0
+        if there is none before the text of the next message. And the last tokens of a response that
+        stand for them, so that they are
+        not written again: any stop token if the template closes answers with one, or this one alone
+            if it opens the
         next message.
     """
     try:
-        before, said, _ = messages.render_follow_up(_SAID, source.tokenizer, values).partition(_SAID)
+        before, said, _ = messages.render_follow_up(_SAID, source.tokenizer, values).partition(
+            _SAID
+        )
         if not said:
             raise messages.ChatTemplateError("it leaves out what the user then says")
     except messages.ChatTemplateError as error:
         raise InputError(
-            f"the chat template in {source.folder} takes no message behind an answer ({error}), so no environment can "
+            f"the chat template in {source.folder} takes no message behind an answer ({error}), "
+            "so no environment can "
             "answer; use a model whose template does"
         ) from None
     stops, tokens = source.stop_token_ids, source.token_ids(before)
@@ -143,6 +178,7 @@ def _token(text: str, source: ModelSource) -> int:
     known = source.tokenizer.get_vocab()
     if text not in known:
         raise InputError(
-            f"environment.stop has {text!r}, which is no single token of the model in {source.folder}; name one that is"
+            f"environment.stop has {text!r}, which is no single token of the model in "
+            f"{source.folder}; name one that is"
         )
     return known[text]

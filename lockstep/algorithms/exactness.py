@@ -36,13 +36,22 @@ def decide_exact(algorithm: Algorithm, folder: str, note: Callable[[str], None])
     learner = algorithm.learner
     reason = inference.explain_inexact(learner)
     reason = reason or explain_inexact_sampler(
-        folder, inference.sampler, learner, learner.lora, may_be_slow=inference.agreement.requires_exact
+        folder,
+        inference.sampler,
+        learner,
+        learner.lora,
+        may_be_slow=inference.agreement.requires_exact,
     )
     if reason is None:
         return None
     if inference.agreement.requires_exact:
-        raise InputError(f"agreement.exact is require, but {reason}; say true, which falls back, or false")
-    note(f"agreement.exact: {reason}, so sampler and learner agree within the bound (E1), not to the bit (E2)")
+        raise InputError(
+            f"agreement.exact is require, but {reason}; say true, which falls back, or false"
+        )
+    note(
+        f"agreement.exact: {reason}, so sampler and learner agree within the bound (E1), not to "
+        "the bit (E2)"
+    )
     return reason
 
 
@@ -61,12 +70,17 @@ def choose_kernels(
     reason = explain_inexact_sampler(folder, sampler, usual)
     if reason is None:
         return usual.compute_exactly()
-    note(f"not exact: {reason}, so responses may depend on sampler.max_batch_size in their last bits")
+    note(
+        f"not exact: {reason}, so responses may depend on sampler.max_batch_size in their last bits"
+    )
     return usual
 
 
-def choose_learner_kernels(folder: str, learner: LearnerSection, note: Callable[[str], None]) -> LearnerSection:
-    """Chooses exact kernels for a learner before its samplers are known, where they exist for its model.
+def choose_learner_kernels(
+    folder: str, learner: LearnerSection, note: Callable[[str], None]
+) -> LearnerSection:
+    """Chooses exact kernels for a learner before its samplers are known, where they exist for its
+    model.
 
     Args:
         folder: Folder of the model.
@@ -75,11 +89,16 @@ def choose_learner_kernels(folder: str, learner: LearnerSection, note: Callable[
     """
     reason = learner.explain_inexact()
     if reason is None and learner.lora is not None:
-        reason = "learner.lora has adapters, which are merged for samplers that have a place for none"
+        reason = (
+            "learner.lora has adapters, which are merged for samplers that have a place for none"
+        )
     reason = reason or _explain_inexact_model(folder, learner)
     if reason is None:
         return learner.compute_exactly()
-    note(f"not exact: {reason}, so samplers agree with this learner to rounding (E1), not to the bit (E2)")
+    note(
+        f"not exact: {reason}, so samplers agree with this learner to rounding (E1), not to the "
+        "bit (E2)"
+    )
     return learner
 
 
@@ -112,7 +131,10 @@ def _explain_inexact_model(
     if device.type == "cpu":
         return explain_inexact(config) or probe(config, computation.dtype, adapters=adapters)
     if not may_be_slow:
-        return "learner.device is a GPU, whose exact kernels are slower than others and tried by exact=require alone"
+        return (
+            "learner.device is a GPU, whose exact kernels are slower than others and tried by "
+            "exact=require alone"
+        )
     if adapters is not None:
         return "learner.lora has adapters, which are not exact on a GPU"
     reason = explain_inexact(config) or explain_no_gpu_kernels(config)

@@ -1,4 +1,6 @@
-"""A job: all that a run needs around an algorithm's step, and the step's interface to the loop that runs it."""
+"""A job: all that a run needs around an algorithm's step, and the step's interface to the loop that
+runs it.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ class RunLength:
         steps: Greatest number of steps.
         rows: Greatest number of rows of data; None: any number.
         rows_per_step: Fewest rows that a step takes, apart from a smaller last one.
-        trains_rest: True if a smaller last step takes the rows that do not fill one; else they are left out.
+        trains_rest: True if a smaller last step takes the rows that do not fill one; else they are
+            left out.
     """
 
     steps: int
@@ -68,11 +71,16 @@ class RunLength:
         """Says what happens to the rows that do not fill a step; None if there are none."""
         if not self.rest:
             return None
-        those = f"the last {self.rest} of {self.rows} rows" if self.rest > 1 else f"the last of {self.rows} rows"
+        those = (
+            f"the last {self.rest} of {self.rows} rows"
+            if self.rest > 1
+            else f"the last of {self.rows} rows"
+        )
         if self.trains_rest:
             return f"{those} make a smaller last step, since a step takes {self.rows_per_step}"
         return (
-            f"{those} will not be trained on, since a step takes {self.rows_per_step}; choose a batch that divides "
+            f"{those} will not be trained on, since a step takes {self.rows_per_step}; choose a "
+            "batch that divides "
             "the rows, or set run.max_steps"
         )
 
@@ -133,11 +141,13 @@ class Job:
     Attributes:
         step: The algorithm's step.
         run_length: Limits on steps and rows, which end the run.
-        state: State to checkpoint, by name: each model that the run changes, and all else that steps depend on.
+        state: State to checkpoint, by name: each model that the run changes, and all else that
+            steps depend on.
         validate: Scores the policy on held-out rows; None where there are none.
         data: The rows that are trained on, in words.
         held_out: The rows that are validated on, in words; None where there are none.
-        agreement: Compares learner and sampler at each step; its state is in checkpoints. None: nothing is sampled.
+        agreement: Compares learner and sampler at each step; its state is in checkpoints. None:
+            nothing is sampled.
     """
 
     step: Step

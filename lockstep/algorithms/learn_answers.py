@@ -1,4 +1,6 @@
-"""The step of supervised fine-tuning, and the rows that it learns; also self-rewarding's first iteration can be one."""
+"""The step of supervised fine-tuning, and the rows that it learns; also self-rewarding's first
+iteration can be one.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,12 @@ def sft_step(
     return StepResult(metrics.with_prefix("policy"), position + count, batch.tokens.numel())
 
 
-def open_answers(setup: Setup, files: FileGroup, data: DataSection, longest: int, option: str) -> Demonstrations:
+def open_answers(
+    setup: Setup, files: FileGroup, data: DataSection, longest: int, option: str
+) -> Demonstrations:
     """Opens the rows that have an answer, of at most `longest` tokens; `option` says so."""
-    answered = Rule(lambda row: "has an empty answer" if is_empty(answer_of(row, "row", data)) else None, "answered")
+    answered = Rule(
+        lambda row: "has an empty answer" if is_empty(answer_of(row, "row", data)) else None,
+        "answered",
+    )
     return open_demonstrations(files, data, setup.source, longest, option, answered)

@@ -1,6 +1,8 @@
-"""Setup and step of algorithms that learn from pairs of answers: DPO, SimPO, ORPO and reward models.
+"""Setup and step of algorithms that learn from pairs of answers: DPO, SimPO, ORPO and reward
+models.
 
-They differ in the loss, in the model that learns, and in whether a reference policy reads the pairs first.
+They differ in the loss, in the model that learns, and in whether a reference policy reads the pairs
+first.
 """
 
 from __future__ import annotations
@@ -11,7 +13,12 @@ from functools import cache
 from typing import assert_never
 
 from lockstep.algorithms.job import Job, RunLength, StepResult, Validate
-from lockstep.algorithms.opening import describe, measure_run_length, validate_figures, with_reference
+from lockstep.algorithms.opening import (
+    describe,
+    measure_run_length,
+    validate_figures,
+    with_reference,
+)
 from lockstep.algorithms.preference_options import PreferenceSection
 from lockstep.algorithms.roles import ModelRole
 from lockstep.algorithms.rows import open_pairs
@@ -63,7 +70,9 @@ class PairStep:
         with self.phase(self.role.name):
             metrics = train(self.learner, batch, self.loss)
         shown = self.pairs.render(position, min(self.num_logged_samples, count), self.seed)
-        return StepResult(metrics.with_prefix("train"), position + count, batch.tokens.numel(), shown)
+        return StepResult(
+            metrics.with_prefix("train"), position + count, batch.tokens.numel(), shown
+        )
 
     def measure(self, batch: Batch) -> Metrics:
         """Metrics of training on held-out pairs, and the 95 % interval of `acc`; no gradients."""
@@ -92,7 +101,9 @@ def open_pair_job(recipe: PairsRecipe, setup: Setup, loss: Loss) -> Job:
     pairs = _open(files.train, recipe, setup)
     run_length = measure_run_length(recipe, len(pairs), size, trains_rest=True)
     shown = recipe.run.num_logged_samples
-    step = PairStep(role, learner, reference, pairs, setup.phase, shown, loss, run_length, recipe.seed)
+    step = PairStep(
+        role, learner, reference, pairs, setup.phase, shown, loss, run_length, recipe.seed
+    )
     return Job(
         step=step,
         run_length=run_length,
@@ -126,7 +137,8 @@ def list_answers(batch: Batch) -> list[tuple[int, ...]]:
 def select_pairs(answers: Batch, pairs: Sequence[AnswerPair], group: int) -> Batch:
     """The chosen and the rejected answer of each pair, next to each other, with their scores.
 
-    The policy itself is trained, at temperature 1 over all tokens, not the distribution that was sampled from.
+    The policy itself is trained, at temperature 1 over all tokens, not the distribution that was
+    sampled from.
 
     Args:
         answers: `group` answers to each prompt, with their `score`.
@@ -140,7 +152,9 @@ def select_pairs(answers: Batch, pairs: Sequence[AnswerPair], group: int) -> Bat
         for place in (pair.chosen, pair.rejected)
     ]
     batch = answers.select(rows)
-    return Batch(batch.tokens, batch.lengths, {"mask": batch.mask}, {"score": batch["score"]}, group_size=2)
+    return Batch(
+        batch.tokens, batch.lengths, {"mask": batch.mask}, {"score": batch["score"]}, group_size=2
+    )
 
 
 def build_preference_loss(section: PreferenceSection, beta: float) -> Preference:
@@ -153,6 +167,8 @@ def build_preference_loss(section: PreferenceSection, beta: float) -> Preference
         gt_reward_scale=section.gt_reward_scale,
         preference_coef=section.preference_loss_weight,
         sft_coef=section.sft_loss_weight,
-        sft_length_normalized=by_length if section.sft_average_log_probs is None else section.sft_average_log_probs,
+        sft_length_normalized=by_length
+        if section.sft_average_log_probs is None
+        else section.sft_average_log_probs,
         label_smoothing=section.label_smoothing,
     )

@@ -42,7 +42,9 @@ def describe(rows: Prompts | Demonstrations | Pairs, what: str) -> str:
     return f"{len(rows)} {named} ({rows.selection.account})"
 
 
-def validate_figures(measure: Callable[[int], Metrics] | None, version: Callable[[int], int] = int) -> Validate | None:
+def validate_figures(
+    measure: Callable[[int], Metrics] | None, version: Callable[[int], int] = int
+) -> Validate | None:
     """Wraps a measurement as a validation without samples; None stays None.
 
     Args:
@@ -52,15 +54,17 @@ def validate_figures(measure: Callable[[int], Metrics] | None, version: Callable
     return None if measure is None else lambda step: Validation(measure(version(step)))
 
 
-def measure_run_length(recipe: Common, rows: int, rows_per_step: int, trains_rest: bool = False) -> RunLength:
+def measure_run_length(
+    recipe: Common, rows: int, rows_per_step: int, trains_rest: bool = False
+) -> RunLength:
     """The length of a run: `max_steps` steps, or else `max_epochs` passes over the data.
 
     Args:
         recipe: Has the section `run`.
         rows: Rows of one pass over the data.
         rows_per_step: Rows that a step takes.
-        trains_rest: True if the last step may be smaller: it takes `RunLength.count_rows`. Else the run says how many
-            rows are left out.
+        trains_rest: True if the last step may be smaller: it takes `RunLength.count_rows`. Else the
+            run says how many rows are left out.
 
     Raises:
         InputError: There are not enough rows for one step.
@@ -70,7 +74,8 @@ def measure_run_length(recipe: Common, rows: int, rows_per_step: int, trains_res
     limit = recipe.run.max_epochs * rows
     if limit < rows_per_step:
         raise InputError(
-            f"{limit} rows are fewer than the {rows_per_step} of one step; lower the batch or raise run.max_epochs"
+            f"{limit} rows are fewer than the {rows_per_step} of one step; lower the batch or "
+            "raise run.max_epochs"
         )
     steps = -(-limit // rows_per_step) if trains_rest else limit // rows_per_step
     return RunLength(steps, limit, rows_per_step, trains_rest)
@@ -85,23 +90,37 @@ def build_engine(setup: Setup, learner: Learner, sampler: Sampler) -> SamplerSes
 def build_agreement(
     algorithm: Algorithm, setup: Setup, learner: Learner, engine: SamplerSession, cure: str = ""
 ) -> Agreement:
-    """Builds the comparison of learner and sampler; `cure` tells the user what to do about drift, in its alarm."""
+    """Builds the comparison of learner and sampler; `cure` tells the user what to do about drift,
+    in its alarm.
+    """
     inference = algorithm.inference
     assert inference is not None, "what samples is compared"
-    section, options = inference.agreement, doctor_options(algorithm.learner, inference.sampler, inference.sampling)
+    section, options = (
+        inference.agreement,
+        doctor_options(algorithm.learner, inference.sampler, inference.sampling),
+    )
     examine = f"{command('doctor', 'quick', setup.source.folder)} {options}"
     bound = section.bound(algorithm.learner.dtype)
     is_exact = setup.inexact is None
-    promise = Promise(bound, section.stops, examine, is_exact, section.requires_exact, setup.inexact)
+    promise = Promise(
+        bound, section.stops, examine, is_exact, section.requires_exact, setup.inexact
+    )
     watch = None
     if section.drift is not None and not is_exact:  # to the bit, any difference is drift
-        test = DriftTest(section.drift.false_alarm_rate, section.drift.baseline_steps, section.drift.factor, FLOOR)
+        test = DriftTest(
+            section.drift.false_alarm_rate,
+            section.drift.baseline_steps,
+            section.drift.factor,
+            FLOOR,
+        )
         watch = Watch(learner, engine, test, setup.note, cure)
     return Agreement(learner, engine, promise, watch, setup.note)
 
 
 def open_training(recipe: Common, setup: Setup, reward: RewardSection | None) -> Prompts:
-    """Opens the training prompts; the reward scores their answers, so it defines what a row needs."""
+    """Opens the training prompts; the reward scores their answers, so it defines what a row
+    needs.
+    """
     return open_prompts(setup.files.train, recipe.data, setup.source.tokenizer, rule_of(reward))
 
 
@@ -132,7 +151,8 @@ def measure_answers(
     environment: EnvironmentSection | None = None,
     own: RewardSection | None = None,
 ) -> Callable[[int], Metrics] | None:
-    """Builds a validation that samples answers to held-out prompts with the weights of a version, and grades them.
+    """Builds a validation that samples answers to held-out prompts with the weights of a version,
+    and grades them.
 
     Args:
         recipe: Limits the number of prompts.
@@ -142,7 +162,8 @@ def measure_answers(
         asked: Number of answers to each prompt, and their distribution.
         reward: Scores them; None: a reward model or an environment does.
         environment: Answers the policy, where it tells which answers pass.
-        own: The section `validation_reward`, which scores them in place of `reward`; None: the collector scores.
+        own: The section `validation_reward`, which scores them in place of `reward`; None: the
+            collector scores.
     """
     if prompts is None or asked is None:
         return None
@@ -207,8 +228,14 @@ def open_sampling(
     held_out = setup.attempt(lambda: open_held_out(recipe, setup, own or recipe.reward), None)
     rows = open_training(recipe, setup, recipe.reward)
     role = recipe.reward_role
-    reward = setup.reward(recipe.reward, rows, "reward") if role is None else RewardModelScorer(setup.learner(role))
-    collector = RolloutCollector(engine, rows, reward, setup.source.decode, recipe.seed, episodes, best_reward)
+    reward = (
+        setup.reward(recipe.reward, rows, "reward")
+        if role is None
+        else RewardModelScorer(setup.learner(role))
+    )
+    collector = RolloutCollector(
+        engine, rows, reward, setup.source.decode, recipe.seed, episodes, best_reward
+    )
     agreement = build_agreement(recipe, setup, policy, engine, cure)
     asked = recipe.validation_sampling
     measure = measure_answers(recipe, setup, held_out, collector, asked, recipe.reward, grades, own)
@@ -236,7 +263,9 @@ class ComparedSampler:
     phase: Phase
 
     def __call__(self, step: int, position: int, count: int) -> tuple[Rollouts, Batch, Metrics]:
-        """Returns rollouts of a step, their batch with `old_logprob`, and metrics of sync and comparison."""
+        """Returns rollouts of a step, their batch with `old_logprob`, and metrics of sync and
+        comparison.
+        """
         with self.phase("generate"), self.collector.engine.at(step) as refitted:
             rollouts = self.collector.collect(position, count, self.sampling, self.num_generations)
         with self.phase("logprobs"):
@@ -248,4 +277,6 @@ class ComparedSampler:
 
 def with_reference(batch: Batch, reference: Learner) -> Batch:
     """Adds the column `ref_logprob`, log-probabilities under the frozen reference policy."""
-    return batch.with_columns({"ref_logprob": compute_logprobs(reference, batch, "the reference policy")})
+    return batch.with_columns(
+        {"ref_logprob": compute_logprobs(reference, batch, "the reference policy")}
+    )

@@ -1,4 +1,6 @@
-"""The options of learning from pairs of answers, a chosen and a rejected one, which several algorithms have."""
+"""The options of learning from pairs of answers, a chosen and a rejected one, which several
+algorithms have.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +19,32 @@ class PreferenceSection(Section):
         default="dpo", description="loss of a pair; scale and rpo_… read its scores"
     )
     label_smoothing: Annotated[float, Field(ge=0.0, lt=0.5)] = Field(
-        default=0.0, description="dpo, robust: ε, the share of pairs that are taken to be labeled the wrong way round"
+        default=0.0,
+        description=(
+            "dpo, robust: ε, the share of pairs that are taken to be labeled the wrong way round"
+        ),
     )
-    preference_loss_weight: NonNegativeFloat = Field(default=1.0, description="weight of that loss in the total")
+    preference_loss_weight: NonNegativeFloat = Field(
+        default=1.0, description="weight of that loss in the total"
+    )
     sft_loss_weight: NonNegativeFloat = Field(
-        default=0.0, description="weight in the total of the negative log-likelihood of chosen answers"
+        default=0.0,
+        description="weight in the total of the negative log-likelihood of chosen answers",
     )
     preference_average_log_probs: bool = Field(
         default=False, description="the loss sees means over an answer's tokens instead of sums"
     )
     sft_average_log_probs: bool | None = Field(
-        default=None, description="likewise for the likelihood of chosen answers; null: as preference_average_log_probs"
+        default=None,
+        description=(
+            "likewise for the likelihood of chosen answers; null: as preference_average_log_probs"
+        ),
     )
     gt_reward_scale: PositiveFloat = Field(
-        default=1.0, description="rpo_…: the target difference of implicit rewards is this times that of the scores"
+        default=1.0,
+        description=(
+            "rpo_…: the target difference of implicit rewards is this times that of the scores"
+        ),
     )
 
     @property
@@ -48,14 +62,19 @@ class PreferenceSection(Section):
     def idle_options(self) -> dict[str, str]:
         idle: dict[str, str] = {}
         if not self.preference_loss.startswith("rpo_"):
-            idle["gt_reward_scale"] = f"with preference_loss: {self.preference_loss}; it is for rpo_…"
+            idle["gt_reward_scale"] = (
+                f"with preference_loss: {self.preference_loss}; it is for rpo_…"
+            )
         if self.preference_loss not in ("dpo", "robust"):
-            idle["label_smoothing"] = f"with preference_loss: {self.preference_loss}; it is for dpo and robust"
+            idle["label_smoothing"] = (
+                f"with preference_loss: {self.preference_loss}; it is for dpo and robust"
+            )
         if not self.sft_loss_weight:
             idle["sft_average_log_probs"] = "where sft_loss_weight is 0"
         if not self.preference_loss_weight:
             idle |= dict.fromkeys(
-                ("preference_loss", "gt_reward_scale", "label_smoothing"), "where preference_loss_weight is 0"
+                ("preference_loss", "gt_reward_scale", "label_smoothing"),
+                "where preference_loss_weight is 0",
             )
             if self.sft_average_log_probs is not None:
                 idle["preference_average_log_probs"] = "where preference_loss_weight is 0"
@@ -64,11 +83,15 @@ class PreferenceSection(Section):
     @rule
     def _robust_says_against_what(self) -> None:
         if self.preference_loss == "robust" and not self.label_smoothing:
-            raise ValueError("preference_loss: robust without label_smoothing is dpo; say label_smoothing, or dpo")
+            raise ValueError(
+                "preference_loss: robust without label_smoothing is dpo; say label_smoothing, or "
+                "dpo"
+            )
 
     @rule
     def _something_is_learned(self) -> None:
         if not self.preference_loss_weight and not self.sft_loss_weight:
             raise ValueError(
-                "preference_loss_weight and sft_loss_weight are both 0, so nothing is learned; raise one of them"
+                "preference_loss_weight and sft_loss_weight are both 0, so nothing is learned; "
+                "raise one of them"
             )

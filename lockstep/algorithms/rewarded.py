@@ -1,4 +1,6 @@
-"""The common parts of recipes that sample answers: those that learn from rewards of them, and others."""
+"""The common parts of recipes that sample answers: those that learn from rewards of them, and
+others.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ class SampledRecipe(BuiltInAlgorithm):
     sampler: EngineSection = SamplerSection()
     agreement: AgreementSection = AgreementSection()
     validation_reward: RewardSection | None = Field(
-        default=None, description="the reward of answers to held-out prompts; null: nothing rewards them"
+        default=None,
+        description="the reward of answers to held-out prompts; null: nothing rewards them",
     )
     validation_sampling: RepeatedSampling | None
 
@@ -38,9 +41,13 @@ class SampledRecipe(BuiltInAlgorithm):
         return {"validation_reward": self.validation_reward}
 
     def _require_whole_validation(self) -> None:
-        """Raises ValueError where held-out answers are sampled and not rewarded, or the other way round."""
+        """Raises ValueError where held-out answers are sampled and not rewarded, or the other way
+        round.
+        """
         if (self.validation_reward is None) != (self.validation_sampling is None):
-            raise ValueError("validation_reward and validation_sampling go together; say both, or none")
+            raise ValueError(
+                "validation_reward and validation_sampling go together; say both, or none"
+            )
 
 
 class RewardedRecipe(SampledRecipe):
@@ -49,7 +56,9 @@ class RewardedRecipe(SampledRecipe):
     reward: RewardSection | None = None
     reward_model: ModelFolder | None = Field(
         default=None,
-        description="in place of `reward`: a reward model of `algorithm: reward_model` scores responses",
+        description=(
+            "in place of `reward`: a reward model of `algorithm: reward_model` scores responses"
+        ),
     )
     validation_reward: RewardSection | None = Field(
         default=None, description="the reward of held-out responses; null: as in training"

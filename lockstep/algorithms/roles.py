@@ -1,4 +1,7 @@
-"""Declarations of an algorithm: the roles of its models, its inference, its largest workload. Imports no torch."""
+"""Declarations of an algorithm: the roles of its models, its inference, its largest workload.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,8 @@ class ModelRole:
         learner: Its parallel layout, dtype and device.
         optimizer: Its optimizer; None: the model is frozen.
         path: Folder of its initial weights; None: those of the run's initial model.
-        follows: True if the run copies a learner's weights into it, so that it needs the learner's LoRA adapters.
+        follows: True if the run copies a learner's weights into it, so that it needs the learner's
+            LoRA adapters.
     """
 
     name: str
@@ -58,7 +62,10 @@ class Inference:
     @property
     def penalizes(self) -> bool:
         """True if a sampling penalty makes the engine keep track of the tokens before."""
-        return any(one is not None and one.params().penalizes for one in (self.sampling, self.validation_sampling))
+        return any(
+            one is not None and one.params().penalizes
+            for one in (self.sampling, self.validation_sampling)
+        )
 
     def explain_inexact(self, learner: LearnerSection) -> str | None:
         """Returns the reason why learner and sampler cannot agree bit for bit; None if they can."""
@@ -89,7 +96,8 @@ class Load:
         updates: Optimizer steps per step of the algorithm.
         scored: Groups that each frozen model scores per step of the algorithm, before the update.
         generated: Tokens of the longest generated sequence, with its prompt; 0: nothing is sampled.
-        sampling: The distribution that tokens are scored under; its `max_tokens` does not matter here.
+        sampling: The distribution that tokens are scored under; its `max_tokens` does not matter
+            here.
     """
 
     sequence: int
@@ -117,7 +125,10 @@ class Load:
 
     def tokens(self, learner: LearnerSection) -> int:
         """Tokens of one micro-batch, over all ranks that share it."""
-        return min(self.together(learner), -(-self.rows // learner.parallel.row_shares)) * self.shortest
+        return (
+            min(self.together(learner), -(-self.rows // learner.parallel.row_shares))
+            * self.shortest
+        )
 
     def passes(self, learner: LearnerSection, groups: int) -> int:
         """Micro-batches of each rank over `groups` groups."""

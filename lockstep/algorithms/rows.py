@@ -22,7 +22,8 @@ from lockstep.models.source import ModelSource
 
 @dataclass(frozen=True)
 class DataFiles:
-    """Files of rows: training prompts, demonstrations (the same files, unless the data is made), validation rows.
+    """Files of rows: training prompts, demonstrations (the same files, unless the data is made),
+    validation rows.
 
     A toy task may also write judgements, and comparisons of judgements, with known right answers.
     """
@@ -35,8 +36,16 @@ class DataFiles:
 
     def digests(self) -> dict[str, str]:
         """A digest of the files' content, by their use; read from the rows' index."""
-        names = {self.validation: "validation", self.demonstrations: "demonstrations", self.train: "train"}
-        return {name: open_rows(files, "skip").digest[:16] for files, name in names.items() if files is not None}
+        names = {
+            self.validation: "validation",
+            self.demonstrations: "demonstrations",
+            self.train: "train",
+        }
+        return {
+            name: open_rows(files, "skip").digest[:16]
+            for files, name in names.items()
+            if files is not None
+        }
 
 
 def data_files(section: DataSection, folder: Path) -> DataFiles:
@@ -44,13 +53,17 @@ def data_files(section: DataSection, folder: Path) -> DataFiles:
     if section.task is None:
         assert section.train is not None, "a recipe names data or makes it"
         train = files_of(section.train, section.weights)
-        return DataFiles(train, train, None if section.validation is None else files_of(section.validation))
+        return DataFiles(
+            train, train, None if section.validation is None else files_of(section.validation)
+        )
     made = _make(section.task, folder / "data")
     judgements, comparisons = (
         None if file is None else FileGroup((file,)) for file in (made.judgements, made.comparisons)
     )
     imitated = FileGroup((made.demonstrations or made.train,))
-    return DataFiles(FileGroup((made.train,)), imitated, FileGroup((made.validation,)), judgements, comparisons)
+    return DataFiles(
+        FileGroup((made.train,)), imitated, FileGroup((made.validation,)), judgements, comparisons
+    )
 
 
 def _make(task: Task, folder: Path) -> TaskFiles:
@@ -83,14 +96,25 @@ def open_prompts(
 
 
 def open_demonstrations(
-    files: FileGroup, data: DataSection, source: ModelSource, longest: int, limit: str, rule: Rule = ANY_ROW
+    files: FileGroup,
+    data: DataSection,
+    source: ModelSource,
+    longest: int,
+    limit: str,
+    rule: Rule = ANY_ROW,
 ) -> Demonstrations:
-    """Opens files of rows as demonstrations of at most `longest` tokens; `limit` names the option that says so."""
+    """Opens files of rows as demonstrations of at most `longest` tokens; `limit` names the option
+    that says so.
+    """
     rows = open_rows(files, data.bad_rows)
     return Demonstrations(rows, source.tokenizer, data, longest, source.stop_token_ids, rule, limit)
 
 
-def open_pairs(files: FileGroup, data: PairSection, source: ModelSource, longest: int, limit: str) -> Pairs:
-    """Opens files of rows as pairs of at most `longest` tokens; `limit` names the option that says so."""
+def open_pairs(
+    files: FileGroup, data: PairSection, source: ModelSource, longest: int, limit: str
+) -> Pairs:
+    """Opens files of rows as pairs of at most `longest` tokens; `limit` names the option that says
+    so.
+    """
     rows = open_rows(files, data.bad_rows)
     return Pairs(rows, source.tokenizer, data, longest, source.stop_token_ids, limit=limit)

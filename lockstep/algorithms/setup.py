@@ -1,7 +1,8 @@
 """The setup that a run offers to an algorithm: files, models, samplers, rewards, judges.
 
-A real run implements it with models that compute (`lockstep.run.live_setup`), a dry run with stand-ins that only check
-(`lockstep.run.dry_run.setup`), so that both go through the same `Algorithm.open`.
+A real run implements it with models that compute (`lockstep.run.live_setup`), a dry run with
+stand-ins that only check (`lockstep.run.dry_run.setup`), so that both go through the same
+`Algorithm.open`.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ class Setup(Protocol):
 
     @property
     def inexact(self) -> str | None:
-        """The reason that learners and sampler do not compute by the kernels of `models.exact`; None: they do."""
+        """The reason that learners and sampler do not compute by the kernels of `models.exact`;
+        None: they do.
+        """
         ...
 
     def phase(self, name: str) -> AbstractContextManager[None]:
@@ -81,17 +84,21 @@ class Setup(Protocol):
         """Opens a model, in this process or in ranks of its own.
 
         Raises:
-            InputError: It has another tokenizer than the initial model, scores nothing where it should, or is missing.
+            InputError: It has another tokenizer than the initial model, scores nothing where it
+                should, or is missing.
             ModelError: This machine does not compute it correctly.
         """
         ...
 
     def sampler(self, learner: Learner) -> Sampler:
-        """Opens the inference engine: on the learner's modules if in one process, else one for all learners."""
+        """Opens the inference engine: on the learner's modules if in one process, else one for all
+        learners.
+        """
         ...
 
     def sampler_beside(self) -> tuple[Sampler, Callable[[], None]]:
-        """Opens the inference engine in separate processes, so that it works while the learner does.
+        """Opens the inference engine in separate processes, so that it works while the learner
+        does.
 
         Returns:
             The engine, and what ends it at once, in the middle of its work.
@@ -103,7 +110,9 @@ class Setup(Protocol):
         ...
 
     def episodes(self, section: EnvironmentSection | None, judge: str | None) -> Episodes | None:
-        """Starts the environment, if there is one; `judge`: the option that rewards its episodes; None: itself."""
+        """Starts the environment, if there is one; `judge`: the option that rewards its episodes;
+        None: itself.
+        """
         ...
 
     def answering(self, section: AskedSection, policy: Policy, name: str) -> Answering:
@@ -111,5 +120,7 @@ class Setup(Protocol):
         ...
 
     def attempt(self, build: Callable[[], T], otherwise: T) -> T:
-        """Returns the result of `build`; a dry run reports its failure and continues with `otherwise`."""
+        """Returns the result of `build`; a dry run reports its failure and continues with
+        `otherwise`.
+        """
         ...

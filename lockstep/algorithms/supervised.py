@@ -1,4 +1,6 @@
-"""The common part of recipes that train on rows as they are, without sampling: single answers, or pairs of them."""
+"""The common part of recipes that train on rows as they are, without sampling: single answers, or
+pairs of them.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ class PairsRecipe(Supervised):
     def pairs(self) -> LearnedPairs:
         """The algorithm's own section."""
         section = getattr(self, self.section)
-        assert isinstance(section, LearnedPairs), "the section of an algorithm that learns from pairs"
+        assert isinstance(section, LearnedPairs), (
+            "the section of an algorithm that learns from pairs"
+        )
         return section
 
     @property
@@ -65,12 +69,18 @@ class PairsRecipe(Supervised):
 
     @property
     def models(self) -> tuple[ModelRole, ...]:
-        return (self.trained_role,) if self.reference_role is None else (self.trained_role, self.reference_role)
+        return (
+            (self.trained_role,)
+            if self.reference_role is None
+            else (self.trained_role, self.reference_role)
+        )
 
     @property
     def largest_step(self) -> Load:
         size = self.pairs.global_batch_size
-        return Load(self.pairs.max_tokens, 2, size, scored=0 if self.reference_role is None else size)
+        return Load(
+            self.pairs.max_tokens, 2, size, scored=0 if self.reference_role is None else size
+        )
 
     @property
     def lengths(self) -> dict[str, int]:

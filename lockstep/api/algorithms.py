@@ -1,4 +1,5 @@
-"""One class per algorithm that ships: `lockstep.GRPO(model="folder", reward=function, train=rows).train()`.
+"""One class per algorithm that ships: `lockstep.GRPO(model="folder", reward=function,
+train=rows).train()`.
 
 The types of their keyword arguments are made from the recipes (`.ci/face.py`).
 """
@@ -94,7 +95,8 @@ class PPO(Trainer):
 class GRPO(Trainer):
     """GRPO (Shao et al. 2024) and its relatives, without a critic.
 
-    lockstep.GRPO(model="folder", train="prompts.jsonl", reward="math", grpo={"num_generations": 8}).train()
+    lockstep.GRPO(model="folder", train="prompts.jsonl", reward="math", grpo={"num_generations":
+    8}).train()
     """
 
     algorithm = "grpo"

@@ -1,7 +1,7 @@
 """Parts for a training loop of your own: `open_learner`, `open_sampler`, `sync`, `rollout`.
 
-The learner's verbs are `forward_backward`, `optim_step`, `logprobs`, `values`, `save` and `load`; a loss is a frozen
-dataclass (`lockstep.losses`). These are the parts that recipes run.
+The learner's verbs are `forward_backward`, `optim_step`, `logprobs`, `values`, `save` and `load`; a
+loss is a frozen dataclass (`lockstep.losses`). These are the parts that recipes run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,15 @@ from lockstep.cluster import open_models
 from lockstep.cluster.sampler_pool import nearest
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec, require_sampler
 from lockstep.cluster.workers import Workers
-from lockstep.config import Cluster, Computation, LearnerSection, Optimizer, SamplerSection, Sampling, user_code
+from lockstep.config import (
+    Cluster,
+    Computation,
+    LearnerSection,
+    Optimizer,
+    SamplerSection,
+    Sampling,
+    user_code,
+)
 from lockstep.config.hub import fetch_model
 from lockstep.config.loading import load_section
 from lockstep.core.errors import InputError
@@ -34,7 +42,12 @@ from lockstep.system.paths import HUB
 from lockstep.weight_sync.sync import random_probe, sync_weights
 
 if TYPE_CHECKING:
-    from lockstep.api.options import LearnerSectionKeys, OptimizerKeys, SamplerSectionKeys, SamplingKeys
+    from lockstep.api.options import (
+        LearnerSectionKeys,
+        OptimizerKeys,
+        SamplerSectionKeys,
+        SamplingKeys,
+    )
 
 Score = Callable[[str, str, str, Mapping[str, Any]], float | None]
 """A reward `f(prompt, response, answer, row)`; None: no verdict."""
@@ -44,7 +57,9 @@ _WORKERS = Workers()
 
 
 def close_all() -> None:
-    """Closes every learner and sampler that was opened here, with their processes; also called at exit."""
+    """Closes every learner and sampler that was opened here, with their processes; also called at
+    exit.
+    """
     _WORKERS.close()
 
 
@@ -67,8 +82,8 @@ def open_learner(
         head: `logits` for a policy, `value` for a critic, `reward` for a reward model.
         optimizer: Options of the optimizer, such as `{"lr": 1e-5}`; None: the model is frozen.
         seed: Seed of a new head and of new adapters.
-        exact: Use kernels that give each token the same log-probability as when it was sampled, bit for bit; if the
-            model or machine cannot, a note says why.
+        exact: Use kernels that give each token the same log-probability as when it was sampled, bit
+            for bit; if the model or machine cannot, a note says why.
         options: Options of the section `learner`, such as `dtype="bf16"` or `parallel={"dp": 2}`.
 
     Raises:
@@ -78,12 +93,18 @@ def open_learner(
     if head not in get_args(Head):
         raise InputError(f"open_learner: head is {head!r}; there are: {', '.join(get_args(Head))}")
     section = load_section(LearnerSection, read_arguments("lockstep.open_learner", options))
-    chosen = None if optimizer is None else load_section(Optimizer, read_arguments("optimizer", optimizer))
+    chosen = (
+        None
+        if optimizer is None
+        else load_section(Optimizer, read_arguments("optimizer", optimizer))
+    )
     spec = LearnerSpec(str(_find_model(model)), head, section, chosen, seed)
     spec = spec if chosen is not None else spec.frozen
     progress = show_notes()
     if exact and scores_tokens(head):
-        spec = replace(spec, section=choose_learner_kernels(spec.model, spec.section, progress.note))
+        spec = replace(
+            spec, section=choose_learner_kernels(spec.model, spec.section, progress.note)
+        )
     return open_models.open_learner(spec, None, Cluster().timeout_s, progress, _WORKERS)
 
 
@@ -143,8 +164,8 @@ def open_sampler(
 
     Args:
         model: A Hugging Face folder, or `hf:owner/name` on the hub.
-        learner: A learner of that model. The sampler takes its dtype and kernels, and shares its weights if both fit
-            this process; else `sync` sends them.
+        learner: A learner of that model. The sampler takes its dtype and kernels, and shares its
+            weights if both fit this process; else `sync` sends them.
         options: Options of the section `sampler`, such as `backend="vllm"` or `replicas=2`.
 
     Raises:
@@ -162,12 +183,15 @@ def open_sampler(
     spec.require_proof()  # of decoding, too, which a learner's own leaves out
     if learner is not None and own is not None:
         shared = open_models.share_weights(learner, own, spec, _WORKERS)
-    return TextSampler(shared or nearest(spec, progress, _WORKERS), open_source(folder), computation)
+    return TextSampler(
+        shared or nearest(spec, progress, _WORKERS), open_source(folder), computation
+    )
 
 
 @dataclass(frozen=True)
 class SyncProof:
-    """The proof of a weight sync: each tensor that the engine computes with was compared with what the learner sent.
+    """The proof of a weight sync: each tensor that the engine computes with was compared with what
+    the learner sent.
 
     Attributes:
         version: Version of the weights that the engine now holds.
@@ -186,7 +210,8 @@ def sync(learner: Learner, sampler: TextSampler) -> SyncProof:
     """Syncs the learner's weights to the sampler, and returns the proof that they arrived.
 
     Raises:
-        WeightSyncError: The engine holds other weights, or kept a cache of old ones; the message names the tensors.
+        WeightSyncError: The engine holds other weights, or kept a cache of old ones; the message
+            names the tensors.
     """
     dtypes = open_models.dtype_of(learner), sampler.computation.dtype
     probe = random_probe(sampler.source.vocabulary, sampler.source.context, *dtypes).score(learner)
@@ -214,17 +239,22 @@ def rollout(
         reward: Scores a response.
         num_generations: Responses per prompt; they are neighbors in the batch.
         seed: Seed of the random numbers; pass a new one at each step.
-        **sampling: Options of a recipe's section `sampling`: `max_tokens`, which is required, `temperature` and so on.
+        **sampling: Options of a recipe's section `sampling`: `max_tokens`, which is required,
+            `temperature` and so on.
 
     Returns:
-        Rollouts whose batch has `sampler_logprob` per token and `score` per sequence (NaN: no verdict).
+        Rollouts whose batch has `sampler_logprob` per token and `score` per sequence (NaN: no
+        verdict).
 
     Raises:
-        InputError: A prompt is neither text nor a row with `question`, or the reward did not return a number.
+        InputError: A prompt is neither text nor a row with `question`, or the reward did not return
+            a number.
         RecipeError: An option of sampling is wrong.
     """
     rows = _Texts(sampler.source, _read_rows(prompts))
-    drawn = sampler.source.sampling(load_section(Sampling, read_arguments("lockstep.rollout", sampling)))
+    drawn = sampler.source.sampling(
+        load_section(Sampling, read_arguments("lockstep.rollout", sampling))
+    )
     session = SamplerSession(sampler.sampler)
     collector = RolloutCollector(session, rows, _Scorer(reward), sampler.source.decode, seed)
     with session.at(sampler.version):
@@ -239,11 +269,14 @@ def _read_rows(prompts: Sequence[str | Mapping[str, Any]]) -> list[Mapping[str, 
     """
     if isinstance(prompts, str):
         raise InputError("rollout: prompts is one text; give a list of texts or rows")
-    rows: list[Mapping[str, Any]] = [{"question": one} if isinstance(one, str) else one for one in prompts]
+    rows: list[Mapping[str, Any]] = [
+        {"question": one} if isinstance(one, str) else one for one in prompts
+    ]
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping) or not isinstance(row.get("question"), str):
             raise InputError(
-                f"rollout: prompt {number} is {user_code.show(row)}; give a text, or a row with `question`"
+                f"rollout: prompt {number} is {user_code.show(row)}; give a text, or a row with "
+                "`question`"
             )
     if not rows:
         raise InputError("rollout: prompts is empty; give at least one")
@@ -260,7 +293,9 @@ class _Texts:
     def at(self, position: int, count: int, seed: int) -> list[Prompt]:
         asked = [(number, self.rows[number]) for number in range(position, position + count)]
         return [
-            Prompt(str(number), row["question"], tuple(self.source.prompt_ids(row["question"])), row)
+            Prompt(
+                str(number), row["question"], tuple(self.source.prompt_ids(row["question"])), row
+            )
             for number, row in asked
         ]
 
@@ -278,7 +313,10 @@ class _Scorer:
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
     ) -> list[float | None]:
         judged = zip(prompts, responses, answers, strict=True)
-        scores = [self.score(prompt.text, response, answer, prompt.row) for prompt, response, answer in judged]
+        scores = [
+            self.score(prompt.text, response, answer, prompt.row)
+            for prompt, response, answer in judged
+        ]
         try:
             return [user_code.read_reward(score) for score in scores]
         except ValueError as error:

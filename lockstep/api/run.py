@@ -36,7 +36,9 @@ class Run:
 
     @property
     def metrics(self) -> list[dict[str, float]]:
-        """A row for each step and validation, `step` first; `pandas.DataFrame(run.metrics)` is a table."""
+        """A row for each step and validation, `step` first; `pandas.DataFrame(run.metrics)` is a
+        table.
+        """
         from lockstep.report.log import read_metrics
 
         return read_metrics(self.folder)
@@ -65,7 +67,9 @@ class Run:
 
     @property
     def best(self) -> Path | None:
-        """The best checkpoint by `run.best`, of those that were saved; None if the recipe names no metric."""
+        """The best checkpoint by `run.best`, of those that were saved; None if the recipe names no
+        metric.
+        """
         from lockstep.run.checkpoint.checkpoints import Checkpoints
 
         ranked = Checkpoints(self.folder / "checkpoints", keep=1).rank_by_score()
@@ -73,14 +77,18 @@ class Run:
 
     @property
     def agreement(self) -> AgreementSummary | None:
-        """Agreement of sampler and learner over all steps; None if the algorithm does not sample."""
+        """Agreement of sampler and learner over all steps; None if the algorithm does not
+        sample.
+        """
         from lockstep.report.agreement import read_agreement
 
         return read_agreement(self.folder)
 
     @property
     def summary(self) -> str:
-        """The summary that a run ends with; its last sentence says if there was nothing to learn from."""
+        """The summary that a run ends with; its last sentence says if there was nothing to learn
+        from.
+        """
         from lockstep.report.summary import summary
         from lockstep.run.train import describe_nothing_trained
 

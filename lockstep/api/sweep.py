@@ -1,4 +1,6 @@
-"""Sweeps from Python: a recipe or an algorithm with several values of its options, and the table of their results."""
+"""Sweeps from Python: a recipe or an algorithm with several values of its options, and the table of
+their results.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ class Sweep:
 
     @property
     def table(self) -> list[dict[str, Any]]:
-        """A row for each run: its name, values and state, and the last value of each metric that sweeps compare.
+        """A row for each run: its name, values and state, and the last value of each metric that
+        sweeps compare.
 
         `pandas.DataFrame(sweep.table)` is a table.
         """
@@ -48,10 +51,11 @@ class Sweep:
 
     @property
     def groups(self) -> list[dict[str, Any]]:
-        """A row for each group of runs that differ only in the seed, and each metric: mean and its interval.
+        """A row for each group of runs that differ only in the seed, and each metric: mean and its
+        interval.
 
-        Over finished runs: `group`, `metric`, `count`, `mean`, `low`, `high`; the interval is Student's t at 95 %, NaN
-        of a single run.
+        Over finished runs: `group`, `metric`, `count`, `mean`, `low`, `high`; the interval is
+        Student's t at 95 %, NaN of a single run.
         """
         from lockstep.report.sweeps import list_spreads, read_sweep
 
@@ -66,14 +70,16 @@ def sweep(
     jobs: int = 1,
     **options: Any,
 ) -> Sweep:
-    """Runs every combination of some options' values, or resumes the sweep that the same arguments began.
+    """Runs every combination of some options' values, or resumes the sweep that the same arguments
+    began.
 
     A run that fails does not end the others; `Sweep.table` has the state of each.
 
     Args:
         recipe: A recipe by its name or file, or an algorithm such as `lockstep.GRPO(...)`.
         values: Options with the values of each: `{"seed": range(5), "ppo.clip": [0.1, 0.2]}`.
-        name: Name of its folder in `sweeps/`; None: the recipe's name, and the options that it varies.
+        name: Name of its folder in `sweeps/`; None: the recipe's name, and the options that it
+            varies.
         jobs: Runs at a time.
         options: Options of the recipe, as those of `Trainer`; an algorithm has its own.
 
@@ -91,7 +97,9 @@ def sweep(
     grid = {key: _plain_values(key, own) for key, own in values.items()}
 
     def resolve_with(combination: Combination, folder: Layer) -> Loaded:
-        layers = [Layer("lockstep.sweep", nest(key, value)) for key, value in combination.values.items()]
+        layers = [
+            Layer("lockstep.sweep", nest(key, value)) for key, value in combination.values.items()
+        ]
         return resolve(folder, said, *layers)
 
     plan = plan_grid(grid, resolve_with, name or name_sweep(base, grid))

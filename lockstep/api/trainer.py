@@ -18,20 +18,22 @@ from lockstep.run.callbacks import OnStep
 
 
 class Trainer:
-    """A run that has not started: the recipe that the command line would load, with the same error messages.
+    """A run that has not started: the recipe that the command line would load, with the same error
+    messages.
 
-    Each algorithm that ships has a subclass, such as `lockstep.GRPO`; `Trainer` itself takes one of yours, as a class
-    or as text (`file.py:Class`).
+    Each algorithm that ships has a subclass, such as `lockstep.GRPO`; `Trainer` itself takes one of
+    yours, as a class or as text (`file.py:Class`).
 
     Args:
         algorithm: The algorithm; None: the subclass's own.
-        recipe: A recipe to start from, a name that `lockstep config` lists or a YAML file; None: the shipped one with
-            the algorithm's name.
-        options: Options of the recipe. Sections are mappings, such as `grpo={"clip": 0.1}`. Short forms: `model` is a
-            folder; `train` and `validation` are files, lists of rows, or datasets; `reward` is a function
-            `f(prompt, response, answer, row)`, a list of functions, a mapping from names to functions or to pairs of
-            function and weight, or the name of a verifier; `environment` is a class, whose rewards count if
-            `reward` and `recipe` are left out.
+        recipe: A recipe to start from, a name that `lockstep config` lists or a YAML file; None:
+            the shipped one with the algorithm's name.
+        options: Options of the recipe. Sections are mappings, such as `grpo={"clip": 0.1}`. Short
+            forms: `model` is a folder; `train` and `validation` are files, lists of rows, or
+            datasets; `reward` is a function `f(prompt, response, answer, row)`, a list of
+            functions, a mapping from names to functions or to pairs of function and weight, or the
+            name of a verifier; `environment` is a class, whose rewards count if `reward` and
+            `recipe` are left out.
 
     Raises:
         RecipeError: One sentence for each invalid option.
@@ -52,10 +54,17 @@ class Trainer:
     ) -> None:
         named = algorithm or self.algorithm
         if named is None or (algorithm is not None and self.algorithm is not None):
-            raise TypeError("only Trainer itself takes an algorithm: a class derived from Algorithm, or file.py:Class")
+            raise TypeError(
+                "only Trainer itself takes an algorithm: a class derived from Algorithm, or "
+                "file.py:Class"
+            )
         text = named if isinstance(named, str) else user_code.refer(named)
         base = str(recipe) if recipe is not None else self.algorithm
-        name = Path(base).stem if base is not None else text.rpartition(":")[2].partition("-")[0].lower()
+        name = (
+            Path(base).stem
+            if base is not None
+            else text.rpartition(":")[2].partition("-")[0].lower()
+        )
         tree = {"algorithm": text, **build_tree(options)}
         if recipe is None and self.algorithm is not None and tree.get("environment") is not None:
             tree.setdefault("reward", None)  # of the base, which did not know of the environment
@@ -90,12 +99,12 @@ class Trainer:
     ) -> Run:
         """Trains to the end, or resumes the run that the same arguments began.
 
-        An interrupt (Ctrl-C, or the stop button of a notebook) ends the run after its step and saves it; the same call
-        resumes it.
+        An interrupt (Ctrl-C, or the stop button of a notebook) ends the run after its step and
+        saves it; the same call resumes it.
 
         Args:
-            on_step: Called after each step with the step's number and its metrics, validation's among them; and with 0
-                after the validation before the first step.
+            on_step: Called after each step with the step's number and its metrics, validation's
+                among them; and with 0 after the validation before the first step.
             allow_changes: Resume even if data, first model or code have changed.
         """
         return train_loaded(self._loaded, on_step, allow_changes)
@@ -110,7 +119,9 @@ def train_loaded(loaded: Loaded, on_step: OnStep | None, allow_changes: bool = F
     Where the command line would tell by its exit code that nothing was trained, this prints a line.
     """
     if "transformers" not in sys.modules:
-        print("lockstep: loading torch and transformers; a minute from a cold disk", file=sys.stderr)
+        print(
+            "lockstep: loading torch and transformers; a minute from a cold disk", file=sys.stderr
+        )
     from lockstep.run.stop import Stopped
     from lockstep.run.train import describe_nothing_trained, train
 
@@ -130,7 +141,9 @@ def train(
     allow_changes: bool = False,
     **options: Any,
 ) -> Run:
-    """Trains a recipe by its name or file, as `lockstep train` does, with options as those of `Trainer`."""
+    """Trains a recipe by its name or file, as `lockstep train` does, with options as those of
+    `Trainer`.
+    """
     said = Layer("lockstep.train", build_tree(options))
     loaded = load_options(Path(recipe).stem, str(recipe), said)
     return train_loaded(loaded, on_step, allow_changes)

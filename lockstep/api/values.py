@@ -18,8 +18,12 @@ from lockstep.rewards.options import VERIFIERS, RewardSection
 from lockstep.system.whole_files import write_changed
 
 Rows: TypeAlias = str | Path | Iterable[Mapping[str, Any]]
-"""A file of rows, or the rows themselves: a list of dicts, a `datasets.Dataset`, any iterable of mappings."""
-RewardFunction: TypeAlias = Callable[[str, str, str, dict[str, Any]], float | Awaitable[float | None] | None]
+"""A file of rows, or the rows themselves: a list of dicts, a `datasets.Dataset`, any iterable of
+mappings.
+"""
+RewardFunction: TypeAlias = Callable[
+    [str, str, str, dict[str, Any]], float | Awaitable[float | None] | None
+]
 """A function `f(prompt, response, answer, row)`, or an `async def` with these parameters."""
 Reward: TypeAlias = (
     str
@@ -29,11 +33,14 @@ Reward: TypeAlias = (
     | Mapping[str, tuple[RewardFunction, float]]
     | Mapping[str, Any]
 )
-"""A function; several functions, as a list or by name, with or without weights; the name of a verifier such as math; or
-the section `reward` as a mapping."""
+"""A function; several functions, as a list or by name, with or without weights; the name of a
+verifier such as math; or the section `reward` as a mapping.
+"""
 
 ROWS = Path("runs") / "rows"
-"""Folder for rows that were passed as Python objects: they are written there, and runs read the files."""
+"""Folder for rows that were passed as Python objects: they are written there, and runs read the
+files.
+"""
 
 _ROW_KEYS = ("train", "validation")
 _REWARDS = ("reward", "validation_reward", "verifier")
@@ -42,9 +49,10 @@ _REWARDS = ("reward", "validation_reward", "verifier")
 def build_tree(options: Mapping[str, Any]) -> dict[str, Any]:
     """Converts keyword arguments to a recipe.
 
-    Short forms become sections: `model` is a folder, `train` and `validation` are rows, a reward is a function, a list
-    of functions, names with functions (and weights), or the name of a verifier, an environment is a class, trackers
-    are a function. Functions and classes become references, see `user_code.refer`.
+    Short forms become sections: `model` is a folder, `train` and `validation` are rows, a reward is
+    a function, a list of functions, names with functions (and weights), or the name of a verifier,
+    an environment is a class, trackers are a function. Functions and classes become references, see
+    `user_code.refer`.
 
     Raises:
         InputError: A value cannot be part of a recipe, or a row is not a mapping.
@@ -77,13 +85,17 @@ def _gather_data(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     given = {} if options.get("data") is None else options["data"]
     if not isinstance(given, Mapping):
-        raise InputError(f"data is {user_code.show(given)}; give its options as a mapping, and rows as train=…")
+        raise InputError(
+            f"data is {user_code.show(given)}; give its options as a mapping, and rows as train=…"
+        )
     data = dict(given)
     for key in _ROW_KEYS:
         if options.get(key) is None:
             continue
         if data.get(key) is not None:
-            raise InputError(f"{key} is given by itself and in data, and only one can be read; leave one out")
+            raise InputError(
+                f"{key} is given by itself and in data, and only one can be read; leave one out"
+            )
         data[key] = _store_rows(options[key], key)
     return data
 
@@ -102,13 +114,16 @@ def read_arguments(source: str, options: Mapping[str, Any]) -> Layer:
 
 
 def _name_reward(name: str, key: str) -> dict[str, Any]:
-    """Returns the reward section for a verifier's name, or for a function given as `file.py:name`."""
+    """Returns the reward section for a verifier's name, or for a function given as
+    `file.py:name`.
+    """
     if name in VERIFIERS:
         return {"type": name}
     if ":" in name:
         return {"type": "python", "function": name}
     raise InputError(
-        f"{key} is {name!r}; choose one of {', '.join(VERIFIERS)}, or give a function, or its place, file.py:name"
+        f"{key} is {name!r}; choose one of {', '.join(VERIFIERS)}, or give a function, or its "
+        "place, file.py:name"
     )
 
 
@@ -144,7 +159,9 @@ def _names_functions(given: Any) -> bool:
 
 def _sum_rewards(named: Mapping[str, Any]) -> dict[str, Any]:
     """The section of a weighted sum; a function without a weight has the weight 1."""
-    parts = {name: value if isinstance(value, tuple) else (value, 1.0) for name, value in named.items()}
+    parts = {
+        name: value if isinstance(value, tuple) else (value, 1.0) for name, value in named.items()
+    }
     return {
         "type": "sum",
         "parts": {
@@ -170,18 +187,24 @@ def _plain(value: Any, key: str) -> Any:
             return user_code.refer(value)
         case _:
             raise InputError(
-                f"{key} is {value!r}; a recipe holds numbers, text, lists, mappings, functions and classes"
+                f"{key} is {value!r}; a recipe holds numbers, text, lists, mappings, functions "
+                "and classes"
             )
 
 
 def _store_rows(rows: Rows, key: str) -> str:
-    """Returns the file of the rows; rows given as objects are written to a file named by a digest of their content."""
+    """Returns the file of the rows; rows given as objects are written to a file named by a digest
+    of their content.
+    """
     if isinstance(rows, str | Path):
         return str(rows)
     lines = []
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
-            raise InputError(f"{key}: row {number} is {row!r}; give mappings, such as {{'question': …, 'answer': …}}")
+            raise InputError(
+                f"{key}: row {number} is {row!r}; give mappings, such as {{'question': …, "
+                f"'answer': …}}"
+            )
         try:
             lines.append(json.dumps(dict(row), ensure_ascii=False, allow_nan=False))
         except (TypeError, ValueError) as error:

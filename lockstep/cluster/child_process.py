@@ -1,9 +1,10 @@
 """The first transport: a child process of this machine at the other end of a socket.
 
-Children are forked not from their parent, whose threads and locks they would inherit, but from a server
-(multiprocessing's forkserver) that has only imported what workers need, which takes seconds and is done once for all.
-A script that starts children has to do so under `if __name__ == "__main__":`, since each child imports the script
-again; without that guard the child stops with Python's own explanation on stderr, and the parent reports that it died.
+Children are forked not from their parent, whose threads and locks they would inherit, but from a
+server (multiprocessing's forkserver) that has only imported what workers need, which takes seconds
+and is done once for all. A script that starts children has to do so under `if __name__ ==
+"__main__":`, since each child imports the script again; without that guard the child stops with
+Python's own explanation on stderr, and the parent reports that it died.
 """
 
 from __future__ import annotations
@@ -21,21 +22,34 @@ from multiprocessing.context import ForkServerContext
 
 from tqdm import tqdm
 
-from lockstep.cluster.transport import CLOSED, GRACE_S, Channel, Factory, Message, serve, take_threads
+from lockstep.cluster.transport import (
+    CLOSED,
+    GRACE_S,
+    Channel,
+    Factory,
+    Message,
+    serve,
+    take_threads,
+)
 from lockstep.system.unread import outlive
 
 
 class ChildProcess:
-    """A worker as a child process; implements `transport.Transport`. The child ends with its parent, however that ends.
+    """A worker as a child process; implements `transport.Transport`.
+
+    The child ends with its parent, however that ends.
 
     Args:
-        factory: Builds the object that answers calls; the first message from the child says how that went.
+        factory: Builds the object that answers calls; the first message from the child says how
+            that went.
         name: Name of the process, for people.
         threads: Torch threads of the child.
         environment: Environment variables of the child, besides those of this process.
     """
 
-    def __init__(self, factory: Factory, name: str, threads: int, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, factory: Factory, name: str, threads: int, environment: Mapping[str, str]
+    ) -> None:
         ours, theirs = socket.socketpair()
         args = theirs, threads, os.environ | dict(environment)
         self._process = forking().Process(target=_main, args=args, name=name, daemon=True)
@@ -43,7 +57,8 @@ class ChildProcess:
         theirs.close()
         self._channel = Channel(ours)
         self._closed = False
-        # A child that dies while it starts makes this fail; the first `recv` then tells how it died.
+        # A child that dies while it starts makes this fail; the first `recv` then tells how it
+        # died.
         with contextlib.suppress(ConnectionError):
             self._channel.send(factory)
 
@@ -91,10 +106,13 @@ def forking() -> ForkServerContext:
 
 
 def _main(ours: socket.socket, threads: int, environment: dict[str, str]) -> None:
-    """The child's main function. Ctrl-C, SIGTERM and SIGHUP are left to the parent, which closes its children.
+    """The child's main function.
 
-    The environment is set to the parent's current one, since the server's is from when the first child was started. The
-    child exits without the interpreter's cleanup, which takes seconds once `transformers` is loaded.
+    Ctrl-C, SIGTERM and SIGHUP are left to the parent, which closes its children.
+
+    The environment is set to the parent's current one, since the server's is from when the first
+    child was started. The child exits without the interpreter's cleanup, which takes seconds once
+    `transformers` is loaded.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -103,7 +121,9 @@ def _main(ours: socket.socket, threads: int, environment: dict[str, str]) -> Non
     sys.stderr = outlive(sys.stderr)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     take_threads(threads)
-    tqdm.set_lock(threading.RLock())  # tqdm's own is a multiprocessing lock, which Python would report as leaked
+    tqdm.set_lock(
+        threading.RLock()
+    )  # tqdm's own is a multiprocessing lock, which Python would report as leaked
     with contextlib.suppress(EOFError, ConnectionError):
         channel = Channel(ours)
         serve(channel.frame, channel.send)
@@ -113,7 +133,9 @@ def _main(ours: socket.socket, threads: int, environment: dict[str, str]) -> Non
 
 
 def _end_with_parent() -> None:
-    """Exits when the parent ends, from a thread: a worker deep in a verb does not see its connection close."""
+    """Exits when the parent ends, from a thread: a worker deep in a verb does not see its
+    connection close.
+    """
     parent = multiprocessing.parent_process()
     assert parent is not None, "a child process has a parent"
     parent.join()

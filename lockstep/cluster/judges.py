@@ -57,10 +57,12 @@ def judge_answers(
         progress: Reports to the user.
         workers: Own the processes that are started, and end them.
         name: Name of the section, for messages.
-        turns: Turns of learners that leave the judge's GPU before it works; None: it stays awake all the time.
+        turns: Turns of learners that leave the judge's GPU before it works; None: it stays awake
+            all the time.
 
     Raises:
-        ValueError: The questions that the section allows do not fit the model, or there is no chat template.
+        ValueError: The questions that the section allows do not fit the model, or there is no chat
+            template.
         ServerError: The server cannot be used.
     """
     engine = section.engine
@@ -81,7 +83,9 @@ def judge_answers(
 
 @dataclass(frozen=True)
 class AwakeWhenAsked:
-    """A sampler with weights of its own that is only awake while it answers; the policy's engine may be awake, too."""
+    """A sampler with weights of its own that is only awake while it answers; the policy's engine
+    may be awake, too.
+    """
 
     sampler: Sampler
 
@@ -92,8 +96,12 @@ class AwakeWhenAsked:
         return batch
 
 
-def _answers(section: AskedSection, generate: Generate, source: ModelSource, name: str) -> SamplerAnswers:
-    reader = Reader(source.tokenizer, section.chat, section.max_prompt_tokens, name, section.template_args)
+def _answers(
+    section: AskedSection, generate: Generate, source: ModelSource, name: str
+) -> SamplerAnswers:
+    reader = Reader(
+        source.tokenizer, section.chat, section.max_prompt_tokens, name, section.template_args
+    )
     return SamplerAnswers(generate, reader, source.sampling(section.sampling))
 
 
@@ -119,20 +127,27 @@ def open_judge_reward(
         answer: Opens the model or server that answers.
 
     Raises:
-        ValueError, ServerError: As `judge_answers`, and where the template has other fields than it must have.
+        ValueError, ServerError: As `judge_answers`, and where the template has other fields than it
+            must have.
     """
-    remembered = RememberedAnswers(answer(section, key), folder / f"judges/{key}.replies.jsonl", _identify(section))
+    remembered = RememberedAnswers(
+        answer(section, key), folder / f"judges/{key}.replies.jsonl", _identify(section)
+    )
     scorer = score_judge(section, remembered, seed, key)
     return JudgeReward(scorer, section.judge_score_low, section.judge_score_high)
 
 
 def _identify(section: RewardJudge) -> str:
-    """Identifies what answers a judge's questions: model and distribution, but not the address of a server."""
+    """Identifies what answers a judge's questions: model and distribution, but not the address of a
+    server.
+    """
     served = None if section.engine.openai is None else section.engine.openai.model
     folder = None if section.path is None else weights_of(section.path)
     files = {} if folder is None or served is not None else model_files(folder)
     sampling = section.sampling.model_dump(mode="json")
-    return json.dumps([served, files, section.chat, dict(section.template_args), sampling], sort_keys=True)
+    return json.dumps(
+        [served, files, section.chat, dict(section.template_args), sampling], sort_keys=True
+    )
 
 
 def _server(section: AskedSection, sampler: SamplerSection, progress: Progress) -> Answering:
@@ -141,11 +156,17 @@ def _server(section: AskedSection, sampler: SamplerSection, progress: Progress) 
     assert sampler.openai is not None, "a server has an address"
     client = OpenAIClient(sampler.openai, sampler.timeout_s, note=progress.note)
     source = None if section.path is None else open_source(section.path)
-    reader = None if source is None else Reader(source.tokenizer, section.chat, section.max_prompt_tokens)
+    reader = (
+        None
+        if source is None
+        else Reader(source.tokenizer, section.chat, section.max_prompt_tokens)
+    )
     stops = () if source is None else source.stop_token_ids
     sampling = section.sampling.params(stops)
     client.require(sampling)
-    return ServerAnswers(client.chat, sampling, sampler.openai.max_concurrency, reader, progress.note)
+    return ServerAnswers(
+        client.chat, sampling, sampler.openai.max_concurrency, reader, progress.note
+    )
 
 
 Chat = Callable[..., Iterator[tuple[int, Reply]]]
@@ -176,9 +197,13 @@ class ServerAnswers:
 
     def excesses(self, conversations: Sequence[Conversation]) -> list[int]:
         """Tokens by which each conversation is too long; 0 without a tokenizer."""
-        return [0] * len(conversations) if self.reader is None else self.reader.excesses(conversations)
+        return (
+            [0] * len(conversations) if self.reader is None else self.reader.excesses(conversations)
+        )
 
-    def answers(self, conversations: Sequence[Conversation], keys: Sequence[int]) -> list[Answer | None]:
+    def answers(
+        self, conversations: Sequence[Conversation], keys: Sequence[int]
+    ) -> list[Answer | None]:
         """See `Answering`.
 
         Raises:
@@ -198,7 +223,8 @@ class ServerAnswers:
             raise failures[0]
         if failures:
             self.note(
-                f"{len(failures)} of {len(conversations)} questions got no answer; the last of them: {failures[-1]}"
+                f"{len(failures)} of {len(conversations)} questions got no answer; the last of "
+                f"them: {failures[-1]}"
             )
         return [found.get(place) for place in range(len(conversations))]
 

@@ -1,8 +1,9 @@
-"""One learner made of several ranks, each a process with its part of the model and its share of the rows.
+"""One learner made of several ranks, each a process with its part of the model and its share of the
+rows.
 
-Ranks all-reduce gradients and counts among themselves, so that any number of them gives the result of one process. This
-is the driver's side: it decides which rows each rank reads in which pass, calls all ranks at once, and takes one result
-from ranks that compute the same.
+Ranks all-reduce gradients and counts among themselves, so that any number of them gives the result
+of one process. This is the driver's side: it decides which rows each rank reads in which pass,
+calls all ranks at once, and takes one result from ranks that compute the same.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ from lockstep.weight_sync.carriers import Route, SharedFiles
 from lockstep.weight_sync.outgoing import Outgoing
 
 _RANKS_WAIT_LONGER_S = 30.0
-"""Seconds that collectives wait longer than the driver: its error names the verb that hangs, theirs only a socket."""
+"""Seconds that collectives wait longer than the driver: its error names the verb that hangs, theirs
+only a socket.
+"""
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,10 @@ class RankSpec:
 
     def build(self) -> RankLearner:
         """Joins the other ranks; returns when all are there."""
-        device, parallel = resolve_device(self.learner.section.device).type, self.learner.section.parallel
+        device, parallel = (
+            resolve_device(self.learner.section.device).type,
+            self.learner.section.parallel,
+        )
         if device == "cuda":
             torch.cuda.set_device(self.meeting.rank % torch.cuda.device_count())
         self.meeting.choose_interface()
@@ -79,7 +85,8 @@ def require_computable(config: PreTrainedConfig, section: LearnerSection) -> Non
     require_divisible(config, section.parallel.tp, section.layout_key)
     if section.parallel.cp > 1 and carries_state(config):
         raise InputError(
-            f"{section.layout_key}.cp is {section.parallel.cp}, but layers of a {config.model_type} carry a state "
+            f"{section.layout_key}.cp is {section.parallel.cp}, but layers of a "
+            f"{config.model_type} carry a state "
             "along each sequence, which cp would cut; use dp"
         )
     backend.find_backend(section).require_model(config, section)
@@ -92,14 +99,17 @@ Begin = Callable[["MeshLearner"], None]
 """`Turns.begin`, which makes room for a learner before it works."""
 
 
-def launch(spec: LearnerSpec, timeout_s: float, workers: Workers = HERE, begin: Begin | None = None) -> MeshLearner:
+def launch(
+    spec: LearnerSpec, timeout_s: float, workers: Workers = HERE, begin: Begin | None = None
+) -> MeshLearner:
     """Starts the ranks of `spec.section.parallel` and waits until all have built their model.
 
     Args:
         spec: What each rank builds.
         timeout_s: The longest that one verb may take.
         workers: Starts the ranks.
-        begin: Called before the learner works, if it shares its devices; None: each keeps its memory.
+        begin: Called before the learner works, if it shares its devices; None: each keeps its
+            memory.
 
     Raises:
         ValueError: If the layout cannot shard the model, or there are fewer GPUs than ranks.
@@ -116,9 +126,15 @@ def launch(spec: LearnerSpec, timeout_s: float, workers: Workers = HERE, begin: 
 
 
 def start_ranks(
-    section: LearnerSection, name: str, make: Callable[[Meeting], Factory], timeout_s: float, workers: Workers
+    section: LearnerSection,
+    name: str,
+    make: Callable[[Meeting], Factory],
+    timeout_s: float,
+    workers: Workers,
 ) -> tuple[list[Remote], Host]:
-    """Starts the ranks of a learner, in order. Keep the returned host alive: its store connects the ranks.
+    """Starts the ranks of a learner, in order.
+
+    Keep the returned host alive: its store connects the ranks.
 
     Args:
         make: The factory of a rank, from its meeting.
@@ -128,14 +144,17 @@ def start_ranks(
     places = workers.place_ranks(count, section)
     host = Host(workers.address, count, timeout_s + _RANKS_WAIT_LONGER_S)
     ranks = [
-        workers.start(make(host.meeting.of(rank)), f"{name} rank {rank}", timeout_s, place, of=count)
+        workers.start(
+            make(host.meeting.of(rank)), f"{name} rank {rank}", timeout_s, place, of=count
+        )
         for rank, place in enumerate(places)
     ]
     return ranks, host
 
 
 class RankSender(SharedFiles):
-    """Implements `weight_sync.outgoing.Sender` for weights that ranks hold; all ranks fill each bucket together.
+    """Implements `weight_sync.outgoing.Sender` for weights that ranks hold; all ranks fill each
+    bucket together.
 
     Args:
         learner: The ranks.
@@ -166,7 +185,9 @@ class RankSender(SharedFiles):
                 found = [shipment.bucket for shipment in shipments if shipment.bucket is not None]
                 if not found:
                     return
-                handles = {name: handle for bucket in found for name, handle in bucket.handles.items()}
+                handles = {
+                    name: handle for bucket in found for name, handle in bucket.handles.items()
+                }
                 yield replace(found[0], handles=handles)
         except GeneratorExit:
             self._learner.call_all("end_sending")
@@ -221,13 +242,17 @@ class MeshLearner:
     def _columns(self, verb: str, batch: Batch, *args: Any) -> tuple[Tensor, Tensor]:
         order, parts = self._on_shares(verb, batch, *args)
         first, second = (torch.cat(columns) for columns in zip(*parts, strict=True))
-        return restore_order(first, order, batch.lengths), restore_order(second, order, batch.lengths)
+        return restore_order(first, order, batch.lengths), restore_order(
+            second, order, batch.lengths
+        )
 
     def forward_backward(self, batch: Batch, loss: Loss) -> Metrics:
         return merge_metrics(self._on_shares("forward_backward", batch, loss)[1])
 
     def optim_step(self) -> Metrics:
-        """Steps every rank; all return the same metrics, since gradients are summed before their norm is taken."""
+        """Steps every rank; all return the same metrics, since gradients are summed before their
+        norm is taken.
+        """
         self._begin()
         return self.call_all("optim_step")[0]
 
@@ -236,7 +261,9 @@ class MeshLearner:
         self.call_all("reset_optimizer")
 
     def offload(self, keep_weights: bool = False) -> None:
-        """See `RankLearner.offload`; ranks are only called if the learner has worked since it last left."""
+        """See `RankLearner.offload`; ranks are only called if the learner has worked since it last
+        left.
+        """
         assert not keep_weights, "no sampler computes with the weights of ranks"
         if not self._has_left:
             self.call_all("offload")
@@ -263,14 +290,18 @@ class MeshLearner:
             self.outcomes(others)
 
     def require_shared(self, folder: Path) -> None:
-        """Raises InputError if a rank's machine does not have the run's folder, into which the rank writes."""
+        """Raises InputError if a rank's machine does not have the run's folder, into which the rank
+        writes.
+        """
         with tempfile.NamedTemporaryFile(prefix=".seen-by-ranks-", dir=folder) as file:
             found = self.call_all("finds", Path(file.name).absolute())
         missing = [rank.name for rank, has in zip(self.ranks, found, strict=True) if not has]
         if missing:
             raise InputError(
-                f"run.folder is {folder.absolute()}, which the machine of {missing[0]} does not have, and ranks write "
-                "checkpoints there; mount it on all machines under the same path, or set run.folder to a folder that "
+                f"run.folder is {folder.absolute()}, which the machine of {missing[0]} does not "
+                "have, and ranks write "
+                "checkpoints there; mount it on all machines under the same path, or set "
+                "run.folder to a folder that "
                 "they share"
             )
 
@@ -301,18 +332,26 @@ class MeshLearner:
         return self.outcomes(rank.submit(verb, *args) for rank in self.ranks)
 
     def _on_shares(self, verb: str, batch: Batch, *args: Any) -> tuple[Tensor, list[Any]]:
-        """Runs a verb on each data-parallel share of the rows, on all ranks of the model replica that takes it.
+        """Runs a verb on each data-parallel share of the rows, on all ranks of the model replica
+        that takes it.
 
         Returns:
             The rows in the order of the shares, int64 [B], and each share's result.
         """
         self._begin()
         parallel = self.section.parallel
-        shares = deal(batch.group_lengths.tolist(), self.section.micro_batch_tokens, parallel.row_shares)
+        shares = deal(
+            batch.group_lengths.tolist(), self.section.micro_batch_tokens, parallel.row_shares
+        )
         rows = [batch.rows_of([group for one in passes for group in one]) for passes in shares]
         each = parallel.pp * parallel.cp * parallel.tp  # ranks of a share
         calls = [
-            rank.submit(verb, batch.select(rows[number // each]), *args, passes=_renumber(shares[number // each]))
+            rank.submit(
+                verb,
+                batch.select(rows[number // each]),
+                *args,
+                passes=_renumber(shares[number // each]),
+            )
             for number, rank in enumerate(self.ranks)
         ]
         first_of_last_stage = (parallel.pp - 1) * parallel.cp * parallel.tp
@@ -320,7 +359,9 @@ class MeshLearner:
         return torch.tensor([row for share in rows for row in share], dtype=torch.int64), results
 
     def outcomes(self, calls: Iterable[Pending]) -> list[Any]:
-        """Waits for all ranks; if one is lost, the process group is broken, so the others are ended, too."""
+        """Waits for all ranks; if one is lost, the process group is broken, so the others are
+        ended, too.
+        """
         try:
             return outcomes(list(calls))
         except WorkerDied:

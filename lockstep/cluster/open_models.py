@@ -1,4 +1,6 @@
-"""Learners and samplers, opened where they can be: in this process, or in processes of their own."""
+"""Learners and samplers, opened where they can be: in this process, or in processes of their
+own.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,13 @@ def open_learner(
     workers: Workers,
     turns: Turns | None = None,
 ) -> RankLearner | MeshLearner:
-    """Opens a learner, in this process where there is one rank and no cluster, else in processes of its own.
+    """Opens a learner, in this process where there is one rank and no cluster, else in processes of
+    its own.
 
     Args:
         spec: The learner.
-        sampling: The distribution of samplers that decode with Lockstep's own KV cache; None: there are none.
+        sampling: The distribution of samplers that decode with Lockstep's own KV cache; None: there
+            are none.
         timeout_s: The longest that one call may take.
         progress: Reports to the user.
         workers: Own its processes.
@@ -57,7 +61,9 @@ def section_of(learner: Learner) -> LearnerSection:
     """
     if isinstance(learner, RankLearner | MeshLearner):
         return learner.section
-    raise InputError("the learner is not one that open_learner opened; leave it out, and sync its weights")
+    raise InputError(
+        "the learner is not one that open_learner opened; leave it out, and sync its weights"
+    )
 
 
 def dtype_of(learner: Learner) -> DType:
@@ -66,16 +72,30 @@ def dtype_of(learner: Learner) -> DType:
 
 
 def computes_exactly(learner: Learner, sampler: Computation) -> bool:
-    """True if a learner and a sampler beside it give each token the same log-probability to the bit."""
+    """True if a learner and a sampler beside it give each token the same log-probability to the
+    bit.
+    """
     if not isinstance(learner, RankLearner | MeshLearner):
         return False
     return learner.section.exact and sampler.exact and learner.section.dtype == sampler.dtype
 
 
-def share_weights(learner: Learner, section: LearnerSection, spec: SamplerSpec, workers: Workers) -> Sampler | None:
-    """A sampler that shares a learner's weights; None if adapters are merged, or both are not in this process."""
-    backend, merges = find_backend(spec.section), section.lora is not None and spec.learner.adapters_apart is None
-    if not (workers.here and spec.section.in_process) or workers.engines_apart or merges or backend is None:
+def share_weights(
+    learner: Learner, section: LearnerSection, spec: SamplerSpec, workers: Workers
+) -> Sampler | None:
+    """A sampler that shares a learner's weights; None if adapters are merged, or both are not in
+    this process.
+    """
+    backend, merges = (
+        find_backend(spec.section),
+        section.lora is not None and spec.learner.adapters_apart is None,
+    )
+    if (
+        not (workers.here and spec.section.in_process)
+        or workers.engines_apart
+        or merges
+        or backend is None
+    ):
         return None
     if not isinstance(learner, RankLearner) or not isinstance(learner.model, LogitsHead):
         return None

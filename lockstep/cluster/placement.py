@@ -1,7 +1,8 @@
-"""The placement of a run: which device of which machine each learner rank and each inference engine lives on.
+"""The placement of a run: which device of which machine each learner rank and each inference engine
+lives on.
 
-It depends only on the recipe and the available devices. `lockstep plan`, the dry run and the launch use the same
-object, so that what runs is what was planned.
+It depends only on the recipe and the available devices. `lockstep plan`, the dry run and the launch
+use the same object, so that what runs is what was planned.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class Processes:
     apart: bool = False
 
     @classmethod
-    def of(cls, cluster: ClusterSection, ranks: int = 0, sampler: SamplerSection | None = None) -> Self:
+    def of(
+        cls, cluster: ClusterSection, ranks: int = 0, sampler: SamplerSection | None = None
+    ) -> Self:
         """The processes that a recipe asks for; without a sampler it has no engines."""
         engines, width = (0, 1) if sampler is None else (sampler.engines, sampler.tensor_parallel)
         return cls(ranks, engines, width, cluster.is_apart)
@@ -114,12 +117,15 @@ class Place:
         """Environment variables with which a process of this machine sees only its own GPUs.
 
         Args:
-            inherited: Environment of this process, which may itself see only some of the machine's GPUs.
+            inherited: Environment of this process, which may itself see only some of the machine's
+                GPUs.
         """
         if not self.on_gpu:
             return {}
         names = list_visible(inherited)
-        return {VISIBLE: ",".join(names[device] if names else str(device) for device in self.devices)}
+        return {
+            VISIBLE: ",".join(names[device] if names else str(device) for device in self.devices)
+        }
 
 
 @dataclass(frozen=True)
@@ -171,14 +177,18 @@ class Placement:
     @property
     def shares_gpus(self) -> bool:
         """True if engines and learners are on the same GPUs."""
-        return self.devices.on_gpu and bool(self.ranks and self.engines) and not self.processes.apart
+        return (
+            self.devices.on_gpu and bool(self.ranks and self.engines) and not self.processes.apart
+        )
 
     def describe(self) -> str:
         """Describes in one line which processes are on which devices."""
         parts = [f"learner on {self._span(self.ranks)}"] if self.ranks else []
         if self.engines:
             each = f", {self.processes.width} each," if self.processes.width > 1 else ""
-            engines = "1 engine" if self.processes.engines == 1 else f"{self.processes.engines} engines"
+            engines = (
+                "1 engine" if self.processes.engines == 1 else f"{self.processes.engines} engines"
+            )
             parts.append(f"{engines}{each} on {self._span(self.engines)}")
         turns = ", in turns" if self.ranks and self.engines and not self.processes.apart else ""
         return "; ".join(parts) + turns
@@ -211,23 +221,28 @@ def placement_of(recipe: Algorithm) -> Placement:
 
 
 def takes_turns(recipe: Algorithm, placement: Placement) -> bool:
-    """True if learners and engines share GPUs, and whichever does not work moves to the host's memory."""
+    """True if learners and engines share GPUs, and whichever does not work moves to the host's
+    memory.
+    """
     inference = recipe.inference
     both_work = inference is not None and inference.one_step_ahead
     return placement.shares_gpus and recipe.cluster.offload_idle and not both_work
 
 
 def works_in_engines_turn(role: ModelRole) -> bool:
-    """True if a model scores responses while engines are awake, so that it never leaves its device for them."""
+    """True if a model scores responses while engines are awake, so that it never leaves its device
+    for them.
+    """
     return not role.is_saved and scores_sequences(role.head)
 
 
 def choose_route(section: SamplerSection, placement: Placement | None, one_machine: bool) -> Route:
-    """The route of weights to engines: as `sampler.transfer` says, or by the places of ranks and engines.
+    """The route of weights to engines: as `sampler.transfer` says, or by the places of ranks and
+    engines.
 
-    On GPUs, CUDA IPC if all engines' GPUs are also those of ranks, otherwise a process group; on CPUs, shared memory
-    within a machine, otherwise a process group. The process group's backend is NCCL if no engine is on the GPU of the
-    rank that sends.
+    On GPUs, CUDA IPC if all engines' GPUs are also those of ranks, otherwise a process group; on
+    CPUs, shared memory within a machine, otherwise a process group. The process group's backend is
+    NCCL if no engine is on the GPU of the rank that sends.
 
     Args:
         section: The section of the engines.
@@ -242,7 +257,9 @@ def choose_route(section: SamplerSection, placement: Placement | None, one_machi
     ranks = [] if placement is None or not engines else [place.first for place in placement.ranks]
     shared = bool(ranks) and engines <= set(ranks)
     nccl = bool(ranks) and ranks[0] not in engines
-    possible = dict[Transfer | Literal["auto"], Route]()  # a choice that is added is a type error here
+    possible = dict[
+        Transfer | Literal["auto"], Route
+    ]()  # a choice that is added is a type error here
     possible["process_group"] = Route("process_group", backend="nccl" if nccl else "gloo")
     if placement is None or shared:
         possible["cuda_ipc"] = Route("cuda_ipc")
@@ -253,13 +270,16 @@ def choose_route(section: SamplerSection, placement: Placement | None, one_machi
     chosen = possible.get(section.transfer)
     if chosen is None:
         raise InputError(
-            f"sampler.transfer={section.transfer} cannot reach these engines: cuda_ipc is for those whose GPUs are all "
+            f"sampler.transfer={section.transfer} cannot reach these engines: cuda_ipc is for "
+            "those whose GPUs are all "
             "those of learner ranks, shared_memory for one machine; use sampler.transfer=auto"
         )
     return chosen
 
 
-def choose_placement(cluster: ClusterSection, computation: Computation, processes: Processes) -> Placement:
+def choose_placement(
+    cluster: ClusterSection, computation: Computation, processes: Processes
+) -> Placement:
     """The placement of a run on this machine, or, with Ray, on machines like this one.
 
     Raises:
@@ -283,13 +303,16 @@ def _place(devices: Devices, start: int, width: int) -> Place:
 
 
 def _require_cache_size(key: str, section: SamplerSection, placement: Placement) -> None:
-    """Raises InputError if an engine reserves a KV cache on GPUs that others use, and no size is given."""
+    """Raises InputError if an engine reserves a KV cache on GPUs that others use, and no size is
+    given.
+    """
     backend = find_backend(section)
     if backend is None or not placement.devices.on_gpu or not backend.reserves_cache:
         return
     if backend.cache_bytes(section) is None:
         raise InputError(
-            f"{key}.backend is {section.backend}, which reserves its cache when it starts, on GPUs that others use; "
+            f"{key}.backend is {section.backend}, which reserves its cache when it starts, on "
+            "GPUs that others use; "
             f"set {key}.kv_cache_gib"
         )
 
@@ -300,12 +323,18 @@ def _require_room(devices: Devices, processes: Processes) -> None:
     there = devices.machines * devices.per_machine
     if processes.engines and devices.per_machine % processes.width:
         raise InputError(
-            f"sampler.tensor_parallel is {processes.width}, of which a machine's {devices.per_machine} GPUs are no "
+            f"sampler.tensor_parallel is {processes.width}, of which a machine's "
+            f"{devices.per_machine} GPUs are no "
             "multiple; an engine has GPUs of one machine alone"
         )
     if processes.devices > there:
-        how = ", side by side (cluster.placement=colocated lets them take turns)" if processes.apart else ""
+        how = (
+            ", side by side (cluster.placement=colocated lets them take turns)"
+            if processes.apart
+            else ""
+        )
         raise InputError(
-            f"learner.parallel asks for {processes.ranks} GPUs and sampler.replicas × sampler.tensor_parallel for "
+            f"learner.parallel asks for {processes.ranks} GPUs and sampler.replicas × "
+            "sampler.tensor_parallel for "
             f"{processes.engines} × {processes.width}{how}, but there are {there} GPUs; lower them"
         )

@@ -1,7 +1,8 @@
 """The second transport: workers as actors of a Ray cluster.
 
-An actor serves as a child process does (`transport.serve`); messages travel through Ray's object store, as the same
-bytes that would go through a socket. A Ray that is started here listens on loopback only, and asks for a token.
+An actor serves as a child process does (`transport.serve`); messages travel through Ray's object
+store, as the same bytes that would go through a socket. A Ray that is started here listens on
+loopback only, and asks for a token.
 """
 
 from __future__ import annotations
@@ -16,8 +17,12 @@ from typing import Any
 import numpy as np
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage statistics are sent
-os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")  # a busy machine takes longer than its 30 s
-os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # makes a Ray of one machine listen on loopback
+os.environ.setdefault(
+    "RAY_raylet_start_wait_time_s", "300"
+)  # a busy machine takes longer than its 30 s
+os.environ.setdefault(
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0"
+)  # makes a Ray of one machine listen on loopback
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
@@ -41,19 +46,25 @@ from lockstep.core.errors import InputError, first_line
 from lockstep.system.guarded_imports import TRUSTED
 
 Frame = list[Any]
-"""The parts of a message, each an array of bytes, which Ray moves within a machine without a copy."""
+"""The parts of a message, each an array of bytes, which Ray moves within a machine without a
+copy.
+"""
 
 _TOLD_S = 30.0
 """Timeout for Ray to report how an actor that no longer answers has ended."""
 
 _SHARE = 1 / 16
-"""Share of its bundle that an actor reserves: policy, critic, reference, judges and samplers take turns there."""
+"""Share of its bundle that an actor reserves: policy, critic, reference, judges and samplers take
+turns there.
+"""
 
 
 class RayCluster:
-    """A Ray placement group for the workers of a run; the cluster is joined, or started on this machine.
+    """A Ray placement group for the workers of a run; the cluster is joined, or started on this
+    machine.
 
-    A bundle has the devices of one engine, so that these are on one machine; ranks take its devices one by one.
+    A bundle has the devices of one engine, so that these are on one machine; ranks take its devices
+    one by one.
 
     Args:
         section: Options of the cluster.
@@ -70,12 +81,19 @@ class RayCluster:
 
     def __init__(self, section: RaySection, processes: Processes, gpus: bool) -> None:
         self._end = contextlib.ExitStack()
-        self._end.enter_context(join_cluster(section.address, round(processes.devices * section.cpus_per_worker)))
-        per_machine = max(int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"])
+        self._end.enter_context(
+            join_cluster(section.address, round(processes.devices * section.cpus_per_worker))
+        )
+        per_machine = max(
+            int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]
+        )
         self._on_gpu = gpus and per_machine > 0
         self._cpus, self._width = section.cpus_per_worker, processes.width
         self.placement = Placement.of(
-            Devices.of_machines_like(per_machine, processes) if self._on_gpu else Devices.of_cores(processes), processes
+            Devices.of_machines_like(per_machine, processes)
+            if self._on_gpu
+            else Devices.of_cores(processes),
+            processes,
         )
         self._places = self._reserve(-(-processes.devices // self._width), section.timeout_s)
         self._bundles = self._sort_bundles()
@@ -100,19 +118,29 @@ class RayCluster:
             InputError: It is a judge's worker, and needs GPUs that the run has not reserved.
         """
         number, within = divmod(place.first, self._width)
-        if self._on_gpu and (number >= len(self._bundles) or within + len(place.devices) > self._width):
+        if self._on_gpu and (
+            number >= len(self._bundles) or within + len(place.devices) > self._width
+        ):
             raise InputError(
-                "a judge's sampler.replicas × sampler.tensor_parallel takes more GPUs of the Ray cluster than those of "
+                "a judge's sampler.replicas × sampler.tensor_parallel takes more GPUs of the Ray "
+                "cluster than those of "
                 "the run; lower them"
             )
         bundle = self._bundles[number % len(self._bundles)]
-        options: dict[str, Any] = {"num_cpus": self._cpus * _SHARE, "num_gpus": float(self._on_gpu) * _SHARE}
+        options: dict[str, Any] = {
+            "num_cpus": self._cpus * _SHARE,
+            "num_gpus": float(self._on_gpu) * _SHARE,
+        }
         environment = {name: os.environ[name] for name in (TRUSTED,) if name in os.environ}
         if self._names is not None:  # Ray shows an actor one GPU of its bundle, and any of them
-            options["runtime_env"] = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}
+            options["runtime_env"] = {
+                "env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
+            }
             own = self._names[number][within : within + len(place.devices)]
             environment |= {"CUDA_VISIBLE_DEVICES": ",".join(own)}
-        return RayWorker(factory, threads, options | {"scheduling_strategy": self._in(bundle)}, environment)
+        return RayWorker(
+            factory, threads, options | {"scheduling_strategy": self._in(bundle)}, environment
+        )
 
     def close(self) -> None:
         """Releases the placement group, and stops a Ray that was started here."""
@@ -123,7 +151,9 @@ class RayCluster:
         return PlacementGroupSchedulingStrategy(self._places, placement_group_bundle_index=bundle)
 
     def _sort_bundles(self) -> list[int]:
-        """Bundles in the order of their machines, so that neighbors in the placement are on one machine."""
+        """Bundles in the order of their machines, so that neighbors in the placement are on one
+        machine.
+        """
         nodes = placement_group_table(self._places)["bundles_to_node_id"]
         order = list(dict.fromkeys(nodes[bundle] for bundle in sorted(nodes)))
         return sorted(nodes, key=lambda bundle: (order.index(nodes[bundle]), bundle))
@@ -132,11 +162,16 @@ class RayCluster:
         """Names of the GPUs of each bundle, as its machine knows them."""
         ask: Any = ray.remote(ray.get_gpu_ids)
         options = {"num_cpus": 0, "num_gpus": self._width}
-        asked = [ask.options(**options, scheduling_strategy=self._in(bundle)).remote() for bundle in self._bundles]
+        asked = [
+            ask.options(**options, scheduling_strategy=self._in(bundle)).remote()
+            for bundle in self._bundles
+        ]
         return [sorted(map(str, names)) for names in ray.get(asked)]
 
     def _reserve(self, count: int, timeout_s: float) -> Any:
-        bundle = {"CPU": self._cpus * self._width} | ({"GPU": float(self._width)} if self._on_gpu else {})
+        bundle = {"CPU": self._cpus * self._width} | (
+            {"GPU": float(self._width)} if self._on_gpu else {}
+        )
         places = placement_group([bundle] * count, strategy="PACK")
         if places.wait(timeout_s):
             return places
@@ -144,17 +179,26 @@ class RayCluster:
         resources = ray.cluster_resources()
         has = ", ".join(f"{resources.get(kind, 0):g} {kind}s" for kind in bundle)
         raise InputError(
-            f"the Ray cluster has no room for {count} workers with {bundle['CPU']:g} CPUs each (it has {has}) and none "
-            f"came free in cluster.ray.timeout_s={timeout_s:g}; lower sampler.replicas or learner.parallel, set "
+            f"the Ray cluster has no room for {count} workers with {bundle['CPU']:g} CPUs each "
+            f"(it has {has}) and none "
+            f"came free in cluster.ray.timeout_s={timeout_s:g}; lower sampler.replicas or "
+            "learner.parallel, set "
             "cluster.placement=colocated, or add nodes"
         )
 
 
 class RayWorker:
-    """A worker as a Ray actor; implements `transport.Transport`. It ends with the process that started it."""
+    """A worker as a Ray actor; implements `transport.Transport`.
+
+    It ends with the process that started it.
+    """
 
     def __init__(
-        self, factory: Factory, threads: int, options: Mapping[str, Any], environment: Mapping[str, str]
+        self,
+        factory: Factory,
+        threads: int,
+        options: Mapping[str, Any],
+        environment: Mapping[str, str],
     ) -> None:
         self._actor = _ACTOR.options(**options).remote()
         self._life = self._actor.live.remote(threads, os.getcwd(), sys.path, dict(environment))
@@ -210,14 +254,20 @@ class RayWorker:
 
 
 class _Worker:
-    """The worker's end: three threads, one that serves calls and two that carry messages to and from it."""
+    """The worker's end: three threads, one that serves calls and two that carry messages to and
+    from it.
+    """
 
     def __init__(self) -> None:
         self._taken: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
         self._given: queue.Queue[Frame | None] = queue.Queue(maxsize=2)
 
-    def live(self, threads: int, folder: str, paths: list[str], environment: dict[str, str]) -> None:
-        """Serves until it is told to end, in the driver's folder, if that exists here, and with its module paths."""
+    def live(
+        self, threads: int, folder: str, paths: list[str], environment: dict[str, str]
+    ) -> None:
+        """Serves until it is told to end, in the driver's folder, if that exists here, and with its
+        module paths.
+        """
         os.environ.update(environment)
         sys.path += [path for path in paths if path not in sys.path]
         with contextlib.suppress(FileNotFoundError):
@@ -266,7 +316,11 @@ def join_cluster(address: str | None, cpus: int) -> Iterator[None]:
         return
     try:
         if address is None:
-            ray.init(num_cpus=max(cpus, os.cpu_count() or 1), include_dashboard=False, log_to_driver=False)
+            ray.init(
+                num_cpus=max(cpus, os.cpu_count() or 1),
+                include_dashboard=False,
+                log_to_driver=False,
+            )
         else:
             ray.init(address, log_to_driver=False)
     except Exception as error:  # Ray raises all kinds
@@ -274,7 +328,8 @@ def join_cluster(address: str | None, cpus: int) -> Iterator[None]:
         if address is None:
             raise InputError(f"no Ray could be started here: {first_line(error)}") from error
         raise InputError(
-            f"cluster.ray.address={address} cannot be joined: {first_line(error)}; `ray start --head` starts a cluster "
+            f"cluster.ray.address={address} cannot be joined: {first_line(error)}; `ray start "
+            "--head` starts a cluster "
             "and says its address"
         ) from error
     try:

@@ -89,7 +89,9 @@ class SamplerPool:
                 of=spec.section.replicas,
                 threads=spec.backend.threads,
             )
-            for number, place in enumerate(workers.place_engines(spec.section, spec.learner), start=1)
+            for number, place in enumerate(
+                workers.place_engines(spec.section, spec.learner), start=1
+            )
         ]
 
     def ready(self) -> None:
@@ -98,11 +100,15 @@ class SamplerPool:
             for remote in self.remotes:
                 remote.ready()
 
-    def blocks(self, blocks: Iterable[Block], sampling: SamplingParams) -> Generator[tuple[int, Batch], None, None]:
-        """Generates responses to blocks, each by one worker, so that bits do not depend on the number of workers.
+    def blocks(
+        self, blocks: Iterable[Block], sampling: SamplingParams
+    ) -> Generator[tuple[int, Batch], None, None]:
+        """Generates responses to blocks, each by one worker, so that bits do not depend on the
+        number of workers.
 
         Yields:
-            A block's number and its responses, in the order of its requests, as soon as it is whole.
+            A block's number and its responses, in the order of its requests, as soon as it is
+            whole.
 
         Raises:
             SamplerLost: A worker died or hung.
@@ -126,7 +132,9 @@ class SamplerPool:
     def _share_out(
         self, waiting: Iterator[Block], busy: dict[Remote, _Work], sampling: SamplingParams
     ) -> Iterator[tuple[int, Batch]]:
-        """Gives each idle worker the next block, until all are done; `busy` holds those that are being worked on."""
+        """Gives each idle worker the next block, until all are done; `busy` holds those that are
+        being worked on.
+        """
         idle = list(self.remotes)
         while True:
             while idle and (block := next(waiting, None)) is not None:
@@ -146,7 +154,9 @@ class SamplerPool:
         require_room(requests, self._context)
         count = len(self.remotes)
         shares = [range(first, len(requests), count) for first in range(min(count, len(requests)))]
-        blocks = ((number, [requests[place] for place in share]) for number, share in enumerate(shares))
+        blocks = (
+            (number, [requests[place] for place in share]) for number, share in enumerate(shares)
+        )
         for number, batch in self.blocks(blocks, sampling):
             yield shares[number], batch
 
@@ -166,12 +176,18 @@ class SamplerPool:
         with self._own_deaths():
             return self.remotes[0].call("show", name)
 
-    def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Sequence[Attestation]:
-        """Sends all workers the same buckets; a bucket is filled while they read the previous one."""
+    def load_weights(
+        self, stream: Iterable[tuple[str, Tensor]], version: int
+    ) -> Sequence[Attestation]:
+        """Sends all workers the same buckets; a bucket is filled while they read the previous
+        one.
+        """
         self.version = None
         outgoing, calls = Outgoing.of(stream), list[Pending]()
         sender = self._sender if outgoing.sender is None else outgoing.sender
-        chosen = self._chosen if outgoing.on_gpu else self._chosen.from_host(self._workers.one_machine)
+        chosen = (
+            self._chosen if outgoing.on_gpu else self._chosen.from_host(self._workers.one_machine)
+        )
         with self._own_deaths():
             self._let_join(sender, chosen)
             buckets = sender.buckets(outgoing, self._spec.backend.packs(self._spec.learner))
@@ -213,7 +229,9 @@ class SamplerPool:
             return outcomes([remote.submit(verb, *args) for remote in self.remotes])
 
     def _let_join(self, sender: LocalSender | Sender, chosen: Route) -> None:
-        """Opens a route like the chosen one at a sender and all workers, unless they have one open already."""
+        """Opens a route like the chosen one at a sender and all workers, unless they have one open
+        already.
+        """
         width = self._section.tensor_parallel
         if self._route is not None and self._route == sender.route and chosen.is_like(self._route):
             return
@@ -228,14 +246,19 @@ class SamplerPool:
                 route = chosen
             case _:
                 assert_never(chosen.transfer)
-        calls = [remote.submit("join", route.of(1 + number * width)) for number, remote in enumerate(self.remotes)]
+        calls = [
+            remote.submit("join", route.of(1 + number * width))
+            for number, remote in enumerate(self.remotes)
+        ]
         _blaming(calls, partial(sender.join, route))
         outcomes(calls)
         self._route = route
 
     @contextlib.contextmanager
     def _own_deaths(self) -> Iterator[None]:
-        """Raises the death of a worker as `SamplerLost`; not that of a learner whose weights were being sent."""
+        """Raises the death of a worker as `SamplerLost`; not that of a learner whose weights were
+        being sent.
+        """
         try:
             yield
         except WorkerDied as error:
@@ -245,7 +268,9 @@ class SamplerPool:
 
 
 def _blaming(calls: Sequence[Pending], action: Callable[[], T]) -> T:
-    """Does the sender's part of a collective; if that fails, raises the receivers' error instead, which says more."""
+    """Does the sender's part of a collective; if that fails, raises the receivers' error instead,
+    which says more.
+    """
     try:
         return action()
     except WorkerDied:  # of the process that sends
@@ -264,7 +289,9 @@ def nearest(spec: SamplerSpec, progress: Progress, workers: Workers) -> Sampler:
 
 
 def processes(spec: SamplerSpec, progress: Progress, workers: Workers) -> SamplerPool:
-    """Starts the rollout workers of a run, all at once, and waits until they are ready; they end with the run."""
+    """Starts the rollout workers of a run, all at once, and waits until they are ready; they end
+    with the run.
+    """
     require_sampler(spec.section, spec.learner)
     spec.require_proof()
     started = SamplerPool(spec, workers)

@@ -1,8 +1,10 @@
-"""The self-check of a model before it is opened: Lockstep must compute it as plain `transformers` does, or refuses it.
+"""The self-check of a model before it is opened: Lockstep must compute it as plain `transformers`
+does, or refuses it.
 
-On a miniature with every kind of its layers (`models.miniature`), log-probabilities have to agree with those of
-`transformers`, which reads one sequence at a time with its own attention: those of packed sequences in one pass, and
-those of the torch sampler, which decodes token by token. Then the model is exported and opened again.
+On a miniature with every kind of its layers (`models.miniature`), log-probabilities have to agree
+with those of `transformers`, which reads one sequence at a time with its own attention: those of
+packed sequences in one pass, and those of the torch sampler, which decodes token by token. Then the
+model is exported and opened again.
 
 A proof is cached by configuration, versions, source and machine.
 """
@@ -45,11 +47,16 @@ from lockstep.samplers.torch.stateful import torch_sampler
 from lockstep.version import __version__
 
 LARGEST_GAP = 1e-3
-"""Bound on |Δ log π| of any token, nats, fp32. Of 55 sound families the worst has 6e-4 (Kimi Linear, decoded); a state
-that leaks gives 1e-2 and more."""
+"""Bound on |Δ log π| of any token, nats, fp32.
+
+Of 55 sound families the worst has 6e-4 (Kimi Linear, decoded); a state that leaks gives 1e-2 and
+more.
+"""
 
 LARGEST_HALF_RATIO = 1.1
-"""Bound on mean e^|Δ| of bf16 or fp16 against fp32, random weights; of 60 sound families the worst has 1.03."""
+"""Bound on mean e^|Δ| of bf16 or fp16 against fp32, random weights; of 60 sound families the worst
+has 1.03.
+"""
 
 _INSTEAD = "choose a model of docs/models.md, which lists those that were proven"
 
@@ -72,7 +79,8 @@ class Proof:
 
     Attributes:
         scored: Of packed sequences in one pass, as a learner scores them.
-        decoded: Of the torch sampler's own log-probabilities of what it sampled; 0 if it samples nothing.
+        decoded: Of the torch sampler's own log-probabilities of what it sampled; 0 if it samples
+            nothing.
     """
 
     scored: float
@@ -83,21 +91,33 @@ class Proof:
         return max(self.scored, self.decoded)
 
 
-def require_proof(folder: str | Path, computation: Computation, sampling: SamplingParams | None) -> Proof:
+def require_proof(
+    folder: str | Path, computation: Computation, sampling: SamplingParams | None
+) -> Proof:
     """Proves a model, or reads the cached proof of this machine.
 
     Args:
         folder: Folder of the model; its weights are not read.
         computation: Device and type in which it will be computed.
-        sampling: The distribution that the torch sampler will sample from; None: it will sample nothing.
+        sampling: The distribution that the torch sampler will sample from; None: it will sample
+            nothing.
 
     Raises:
         ModelError: If Lockstep would compute something else than `transformers`.
     """
     config, device = read_config(folder, headless=True), resolve_device(computation.device)
-    shape = None if sampling is None else replace(sampling.without_penalties, max_tokens=_RESPONSE, stop_token_ids=())
+    shape = (
+        None
+        if sampling is None
+        else replace(sampling.without_penalties, max_tokens=_RESPONSE, stop_token_ids=())
+    )
     fields = {name: value for name, value in config.to_dict().items() if name != "_name_or_path"}
-    about = json.dumps(fields, sort_keys=True, default=str), str(shape), computation.dtype, str(device)
+    about = (
+        json.dumps(fields, sort_keys=True, default=str),
+        str(shape),
+        computation.dtype,
+        str(device),
+    )
     key = about, _machine(), _source(), find_package(config.model_type)
 
     def write(file: BinaryIO) -> None:
@@ -108,7 +128,9 @@ def require_proof(folder: str | Path, computation: Computation, sampling: Sampli
 
 
 @torch.no_grad()
-def prove(config: PreTrainedConfig, device: torch.device, dtype: DType, sampling: SamplingParams | None) -> Proof:
+def prove(
+    config: PreTrainedConfig, device: torch.device, dtype: DType, sampling: SamplingParams | None
+) -> Proof:
     """Computes the proof; see `require_proof`."""
     model = miniature(config)
     nn.Module.to(model, device)
@@ -143,7 +165,9 @@ def _requests(model: PreTrainedModel) -> list[Request]:
     """Prompts of uneven lengths, which fit the model's context."""
     most = max(1, context_of(model.config) - _RESPONSE)
     sizes = torch.tensor([min(length, most) for length in _PROMPTS])
-    tokens = keyed.bits(torch.tensor([keyed.key("self-check prompts")]), torch.arange(int(sizes.sum())))[0]
+    tokens = keyed.bits(
+        torch.tensor([keyed.key("self-check prompts")]), torch.arange(int(sizes.sum()))
+    )[0]
     tokens = tokens.remainder(int(model.config.vocab_size)).abs()
     return [
         Request(tuple(part.tolist()), keyed.key("self-check", number))
@@ -160,7 +184,9 @@ def _logprob(head: LogitsHead, batch: Batch) -> Tensor:
 def _scores(plain: list[Tensor], batch: Batch, sampling: SamplingParams) -> Tensor:
     """log π of the masked tokens from the logits of each sequence, [N]; 0 elsewhere."""
     columns: list[Tensor] = []
-    for logits_TV, tokens_T, mask_T in zip(plain, batch.sequences(), batch.sequences("mask"), strict=True):
+    for logits_TV, tokens_T, mask_T in zip(
+        plain, batch.sequences(), batch.sequences("mask"), strict=True
+    ):
         own = token_scores(logits_TV[:-1].float().cpu(), tokens_T[1:], sampling)[0]
         columns.append(torch.cat([own.new_zeros(1), own]) * mask_T)
     return torch.cat(columns)
@@ -174,23 +200,29 @@ def _gap(found_N: Tensor, wanted_N: Tensor) -> float:
 def _require_gaps(kind: str, proof: Proof) -> None:
     if proof.scored > LARGEST_GAP:
         raise ModelError(
-            f"a {kind} is not computed as transformers does: log-probabilities of packed sequences are up to "
+            f"a {kind} is not computed as transformers does: log-probabilities of packed "
+            "sequences are up to "
             f"{proof.scored:.2g} nats off, so it cannot be trained here; {_INSTEAD}"
         )
     if proof.decoded > LARGEST_GAP:
         raise ModelError(
-            f"a {kind} is not decoded as transformers reads it: token by token, log-probabilities are up to "
-            f"{proof.decoded:.2g} nats off, so it cannot be sampled with sampler.backend=torch; use "
+            f"a {kind} is not decoded as transformers reads it: token by token, log-probabilities "
+            "are up to "
+            f"{proof.decoded:.2g} nats off, so it cannot be sampled with sampler.backend=torch; "
+            "use "
             "sampler.backend=vllm, if that runs it, or another model of docs/models.md"
         )
 
 
 def _require_half(kind: str, dtype: DType, gap_n: Tensor) -> None:
-    """Raises ModelError if a model is too far from itself in fp32; a number that is not finite is."""
+    """Raises ModelError if a model is too far from itself in fp32; a number that is not finite
+    is.
+    """
     ratio = float(gap_n.abs().exp().nan_to_num(float("inf")).mean())
     if ratio > LARGEST_HALF_RATIO:
         raise ModelError(
-            f"a {kind} in {dtype} is too far from itself in fp32 (mean e^|Δ log π| is {ratio:.3f}, at most "
+            f"a {kind} in {dtype} is too far from itself in fp32 (mean e^|Δ log π| is "
+            f"{ratio:.3f}, at most "
             f"{LARGEST_HALF_RATIO} is right); use learner.dtype=fp32"
         )
 
@@ -206,27 +238,41 @@ def _require_export(model: PreTrainedModel) -> None:
             model.config.save_pretrained(frame)
             write_own_files(kind, frame)
             assemble(frame, {**dict(model.named_parameters()), **buffers}, out, "fp32", card="")
-            again = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32, attn_implementation=attention.NAME)
+            again = AutoModelForCausalLM.from_pretrained(
+                out, dtype=torch.float32, attn_implementation=attention.NAME
+            )
     except (ValueError, RuntimeError, NotImplementedError, KeyError, OSError) as error:
         raise ModelError(f"a {kind} cannot be exported: {first_line(error)}; {_INSTEAD}") from error
     nn.Module.to(again, model.device)
     gap = _gap(plain_logits(again.eval(), tokens), plain_logits(model, tokens))
     if gap > LARGEST_GAP:
         raise ModelError(
-            f"a {kind} that is exported and opened again computes other logits (by up to {gap:.2g}); {_INSTEAD}"
+            f"a {kind} that is exported and opened again computes other logits (by up to "
+            f"{gap:.2g}); {_INSTEAD}"
         )
 
 
 @contextmanager
 def _refuse_unsupported(config: PreTrainedConfig) -> Iterator[None]:
-    """Turns the errors of a model that does not fit Lockstep's attention, packing or cache into ModelError."""
+    """Turns the errors of a model that does not fit Lockstep's attention, packing or cache into
+    ModelError.
+    """
     try:
         yield
     except InputError:
         raise
-    except (RuntimeError, ValueError, TypeError, AttributeError, KeyError, IndexError, AssertionError) as error:
+    except (
+        RuntimeError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        KeyError,
+        IndexError,
+        AssertionError,
+    ) as error:
         raise ModelError(
-            f"a {config.model_type} cannot be computed by Lockstep ({type(error).__name__}: {first_line(error)}); "
+            f"a {config.model_type} cannot be computed by Lockstep ({type(error).__name__}: "
+            f"{first_line(error)}); "
             f"{_INSTEAD}"
         ) from error
 
@@ -236,7 +282,13 @@ def _machine() -> tuple[str, ...]:
     """Versions and hardware."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     versions = __version__, torch.__version__, transformers.__version__, platform.python_version()
-    return *versions, platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability(), gpu
+    return (
+        *versions,
+        platform.machine(),
+        platform.processor(),
+        torch.backends.cpu.get_cpu_capability(),
+        gpu,
+    )
 
 
 @cache

@@ -61,7 +61,8 @@ class SamplerSpec:
     """A sampler with weights of its own, on the learner's device, in its type and by its kernels.
 
     Attributes:
-        budget: Memory that the plan leaves to its KV cache; None: it shares no GPU, or its section sets the size.
+        budget: Memory that the plan leaves to its KV cache; None: it shares no GPU, or its section
+            sets the size.
     """
 
     model: str
@@ -86,7 +87,9 @@ class SamplerSpec:
         return self.backend.wrap(lm, self.section, self.learner)
 
     def require_proof(self) -> None:
-        """Raises ModelError if the backend decodes with Lockstep's own KV cache, and the model fails the self-check."""
+        """Raises ModelError if the backend decodes with Lockstep's own KV cache, and the model
+        fails the self-check.
+        """
         if self.backend.is_self_checked:
             require_proof(self.model, self.learner, PLAIN)
 
@@ -107,7 +110,9 @@ class SamplerSpec:
         backend = samplers.find_backend(self.section)
         if backend is None:
             engines = " or ".join(list_engines())
-            raise InputError(f"{self.section.backend} takes no weights; set sampler.backend to {engines}")
+            raise InputError(
+                f"{self.section.backend} takes no weights; set sampler.backend to {engines}"
+            )
         return backend
 
 

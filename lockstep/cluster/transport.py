@@ -1,7 +1,9 @@
-"""The wire between a proxy and its worker: messages, their bytes, framed sockets with deadlines, and the serving loop.
+"""The wire between a proxy and its worker: messages, their bytes, framed sockets with deadlines,
+and the serving loop.
 
-A tensor travels as its bytes, beside the pickle and never through shared memory: what arrives is a copy on the CPU
-that no later update of the sender can change, and a worker that is killed leaves nothing behind.
+A tensor travels as its bytes, beside the pickle and never through shared memory: what arrives is a
+copy on the CPU that no later update of the sender can change, and a worker that is killed leaves
+nothing behind.
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ class Failure:
         kind: Name of the exception's type.
         message: Its text.
         trace: The worker's traceback.
-        family: Class of the error that the caller raises, if the text is a sentence for the user; None: a crash.
+        family: Class of the error that the caller raises, if the text is a sentence for the user;
+            None: a crash.
     """
 
     kind: str
@@ -70,9 +73,13 @@ class Failure:
     @classmethod
     def of(cls, error: Exception) -> Failure:
         family = None
-        if isinstance(error, LockstepError | FloatingPointError):  # a base class, if its own takes more than a text
+        if isinstance(
+            error, LockstepError | FloatingPointError
+        ):  # a base class, if its own takes more than a text
             family = next(kind for kind in type(error).__mro__ if not isfunction(kind.__init__))
-        return cls(type(error).__name__, str(error), "".join(traceback.format_exception(error)), family)
+        return cls(
+            type(error).__name__, str(error), "".join(traceback.format_exception(error)), family
+        )
 
 
 Message = Factory | Call | Item | Result | Failure
@@ -86,7 +93,10 @@ CLOSED = "it was ended by this process"
 
 
 class Transport(Protocol):
-    """The connection to one worker, which it starts and ends. Messages arrive in the order they were sent."""
+    """The connection to one worker, which it starts and ends.
+
+    Messages arrive in the order they were sent.
+    """
 
     def send(self, message: Message, timeout_s: float) -> None:
         """Hands a message over.
@@ -140,7 +150,8 @@ def decode(frame: Sequence[bytearray]) -> Any:
 
 def _reduce_tensor(tensor: Tensor) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
     raw = tensor.detach().cpu().reshape(-1).view(torch.uint8)
-    # Of the array and not of its memoryview: Python 3.11 crashes when it collects a memoryview of a memoryview.
+    # Of the array and not of its memoryview: Python 3.11 crashes when it collects a memoryview of a
+    # memoryview.
     array: Any = raw.numpy()
     return _tensor, (pickle.PickleBuffer(array), tensor.dtype, tuple(tensor.shape))
 
@@ -152,7 +163,10 @@ def _tensor(raw: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tenso
 
 
 class Channel:
-    """Whole messages over a stream socket. A frame is the number of parts, their sizes in bytes, then the parts."""
+    """Whole messages over a stream socket.
+
+    A frame is the number of parts, their sizes in bytes, then the parts.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -207,7 +221,9 @@ def _remaining_s(deadline: float | None) -> float | None:
 
 
 def take_threads(count: int) -> None:
-    """Sets the number of threads of this worker, and, by its environment, of the processes that it starts."""
+    """Sets the number of threads of this worker, and, by its environment, of the processes that it
+    starts.
+    """
     torch.set_num_threads(count)
     os.environ["OMP_NUM_THREADS"] = str(count)
 
@@ -217,7 +233,8 @@ Frame = Sequence[bytearray]
 
 
 def serve(receive: Callable[[], Frame], send: Callable[[Message], None]) -> None:
-    """A worker's main loop: builds its object, then answers calls one by one until the other side closes.
+    """A worker's main loop: builds its object, then answers calls one by one until the other side
+    closes.
 
     Raises:
         EOFError, ConnectionError: When the other side has closed.
@@ -231,7 +248,8 @@ def serve(receive: Callable[[], Frame], send: Callable[[Message], None]) -> None
         return
     while True:
         frame = receive()
-        # An error in a verb belongs to its caller, and the worker carries on; a broken line ends it just below.
+        # An error in a verb belongs to its caller, and the worker carries on; a broken line ends it
+        # just below.
         try:
             send(Result(_run(target, decode(frame), send)))
         except Exception as error:

@@ -1,7 +1,9 @@
-"""Turns of learners and engines on GPUs that they share: those that do not work are offloaded to host memory.
+"""Turns of learners and engines on GPUs that they share: those that do not work are offloaded to
+host memory.
 
-The order of a step: learners are offloaded; the engine wakes, loads weights from the policy, of which only one piece at
-a time is on the device, allocates its KV cache, samples and sleeps; each learner comes back when it is called.
+The order of a step: learners are offloaded; the engine wakes, loads weights from the policy, of
+which only one piece at a time is on the device, allocates its KV cache, samples and sleeps; each
+learner comes back when it is called.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from lockstep.weight_sync.attestation import Attestation
 
 
 class Turns:
-    """The learners of a run that take turns with its engines, and with each other's cached device memory."""
+    """The learners of a run that take turns with its engines, and with each other's cached device
+    memory.
+    """
 
     def __init__(self) -> None:
         self._learners: list[RankLearner | MeshLearner] = []
@@ -32,7 +36,9 @@ class Turns:
         self._learners.append(learner)
 
     def begin(self, learner: MeshLearner) -> None:
-        """Begins the work of a learner in processes of its own: the previous one frees its cached memory."""
+        """Begins the work of a learner in processes of its own: the previous one frees its cached
+        memory.
+        """
         if self._working is not None and self._working is not learner:
             self._working.empty_cache()
         self._working = learner
@@ -41,7 +47,8 @@ class Turns:
         """Offloads all learners.
 
         Args:
-            shared: The learner whose weights the engine computes with, which stay; None: it has weights of its own.
+            shared: The learner whose weights the engine computes with, which stay; None: it has
+                weights of its own.
         """
         for learner in self._learners:
             learner.offload(keep_weights=learner is shared)
@@ -54,12 +61,15 @@ class Turns:
         return SamplerInTurn(engine, self.leave)
 
     def share(self, sampler: Sampler, learner: object) -> Sampler:
-        """Wraps a sampler that computes with the weights of one of the learners, so that it takes turns."""
+        """Wraps a sampler that computes with the weights of one of the learners, so that it takes
+        turns.
+        """
         return SamplerInTurn(sampler, partial(self.leave, learner))
 
 
 class SamplerInTurn:
-    """A sampler that offloads learners from its GPUs before it works; implements `samplers.base.Sampler`.
+    """A sampler that offloads learners from its GPUs before it works; implements
+    `samplers.base.Sampler`.
 
     Args:
         sampler: The sampler.
@@ -93,7 +103,9 @@ class SamplerInTurn:
         self._leave()
         return self._sampler.logprobs_of_each(batch)
 
-    def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Sequence[Attestation]:
+    def load_weights(
+        self, stream: Iterable[tuple[str, Tensor]], version: int
+    ) -> Sequence[Attestation]:
         self._leave()
         return self._sampler.load_weights(stream, version)
 

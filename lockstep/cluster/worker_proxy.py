@@ -1,7 +1,8 @@
-"""A generic proxy of an object in another process: remote calls with deadlines, and detection of death.
+"""A generic proxy of an object in another process: remote calls with deadlines, and detection of
+death.
 
-A worker does one thing at a time, so a proxy has at most one open call; `submit` returns at once, so that several
-workers run in parallel.
+A worker does one thing at a time, so a proxy has at most one open call; `submit` returns at once,
+so that several workers run in parallel.
 """
 
 from __future__ import annotations
@@ -17,14 +18,19 @@ POLL_S = 0.002
 """Seconds that a poll of one of several workers may wait."""
 
 _TOGETHER_S = 0.05
-"""Seconds of a poll when all workers have to answer; a longer one only delays the report of a failure."""
+"""Seconds of a poll when all workers have to answer; a longer one only delays the report of a
+failure.
+"""
 
 BUILD = "build"
 """Verb of a worker's first call, which builds its object."""
 
 
 class RemoteError(RuntimeError):
-    """A method crashed in its worker; the text ends with the worker's traceback. The worker can be called again."""
+    """A method crashed in its worker; the text ends with the worker's traceback.
+
+    The worker can be called again.
+    """
 
 
 class WorkerDied(RunError):
@@ -46,7 +52,9 @@ class Pending:
         self._deadline = time.monotonic() + self._timeout_s
 
     def send(self, call: Call) -> None:
-        """Sends the worker the call; if the worker is gone, `result` raises it, as for any death."""
+        """Sends the worker the call; if the worker is gone, `result` raises it, as for any
+        death.
+        """
         try:
             self._transport.send(call, self._timeout_s)
         except TimeoutError:
@@ -55,20 +63,32 @@ class Pending:
             self._unsent = self._note_death("before")
 
     def is_done(self, wait_s: float = 0.0) -> bool:
-        """True if `result` would return, or raise, without waiting; waits up to `wait_s` for that."""
-        return self._unsent is not None or self._transport.poll(wait_s) or time.monotonic() > self._deadline
+        """True if `result` would return, or raise, without waiting; waits up to `wait_s` for
+        that.
+        """
+        return (
+            self._unsent is not None
+            or self._transport.poll(wait_s)
+            or time.monotonic() > self._deadline
+        )
 
     def result(self) -> Any:
         """Waits for the outcome; raises as `Remote.call`."""
         message = self.next_message()
         if isinstance(message, Item):
             self.drain()
-            raise TypeError(f"{self.verb} of worker {self.name} streams its result; use Remote.stream")
-        assert isinstance(message, Result), f"a worker answers with a result, not {type(message).__name__}"
+            raise TypeError(
+                f"{self.verb} of worker {self.name} streams its result; use Remote.stream"
+            )
+        assert isinstance(message, Result), (
+            f"a worker answers with a result, not {type(message).__name__}"
+        )
         return message.value
 
     def next_message(self) -> Message:
-        """Waits for an item of a stream, each with a deadline of its own, or for the result that ends the call."""
+        """Waits for an item of a stream, each with a deadline of its own, or for the result that
+        ends the call.
+        """
         message = self._receive()
         if isinstance(message, Failure):
             raise _error(self.name, self.verb, message)
@@ -88,7 +108,9 @@ class Pending:
         return message
 
     def drain(self) -> None:
-        """Discards the rest of a call whose outcome is no longer wanted, so that the worker is free for the next."""
+        """Discards the rest of a call whose outcome is no longer wanted, so that the worker is free
+        for the next.
+        """
         while self.open:
             self._receive()
 
@@ -99,7 +121,10 @@ class Pending:
 
     def _give_up(self) -> WorkerDied:
         self.abandon()
-        return WorkerDied(f"worker {self.name} took longer than {self._timeout_s:g} s over {self.verb} and was ended")
+        return WorkerDied(
+            f"worker {self.name} took longer than {self._timeout_s:g} s over {self.verb} and was "
+            "ended"
+        )
 
     def _note_death(self, when: str) -> WorkerDied:
         self.open = False
@@ -123,12 +148,16 @@ class Remote:
         self.pending = Pending(transport, name, BUILD, timeout_s)
 
     def ready(self) -> None:
-        """Waits until the worker has built its object, and raises its error. Any call does so too."""
+        """Waits until the worker has built its object, and raises its error.
+
+        Any call does so too.
+        """
         if self.pending.verb == BUILD and self.pending.open:
             self.pending.result()
 
     def submit(self, verb: str, *args: Any, **keywords: Any) -> Pending:
-        """Starts a call and returns at once, even if the worker is gone, so that others can be called in parallel.
+        """Starts a call and returns at once, even if the worker is gone, so that others can be
+        called in parallel.
 
         Raises:
             WorkerDied: If the worker was lost while it built its object.
@@ -136,7 +165,9 @@ class Remote:
         """
         self.ready()
         if self.pending.open:
-            raise RuntimeError(f"worker {self.name} was asked for {verb} while {self.pending.verb} is under way")
+            raise RuntimeError(
+                f"worker {self.name} was asked for {verb} while {self.pending.verb} is under way"
+            )
         pending = Pending(self._transport, self.name, verb, self.timeout_s)
         pending.send(Call(verb, args, keywords))
         self.pending = pending
@@ -153,7 +184,9 @@ class Remote:
         return self.submit(verb, *args, **keywords).result()
 
     def stream(self, verb: str, *args: Any, **keywords: Any) -> Generator[Any, None, None]:
-        """Runs a method that returns an iterator and yields its items as they come; raises as `call`."""
+        """Runs a method that returns an iterator and yields its items as they come; raises as
+        `call`.
+        """
         pending = self.submit(verb, *args, **keywords)
         try:
             while isinstance(message := pending.next_message(), Item):
@@ -175,8 +208,8 @@ def outcomes(calls: Sequence[Pending], grace_s: float = 5.0) -> list[Any]:
 
     Args:
         calls: Open calls.
-        grace_s: Seconds that the others get after the first failure; then those that still work are ended, since they
-            may be waiting, in a collective, for the one that failed.
+        grace_s: Seconds that the others get after the first failure; then those that still work are
+            ended, since they may be waiting, in a collective, for the one that failed.
 
     Returns:
         Results, in the order of the calls.
@@ -204,7 +237,9 @@ def outcomes(calls: Sequence[Pending], grace_s: float = 5.0) -> list[Any]:
 
 def _error(name: str, verb: str, failure: Failure) -> Exception:
     if failure.family is None:
-        return RemoteError(f"{verb} of worker {name} raised {failure.kind}: {failure.message}\n{failure.trace}")
+        return RemoteError(
+            f"{verb} of worker {name} raised {failure.kind}: {failure.message}\n{failure.trace}"
+        )
     error = failure.family(failure.message)
     error.add_note(f"raised in {verb} of worker {name}:\n{failure.trace}")
     return error

@@ -1,4 +1,6 @@
-"""The workers of a run: child processes of this one, or actors in a Ray cluster; all end with the run."""
+"""The workers of a run: child processes of this one, or actors in a Ray cluster; all end with the
+run.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,14 @@ class Workers(ExitStack):
     """The processes that a run starts; all end when the context is left.
 
     Args:
-        placement: The place of each process; None: learners and engines that are opened one by one share the devices
-            of this machine.
+        placement: The place of each process; None: learners and engines that are opened one by one
+            share the devices of this machine.
         cluster: The Ray cluster whose actors they are; None: they are child processes.
     """
 
-    def __init__(self, placement: Placement | None = None, cluster: RayCluster | None = None) -> None:
+    def __init__(
+        self, placement: Placement | None = None, cluster: RayCluster | None = None
+    ) -> None:
         super().__init__()
         self._placement, self._cluster = placement, cluster
         if cluster is not None:
@@ -41,7 +45,9 @@ class Workers(ExitStack):
 
     @property
     def here(self) -> bool:
-        """True if workers are processes of this machine, so that a single one may live in this process."""
+        """True if workers are processes of this machine, so that a single one may live in this
+        process.
+        """
         return self._cluster is None
 
     @property
@@ -51,8 +57,14 @@ class Workers(ExitStack):
 
     @property
     def engines_apart(self) -> bool:
-        """True if engines have devices of their own, so that none can share a learner's, or be in this process."""
-        return self._placement is not None and self._placement.processes.apart and bool(self._placement.ranks)
+        """True if engines have devices of their own, so that none can share a learner's, or be in
+        this process.
+        """
+        return (
+            self._placement is not None
+            and self._placement.processes.apart
+            and bool(self._placement.ranks)
+        )
 
     @property
     def address(self) -> str:
@@ -70,13 +82,16 @@ class Workers(ExitStack):
         return self._placement.ranks[:ranks]
 
     def place_engines(self, section: SamplerSection, computation: Computation) -> Sequence[Place]:
-        """The places of the engines of a section: those of the run, or a judge's, which take turns with them.
+        """The places of the engines of a section: those of the run, or a judge's, which take turns
+        with them.
 
         Raises:
             InputError: There are too few devices.
         """
         if self._placement is None:
-            return choose_placement(ClusterSection(), computation, Processes.of(ClusterSection(), 0, section)).engines
+            return choose_placement(
+                ClusterSection(), computation, Processes.of(ClusterSection(), 0, section)
+            ).engines
         return self._placement.with_engines(section).engines
 
     def choose_route(self, section: SamplerSection) -> Route:
@@ -138,7 +153,9 @@ def workers_of(
     if section.on_this_machine or not processes.devices:
         return Workers(choose_placement(section, computation, processes))
     if importlib.util.find_spec("ray") is None:
-        raise InputError(f"cluster.backend is ray, which is not installed; {install_command('ray')}")
+        raise InputError(
+            f"cluster.backend is ray, which is not installed; {install_command('ray')}"
+        )
     from lockstep.cluster.ray_transport import RayCluster
 
     with progress.phase("join the Ray cluster"):

@@ -13,7 +13,9 @@ Parsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def add_recipe(parser: argparse.ArgumentParser, options: str) -> None:
-    """Adds the arguments for a recipe and its overrides; `options` is the help text of the latter."""
+    """Adds the arguments for a recipe and its overrides; `options` is the help text of the
+    latter.
+    """
     parser.add_argument("recipe", help="a recipe that ships with Lockstep, or a YAML file")
     parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=options)
     add_trust(parser)
@@ -28,11 +30,16 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="FILE",
         type=path_argument,
-        help="Python files of a model's folder (modeling_mine.py), or named by a run's recipe, that may run",
+        help=(
+            "Python files of a model's folder (modeling_mine.py), or named by a run's recipe, "
+            "that may run"
+        ),
     )
 
 
-def add_model(parser: argparse.ArgumentParser, model: Callable[[str], str] = source_argument) -> None:
+def add_model(
+    parser: argparse.ArgumentParser, model: Callable[[str], str] = source_argument
+) -> None:
     """Adds the argument that names a model; `model` parses it."""
     parser.add_argument(
         "model",
@@ -42,7 +49,9 @@ def add_model(parser: argparse.ArgumentParser, model: Callable[[str], str] = sou
     )
 
 
-def add_out(parser: argparse.ArgumentParser, metavar: str, what: str, default: str | None = None) -> None:
+def add_out(
+    parser: argparse.ArgumentParser, metavar: str, what: str, default: str | None = None
+) -> None:
     """Adds the argument that names the file or folder of the results; `what` is its help text."""
     parser.add_argument("--out", metavar=metavar, type=path_argument, default=default, help=what)
 
@@ -66,8 +75,14 @@ def add_asking(
         model: Parses the argument that names the model.
     """
     add_model(parser, model)
-    parser.add_argument("data", metavar="DATA", type=source_argument, help=f"{rows}: JSONL, a JSON list or Parquet")
-    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=f"such as {option}")
-    parser.add_argument("--recipe", help=f"options to begin with; without it a run's own, or {recipe}")
+    parser.add_argument(
+        "data", metavar="DATA", type=source_argument, help=f"{rows}: JSONL, a JSON list or Parquet"
+    )
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="key=value", help=f"such as {option}"
+    )
+    parser.add_argument(
+        "--recipe", help=f"options to begin with; without it a run's own, or {recipe}"
+    )
     add_trust(parser)
     add_out(parser, "FOLDER", f"where the results go; without it a folder in {folder}")

@@ -14,11 +14,18 @@ def add(parsers: Parsers) -> None:
     certify = parsers.add_parser(
         "certify",
         help="say how exactly sampler and learner agree on a model on this machine",
-        epilog="Exit codes: 0 exact, 2 could not start, 3 the negative control was not seen, 4 not exact.",
+        epilog=(
+            "Exit codes: 0 exact, 2 could not start, 3 the negative control was not seen, 4 "
+            "not exact."
+        ),
     )
     add_model(certify)
-    certify.add_argument("--count", metavar="N", type=int, default=32, help="prompts of random tokens (default: 32)")
-    certify.add_argument("--max-tokens", metavar="N", type=int, default=32, help="longest response (default: 32)")
+    certify.add_argument(
+        "--count", metavar="N", type=int, default=32, help="prompts of random tokens (default: 32)"
+    )
+    certify.add_argument(
+        "--max-tokens", metavar="N", type=int, default=32, help="longest response (default: 32)"
+    )
     add_out(certify, "FILE", "the certificate; default: certificates/<model>.json")
     add_trust(certify)
     certify.set_defaults(command=run)

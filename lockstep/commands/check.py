@@ -13,7 +13,9 @@ from lockstep.system.printable import print_text
 
 def add(parsers: Parsers) -> None:
     """Adds the command to a parser."""
-    check = parsers.add_parser("check", help="compare a run's metrics with its recipe's acceptance bounds")
+    check = parsers.add_parser(
+        "check", help="compare a run's metrics with its recipe's acceptance bounds"
+    )
     check.add_argument("run", type=path_argument, help="folder of the run")
     add_trust(check)
     check.set_defaults(command=run)
@@ -32,7 +34,9 @@ def run(options: argparse.Namespace) -> int:
     require_unaltered(Path(options.run))
     bounds = load_run(Path(options.run)).training.acceptance
     if not bounds:
-        raise InputError(f"the recipe of {options.run} has no acceptance bounds, so there is nothing to check")
+        raise InputError(
+            f"the recipe of {options.run} has no acceptance bounds, so there is nothing to check"
+        )
     rows = read_metrics(Path(options.run))
     findings = [check(bound, rows) for bound in bounds]
     for _, sentence in findings:

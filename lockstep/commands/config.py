@@ -1,4 +1,6 @@
-"""`lockstep config`: lists the recipes that ship, prints one with all its options, or explains options."""
+"""`lockstep config`: lists the recipes that ship, prints one with all its options, or explains
+options.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,16 @@ from lockstep.commands.arguments import Parsers
 
 def add(parsers: Parsers) -> None:
     """Adds the command to a parser."""
-    config = parsers.add_parser("config", help="print a recipe as it would be run, and where each value comes from")
+    config = parsers.add_parser(
+        "config", help="print a recipe as it would be run, and where each value comes from"
+    )
     config.add_argument("recipe", nargs="?", help="without it, the recipes that ship are listed")
     config.add_argument(
-        "overrides", nargs="*", default=[], metavar="key=value | key", help="a key alone asks what an option is"
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="key=value | key",
+        help="a key alone asks what an option is",
     )
     config.add_argument("--explain", action="store_true", help="say what every option is, instead")
     config.set_defaults(command=run)
@@ -28,11 +36,17 @@ def run(options: argparse.Namespace) -> int:
     if options.recipe is None:
         print(
             "\n".join(
-                f"{name:<44} {headline(path.read_text(encoding='utf-8'))}" for name, path in find_shipped().items()
+                f"{name:<44} {headline(path.read_text(encoding='utf-8'))}"
+                for name, path in find_shipped().items()
             )
         )
         return 0
     keys = [word for word in options.overrides if re.fullmatch(r"\w+(\.\w+)*", word)]
     loaded = load(options.recipe, [word for word in options.overrides if word not in keys])
-    print(explain_options(loaded, keys) if keys or options.explain else describe(loaded, origins=True), end="")
+    print(
+        explain_options(loaded, keys)
+        if keys or options.explain
+        else describe(loaded, origins=True),
+        end="",
+    )
     return 0

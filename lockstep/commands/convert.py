@@ -1,4 +1,6 @@
-"""`lockstep convert`: makes a recipe of another library's config, and reports what became of each key."""
+"""`lockstep convert`: makes a recipe of another library's config, and reports what became of each
+key.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +10,43 @@ from pathlib import Path
 
 from lockstep.commands.arguments import Parsers, add_out
 
-_ALGORITHMS = ("ppo", "grpo", "rloo", "sft", "dpo", "kto", "orpo", "simpo", "online_dpo", "reward_model", "distill")
+_ALGORITHMS = (
+    "ppo",
+    "grpo",
+    "rloo",
+    "sft",
+    "dpo",
+    "kto",
+    "orpo",
+    "simpo",
+    "online_dpo",
+    "reward_model",
+    "distill",
+)
 
 
 def add(parsers: Parsers) -> None:
     """Adds the command to a parser."""
-    convert = parsers.add_parser("convert", help="make a recipe of a config of verl, NeMo RL, TRL or OpenRLHF")
+    convert = parsers.add_parser(
+        "convert", help="make a recipe of a config of verl, NeMo RL, TRL or OpenRLHF"
+    )
     convert.add_argument(
         "config",
         metavar="FILE",
         nargs="+",
-        help="YAML or JSON, or a file with one command; then their own key=value, or, after --, their --flags",
+        help=(
+            "YAML or JSON, or a file with one command; then their own key=value, or, after --, "
+            "their --flags"
+        ),
     )
     convert.add_argument(
-        "--from", dest="library", help="nemo-aligner, nemo-rl, openrlhf, trl or verl; default: by the keys of the file"
+        "--from",
+        dest="library",
+        help="nemo-aligner, nemo-rl, openrlhf, trl or verl; default: by the keys of the file",
     )
-    convert.add_argument("--algorithm", choices=_ALGORITHMS, help="what it trains, if the file does not say")
+    convert.add_argument(
+        "--algorithm", choices=_ALGORITHMS, help="what it trains, if the file does not say"
+    )
     add_out(convert, "RECIPE", "write the recipe to this file, and print the report")
     convert.set_defaults(command=run)
 
@@ -35,7 +58,9 @@ def run(options: argparse.Namespace) -> int:
     try:
         from lockstep_convert.command import convert_words
     except ModuleNotFoundError:
-        raise InputError("the package lockstep_convert is not installed; it comes with lockstep-rl") from None
+        raise InputError(
+            "the package lockstep_convert is not installed; it comes with lockstep-rl"
+        ) from None
     from lockstep.system.whole_files import write_whole
 
     if options.out is not None and Path(options.out).exists():

@@ -27,7 +27,9 @@ Answer = Callable[[argparse.Namespace], int]
 def add(parsers: Parsers) -> None:
     """Adds `doctor` and its questions to a parser."""
     doctor = parsers.add_parser(
-        "doctor", help="do training and inference agree on a model, and if not, where", epilog=_CODES
+        "doctor",
+        help="do training and inference agree on a model, and if not, where",
+        epilog=_CODES,
     )
     doctor.set_defaults(command=run)
     group = doctor.add_subparsers(required=True, metavar="WHAT")
@@ -35,18 +37,37 @@ def add(parsers: Parsers) -> None:
     _add_measuring(group, "table", what, _table, "doctor_table")
     what = "the same over a small grid; where it fails, say where"
     _add_measuring(group, "quick", what, _quick, "doctor_quick")
-    parser = _add_measuring(group, "locate", "find the place of a disagreement, and prove it", _locate_model)
+    parser = _add_measuring(
+        group, "locate", "find the place of a disagreement, and prove it", _locate_model
+    )
     parser.set_defaults(answer=partial(_locate, parser))
     parser.add_argument(
-        "--model", metavar="FOLDER", dest="folder", type=source_argument, help="then MODEL is a dump that it generated"
+        "--model",
+        metavar="FOLDER",
+        dest="folder",
+        type=source_argument,
+        help="then MODEL is a dump that it generated",
     )
     _add_columns(parser)
-    _add_measuring(group, "refit", "overwrite an engine's weights with noise, refit, and compare every tensor", _refit)
-    _add_measuring(group, "bringup", "check what no grid shows of a new model: limits, embeddings, experts", _bringup)
+    _add_measuring(
+        group,
+        "refit",
+        "overwrite an engine's weights with noise, refit, and compare every tensor",
+        _refit,
+    )
+    _add_measuring(
+        group,
+        "bringup",
+        "check what no grid shows of a new model: limits, embeddings, experts",
+        _bringup,
+    )
     what = "read what a dump of log-probabilities says, without a model"
     parser = _add_question(group, "analyze", what, _analyze)
     parser.add_argument(
-        "file", metavar="FILE", type=path_argument, help="rollouts of NeMo RL, verl, TRL, slime, prime-rl or your own"
+        "file",
+        metavar="FILE",
+        type=path_argument,
+        help="rollouts of NeMo RL, verl, TRL, slime, prime-rl or your own",
     )
     _add_columns(parser)
 
@@ -58,7 +79,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _add_question(group: Parsers, name: str, what: str, answer: Answer) -> argparse.ArgumentParser:
-    parser = group.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.", epilog=_CODES)
+    parser = group.add_parser(
+        name, help=what, description=f"{what[0].upper()}{what[1:]}.", epilog=_CODES
+    )
     parser.set_defaults(answer=answer)
     return parser
 
@@ -68,8 +91,12 @@ def _add_measuring(
 ) -> argparse.ArgumentParser:
     parser = _add_question(group, name, what, answer)
     add_model(parser)
-    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="such as backends=[hf,vllm]")
-    parser.add_argument("--recipe", default=recipe, help=f"options to begin with (default: {recipe})")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="key=value", help="such as backends=[hf,vllm]"
+    )
+    parser.add_argument(
+        "--recipe", default=recipe, help=f"options to begin with (default: {recipe})"
+    )
     add_out(parser, "FOLDER", "where the results go; without it a folder in doctor/")
     add_trust(parser)
     return parser
@@ -81,7 +108,8 @@ def _add_columns(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="ROLE=NAME",
-        help="names of a dump's columns, where they are none of a library: train, infer, ids, mask, attention, "
+        help="names of a dump's columns, where they are none of a library: train, infer, ids, "
+        "mask, attention, "
         "prompt_length, temperature, prompt",
     )
 
@@ -106,7 +134,10 @@ def _table(options: argparse.Namespace) -> int:
     if code == exit_codes.BROKEN:
         named = [] if options.recipe == "doctor_table" else ["--recipe", options.recipe]
         named += ["--trust", *options.trust] if options.trust else []
-        print(f"where: lockstep doctor locate {shlex.join([options.model, *options.overrides, *named])}")
+        print(
+            "where: lockstep doctor locate "
+            f"{shlex.join([options.model, *options.overrides, *named])}"
+        )
     return code
 
 
@@ -157,7 +188,11 @@ def _refit(options: argparse.Namespace) -> int:
         from lockstep_doctor.commands.refit_check import check_model
 
     found = check_model(loaded)
-    return exit_codes.BROKEN if any(stage.findings for stages in found.values() for stage in stages) else exit_codes.OK
+    return (
+        exit_codes.BROKEN
+        if any(stage.findings for stages in found.values() for stage in stages)
+        else exit_codes.OK
+    )
 
 
 def _analyze(options: argparse.Namespace) -> int:

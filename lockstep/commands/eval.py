@@ -1,4 +1,6 @@
-"""`lockstep eval`: says how many of a model's answers are right, or how far a judge agrees with people."""
+"""`lockstep eval`: says how many of a model's answers are right, or how far a judge agrees with
+people.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from lockstep.system.process_defaults import spare_modules
 
 def add(parsers: Parsers) -> None:
     """Adds the command to a parser."""
-    evaluate = parsers.add_parser("eval", help="ask a model the questions of a file; the same command again resumes")
+    evaluate = parsers.add_parser(
+        "eval", help="ask a model the questions of a file; the same command again resumes"
+    )
     add_asking(
         evaluate,
         "questions and answers; ranked responses with --recipe eval_judge",
@@ -28,7 +32,9 @@ def run(options: argparse.Namespace) -> int:
     from lockstep.config import registry
     from lockstep.inference.eval_recipe import eval_recipe
 
-    loaded = eval_recipe(options.model, options.data, options.overrides, options.recipe, options.out)
+    loaded = eval_recipe(
+        options.model, options.data, options.overrides, options.recipe, options.out
+    )
     with spare_modules():
         evaluate = registry.find_opener(type(loaded.recipe))
     evaluate(loaded)

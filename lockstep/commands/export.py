@@ -15,9 +15,17 @@ def add(parsers: Parsers) -> None:
     export = parsers.add_parser("export", help="write a run's model as a Hugging Face folder")
     export.add_argument("run", type=path_argument, help="folder of the run")
     export.add_argument("out", type=path_argument, help="folder to write; must not exist")
-    export.add_argument("--checkpoint", default="latest", help="latest, best (by run.best), or the number of a step")
-    export.add_argument("--dtype", default="fp32", choices=("fp32", "bf16"), help="of the weights (default: fp32)")
-    export.add_argument("--adapter", action="store_true", help="write the adapters of learner.lora alone, as peft does")
+    export.add_argument(
+        "--checkpoint", default="latest", help="latest, best (by run.best), or the number of a step"
+    )
+    export.add_argument(
+        "--dtype", default="fp32", choices=("fp32", "bf16"), help="of the weights (default: fp32)"
+    )
+    export.add_argument(
+        "--adapter",
+        action="store_true",
+        help="write the adapters of learner.lora alone, as peft does",
+    )
     add_trust(export)
     export.set_defaults(command=run)
 
@@ -29,7 +37,11 @@ def run(options: argparse.Namespace) -> int:
     with spare_modules():
         from lockstep.run.checkpoint.export import export
 
-    step = export(Path(options.run), Path(options.out), options.checkpoint, options.dtype, options.adapter)
-    what, opener = ("adapters of the policy", "peft") if options.adapter else ("the policy", "transformers")
+    step = export(
+        Path(options.run), Path(options.out), options.checkpoint, options.dtype, options.adapter
+    )
+    what, opener = (
+        ("adapters of the policy", "peft") if options.adapter else ("the policy", "transformers")
+    )
     print_text(f"{what} after {step} steps: {options.out} (opens with {opener})")
     return 0

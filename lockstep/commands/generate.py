@@ -10,7 +10,9 @@ from lockstep.system.process_defaults import spare_modules
 
 def add(parsers: Parsers) -> None:
     """Adds the command to a parser."""
-    generate = parsers.add_parser("generate", help="answer the rows of a file; the same command again resumes")
+    generate = parsers.add_parser(
+        "generate", help="answer the rows of a file; the same command again resumes"
+    )
     add_asking(generate, "rows to answer", "num_generations=4", "generate", "generations/")
     generate.set_defaults(command=run)
 
@@ -19,7 +21,9 @@ def run(options: argparse.Namespace) -> int:
     """Runs the command. Returns the exit code."""
     from lockstep.inference.generate_recipe import generate_recipe
 
-    loaded = generate_recipe(options.model, options.data, options.overrides, options.recipe, options.out)
+    loaded = generate_recipe(
+        options.model, options.data, options.overrides, options.recipe, options.out
+    )
     with spare_modules():
         from lockstep.inference.generate import generate
 

@@ -17,7 +17,10 @@ def add(parsers: Parsers) -> None:
         epilog="Exit codes: 0 ok, 1 a check failed, 2 could not start, 4 a promise is broken.",
     )
     check.add_argument(
-        "--device", choices=("auto", "cuda", "cpu"), default="auto", help="default: the GPU, if there is one"
+        "--device",
+        choices=("auto", "cuda", "cpu"),
+        default="auto",
+        help="default: the GPU, if there is one",
     )
     add_out(check, "FOLDER", "of the results (default: gpu-check)", "gpu-check")
     check.set_defaults(command=run)

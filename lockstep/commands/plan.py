@@ -16,9 +16,14 @@ def add(parsers: Parsers) -> None:
     plan = parsers.add_parser("plan", help="say what a recipe takes of memory, on paper")
     add_recipe(plan, "options of the recipe")
     plan.add_argument("--gpus", type=int, required=True, metavar="N", help="how many there are")
-    plan.add_argument("--memory", required=True, metavar="SIZE", help="of each GPU, such as 80GB or 80GiB")
     plan.add_argument(
-        "--rates", metavar="FILE", type=path_argument, help="gpu_check.json of such a GPU: says the time of a step, too"
+        "--memory", required=True, metavar="SIZE", help="of each GPU, such as 80GB or 80GiB"
+    )
+    plan.add_argument(
+        "--rates",
+        metavar="FILE",
+        type=path_argument,
+        help="gpu_check.json of such a GPU: says the time of a step, too",
     )
     plan.set_defaults(command=run)
 

@@ -13,7 +13,9 @@ from lockstep.system.printable import print_text
 
 def add(parsers: Parsers) -> None:
     """Adds the command to a parser."""
-    report = parsers.add_parser("report", help="write runs, also unfinished ones, as one HTML file to look at")
+    report = parsers.add_parser(
+        "report", help="write runs, also unfinished ones, as one HTML file to look at"
+    )
     report.add_argument(
         "runs",
         nargs="+",

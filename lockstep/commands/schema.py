@@ -1,4 +1,6 @@
-"""`lockstep schema`: prints the JSON schema of recipe files, with which an editor completes them."""
+"""`lockstep schema`: prints the JSON schema of recipe files, with which an editor completes
+them.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,12 @@ from lockstep.commands.arguments import Parsers
 
 def add(parsers: Parsers) -> None:
     """Adds the command to a parser."""
-    schema = parsers.add_parser("schema", help="print the JSON schema of recipes, for an editor that completes them")
-    schema.add_argument("algorithm", metavar="ALGORITHM", help="such as ppo, eval, or file.py:Class")
+    schema = parsers.add_parser(
+        "schema", help="print the JSON schema of recipes, for an editor that completes them"
+    )
+    schema.add_argument(
+        "algorithm", metavar="ALGORITHM", help="such as ppo, eval, or file.py:Class"
+    )
     schema.set_defaults(command=run)
 
 

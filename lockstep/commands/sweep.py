@@ -10,12 +10,19 @@ from lockstep.commands.arguments import Parsers, add_recipe
 def add(parsers: Parsers) -> None:
     """Adds the command to a parser."""
     sweep = parsers.add_parser(
-        "sweep", help="run a recipe with several values of its options; the same command again continues the sweep"
+        "sweep",
+        help=(
+            "run a recipe with several values of its options; the same command again continues "
+            "the sweep"
+        ),
     )
     add_recipe(sweep, "options, some with several values: seed=0..4 run.max_steps=10,20")
-    sweep.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time; default: 1")
     sweep.add_argument(
-        "--name", help="folder in sweeps/; default: the recipe's name and the options with several values"
+        "--jobs", type=int, default=1, metavar="N", help="runs at a time; default: 1"
+    )
+    sweep.add_argument(
+        "--name",
+        help="folder in sweeps/; default: the recipe's name and the options with several values",
     )
     sweep.set_defaults(command=run)
 

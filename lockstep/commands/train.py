@@ -1,4 +1,6 @@
-"""`lockstep train`: runs a recipe, or with `--dry-run` checks all that can be known before the first step."""
+"""`lockstep train`: runs a recipe, or with `--dry-run` checks all that can be known before the
+first step.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,17 @@ from lockstep.system.unread import outlive
 
 def add(parsers: Parsers) -> None:
     """Adds the command to a parser."""
-    train = parsers.add_parser("train", help="run a recipe; the same command again continues the run")
+    train = parsers.add_parser(
+        "train", help="run a recipe; the same command again continues the run"
+    )
     add_recipe(train, "options of the recipe, such as seed=1")
-    train.add_argument("--dry-run", action="store_true", help="check all that can be known, and start nothing")
     train.add_argument(
-        "--allow-changes", action="store_true", help="continue even if recipe, data, model or code have changed"
+        "--dry-run", action="store_true", help="check all that can be known, and start nothing"
+    )
+    train.add_argument(
+        "--allow-changes",
+        action="store_true",
+        help="continue even if recipe, data, model or code have changed",
     )
     train.set_defaults(command=run)
 

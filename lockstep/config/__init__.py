@@ -1,6 +1,8 @@
-"""The options of a recipe: one frozen section per part of the house; unknown keys are errors (see `loading`).
+"""The options of a recipe: one frozen section per part of the house; unknown keys are errors (see
+`loading`).
 
-No default stands twice, no validator changes a field, derived values are properties. Imports no torch.
+No default stands twice, no validator changes a field, derived values are properties. Imports no
+torch.
 """
 
 from __future__ import annotations

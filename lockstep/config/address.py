@@ -9,7 +9,8 @@ def require_address(url: str, example: str) -> str:
     """Returns a server's URL unchanged, once it is checked.
 
     Raises:
-        ValueError: It is no http(s) URL with a host, or has a user name or a query, which may hold a key.
+        ValueError: It is no http(s) URL with a host, or has a user name or a query, which may hold
+            a key.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -19,5 +20,7 @@ def require_address(url: str, example: str) -> str:
     except ValueError:
         raise ValueError(f"{url} names no port from 0 to 65535") from None
     if parts.username is not None or parts.query:
-        raise ValueError("an address holds no key; put the key into the environment variable api_key_env")
+        raise ValueError(
+            "an address holds no key; put the key into the environment variable api_key_env"
+        )
     return url

@@ -1,7 +1,10 @@
-"""Training and inference backends by name, and the part of each that depends on options alone. Imports no torch.
+"""Training and inference backends by name, and the part of each that depends on options alone.
 
-A backend is a folder of `learners/` or `samplers/` whose `backend.py` holds one declaration; a line below says where.
-What needs tensors is declared on top of these, in `learners/backend.py` and `samplers/backend.py`.
+Imports no torch.
+
+A backend is a folder of `learners/` or `samplers/` whose `backend.py` holds one declaration; a line
+below says where. What needs tensors is declared on top of these, in `learners/backend.py` and
+`samplers/backend.py`.
 """
 
 from __future__ import annotations
@@ -36,10 +39,14 @@ class TrainingOptions(ABC, Generic[S]):
 
 
 class InferenceOptions(ABC, Generic[S]):
-    """The part of an inference backend, an engine that Lockstep starts or a server, that depends on options alone."""
+    """The part of an inference backend, an engine that Lockstep starts or a server, that depends on
+    options alone.
+    """
 
     is_server: ClassVar[bool] = False
-    """True if it is running already: it takes no weights, and has its own engines and chat template."""
+    """True if it is running already: it takes no weights, and has its own engines and chat
+    template.
+    """
 
     is_exact: ClassVar[bool] = False
     """True if it can compute by the kernels of `models.exact`."""
@@ -53,7 +60,9 @@ class InferenceOptions(ABC, Generic[S]):
 
     @abstractmethod
     def refuse_options(self, section: S) -> None:
-        """Raises ValueError for an option that the backend does not support, or that it needs and is not given."""
+        """Raises ValueError for an option that the backend does not support, or that it needs and
+        is not given.
+        """
 
     def explain_fixed_weights(self, section: S) -> str | None:
         """Says which option keeps it from taking the weights of a learner; None: none does."""
@@ -65,7 +74,9 @@ class InferenceOptions(ABC, Generic[S]):
 
 
 class Backends(Generic[B]):
-    """The backends that one option can name; as an annotation of the option, it admits these names alone."""
+    """The backends that one option can name; as an annotation of the option, it admits these names
+    alone.
+    """
 
     def __init__(self, option: str, base: type[B], places: Mapping[str, str]) -> None:
         """Registers the backends by place; `find` imports one when it is asked for.
@@ -83,7 +94,9 @@ class Backends(Generic[B]):
         return tuple(self._places)
 
     def find(self, name: str) -> B:
-        """The declaration of the backend called `name`, which the option's annotation has checked."""
+        """The declaration of the backend called `name`, which the option's annotation has
+        checked.
+        """
         kind = load(self._places[name], self._option, "class")
         found = kind()
         assert isinstance(found, self._base), f"{self._places[name]} is no {self._base.__name__}"

@@ -1,7 +1,9 @@
-"""Digests of functions and classes that a program hands over, so that a changed function gives another run.
+"""Digests of functions and classes that a program hands over, so that a changed function gives
+another run.
 
-A digest covers the bytecode, the defaults, the values that a function closes over, and the global values, functions and
-classes that its code names. Modules and other objects count by name alone. Imports nothing heavy.
+A digest covers the bytecode, the defaults, the values that a function closes over, and the global
+values, functions and classes that its code names. Modules and other objects count by name alone.
+Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ def digest_code(found: Callable[..., Any]) -> str:
 
 
 def _describe(value: object, seen: set[int]) -> str:
-    """A text that identifies a value; a function or class that was seen before, or an installed class, has its name."""
+    """A text that identifies a value; a function or class that was seen before, or an installed
+    class, has its name.
+    """
     parts: list[Any]
     match value:
         case None | bool() | int() | float() | complex() | str() | bytes():
@@ -32,17 +36,24 @@ def _describe(value: object, seen: set[int]) -> str:
         case dict():
             parts = [part for pair in value.items() for part in pair]
         case staticmethod() | classmethod() | property() | cached_property():
-            parts = [getattr(value, name, None) for name in ("__func__", "fget", "fset", "fdel", "func")]
+            parts = [
+                getattr(value, name, None) for name in ("__func__", "fget", "fset", "fdel", "func")
+            ]
         case types.CodeType():
             parts = [value.co_code, value.co_names, value.co_consts]
         case types.FunctionType() if id(value) not in seen:
             named = {
-                name: value.__globals__[name] for name in sorted(_list_names(value.__code__) & set(value.__globals__))
+                name: value.__globals__[name]
+                for name in sorted(_list_names(value.__code__) & set(value.__globals__))
             }
             closed = inspect.getclosurevars(value).nonlocals
             parts = [value.__code__, value.__defaults__, value.__kwdefaults__, dict(closed), named]
         case type() if id(value) not in seen and value.__module__ == "__main__":
-            own = {name: part for name, part in vars(value).items() if inspect.isfunction(part) or name[:2] != "__"}
+            own = {
+                name: part
+                for name, part in vars(value).items()
+                if inspect.isfunction(part) or name[:2] != "__"
+            }
             parts = [value.__qualname__, value.__bases__, own]
         case types.FunctionType() | type():
             return value.__qualname__
@@ -55,5 +66,7 @@ def _describe(value: object, seen: set[int]) -> str:
 
 def _list_names(code: types.CodeType) -> set[str]:
     """All names in a function's code, nested functions and comprehensions included."""
-    inner = (_list_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    inner = (
+        _list_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)
+    )
     return set(code.co_names).union(*inner)

@@ -1,4 +1,7 @@
-"""Messages about faults in a recipe: the option by its full name, and what would be right. Imports no torch."""
+"""Messages about faults in a recipe: the option by its full name, and what would be right.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ _EXPECTED = {
 
 
 class RecipeError(InputError):
-    """A recipe or an override is wrong. One sentence per line: where, what, and what would be right."""
+    """A recipe or an override is wrong.
+
+    One sentence per line: where, what, and what would be right.
+    """
 
 
 def section_of(annotation: Any) -> type[Section] | None:
@@ -64,13 +70,21 @@ class Shape:
         return {} if self.is_named else self.kind.model_fields
 
     def inner(self) -> Iterator[tuple[str, Shape | None]]:
-        """Yields each option's name and, where it is a section, its shape; NAME stands for names not given yet."""
-        names = (self.said if isinstance(self.said, dict) and self.said else ["NAME"]) if self.is_named else self.fields
+        """Yields each option's name and, where it is a section, its shape; NAME stands for names
+        not given yet.
+        """
+        names = (
+            (self.said if isinstance(self.said, dict) and self.said else ["NAME"])
+            if self.is_named
+            else self.fields
+        )
         for name in names:
             yield name, self.within(name)
 
     def walk(self, above: Keys = ()) -> Iterator[tuple[Keys, type[Section], Shape | None]]:
-        """Yields the keys of all options, each with the section that has it and its shape if it is a section itself."""
+        """Yields the keys of all options, each with the section that has it and its shape if it is
+        a section itself.
+        """
         for name, inner in self.inner():
             if not self.is_named:
                 yield (*above, name), self.kind, inner
@@ -98,13 +112,16 @@ def algorithm_sentence(given: Any) -> str:
     """Describes a missing or unknown `algorithm`."""
     found = "is missing" if given is None else f"is {format_value(given)}"
     return (
-        f"algorithm {found}; there are: {', '.join(registry.names())}; one of your own is named by its place, "
+        f"algorithm {found}; there are: {', '.join(registry.names())}; one of your own is named "
+        "by its place, "
         "file.py:Class or package.module:Class"
     )
 
 
 def sentences(problems: Iterable[ErrorDetails], recipe: Shape) -> Iterator[tuple[KeyPath, str]]:
-    """Describes the problems that validation found, each with its path; a value that fits no type of a union once."""
+    """Describes the problems that validation found, each with its path; a value that fits no type
+    of a union once.
+    """
     for path, found in groupby(problems, lambda problem: _find_place(problem, recipe.said)):
         own = list(found)
         of_union = all(len(problem["loc"]) > len(path) for problem in own)
@@ -113,13 +130,18 @@ def sentences(problems: Iterable[ErrorDetails], recipe: Shape) -> Iterator[tuple
 
 
 def _sentence(problems: Sequence[ErrorDetails], path: KeyPath, recipe: Shape) -> str:
-    """Describes the problem that validation found at `path`: one, or for a union at least one for each type."""
+    """Describes the problem that validation found at `path`: one, or for a union at least one for
+    each type.
+    """
     key = ".".join(map(str, path))
     told = next((problem for problem in problems if problem["type"] == "value_error"), problems[0])
     match told["type"]:
         case "extra_forbidden":
             wrong = _find_innermost(told["input"], path)
-            return f"there is no option {'.'.join(map(str, wrong)) or repr('')}; {nearest(recipe, wrong)}"
+            return (
+                f"there is no option {'.'.join(map(str, wrong)) or repr('')}; "
+                f"{nearest(recipe, wrong)}"
+            )
         case "missing":
             return f"{key} is missing{_description(recipe, path)}"
         case "value_error":
@@ -131,9 +153,15 @@ def _sentence(problems: Sequence[ErrorDetails], path: KeyPath, recipe: Shape) ->
             pass
     value = min(problems, key=lambda problem: len(problem["loc"]))["input"]
     depth = len(path) + 1
-    expected = (f"{'a list of ' * (len(problem['loc']) > depth)}{_name_types(problem)}" for problem in problems)
+    expected = (
+        f"{'a list of ' * (len(problem['loc']) > depth)}{_name_types(problem)}"
+        for problem in problems
+    )
     *others, last = dict.fromkeys(expected)
-    sentence = f"{key} is {format_value(value)}, but should be {' or '.join(filter(None, (', '.join(others), last)))}"
+    sentence = (
+        f"{key} is {format_value(value)}, but should be "
+        f"{' or '.join(filter(None, (', '.join(others), last)))}"
+    )
     if len(problems) == 1 and told["type"] == "string_type":
         sentence += f"""; quote text that YAML reads as something else: {key}='"…"'"""
     return sentence
@@ -144,7 +172,9 @@ def _name_types(problem: ErrorDetails) -> str:
 
 
 def _find_place(problem: ErrorDetails, tree: object) -> KeyPath:
-    """The part of a problem's path that exists in the recipe; for a union, pydantic appends the type that failed."""
+    """The part of a problem's path that exists in the recipe; for a union, pydantic appends the
+    type that failed.
+    """
     path = problem["loc"]
     if problem["type"] in ("missing", "extra_forbidden"):
         return path
@@ -160,7 +190,9 @@ def _find_place(problem: ErrorDetails, tree: object) -> KeyPath:
 
 
 def _find_innermost(value: Any, path: KeyPath) -> KeyPath:
-    """The option to name as unknown: that within an unknown section that has one alone, as an override has."""
+    """The option to name as unknown: that within an unknown section that has one alone, as an
+    override has.
+    """
     found = list(path)
     while isinstance(value, dict) and len(value) == 1:
         [(key, value)] = value.items()
@@ -180,7 +212,9 @@ def format_value(value: Any) -> str:
 
 
 def nearest(recipe: Shape, path: KeyPath) -> str:
-    """Suggests what may have been meant: a neighbor, an option of that name elsewhere, or one that reads alike."""
+    """Suggests what may have been meant: a neighbor, an option of that name elsewhere, or one that
+    reads alike.
+    """
     *parents, wrong = map(str, path)
     everywhere = list(list_options(recipe))
     foreign = other_libraries.explain([*parents, wrong], everywhere)

@@ -16,11 +16,14 @@ from lockstep.system.yaml12 import Keys, annotate, lay_over, nest, value_at
 def headline(recipe: str) -> str:
     """The first sentence of the comment that a recipe begins with."""
     comment = takewhile(lambda line: line.startswith("#"), recipe.splitlines())
-    return re.split(r"(?<=\.) (?=[A-Z]|lockstep )", " ".join(line.lstrip("# ") for line in comment), maxsplit=1)[0]
+    return re.split(
+        r"(?<=\.) (?=[A-Z]|lockstep )", " ".join(line.lstrip("# ") for line in comment), maxsplit=1
+    )[0]
 
 
 def explain_options(loaded: Loaded, keys: Sequence[str] = ()) -> str:
-    """The options with these keys and all options of the sections with these keys, each with its meaning; else all.
+    """The options with these keys and all options of the sections with these keys, each with its
+    meaning; else all.
 
     Options of a section that is null have their defaults.
 

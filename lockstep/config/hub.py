@@ -1,8 +1,10 @@
-"""Models and data files by their names on the Hugging Face Hub: resolved to a commit once, fetched, and noted.
+"""Models and data files by their names on the Hugging Face Hub: resolved to a commit once, fetched,
+and noted.
 
-A command does it before it starts anything else, so that all its processes read local files. Of a model only
-configuration, tokenizer and safetensors are fetched: nothing is unpickled, and no code of a repository runs.
-huggingface_hub keeps the list of a commit's files in its cache, so a copy in part is seen also without a network.
+A command does it before it starts anything else, so that all its processes read local files. Of a
+model only configuration, tokenizer and safetensors are fetched: nothing is unpickled, and no code
+of a repository runs. huggingface_hub keeps the list of a commit's files in its cache, so a copy in
+part is seen also without a network.
 """
 
 from __future__ import annotations
@@ -40,14 +42,17 @@ _NAMED = 8
 
 
 def fetch_names(loaded: Loaded, weights: bool = True) -> Loaded:
-    """Fetches what a recipe names on the hub, and returns the recipe with local paths in place of the names.
+    """Fetches what a recipe names on the hub, and returns the recipe with local paths in place of
+    the names.
 
     Args:
-        loaded: The recipe. Its names keep the commits that its run's folder notes, or `loaded.pins`.
+        loaded: The recipe. Its names keep the commits that its run's folder notes, or
+            `loaded.pins`.
         weights: Also fetch the weights of models.
 
     Raises:
-        InputError: There is no such model or file, it has no safetensors, or it is not here and cannot be fetched.
+        InputError: There is no such model or file, it has no safetensors, or it is not here and
+            cannot be fetched.
     """
     names = _list_names(loaded)
     if not names:
@@ -59,7 +64,9 @@ def fetch_names(loaded: Loaded, weights: bool = True) -> Loaded:
 
 
 def fetch_model(model: str) -> Path:
-    """The folder of a model: `model` itself, `final/` if that is a run, or the fetched copy of a name on the hub."""
+    """The folder of a model: `model` itself, `final/` if that is a run, or the fetched copy of a
+    name on the hub.
+    """
     return _fetch_once(model) if model.startswith(HUB) else weights_of(model)
 
 
@@ -73,18 +80,24 @@ def _fetch_once(model: str) -> Path:
 
 
 def require_pinned(loaded: Loaded, what: str) -> None:
-    """Raises InputError where a recipe names something on the hub by a branch or tag, which may move."""
+    """Raises InputError where a recipe names something on the hub by a branch or tag, which may
+    move.
+    """
     for name in _list_names(loaded):
         if not is_commit(name.revision):
             raise InputError(
-                f"{name.text}: all runs of {what} need the same; write a commit after its name: {name.repo}@COMMIT"
+                f"{name.text}: all runs of {what} need the same; write a commit after its name: "
+                f"{name.repo}@COMMIT"
             )
 
 
 def write_pins(loaded: Loaded, folder: Path) -> None:
     """Notes the commits of a recipe's names in a run's folder."""
     if loaded.pins and read_pins(folder) != loaded.pins:
-        write_whole(folder / PINS, [json.dumps(dict(loaded.pins), indent=1, sort_keys=True).encode() + b"\n"])
+        write_whole(
+            folder / PINS,
+            [json.dumps(dict(loaded.pins), indent=1, sort_keys=True).encode() + b"\n"],
+        )
 
 
 def _list_names(loaded: Loaded) -> list[HubName]:
@@ -94,17 +107,21 @@ def _list_names(loaded: Loaded) -> list[HubName]:
 
 
 def _fetch(name: HubName, pin: str | None, weights: bool) -> tuple[str, Path]:
-    """Fetches what a name stands for, at commit `pin` if given. Returns its commit and its place on this machine.
+    """Fetches what a name stands for, at commit `pin` if given.
 
-    For a commit that is here whole, the hub is not asked. Texts of errors of huggingface_hub and its HTTP client are
-    not shown: they may hold a token.
+    Returns its commit and its place on this machine.
+
+    For a commit that is here whole, the hub is not asked. Texts of errors of huggingface_hub and
+    its HTTP client are not shown: they may hold a token.
     """
     from huggingface_hub import get_cached_repo_tree
 
     try:
         with _open_hub() as api:
             folder = _download(api, name, pin or name.revision, weights)
-            tree = get_cached_repo_tree(name.repo, repo_type=name.kind, revision=folder.name, cache_dir=_find_cache())
+            tree = get_cached_repo_tree(
+                name.repo, repo_type=name.kind, revision=folder.name, cache_dir=_find_cache()
+            )
     except Exception as error:
         raise InputError(f"{name.text} {_explain(error)}") from None
     if pin is None and not is_commit(name.revision):
@@ -118,9 +135,11 @@ def _fetch(name: HubName, pin: str | None, weights: bool) -> tuple[str, Path]:
 
 @contextmanager
 def _open_hub() -> Iterator[HfApi]:
-    """Opens the hub; only here libraries may ask it (`process_defaults.stay_offline`), unless the user forbids it.
+    """Opens the hub; only here libraries may ask it (`process_defaults.stay_offline`), unless the
+    user forbids it.
 
-    Warnings of huggingface_hub are not shown: they quote addresses that are signed in the user's name.
+    Warnings of huggingface_hub are not shown: they quote addresses that are signed in the user's
+    name.
     """
     from huggingface_hub import HfApi, close_session, constants
     from huggingface_hub import logging as hub_logging
@@ -165,7 +184,8 @@ def _require_model(name: HubName, files: Sequence[str]) -> None:
         raise InputError(f"{name.text} has no config.json; name a model of transformers")
     if _ALONE not in files and _INDEX not in files:
         raise InputError(
-            f"{name.text} has no {_ALONE} and no {_INDEX}; name a model with its weights in that format (pickles are "
+            f"{name.text} has no {_ALONE} and no {_INDEX}; name a model with its weights in that "
+            "format (pickles are "
             "not opened, and adapters must be merged into their model first)"
         )
 
@@ -173,8 +193,13 @@ def _require_model(name: HubName, files: Sequence[str]) -> None:
 def _find_rows(name: HubName, files: Sequence[str]) -> str:
     """The file of rows; raises InputError where the data set has none of that name."""
     if name.file is None or name.file not in files:
-        rows = [file for file in files if file.endswith((".jsonl", ".jsonl.gz", ".json", ".parquet"))]
-        raise InputError(f"{name.text} is not a file of rows; that data set has: {', '.join(rows[:_NAMED]) or 'none'}")
+        rows = [
+            file for file in files if file.endswith((".jsonl", ".jsonl.gz", ".json", ".parquet"))
+        ]
+        raise InputError(
+            f"{name.text} is not a file of rows; that data set has: "
+            f"{', '.join(rows[:_NAMED]) or 'none'}"
+        )
     return name.file
 
 
@@ -185,7 +210,10 @@ def _explain(error: Exception) -> str:
     cause = (isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__) or error
     match cause:
         case errors.GatedRepoError():
-            return "is given only to users who accept its terms; accept them on its page, and run hf auth login"
+            return (
+                "is given only to users who accept its terms; accept them on its page, and run "
+                "hf auth login"
+            )
         case errors.RepositoryNotFoundError():
             return "is not on the hub, or not shown to you; correct the name, or run hf auth login"
         case errors.RevisionNotFoundError():

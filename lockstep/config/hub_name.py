@@ -1,7 +1,9 @@
-"""Names on the Hugging Face Hub in recipes: `hf:owner/name` for models, `hf:datasets/owner/name/file` for rows.
+"""Names on the Hugging Face Hub in recipes: `hf:owner/name` for models,
+`hf:datasets/owner/name/file` for rows.
 
-`@revision` after the name is a branch, a tag or a commit. A recipe keeps the name as it is written; what reads the
-recipe has a local path, once `lockstep.config.hub` has fetched what is named. Imports no torch.
+`@revision` after the name is a branch, a tag or a commit. A recipe keeps the name as it is written;
+what reads the recipe has a local path, once `lockstep.config.hub` has fetched what is named.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ PINS = "hub.json"
 """File in a run's folder: the commit of each name on the hub, by the name as the recipe has it."""
 
 _NAME = re.compile(
-    HUB + r"(?P<rows>datasets/)?(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>(?:refs/(?:pr|convert)/)?\w[\w.-]*))?"
+    HUB
+    + r"(?P<rows>datasets/)?(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>(?:refs/(?:pr|convert)/)?\w[\w.-]*))?"
     r"(/(?P<file>.+))?"
 )
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -61,7 +64,13 @@ def parse_name(text: str) -> HubName | None:
     match = _NAME.fullmatch(text)
     if match is None or ".." in (match["file"] or "").split("/"):
         return None
-    return HubName(text, "dataset" if match["rows"] else "model", match["repo"], match["revision"], match["file"])
+    return HubName(
+        text,
+        "dataset" if match["rows"] else "model",
+        match["repo"],
+        match["revision"],
+        match["file"],
+    )
 
 
 def parse(text: str, kind: str) -> HubName:

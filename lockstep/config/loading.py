@@ -1,19 +1,20 @@
 """Loading of recipes: from a name and overrides to one validated, frozen recipe. Imports no torch.
 
-A recipe is a YAML file, one that ships with Lockstep or one of yours. It may name another one as `base:` and then says
-only what differs: mappings are merged key by key, everything else, lists included, is replaced. Overrides `key=value`
-come last; their values are YAML.
+A recipe is a YAML file, one that ships with Lockstep or one of yours. It may name another one as
+`base:` and then says only what differs: mappings are merged key by key, everything else, lists
+included, is replaced. Overrides `key=value` come last; their values are YAML.
 
 Two conveniences, the same in files and overrides:
 
-- A scalar for a whole section sets its backend, or the run's folder: `sampler=torch` means `sampler.backend=torch`,
-  and `run=FOLDER` means `run.folder=FOLDER`.
-- Where exactly one source can be given (`model`: path, from_recipe, scratch; `data`: train, task, and prompt,
-  messages; `reward`: marker, function, parts; `run`: max_steps, max_epochs), to give one takes back another that
-  an underlying recipe gave: `model.path=FOLDER` is enough. Likewise to name another task (`data.task.name`) takes back
-  the options of the one before.
+- A scalar for a whole section sets its backend, or the run's folder: `sampler=torch` means
+  `sampler.backend=torch`, and `run=FOLDER` means `run.folder=FOLDER`.
+- Where exactly one source can be given (`model`: path, from_recipe, scratch; `data`: train, task,
+  and prompt, messages; `reward`: marker, function, parts; `run`: max_steps, max_epochs), to give
+  one takes back another that an underlying recipe gave: `model.path=FOLDER` is enough. Likewise to
+  name another task (`data.task.name`) takes back the options of the one before.
 
-Every key must be known and every value of the right type (`"3"` is not 3): nothing is ignored, nothing is guessed.
+Every key must be known and every value of the right type (`"3"` is not 3): nothing is ignored,
+nothing is guessed.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ _NO_RESULT = {
     "server": ("url", "api_key_env", "batch_size", "max_concurrency", "max_retries"),
     "code": ("url",),
 }
-"""Options of sections that change no result: a server may move from one session of a run to the next, for example."""
+"""Options of sections that change no result: a server may move from one session of a run to the
+next, for example.
+"""
 SHORT_FORMS = {"learner": "backend", "sampler": "backend", "cluster": "backend", "run": "folder"}
 """The sections for which a scalar can stand, each with the option that the scalar sets."""
 _OVERRIDE = re.compile(rf"(?P<key>\w+(\.\w+){{0,{yaml12.DEEPEST}}})=(?P<value>.*)", re.DOTALL)
@@ -101,8 +104,14 @@ class Loaded:
         return self.expect(Common)
 
     def dump(self) -> dict[str, Any]:
-        """Every option with its value, defaults included, as JSON types; names on the hub as they are written."""
-        return self.recipe.model_dump(mode="json") if self.written is None else json.loads(self.written)
+        """Every option with its value, defaults included, as JSON types; names on the hub as they
+        are written.
+        """
+        return (
+            self.recipe.model_dump(mode="json")
+            if self.written is None
+            else json.loads(self.written)
+        )
 
     def locate(self, places: Mapping[str, str], pins: Mapping[str, str]) -> Loaded:
         """The recipe with local paths in place of names on the hub, and the commits of these."""
@@ -113,13 +122,17 @@ class Loaded:
         return replace(self, recipe=recipe, places=places, pins=pins, written=written)
 
     def origin(self, keys: Keys) -> str:
-        """The file or override that set the option with these keys; an option within a list is its list's."""
+        """The file or override that set the option with these keys; an option within a list is its
+        list's.
+        """
         found = (self.origins.get(keys[:length]) for length in range(len(keys), 0, -1))
         return next((origin for origin in found if origin), "default")
 
     @cached_property
     def warm_start(self) -> Loaded | None:
-        """The recipe that is trained first, with the options that this one hands down; None where there is none."""
+        """The recipe that is trained first, with the options that this one hands down; None where
+        there is none.
+        """
         name = self.recipe.trained_first
         if name is None:
             return None
@@ -127,12 +140,21 @@ class Loaded:
         return load(name, [f"{key}={value}" for key, value in same.items()])
 
     def identity(self) -> dict[str, Any]:
-        """The options that identify the run: all that change a result, and the digest of the recipe trained first."""
+        """The options that identify the run: all that change a result, and the digest of the recipe
+        trained first.
+        """
         tree = self.dump()
-        for section in ("trackers", "acceptance"):  # what shows a run, and what a finished run is measured by
+        for section in (
+            "trackers",
+            "acceptance",
+        ):  # what shows a run, and what a finished run is measured by
             tree.pop(section, None)
         of_backends = {name: backend.changes_no_result for name, backend in INFERENCE.every()}
-        for name, options in {**_NO_RESULT, **of_backends, "sampler": self.recipe.placement}.items():
+        for name, options in {
+            **_NO_RESULT,
+            **of_backends,
+            "sampler": self.recipe.placement,
+        }.items():
             for section in _find(tree, name):
                 for option in options:
                     section.pop(option, None)
@@ -155,7 +177,10 @@ class Loaded:
 
 
 def load(
-    recipe: str, overrides: Sequence[str] = (), also: Sequence[Layer] = (), expected: type[Recipe] = Recipe
+    recipe: str,
+    overrides: Sequence[str] = (),
+    also: Sequence[Layer] = (),
+    expected: type[Recipe] = Recipe,
 ) -> Loaded:
     """Resolves a recipe.
 
@@ -197,7 +222,9 @@ def load_section(kind: type[S], said: Layer) -> S:
 
 
 def require_known_code(loaded: Loaded, run: str) -> None:
-    """Raises InputError if unknown code is named by an option that was taken over from a run's recipe, `run`."""
+    """Raises InputError if unknown code is named by an option that was taken over from a run's
+    recipe, `run`.
+    """
     for keys, reference, _ in list_references(loaded.dump()):
         if loaded.origin(keys) == run:
             require_known(Path(run), ".".join(keys), reference)
@@ -206,8 +233,8 @@ def require_known_code(loaded: Loaded, run: str) -> None:
 def load_run(folder: Path) -> Loaded:
     """Loads the recipe in a run's folder, which may come from another user.
 
-    Code that it names is found from the working directory, as usual. It is refused if the user has neither trained with
-    it on this machine nor trusts it.
+    Code that it names is found from the working directory, as usual. It is refused if the user has
+    neither trained with it on this machine nor trusts it.
 
     Raises:
         RecipeError: One sentence for each thing that is wrong.
@@ -221,7 +248,9 @@ def load_run(folder: Path) -> Loaded:
 
 
 def _require_known_classes(run: Path, tree: Mapping[str, Any]) -> None:
-    """Raises InputError where a run's recipe, or one that was trained first, names a class in unknown code."""
+    """Raises InputError where a run's recipe, or one that was trained first, names a class in
+    unknown code.
+    """
     for keys, reference, _ in list_references(tree):
         if keys in (("algorithm",), TASK_NAME):
             require_known(run, ".".join(keys), reference)
@@ -249,7 +278,9 @@ def _resolve(
     arguments: tuple[str, ...],
     expected: type[Recipe] = Recipe,
 ) -> Loaded:
-    """Merges files and then overrides, the later over the earlier, and validates the result, importing known code."""
+    """Merges files and then overrides, the later over the earlier, and validates the result,
+    importing known code.
+    """
     overriding = _parse_overrides(overrides)
     kind = _kind(layers, overriding)
     _require_kind(kind, expected, arguments[0])
@@ -262,7 +293,9 @@ def _resolve(
         tree = overlay(tree, above, kind.steps_and_epochs)
         origins |= {keys: layer.source for keys, _ in yaml12.flat(above)}
     found, taken = _validate(kind, tree, layers, overriding)
-    standing = {keys: source for keys, source in origins.items() if _says(tree, keys) and keys not in taken}
+    standing = {
+        keys: source for keys, source in origins.items() if _says(tree, keys) and keys not in taken
+    }
     return Loaded(path.stem, found, standing, arguments)
 
 
@@ -271,7 +304,9 @@ def _kind(layers: Sequence[Layer], overriding: Sequence[Layer]) -> type[Recipe]:
     algorithm = _join([*layers, *overriding]).get("algorithm")
     kind = registry.find(algorithm) if isinstance(algorithm, str) else None
     if kind is None:
-        raise RecipeError(f"{_last(layers, overriding, ['algorithm']).source}: {algorithm_sentence(algorithm)}")
+        raise RecipeError(
+            f"{_last(layers, overriding, ['algorithm']).source}: {algorithm_sentence(algorithm)}"
+        )
     return kind
 
 
@@ -283,11 +318,14 @@ def read_tree(recipe: str) -> dict[str, Any]:
 def _require_kind(found: type[Recipe], expected: type[Recipe], recipe: str) -> None:
     """Raises RecipeError if a recipe is for another command than recipes of the expected class."""
     if not issubclass(found, expected):
-        raise RecipeError(f"{recipe} is for another command: lockstep {found.command.format(recipe=recipe)}")
+        raise RecipeError(
+            f"{recipe} is for another command: lockstep {found.command.format(recipe=recipe)}"
+        )
 
 
 def describe(loaded: Loaded, origins: bool = False) -> str:
-    """The resolved recipe as YAML, with comments that say where each value comes from where `origins` are wanted.
+    """The resolved recipe as YAML, with comments that say where each value comes from where
+    `origins` are wanted.
 
     Loaded as a recipe, it resolves to the same.
     """
@@ -300,7 +338,9 @@ def describe(loaded: Loaded, origins: bool = False) -> str:
 
 
 def _parse_overrides(overrides: Sequence[str]) -> list[Layer]:
-    """Parses each override into a layer, so that an error can quote it; all faulty ones are reported at once."""
+    """Parses each override into a layer, so that an error can quote it; all faulty ones are
+    reported at once.
+    """
     layers: dict[str, Layer] = {}
     wrong: list[str] = []
     for text in overrides:
@@ -336,7 +376,8 @@ def _parse_override(text: str) -> tuple[str, Any]:
 def _expand(layers: Sequence[Layer]) -> list[Layer]:
     """Expands scalars that stand for a section."""
     return [
-        replace(layer, tree={key: _expand_scalar(key, value) for key, value in layer.tree.items()}) for layer in layers
+        replace(layer, tree={key: _expand_scalar(key, value) for key, value in layer.tree.items()})
+        for layer in layers
     ]
 
 
@@ -378,7 +419,11 @@ def _validate(
     except FaultyTree as error:
         faults = error.faults
     # The rows of a task are those that the rest of its recipe reads, so its options stay.
-    from_base = [keys for keys, _ in yaml12.flat(tree) if layer_of(keys).ships and keys[:2] != ("data", "task")]
+    from_base = [
+        keys
+        for keys, _ in yaml12.flat(tree)
+        if layer_of(keys).ships and keys[:2] != ("data", "task")
+    ]
     tree, taken = give_way(kind, tree, faults, from_base)
     try:
         found = validate(kind, tree)
@@ -387,7 +432,10 @@ def _validate(
         raise RecipeError("\n".join(told)) from None
     for keys in taken:
         value = yaml12.value_at(_join(layers), keys)
-        note_once(f"{'.'.join(keys)}={json.dumps(value)} of {layer_of(keys).source} gives way to your options")
+        note_once(
+            f"{'.'.join(keys)}={json.dumps(value)} of {layer_of(keys).source} gives way to your "
+            "options"
+        )
     return found, taken
 
 

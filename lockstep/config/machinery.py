@@ -30,17 +30,23 @@ class Computation(Section):
     """Device and precision of the computation; a sampler takes the learner's."""
 
     device: Device = Field(default="auto", description="auto: cuda where there is one")
-    dtype: DType = Field(default="fp32", description="of the computation; weights and moments are always fp32")
+    dtype: DType = Field(
+        default="fp32", description="of the computation; weights and moments are always fp32"
+    )
     _exact: bool = PrivateAttr(default=False)
 
     @property
     def exact(self) -> bool:
-        """True if tokens are scored by the kernels of `models.exact`: a decision of the run, not an option."""
+        """True if tokens are scored by the kernels of `models.exact`: a decision of the run, not an
+        option.
+        """
         return self._exact
 
     @property
     def adapters_apart(self) -> LoRA | None:
-        """Adapters that an exact sampler keeps unmerged, as the learner does; None: it has none, or merges them."""
+        """Adapters that an exact sampler keeps unmerged, as the learner does; None: it has none, or
+        merges them.
+        """
         return None
 
     def compute_exactly(self) -> Self:
@@ -73,7 +79,9 @@ class Computation(Section):
 
     @property
     def overflows(self) -> bool:
-        """True if numbers above 65,504 overflow and small gradients round to 0, so that the loss is scaled."""
+        """True if numbers above 65,504 overflow and small gradients round to 0, so that the loss is
+        scaled.
+        """
         match self.dtype:
             case "fp16":
                 return True
@@ -84,44 +92,61 @@ class Computation(Section):
 
 
 class LoRA(Section):
-    """Low-rank adapters (Hu et al. 2021): W + (alpha / rank) · B·A, of which A and B alone are learned."""
+    """Low-rank adapters (Hu et al. 2021): W + (alpha / rank) · B·A, of which A and B alone are
+    learned.
+    """
 
     rank: PositiveInt = Field(default=8, description="rows of A and columns of B")
     alpha: PositiveInt = Field(default=16, description="B·A is scaled by alpha / rank")
     target_modules: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
-        default=None, description="linear maps of the layers to adapt, by the ends of their names: q_proj; null: all"
+        default=None,
+        description=(
+            "linear maps of the layers to adapt, by the ends of their names: q_proj; null: all"
+        ),
     )
 
 
 class LearnerSection(Computation):
     """The training backend, for policy, critic and reference alike."""
 
-    backend: Annotated[str, TRAINING] = Field(default=TRAINING.names[0], description="training backend")
+    backend: Annotated[str, TRAINING] = Field(
+        default=TRAINING.names[0], description="training backend"
+    )
     parallel: Parallel = Parallel()
     micro_batch_tokens: PositiveInt = Field(
         default=8192, description="tokens packed into one forward and backward pass"
     )
     rows_per_pass: PositiveInt | None = Field(
         default=None,
-        description="rows of each pass, in the batch's order, so that micro_batch_tokens changes no bit of the weights "
+        description="rows of each pass, in the batch's order, so that micro_batch_tokens changes "
+        "no bit of the weights "
         "in one process; null: as many as micro_batch_tokens has room for",
     )
     activation_checkpointing: bool = Field(
-        default=False, description="keep only each layer's inputs and recompute it in the backward pass: less memory"
+        default=False,
+        description=(
+            "keep only each layer's inputs and recompute it in the backward pass: less memory"
+        ),
     )
     compile: bool = Field(
         default=False,
-        description="compile each layer with torch.compile: the first steps take minutes, later ones less",
+        description=(
+            "compile each layer with torch.compile: the first steps take minutes, later ones less"
+        ),
     )
     cpu_offload: bool = Field(
-        default=False, description="keep shards of weights, gradients and moments in host memory; needs dp or cp"
+        default=False,
+        description="keep shards of weights, gradients and moments in host memory; needs dp or cp",
     )
     sync_every_pass: bool = Field(
         default=False,
-        description="reduce gradients in every pass, not once per batch, until when each rank holds all of them: less "
+        description="reduce gradients in every pass, not once per batch, until when each rank "
+        "holds all of them: less "
         "memory, more traffic",
     )
-    lora: LoRA | None = Field(default=None, description="train only adapters of policy and critic; null: all weights")
+    lora: LoRA | None = Field(
+        default=None, description="train only adapters of policy and critic; null: all weights"
+    )
     _layout_key: str = PrivateAttr(default="learner.parallel")
 
     @property
@@ -144,15 +169,25 @@ class LearnerSection(Computation):
         try:
             self.model_validate(other.model_dump())
         except ValidationError as error:
-            raise InputError(f"{key}: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
+            raise InputError(
+                f"{key}: {error.errors()[0]['msg'].removeprefix('Value error, ')}"
+            ) from error
         return other
 
     @classmethod
     def of(
-        cls, computation: Computation, backend: str = TRAINING.names[0], parallel: Parallel | None = None
+        cls,
+        computation: Computation,
+        backend: str = TRAINING.names[0],
+        parallel: Parallel | None = None,
     ) -> LearnerSection:
         """A learner with this device and precision, and otherwise defaults."""
-        return cls(device=computation.device, dtype=computation.dtype, backend=backend, parallel=parallel or Parallel())
+        return cls(
+            device=computation.device,
+            dtype=computation.dtype,
+            backend=backend,
+            parallel=parallel or Parallel(),
+        )
 
     @property
     def in_process(self) -> bool:
@@ -164,7 +199,9 @@ class LearnerSection(Computation):
         return self.lora if self.exact else None
 
     def explain_inexact(self) -> str | None:
-        """Says which option keeps a learner from computing by the kernels of `models.exact`; None: none does."""
+        """Says which option keeps a learner from computing by the kernels of `models.exact`; None:
+        none does.
+        """
         if not TRAINING.find(self.backend).is_exact:
             return f"learner.backend={self.backend} has kernels of its own"
         if self.parallel.ranks > 1:
@@ -180,7 +217,9 @@ class LearnerSection(Computation):
         if shards == 1:
             idle["cpu_offload"] = "without parallel.dp or parallel.cp above 1"
         if shards * self.parallel.dp_replicate == 1:
-            idle["sync_every_pass"] = "without parallel.dp, parallel.cp or parallel.dp_replicate above 1"
+            idle["sync_every_pass"] = (
+                "without parallel.dp, parallel.cp or parallel.dp_replicate above 1"
+            )
         return idle
 
     @rule
@@ -191,20 +230,25 @@ class LearnerSection(Computation):
     def _what_is_compiled_holds_its_weights_whole(self) -> None:
         if self.compile and self.parallel.tp > 1:
             raise ValueError(
-                "torch.compile cannot follow what tp cuts while the lengths of batches vary; leave compile out, "
+                "torch.compile cannot follow what tp cuts while the lengths of batches vary; "
+                "leave compile out, "
                 "or use parallel.dp and parallel.cp"
             )
 
     @rule
     def _adapters_are_of_whole_maps(self) -> None:
         if self.lora is not None and self.parallel.tp > 1:
-            raise ValueError("lora has adapters of whole linear maps, which tp cuts; use parallel.dp and parallel.cp")
+            raise ValueError(
+                "lora has adapters of whole linear maps, which tp cuts; use parallel.dp and "
+                "parallel.cp"
+            )
 
     @rule
     def _passes_are_of_one_process(self) -> None:
         if self.rows_per_pass is not None and self.parallel.ranks > 1:
             raise ValueError(
-                "rows_per_pass fixes the order in which one process adds gradients up, and ranks add theirs in "
+                "rows_per_pass fixes the order in which one process adds gradients up, and ranks "
+                "add theirs in "
                 "another; leave it out, or parallel"
             )
 
@@ -217,7 +261,10 @@ class VLLM(Section):
     )
     quantization: str | None = Field(
         default=None,
-        description="vLLM's quantization of weights, such as fp8, where no learner sends any; null: the model's own",
+        description=(
+            "vLLM's quantization of weights, such as fp8, where no learner sends any; "
+            "null: the model's own"
+        ),
     )
     engine_args: Mapping[str, Any] = Field(
         default_factory=dict,
@@ -231,11 +278,17 @@ class OpenAI(Section):
     base_url: str = Field(description="the server's address, such as http://localhost:8000/v1")
     model: str = Field(description="the name under which the server serves the model")
     api_key_env: str = Field(
-        default="OPENAI_API_KEY", description="environment variable with the server's key; not set: no key is sent"
+        default="OPENAI_API_KEY",
+        description="environment variable with the server's key; not set: no key is sent",
     )
-    max_concurrency: PositiveInt = Field(default=64, description="requests that are under way at once")
+    max_concurrency: PositiveInt = Field(
+        default=64, description="requests that are under way at once"
+    )
     max_retries: NonNegativeInt = Field(
-        default=5, description="how often a request goes out again after a lost connection, a timeout, 429 or 5xx"
+        default=5,
+        description=(
+            "how often a request goes out again after a lost connection, a timeout, 429 or 5xx"
+        ),
     )
 
     @field_validator("base_url")
@@ -247,22 +300,35 @@ class OpenAI(Section):
 class SamplerSection(Section):
     """The inference engine that generates."""
 
-    backend: Annotated[str, INFERENCE] = Field(default=INFERENCE.names[0], description="inference engine")
-    max_batch_size: PositiveInt = Field(default=256, description="sequences that are generated side by side")
+    backend: Annotated[str, INFERENCE] = Field(
+        default=INFERENCE.names[0], description="inference engine"
+    )
+    max_batch_size: PositiveInt = Field(
+        default=256, description="sequences that are generated side by side"
+    )
     kv_cache_gib: PositiveFloat | None = Field(
         default=None,
-        description="memory for keys and values of an engine's running sequences on each of its devices, beyond which "
-        "others wait; null: torch takes what they need, vLLM 1 on a CPU and what the plan leaves it on a GPU",
+        description="memory for keys and values of an engine's running sequences on each of its "
+        "devices, beyond which "
+        "others wait; null: torch takes what they need, vLLM 1 on a CPU and what the plan leaves "
+        "it on a GPU",
     )
-    replicas: PositiveInt = Field(default=1, description="engines that share the prompts, each in its own process")
-    tensor_parallel: PositiveInt = Field(default=1, description="devices of one machine that share an engine")
+    replicas: PositiveInt = Field(
+        default=1, description="engines that share the prompts, each in its own process"
+    )
+    tensor_parallel: PositiveInt = Field(
+        default=1, description="devices of one machine that share an engine"
+    )
     timeout_s: PositiveFloat = Field(
-        default=600.0, description="an engine that is silent for longer, or starts for longer, is taken to hang"
+        default=600.0,
+        description="an engine that is silent for longer, or starts for longer, is taken to hang",
     )
     transfer: Literal["auto", "shared_memory", "process_group", "cuda_ipc"] = Field(
         default="auto",
-        description="carrier of weights to an engine in another process; auto: within a GPU by cuda_ipc if each "
-        "engine's GPUs are those of ranks, on one machine's CPUs by shared_memory, else by a process_group",
+        description="carrier of weights to an engine in another process; auto: within a GPU by "
+        "cuda_ipc if each "
+        "engine's GPUs are those of ranks, on one machine's CPUs by shared_memory, else by a "
+        "process_group",
     )
     vllm: VLLM = VLLM()
     openai: OpenAI | None = None
@@ -271,12 +337,16 @@ class SamplerSection(Section):
 
     @property
     def takes_turns(self) -> bool:
-        """True if it frees its GPUs for the learners there while it is idle: a decision of the placement."""
+        """True if it frees its GPUs for the learners there while it is idle: a decision of the
+        placement.
+        """
         return self._takes_turns
 
     @property
     def gets_weights(self) -> bool:
-        """True if a learner sends it weights before it first works, so that its own need not be kept."""
+        """True if a learner sends it weights before it first works, so that its own need not be
+        kept.
+        """
         return self._gets_weights
 
     def take_turns(self, gets_weights: bool = False) -> Self:
@@ -312,14 +382,18 @@ class SamplerSection(Section):
                 continue
             value, default = self._value_and_default(name)
             if value != default:
-                raise ValueError(f"{name} has options of that backend, but backend is {self.backend}; leave it out")
+                raise ValueError(
+                    f"{name} has options of that backend, but backend is {self.backend}; leave it "
+                    "out"
+                )
         INFERENCE.find(self.backend).refuse_options(self)
 
 
 def _holds_weights(section: SamplerSection) -> SamplerSection:
     if section.is_server:
         raise ValueError(
-            f"a server takes no weights from here and answers in text, so backend: {section.backend} cannot be used "
+            "a server takes no weights from here and answers in text, so backend: "
+            f"{section.backend} cannot be used "
             f"for this; choose {' or '.join(list_engines())}"
         )
     return section
@@ -336,19 +410,29 @@ class RaySection(Section):
         default=None,
         description="of a cluster to join; auto: this machine's; null: start one here, on loopback",
     )
-    cpus_per_worker: PositiveFloat = Field(default=1.0, description="CPUs of each worker; on GPUs it has one GPU, too")
-    timeout_s: PositiveFloat = Field(default=300.0, description="how long to wait until the cluster has room")
+    cpus_per_worker: PositiveFloat = Field(
+        default=1.0, description="CPUs of each worker; on GPUs it has one GPU, too"
+    )
+    timeout_s: PositiveFloat = Field(
+        default=300.0, description="how long to wait until the cluster has room"
+    )
 
 
 class ClusterSection(Section):
     """The cluster on which processes run."""
 
     backend: Literal["local", "ray"] = Field(
-        default="local", description="local: child processes of this machine, none where every size is 1; ray: actors"
+        default="local",
+        description=(
+            "local: child processes of this machine, none where every size is 1; ray: actors"
+        ),
     )
     placement: Literal["colocated", "separate"] = Field(
         default="colocated",
-        description="colocated: engines take turns with the learner on its devices; separate: they have their own",
+        description=(
+            "colocated: engines take turns with the learner on its devices; separate: "
+            "they have their own"
+        ),
     )
     ray: RaySection = RaySection()
 
@@ -377,20 +461,28 @@ class ClusterSection(Section):
     @rule
     def _options_of_the_backend(self) -> None:
         if self.backend != "ray" and self.ray != RaySection():
-            raise ValueError(f"cluster.ray has options of Ray, but cluster.backend is {self.backend}")
+            raise ValueError(
+                f"cluster.ray has options of Ray, but cluster.backend is {self.backend}"
+            )
 
 
 class Cluster(ClusterSection):
     """The cluster on which processes run, with timeouts and restarts."""
 
-    timeout_s: PositiveFloat = Field(default=1800.0, description="a worker that takes longer over one call is given up")
+    timeout_s: PositiveFloat = Field(
+        default=1800.0, description="a worker that takes longer over one call is given up"
+    )
     max_restarts: NonNegativeInt = Field(
         default=3,
-        description="how often, in one session, a run that has lost a worker resumes from its newest checkpoint",
+        description=(
+            "how often, in one session, a run that has lost a worker resumes from its "
+            "newest checkpoint"
+        ),
     )
     offload_idle: bool = Field(
         default=True,
-        description="while engines work, learners on the same GPUs are in the host's memory, and engines sleep while "
+        description="while engines work, learners on the same GPUs are in the host's memory, and "
+        "engines sleep while "
         "learners work; false: both keep their memory, which saves the copies where there is room",
     )
 

@@ -1,4 +1,6 @@
-"""Recipes of `lockstep eval MODEL DATA` and similar commands; where MODEL is a run, they take over its options."""
+"""Recipes of `lockstep eval MODEL DATA` and similar commands; where MODEL is a run, they take over
+its options.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ class Command:
         rows: The option of `data` that names the file.
         sections: The sections that it takes over from a run's recipe.
         data: The section class of the rows; None: a run's own rows say nothing of them.
-        sampling: Makes sampling options from a run's options, as JSON, and from `room_of_demonstrations`.
+        sampling: Makes sampling options from a run's options, as JSON, and from
+            `room_of_demonstrations`.
         name_model: The options that name the model, by the command's argument.
     """
 
@@ -36,16 +39,23 @@ class Command:
     sections: tuple[str, ...]
     data: type[PromptSection] | None
     sampling: Callable[[dict[str, Any], dict[str, int] | None], dict[str, Any]]
-    name_model: Callable[[str], dict[str, Any]] = lambda model: {"model": {"path": str(weights_of(model))}}
+    name_model: Callable[[str], dict[str, Any]] = lambda model: {
+        "model": {"path": str(weights_of(model))}
+    }
 
     def resolve(
-        self, model: str, data: str, overrides: Sequence[str], recipe: str | None, folder: str | None
+        self,
+        model: str,
+        data: str,
+        overrides: Sequence[str],
+        recipe: str | None,
+        folder: str | None,
     ) -> Loaded:
         """Resolves the recipe for a model and a file of rows.
 
         Args:
-            model: A Hugging Face folder, or the folder of a finished run, which then says how rows become prompts and
-                from which distribution responses are drawn.
+            model: A Hugging Face folder, or the folder of a finished run, which then says how rows
+                become prompts and from which distribution responses are drawn.
             data: A file of rows.
             overrides: `key.sub=value` each.
             recipe: The recipe to start from; None: the shipped one, with a run's options over it.
@@ -61,7 +71,11 @@ class Command:
         base = [self._as_trained(own)] if own.is_file() and recipe is None else []
         loaded = load(first, overrides, [*base, Layer(f"lockstep {self.name}", options)], self.kind)
         require_known_code(loaded, str(own))
-        return replace(loaded, name=f"{Path(model).resolve().name}-{Path(data).stem}", pins=read_pins(own.parent))
+        return replace(
+            loaded,
+            name=f"{Path(model).resolve().name}-{Path(data).stem}",
+            pins=read_pins(own.parent),
+        )
 
     def _as_trained(self, own: Path) -> Layer:
         """Returns the options of a run's recipe that the command has too, under the same words."""
@@ -81,7 +95,9 @@ def computation_of(training: Common) -> dict[str, str]:
 
 
 def room_of_demonstrations(training: Common) -> dict[str, int] | None:
-    """Returns `max_tokens` of a response: a run's longest demonstration less its longest prompt; None without one."""
+    """Returns `max_tokens` of a response: a run's longest demonstration less its longest prompt;
+    None without one.
+    """
     longest, prompt = training.longest_demonstration, training.data.max_prompt_tokens
     return None if longest is None or longest <= prompt else {"max_tokens": longest - prompt}
 
@@ -93,6 +109,9 @@ def weights_of(model: Path | str) -> Path:
         require_final(run)
         return run
     if not (run / "final").is_dir():
-        raise RecipeError(f"{run} is a run that has no final/ yet; let it finish, or say lockstep export {run} MODEL")
+        raise RecipeError(
+            f"{run} is a run that has no final/ yet; let it finish, or say lockstep export {run} "
+            "MODEL"
+        )
     require_final(run / "final")
     return run / "final"

@@ -1,4 +1,7 @@
-"""The options of an optimizer: a class of torch.optim by name, the learning rate, its schedule. Imports no torch."""
+"""The options of an optimizer: a class of torch.optim by name, the learning rate, its schedule.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,13 @@ OptimizerName = Literal["AdamW", "RMSprop"]
 
 @dataclass(frozen=True)
 class TorchClass:
-    """An optimizer of torch.optim whose steps are elementwise, so that ranks may hold any pieces of a weight.
+    """An optimizer of torch.optim whose steps are elementwise, so that ranks may hold any pieces of
+    a weight.
 
     Attributes:
         takes: Options of the section that the class has, besides the learning rate.
-        state: fp32 tensors that it keeps for each weight, of the weight's shape, besides the number of steps.
+        state: fp32 tensors that it keeps for each weight, of the weight's shape, besides the number
+            of steps.
         fused: True if it updates each parameter by one kernel.
     """
 
@@ -43,8 +48,12 @@ CLASSES: Mapping[OptimizerName, TorchClass] = {
 class Schedule(Section):
     """Learning rate over optimizer steps: linear warm-up, then constant, linear or cosine."""
 
-    warmup_steps: NonNegativeInt = Field(default=0, description="optimizer steps over which the rate rises to lr")
-    decay: Literal["constant", "linear", "cosine"] = Field(default="constant", description="what follows the warm-up")
+    warmup_steps: NonNegativeInt = Field(
+        default=0, description="optimizer steps over which the rate rises to lr"
+    )
+    decay: Literal["constant", "linear", "cosine"] = Field(
+        default="constant", description="what follows the warm-up"
+    )
     decay_steps: PositiveInt | None = Field(
         default=None, description="optimizer steps until the end of the decay, warm-up included"
     )
@@ -53,30 +62,44 @@ class Schedule(Section):
     @rule
     def _decay_has_an_end(self) -> None:
         if (self.decay == "constant") != (self.decay_steps is None):
-            raise ValueError("decay_steps goes with decay: linear and decay: cosine, and only with them")
+            raise ValueError(
+                "decay_steps goes with decay: linear and decay: cosine, and only with them"
+            )
         if self.decay == "constant" and self.final_fraction:
-            raise ValueError("final_fraction goes with decay: linear and decay: cosine, and only with them")
+            raise ValueError(
+                "final_fraction goes with decay: linear and decay: cosine, and only with them"
+            )
         if self.decay_steps is not None and self.decay_steps < self.warmup_steps:
-            raise ValueError(f"decay_steps includes the warm-up: it takes at least warmup_steps, {self.warmup_steps}")
+            raise ValueError(
+                "decay_steps includes the warm-up: it takes at least warmup_steps, "
+                f"{self.warmup_steps}"
+            )
 
 
 _Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class Optimizer(Section):
-    """An optimizer of torch.optim, AdamW (Loshchilov & Hutter 2019) unless named, with fp32 weights and moments."""
+    """An optimizer of torch.optim, AdamW (Loshchilov & Hutter 2019) unless named, with fp32 weights
+    and moments.
+    """
 
     name: OptimizerName = Field(default="AdamW", description="class of torch.optim")
     lr: PositiveFloat = Field(description="learning rate after the warm-up")
     betas: tuple[_Decay, _Decay] = Field(
-        default=(0.9, 0.999), description="decay of the running means of the gradient and of its square"
+        default=(0.9, 0.999),
+        description="decay of the running means of the gradient and of its square",
     )
     eps: PositiveFloat = Field(default=1e-8, description="added to the root of the mean square")
     weight_decay: NonNegativeFloat = Field(
         default=0.0,
-        description="a step of AdamW takes lr times this of each weight; of RMSprop it is an L2 penalty",
+        description=(
+            "a step of AdamW takes lr times this of each weight; of RMSprop it is an L2 penalty"
+        ),
     )
-    max_grad_norm: PositiveFloat | None = Field(default=1.0, description="clip the gradient's norm; null: do not")
+    max_grad_norm: PositiveFloat | None = Field(
+        default=1.0, description="clip the gradient's norm; null: do not"
+    )
     schedule: Schedule = Schedule()
 
     @property

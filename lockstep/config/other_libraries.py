@@ -1,4 +1,6 @@
-"""Keys of other libraries in recipes, for hints: read from the tables of `lockstep_convert` if it is installed."""
+"""Keys of other libraries in recipes, for hints: read from the tables of `lockstep_convert` if it
+is installed.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ import yaml
 
 _TABLES = "lockstep_convert"
 _LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
-"""Reads every scalar as text, which is all that hints need, and in C, since a message should not wait."""
+"""Reads every scalar as text, which is all that hints need, and in C, since a message should not
+wait.
+"""
 _SPELLINGS = (("", ""), ("ppo.", "grpo."), ("policy.", "optimizer."))
 """Sections that the tables name, and sections of other algorithms that have the same options."""
 
@@ -29,12 +33,16 @@ def explain(path: Sequence[str], known: Collection[str]) -> str | None:
         meant = theirs in (key, word) or (not is_ours and theirs.endswith(f".{word}"))
         option = _find_option(options, known) if meant else None
         if option is not None:
-            return f"{theirs} of {library} is {option}=… here; `lockstep convert` converts its files"
+            return (
+                f"{theirs} of {library} is {option}=… here; `lockstep convert` converts its files"
+            )
     return None
 
 
 def _find_option(options: Sequence[str], known: Collection[str]) -> str | None:
-    """The first of some options that a recipe has, perhaps in another section; None if it has none."""
+    """The first of some options that a recipe has, perhaps in another section; None if it has
+    none.
+    """
     for option in options:
         for old, new in _SPELLINGS:
             spelled = new + option.removeprefix(old)
@@ -45,20 +53,29 @@ def _find_option(options: Sequence[str], known: Collection[str]) -> str | None:
 
 @cache
 def read_keys() -> tuple[tuple[str, str, tuple[str, ...]], ...]:
-    """All keys of all tables: library, key, and the options that it may stand for; none without the package."""
+    """All keys of all tables: library, key, and the options that it may stand for; none without the
+    package.
+    """
     try:
         folder = files(_TABLES) / "tables"
     except ModuleNotFoundError:
         return ()
-    tables = sorted((file for file in folder.iterdir() if file.name.endswith(".yaml")), key=lambda file: file.name)
+    tables = sorted(
+        (file for file in folder.iterdir() if file.name.endswith(".yaml")),
+        key=lambda file: file.name,
+    )
     trees = [yaml.load(file.read_text(encoding="utf-8"), Loader=_LOADER) for file in tables]
     return tuple(
-        (tree["name"], key, tuple(_list_options(cell))) for tree in trees for key, cell in tree["keys"].items()
+        (tree["name"], key, tuple(_list_options(cell)))
+        for tree in trees
+        for key, cell in tree["keys"].items()
     )
 
 
 def _list_options(cell: Any) -> Iterator[str]:
-    """The options that a cell of a table may set: a name, a list of names, or a mapping with them."""
+    """The options that a cell of a table may set: a name, a list of names, or a mapping with
+    them.
+    """
     match cell:
         case str():
             yield cell

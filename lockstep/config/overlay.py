@@ -40,7 +40,11 @@ def overlay(below: dict[str, Any], above: dict[str, Any], steps_and_epochs: bool
     exclusive = _EXCLUSIVE if steps_and_epochs else (*_EXCLUSIVE, _LENGTH)
     for section, group in exclusive:
         given, taken = above.get(section), below.get(section)
-        if isinstance(given, dict) and isinstance(taken, dict) and any(given.get(k) not in (None, -1) for k in group):
+        if (
+            isinstance(given, dict)
+            and isinstance(taken, dict)
+            and any(given.get(k) not in (None, -1) for k in group)
+        ):
             kept = {key: value for key, value in taken.items() if key not in group or key in given}
             below = below | {section: kept}
     name = yaml12.value_at(above, TASK_NAME)
@@ -50,7 +54,9 @@ def overlay(below: dict[str, Any], above: dict[str, Any], steps_and_epochs: bool
 
 
 def add_reward_type(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Adds the type of a reward to options that set up one without naming it, such as `reward.function` alone."""
+    """Adds the type of a reward to options that set up one without naming it, such as
+    `reward.function` alone.
+    """
     given, taken = above.get("reward"), below.get("reward")
     if not isinstance(given, dict) or "type" in given:
         return above

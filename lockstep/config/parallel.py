@@ -14,12 +14,21 @@ Ranks = Annotated[int, Field(ge=1, le=200_000)]
 class Parallel(Section):
     """The layout of a learner's ranks; their number is the product of all sizes."""
 
-    dp: Ranks = Field(default=1, description="data parallel: ranks that split the rows and shard the model (FSDP2)")
-    tp: Ranks = Field(default=1, description="tensor parallel: ranks that split heads, hidden units and the vocabulary")
-    cp: Ranks = Field(default=1, description="context parallel: ranks that split the tokens of each sequence")
+    dp: Ranks = Field(
+        default=1,
+        description="data parallel: ranks that split the rows and shard the model (FSDP2)",
+    )
+    tp: Ranks = Field(
+        default=1,
+        description="tensor parallel: ranks that split heads, hidden units and the vocabulary",
+    )
+    cp: Ranks = Field(
+        default=1, description="context parallel: ranks that split the tokens of each sequence"
+    )
     pp: Ranks = Field(default=1, description="pipeline parallel: stages that split the layers")
     dp_replicate: Ranks = Field(
-        default=1, description="replicas of the model, which split the rows; dp, tp and cp shard each (HSDP)"
+        default=1,
+        description="replicas of the model, which split the rows; dp, tp and cp shard each (HSDP)",
     )
 
     @property

@@ -1,7 +1,7 @@
 """Classes that recipes name: built in, or named by where they are. Imports no torch.
 
-Built-in classes are listed by place as well, and imported when a recipe names them; a recipe may also say
-`file.py:Class` or `package.module:Class`.
+Built-in classes are listed by place as well, and imported when a recipe names them; a recipe may
+also say `file.py:Class` or `package.module:Class`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ T = TypeVar("T")
 class Plugins(Generic[T]):
     """The classes that one option can name."""
 
-    def __init__(self, option: str, base: type[T], derive_from: str, built_in: Mapping[str, str]) -> None:
+    def __init__(
+        self, option: str, base: type[T], derive_from: str, built_in: Mapping[str, str]
+    ) -> None:
         """Registers the classes by place; `find` imports one when it is asked for.
 
         Args:
@@ -29,7 +31,12 @@ class Plugins(Generic[T]):
             derive_from: The class that users derive theirs from, for messages.
             built_in: Place of each, `package.module:Class`, by name.
         """
-        self._option, self._base, self._derive_from, self._built_in = option, base, derive_from, built_in
+        self._option, self._base, self._derive_from, self._built_in = (
+            option,
+            base,
+            derive_from,
+            built_in,
+        )
 
     def names(self) -> tuple[str, ...]:
         """The names of all built-in classes."""
@@ -39,7 +46,8 @@ class Plugins(Generic[T]):
         """The class; None where there is none of that name.
 
         Raises:
-            InputError: The class that is named cannot be imported, or lacks part of what it has to declare.
+            InputError: The class that is named cannot be imported, or lacks part of what it has to
+                declare.
         """
         place = self._built_in.get(name, name)
         if ":" not in place:
@@ -48,7 +56,9 @@ class Plugins(Generic[T]):
             name_code(self._option, place)
         found = load(place, self._option, "class")
         if not isclass(found) or not issubclass(found, self._base):
-            raise InputError(f"{self._option} {name}: {place} is none; derive it from {self._derive_from}")
+            raise InputError(
+                f"{self._option} {name}: {place} is none; derive it from {self._derive_from}"
+            )
         if isabstract(found):
             missing = ", ".join(sorted(vars(found)["__abstractmethods__"]))
             raise InputError(f"{self._option} {name}: {place} does not declare: {missing}")

@@ -16,7 +16,9 @@ class Recipe(Section, ABC):
     command: ClassVar[str]
     """The command line of the recipe, such as `train {recipe}`."""
     steps_and_epochs: ClassVar[bool] = True
-    """True if run.max_steps and run.max_epochs both count, where a recipe has them; else max_steps overrides epochs."""
+    """True if run.max_steps and run.max_epochs both count, where a recipe has them; else max_steps
+    overrides epochs.
+    """
     placement: ClassVar[tuple[str, ...]] = ("timeout_s",)
     """Options of samplers that change no result."""
     algorithm: str = Field(description="what is run")
@@ -24,7 +26,9 @@ class Recipe(Section, ABC):
     @property
     @abstractmethod
     def folder(self) -> str | None:
-        """The folder of results; None: one that is named by the recipe and the digest of its options."""
+        """The folder of results; None: one that is named by the recipe and the digest of its
+        options.
+        """
 
     @property
     def trained_first(self) -> str | None:

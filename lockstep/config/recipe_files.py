@@ -1,4 +1,7 @@
-"""The files of recipes: those that ship, those of users, and the bases that they build on. Imports no torch."""
+"""The files of recipes: those that ship, those of users, and the bases that they build on.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,8 @@ def find_recipe(recipe: str, beside: Path | str = "", asker: str = "") -> Path:
     close = get_close_matches(recipe, shipped, 1)
     hint = f"did you mean {close[0]}? " if close else ""
     raise RecipeError(
-        f"{asker}there is no recipe {recipe}; {hint}give a name that `lockstep config` lists, or a YAML "
+        f"{asker}there is no recipe {recipe}; {hint}give a name that `lockstep config` lists, or "
+        "a YAML "
         "file, such as a run's recipe.yaml"
     )
 
@@ -65,7 +69,9 @@ def read_layers(path: Path) -> list[Layer]:
         if base is None:
             return layers
         if not isinstance(base, str):
-            raise RecipeError(f"{layer.source}: base must name one recipe, but is {format_value(base)}")
+            raise RecipeError(
+                f"{layer.source}: base must name one recipe, but is {format_value(base)}"
+            )
         read.add(path.resolve())
         path = find_recipe(base, path.parent, f"{layer.source}: base: ")
         if path.resolve() in read:
@@ -79,19 +85,25 @@ def _read_layer(path: Path) -> Layer:
     try:
         tree = yaml12.parse(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
-        raise RecipeError(f"{source}: byte {error.start + 1} is not UTF-8; save the recipe as UTF-8") from None
+        raise RecipeError(
+            f"{source}: byte {error.start + 1} is not UTF-8; save the recipe as UTF-8"
+        ) from None
     except (ValueError, OSError) as error:
         raise RecipeError(f"{source}: {error}") from None
     if not isinstance(tree, dict):
-        raise RecipeError(f"{source}: a recipe is a mapping of options, but this file holds {format_value(tree)}")
+        raise RecipeError(
+            f"{source}: a recipe is a mapping of options, but this file holds {format_value(tree)}"
+        )
     _find_first_recipe(tree, path.parent)
     return Layer(source, tree, ships=ships)
 
 
 def _find_first_recipe(tree: dict[str, Any], folder: Path) -> None:
-    """Makes `model.from_recipe` in a recipe's tree the path of a file in the recipe's folder, if there is one.
+    """Makes `model.from_recipe` in a recipe's tree the path of a file in the recipe's folder, if
+    there is one.
 
-    Otherwise it stays what it is: the name of a recipe, or a path relative to the working directory.
+    Otherwise it stays what it is: the name of a recipe, or a path relative to the working
+    directory.
     """
     model = tree.get("model")
     named = model.get("from_recipe") if isinstance(model, dict) else None

@@ -1,4 +1,7 @@
-"""The recipe class of each `algorithm`: built in, or named by where it is, `file.py:Class`. Imports no torch."""
+"""The recipe class of each `algorithm`: built in, or named by where it is, `file.py:Class`.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,20 @@ from lockstep.core.errors import InputError
 _BUILT_IN: dict[str, tuple[str, str | None]] = {
     "sft": ("lockstep.algorithms.sft.options:SFTRecipe", "lockstep.algorithms.sft.job:open_sft"),
     "ppo": ("lockstep.algorithms.ppo.options:PPORecipe", "lockstep.algorithms.ppo.job:open_ppo"),
-    "grpo": ("lockstep.algorithms.grpo.options:PolicyGradient", "lockstep.algorithms.grpo.job:open_grpo"),
+    "grpo": (
+        "lockstep.algorithms.grpo.options:PolicyGradient",
+        "lockstep.algorithms.grpo.job:open_grpo",
+    ),
     "dpo": ("lockstep.algorithms.dpo.options:DPORecipe", "lockstep.algorithms.dpo.job:open_dpo"),
     "kto": ("lockstep.algorithms.kto.options:KTORecipe", "lockstep.algorithms.kto.job:open_kto"),
-    "orpo": ("lockstep.algorithms.orpo.options:ORPORecipe", "lockstep.algorithms.orpo.job:open_orpo"),
-    "simpo": ("lockstep.algorithms.simpo.options:SimPORecipe", "lockstep.algorithms.simpo.job:open_simpo"),
+    "orpo": (
+        "lockstep.algorithms.orpo.options:ORPORecipe",
+        "lockstep.algorithms.orpo.job:open_orpo",
+    ),
+    "simpo": (
+        "lockstep.algorithms.simpo.options:SimPORecipe",
+        "lockstep.algorithms.simpo.job:open_simpo",
+    ),
     "online_dpo": (
         "lockstep.algorithms.online_dpo.options:OnlineDPORecipe",
         "lockstep.algorithms.online_dpo.job:open_online_dpo",
@@ -26,20 +38,28 @@ _BUILT_IN: dict[str, tuple[str, str | None]] = {
         "lockstep.algorithms.reward_model.options:RewardModelRecipe",
         "lockstep.algorithms.reward_model.job:open_reward_model",
     ),
-    "distill": ("lockstep.algorithms.distill.options:DistillRecipe", "lockstep.algorithms.distill.job:open_distill"),
+    "distill": (
+        "lockstep.algorithms.distill.options:DistillRecipe",
+        "lockstep.algorithms.distill.job:open_distill",
+    ),
     "self_rewarding": (
         "lockstep.algorithms.self_rewarding.options:SelfRewardingRecipe",
         "lockstep.algorithms.self_rewarding.job:open_self_rewarding",
     ),
     "eval": ("lockstep.inference.eval_recipe:EvalRecipe", "lockstep.inference.evaluate:evaluate"),
-    "generate": ("lockstep.inference.generate_recipe:GenerateRecipe", "lockstep.inference.generate:generate"),
+    "generate": (
+        "lockstep.inference.generate_recipe:GenerateRecipe",
+        "lockstep.inference.generate:generate",
+    ),
     "doctor": ("lockstep_doctor.table.options:DoctorRecipe", None),
     "eval_judge": (
         "lockstep.inference.eval_recipe:EvalJudgeRecipe",
         "lockstep.inference.evaluate_judge:evaluate_judge",
     ),
 }
-"""Places of the class of an algorithm's options, and of the function that opens it or runs a command, by name."""
+"""Places of the class of an algorithm's options, and of the function that opens it or runs a
+command, by name.
+"""
 
 _OPTIONS = {name: options for name, (options, _) in _BUILT_IN.items()}
 _ALGORITHMS = Plugins("algorithm", Recipe, "lockstep.algorithms.base.Algorithm", _OPTIONS)
@@ -54,13 +74,15 @@ def find(algorithm: str) -> type[Recipe] | None:
     """The recipe's class; None where there is no algorithm of that name.
 
     Raises:
-        InputError: The class that is named cannot be imported, or lacks part of what an algorithm declares.
+        InputError: The class that is named cannot be imported, or lacks part of what an algorithm
+            declares.
     """
     return _ALGORITHMS.find(algorithm)
 
 
 def find_opener(recipe: type[Recipe]) -> Callable[..., Any]:
-    """The function that opens a built-in algorithm, or runs a command: it takes the recipe, and an algorithm's setup.
+    """The function that opens a built-in algorithm, or runs a command: it takes the recipe, and an
+    algorithm's setup.
 
     Args:
         recipe: The class of the recipe, or a subclass of one that is built in.

@@ -1,4 +1,6 @@
-"""The options that every recipe that trains has: model, data, learner, and length, intervals and folder of the run."""
+"""The options that every recipe that trains has: model, data, learner, and length, intervals and
+folder of the run.
+"""
 
 from __future__ import annotations
 
@@ -17,23 +19,38 @@ class Best(Section):
     """The checkpoints at which a metric was best."""
 
     metric: str = Field(description="as in metrics.jsonl, such as validation/accuracy")
-    mode: Literal["max", "min"] = Field(default="max", description="whether higher or lower is better")
+    mode: Literal["max", "min"] = Field(
+        default="max", description="whether higher or lower is better"
+    )
     count: PositiveInt = Field(default=1, description="how many are kept")
 
 
 class RunSection(Section):
     """Length of a run, intervals between its events, and its folder."""
 
-    max_steps: int = Field(default=-1, ge=-1, le=10**12, description="stop after so many steps; -1: after max_epochs")
-    max_epochs: PositiveInt = Field(default=1, description="passes over the training data, where max_steps is -1")
-    validate_every: NonNegativeInt = Field(default=0, description="steps between validations; 0: only first and last")
-    save_every: PositiveInt = Field(default=10, description="steps between checkpoints; the last step is always saved")
-    keep: PositiveInt = Field(default=2, description="newest checkpoints that are kept")
-    best: Best | None = Field(default=None, description="checkpoints that are kept besides, by a metric")
-    max_time_s: PositiveFloat | None = Field(
-        default=None, description="save and stop before so many seconds are over; the same command resumes later"
+    max_steps: int = Field(
+        default=-1, ge=-1, le=10**12, description="stop after so many steps; -1: after max_epochs"
     )
-    num_logged_samples: NonNegativeInt = Field(default=8, description="responses a step writes to samples.jsonl")
+    max_epochs: PositiveInt = Field(
+        default=1, description="passes over the training data, where max_steps is -1"
+    )
+    validate_every: NonNegativeInt = Field(
+        default=0, description="steps between validations; 0: only first and last"
+    )
+    save_every: PositiveInt = Field(
+        default=10, description="steps between checkpoints; the last step is always saved"
+    )
+    keep: PositiveInt = Field(default=2, description="newest checkpoints that are kept")
+    best: Best | None = Field(
+        default=None, description="checkpoints that are kept besides, by a metric"
+    )
+    max_time_s: PositiveFloat | None = Field(
+        default=None,
+        description="save and stop before so many seconds are over; the same command resumes later",
+    )
+    num_logged_samples: NonNegativeInt = Field(
+        default=8, description="responses a step writes to samples.jsonl"
+    )
     folder: LocalPath | None = Field(
         default=None, description="run folder; null: runs/<recipe>-<hash of the resolved recipe>"
     )
@@ -45,7 +62,8 @@ class RunSection(Section):
         every = self.validate_every
         if not every or self.save_every % every:
             raise ValueError(
-                f"best.metric {self.best.metric} is known only where there is a validation, so save_every = "
+                f"best.metric {self.best.metric} is known only where there is a validation, so "
+                "save_every = "
                 f"{self.save_every} must be a multiple of validate_every = {every}"
             )
 
@@ -55,13 +73,17 @@ Statistic = Literal["mean", "median", "max"]
 
 
 class Bound(Section):
-    """A metric that `lockstep check` expects over a window of steps: its mean, median or largest value in [min, max].
+    """A metric that `lockstep check` expects over a window of steps: its mean, median or largest
+    value in [min, max].
 
-    A window has less noise than a single step. A bound also breaks where the window has too few rows of the metric.
+    A window has less noise than a single step. A bound also breaks where the window has too few
+    rows of the metric.
     """
 
     metric: str = Field(description="a name in metrics.jsonl")
-    steps: tuple[NonNegativeInt, NonNegativeInt] = Field(description="first and last step of the window, both included")
+    steps: tuple[NonNegativeInt, NonNegativeInt] = Field(
+        description="first and last step of the window, both included"
+    )
     statistic: Statistic = Field(default="mean", description="what is made of the window's rows")
     rows: PositiveInt | None = Field(
         default=None, description="steps of the window that must have the metric; null: all of them"
@@ -86,9 +108,13 @@ class Bound(Section):
     @rule
     def _a_window_and_a_range(self) -> None:
         if self.length < 1:
-            raise ValueError(f"steps are the first and the last of a window, but are {list(self.steps)}")
+            raise ValueError(
+                f"steps are the first and the last of a window, but are {list(self.steps)}"
+            )
         if self.min is None and self.max is None:
-            raise ValueError(f"a bound on {self.metric} needs min or max, or it would hold for any value")
+            raise ValueError(
+                f"a bound on {self.metric} needs min or max, or it would hold for any value"
+            )
 
 
 class Common(Recipe):
@@ -103,7 +129,9 @@ class Common(Recipe):
     cluster: Cluster = Cluster()
     trackers: Trackers = Trackers()
     run: RunSection
-    acceptance: tuple[Bound, ...] = Field(default=(), description="bounds that `lockstep check RUN` reads")
+    acceptance: tuple[Bound, ...] = Field(
+        default=(), description="bounds that `lockstep check RUN` reads"
+    )
 
     @property
     def folder(self) -> str | None:
@@ -111,7 +139,9 @@ class Common(Recipe):
 
     @property
     def longest_demonstration(self) -> int | None:
-        """Tokens of the longest prompt and answer that the policy learns from data; None: it learns from none."""
+        """Tokens of the longest prompt and answer that the policy learns from data; None: it learns
+        from none.
+        """
         return None
 
     @property
@@ -121,9 +151,10 @@ class Common(Recipe):
     def hand_down(self, first: Common) -> dict[str, Any]:
         """The options, by dotted keys, that the recipe trained first takes over from this one.
 
-        They are seed, device and dtype, and of the same task also the options that decide what is held out: otherwise
-        the recipe that is trained first could learn rows that this one validates on. Its backend and its
-        layout are its own, so that every layout of this recipe begins with the same model, which is trained once.
+        They are seed, device and dtype, and of the same task also the options that decide what is
+        held out: otherwise the recipe that is trained first could learn rows that this one
+        validates on. Its backend and its layout are its own, so that every layout of this recipe
+        begins with the same model, which is trained once.
         """
         learner = self.learner
         same: dict[str, Any] = {
@@ -152,4 +183,6 @@ class Common(Recipe):
         }
         names = [name for name, value in validated.items() if value]
         if names:
-            raise ValueError(f"rows to validate on are missing for {', '.join(names)}; set data.validation")
+            raise ValueError(
+                f"rows to validate on are missing for {', '.join(names)}; set data.validation"
+            )

@@ -17,7 +17,10 @@ class ResponseEnd(Section):
 
     max_tokens: PositiveInt = Field(description="longest response")
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
-        default=(), description="text that ends a response, and stays in it, besides the model's own stop tokens"
+        default=(),
+        description=(
+            "text that ends a response, and stays in it, besides the model's own stop tokens"
+        ),
     )
 
 
@@ -27,17 +30,24 @@ class Filters(Section):
     temperature: NonNegativeFloat = Field(default=1.0, description="0: greedy")
     top_k: NonNegativeInt = Field(default=0, description="0: all")
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        default=1.0, description="sample from the fewest likeliest tokens that together have this probability; 1: all"
+        default=1.0,
+        description=(
+            "sample from the fewest likeliest tokens that together have this probability; 1: all"
+        ),
     )
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
-        default=0.0, description="keep tokens at least this times as likely as the likeliest, before top_k and top_p"
+        default=0.0,
+        description=(
+            "keep tokens at least this times as likely as the likeliest, before top_k and top_p"
+        ),
     )
 
     @rule
     def _greedy_takes_the_likeliest(self) -> None:
         if self.temperature == 0 and (self.top_k or self.top_p < 1 or self.min_p):
             raise ValueError(
-                "temperature 0 takes the likeliest token, so top_k, top_p and min_p must be left at 0, 1 and 0"
+                "temperature 0 takes the likeliest token, so top_k, top_p and min_p must be left "
+                "at 0, 1 and 0"
             )
 
 
@@ -46,18 +56,29 @@ class Penalties(Section):
 
     repetition_penalty: PositiveFloat = Field(
         default=1.0,
-        description="divides positive logits of tokens in prompt or response, multiplies the others; 1: none",
+        description=(
+            "divides positive logits of tokens in prompt or response, multiplies the "
+            "others; 1: none"
+        ),
     )
-    presence_penalty: float = Field(default=0.0, description="subtracted from logits of tokens in the response")
-    frequency_penalty: float = Field(default=0.0, description="subtracted for each time that the response has a token")
+    presence_penalty: float = Field(
+        default=0.0, description="subtracted from logits of tokens in the response"
+    )
+    frequency_penalty: float = Field(
+        default=0.0, description="subtracted for each time that the response has a token"
+    )
 
 
 class Distribution(Penalties, Filters):
     """A distribution that tokens are drawn from."""
 
     def of_length(self, max_tokens: int) -> SamplingParams:
-        """The sampling parameters without stop tokens or stop strings: a response ends at `max_tokens`."""
-        return SamplingParams(max_tokens, **{name: getattr(self, name) for name in Distribution.model_fields})
+        """The sampling parameters without stop tokens or stop strings: a response ends at
+        `max_tokens`.
+        """
+        return SamplingParams(
+            max_tokens, **{name: getattr(self, name) for name in Distribution.model_fields}
+        )
 
 
 class Sampling(Distribution, ResponseEnd):
@@ -65,15 +86,20 @@ class Sampling(Distribution, ResponseEnd):
 
     def params(self, stop_token_ids: tuple[int, ...] = ()) -> SamplingParams:
         """The sampling parameters for a sampler, with the tokens of a model that end a response."""
-        return replace(self.of_length(self.max_tokens), stop_token_ids=stop_token_ids, stop=self.stop)
+        return replace(
+            self.of_length(self.max_tokens), stop_token_ids=stop_token_ids, stop=self.stop
+        )
 
 
 class RepeatedSampling(Sampling):
-    """A sampling distribution, with the number of responses per question in validation or evaluation."""
+    """A sampling distribution, with the number of responses per question in validation or
+    evaluation.
+    """
 
     num_samples: PositiveInt = Field(default=1, description="responses per question")
     k: tuple[PositiveInt, ...] | None = Field(
-        default=None, description="the k of pass@k and maj@k, besides 1; null: 4, 16, … and num_samples"
+        default=None,
+        description="the k of pass@k and maj@k, besides 1; null: 4, 16, … and num_samples",
     )
 
     @property
@@ -81,12 +107,19 @@ class RepeatedSampling(Sampling):
         """The k of pass@k and maj@k, rising; 1 is the first."""
         if self.k is not None:
             return tuple(sorted({1, *self.k}))
-        powers = itertools.takewhile(lambda power: power < self.num_samples, (4**i for i in itertools.count()))
+        powers = itertools.takewhile(
+            lambda power: power < self.num_samples, (4**i for i in itertools.count())
+        )
         return (*powers, self.num_samples)
 
     @rule
     def _samples_differ_and_suffice(self) -> None:
         if self.temperature == 0 and self.num_samples > 1:
-            raise ValueError("temperature 0 gives the same response every time, so num_samples must be 1")
+            raise ValueError(
+                "temperature 0 gives the same response every time, so num_samples must be 1"
+            )
         if self.ks[-1] > self.num_samples:
-            raise ValueError(f"k is {self.ks[-1]}, but each question gets num_samples={self.num_samples} responses")
+            raise ValueError(
+                f"k is {self.ks[-1]}, but each question gets num_samples={self.num_samples} "
+                "responses"
+            )

@@ -1,6 +1,7 @@
 """JSON schemas of recipe files, with which an editor completes and checks them. Imports no torch.
 
-A file may leave out what its `base` says, so a schema requires nothing within a section; `lockstep config` does.
+A file may leave out what its `base` says, so a schema requires nothing within a section; `lockstep
+config` does.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from lockstep.config.errors import RecipeError, algorithm_sentence
 from lockstep.config.loading import SHORT_FORMS
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-_BASE: JsonSchemaValue = {"type": "string", "description": "a recipe that ships or a file; this one says what differs"}
+_BASE: JsonSchemaValue = {
+    "type": "string",
+    "description": "a recipe that ships or a file; this one says what differs",
+}
 
 
 def make_schema(algorithm: str) -> JsonSchemaValue:
@@ -29,20 +33,31 @@ def make_schema(algorithm: str) -> JsonSchemaValue:
     if kind is None:
         raise RecipeError(algorithm_sentence(algorithm))
     classes = (kind, Task)
-    references, made = models_json_schema([(one, "validation") for one in classes], schema_generator=_Partial)
+    references, made = models_json_schema(
+        [(one, "validation") for one in classes], schema_generator=_Partial
+    )
     definitions: dict[str, JsonSchemaValue] = made["$defs"]
     recipe, task = (references[one, "validation"]["$ref"].rpartition("/")[2] for one in classes)
     definitions[task]["additionalProperties"] = True  # each task has options of its own
     whole = definitions.pop(recipe)
     options = whole["properties"]
-    for name in SHORT_FORMS.keys() & options.keys():  # one word may stand for a section, as in `sampler: vllm`
+    for name in (
+        SHORT_FORMS.keys() & options.keys()
+    ):  # one word may stand for a section, as in `sampler: vllm`
         options[name] = {"anyOf": [options[name], {"type": "string"}]}
     options |= {"base": _BASE, "algorithm": {**options["algorithm"], "const": algorithm}}
-    return {"$schema": DIALECT, "title": f"Lockstep recipe: {algorithm}", **whole, "$defs": definitions}
+    return {
+        "$schema": DIALECT,
+        "title": f"Lockstep recipe: {algorithm}",
+        **whole,
+        "$defs": definitions,
+    }
 
 
 class _Partial(GenerateJsonSchema):
-    """Schemas of sections that another file may complete: without required options, and without made-up titles."""
+    """Schemas of sections that another file may complete: without required options, and without
+    made-up titles.
+    """
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
         """Makes a section's schema."""

@@ -13,7 +13,9 @@ from lockstep.system.paths import expand
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 
 LocalPath = Annotated[str, AfterValidator(expand)]
-"""A path on this machine; `~` and `$NAME` in it are replaced, and what they stand for is what a run notes."""
+"""A path on this machine; `~` and `$NAME` in it are replaced, and what they stand for is what a run
+notes.
+"""
 
 
 S = TypeVar("S", bound="Section")
@@ -21,7 +23,8 @@ S = TypeVar("S", bound="Section")
 
 @dataclass
 class BrokenRules:
-    """The context of a validation that collects the rules that sections break, in place of ending at the first.
+    """The context of a validation that collects the rules that sections break, in place of ending
+    at the first.
 
     Attributes:
         found: Each section that breaks a rule, and the sentence about it.
@@ -33,7 +36,8 @@ class BrokenRules:
 def rule(check: Callable[[S], None]) -> Any:
     """Makes a method a rule of its section: it raises ValueError if the section's options break it.
 
-    A rule that fails in another way while others are broken is left out: it may read what they are about.
+    A rule that fails in another way while others are broken is left out: it may read what they are
+    about.
     """
 
     def keep(self: S, info: ValidationInfo) -> S:
@@ -67,7 +71,9 @@ class Section(BaseModel):
 
     @classmethod
     def narrow(cls, said: object) -> type[Section]:
-        """The class that validates a value in this place: this one, unless the value names another."""
+        """The class that validates a value in this place: this one, unless the value names
+        another.
+        """
         return cls
 
     @rule

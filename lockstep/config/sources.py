@@ -20,9 +20,13 @@ from lockstep.config.task import Task, validate_as_named
 
 
 class Scratch(Section):
-    """A new model with random weights: a `transformers` configuration, and a tokenizer made from the training text."""
+    """A new model with random weights: a `transformers` configuration, and a tokenizer made from
+    the training text.
+    """
 
-    config: dict[str, Any] = Field(description="fields of a transformers config, `model_type` among them")
+    config: dict[str, Any] = Field(
+        description="fields of a transformers config, `model_type` among them"
+    )
     tokenizer: Literal["words"] = Field(
         default="words", description="one token per word, number, sign and newline of the data"
     )
@@ -32,25 +36,35 @@ class ModelSection(Section):
     """The source of the first weights: exactly one of the three."""
 
     path: ModelPath | None = Field(
-        default=None, description="a Hugging Face folder on this machine, or hf:owner/name on the hub"
+        default=None,
+        description="a Hugging Face folder on this machine, or hf:owner/name on the hub",
     )
     from_recipe: LocalPath | None = Field(
         default=None,
-        description="a recipe that is trained first, with the same seed; a file is found from the recipe's own folder",
+        description=(
+            "a recipe that is trained first, with the same seed; a file is found from the "
+            "recipe's own folder"
+        ),
     )
     scratch: Scratch | None = Field(default=None, description="build a new model")
 
     @rule
     def _one_source(self) -> None:
         if sum(source is not None for source in (self.path, self.from_recipe, self.scratch)) != 1:
-            raise ValueError("say exactly one of path, from_recipe and scratch (model.path=FOLDER names your model)")
+            raise ValueError(
+                "say exactly one of path, from_recipe and scratch (model.path=FOLDER names your "
+                "model)"
+            )
 
 
 class ModelFolder(Section):
     """A model that is used and not trained."""
 
     path: ModelPath = Field(
-        description="a Hugging Face folder on this machine, hf:owner/name on the hub, or the folder of a finished run"
+        description=(
+            "a Hugging Face folder on this machine, hf:owner/name on the hub, or the "
+            "folder of a finished run"
+        )
     )
 
 
@@ -62,17 +76,24 @@ TemplateArgs = Mapping[str, bool | int | float | str | list[str]]
 
 
 class PromptSection(Section):
-    """The options by which rows of data files become prompts. `{field}` in a template stands for a field of the row."""
+    """The options by which rows of data files become prompts.
+
+    `{field}` in a template stands for a field of the row.
+    """
 
     prompt: str = Field(
-        default="{question}", description="template of the prompt, or of the user's message where `chat` is on"
+        default="{question}",
+        description="template of the prompt, or of the user's message where `chat` is on",
     )
     messages: str | None = Field(
         default=None,
-        description="instead of `prompt`: the field with a list of {role, content}, which goes through the tokenizer's "
+        description="instead of `prompt`: the field with a list of {role, content}, which goes "
+        "through the tokenizer's "
         "chat template; where the assistant has the last word, that is the answer and is left off",
     )
-    chat: bool = Field(default=False, description="put the prompt through the tokenizer's chat template")
+    chat: bool = Field(
+        default=False, description="put the prompt through the tokenizer's chat template"
+    )
     system_prompt: str | None = Field(default=None, description="system message, with `chat`")
     template_args: TemplateArgs = Field(
         default={}, description="arguments of the chat template, as {enable_thinking: false}"
@@ -82,13 +103,16 @@ class PromptSection(Section):
         default="error", description="what to do with them; skipped ones are counted"
     )
     bad_rows: Literal["error", "skip"] = Field(
-        default="error", description="what to do with a line that is no JSON object or lacks a field; likewise"
+        default="error",
+        description="what to do with a line that is no JSON object or lacks a field; likewise",
     )
 
     _tools: tuple[Mapping[str, Any], ...] = PrivateAttr(default=())
 
     def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> Self:
-        """The same prompts, whose chat template is also given the JSON schemas of an environment's tools."""
+        """The same prompts, whose chat template is also given the JSON schemas of an environment's
+        tools.
+        """
         copy = self.model_copy()
         copy._tools = tuple(tools)
         return copy
@@ -103,7 +127,9 @@ class PromptSection(Section):
         """The templates whose fields a row needs for its prompt, by their options."""
         return {"data.prompt": self.prompt} if self.messages is None else {}
 
-    def as_data(self, rows: Paths, answer: str, max_validation_samples: int | None = None) -> DataSection:
+    def as_data(
+        self, rows: Paths, answer: str, max_validation_samples: int | None = None
+    ) -> DataSection:
         """The same prompts from the files `rows`, in their order."""
         options = {
             **dict(self),
@@ -113,7 +139,9 @@ class PromptSection(Section):
             "answer": answer,
             "max_validation_samples": max_validation_samples,
         }
-        return DataSection(**{name: value for name, value in options.items() if name in DataSection.model_fields})
+        return DataSection(
+            **{name: value for name, value in options.items() if name in DataSection.model_fields}
+        )
 
     @rule
     def _one_way_to_ask(self) -> None:
@@ -121,7 +149,8 @@ class PromptSection(Section):
             raise ValueError("say one of prompt and messages; a row's messages need no template")
         if self.messages is not None and (self.chat or self.system_prompt is not None):
             raise ValueError(
-                "chat and system_prompt go with prompt; messages always go through the chat template, as they are"
+                "chat and system_prompt go with prompt; messages always go through the chat "
+                "template, as they are"
             )
         if self.system_prompt is not None and not self.chat:
             raise ValueError("system_prompt needs chat: true")
@@ -132,41 +161,61 @@ class PromptSection(Section):
 class QuestionSection(PromptSection):
     """Prompts with a right answer, and how many of them to validate on."""
 
-    answer: str = Field(default="{answer}", description="template of the right answer that a reward sees")
-    max_validation_samples: PositiveInt | None = Field(default=None, description="validate on the first so many rows")
+    answer: str = Field(
+        default="{answer}", description="template of the right answer that a reward sees"
+    )
+    max_validation_samples: PositiveInt | None = Field(
+        default=None, description="validate on the first so many rows"
+    )
 
 
 class DataSection(QuestionSection):
     """The rows that a run trains and validates on."""
 
     train: Paths | None = Field(
-        default=None, description="file to train on, or a list of files: JSONL (also .gz), a JSON list, Parquet"
+        default=None,
+        description="file to train on, or a list of files: JSONL (also .gz), a JSON list, Parquet",
     )
-    validation: Paths | None = Field(default=None, description="file to validate on, or a list of files")
+    validation: Paths | None = Field(
+        default=None, description="file to validate on, or a list of files"
+    )
     weights: tuple[PositiveFloat, ...] | None = Field(
-        default=None, description="how often each file of `train` is used, relative to the others; null: by rows"
+        default=None,
+        description="how often each file of `train` is used, relative to the others; null: by rows",
     )
     task: SerializeAsAny[Annotated[Task, WrapValidator(validate_as_named)]] | None = Field(
-        default=None, description="make the rows instead of reading them: `name` says which task does"
+        default=None,
+        description="make the rows instead of reading them: `name` says which task does",
     )
     completion: str | None = Field(
         default=None,
-        description="template of what SFT learns, or one field alone with a list of one message, the assistant's; "
+        description="template of what SFT learns, or one field alone with a list of one message, "
+        "the assistant's; "
         "null: {answer}, or with `messages` the assistant's last word",
     )
     shuffle: bool = Field(default=True, description="a new order each epoch, keyed by the seed")
 
     @property
     def completion_templates(self) -> dict[str, str]:
-        """The templates whose fields a row needs for its completion, by their options; none where messages have it."""
-        completion = "{answer}" if self.completion is None and self.messages is None else self.completion
+        """The templates whose fields a row needs for its completion, by their options; none where
+        messages have it.
+        """
+        completion = (
+            "{answer}" if self.completion is None and self.messages is None else self.completion
+        )
         return {} if completion is None else {"data.completion": completion}
 
     @rule
     def _one_source(self) -> None:
         if (self.train is None) == (self.task is None):
-            raise ValueError("say exactly one of train (a file of rows) and task (which makes them)")
+            raise ValueError(
+                "say exactly one of train (a file of rows) and task (which makes them)"
+            )
         if self.task is not None and self.validation is not None:
             raise ValueError("validation does not go with a task, which makes its own")
-        if self.weights is not None and (isinstance(self.train, str | None) or len(self.weights) != len(self.train)):
-            raise ValueError("weights needs a list of files in train, and one number for each of them")
+        if self.weights is not None and (
+            isinstance(self.train, str | None) or len(self.weights) != len(self.train)
+        ):
+            raise ValueError(
+                "weights needs a list of files in train, and one number for each of them"
+            )

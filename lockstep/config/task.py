@@ -1,7 +1,9 @@
-"""A task makes rows instead of reading them: its options, and which class belongs to its name. Imports no torch.
+"""A task makes rows instead of reading them: its options, and which class belongs to its name.
 
-Each file of `lockstep/tasks/` is a task, and its class is called as the file is: `word_sort.py` has `WordSort`. A
-recipe may also say `name: file.py:Class`.
+Imports no torch.
+
+Each file of `lockstep/tasks/` is a task, and its class is called as the file is: `word_sort.py` has
+`WordSort`. A recipe may also say `name: file.py:Class`.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ class TaskFiles:
     Attributes:
         train: Rows to train on.
         validation: Rows that are held out.
-        demonstrations: Rows to imitate, in the order in which they are to be learned; None: the training rows.
+        demonstrations: Rows to imitate, in the order in which they are to be learned; None: the
+            training rows.
         judgements: Held-out judgements that are known to be right.
         comparisons: Comparisons of two held-out judgements, likewise.
     """
@@ -39,8 +42,12 @@ class TaskFiles:
     comparisons: Path | None = None
 
     @classmethod
-    def name_in(cls, folder: Path, *, demonstrations: bool = False, known: bool = False) -> TaskFiles:
-        """Names the files in a folder: of rows always, of demonstrations and of known judgements where asked for."""
+    def name_in(
+        cls, folder: Path, *, demonstrations: bool = False, known: bool = False
+    ) -> TaskFiles:
+        """Names the files in a folder: of rows always, of demonstrations and of known judgements
+        where asked for.
+        """
         return cls(
             folder / "train.jsonl",
             folder / "validation.jsonl",
@@ -54,19 +61,26 @@ class Task(Section, ABC):
     """The options of a task, which makes its rows instead of reading them."""
 
     shared: ClassVar[tuple[str, ...]] = ()
-    """Options that decide which rows are held out; a recipe that is trained first takes them from the one after it."""
-    name: str = Field(description="the task, which has the other options: one that ships, or file.py:Class")
+    """Options that decide which rows are held out; a recipe that is trained first takes them from
+    the one after it.
+    """
+    name: str = Field(
+        description="the task, which has the other options: one that ships, or file.py:Class"
+    )
 
     @property
     def best_reward(self) -> float | None:
-        """The mean reward of the best policy by the reward function or environment in the task's own file.
+        """The mean reward of the best policy by the reward function or environment in the task's
+        own file.
 
         None: unknown.
         """
         return None
 
     def find_best_reward(self, code: str | None) -> float | None:
-        """The `best_reward` if `code`, the reference of a reward function or environment, is in the task's own file."""
+        """The `best_reward` if `code`, the reference of a reward function or environment, is in the
+        task's own file.
+        """
         place = self.name.rpartition(":")[0] or type(self).__module__
         return self.best_reward if code is not None and code.rpartition(":")[0] == place else None
 
@@ -97,13 +111,18 @@ def find(said: object) -> type[Task]:
     if found is not None:
         return found
     raise InputError(
-        f"name is {json.dumps(name)}; choose one of {', '.join(_TASKS.names())}, or name one of yours as file.py:Class"
+        f"name is {json.dumps(name)}; choose one of {', '.join(_TASKS.names())}, or name one of "
+        "yours as file.py:Class"
     )
 
 
 def validate_as_named(said: Any, validate: ValidatorFunctionWrapHandler) -> Task:
     """Validates a section by the class that it names, as JSON and strictly."""
-    return find(said).model_validate_json(json.dumps(said), strict=True) if isinstance(said, dict) else validate(said)
+    return (
+        find(said).model_validate_json(json.dumps(said), strict=True)
+        if isinstance(said, dict)
+        else validate(said)
+    )
 
 
 def _find_built_in() -> dict[str, str]:

@@ -1,4 +1,7 @@
-"""The trackers that a run is logged to besides its own files. Addresses and keys come from each tool's environment."""
+"""The trackers that a run is logged to besides its own files.
+
+Addresses and keys come from each tool's environment.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,12 @@ class WandB(Section):
     """Weights & Biases; `wandb login` or WANDB_API_KEY identifies the user."""
 
     project: str = Field(default="lockstep", min_length=1, description="W&B project")
-    name: str | None = Field(default=None, min_length=1, description="of the run; null: its folder's name")
+    name: str | None = Field(
+        default=None, min_length=1, description="of the run; null: its folder's name"
+    )
     mode: Literal["offline", "online"] = Field(
-        default="offline", description="offline: files in the run's `wandb/`, which `wandb sync` uploads"
+        default="offline",
+        description="offline: files in the run's `wandb/`, which `wandb sync` uploads",
     )
 
     @property
@@ -35,7 +41,10 @@ class WandB(Section):
 
 
 class Trackers(Section):
-    """Each shows the run's logs, and is off unless named; `{}` turns it on. See docs/guides/trackers.md."""
+    """Each shows the run's logs, and is off unless named; `{}` turns it on.
+
+    See docs/guides/trackers.md.
+    """
 
     tensorboard: TensorBoard | None = None
     wandb: WandB | None = None

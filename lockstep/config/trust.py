@@ -1,9 +1,11 @@
-"""Python files that may come from others: they run only if the user has trained with them, or trusts them by `--trust`.
+"""Python files that may come from others: they run only if the user has trained with them, or
+trusts them by `--trust`.
 
-They are those of model folders, and those that a run's recipe names: a run's folder may come from someone else, and so
-may the code next to it. Files are trusted by content, so a copy in a run's folder is trusted with its original, and one
-that was changed is not. What has run here is noted in Lockstep's cache folder: each file that a recipe names, and what
-it imports from its folder. Imports nothing heavy.
+They are those of model folders, and those that a run's recipe names: a run's folder may come from
+someone else, and so may the code next to it. Files are trusted by content, so a copy in a run's
+folder is trusted with its original, and one that was changed is not. What has run here is noted in
+Lockstep's cache folder: each file that a recipe names, and what it imports from its folder. Imports
+nothing heavy.
 """
 
 from __future__ import annotations
@@ -40,24 +42,29 @@ class UntrustedCode(InputError):
     def of(cls, folder: Path, model_type: object, files: Sequence[Path]) -> UntrustedCode:
         """The error for these files of a folder."""
         return cls(
-            f"{folder} computes its model type {model_type!r} by Python code of its own, which is not run: "
-            f"{', '.join(map(describe_file, files))}; if you have read it and trust it: {describe_trust(files)}"
+            f"{folder} computes its model type {model_type!r} by Python code of its own, which is "
+            "not run: "
+            f"{', '.join(map(describe_file, files))}; if you have read it and trust it: "
+            f"{describe_trust(files)}"
         )
 
 
 def trust(*files: str | os.PathLike[str]) -> None:
-    """Allows this process, and those that it starts, to run Python files that may come from others, as they are now.
+    """Allows this process, and those that it starts, to run Python files that may come from others,
+    as they are now.
 
     Args:
-        files: Python files of a model's folder, or that a run's recipe names. They run while their content stays the
-            same, and so do copies of them.
+        files: Python files of a model's folder, or that a run's recipe names. They run while their
+            content stays the same, and so do copies of them.
 
     Raises:
         InputError: One of them is no Python file.
     """
     for file in map(Path, files):
         if file.suffix != ".py" or not file.is_file():
-            raise InputError(f"--trust {file}: there is no such Python file; overrides stand before --trust")
+            raise InputError(
+                f"--trust {file}: there is no such Python file; overrides stand before --trust"
+            )
     trust_content(Path(file).read_bytes() for file in files)
 
 
@@ -68,11 +75,16 @@ def describe_file(file: Path) -> str:
 
 def describe_trust(files: Sequence[Path]) -> str:
     """The command that allows files, or, in another program, the call."""
-    return repeat_command("--trust", *files) or f"lockstep.trust({', '.join(repr(str(file)) for file in files)})"
+    return (
+        repeat_command("--trust", *files)
+        or f"lockstep.trust({', '.join(repr(str(file)) for file in files)})"
+    )
 
 
 def name_code(option: str, reference: str) -> None:
-    """Tells the user, before an import, which file an option runs; once per content, and not for Lockstep's own."""
+    """Tells the user, before an import, which file an option runs; once per content, and not for
+    Lockstep's own.
+    """
     file = find_file(reference)
     if file is not None and not file.resolve().is_relative_to(_OWN):
         note_once(f"{option} {reference} runs {describe_file(file)}")
@@ -95,11 +107,17 @@ def require_known(recipe: Path, option: str, reference: str) -> None:
     file, root = _find_root(reference, file)
     files = {own: own.read_bytes() for own in _list_imported(file, root)}
     known = _read_known()
-    unknown = [own for own, text in files.items() if not is_trusted(text) and digest_content(text) not in known]
+    unknown = [
+        own
+        for own, text in files.items()
+        if not is_trusted(text) and digest_content(text) not in known
+    ]
     if unknown:
         raise InputError(
-            f"{recipe}: {option} {reference} runs code with which you have not trained on this machine: "
-            f"{', '.join(map(describe_file, unknown))}; a run may come from someone else, so read it, and if you trust "
+            f"{recipe}: {option} {reference} runs code with which you have not trained on this "
+            "machine: "
+            f"{', '.join(map(describe_file, unknown))}; a run may come from someone else, so read "
+            "it, and if you trust "
             f"it: {describe_trust(unknown)}"
         )
     trust_content(files.values())
@@ -119,7 +137,10 @@ def note_run_here(tree: Mapping[str, Any]) -> None:
     run = set[str]()
     for _, reference, file in list_references(tree):
         if not _is_installed(file):
-            run |= {digest_content(own.read_bytes()) for own in _list_imported(*_find_root(reference, file))}
+            run |= {
+                digest_content(own.read_bytes())
+                for own in _list_imported(*_find_root(reference, file))
+            }
     new = sorted(run - _read_known())
     if new:
         with suppress(OSError, LockstepError):  # later commands then ask for --trust
@@ -143,7 +164,9 @@ def _is_installed(file: Path) -> bool:
 
 
 def _find_root(reference: str, file: Path) -> tuple[Path, Path]:
-    """The file as it is imported, and the folder on the path of modules from which its neighbors are imported, too."""
+    """The file as it is imported, and the folder on the path of modules from which its neighbors
+    are imported, too.
+    """
     place = reference.rpartition(":")[0]
     if place.endswith(".py"):
         return file.resolve(), file.resolve().parent
@@ -152,7 +175,9 @@ def _find_root(reference: str, file: Path) -> tuple[Path, Path]:
 
 
 def _list_imported(file: Path, root: Path) -> list[Path]:
-    """A file, and the files of a folder that it imports, and so on, but Lockstep's; also those that it may import."""
+    """A file, and the files of a folder that it imports, and so on, but Lockstep's; also those that
+    it may import.
+    """
     found = dict[Path, None]()
     todo = [file]
     while todo:
@@ -164,7 +189,9 @@ def _list_imported(file: Path, root: Path) -> list[Path]:
 
 
 def _read_imports(file: Path, root: Path) -> Iterator[tuple[str, ...]]:
-    """Yields the parts of the names of all modules that a file's text imports, and of what it imports from them."""
+    """Yields the parts of the names of all modules that a file's text imports, and of what it
+    imports from them.
+    """
     try:
         with warnings.catch_warnings(action="ignore"):
             nodes = list(ast.walk(ast.parse(file.read_bytes())))
@@ -186,4 +213,8 @@ def _find_modules(names: Iterable[tuple[str, ...]], root: Path) -> Iterator[Path
         place = root
         for part in filter(None, parts):
             place /= part
-            yield from (path for path in (place / "__init__.py", place.with_name(f"{part}.py")) if path.is_file())
+            yield from (
+                path
+                for path in (place / "__init__.py", place.with_name(f"{part}.py"))
+                if path.is_file()
+            )

@@ -1,4 +1,7 @@
-"""The user's code that a recipe names, imported in the process that is to run it. Imports nothing heavy."""
+"""The user's code that a recipe names, imported in the process that is to run it.
+
+Imports nothing heavy.
+"""
 
 from __future__ import annotations
 
@@ -35,21 +38,38 @@ def load(reference: str, option: str, kind: str) -> Callable[..., Any]:
     if place == PROGRAM:
         if reference not in _OBJECTS:
             raise InputError(
-                f"{option} {reference} is a Python object of the program that trained; run that program again, or name "
+                f"{option} {reference} is a Python object of the program that trained; run that "
+                "program again, or name "
                 "code that lies in a file: file.py:name"
             )
         return _OBJECTS[reference]
     if not place or not name:
-        raise InputError(f"{option} {reference!r} is not of the form file.py:name or package.module:name")
+        raise InputError(
+            f"{option} {reference!r} is not of the form file.py:name or package.module:name"
+        )
     try:
-        module = import_file(Path(place).resolve()) if place.endswith(".py") else importlib.import_module(place)
-    except (Exception, SystemExit) as error:  # the user's module may raise anything while it is imported
+        module = (
+            import_file(Path(place).resolve())
+            if place.endswith(".py")
+            else importlib.import_module(place)
+        )
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # the user's module may raise anything while it is imported
         what = f"{type(error).__name__}: {show(error, str)}"
         raise InputError(f"{option} {reference}: {place} cannot be imported ({what})") from error
     found = vars(module).get(name)
     if not callable(found):
-        names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise InputError(f"{option} {reference}: no {kind} {name} in {place}; it has {', '.join(names) or 'none'}")
+        names = [
+            key
+            for key, value in vars(module).items()
+            if callable(value) and not key.startswith("_")
+        ]
+        raise InputError(
+            f"{option} {reference}: no {kind} {name} in {place}; it has "
+            f"{', '.join(names) or 'none'}"
+        )
     return found
 
 
@@ -60,7 +80,8 @@ _OBJECTS: dict[str, Callable[..., Any]] = {}
 
 
 def refer(found: Callable[..., Any]) -> str:
-    """Returns a reference that `load` resolves: by module where any process can import it, else within this program.
+    """Returns a reference that `load` resolves: by module where any process can import it, else
+    within this program.
 
     The latter holds a digest of the object's code, so that another function is another recipe
     (`lockstep.config.code_digest`). It is called in this process, since no other has it.
@@ -71,7 +92,8 @@ def refer(found: Callable[..., Any]) -> str:
     if not inspect.isfunction(found) and not inspect.isclass(found):
         kind = type(found).__name__
         raise InputError(
-            f"{found!r} is a {kind}, whose behavior cannot be told from its code; write a function that calls it"
+            f"{found!r} is a {kind}, whose behavior cannot be told from its code; write a "
+            "function that calls it"
         )
     module, name = found.__module__, found.__qualname__
     if module != "__main__" and vars(sys.modules[module]).get(name) is found:
@@ -87,27 +109,46 @@ def is_in_program(reference: str) -> bool:
 
 
 def find_file(reference: str) -> Path | None:
-    """The file of `file.py:name` or `package.module:name`, found as an import finds it, but not imported."""
+    """The file of `file.py:name` or `package.module:name`, found as an import finds it, but not
+    imported.
+    """
     place = reference.rpartition(":")[0]
     if not place:
         return None
     inside = place.replace(".", "/")
-    packages = (Path(entry, name) for entry in sys.path for name in (f"{inside}/__init__.py", f"{inside}.py"))
+    packages = (
+        Path(entry, name)
+        for entry in sys.path
+        for name in (f"{inside}/__init__.py", f"{inside}.py")
+    )
     try:
-        return next((path for path in ([Path(place)] if place.endswith(".py") else packages) if path.is_file()), None)
+        return next(
+            (
+                path
+                for path in ([Path(place)] if place.endswith(".py") else packages)
+                if path.is_file()
+            ),
+            None,
+        )
     except (OSError, ValueError):  # text that is no name of a file at all
         return None
 
 
 def is_imported(reference: str) -> bool:
-    """True if this process has imported the module of a reference, so that its file does not run again."""
+    """True if this process has imported the module of a reference, so that its file does not run
+    again.
+    """
     place = reference.rpartition(":")[0]
     return Path(place).resolve() in _MODULES if place.endswith(".py") else place in sys.modules
 
 
 def find_own_file(kind: type) -> Path | None:
-    """The file that a class came from by `file.py:name`; None where any process can import its module by name."""
-    return next((path for path, (_, module) in _MODULES.items() if module.__name__ == kind.__module__), None)
+    """The file that a class came from by `file.py:name`; None where any process can import its
+    module by name.
+    """
+    return next(
+        (path for path, (_, module) in _MODULES.items() if module.__name__ == kind.__module__), None
+    )
 
 
 LARGEST_REWARD = 3.4e38
@@ -140,10 +181,15 @@ def show(thing: object, write: Callable[[Any], str] = repr) -> str:
 
 
 def describe_error(error: Exception) -> str:
-    """Describes an error of the user's code, with the line of the user's file that raised it or called what did."""
+    """Describes an error of the user's code, with the line of the user's file that raised it or
+    called what did.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     frame = next((frame for frame in frames if frame.filename != frames[0].filename), frames[-1])
-    return f"raised {type(error).__name__}: {show(error, str)} ({Path(frame.filename).name}, line {frame.lineno})"
+    return (
+        f"raised {type(error).__name__}: {show(error, str)} ({Path(frame.filename).name}, line "
+        f"{frame.lineno})"
+    )
 
 
 _MODULES: dict[Path, tuple[bytes, ModuleType]] = {}
@@ -151,9 +197,11 @@ _MODULES: dict[Path, tuple[bytes, ModuleType]] = {}
 
 
 def import_file(path: Path) -> ModuleType:
-    """Imports a file once for as long as its content stays, so that all uses of it get the same classes.
+    """Imports a file once for as long as its content stays, so that all uses of it get the same
+    classes.
 
-    Its module's name depends on the file alone: what is pickled in one process is found in another that has loaded it.
+    Its module's name depends on the file alone: what is pickled in one process is found in another
+    that has loaded it.
     """
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
@@ -168,7 +216,9 @@ def import_file(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # as an import does: dataclasses, for one, look their module up there
+    sys.modules[spec.name] = (
+        module  # as an import does: dataclasses, for one, look their module up there
+    )
     spec.loader.exec_module(module)
     _MODULES[path] = text, module
     return module

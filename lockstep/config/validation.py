@@ -1,4 +1,7 @@
-"""Validation of a recipe's tree: finds every error, and lets options of a base give way. Imports no torch."""
+"""Validation of a recipe's tree: finds every error, and lets options of a base give way.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +36,12 @@ class FaultyTree(Exception):
 
 
 def validate(kind: type[S], tree: dict[str, Any]) -> S:
-    """Validates as JSON and strictly: a list may stand for a tuple and 1 for 1.0, but no text for a number.
+    """Validates as JSON and strictly: a list may stand for a tuple and 1 for 1.0, but no text for a
+    number.
 
     Raises:
-        FaultyTree: Values of the wrong type, options that are missing or unknown, and every rule that is broken.
+        FaultyTree: Values of the wrong type, options that are missing or unknown, and every rule
+            that is broken.
     """
     try:
         return kind.model_validate_json(json.dumps(tree), strict=True)
@@ -49,7 +54,9 @@ def validate(kind: type[S], tree: dict[str, Any]) -> S:
 
 
 def _find_broken_rules(shape: Shape, path: tuple[str, ...] = ()) -> Iterator[ErrorDetails]:
-    """Yields the rules that sections of a tree break, the inner sections first: each section is validated by itself."""
+    """Yields the rules that sections of a tree break, the inner sections first: each section is
+    validated by itself.
+    """
     for name, inner in shape.inner():
         if inner is not None and isinstance(inner.said, dict):
             yield from _find_broken_rules(inner, (*path, name))
@@ -57,8 +64,13 @@ def _find_broken_rules(shape: Shape, path: tuple[str, ...] = ()) -> Iterator[Err
         return
     broken = BrokenRules()
     try:
-        section = shape.kind.model_validate_json(json.dumps(shape.said), strict=True, context=broken)
-    except (ValidationError, TypeError):  # its faults are those of single values; TypeError: a task without its class
+        section = shape.kind.model_validate_json(
+            json.dumps(shape.said), strict=True, context=broken
+        )
+    except (
+        ValidationError,
+        TypeError,
+    ):  # its faults are those of single values; TypeError: a task without its class
         return
     for of, text in broken.found:
         if of is section:
@@ -71,7 +83,8 @@ def give_way(
     faults: Collection[Fault],
     from_base: Collection[yaml12.Keys],
 ) -> tuple[dict[str, Any], list[yaml12.Keys]]:
-    """Takes back options of a base that a broken rule names, if the rest is then right in more respects.
+    """Takes back options of a base that a broken rule names, if the rest is then right in more
+    respects.
 
     Args:
         kind: The section.

@@ -1,6 +1,8 @@
-"""Ragged batches: flat tokens plus lengths, with named columns; no padding crosses a process border.
+"""Ragged batches: flat tokens plus lengths, with named columns; no padding crosses a process
+border.
 
-Legend: N flat tokens of all sequences, B sequences. Every per-token column describes its own token (see `align`).
+Legend: N flat tokens of all sequences, B sequences. Every per-token column describes its own token
+(see `align`).
 """
 
 from __future__ import annotations
@@ -34,16 +36,19 @@ class Batch:
     Attributes:
         tokens: Token ids, int64 [N].
         lengths: Tokens of each sequence, int64 [B], on the CPU; their sum is N.
-        token: Per-token columns, [N] or [N, …]. `mask` is True where the policy chose the token and is trained on it.
+        token: Per-token columns, [N] or [N, …]. `mask` is True where the policy chose the token and
+            is trained on it.
         sample: Per-sequence columns, each [B].
-        sampling: The distribution the masked tokens were sampled from; a learner scores under the same one.
-        group_size: Number of neighboring sequences that belong together, such as 2 of a pair; a batch is split, into
-            micro-batches or shares of ranks, only between groups.
-        top_k: 0: a learner scores the tokens themselves; else it returns this many of the likeliest tokens at each
-            position.
+        sampling: The distribution the masked tokens were sampled from; a learner scores under the
+            same one.
+        group_size: Number of neighboring sequences that belong together, such as 2 of a pair; a
+            batch is split, into micro-batches or shares of ranks, only between groups.
+        top_k: 0: a learner scores the tokens themselves; else it returns this many of the likeliest
+            tokens at each position.
         entropy: True if a learner also returns the entropy at each masked token.
         values: The values that a critic returns, see `Values`.
-        places: Row and position of each token, cached on the device of the tokens; None: computed at each use.
+        places: Row and position of each token, cached on the device of the tokens; None: computed
+            at each use.
     """
 
     tokens: Tensor
@@ -59,15 +64,25 @@ class Batch:
 
     def __post_init__(self) -> None:
         if int(self.lengths.sum()) != self.tokens.numel():
-            raise ValueError(f"lengths add up to {int(self.lengths.sum())}, but there are {self.tokens.numel()} tokens")
+            raise ValueError(
+                f"lengths add up to {int(self.lengths.sum())}, but there are "
+                f"{self.tokens.numel()} tokens"
+            )
         if len(self) % self.group_size:
-            raise ValueError(f"{len(self)} sequences do not divide into groups of {self.group_size}")
+            raise ValueError(
+                f"{len(self)} sequences do not divide into groups of {self.group_size}"
+            )
         for name, column in self.token.items():
             if column.shape[0] != self.tokens.numel():
-                raise ValueError(f"token column '{name}' has {column.shape[0]} rows for {self.tokens.numel()} tokens")
+                raise ValueError(
+                    f"token column '{name}' has {column.shape[0]} rows for {self.tokens.numel()} "
+                    "tokens"
+                )
         for name, column in self.sample.items():
             if column.shape[0] != len(self):
-                raise ValueError(f"sample column '{name}' has {column.shape[0]} rows for {len(self)} sequences")
+                raise ValueError(
+                    f"sample column '{name}' has {column.shape[0]} rows for {len(self)} sequences"
+                )
 
     def __len__(self) -> int:
         return self.lengths.numel()
@@ -78,7 +93,8 @@ class Batch:
             if name in columns:
                 return columns[name]
         raise KeyError(
-            f"no column '{name}'; there are {sorted(self.token)} per token and {sorted(self.sample)} per sample"
+            f"no column '{name}'; there are {sorted(self.token)} per token and "
+            f"{sorted(self.sample)} per sample"
         )
 
     @property
@@ -88,7 +104,9 @@ class Batch:
 
     @property
     def mask_indices(self) -> Tensor:
-        """Indices of trainable tokens, int64 [M], on the device of the mask; synchronizes with that device."""
+        """Indices of trainable tokens, int64 [M], on the device of the mask; synchronizes with that
+        device.
+        """
         return self.mask.nonzero().squeeze(-1)
 
     @property
@@ -98,7 +116,9 @@ class Batch:
 
     @property
     def row(self) -> Tensor:
-        """Index of the sequence that each token belongs to, int64 [N], on the device of the tokens."""
+        """Index of the sequence that each token belongs to, int64 [N], on the device of the
+        tokens.
+        """
         if self.places is not None:
             return self.places.row
         return find_rows(self.lengths, self.tokens.numel()).to(self.tokens.device)
@@ -117,15 +137,23 @@ class Batch:
 
     def keep_places(self) -> Self:
         """The same batch with `places` cached."""
-        return self if self.places is not None else replace(self, places=TokenPlaces(self.row, self.position))
+        return (
+            self
+            if self.places is not None
+            else replace(self, places=TokenPlaces(self.row, self.position))
+        )
 
     def rows_of(self, groups: Sequence[int]) -> list[int]:
         """The sequences of these groups, in order."""
         return [group * self.group_size + k for group in groups for k in range(self.group_size)]
 
-    def with_columns(self, token: dict[str, Tensor] | None = None, sample: dict[str, Tensor] | None = None) -> Batch:
+    def with_columns(
+        self, token: dict[str, Tensor] | None = None, sample: dict[str, Tensor] | None = None
+    ) -> Batch:
         """The same sequences with columns added or replaced."""
-        return replace(self, token={**self.token, **(token or {})}, sample={**self.sample, **(sample or {})})
+        return replace(
+            self, token={**self.token, **(token or {})}, sample={**self.sample, **(sample or {})}
+        )
 
     def select(self, rows: Tensor | Sequence[int]) -> Batch:
         """The sequences `rows`, in that order, with all their columns.
@@ -137,7 +165,9 @@ class Batch:
         if self.group_size > 1:
             self._require_whole_groups(rows)
         lengths = self.lengths[rows]
-        starts = torch.repeat_interleave(self.starts[rows] - (torch.cumsum(lengths, 0) - lengths), lengths)
+        starts = torch.repeat_interleave(
+            self.starts[rows] - (torch.cumsum(lengths, 0) - lengths), lengths
+        )
         index = (torch.arange(int(lengths.sum())) + starts).to(self.tokens.device)
         return replace(
             self,
@@ -151,7 +181,10 @@ class Batch:
     def _require_whole_groups(self, rows_B: Tensor) -> None:
         whole = torch.tensor(self.rows_of((rows_B[:: self.group_size] // self.group_size).tolist()))
         if not torch.equal(rows_B, whole):
-            raise ValueError(f"sequences that belong together, {self.group_size} by {self.group_size}, are torn apart")
+            raise ValueError(
+                f"sequences that belong together, {self.group_size} by {self.group_size}, are "
+                "torn apart"
+            )
 
     def split(self, rows: int) -> list[Batch]:
         """Consecutive pieces of `rows` sequences; the last may be smaller."""
@@ -159,7 +192,9 @@ class Batch:
 
     def sequences(self, name: str | None = None) -> list[Tensor]:
         """The tokens, or a per-token column, as one tensor per sequence."""
-        return list(torch.split(self.tokens if name is None else self.token[name], self.lengths.tolist()))
+        return list(
+            torch.split(self.tokens if name is None else self.token[name], self.lengths.tolist())
+        )
 
     def per_sample(self, column_N: Tensor) -> Tensor:
         """Sums a per-token column over each sequence. Returns [B]."""
@@ -170,7 +205,9 @@ class Batch:
         return self.map(lambda column: column.to(device))
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """The same batch, with tokens, each column and places changed; lengths stay as they are, on the CPU."""
+        """The same batch, with tokens, each column and places changed; lengths stay as they are, on
+        the CPU.
+        """
         return replace(
             self,
             tokens=change(self.tokens),
@@ -192,10 +229,15 @@ def find_positions(lengths: Tensor, size: int) -> Tensor:
 
 
 def concat(batches: Sequence[Batch]) -> Batch:
-    """Lays batches end to end; all must have the same columns, and ask a learner for the same outputs."""
+    """Lays batches end to end; all must have the same columns, and ask a learner for the same
+    outputs.
+    """
     first = batches[0]
     if any(_kind(other) != _kind(first) for other in batches[1:]):
-        raise ValueError("batches with different columns, groups, sampling parameters or outputs cannot be joined")
+        raise ValueError(
+            "batches with different columns, groups, sampling parameters or outputs cannot be "
+            "joined"
+        )
     return replace(
         first,
         tokens=torch.cat([b.tokens for b in batches]),

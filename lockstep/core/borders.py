@@ -1,4 +1,5 @@
-"""Checks of values that pass from one part to another: one that is NaN, infinite or out of range ends the step.
+"""Checks of values that pass from one part to another: one that is NaN, infinite or out of range
+ends the step.
 
 These values are in host memory, so no check waits for a device. Each reads its numbers once.
 """
@@ -16,7 +17,9 @@ from lockstep.core.errors import RunError
 from lockstep.core.types import Request, SamplingParams
 
 LARGEST_LOGPROB = 0.1
-"""Nats: a bf16 log-softmax may come out slightly above 0; a probability or a loss given by mistake exceeds this."""
+"""Nats: a bf16 log-softmax may come out slightly above 0; a probability or a loss given by mistake
+exceeds this.
+"""
 _LOOK = "look at that model's weights and, if it learns, lower its learning rate"
 
 
@@ -52,8 +55,11 @@ def require_logprobs(whose: str, batch: Batch, *columns: Tensor) -> None:
     _require(f"log-probabilities of {whose}", batch, columns, LARGEST_LOGPROB, _LOOK)
 
 
-def require_responses(whose: str, batch: Batch, requests: Sequence[Request], sampling: SamplingParams) -> None:
-    """Refuses responses that do not match the requests or are too long, and invalid log-probabilities.
+def require_responses(
+    whose: str, batch: Batch, requests: Sequence[Request], sampling: SamplingParams
+) -> None:
+    """Refuses responses that do not match the requests or are too long, and invalid
+    log-probabilities.
 
     Args:
         whose: The sampler, as in "the judge's sampler".
@@ -66,16 +72,24 @@ def require_responses(whose: str, batch: Batch, requests: Sequence[Request], sam
     """
     asked_B = torch.tensor([len(request.tokens) for request in requests])
     if len(batch) != len(asked_B):
-        raise NotFiniteError(f"{whose} gave {len(batch)} responses to {len(asked_B)} requests; start it anew", batch)
+        raise NotFiniteError(
+            f"{whose} gave {len(batch)} responses to {len(asked_B)} requests; start it anew", batch
+        )
     room_B = batch.lengths - asked_B
     low, high = (int(end) for end in room_B.aminmax())
-    if low < 1 or high > sampling.max_tokens or int(batch.mask.count_nonzero()) != int(room_B.sum()):
+    if (
+        low < 1
+        or high > sampling.max_tokens
+        or int(batch.mask.count_nonzero()) != int(room_B.sum())
+    ):
         made_B = batch.per_sample(batch.mask.long())
         wrong_B = (made_B < 1) | (made_B > sampling.max_tokens) | (made_B != room_B)
         row = int(wrong_B.nonzero()[0])
         raise NotFiniteError(
-            f"{whose} gave {int(made_B[row])} tokens in a sequence of {int(batch.lengths[row])} for row {row + 1} of "
-            f"{len(batch)}, whose prompt has {int(asked_B[row])} and whose response was to have 1 to "
+            f"{whose} gave {int(made_B[row])} tokens in a sequence of {int(batch.lengths[row])} "
+            f"for row {row + 1} of "
+            f"{len(batch)}, whose prompt has {int(asked_B[row])} and whose response was to have 1 "
+            "to "
             f"{sampling.max_tokens}; look at the engine's version and settings",
             batch,
         )
@@ -97,4 +111,6 @@ def _require(what: str, batch: Batch, columns: Sequence[Tensor], most: float, cu
 def _describe_place(batch: Batch, column: Tensor, index: int) -> str:
     if len(column) != batch.tokens.numel():
         return f"row {index + 1} of {len(batch)}"
-    return f"token {int(batch.position[index]) + 1} of row {int(batch.row[index]) + 1} of {len(batch)}"
+    return (
+        f"token {int(batch.position[index]) + 1} of row {int(batch.row[index]) + 1} of {len(batch)}"
+    )

@@ -1,4 +1,7 @@
-"""Errors that are shown to the user in one sentence. Any other exception is a crash, and leaves its traceback."""
+"""Errors that are shown to the user in one sentence.
+
+Any other exception is a crash, and leaves its traceback.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ from lockstep.core import exit_codes
 
 
 class LockstepError(Exception):
-    """Base of errors for the user; the message is one sentence: what is wrong, where, and what to do.
+    """Base of errors for the user; the message is one sentence: what is wrong, where, and what to
+    do.
 
     Attributes:
         exit_code: Exit code of the command.
@@ -24,7 +28,9 @@ class InputError(LockstepError, ValueError):
 
 
 class RunError(LockstepError, RuntimeError):
-    """A run cannot continue: a worker, an engine or a disk was lost, or its numbers are no longer finite."""
+    """A run cannot continue: a worker, an engine or a disk was lost, or its numbers are no longer
+    finite.
+    """
 
 
 class NothingTrainedError(LockstepError):
@@ -40,7 +46,9 @@ class BrokenPromiseError(LockstepError, RuntimeError):
 
 
 def install_command(extra: str) -> str:
-    """Returns how to install an extra, from a clone: nothing is released, and the name on an index is not ours."""
+    """Returns how to install an extra, from a clone: nothing is released, and the name on an index
+    is not ours.
+    """
     return f"in your clone of Lockstep: pip install -c constraints.txt -e '.[{extra}]'"
 
 

@@ -8,12 +8,18 @@ INPUT = 2
 INCONCLUSIVE = 3
 """Too little was measured to tell, or nothing was trained on."""
 BROKEN = 4
-"""A promise or a bound was broken: sampler and learner disagree or are not exact, or `lockstep check` fails."""
+"""A promise or a bound was broken: sampler and learner disagree or are not exact, or `lockstep
+check` fails.
+"""
 OUT_OF_TIME = 75
-"""`run.max_time_s` ended the run; the same command resumes it. EX_TEMPFAIL of sysexits.h, "try again later"."""
+"""`run.max_time_s` ended the run; the same command resumes it.
+
+EX_TEMPFAIL of sysexits.h, "try again later".
+"""
 HUNG_UP = 129
 INTERRUPTED = 130
 UNREAD = 141
 TERMINATED = 143
-"""Killed by a signal, as shells number them: SIGHUP, Ctrl-C, SIGPIPE (the reader of the output, such as
-`head`, has ended) and SIGTERM."""
+"""Killed by a signal, as shells number them: SIGHUP, Ctrl-C, SIGPIPE (the reader of the output,
+such as `head`, has ended) and SIGTERM.
+"""

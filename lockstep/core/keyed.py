@@ -1,7 +1,9 @@
-"""Random numbers by key instead of by stream: no generator has a state, so none must be saved or kept in step.
+"""Random numbers by key instead of by stream: no generator has a state, so none must be saved or
+kept in step.
 
-A key is a 64-bit hash of what the number is for: (seed, step, sample id, role, draw). The numbers of a sample therefore
-do not depend on the batch it travels in, on the number of workers, or on what was drawn before it.
+A key is a 64-bit hash of what the number is for: (seed, step, sample id, role, draw). The numbers
+of a sample therefore do not depend on the batch it travels in, on the number of workers, or on what
+was drawn before it.
 """
 
 from __future__ import annotations
@@ -11,15 +13,21 @@ import hashlib
 import torch
 from torch import Tensor
 
-_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer (splitmix64, Steele et al. 2014)
+_GOLDEN = (
+    -7046029254386353131
+)  # 0x9E3779B97F4A7C15 as a signed 64-bit integer (splitmix64, Steele et al. 2014)
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 
 
 def key(*parts: int | str) -> int:
-    """Hashes what a random number is for into a signed 64-bit key, the same on every machine and Python version."""
+    """Hashes what a random number is for into a signed 64-bit key, the same on every machine and
+    Python version.
+    """
     text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
+    return int.from_bytes(
+        hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True
+    )
 
 
 def uniforms(key_B: Tensor, counter_K: Tensor) -> Tensor:
@@ -59,7 +67,9 @@ def sample(length: int, count: int, *parts: int | str) -> list[int]:
         raise ValueError(f"{count} different numbers are wanted, but range({length}) has fewer")
     moved: dict[int, int] = {}
     chosen = []
-    for place, share in enumerate(uniforms(torch.tensor([key(*parts)]), torch.arange(count))[0].tolist()):
+    for place, share in enumerate(
+        uniforms(torch.tensor([key(*parts)]), torch.arange(count))[0].tolist()
+    ):
         other = place + int(share * (length - place))  # the first steps of a Fisher-Yates shuffle
         chosen.append(moved.get(other, other))
         moved[other] = moved.get(place, place)

@@ -1,6 +1,8 @@
-"""Metrics that carry their reduction, so that micro-batches, epochs and ranks merge exactly, for any sizes.
+"""Metrics that carry their reduction, so that micro-batches, epochs and ranks merge exactly, for
+any sizes.
 
-Values may stay tensors on a device until `floats` is called, so that no metric makes the host wait on a hot path.
+Values may stay tensors on a device until `floats` is called, so that no metric makes the host wait
+on a hot path.
 """
 
 from __future__ import annotations
@@ -100,7 +102,8 @@ class Last(Reduction):
 class ExplainedVariance(_Sums):
     """1 − Var(R−V) / Var(R) over all tokens, from sums, so that it is exact over any split.
 
-    It does not show whether values are aligned with their states: a critic that sees the action explains *more*.
+    It does not show whether values are aligned with their states: a critic that sees the action
+    explains *more*.
     """
 
     count: Number
@@ -128,7 +131,11 @@ class StandardDeviation(_Sums):
 
     def value(self) -> float:
         n = float(self.count)
-        return max(0.0, float(self.squares) / n - (float(self.total) / n) ** 2) ** 0.5 if n else float("nan")
+        return (
+            max(0.0, float(self.squares) / n - (float(self.total) / n) ** 2) ** 0.5
+            if n
+            else float("nan")
+        )
 
 
 class Metrics(dict[str, Reduction]):
@@ -145,7 +152,9 @@ class Metrics(dict[str, Reduction]):
         return Metrics({f"{prefix}/{name}": reduction for name, reduction in self.items()})
 
     def floats(self) -> dict[str, float]:
-        """Every metric as a number, of which none is −0; the only place that waits for a device, once."""
+        """Every metric as a number, of which none is −0; the only place that waits for a device,
+        once.
+        """
         return {name: reduction.value() + 0.0 for name, reduction in fetch(self).items()}
 
 

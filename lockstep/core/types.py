@@ -8,21 +8,29 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 Head = Literal["logits", "value", "reward"]
-"""Output of a model: log-probabilities of tokens, values of the states before them, or the score of a sequence. A
-reward model's head is a critic's without a bias, which pairs could not teach it."""
+"""Output of a model: log-probabilities of tokens, values of the states before them, or the score of
+a sequence. A reward model's head is a critic's without a bias, which pairs could not teach it.
+"""
 
 Values = Literal["all", "masked", "final"]
-"""Values of a critic: before all tokens and after each sequence; before masked tokens and after each sequence; or only
-after each sequence."""
+"""Values of a critic: before all tokens and after each sequence; before masked tokens and after
+each sequence; or only after each sequence.
+"""
 
 Baseline = Literal["mean", "leave_one_out", "none"]
-"""Baseline that is subtracted from a response's reward: the mean of its group, that of the others in it, or nothing."""
+"""Baseline that is subtracted from a response's reward: the mean of its group, that of the others
+in it, or nothing.
+"""
 
 ScaleRewards = Literal["group", "others", "batch", "none"]
-"""Standard deviation that divides the advantage: the group's, that of the others in it, the step's, or none."""
+"""Standard deviation that divides the advantage: the group's, that of the others in it, the step's,
+or none.
+"""
 
 LossMean = Literal["tokens", "responses", "constant"]
-"""Mean of a loss: over all tokens; over responses, of token means; or over responses, of sums by a fixed length."""
+"""Mean of a loss: over all tokens; over responses, of token means; or over responses, of sums by a
+fixed length.
+"""
 
 Divergence = Literal["forward", "reverse", "mixed", "jsd"]
 """Divergence of a student from its teacher."""
@@ -45,18 +53,20 @@ class SamplingParams:
 
     Attributes:
         max_tokens: Longest response, in tokens.
-        temperature: Divides the logits; 0 means greedy, and log-probabilities are then those of temperature 1.
+        temperature: Divides the logits; 0 means greedy, and log-probabilities are then those of
+            temperature 1.
         top_k: Keep the k likeliest tokens, and those as likely as the k-th; 0 keeps all.
-        top_p: Keep the fewest likeliest tokens whose probability reaches this, and those as likely as the last of them;
-            1 keeps all.
+        top_p: Keep the fewest likeliest tokens whose probability reaches this, and those as likely
+            as the last of them; 1 keeps all.
         stop_token_ids: A response ends with the first of these; it belongs to the response.
-        min_p: Keep tokens whose probability, at this temperature, is at least this times that of the likeliest; 0 keeps
-            all. Top-k and top-p choose from what is left.
-        repetition_penalty: Divides positive logits of tokens that prompt or response have already, and multiplies
-            negative ones, before the temperature does; 1 changes none.
+        min_p: Keep tokens whose probability, at this temperature, is at least this times that of
+            the likeliest; 0 keeps all. Top-k and top-p choose from what is left.
+        repetition_penalty: Divides positive logits of tokens that prompt or response have already,
+            and multiplies negative ones, before the temperature does; 1 changes none.
         presence_penalty: Subtracted from the logits of tokens that the response has already.
         frequency_penalty: Subtracted from them once for each time.
-        stop: A response ends with the token that completes one of these strings in its text, and keeps it.
+        stop: A response ends with the token that completes one of these strings in its text, and
+            keeps it.
     """
 
     max_tokens: int
@@ -91,9 +101,18 @@ class SamplingParams:
     @property
     def filters_and_penalties(self) -> dict[str, float]:
         """The filters and penalties that are not at their neutral value, by name."""
-        names = ("top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+        names = (
+            "top_k",
+            "top_p",
+            "min_p",
+            "repetition_penalty",
+            "presence_penalty",
+            "frequency_penalty",
+        )
         changed = {name: getattr(self, name) for name in names}
-        return {name: value for name, value in changed.items() if value != getattr(SamplingParams, name)}
+        return {
+            name: value for name, value in changed.items() if value != getattr(SamplingParams, name)
+        }
 
     @property
     def counts_response(self) -> bool:
@@ -107,7 +126,9 @@ class SamplingParams:
 
     @property
     def needs_logits(self) -> bool:
-        """True if scoring a token needs all of its logits at once, because a filter or a penalty changes them."""
+        """True if scoring a token needs all of its logits at once, because a filter or a penalty
+        changes them.
+        """
         return self.penalizes or not self.full_support
 
     @property
@@ -117,7 +138,9 @@ class SamplingParams:
 
     @property
     def unshaped(self) -> bool:
-        """True if log-probabilities are the model's own, of temperature 1; greedy ones without penalties are."""
+        """True if log-probabilities are the model's own, of temperature 1; greedy ones without
+        penalties are.
+        """
         return self.temperature in (0.0, 1.0) and not self.needs_logits
 
 
@@ -152,7 +175,8 @@ class Request:
     Attributes:
         tokens: What to complete.
         key: Key of its random numbers, see `lockstep.core.keyed`.
-        continues: True if a later prompt will begin with this prompt and its response, as in an episode.
+        continues: True if a later prompt will begin with this prompt and its response, as in an
+            episode.
     """
 
     tokens: tuple[int, ...]
@@ -167,7 +191,8 @@ class Reply:
     Attributes:
         text: The response, without its stop token.
         num_tokens: Number of sampled tokens, the stop token among them.
-        finish_reason: `stop`, or `length` where a limit cut the response off before its end; a server may have others.
+        finish_reason: `stop`, or `length` where a limit cut the response off before its end; a
+            server may have others.
     """
 
     text: str

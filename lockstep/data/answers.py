@@ -1,4 +1,6 @@
-"""Prompts and answers as rows of a batch: tokens of a prompt, then of an answer with its stop token, trained on."""
+"""Prompts and answers as rows of a batch: tokens of a prompt, then of an answer with its stop
+token, trained on.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,15 @@ from lockstep.core.types import Prompt
 from lockstep.data import messages
 from lockstep.data.messages import ChatTemplateError, Message, TemplateValues
 from lockstep.data.notes import note
-from lockstep.data.prompts import EncodedRows, converse, is_chat, prompts_of, token_ids, too_long, values_of
+from lockstep.data.prompts import (
+    EncodedRows,
+    converse,
+    is_chat,
+    prompts_of,
+    token_ids,
+    too_long,
+    values_of,
+)
 from lockstep.data.rows import DataError, Row, Rows
 from lockstep.data.selection import ANY_ROW, Rule
 from lockstep.data.templates import fields, read_field, render
@@ -27,23 +37,27 @@ _IN_TEXT = {"role", "content", "weight"}
 
 
 class AnswerEncoder:
-    """Encoder of answers to tokens: what the chat template writes of a turn after the prompt, up to one stop token.
+    """Encoder of answers to tokens: what the chat template writes of a turn after the prompt, up to
+    one stop token.
 
     Args:
         tokenizer: The model's; its end-of-sequence token ends an answer.
-        data: If prompts are conversations, answers end with the stop token that the chat template writes after them,
-            if there is one.
+        data: If prompts are conversations, answers end with the stop token that the chat template
+            writes after them, if there is one.
         stops: The model's other stop tokens.
 
     Raises:
         ValueError: The tokenizer lacks an end-of-sequence token.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, data: DataSection, stops: Collection[int]) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, data: DataSection, stops: Collection[int]
+    ) -> None:
         end = tokenizer.eos_token_id
         if not isinstance(end, int):
             raise InputError(
-                "the model's tokenizer has no end-of-sequence token, and completions must end; set eos_token"
+                "the model's tokenizer has no end-of-sequence token, and completions must end; "
+                "set eos_token"
             )
         self._tokenizer = tokenizer
         self._data = data
@@ -56,13 +70,17 @@ class AnswerEncoder:
         self._ends = 1 if closing is None else sum(token in self._stops for token in self._closing)
         self._prepends = is_chat(data) and self._writes_spaces()
 
-    def __call__(self, prompts: Sequence[Prompt], answers: Sequence[Message]) -> list[tuple[int, ...]]:
+    def __call__(
+        self, prompts: Sequence[Prompt], answers: Sequence[Message]
+    ) -> list[tuple[int, ...]]:
         """Token ids of answers to prompts, the stop token last."""
         if not is_chat(self._data):
             parts = [self._split(_text_of(answer)) for answer in answers]
             bodies = self._token_ids([text for text, _ in parts], prompts)
             return [(*ids, end) for ids, (_, end) in zip(bodies, parts, strict=True)]
-        texts = [self._of_prompt(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
+        texts = [
+            self._of_prompt(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)
+        ]
         found = self._token_ids([text for _, text in texts], prompts)
         if self._prepends:
             found = [self._continue(*pair, ids) for pair, ids in zip(texts, found, strict=True)]
@@ -77,10 +95,14 @@ class AnswerEncoder:
         if not is_chat(self._data):
             return self._split(_text_of(answer))[0]
         talk, values = converse(row, where, self._data), values_of(row, self._data)
-        return self._write(talk, messages.render_prompt(talk, self._tokenizer, values), answer, values)
+        return self._write(
+            talk, messages.render_prompt(talk, self._tokenizer, values), answer, values
+        )
 
     def examine(self, row: Row, answer: Message) -> tuple[str | None, str]:
-        """Says why an answer cannot be learned, None if it can; and returns the text that is learned, if any."""
+        """Says why an answer cannot be learned, None if it can; and returns the text that is
+        learned, if any.
+        """
         wrong = self._find_fault(answer)
         if wrong is not None:
             return wrong, ""
@@ -88,24 +110,34 @@ class AnswerEncoder:
             written = self.write(row, "row", answer)
             calls = is_chat(self._data) and answer.get("tool_calls")
             if calls and written == self.write(row, "row", {**answer, "tool_calls": None}):
-                return "has tool_calls in its answer, which the tokenizer's chat template does not write", written
+                return (
+                    "has tool_calls in its answer, which the tokenizer's chat template does not "
+                    "write",
+                    written,
+                )
         except ChatTemplateError as error:
             return f"has an answer that cannot be learned: {error}", ""
         return None, written
 
     def _find_fault(self, answer: Message) -> str | None:
-        """Says why an answer cannot be learned, before the chat template is asked; None if it may be."""
+        """Says why an answer cannot be learned, before the chat template is asked; None if it may
+        be.
+        """
         weight = answer.get("weight")
         if weight is not None and weight not in (0, 1):
             return f"has the weight {weight} on its answer; an answer is learned (1) or not (0)"
         if weight is not None and not weight:
             return "has weight 0 on its answer, so it teaches nothing"
-        inside = next((mark for mark in self._marks if mark in self._split(_text_of(answer))[0]), None)
+        inside = next(
+            (mark for mark in self._marks if mark in self._split(_text_of(answer))[0]), None
+        )
         if inside is not None:
             return f"has {inside} inside its answer, at which the model stops"
         if is_chat(self._data):
             return None
-        unread = sorted(name for name in _fields_beside(answer) if name in ("tool_calls", "reasoning_content"))
+        unread = sorted(
+            name for name in _fields_beside(answer) if name in ("tool_calls", "reasoning_content")
+        )
         return f"has {unread[0]} in its answer, which data.chat=true renders" if unread else None
 
     def note_unread(self, rows: Iterable[tuple[Row, Sequence[Message]]]) -> None:
@@ -117,7 +149,8 @@ class AnswerEncoder:
         if unread:
             names = ", ".join(f"{name} ({count})" for name, count in sorted(unread.items()))
             note(
-                f"the chat template of {self._tokenizer.name_or_path} does not write all of an answer; fields left "
+                f"the chat template of {self._tokenizer.name_or_path} does not write all of an "
+                "answer; fields left "
                 f"out, and in how many of the first rows: {names}"
             )
 
@@ -129,7 +162,8 @@ class AnswerEncoder:
         return [
             name
             for name in names
-            if whole == self.write(row, "row", {key: value for key, value in answer.items() if key != name})
+            if whole
+            == self.write(row, "row", {key: value for key, value in answer.items() if key != name})
         ]
 
     def _of_prompt(self, prompt: Prompt, answer: Message) -> tuple[str, str]:
@@ -138,25 +172,42 @@ class AnswerEncoder:
             values = values_of(prompt.row, self._data)
             return prompt.text, self._write(prompt.messages or (), prompt.text, answer, values)
         except ChatTemplateError as error:
-            raise DataError(f"{prompt.id}: has an answer that cannot be learned: {error}") from error
+            raise DataError(
+                f"{prompt.id}: has an answer that cannot be learned: {error}"
+            ) from error
 
-    def _write(self, talk: Sequence[Message], opening: str, answer: Message, values: TemplateValues) -> str:
-        """The text by which a template continues a prompt when the assistant's answer is added to the conversation."""
+    def _write(
+        self, talk: Sequence[Message], opening: str, answer: Message, values: TemplateValues
+    ) -> str:
+        """The text by which a template continues a prompt when the assistant's answer is added to
+        the conversation.
+        """
         answer = {**answer, "content": answer.get("content") and self._split(answer["content"])[0]}
         whole = messages.render_whole([*talk, answer], self._tokenizer, values)
         if whole.startswith(opening):
             return whole[len(opening) :]
-        said = messages.render_whole([*talk, {**answer, "content": _STAND_IN}], self._tokenizer, values)
+        said = messages.render_whole(
+            [*talk, {**answer, "content": _STAND_IN}], self._tokenizer, values
+        )
         before, _, after = said.rpartition(_STAND_IN)
         text = _text_of(answer)
         opened = opening[len(before) :]
-        if before and opening.startswith(before) and text.startswith(opened) and not _fields_beside(answer):
-            return text[len(opened) :] + after  # the prompt opens a thought, which the template drops once it is over
+        if (
+            before
+            and opening.startswith(before)
+            and text.startswith(opened)
+            and not _fields_beside(answer)
+        ):
+            return (
+                text[len(opened) :] + after
+            )  # the prompt opens a thought, which the template drops once it is over
         cut = _find_continuation(_text_of(talk[-1]).strip(), opening, before)
         if cut is None or not whole.startswith(before[:cut]):
             raise ChatTemplateError(
-                "the tokenizer's chat template writes its prompt in another way once it is answered, as where a prompt "
-                "opens a thought that the answer lacks; write the answer as the template would, or use another template"
+                "the tokenizer's chat template writes its prompt in another way once it is "
+                "answered, as where a prompt "
+                "opens a thought that the answer lacks; write the answer as the template would, "
+                "or use another template"
             )
         return whole[cut:]
 
@@ -173,7 +224,9 @@ class AnswerEncoder:
             length, end = bare - len(mark), self._marks[mark]
 
     def _end(self, ids: list[int]) -> tuple[int, ...]:
-        """The tokens up to the stop token that the template writes; else followed by the end of the sequence."""
+        """The tokens up to the stop token that the template writes; else followed by the end of the
+        sequence.
+        """
         places = [place for place, token in enumerate(ids) if token in self._stops]
         if self._ends and places:
             return tuple(ids[: places[-min(self._ends, len(places))] + 1])
@@ -181,13 +234,17 @@ class AnswerEncoder:
         return (*(ids[:length] if ids[length:] == self._closing else ids), self._eos)
 
     def _continue(self, opening: str, text: str, alone: list[int]) -> list[int]:
-        """The tokens of a text after a prompt, where the tokenizer writes a space before text that stands alone."""
+        """The tokens of a text after a prompt, where the tokenizer writes a space before text that
+        stands alone.
+        """
         given, whole = self._token_ids([opening, opening + text])
         return whole[len(given) :] if whole[: len(given)] == given else alone
 
     def _writes_spaces(self) -> bool:
         """True if the tokenizer writes a space before a text that stands alone."""
-        return str(self._tokenizer.convert_ids_to_tokens(self._token_ids(["a"])[0])[0]).startswith("▁")
+        return str(self._tokenizer.convert_ids_to_tokens(self._token_ids(["a"])[0])[0]).startswith(
+            "▁"
+        )
 
     def _token_ids(self, texts: Sequence[str], prompts: Sequence[Prompt] = ()) -> list[list[int]]:
         names = [prompt.id for prompt in prompts]
@@ -195,10 +252,17 @@ class AnswerEncoder:
 
 
 def _find_continuation(asked: str, opening: str, before: str) -> int | None:
-    """Finds where a prompt ends in the text of a longer conversation: after the text `asked`, and what follows it."""
+    """Finds where a prompt ends in the text of a longer conversation: after the text `asked`, and
+    what follows it.
+    """
     follows = opening.rpartition(asked)[2]
     start = before.rfind(asked) + len(asked)
-    if not asked or asked not in opening or asked not in before or not before.startswith(follows, start):
+    if (
+        not asked
+        or asked not in opening
+        or asked not in before
+        or not before.startswith(follows, start)
+    ):
         return None
     return start + len(follows)
 
@@ -214,7 +278,11 @@ def _fields_beside(answer: Message) -> list[str]:
 
 def is_empty(answer: Message) -> bool:
     """True for an answer from which nothing can be learned."""
-    return not _text_of(answer).strip() and not answer.get("tool_calls") and not answer.get("reasoning_content")
+    return (
+        not _text_of(answer).strip()
+        and not answer.get("tool_calls")
+        and not answer.get("reasoning_content")
+    )
 
 
 def read_answer(template: str, row: Row, where: str) -> Message:
@@ -229,7 +297,9 @@ def of_text(text: str) -> Message:
 
 
 def answer_fault(template: str, row: Row) -> str | None:
-    """Returns what is wrong with an answer, such as a list that is no conversation; None if nothing is."""
+    """Returns what is wrong with an answer, such as a list that is no conversation; None if nothing
+    is.
+    """
     talk = _find_talk(template, row)
     if talk is not None:
         return messages.answer_fault(row, talk)
@@ -288,7 +358,8 @@ class AnsweredRows(EncodedRows[AnsweredRow]):
         rows: The data.
         tokenizer: The model's.
         data: Templates, limits, and whether to shuffle.
-        max_tokens: Longest prompt and answer together; a row with a longer one is over-long, as with a long prompt.
+        max_tokens: Longest prompt and answer together; a row with a longer one is over-long, as
+            with a long prompt.
         stops: See `AnswerEncoder`.
         rule: Further requirements on a row.
         limit: Name of `max_tokens` in messages.
@@ -309,7 +380,9 @@ class AnsweredRows(EncodedRows[AnsweredRow]):
         self._limit = limit
         templates = {**data.prompt_templates, **data.completion_templates}
         super().__init__(rows, tokenizer, data, templates, rule, max_tokens, limit)
-        self._answers.note_unread((row, self._read_answers(row, "row")) for row in self.selection.read_first())
+        self._answers.note_unread(
+            (row, self._read_answers(row, "row")) for row in self.selection.read_first()
+        )
 
     @abstractmethod
     def _read_answers(self, row: Row, where: str) -> Sequence[Message]:
@@ -319,14 +392,24 @@ class AnsweredRows(EncodedRows[AnsweredRow]):
         """Scores of the answers of a row."""
         return ()
 
-    def _encode(self, rows: Rows, numbers: Sequence[int], contents: Sequence[Row]) -> list[AnsweredRow]:
+    def _encode(
+        self, rows: Rows, numbers: Sequence[int], contents: Sequence[Row]
+    ) -> list[AnsweredRow]:
         prompts = prompts_of(rows, numbers, contents, self._tokenizer, self._data)
-        answers = [self._read_answers(row, rows.where(i)) for i, row in zip(numbers, contents, strict=True)]
+        answers = [
+            self._read_answers(row, rows.where(i)) for i, row in zip(numbers, contents, strict=True)
+        ]
         encoded = [self._answers(prompts, column) for column in zip(*answers, strict=True)]
         scores = map(self._scores, contents)
-        return [AnsweredRow(*parts) for parts in zip(prompts, zip(*encoded, strict=True), scores, strict=True)]
+        return [
+            AnsweredRow(*parts)
+            for parts in zip(prompts, zip(*encoded, strict=True), scores, strict=True)
+        ]
 
     def _complaint(self, item: AnsweredRow) -> str | None:
         if item.longest <= self._max_tokens:
             return too_long(item.prompt, self._data.max_prompt_tokens)
-        return f"prompt and answer have {item.longest} tokens, more than {self._limit}={self._max_tokens}"
+        return (
+            f"prompt and answer have {item.longest} tokens, more than "
+            f"{self._limit}={self._max_tokens}"
+        )

@@ -1,7 +1,8 @@
 """Cache of facts about data files, in the user's cache folder, so that each is computed once.
 
-An entry is one file, written to a temporary name and renamed, so that no reader sees half of it. Its name is a hash of
-all inputs, so an entry is never stale, only unused; any entry may be deleted at any time.
+An entry is one file, written to a temporary name and renamed, so that no reader sees half of it.
+Its name is a hash of all inputs, so an entry is never stale, only unused; any entry may be deleted
+at any time.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class Stamp:
             stat = path.stat()
         except OSError:
             return None
-        return cls(str(path.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
+        return cls(
+            str(path.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
+        )
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,9 @@ class Table:
 
 
 def table(name: str, compute: Callable[[], Table]) -> Table:
-    """Returns the table `name`, a name from `entry`, after computing it if the cache does not have it."""
+    """Returns the table `name`, a name from `entry`, after computing it if the cache does not have
+    it.
+    """
     path = find_cache_folder() / name
     if path.is_file():
         try:
@@ -90,7 +95,8 @@ def ensure_cached(name: str, write: Callable[[BinaryIO], None]) -> Path:
             write(file)
     except OSError as error:
         raise InputError(
-            f"{path}: cannot be written ({error}); set the environment variable LOCKSTEP_CACHE to a folder with room"
+            f"{path}: cannot be written ({error}); set the environment variable LOCKSTEP_CACHE to "
+            "a folder with room"
         ) from error
     return path
 

@@ -1,4 +1,6 @@
-"""Demonstrations for supervised fine-tuning: prompt, completion and stop token, with the mask on the completion."""
+"""Demonstrations for supervised fine-tuning: prompt, completion and stop token, with the mask on
+the completion.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,10 @@ class Demonstrations(AnsweredRows):
         for template in self._data.completion_templates.values():
             talk = find_messages(row, template)
             if talk is not None and len(read_field(row, talk)) > 1:
-                return f"has several messages in the field {talk!r}, of which data.completion learns one, the answer"
+                return (
+                    f"has several messages in the field {talk!r}, of which data.completion "
+                    "learns one, the answer"
+                )
             if talk is not None:
                 return answer_fault(template, row)
         return None

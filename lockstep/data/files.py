@@ -21,7 +21,8 @@ class FileGroup:
 
     Attributes:
         paths: JSONL, packed or not, a JSON list, or Parquet.
-        weights: How often rows of each are used, relative to the others; None: the files are concatenated.
+        weights: How often rows of each are used, relative to the others; None: the files are
+            concatenated.
     """
 
     paths: tuple[Path, ...]
@@ -36,7 +37,8 @@ def open_rows(files: FileGroup, bad_rows: Policy = "error") -> Rows:
         bad_rows: Policy for a line of JSONL that is not a JSON object.
 
     Raises:
-        DataError: One of them cannot be read or is named twice, or has a bad line that is not to be skipped.
+        DataError: One of them cannot be read or is named twice, or has a bad line that is not to be
+            skipped.
     """
     labels = _labels(files.paths)
     opened = [_open(path, bad_rows, label) for path, label in zip(files.paths, labels, strict=True)]
@@ -56,7 +58,9 @@ def _labels(paths: Sequence[Path]) -> list[str]:
     found = [path.resolve() for path in paths]
     for path in found:
         if found.count(path) > 1:
-            raise DataError(f"{path}: is named twice; name it once, and set data.weights to use it more often")
+            raise DataError(
+                f"{path}: is named twice; name it once, and set data.weights to use it more often"
+            )
     named = [path.absolute() for path in paths]  # a file of a hub is a link to a name of digits
     depths = range(1, max(len(path.parts) for path in named) + 1)
     labels = (["/".join(path.parts[-depth:]) for path in named] for depth in depths)
@@ -106,7 +110,9 @@ class Together(Rows):
         found: dict[tuple[int, int], dict[str, Any]] = {}
         for k, rows in enumerate(self._opened):
             wanted = [place for place in places if place[0] == k]
-            found |= zip(wanted, rows.rows([own for _, own in wanted]) if wanted else [], strict=True)
+            found |= zip(
+                wanted, rows.rows([own for _, own in wanted]) if wanted else [], strict=True
+            )
         return [found[place] for place in places]
 
     def _place(self, i: int) -> tuple[int, int]:

@@ -1,8 +1,9 @@
-"""Rows of JSON: of a JSONL file by number, of which only byte offsets are kept, and of a file that is one list.
+"""Rows of JSON: of a JSONL file by number, of which only byte offsets are kept, and of a file that
+is one list.
 
-A row comes back exactly as it was written. Lines end with a newline byte and nothing else, so that jagged rows,
-carriage returns, form feeds and Unicode line separators inside strings are harmless. Each row is parsed by itself:
-'007' stays '007' regardless of other rows.
+A row comes back exactly as it was written. Lines end with a newline byte and nothing else, so that
+jagged rows, carriage returns, form feeds and Unicode line separators inside strings are harmless.
+Each row is parsed by itself: '007' stays '007' regardless of other rows.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 class JsonlIndex(Rows):
     """The rows of a JSONL file, which may be packed by gzip.
 
-    Every line is checked once, so that a broken one is found before training starts and `len` is exact; blank lines are
-    skipped. The index is cached, so the same file opens at once the next time. Rows are read from the file at each use;
-    a packed file is unpacked into memory.
+    Every line is checked once, so that a broken one is found before training starts and `len` is
+    exact; blank lines are skipped. The index is cached, so the same file opens at once the next
+    time. Rows are read from the file at each use; a packed file is unpacked into memory.
 
     Args:
         path: A UTF-8 file with one JSON object per line; packed, if its name ends in `.gz`.
@@ -48,16 +49,21 @@ class JsonlIndex(Rows):
         label: Begins the ids of rows; the file's name if None.
 
     Raises:
-        DataError: The file cannot be read, is not UTF-8, has no rows, or has a bad line that is not to be skipped.
+        DataError: The file cannot be read, is not UTF-8, has no rows, or has a bad line that is not
+            to be skipped.
     """
 
     unit = "line"
 
-    def __init__(self, path: str | Path, bad_rows: Policy = "error", label: str | None = None) -> None:
+    def __init__(
+        self, path: str | Path, bad_rows: Policy = "error", label: str | None = None
+    ) -> None:
         super().__init__(Path(path), label)
         found = cache.table(cache.entry("index", self._stamp), self._scan)
         self._require_unchanged()
-        self._numbers = found.numbers  # of each row: where its line begins in the text, and which line it is
+        self._numbers = (
+            found.numbers
+        )  # of each row: where its line begins in the text, and which line it is
         self.digest = found.about["digest"]
         self._settle(bad_rows, found.about["bad"], found.about["faults"])
 
@@ -77,7 +83,9 @@ class JsonlIndex(Rows):
         return found
 
     def _open(self) -> BinaryIO:
-        """Opens the text at each use: the index then pickles, and threads and forks do not share a seek."""
+        """Opens the text at each use: the index then pickles, and threads and forks do not share a
+        seek.
+        """
         if self.path.suffix != ".gz":
             return self.path.open("rb")
         return BytesIO(self._unpacked)
@@ -88,10 +96,14 @@ class JsonlIndex(Rows):
         try:
             return gzip.decompress(self.path.read_bytes())
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise DataError(f"{self.path}: is not a whole gzip file ({error}); pack it again") from error
+            raise DataError(
+                f"{self.path}: is not a whole gzip file ({error}); pack it again"
+            ) from error
 
     def _scan(self) -> Table:
-        """Finds offset and line of each row, the digest of the content, and how many lines are bad."""
+        """Finds offset and line of each row, the digest of the content, and how many lines are
+        bad.
+        """
         digest = hashlib.sha256()
         numbers = array("q")
         bad = 0
@@ -117,9 +129,13 @@ class JsonlIndex(Rows):
     def _require_lines(self, start: bytes) -> None:
         """Raises DataError for the two kinds of files that are most often taken for JSONL."""
         if start.startswith(lfs.MARK):
-            raise DataError(f"{self.path}: is only a pointer of Git LFS to the file; `git lfs pull` fetches it")
+            raise DataError(
+                f"{self.path}: is only a pointer of Git LFS to the file; `git lfs pull` fetches it"
+            )
         if re.match(rb"\[\s*[\n{]", start):
-            raise DataError(f"{self.path}: is one JSON list, not JSONL; give it a name that ends in .json")
+            raise DataError(
+                f"{self.path}: is one JSON list, not JSONL; give it a name that ends in .json"
+            )
 
 
 class JsonList(Rows):
@@ -131,7 +147,8 @@ class JsonList(Rows):
         label: Begins the ids of rows; the file's name if None.
 
     Raises:
-        DataError: The file cannot be read, is no list, or has such an item that is not to be skipped.
+        DataError: The file cannot be read, is no list, or has such an item that is not to be
+            skipped.
     """
 
     unit = "item"
@@ -143,10 +160,13 @@ class JsonList(Rows):
             items = parse_any(content)
         except ValueError as error:
             raise DataError(
-                f"{path}: {error}; name a file with a JSON list, or one of JSONL that ends in .jsonl"
+                f"{path}: {error}; name a file with a JSON list, or one of JSONL that ends in "
+                ".jsonl"
             ) from error
         if not isinstance(items, list):
-            raise DataError(f"{path}: is a JSON {json_type(items)}, not a list of objects; write [{{…}}, {{…}}]")
+            raise DataError(
+                f"{path}: is a JSON {json_type(items)}, not a list of objects; write [{{…}}, {{…}}]"
+            )
         self.digest = hashlib.sha256(content).hexdigest()
         self._rows: list[tuple[int, dict[str, Any]]] = []
         faults: list[tuple[int, str]] = []
@@ -203,7 +223,9 @@ def parse_any(text: bytes) -> Any:
     try:
         value = _DECODER.decode(text.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise ValueError(f"byte {error.start + 1} ({text[error.start]:#04x}) is not UTF-8") from error
+        raise ValueError(
+            f"byte {error.start + 1} ({text[error.start]:#04x}) is not UTF-8"
+        ) from error
     except StrictJsonError as error:
         raise ValueError(str(error)) from error
     except json.JSONDecodeError as error:
@@ -225,7 +247,9 @@ def _depth(value: Any) -> int:
     depth, level = 0, [value]
     while level := [item for item in level if isinstance(item, list | dict)]:
         depth += 1
-        level = [inner for item in level for inner in (item.values() if isinstance(item, dict) else item)]
+        level = [
+            inner for item in level for inner in (item.values() if isinstance(item, dict) else item)
+        ]
     return depth
 
 
@@ -235,7 +259,10 @@ def _integer(text: str) -> int | AsWritten:
 
 
 _DECODER = json.JSONDecoder(
-    object_pairs_hook=refuse_repeated_key, parse_float=AsWritten, parse_int=_integer, parse_constant=refuse_constant
+    object_pairs_hook=refuse_repeated_key,
+    parse_float=AsWritten,
+    parse_int=_integer,
+    parse_constant=refuse_constant,
 )
 
 
@@ -243,15 +270,21 @@ def json_type(value: object) -> str:
     """JSON's word for the type of a value."""
     if value is None:
         return "null"
-    return {dict: "object", list: "array", str: "string", bool: "boolean"}.get(type(value), "number")
+    return {dict: "object", list: "array", str: "string", bool: "boolean"}.get(
+        type(value), "number"
+    )
 
 
 def _check_encodable(value: Any) -> None:
-    """Refuses half a surrogate pair: legal JSON, but no tokenizer takes it and no UTF-8 file holds it."""
+    """Refuses half a surrogate pair: legal JSON, but no tokenizer takes it and no UTF-8 file holds
+    it.
+    """
     try:
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError as error:
-        raise ValueError("escapes half a surrogate pair (as in \\ud83d alone), which is no text") from error
+        raise ValueError(
+            "escapes half a surrogate pair (as in \\ud83d alone), which is no text"
+        ) from error
 
 
 def _find_fault(line: bytes) -> str | None:

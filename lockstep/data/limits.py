@@ -1,8 +1,10 @@
-"""Limits on what strangers wrote and this process runs: chat templates, which are programs, and tokenizers.
+"""Limits on what strangers wrote and this process runs: chat templates, which are programs, and
+tokenizers.
 
-A template has limits of time and memory, in the main thread alone: the system knows only a limit on the memory of the
-whole process, and a signal reaches only the main thread, in which every template is rendered first. A tokenizer has a
-limit of time and one of characters, which stands for memory: its library ends the process if it gets none.
+A template has limits of time and memory, in the main thread alone: the system knows only a limit on
+the memory of the whole process, and a signal reaches only the main thread, in which every template
+is rendered first. A tokenizer has a limit of time and one of characters, which stands for memory:
+its library ends the process if it gets none.
 """
 
 from __future__ import annotations
@@ -43,8 +45,14 @@ def limit_template() -> Iterator[None]:
     before = signal.signal(signal.SIGVTALRM, _stop)
     signal.setitimer(signal.ITIMER_VIRTUAL, _TEMPLATE_S)
     if _MEMORY.is_file():
-        limit = int(_MEMORY.read_text(encoding="utf-8").split()[0]) * resource.getpagesize() + MOST_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (limit if soft == resource.RLIM_INFINITY else min(limit, soft), hard))
+        limit = (
+            int(_MEMORY.read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
+            + MOST_BYTES
+        )
+        resource.setrlimit(
+            resource.RLIMIT_AS,
+            (limit if soft == resource.RLIM_INFINITY else min(limit, soft), hard),
+        )
     try:
         yield
     finally:

@@ -25,7 +25,9 @@ NO_ARGS: TemplateArgs = {}
 """No arguments: the template's own defaults."""
 
 TemplateValues = Mapping[str, Any]
-"""Arguments that a template is rendered with: those of the recipe, and `tools` where there are any."""
+"""Arguments that a template is rendered with: those of the recipe, and `tools` where there are
+any.
+"""
 
 _TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _GIVEN = {
@@ -39,11 +41,16 @@ _MARKS = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
 """A statement that `transformers` alone knows: it marks what the assistant says."""
 
 _QUESTION, _ANSWER = "Question.", "An answer."
-_TALK: Sequence[Message] = [{"role": "user", "content": _QUESTION}, {"role": "assistant", "content": _ANSWER}]
+_TALK: Sequence[Message] = [
+    {"role": "user", "content": _QUESTION},
+    {"role": "assistant", "content": _ANSWER},
+]
 
 
 class ChatTemplateError(InputError):
-    """The tokenizer's chat template cannot be used, or refuses a conversation; says why in few words."""
+    """The tokenizer's chat template cannot be used, or refuses a conversation; says why in few
+    words.
+    """
 
 
 def read_question(row: Row, field: str) -> tuple[Message, ...]:
@@ -53,7 +60,9 @@ def read_question(row: Row, field: str) -> tuple[Message, ...]:
 
 
 def read_tools(row: Row) -> list[Any] | None:
-    """The schemas of tools in the field `tools` of a row, a list or JSON text; None where it has none."""
+    """The schemas of tools in the field `tools` of a row, a list or JSON text; None where it has
+    none.
+    """
     tools = row.get("tools")
     if isinstance(tools, str):
         try:
@@ -62,7 +71,11 @@ def read_tools(row: Row) -> list[Any] | None:
             return None
     if not isinstance(tools, list) or not tools:
         return None
-    return tools if all(isinstance(tool, dict) and {"function", "name"} & tool.keys() for tool in tools) else None
+    return (
+        tools
+        if all(isinstance(tool, dict) and {"function", "name"} & tool.keys() for tool in tools)
+        else None
+    )
 
 
 def render_plain(message: Message) -> str:
@@ -93,9 +106,12 @@ def render_whole(
     return _text(messages, tokenizer, False, args)
 
 
-def require_template(tokenizer: PreTrainedTokenizerBase, args: TemplateArgs = NO_ARGS, option: str = "data") -> None:
-    """Raises InputError where a tokenizer's chat template can render no conversation at all, or does not know an
-    argument of `option`.template_args; notes one that leaves the user out."""
+def require_template(
+    tokenizer: PreTrainedTokenizerBase, args: TemplateArgs = NO_ARGS, option: str = "data"
+) -> None:
+    """Raises InputError where a tokenizer's chat template can render no conversation at all, or
+    does not know an argument of `option`.template_args; notes one that leaves the user out.
+    """
     _refuse_powers(tokenizer)
     _refuse_chance(tokenizer)
     _refuse_unknown(tokenizer, args, f"{option}.template_args")
@@ -103,14 +119,17 @@ def require_template(tokenizer: PreTrainedTokenizerBase, args: TemplateArgs = NO
         text = _text([{"role": "user", "content": _QUESTION}], tokenizer, True, args)
         if _QUESTION not in text:
             note(
-                f"the chat template of {tokenizer.name_or_path} leaves out what the user says, so all prompts are "
+                f"the chat template of {tokenizer.name_or_path} leaves out what the user says, so "
+                "all prompts are "
                 "alike; use one that takes content as text"
             )
     except ChatTemplateError as error:
         if isinstance(error.__cause__, TemplateSyntaxError):
             raise
         if isinstance(error.__cause__, TimeoutError):  # once for each row is too often
-            raise InputError(f"the chat template of {tokenizer.name_or_path} cannot be used: {error}") from error
+            raise InputError(
+                f"the chat template of {tokenizer.name_or_path} cannot be used: {error}"
+            ) from error
 
 
 def _refuse_unknown(tokenizer: PreTrainedTokenizerBase, args: TemplateArgs, option: str) -> None:
@@ -122,18 +141,27 @@ def _refuse_unknown(tokenizer: PreTrainedTokenizerBase, args: TemplateArgs, opti
         with limit_template():  # which computes the constants in it
             parsed = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
             known = sorted(meta.find_undeclared_variables(parsed) - _GIVEN)
-    except (TemplateSyntaxError, ValueError, TypeError, MemoryError, TimeoutError):  # rendering it says why
+    except (
+        TemplateSyntaxError,
+        ValueError,
+        TypeError,
+        MemoryError,
+        TimeoutError,
+    ):  # rendering it says why
         return
     unknown = next((name for name in args if name not in known), None)
     if unknown is not None:
         has = f"it knows {', '.join(known)}" if known else "it takes no arguments"
         raise InputError(
-            f"{option} has {unknown}, which the chat template of {tokenizer.name_or_path} does not read; {has}"
+            f"{option} has {unknown}, which the chat template of {tokenizer.name_or_path} does "
+            f"not read; {has}"
         )
 
 
 def _refuse_powers(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuses a template that computes a power: with large numbers a single operation, which no time limit ends."""
+    """Refuses a template that computes a power: with large numbers a single operation, which no
+    time limit ends.
+    """
     templates = tokenizer.chat_template
     for text in templates.values() if isinstance(templates, dict) else [templates or ""]:
         try:
@@ -142,7 +170,8 @@ def _refuse_powers(tokenizer: PreTrainedTokenizerBase) -> None:
             return
         if "**" in operators:
             raise InputError(
-                f"the chat template of {tokenizer.name_or_path} computes a power (**), which may never end; write the "
+                f"the chat template of {tokenizer.name_or_path} computes a power (**), which may "
+                "never end; write the "
                 "result in its place"
             )
 
@@ -151,7 +180,8 @@ def _refuse_chance(tokenizer: PreTrainedTokenizerBase) -> None:
     """Refuses a template that draws at random, since no two prompts of a row would be alike."""
     if re.search(r"\|\s*random\b|\blipsum\b", str(tokenizer.chat_template)):
         raise InputError(
-            f"the chat template of {tokenizer.name_or_path} draws at random, so a row would have another prompt each "
+            f"the chat template of {tokenizer.name_or_path} draws at random, so a row would have "
+            "another prompt each "
             "time; take that out of it"
         )
 
@@ -159,30 +189,46 @@ def _refuse_chance(tokenizer: PreTrainedTokenizerBase) -> None:
 def find_passed_end(
     tokenizer: PreTrainedTokenizerBase, stops: Collection[int], args: TemplateValues = NO_ARGS
 ) -> int | None:
-    """Returns the token by which the chat template ends an answer, if the model does not stop there."""
-    closing = tokenizer(render_closing(tokenizer, args) or "", add_special_tokens=False)["input_ids"]
+    """Returns the token by which the chat template ends an answer, if the model does not stop
+    there.
+    """
+    closing = tokenizer(render_closing(tokenizer, args) or "", add_special_tokens=False)[
+        "input_ids"
+    ]
     if any(token in stops for token in closing):
         return None
     return next((token for token in closing if token in tokenizer.added_tokens_decoder), None)
 
 
 def _text(
-    messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, add_generation_prompt: bool, args: TemplateValues
+    messages: Sequence[Message],
+    tokenizer: PreTrainedTokenizerBase,
+    add_generation_prompt: bool,
+    args: TemplateValues,
 ) -> str:
     talk = [_read_calls(message) for message in messages]
-    options: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, "strftime_now": strftime_now, **args}
+    options: dict[str, Any] = {
+        "add_generation_prompt": add_generation_prompt,
+        "strftime_now": strftime_now,
+        **args,
+    }
     try:
         return _apply(talk, tokenizer, options)
     except ChatTemplateError:
         if all(message.get("content") is not None for message in talk):
             raise
     # Some templates know null content as null, and others join it as text.
-    return _apply([{**message, "content": message.get("content") or ""} for message in talk], tokenizer, options)
+    return _apply(
+        [{**message, "content": message.get("content") or ""} for message in talk],
+        tokenizer,
+        options,
+    )
 
 
 def _read_calls(message: Message) -> dict[str, Any]:
-    """A message for the template: null content beside calls, and the arguments of calls, which may be JSON text, as
-    objects."""
+    """A message for the template: null content beside calls, and the arguments of calls, which may
+    be JSON text, as objects.
+    """
     if not message.get("tool_calls"):
         return dict(message)
     calls = [_read_arguments(call) for call in message["tool_calls"]]
@@ -199,20 +245,29 @@ def _read_arguments(call: Any) -> Any:
         raise ChatTemplateError(f"the text of a call's arguments {error}") from error
     except (ValueError, RecursionError):
         return call
-    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
+    return (
+        {**call, "function": {**function, "arguments": arguments}}
+        if isinstance(arguments, dict)
+        else call
+    )
 
 
-def _apply(talk: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]) -> str:
+def _apply(
+    talk: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]
+) -> str:
     try:
         with limit_template():
             return str(tokenizer.apply_chat_template(talk, tokenize=False, **options))
     except TemplateSyntaxError as error:
         raise ChatTemplateError(
-            f"the chat template of {tokenizer.name_or_path} is no Jinja (line {error.lineno}: {first_line(error)}); "
+            f"the chat template of {tokenizer.name_or_path} is no Jinja (line {error.lineno}: "
+            f"{first_line(error)}); "
             "copy the tokenizer's files again, or correct it"
         ) from error
     except MemoryError as error:
-        raise ChatTemplateError(f"it asks for more than {MOST_BYTES >> 30} GiB of memory") from error
+        raise ChatTemplateError(
+            f"it asks for more than {MOST_BYTES >> 30} GiB of memory"
+        ) from error
     except Exception as error:  # a template is a program, and may raise anything
         raise ChatTemplateError(first_line(error)) from error
 
@@ -224,7 +279,9 @@ def end_of_answer(
     talk: Sequence[Message] = _TALK,
     answer: str = _ANSWER,
 ) -> int | None:
-    """Returns the first of these tokens that the chat template writes after an answer; None if it writes none."""
+    """Returns the first of these tokens that the chat template writes after an answer; None if it
+    writes none.
+    """
     closing = render_closing(tokenizer, args, talk, answer)
     tokens = tokenizer(closing or "", add_special_tokens=False)["input_ids"]
     return next((token for token in tokens if token in stops), None)
@@ -236,7 +293,8 @@ def render_closing(
     talk: Sequence[Message] = _TALK,
     answer: str = _ANSWER,
 ) -> str | None:
-    """Returns what the chat template writes after an answer; None if it needs conversations of another shape.
+    """Returns what the chat template writes after an answer; None if it needs conversations of
+    another shape.
 
     Args:
         tokenizer: Has the chat template.
@@ -250,20 +308,26 @@ def render_closing(
         return None
 
 
-def render_follow_up(text: str, tokenizer: PreTrainedTokenizerBase, args: TemplateValues = NO_ARGS) -> str:
-    """Returns the text that follows an answer in a conversation where the user then says `text`: the end of the
-    answer, the message, and the opening of the next reply.
+def render_follow_up(
+    text: str, tokenizer: PreTrainedTokenizerBase, args: TemplateValues = NO_ARGS
+) -> str:
+    """Returns the text that follows an answer in a conversation where the user then says `text`:
+    the end of the answer, the message, and the opening of the next reply.
 
     Raises:
         ChatTemplateError: The tokenizer's chat template refuses the conversation.
     """
-    follows = render_prompt([*_TALK, {"role": "user", "content": text}], tokenizer, args).partition(_ANSWER)[2]
+    follows = render_prompt([*_TALK, {"role": "user", "content": text}], tokenizer, args).partition(
+        _ANSWER
+    )[2]
     if not follows:
         raise ChatTemplateError("it leaves out what the assistant says")
     return follows
 
 
-def fault(row: Row, field: str, tokenizer: PreTrainedTokenizerBase, args: TemplateValues = NO_ARGS) -> str | None:
+def fault(
+    row: Row, field: str, tokenizer: PreTrainedTokenizerBase, args: TemplateValues = NO_ARGS
+) -> str | None:
     """Says what is wrong with the messages of a row that are to be answered; None if nothing is."""
     wrong = find_shape_fault(row, field)
     if wrong is not None:
@@ -273,7 +337,10 @@ def fault(row: Row, field: str, tokenizer: PreTrainedTokenizerBase, args: Templa
     try:
         render_prompt(read_question(row, field), tokenizer, args)
     except ChatTemplateError as error:
-        return f"has in the field {field!r} messages that the tokenizer's chat template refuses ({error})"
+        return (
+            f"has in the field {field!r} messages that the tokenizer's chat template refuses "
+            f"({error})"
+        )
     return None
 
 
@@ -283,13 +350,20 @@ def text_fault(row: Row, template: str, option: str) -> str | None:
     if field is None:
         return None
     cure = f"data.messages={field} reads them by the chat template, in place of {option}"
-    return f"has messages in the field {field!r}, which {option}={template!r} would write as JSON; {cure}"
+    return (
+        f"has messages in the field {field!r}, which {option}={template!r} would write as "
+        f"JSON; {cure}"
+    )
 
 
 def answer_fault(row: Row, field: str) -> str | None:
-    """Says what is wrong with the answer at the end of the messages in a field; None if nothing is."""
+    """Says what is wrong with the answer at the end of the messages in a field; None if nothing
+    is.
+    """
     wrong = find_shape_fault(row, field)
-    if wrong is None and (not read_field(row, field) or read_field(row, field)[-1]["role"] != "assistant"):
+    if wrong is None and (
+        not read_field(row, field) or read_field(row, field)[-1]["role"] != "assistant"
+    ):
         return f"has in the field {field!r} no answer by the assistant at the end"
     return wrong
 
@@ -302,7 +376,8 @@ def find_shape_fault(row: Row, field: str) -> str | None:
     for number, message in enumerate(read_field(row, field), start=1):
         if not _is_message(message):
             return (
-                f'has in the field {field!r} a message, number {number}, that is not {{"role": text, "content": text}}'
+                f'has in the field {field!r} a message, number {number}, that is not {{"role": '
+                f'text, "content": text}}'
             )
     return None
 

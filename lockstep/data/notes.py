@@ -1,4 +1,6 @@
-"""Notes on the reading of data, on standard error, where a live display shows them above its bar."""
+"""Notes on the reading of data, on standard error, where a live display shows them above its
+bar.
+"""
 
 from __future__ import annotations
 

@@ -18,12 +18,19 @@ def order(length: int, epoch: int, seed: int, shuffle: bool) -> Tensor | range:
 
 
 def mix_rows_at(
-    position: int, count: int, sizes: Sequence[int], weights: Sequence[float], seed: int, shuffle: bool
+    position: int,
+    count: int,
+    sizes: Sequence[int],
+    weights: Sequence[float],
+    seed: int,
+    shuffle: bool,
 ) -> list[int]:
-    """Returns the rows at `position` … `position + count − 1` of a run, mixed of parts in proportion to their weights.
+    """Returns the rows at `position` … `position + count − 1` of a run, mixed of parts in
+    proportion to their weights.
 
-    Each part has its own epochs and orders: none of its rows is repeated before all were used, so the row at position p
-    of a part is row p mod its size of epoch p div its size. Rows are numbered across all parts.
+    Each part has its own epochs and orders: none of its rows is repeated before all were used, so
+    the row at position p of a part is row p mod its size of epoch p div its size. Rows are numbered
+    across all parts.
 
     Args:
         position: Number of rows that the run has taken before.
@@ -48,9 +55,9 @@ def mix_rows_at(
 def count_drawn(position: int, weights: tuple[float, ...]) -> list[int]:
     """Counts how many of the first `position` rows come from each part.
 
-    The first part gets its share rounded down, the second its share of the rest rounded down, and so on. So the
-    proportions hold after any number of rows, not only at the end of a block, and each position adds a row of exactly
-    one part.
+    The first part gets its share rounded down, the second its share of the rest rounded down, and
+    so on. So the proportions hold after any number of rows, not only at the end of a block, and
+    each position adds a row of exactly one part.
     """
     counts, left = [], position
     for share in _shares_of_rest(weights):
@@ -61,6 +68,8 @@ def count_drawn(position: int, weights: tuple[float, ...]) -> list[int]:
 
 @functools.lru_cache(maxsize=8)
 def _shares_of_rest(weights: tuple[float, ...]) -> list[Fraction]:
-    """Each weight's share of itself and those after it: exact, so that the count of a part never jumps."""
+    """Each weight's share of itself and those after it: exact, so that the count of a part never
+    jumps.
+    """
     exact = [Fraction(repr(weight)) for weight in weights]
     return [weight / sum(exact[k:]) for k, weight in enumerate(exact)]

@@ -13,11 +13,20 @@ class PairSection(DataSection):
 
     chosen: str = Field(
         default="{chosen}",
-        description="template of the better answer; one field alone may also hold a conversation, which ends with it",
+        description=(
+            "template of the better answer; one field alone may also hold a conversation, "
+            "which ends with it"
+        ),
     )
-    rejected: str = Field(default="{rejected}", description="template of the worse answer, likewise")
-    chosen_score: str | None = Field(default=None, description="field with the better answer's score")
-    rejected_score: str | None = Field(default=None, description="field with the worse answer's score")
+    rejected: str = Field(
+        default="{rejected}", description="template of the worse answer, likewise"
+    )
+    chosen_score: str | None = Field(
+        default=None, description="field with the better answer's score"
+    )
+    rejected_score: str | None = Field(
+        default=None, description="field with the worse answer's score"
+    )
 
     @property
     def completion_templates(self) -> dict[str, str]:
@@ -31,7 +40,9 @@ class PairSection(DataSection):
     @rule
     def _nothing_else_is_learned(self) -> None:
         if self.completion is not None:
-            raise ValueError("completion is what SFT learns; the answers of a pair are chosen and rejected")
+            raise ValueError(
+                "completion is what SFT learns; the answers of a pair are chosen and rejected"
+            )
 
     @rule
     def _both_are_scored(self) -> None:

@@ -12,29 +12,39 @@ from lockstep.data.templates import complaint, read_field
 
 
 class Pairs(AnsweredRows):
-    """The pairs of a data file, two sequences each, whose longer answer counts; arguments: `AnsweredRows`."""
+    """The pairs of a data file, two sequences each, whose longer answer counts; arguments:
+    `AnsweredRows`.
+    """
 
     _data: PairSection
 
     def render(self, position: int, count: int, seed: int) -> list[dict[str, Any]]:
-        """The pairs at `position` … `position + count − 1` of a run as text, plain enough for JSON."""
+        """The pairs at `position` … `position + count − 1` of a run as text, plain enough for
+        JSON.
+        """
         return [self._render(pair) for pair in self.at(position, count, seed)]
 
     def _render(self, pair: AnsweredRow) -> dict[str, Any]:
-        texts = [self._tokenizer.decode(list(ids), skip_special_tokens=True) for ids in pair.answers]
+        texts = [
+            self._tokenizer.decode(list(ids), skip_special_tokens=True) for ids in pair.answers
+        ]
         scores = zip(("chosen_score", "rejected_score"), pair.scores, strict=False)
         answers = zip(("chosen", "rejected"), texts, strict=True)
         return {"id": pair.prompt.id, "prompt": pair.prompt.text, **dict(answers), **dict(scores)}
 
     def _read_answers(self, row: Row, where: str) -> tuple[Message, Message]:
-        return read_answer(self._data.chosen, row, where), read_answer(self._data.rejected, row, where)
+        return read_answer(self._data.chosen, row, where), read_answer(
+            self._data.rejected, row, where
+        )
 
     def _scores(self, row: Row) -> tuple[float, ...]:
         return tuple(float(read_field(row, name)) for name in self._data.score_fields)
 
     def _fault(self, row: Row) -> str | None:
         data = self._data
-        wrong = self._prompt_fault(row) or complaint(row, dict.fromkeys(data.score_fields, "number"))
+        wrong = self._prompt_fault(row) or complaint(
+            row, dict.fromkeys(data.score_fields, "number")
+        )
         wrong = wrong or answer_fault(data.chosen, row) or answer_fault(data.rejected, row)
         if wrong is not None:
             return wrong
@@ -46,9 +56,13 @@ class Pairs(AnsweredRows):
         if wrong_better or wrong_worse:
             return wrong_better or wrong_worse
         if chosen == rejected:
-            return "has the same answer twice, chosen and rejected, from which nothing can be learned"
+            return (
+                "has the same answer twice, chosen and rejected, from which nothing can be learned"
+            )
         scores = self._scores(row)
         if scores and scores[0] < scores[1]:
-            worths = ", ".join(f"{name!r} {score}" for name, score in zip(data.score_fields, scores, strict=True))
+            worths = ", ".join(
+                f"{name!r} {score}" for name, score in zip(data.score_fields, scores, strict=True)
+            )
             return f"has a chosen answer that is worth less than the rejected one: {worths}"
         return None

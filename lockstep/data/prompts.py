@@ -1,4 +1,7 @@
-"""Prompts from rows: templates filled and tokenized. There is no state: reading a row twice gives the same prompt."""
+"""Prompts from rows: templates filled and tokenized.
+
+There is no state: reading a row twice gives the same prompt.
+"""
 
 from __future__ import annotations
 
@@ -30,50 +33,71 @@ _MOST_CHARACTERS = 10_000_000
 
 
 def prompts_of(
-    rows: Rows, numbers: Sequence[int], contents: Sequence[Row], tokenizer: PreTrainedTokenizerBase, data: DataSection
+    rows: Rows,
+    numbers: Sequence[int],
+    contents: Sequence[Row],
+    tokenizer: PreTrainedTokenizerBase,
+    data: DataSection,
 ) -> list[Prompt]:
     """Renders and tokenizes rows that were read; the same rows always give the same prompts.
 
-    A plain prompt gets the special tokens that the tokenizer puts around text; a chat template brings its own.
+    A plain prompt gets the special tokens that the tokenizer puts around text; a chat template
+    brings its own.
     """
-    prompts = _build_prompts([(rows.id(i), rows.where(i)) for i in numbers], contents, tokenizer, data)
+    prompts = _build_prompts(
+        [(rows.id(i), rows.where(i)) for i in numbers], contents, tokenizer, data
+    )
     empty = next((i for i, prompt in zip(numbers, prompts, strict=True) if not prompt.tokens), None)
     if empty is not None:
         where = rows.where(empty)
-        raise DataError(f"{where}: its prompt is empty, and nothing cannot be continued; correct the row, or remove it")
+        raise DataError(
+            f"{where}: its prompt is empty, and nothing cannot be continued; correct the row, or "
+            "remove it"
+        )
     return prompts
 
 
 def _build_prompts(
-    names: Sequence[tuple[str, str]], contents: Sequence[Row], tokenizer: PreTrainedTokenizerBase, data: DataSection
+    names: Sequence[tuple[str, str]],
+    contents: Sequence[Row],
+    tokenizer: PreTrainedTokenizerBase,
+    data: DataSection,
 ) -> list[Prompt]:
     """Renders and tokenizes rows, given with their ids and their names in messages."""
     if is_chat(data):
-        talks = [converse(row, where, data) for (_, where), row in zip(names, contents, strict=True)]
+        talks = [
+            converse(row, where, data) for (_, where), row in zip(names, contents, strict=True)
+        ]
         texts = [
             _render_prompt(talk, where, tokenizer, values_of(row, data))
             for (_, where), talk, row in zip(names, talks, contents, strict=True)
         ]
     else:
         talks = [None] * len(names)
-        texts = [render(data.prompt, row, where) for (_, where), row in zip(names, contents, strict=True)]
+        texts = [
+            render(data.prompt, row, where) for (_, where), row in zip(names, contents, strict=True)
+        ]
     wheres = [where for _, where in names]
     tokens = token_ids(tokenizer, texts, add_special_tokens=not is_chat(data), names=wheres)
     return [
         Prompt(name, text, tuple(ids), row, talk)
-        for (name, _), text, ids, row, talk in zip(names, texts, tokens, contents, talks, strict=True)
+        for (name, _), text, ids, row, talk in zip(
+            names, texts, tokens, contents, talks, strict=True
+        )
     ]
 
 
 def fault_of(tokenizer: PreTrainedTokenizerBase, data: DataSection) -> Callable[[Row], str | None]:
-    """Returns a function that says what is wrong with the messages of a row that has the fields of the templates.
+    """Returns a function that says what is wrong with the messages of a row that has the fields of
+    the templates.
 
     Raises:
         ValueError: A chat template is wanted and missing.
     """
     if is_chat(data) and tokenizer.chat_template is None:
         raise InputError(
-            "data.chat and data.messages need a chat template, and the model's tokenizer has none; use a model that "
+            "data.chat and data.messages need a chat template, and the model's tokenizer has "
+            "none; use a model that "
             "has one, or write the whole prompt in data.prompt"
         )
     if is_chat(data):
@@ -87,11 +111,14 @@ def fault_of(tokenizer: PreTrainedTokenizerBase, data: DataSection) -> Callable[
 
 
 def _require_open_end(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raises InputError where a tokenizer ends every text: an answer cannot follow a prompt that has ended."""
+    """Raises InputError where a tokenizer ends every text: an answer cannot follow a prompt that
+    has ended.
+    """
     ids = tokenizer("a", add_special_tokens=True)["input_ids"]
     if ids and ids[-1] == tokenizer.eos_token_id:
         raise InputError(
-            f"the tokenizer in {tokenizer.name_or_path} ends every text with its end-of-sequence token "
+            f"the tokenizer in {tokenizer.name_or_path} ends every text with its end-of-sequence "
+            "token "
             f"{tokenizer.eos_token}, so every prompt would have ended; say add_eos_token: false in "
             "tokenizer_config.json, or take it out of the post_processor in tokenizer.json"
         )
@@ -103,23 +130,33 @@ def is_chat(data: PromptSection) -> bool:
 
 
 def values_of(row: Row, data: DataSection) -> dict[str, Any]:
-    """All arguments of the chat template for a row: those of the recipe, and the tools of the row, if it has some."""
+    """All arguments of the chat template for a row: those of the recipe, and the tools of the row,
+    if it has some.
+    """
     tools = messages.read_tools(row)
     return {**({} if tools is None else {"tools": tools}), **data.template_values}
 
 
-def note_unread_tools(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, data: DataSection) -> None:
+def note_unread_tools(
+    rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, data: DataSection
+) -> None:
     """Notes that the first of some rows has tools that its prompt does not show to the model."""
     row = next((row for row in rows if row.get("tools")), None)
     if row is None or not is_chat(data) or "tools" in data.template_values:
         return
     if messages.read_tools(row) is None:
-        note("the field 'tools' of the rows is not a list of JSON schemas, so the chat template does not get it")
+        note(
+            "the field 'tools' of the rows is not a list of JSON schemas, so the chat template "
+            "does not get it"
+        )
         return
     talk, values = converse(row, "row", data), values_of(row, data)
-    if messages.render_prompt(talk, tokenizer, values) == messages.render_prompt(talk, tokenizer, data.template_values):
+    if messages.render_prompt(talk, tokenizer, values) == messages.render_prompt(
+        talk, tokenizer, data.template_values
+    ):
         note(
-            f"the chat template of {tokenizer.name_or_path} does not write the tools of the rows, so no model sees them"
+            f"the chat template of {tokenizer.name_or_path} does not write the tools of the rows, "
+            "so no model sees them"
         )
 
 
@@ -127,7 +164,9 @@ def converse(row: Row, where: str, data: DataSection) -> tuple[Message, ...]:
     """The conversation of a row: its own, or what the templates make of it."""
     if data.messages is not None:
         return messages.read_question(row, data.messages)
-    system = () if data.system_prompt is None else ({"role": "system", "content": data.system_prompt},)
+    system = (
+        () if data.system_prompt is None else ({"role": "system", "content": data.system_prompt},)
+    )
     return (*system, {"role": "user", "content": render(data.prompt, row, where)})
 
 
@@ -138,26 +177,36 @@ def _render_prompt(
         return messages.render_prompt(talk, tokenizer, args)
     except messages.ChatTemplateError as error:
         raise DataError(
-            f"{where}: the tokenizer's chat template refuses its prompt ({error}); change data.system_prompt or "
+            f"{where}: the tokenizer's chat template refuses its prompt ({error}); change "
+            "data.system_prompt or "
             "data.prompt, or use a model with another template"
         ) from error
 
 
 def token_ids(
-    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, add_special_tokens: bool, names: Sequence[str] = ()
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    *,
+    add_special_tokens: bool,
+    names: Sequence[str] = (),
 ) -> list[list[int]]:
     """Tokenizes texts in one call, each to its own length.
 
     Raises:
-        DataError: A text is too long, or the tokenizer fails on it or takes too long for it; it is named by its place
-            in `names`, if given.
+        DataError: A text is too long, or the tokenizer fails on it or takes too long for it; it is
+            named by its place in `names`, if given.
     """
     if not texts:  # a tokenizer cannot be called with none
         return []
     for place, text in enumerate(texts):
         if len(text) > _MOST_CHARACTERS:
-            size = f"{len(text):,} characters, of which a tokenizer is given at most {_MOST_CHARACTERS:,}"
-            raise DataError(f"{_begin(names, place)}its text has {size}; shorten the row, or remove it")
+            size = (
+                f"{len(text):,} characters, of which a tokenizer is given at most "
+                f"{_MOST_CHARACTERS:,}"
+            )
+            raise DataError(
+                f"{_begin(names, place)}its text has {size}; shorten the row, or remove it"
+            )
     # verbose=False: Lockstep reports over-long rows itself, with their place in the file.
     options: dict[str, Any] = {
         "add_special_tokens": add_special_tokens,
@@ -168,7 +217,8 @@ def token_ids(
     if failure is not None:
         place, failure = _find_failure(tokenizer, texts, failure)
         raise DataError(
-            f"{_begin(names, place)}the tokenizer of {tokenizer.name_or_path} fails on the text that begins "
+            f"{_begin(names, place)}the tokenizer of {tokenizer.name_or_path} fails on the text "
+            "that begins "
             f"{texts[place][:40]!r} ({failure}); use another, or remove the row"
         )
     opening = [tokenizer.bos_token_id] * 2
@@ -183,7 +233,10 @@ def _begin(names: Sequence[str], place: int) -> str:
 
 
 def _try(tokenize: Callable[[], Any], texts: Sequence[str]) -> tuple[Any, str | None]:
-    """Calls a function that tokenizes texts. Returns its result, and how it failed, if it did or took too long."""
+    """Calls a function that tokenizes texts.
+
+    Returns its result, and how it failed, if it did or took too long.
+    """
     try:
         return tokenize_in_time(tokenize, sum(map(len, texts))), None
     except BaseException as error:  # a panic of the tokenizer's Rust code is no Exception
@@ -192,9 +245,14 @@ def _try(tokenize: Callable[[], Any], texts: Sequence[str]) -> tuple[Any, str | 
         return None, first_line(error)
 
 
-def _find_failure(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], failure: str) -> tuple[int, str]:
-    """Finds the text on which a tokenizer failed, and how; the longest, if it reads each of them alone."""
-    # One text at a time needs none of the library's threads, which may still be busy with the call that failed.
+def _find_failure(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], failure: str
+) -> tuple[int, str]:
+    """Finds the text on which a tokenizer failed, and how; the longest, if it reads each of them
+    alone.
+    """
+    # One text at a time needs none of the library's threads, which may still be busy with the call
+    # that failed.
     encode = getattr(tokenizer, "backend_tokenizer", tokenizer).encode
     for place, text in enumerate(texts):
         _, own = _try(partial(encode, text), [text])
@@ -226,7 +284,8 @@ class EncodedRows(ABC, Generic[T]):
         selection: Their numbers, in the order of the data.
 
     Raises:
-        DataError: A row lacks a field of a template, breaks the rule or is over-long, and is not to be skipped.
+        DataError: A row lacks a field of a template, breaks the rule or is over-long, and is not to
+            be skipped.
         ValueError: A template is malformed, or a chat template is wanted and missing.
     """
 
@@ -243,7 +302,12 @@ class EncodedRows(ABC, Generic[T]):
         self._data = data
         self._rule = rule
         self._prompt_fault = fault_of(tokenizer, data)
-        needs = Needs(templates, self._fault, partial(self._lengths, rows), (type(self).__name__, rule.key, *key))
+        needs = Needs(
+            templates,
+            self._fault,
+            partial(self._lengths, rows),
+            (type(self).__name__, rule.key, *key),
+        )
         self.selection = Selection(rows, tokenizer, data, needs)
         note_unread_tools(self.selection.read_first(), tokenizer, data)
 
@@ -267,13 +331,17 @@ class EncodedRows(ABC, Generic[T]):
 
     @abstractmethod
     def _fault(self, row: Row) -> str | None:
-        """Says what is wrong with a row that has the fields of the templates; None if nothing is."""
+        """Says what is wrong with a row that has the fields of the templates; None if nothing
+        is.
+        """
 
     @abstractmethod
     def _complaint(self, item: T) -> str | None:
         """Says what is wrong with the length of a row; None if nothing is."""
 
-    def _lengths(self, rows: Rows, numbers: Sequence[int], contents: Sequence[Row]) -> list[str | None]:
+    def _lengths(
+        self, rows: Rows, numbers: Sequence[int], contents: Sequence[Row]
+    ) -> list[str | None]:
         return [self._complaint(item) for item in self._encode(rows, numbers, contents)]
 
     def _read(self, numbers: Sequence[int]) -> list[T]:
@@ -284,7 +352,13 @@ class EncodedRows(ABC, Generic[T]):
 class Prompts(EncodedRows[Prompt]):
     """The prompts of a data file; arguments and errors: `EncodedRows`."""
 
-    def __init__(self, rows: Rows, tokenizer: PreTrainedTokenizerBase, data: DataSection, rule: Rule = ANY_ROW) -> None:
+    def __init__(
+        self,
+        rows: Rows,
+        tokenizer: PreTrainedTokenizerBase,
+        data: DataSection,
+        rule: Rule = ANY_ROW,
+    ) -> None:
         super().__init__(rows, tokenizer, data, data.prompt_templates, rule)
 
     def contents(self, places: Sequence[int]) -> list[Row]:
@@ -293,11 +367,15 @@ class Prompts(EncodedRows[Prompt]):
 
     def short_enough(self, contents: Sequence[Row]) -> list[bool]:
         """True for each row, not of this data, whose prompt has at most the allowed length."""
-        prompts = _build_prompts([("new", "a new row")] * len(contents), contents, self._tokenizer, self._data)
+        prompts = _build_prompts(
+            [("new", "a new row")] * len(contents), contents, self._tokenizer, self._data
+        )
         return [too_long(prompt, self._data.max_prompt_tokens) is None for prompt in prompts]
 
     def answer(self, prompt: Prompt) -> str:
-        """The right answer of a prompt, as `data.answer` renders it; empty where its row has none."""
+        """The right answer of a prompt, as `data.answer` renders it; empty where its row has
+        none.
+        """
         template = self._data.answer
         return render(template, prompt.row, prompt.id) if fills(prompt.row, template) else ""
 

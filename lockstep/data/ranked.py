@@ -1,4 +1,6 @@
-"""Responses that people have ranked: from flat rows by fields and templates, or from conversation trees."""
+"""Responses that people have ranked: from flat rows by fields and templates, or from conversation
+trees.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ class RankedResponses:
 def read_ranked(rows: Rows, section: RankedSection) -> tuple[list[RankedResponses], Skipped]:
     """Reads all ranked responses of some rows, in their order, and what was left out.
 
-    A row without a ranking (all ranks the same, or, in a tree, missing) has no part in it, without fault.
+    A row without a ranking (all ranks the same, or, in a tree, missing) has no part in it, without
+    fault.
 
     Raises:
         DataError: A row lacks what the section asks for, and is not to be skipped; or none is left.
@@ -50,11 +53,15 @@ def read_ranked(rows: Rows, section: RankedSection) -> tuple[list[RankedResponse
         except DataError as error:
             faults.append(f"{rows.where(i)}: {error}")
             if is_error(section.bad_rows):
-                raise DataError(f"{faults[-1]}; correct the row, or set data.bad_rows=skip") from error
+                raise DataError(
+                    f"{faults[-1]}; correct the row, or set data.bad_rows=skip"
+                ) from error
     skipped = rows.skipped + Skipped(len(faults), tuple(faults[:NUM_NAMED]))
     usable = [one for one in found if len(set(one.ranks)) > 1][: section.max_prompts]
     if skipped.count:
-        note(f"{skipped.count} bad rows skipped, the first of them:\n  " + "\n  ".join(skipped.first))
+        note(
+            f"{skipped.count} bad rows skipped, the first of them:\n  " + "\n  ".join(skipped.first)
+        )
     if not usable:
         raise DataError(f"{rows.name}: has no responses of which one is ranked above another")
     return usable, skipped
@@ -83,7 +90,9 @@ def _ranks(row: Row, section: RankedSection, count: int) -> tuple[float, ...]:
     if section.ranks is not None:
         ranks = _field(row, section.ranks, "list")
         if len(ranks) != count or any(read_number(rank) is None for rank in ranks):
-            raise DataError(f"has in the field {section.ranks!r} not one number for each of {count} responses")
+            raise DataError(
+                f"has in the field {section.ranks!r} not one number for each of {count} responses"
+            )
         return tuple(map(float, ranks))
     best = _fill(section.best or "", row)
     if best not in map(str, range(1, count + 1)):
@@ -92,8 +101,12 @@ def _ranks(row: Row, section: RankedSection, count: int) -> tuple[float, ...]:
 
 
 def _of_tree(row: Row, name: str) -> Iterator[RankedResponses]:
-    """Reads a tree: every message with two ranked replies or more is a prompt, with the messages before it."""
-    waiting: list[tuple[Mapping[str, Any], tuple[Message, ...], str]] = [(_field(row, "prompt", "object"), (), name)]
+    """Reads a tree: every message with two ranked replies or more is a prompt, with the messages
+    before it.
+    """
+    waiting: list[tuple[Mapping[str, Any], tuple[Message, ...], str]] = [
+        (_field(row, "prompt", "object"), (), name)
+    ]
     while waiting:
         message, before, where = waiting.pop()
         talk = (*before, {"role": _role(message), "content": _field(message, "text", "text")})
@@ -101,12 +114,18 @@ def _of_tree(row: Row, name: str) -> Iterator[RankedResponses]:
         if not all(isinstance(reply, dict) for reply in replies):
             raise DataError("has in the field 'replies' something that is no message")
         ranked = [
-            reply for reply in replies if _role(reply) == "assistant" and read_number(reply.get("rank")) is not None
+            reply
+            for reply in replies
+            if _role(reply) == "assistant" and read_number(reply.get("rank")) is not None
         ]
         if len(ranked) > 1:
             texts = tuple(_field(reply, "text", "text") for reply in ranked)
-            yield RankedResponses(where, talk, texts, tuple(float(reply["rank"]) for reply in ranked))
-        inner = [(reply, talk, f"{where}.{number}") for number, reply in enumerate(replies, start=1)]
+            yield RankedResponses(
+                where, talk, texts, tuple(float(reply["rank"]) for reply in ranked)
+            )
+        inner = [
+            (reply, talk, f"{where}.{number}") for number, reply in enumerate(replies, start=1)
+        ]
         waiting += reversed(inner)
 
 
@@ -134,4 +153,7 @@ def _field(row: Row, name: str, kind: FieldType) -> Any:
 def describe(ranked: Sequence[RankedResponses], skipped: Skipped) -> str:
     """Describes the number of prompts, of responses and of skipped rows, for people."""
     responses = sum(len(one.responses) for one in ranked)
-    return f"{len(ranked)} prompts with {responses} ranked responses ({skipped.count or 'no'} rows skipped)"
+    return (
+        f"{len(ranked)} prompts with {responses} ranked responses ({skipped.count or 'no'} "
+        "rows skipped)"
+    )

@@ -23,7 +23,9 @@ NUM_NAMED = 5
 
 
 def read_number(value: object) -> float | None:
-    """Returns a value of a row as a finite float; None if it is no number, NaN, infinite or too large."""
+    """Returns a value of a row as a finite float; None if it is no number, NaN, infinite or too
+    large.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -36,9 +38,9 @@ def read_number(value: object) -> float | None:
 def without_padding(row: dict[str, Any]) -> dict[str, Any]:
     """Returns a row without keys that are null inside of nested objects.
 
-    A column of a table has one type, so objects in it come back with null for each key that another row has. Where all
-    kinds of files leave these out, the same rows give the same prompts. Fields of the row that are null, and null in
-    lists, stay.
+    A column of a table has one type, so objects in it come back with null for each key that another
+    row has. Where all kinds of files leave these out, the same rows give the same prompts. Fields
+    of the row that are null, and null in lists, stay.
     """
     return {name: _without_padding(value) for name, value in row.items()}
 
@@ -105,7 +107,8 @@ class Rows(ABC):
         path: The file.
         unit: What the file calls a row.
         skipped: Lines that are no rows and were skipped.
-        digest: Fingerprint of the content, hexadecimal: other bytes, other digest, wherever the files lie.
+        digest: Fingerprint of the content, hexadecimal: other bytes, other digest, wherever the
+            files lie.
 
     Raises:
         DataError: The path does not exist, or it is not a file.
@@ -123,9 +126,13 @@ class Rows(ABC):
         except FileNotFoundError:
             raise DataError(f"{path}: there is no such file; name one that exists") from None
         except OSError as error:
-            raise DataError(f"{path}: cannot be opened ({error.strerror}); name another file") from error
+            raise DataError(
+                f"{path}: cannot be opened ({error.strerror}); name another file"
+            ) from error
         if not stat.S_ISREG(mode):
-            raise DataError(f"{path}: is not a file, and rows are read more than once; name a file of rows")
+            raise DataError(
+                f"{path}: is not a file, and rows are read more than once; name a file of rows"
+            )
         self._stamp = Stamp.of(path)
 
     @abstractmethod
@@ -166,17 +173,23 @@ class Rows(ABC):
         return f"{self.path}, {self.unit} {number}"
 
     def _settle(self, bad_rows: Policy, bad: int, faults: Sequence[tuple[int, str]]) -> None:
-        """Applies the policy to bad rows, given by their number and the faults of the first ones."""
+        """Applies the policy to bad rows, given by their number and the faults of the first
+        ones.
+        """
         first = tuple(f"{self._name(number)}: {why}" for number, why in faults)
         if first and is_error(bad_rows):
             raise DataError(f"{first[0]}; correct the {self.unit}, or set data.bad_rows=skip")
         self.skipped = Skipped(bad, first)
         if not len(self):
-            raise DataError(f"{self.path}: holds no rows ({bad} bad ones); name a file that has some")
+            raise DataError(
+                f"{self.path}: holds no rows ({bad} bad ones); name a file that has some"
+            )
 
     def _require_unchanged(self) -> None:
         if Stamp.of(self.path) != self._stamp:
-            raise DataError(f"{self.path}: has changed since it was opened; start again with a file that stays")
+            raise DataError(
+                f"{self.path}: has changed since it was opened; start again with a file that stays"
+            )
 
 
 def is_error(policy: Policy) -> bool:

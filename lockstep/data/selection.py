@@ -1,4 +1,6 @@
-"""Selection of the rows that a run uses: one pass before the first step; rows left out are counted and named."""
+"""Selection of the rows that a run uses: one pass before the first step; rows left out are counted
+and named.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +42,10 @@ class Needs:
     Attributes:
         templates: Templates by option, whose fields the row must have.
         fault: Says what else is wrong with a row that has them, if anything.
-        lengths: For rows without a fault, what is wrong with the length of each; None where nothing is.
-        key: Cache key of all that `lengths` depends on besides the rows, the tokenizer and the data section.
+        lengths: For rows without a fault, what is wrong with the length of each; None where nothing
+            is.
+        key: Cache key of all that `lengths` depends on besides the rows, the tokenizer and the data
+            section.
     """
 
     templates: Mapping[str, str]
@@ -56,7 +60,8 @@ class Rule:
 
     Attributes:
         fault: Says what is wrong with a row, if anything.
-        key: Cache key of all that `fault`, `reads_answer` and `answer_fault` depend on besides the row.
+        key: Cache key of all that `fault`, `reads_answer` and `answer_fault` depend on besides the
+            row.
         reads_answer: True if the reward of a row reads its right answer.
         unread: Advice on a missing answer that the reward may not read; empty: there is none.
         answer_fault: Says what is wrong with the right answer of a row, if anything.
@@ -75,8 +80,9 @@ ANY_ROW = Rule(lambda row: None, None)
 class Selection:
     """The rows of a data set that a run uses, in its order, and counts of the others.
 
-    One pass tokenizes all rows to check them, and keeps one integer for each usable row; a row is tokenized again when
-    it is used. The integers are cached, because the pass takes long on a large file.
+    One pass tokenizes all rows to check them, and keeps one integer for each usable row; a row is
+    tokenized again when it is used. The integers are cached, because the pass takes long on a large
+    file.
 
     Args:
         rows: The data.
@@ -85,10 +91,13 @@ class Selection:
         needs: Further requirements on a row.
 
     Raises:
-        DataError: A row is not usable and not to be skipped; or no row, or none of a weighted file, is usable.
+        DataError: A row is not usable and not to be skipped; or no row, or none of a weighted file,
+            is usable.
     """
 
-    def __init__(self, rows: Rows, tokenizer: PreTrainedTokenizerBase, data: DataSection, needs: Needs) -> None:
+    def __init__(
+        self, rows: Rows, tokenizer: PreTrainedTokenizerBase, data: DataSection, needs: Needs
+    ) -> None:
         self.rows = rows
         self._shuffle = data.shuffle
         self._kept, found = _select(rows, tokenizer, data, needs)
@@ -98,16 +107,22 @@ class Selection:
         self._require_filled([*needs.templates.values(), data.answer])
         for reason, skipped in ((_BAD, self.bad), (_OVERLONG, self.overlong)):
             if skipped.count:
-                note(f"{skipped.count} {reason} skipped, the first of them:\n  " + "\n  ".join(skipped.first))
+                note(
+                    f"{skipped.count} {reason} skipped, the first of them:\n  "
+                    + "\n  ".join(skipped.first)
+                )
 
     def _require_filled(self, templates: Sequence[str]) -> None:
-        """Raises DataError where a template would write the name of a field instead of what the field holds."""
+        """Raises DataError where a template would write the name of a field instead of what the
+        field holds.
+        """
         [first] = self.rows.rows(self.numbers([0]))
         for template in templates:
             name = find_doubled_braces(template, first)
             if name is not None:
                 raise DataError(
-                    f"template {template!r} writes {{{name}}} as it stands, since doubled braces stand for braces; "
+                    f"template {template!r} writes {{{name}}} as it stands, since doubled braces "
+                    "stand for braces; "
                     f"write {{{name}}} with single ones for what the rows hold there"
                 )
 
@@ -123,15 +138,22 @@ class Selection:
     def account(self) -> str:
         """Describes the number of rows that were skipped, by reason, for people."""
         counts = ((self.bad.count, _BAD), (self.overlong.count, _OVERLONG))
-        return f"{', '.join(f'{count} {reason}' for count, reason in counts if count) or 'none'} skipped"
+        return (
+            f"{', '.join(f'{count} {reason}' for count, reason in counts if count) or 'none'} "
+            "skipped"
+        )
 
     def numbers(self, places: Sequence[int]) -> list[int]:
         """Maps places among the rows that are used to row numbers of the data."""
         return self._kept[list(places)].tolist()
 
     def at(self, position: int, count: int, seed: int) -> list[int]:
-        """The rows of the data at `position` … `position + count − 1` of a run; see `lockstep.data.order`."""
-        return self.numbers(mix_rows_at(position, count, self._sizes, self._weights, seed, self._shuffle))
+        """The rows of the data at `position` … `position + count − 1` of a run; see
+        `lockstep.data.order`.
+        """
+        return self.numbers(
+            mix_rows_at(position, count, self._sizes, self._weights, seed, self._shuffle)
+        )
 
     def first(self, limit: int | None) -> list[int]:
         """The rows in the order of the data, at most the first `limit`."""
@@ -147,10 +169,13 @@ class Selection:
         sizes = np.diff(np.searchsorted(self._kept, ends), prepend=0).tolist()
         for part, size in zip(self.rows.parts, sizes, strict=True):
             if not size:
-                first = next((fault for fault in self.bad.first if fault.startswith(part.name)), None)
+                first = next(
+                    (fault for fault in self.bad.first if fault.startswith(part.name)), None
+                )
                 why = "" if first is None else f", the first of them: {first}"
                 raise DataError(
-                    f"{part.name}: none of its {part.size} rows can be used ({self.account}{why}); raise "
+                    f"{part.name}: none of its {part.size} rows can be used "
+                    f"({self.account}{why}); raise "
                     "data.max_prompt_tokens, or correct the rows"
                 )
         return sizes
@@ -161,13 +186,19 @@ def texts(rows: Rows, data: DataSection) -> Iterator[str]:
     templates = [*data.prompt_templates.values(), *data.completion_templates.values()]
     for numbers in _blocks(rows):
         for i, row in zip(numbers, rows.rows(numbers), strict=True):
-            yield from (render(template, row, rows.where(i)) for template in templates if fills(row, template))
+            yield from (
+                render(template, row, rows.where(i))
+                for template in templates
+                if fills(row, template)
+            )
 
 
 def _select(
     rows: Rows, tokenizer: PreTrainedTokenizerBase, data: DataSection, needs: Needs
 ) -> tuple[np.ndarray, dict[str, Skipped]]:
-    """The numbers of usable rows, ascending, and the others by reason; from the cache where it has them."""
+    """The numbers of usable rows, ascending, and the others by reason; from the cache where it has
+    them.
+    """
     policies: dict[str, Policy] = {_BAD: data.bad_rows, _OVERLONG: data.overlong_prompts}
 
     def compute() -> Table:
@@ -200,8 +231,12 @@ def _select(
     return table.numbers, skipped
 
 
-def _scan(rows: Rows, data: DataSection, needs: Needs) -> Iterator[tuple[Sequence[int], str, dict[int, str]]]:
-    """Yields by block the usable rows, and the faults of the others: the bad, then the over-long."""
+def _scan(
+    rows: Rows, data: DataSection, needs: Needs
+) -> Iterator[tuple[Sequence[int], str, dict[int, str]]]:
+    """Yields by block the usable rows, and the faults of the others: the bad, then the
+    over-long.
+    """
     if len(rows) > _MANY_ROWS:
         note(f"counts the tokens of {len(rows):,} rows of {rows.name}, once")
     asking = askers(needs.templates)
@@ -237,5 +272,8 @@ def _fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
         tokenizer.save_pretrained(folder)
         for path in sorted(Path(folder).rglob("*")):
             if path.is_file():
-                digest.update(f"{path.relative_to(folder)} {path.stat().st_size}\n".encode() + path.read_bytes())
+                digest.update(
+                    f"{path.relative_to(folder)} {path.stat().st_size}\n".encode()
+                    + path.read_bytes()
+                )
     return digest.hexdigest()

@@ -46,8 +46,12 @@ def _read(path: Path) -> Table:
     try:
         from pyarrow import parquet
     except ImportError:
-        raise DataError(f"{path}: Parquet needs the library `pyarrow`; {install_command('datasets')}") from None
+        raise DataError(
+            f"{path}: Parquet needs the library `pyarrow`; {install_command('datasets')}"
+        ) from None
     try:
         return parquet.read_table(path)
     except Exception as error:  # of pyarrow and what it reads
-        raise DataError(f"{path}: cannot be read as Parquet ({first_line(error)}); save it again") from error
+        raise DataError(
+            f"{path}: cannot be read as Parquet ({first_line(error)}); save it again"
+        ) from error

@@ -1,4 +1,6 @@
-"""The date that chat templates write: that of a run's first start, kept in its folder, so that a resumed run agrees."""
+"""The date that chat templates write: that of a run's first start, kept in its folder, so that a
+resumed run agrees.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ _READER = "strftime_now"
 
 
 _files: list[Path | None] = [None]
-"""The files of the runs in progress, the innermost last; a run may train another one first. None: no run."""
+"""The files of the runs in progress, the innermost last; a run may train another one first.
+
+None: no run.
+"""
 _dates: dict[Path | None, datetime.date] = {}
 
 

@@ -1,4 +1,6 @@
-"""Templates: text with `{field}` in it, which a row fills; and the fields that a row must have for that."""
+"""Templates: text with `{field}` in it, which a row fills; and the fields that a row must have for
+that.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ _RIGHT = {"any": "text, a number, a list or an object"}
 
 
 def render(template: str, row: Row, where: str) -> str:
-    """Fills `{field}` in a template from a row, `{field.inner}` from an object in it; `{{` and `}}` stand for braces.
+    """Fills `{field}` in a template from a row, `{field.inner}` from an object in it; `{{` and `}}`
+    stand for braces.
 
     Strings go in as they are, numbers as they were written, booleans, lists and objects as JSON.
 
@@ -40,7 +43,9 @@ def render(template: str, row: Row, where: str) -> str:
         DataError: The row has no such field, null in it, or what JSON does not know.
         ValueError: The template is malformed.
     """
-    return "".join(literal + (_field(row, name, where) if name else "") for literal, name in _parts(template))
+    return "".join(
+        literal + (_field(row, name, where) if name else "") for literal, name in _parts(template)
+    )
 
 
 def fields(template: str) -> list[str]:
@@ -58,7 +63,9 @@ def fills(row: Row, template: str) -> bool:
 
 
 def find_doubled_braces(template: str, row: Row) -> str | None:
-    """Returns a field of the row that a template has in doubled braces, `{{ field }}`, which are not filled in."""
+    """Returns a field of the row that a template has in doubled braces, `{{ field }}`, which are
+    not filled in.
+    """
     named = re.findall(r"(?<!\{)\{\{\s*(\w+)\s*\}\}(?!\})", template)
     return next((name for name in named if name in row), None)
 
@@ -66,10 +73,14 @@ def find_doubled_braces(template: str, row: Row) -> str | None:
 def askers(templates: Mapping[str, str]) -> dict[str, str]:
     """Maps the fields that templates need to the options that hold the templates."""
     named = {option: f"{option}={template!r}" for option, template in templates.items()}
-    return {name: named[option] for option, template in templates.items() for name in fields(template)}
+    return {
+        name: named[option] for option, template in templates.items() for name in fields(template)
+    }
 
 
-def complaint(row: Row, wanted: Mapping[str, FieldType], asking: Mapping[str, str] | None = None) -> str | None:
+def complaint(
+    row: Row, wanted: Mapping[str, FieldType], asking: Mapping[str, str] | None = None
+) -> str | None:
     """Says what is wrong with the fields of a row; None if nothing is.
 
     Args:
@@ -86,15 +97,25 @@ def complaint(row: Row, wanted: Mapping[str, FieldType], asking: Mapping[str, st
             return f"has {state} {name!r}, which {asker} asks for; its fields are {there}"
         fits = type(value) in _KINDS if kind == "any" else _kind(value) == kind
         if not fits:
-            return f"has {_kind(value)} in the field {name!r}, which should be {_RIGHT.get(kind, kind)}"
-        endless = value if kind == "number" and read_number(value) is None else find_not_finite(value)
+            return (
+                f"has {_kind(value)} in the field {name!r}, which should be "
+                f"{_RIGHT.get(kind, kind)}"
+            )
+        endless = (
+            value if kind == "number" and read_number(value) is None else find_not_finite(value)
+        )
         if endless is not None:
-            return f"has {shorten(str(endless))} in the field {name!r}, which is not a finite number"
+            return (
+                f"has {shorten(str(endless))} in the field {name!r}, which is not a finite number"
+            )
     return None
 
 
 def read_field(row: Row, name: str) -> Any:
-    """Returns the value of a field; a name with dots leads into objects, as in `outer.inner`. None if it is missing."""
+    """Returns the value of a field; a name with dots leads into objects, as in `outer.inner`.
+
+    None if it is missing.
+    """
     if name in row or "." not in name:
         return row.get(name)
     outer, _, inner = name.partition(".")
@@ -103,13 +124,19 @@ def read_field(row: Row, name: str) -> Any:
 
 
 def find_messages(row: Row, template: str) -> str | None:
-    """The first field of a template in which a row has messages, a list of {role, content}; None: in none."""
+    """The first field of a template in which a row has messages, a list of {role, content}; None:
+    in none.
+    """
     return next((name for name in fields(template) if is_talk(read_field(row, name))), None)
 
 
 def is_talk(value: object) -> bool:
     """True for a list of {role, content}, which a chat template takes and text does not."""
-    return isinstance(value, list) and bool(value) and all(isinstance(it, dict) and "role" in it for it in value)
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(it, dict) and "role" in it for it in value)
+    )
 
 
 def _kind(value: object) -> str:
@@ -124,11 +151,14 @@ def _parts(template: str) -> tuple[tuple[str, str | None], ...]:
     try:
         parsed = list(string.Formatter().parse(template))
     except ValueError as error:
-        raise InputError(f"template {template!r} is malformed ({error}); write braces as {{{{ and }}}}") from error
+        raise InputError(
+            f"template {template!r} is malformed ({error}); write braces as {{{{ and }}}}"
+        ) from error
     for literal, name, spec, conversion in parsed:
         if name == "" or spec or conversion:
             raise InputError(
-                f"template {template!r}: only plain fields like {{question}} can be filled in; write "
+                f"template {template!r}: only plain fields like {{question}} can be filled in; "
+                "write "
                 "braces as {{ and }}"
             )
         parts.append((literal, name))
@@ -142,11 +172,14 @@ def _field(row: Row, name: str, where: str) -> str:
     try:
         return value if isinstance(value, str) else as_written(value)
     except TypeError as error:  # a table can hold dates and bytes inside of a list
-        raise DataError(f"{where}: the field {name!r} cannot be put into a template ({error})") from error
+        raise DataError(
+            f"{where}: the field {name!r} cannot be put into a template ({error})"
+        ) from error
 
 
 def as_written(value: Any) -> str:
-    """Encodes JSON with every number as it was written; Python's own encoder would write 3.1 for 3.10.
+    """Encodes JSON with every number as it was written; Python's own encoder would write 3.1 for
+    3.10.
 
     Raises:
         TypeError: JSON does not know such a value.

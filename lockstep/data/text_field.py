@@ -28,7 +28,9 @@ class TextField:
         if not self.talk:
             return render(f"{{{self.name}}}", row, "row")
         texts = (
-            str(message.get("content") or "") for message in read_field(row, self.name) if message["role"] == "user"
+            str(message.get("content") or "")
+            for message in read_field(row, self.name)
+            if message["role"] == "user"
         )
         return next(texts, "")
 
@@ -48,7 +50,8 @@ def text_field(data: DataSection) -> TextField:
     names = sorted(set(fields(data.prompt)))
     if len(names) != 1:
         raise InputError(
-            f"self_rewarding.prompt_source=new has one text written for each prompt, but data.prompt has {len(names)} "
+            "self_rewarding.prompt_source=new has one text written for each prompt, but "
+            f"data.prompt has {len(names)} "
             f"fields{': ' if names else ''}{', '.join(names)}; write a template with one"
         )
     return TextField(names[0], talk=False)

@@ -1,8 +1,8 @@
 """Thoughts of a model before its answer, by the marks that models write around them.
 
-The first closing mark ends a thought, as in chat templates that know thoughts: what follows is what a reader sees, and
-may hold the mark as text, as an argument of a tool does; the last one would cut that answer. A mark that is quoted
-(`"</think>"`) is only mentioned.
+The first closing mark ends a thought, as in chat templates that know thoughts: what follows is what
+a reader sees, and may hold the mark as text, as an argument of a tool does; the last one would cut
+that answer. A mark that is quoted (`"</think>"`) is only mentioned.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ _LONGEST_TAIL = 100
 
 
 def drop_thought(response: str, prompt: str = "") -> str:
-    """The answer in a response: what follows the thoughts that it begins with; all of it if there are none.
+    """The answer in a response: what follows the thoughts that it begins with; all of it if there
+    are none.
 
-    A thought that is never closed leaves no answer: the result is empty. A closing mark without an opening one before
-    it ends a thought that the prompt opened. Marks later in the answer are text.
+    A thought that is never closed leaves no answer: the result is empty. A closing mark without an
+    opening one before it ends a thought that the prompt opened. Marks later in the answer are text.
 
     Args:
         response: The response of a model.
@@ -60,7 +61,9 @@ def drop_thought(response: str, prompt: str = "") -> str:
 
 
 def opening_mark(prompt: str) -> str:
-    """The opening mark that a prompt ends with, so that the response begins within a thought; empty if it has none."""
+    """The opening mark that a prompt ends with, so that the response begins within a thought; empty
+    if it has none.
+    """
     marks = _final_marks(prompt)
     return "" if marks is None else marks.opening
 
@@ -70,14 +73,24 @@ def decode_marked(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> 
     marking, others = _sort_special_tokens(tokenizer)
     if marking.isdisjoint(tokens):
         return str(tokenizer.decode(list(tokens), skip_special_tokens=True))
-    return str(tokenizer.decode([token for token in tokens if token not in others], skip_special_tokens=False))
+    return str(
+        tokenizer.decode(
+            [token for token in tokens if token not in others], skip_special_tokens=False
+        )
+    )
 
 
 @lru_cache(maxsize=8)
-def _sort_special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[frozenset[int], frozenset[int]]:
-    """The special tokens that mark thoughts, and the others; found once, since each response is decoded."""
+def _sort_special_tokens(
+    tokenizer: PreTrainedTokenizerBase,
+) -> tuple[frozenset[int], frozenset[int]]:
+    """The special tokens that mark thoughts, and the others; found once, since each response is
+    decoded.
+    """
     special = zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)
-    marking = frozenset(token for text, token in special if any(text in pair for pair in _BOTH_MARKS))
+    marking = frozenset(
+        token for text, token in special if any(text in pair for pair in _BOTH_MARKS)
+    )
     return marking, frozenset(tokenizer.all_special_ids) - marking
 
 
@@ -104,11 +117,15 @@ def _marks_at(response: str, start: int) -> Marks | None:
     """The marks of the thought that begins here, perhaps after white space."""
     while start < len(response) and response[start].isspace():
         start += 1
-    return next((marks for marks in THOUGHT_MARKS if response.startswith(marks.opening, start)), None)
+    return next(
+        (marks for marks in THOUGHT_MARKS if response.startswith(marks.opening, start)), None
+    )
 
 
 def _end_of_thought(response: str, start: int, marks: Marks) -> int:
-    """The index after the closing mark of a thought; the end of the response if it is never closed."""
+    """The index after the closing mark of a thought; the end of the response if it is never
+    closed.
+    """
     closing = marks.find_closing(response, start)
     return len(response) if closing is None else closing.end()
 

@@ -1,4 +1,6 @@
-"""The part of a chat template that is about tools: schemas in the prompt, and results of calls behind a reply."""
+"""The part of a chat template that is about tools: schemas in the prompt, and results of calls
+behind a reply.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,13 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from lockstep.core.errors import InputError
-from lockstep.data.messages import ChatTemplateError, Message, TemplateValues, end_of_answer, render_prompt
+from lockstep.data.messages import (
+    ChatTemplateError,
+    Message,
+    TemplateValues,
+    end_of_answer,
+    render_prompt,
+)
 from lockstep.data.prompts import token_ids
 
 _QUESTION: Message = {"role": "user", "content": "Question."}
@@ -17,7 +25,8 @@ _PROBES = ("Sunny", "Rainy")
 
 
 class ToolTemplate:
-    """Renders the results of calls after a reply; the reply itself is not rendered again, its tokens stay as sampled.
+    """Renders the results of calls after a reply; the reply itself is not rendered again, its
+    tokens stay as sampled.
 
     Args:
         tokenizer: Has the chat template.
@@ -25,24 +34,38 @@ class ToolTemplate:
         stops: The model's stop tokens, which end a reply.
 
     Raises:
-        InputError: The template leaves out tools or results, or writes what stands before them in another way then.
+        InputError: The template leaves out tools or results, or writes what stands before them in
+            another way then.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, values: TemplateValues, stops: Sequence[int]) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, values: TemplateValues, stops: Sequence[int]
+    ) -> None:
         self._tokenizer, self._values, self._stops = tokenizer, values, stops
         self._name = values["tools"][0]["function"]["name"]
-        call = {"type": "function", "id": "call00000", "function": {"name": self._name, "arguments": {"x": _REPLY}}}
-        self._talk: list[Message] = [_QUESTION, {"role": "assistant", "content": _REPLY, "tool_calls": [call]}]
+        call = {
+            "type": "function",
+            "id": "call00000",
+            "function": {"name": self._name, "arguments": {"x": _REPLY}},
+        }
+        self._talk: list[Message] = [
+            _QUESTION,
+            {"role": "assistant", "content": _REPLY, "tool_calls": [call]},
+        ]
         self._end = end_of_answer(tokenizer, stops, values, self._talk, _REPLY)
         whose = f"the chat template of {tokenizer.name_or_path}"
         try:
             self._opening = render_prompt([_QUESTION], tokenizer, values)
             self._require_all(whose)
         except ChatTemplateError as error:
-            raise InputError(f"{whose} takes no results of tools ({error}); use a model whose template does") from None
+            raise InputError(
+                f"{whose} takes no results of tools ({error}); use a model whose template does"
+            ) from None
 
     def tokens(self, results: Sequence[Mapping[str, Any]], last: int) -> Sequence[int]:
-        """The tokens that follow a reply whose last token is `last`, up to where the next reply begins."""
+        """The tokens that follow a reply whose last token is `last`, up to where the next reply
+        begins.
+        """
         tokens = token_ids(self._tokenizer, [self._follow(results)], add_special_tokens=False)[0]
         end = next(place for place, token in enumerate(tokens) if token in self._stops)
         takes_its_place = last == tokens[end] or (last in self._stops and tokens[end] == self._end)
@@ -50,7 +73,9 @@ class ToolTemplate:
 
     def _follow(self, results: Sequence[Mapping[str, Any]]) -> str:
         """The end of a stand-in for the reply, and all that follows it."""
-        follows = render_prompt([*self._talk, *results], self._tokenizer, self._values).partition(_REPLY)[2]
+        follows = render_prompt([*self._talk, *results], self._tokenizer, self._values).partition(
+            _REPLY
+        )[2]
         if not follows:
             raise ChatTemplateError("it leaves out what the assistant says, and its calls")
         return follows
@@ -58,25 +83,42 @@ class ToolTemplate:
     def _require_all(self, whose: str) -> None:
         bare = {name: value for name, value in self._values.items() if name != "tools"}
         if self._opening == render_prompt([_QUESTION], self._tokenizer, bare):
-            raise InputError(f"{whose} ignores tools, so the model would not know of them; use one that writes them")
+            raise InputError(
+                f"{whose} ignores tools, so the model would not know of them; use one that writes "
+                "them"
+            )
         results = [
-            {"role": "tool", "tool_call_id": f"call{number:05}", "name": self._name, "content": text}
+            {
+                "role": "tool",
+                "tool_call_id": f"call{number:05}",
+                "name": self._name,
+                "content": text,
+            }
             for number, text in enumerate(_PROBES)
         ]
         whole = render_prompt([*self._talk, *results], self._tokenizer, self._values)
         places = [whole.find(text) for text in _PROBES]
         if not 0 <= places[0] < places[1]:
-            raise InputError(f"{whose} leaves out results of tools, or changes their order; use one that writes them")
+            raise InputError(
+                f"{whose} leaves out results of tools, or changes their order; use one that "
+                "writes them"
+            )
         said = render_prompt(
-            [_QUESTION, {"role": "assistant", "content": "x"}, _QUESTION], self._tokenizer, self._values
+            [_QUESTION, {"role": "assistant", "content": "x"}, _QUESTION],
+            self._tokenizer,
+            self._values,
         )
         if not whole.startswith(self._opening) or not said.startswith(self._opening):
             raise InputError(
-                f"{whose} writes a prompt in another way once it is answered, and what was sampled cannot be written "
+                f"{whose} writes a prompt in another way once it is answered, and what was "
+                "sampled cannot be written "
                 "anew; use one that only appends"
             )
-        if not set(self._stops) & set(token_ids(self._tokenizer, [self._follow(results)], add_special_tokens=False)[0]):
+        if not set(self._stops) & set(
+            token_ids(self._tokenizer, [self._follow(results)], add_special_tokens=False)[0]
+        ):
             raise InputError(
-                f"{whose} ends a call with none of the model's stop tokens, so results cannot follow it; name the "
+                f"{whose} ends a call with none of the model's stop tokens, so results cannot "
+                "follow it; name the "
                 "token in eos_token_id of generation_config.json"
             )

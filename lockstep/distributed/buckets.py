@@ -12,7 +12,9 @@ _BUCKET_ELEMENTS = 16 * 2**20
 
 
 def all_reduce_sum(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
-    """Replaces each tensor by its sum over the ranks of `group`, in place, in few large messages."""
+    """Replaces each tensor by its sum over the ranks of `group`, in place, in few large
+    messages.
+    """
     if group is None:
         return
     bucket: list[Tensor] = []
@@ -30,5 +32,7 @@ def all_reduce_sum(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -
 def _reduce_bucket(bucket: list[Tensor], group: dist.ProcessGroup) -> None:
     flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
     dist.all_reduce(flat, group=group)
-    for tensor, piece in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
+    for tensor, piece in zip(
+        bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True
+    ):
         tensor.copy_(piece.view_as(tensor))

@@ -1,7 +1,8 @@
 """Rendezvous of processes: one of them hosts a store, and the others are given its address.
 
-The host listens on the given address only, and gloo on the address from which a process reaches the host: by default it
-takes that of the host's name, which on many machines is loopback, where no other machine reaches it.
+The host listens on the given address only, and gloo on the address from which a process reaches the
+host: by default it takes that of the host's name, which on many machines is loopback, where no
+other machine reaches it.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ class Meeting:
             return str(probe.getsockname()[0])
 
     def choose_interface(self) -> None:
-        """Lets gloo's groups of this process, the default one included, listen where the others reach it."""
+        """Lets gloo's groups of this process, the default one included, listen where the others
+        reach it.
+        """
         interface = _find_interface(self.own_address)
         if interface is not None:
             os.environ.setdefault(_GLOO_INTERFACE, interface)
@@ -87,7 +90,9 @@ class Host:
     """
 
     def __init__(self, address: str, size: int, timeout_s: float) -> None:
-        with socket.create_server((address, 0)) as listening:  # a store's own socket would listen to the whole network
+        with socket.create_server(
+            (address, 0)
+        ) as listening:  # a store's own socket would listen to the whole network
             self.meeting = Meeting(address, listening.getsockname()[1], 0, size, timeout_s)
             descriptor = listening.detach()
         self.store = TCPStore(

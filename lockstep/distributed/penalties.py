@@ -1,10 +1,12 @@
-"""Repetition, presence and frequency penalties on earlier tokens, the same for sampling and for scoring.
+"""Repetition, presence and frequency penalties on earlier tokens, the same for sampling and for
+scoring.
 
-They change logits before temperature and filters, in vLLM's order: first the repetition penalty divides positive logits
-and multiplies the others, for all tokens of prompt and response; then the frequency penalty is subtracted for each
-occurrence in the response, and the presence penalty once.
+They change logits before temperature and filters, in vLLM's order: first the repetition penalty
+divides positive logits and multiplies the others, for all tokens of prompt and response; then the
+frequency penalty is subtracted for each occurrence in the response, and the presence penalty once.
 
-Letters: M rows of logits, m places whose tokens are scored, v this rank's columns, P pairs, N tokens of a batch.
+Letters: M rows of logits, m places whose tokens are scored, v this rank's columns, P pairs, N
+tokens of a batch.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ def find_earlier(batch: Batch, own_m: Tensor) -> Earlier:
     sorted_N = key_N[order_N]
     begins_N = torch.ones_like(sorted_N, dtype=torch.bool)
     begins_N[1:] = sorted_N[1:] != sorted_N[:-1]
-    # A token is the latest of its id for the places after it, up to the next token of that id or its sequence's end.
+    # A token is the latest of its id for the places after it, up to the next token of that id or
+    # its sequence's end.
     last_N = (torch.cumsum(batch.lengths, 0) - 1).to(row_N.device)[row_N]
     last_N[order_N[:-1]] = torch.where(begins_N[1:], last_N[order_N[:-1]], order_N[1:])
     times_N = _count_within(batch.mask[order_N].long(), begins_N)[order_N.argsort()]
@@ -56,7 +59,9 @@ def find_earlier(batch: Batch, own_m: Tensor) -> Earlier:
     start_N = torch.searchsorted(ordered_m, torch.arange(count, device=own_m.device), right=True)
     pairs_N = (torch.searchsorted(ordered_m, last_N, right=True) - start_N).clamp_(min=0)
     source_P = torch.arange(count, device=own_m.device).repeat_interleave(pairs_N)
-    within_P = torch.arange(len(source_P), device=own_m.device) - (pairs_N.cumsum(0) - pairs_N)[source_P]
+    within_P = (
+        torch.arange(len(source_P), device=own_m.device) - (pairs_N.cumsum(0) - pairs_N)[source_P]
+    )
     return Earlier(place_m[start_N[source_P] + within_P], batch.tokens[source_P], times_N[source_P])
 
 
@@ -67,7 +72,9 @@ def _count_within(one_N: Tensor, begins_N: Tensor) -> Tensor:
     return sum_N - before_N[begins_N.long().cumsum(0) - 1]
 
 
-def penalize(logits_Mv: Tensor, earlier: Earlier, sampling: SamplingParams, shard: Shard = WHOLE) -> Tensor:
+def penalize(
+    logits_Mv: Tensor, earlier: Earlier, sampling: SamplingParams, shard: Shard = WHOLE
+) -> Tensor:
     """Logits, fp32 [M, v], with the penalties on earlier tokens applied; differentiable.
 
     Args:
@@ -85,12 +92,20 @@ def penalize(logits_Mv: Tensor, earlier: Earlier, sampling: SamplingParams, shar
 class _Penalized(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, logits_Mv: Tensor, row_P: Tensor, column_P: Tensor, times_P: Tensor, sampling: SamplingParams
+        ctx: Any,
+        logits_Mv: Tensor,
+        row_P: Tensor,
+        column_P: Tensor,
+        times_P: Tensor,
+        sampling: SamplingParams,
     ) -> Tensor:
         ctx.set_materialize_grads(False)
         z_P, penalty = logits_Mv[row_P, column_P].float(), sampling.repetition_penalty
         factor_P = torch.where(z_P > 0, 1.0 / penalty, penalty)
-        off_P = sampling.frequency_penalty * times_P.float() + sampling.presence_penalty * (times_P > 0).float()
+        off_P = (
+            sampling.frequency_penalty * times_P.float()
+            + sampling.presence_penalty * (times_P > 0).float()
+        )
         penalized_Mv = logits_Mv.to(torch.float32, copy=True)
         penalized_Mv[row_P, column_P] = z_P * factor_P - off_P
         ctx.save_for_backward(row_P, column_P, factor_P)

@@ -1,4 +1,6 @@
-"""The ranks that hold one model together, as a mesh over rows, layers, positions, and heads and vocabulary."""
+"""The ranks that hold one model together, as a mesh over rows, layers, positions, and heads and
+vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 Dimension = Literal["dp_replicate", "dp", "pp", "cp", "tp"]
 DIMENSIONS: tuple[Dimension, ...] = ("dp_replicate", "dp", "pp", "cp", "tp")
-"""Dimensions from the outermost to the innermost: tensor-parallel ranks have consecutive numbers on a machine."""
+"""Dimensions from the outermost to the innermost: tensor-parallel ranks have consecutive numbers on
+a machine.
+"""
 
 
 @dataclass(frozen=True)
@@ -27,8 +31,14 @@ class Ranks:
 
     @classmethod
     def of(cls, device: str, sizes: Mapping[str, int]) -> Ranks:
-        """Builds the mesh of all processes of the default group from the size of each dimension; a collective."""
-        return cls(init_device_mesh(device, tuple(sizes[name] for name in DIMENSIONS), mesh_dim_names=DIMENSIONS))
+        """Builds the mesh of all processes of the default group from the size of each dimension; a
+        collective.
+        """
+        return cls(
+            init_device_mesh(
+                device, tuple(sizes[name] for name in DIMENSIONS), mesh_dim_names=DIMENSIONS
+            )
+        )
 
     def size(self, name: Dimension) -> int:
         """Number of ranks along a dimension."""
@@ -43,7 +53,9 @@ class Ranks:
         return None if self.mesh is None or self.size(name) == 1 else self.mesh.get_group(name)
 
     def joint_group(self, *names: Dimension) -> dist.ProcessGroup | None:
-        """The process group of this rank along several dimensions, None if it is alone there; a collective."""
+        """The process group of this rank along several dimensions, None if it is alone there; a
+        collective.
+        """
         several: list[Dimension] = [name for name in names if self.size(name) > 1]
         if self.mesh is None or len(several) < 2:
             return self.group(several[0]) if several else None

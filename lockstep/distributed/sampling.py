@@ -1,7 +1,8 @@
-"""The distribution that tokens are sampled from, computed the same way for sampling and for scoring.
+"""The distribution that tokens are sampled from, computed the same way for sampling and for
+scoring.
 
-A learner that scores under another distribution than the sampler drew from (temperature forgotten, top-p not
-renormalized) gets wrong importance ratios, even with equal weights.
+A learner that scores under another distribution than the sampler drew from (temperature forgotten,
+top-p not renormalized) gets wrong importance ratios, even with equal weights.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ def token_scores(
 
     Args:
         logits_MV: Logits, of any floating type; this rank's columns.
-        token: Sampled tokens [M]. They count as part of the support even if rounding, or an update since, puts them
-            outside, so that a sampled token never scores minus infinity. Or several tokens per place [M, K], only
-            without min-p, top-k and top-p.
+        token: Sampled tokens [M]. They count as part of the support even if rounding, or an update
+            since, puts them outside, so that a sampled token never scores minus infinity. Or
+            several tokens per place [M, K], only without min-p, top-k and top-p.
         sampling: The distribution; greedy sampling is scored at temperature 1.
         shard: Which columns these are.
         row_invariant: See `lockstep_logprobs.softmax.Scoring`.
@@ -59,7 +60,10 @@ def token_scores(
     """
     if shard.group is None and token.dim() == 2 and token.shape[1] >= logits_MV.shape[1]:
         return _score_all(logits_MV, token, sampling, entropy)
-    floor_M, scoring = _floor(logits_MV, sampling, shard), _scoring(sampling, entropy, shard, row_invariant)
+    floor_M, scoring = (
+        _floor(logits_MV, sampling, shard),
+        _scoring(sampling, entropy, shard, row_invariant),
+    )
     return _like(token, vocab_logprobs(logits_MV, _as_columns(token, sampling), scoring, floor_M))
 
 
@@ -72,16 +76,22 @@ def hidden_scores(
     row_invariant: bool = False,
     entropy: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """`token_scores` of the logits hidden · weightᵀ, which never exist whole; only without filters and penalties."""
+    """`token_scores` of the logits hidden · weightᵀ, which never exist whole; only without filters
+    and penalties.
+    """
     assert not sampling.needs_logits, "penalties, min-p, top-k and top-p need the logits"
     scoring = _scoring(sampling, entropy, shard, row_invariant)
-    return _like(token, hidden_logprobs(hidden_MD, weight_vD, _as_columns(token, sampling), scoring))
+    return _like(
+        token, hidden_logprobs(hidden_MD, weight_vD, _as_columns(token, sampling), scoring)
+    )
 
 
 def _score_all(
     logits_MV: Tensor, token_MK: Tensor, sampling: SamplingParams, entropy: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Scores K ≥ V tokens per row by a log-softmax of the whole vocabulary, which costs less than K look-ups."""
+    """Scores K ≥ V tokens per row by a log-softmax of the whole vocabulary, which costs less than K
+    look-ups.
+    """
     assert sampling.full_support, "only a sampled token is known to belong to the support"
     logprob_MV = (logits_MV.float() / sampling.divisor).log_softmax(-1)
     # Where a logit is −∞, 0 · −∞ would be NaN.
@@ -90,11 +100,12 @@ def _score_all(
 
 
 def likeliest(logits_Mv: Tensor, k: int, shard: Shard = WHOLE) -> tuple[Tensor, Tensor]:
-    """The k likeliest tokens of each row, and their log-probabilities, nats; these are differentiable.
+    """The k likeliest tokens of each row, and their log-probabilities, nats; these are
+    differentiable.
 
     Returns:
-        int64 and fp32 [M, k], likeliest first; if k is the size of the vocabulary or more, all tokens in the order of
-        their ids.
+        int64 and fp32 [M, k], likeliest first; if k is the size of the vocabulary or more, all
+        tokens in the order of their ids.
     """
     if shard.group is None and k >= logits_Mv.shape[1]:
         everything = torch.arange(logits_Mv.shape[1], device=logits_Mv.device)
@@ -107,11 +118,15 @@ def likeliest(logits_Mv: Tensor, k: int, shard: Shard = WHOLE) -> tuple[Tensor, 
 
 
 def _are_all(token_Mk: Tensor, columns: int, shard: Shard) -> bool:
-    """True if the k tokens of each row are the whole vocabulary, of which this rank has so many columns."""
+    """True if the k tokens of each row are the whole vocabulary, of which this rank has so many
+    columns.
+    """
     k = token_Mk.shape[1]
     if shard.group is None or not len(token_Mk) or int(token_Mk[0].max()) >= k:
         return False
-    total = all_reduce(torch.tensor(columns, device=token_Mk.device), shard.group)  # rare, and on all ranks alike
+    total = all_reduce(
+        torch.tensor(columns, device=token_Mk.device), shard.group
+    )  # rare, and on all ranks alike
     return int(total) == k
 
 
@@ -129,14 +144,22 @@ def _floor(logits_MV: Tensor, sampling: SamplingParams, shard: Shard = WHOLE) ->
     )
 
 
-def _scoring(sampling: SamplingParams, entropy: bool, shard: Shard = WHOLE, row_invariant: bool = False) -> Scoring:
+def _scoring(
+    sampling: SamplingParams, entropy: bool, shard: Shard = WHOLE, row_invariant: bool = False
+) -> Scoring:
     return Scoring(
-        shard=shard, temperature=sampling.divisor, entropy=entropy, sampled=True, row_invariant=row_invariant
+        shard=shard,
+        temperature=sampling.divisor,
+        entropy=entropy,
+        sampled=True,
+        row_invariant=row_invariant,
     )
 
 
 def _as_columns(token: Tensor, sampling: SamplingParams) -> Tensor:
-    assert token.dim() == 1 or sampling.full_support, "only a sampled token is known to belong to the support"
+    assert token.dim() == 1 or sampling.full_support, (
+        "only a sampled token is known to belong to the support"
+    )
     return token if token.dim() == 2 else token[:, None]
 
 
@@ -148,27 +171,35 @@ def _like(token: Tensor, scores: tuple[Tensor, Tensor | None]) -> tuple[Tensor, 
 def draw(
     logits_MV: Tensor, uniform_M: Tensor, sampling: SamplingParams, row_invariant: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Samples one token per row by inverting the cumulative distribution at a uniform number; the argmax if greedy.
+    """Samples one token per row by inverting the cumulative distribution at a uniform number; the
+    argmax if greedy.
 
     Args:
         logits_MV: Logits.
         uniform_M: Numbers in (0, 1), float64; the same number gives the same token in any batch.
-        row_invariant: See `lockstep_logprobs.softmax.Scoring`; log-probabilities are then those of `token_scores`.
+        row_invariant: See `lockstep_logprobs.softmax.Scoring`; log-probabilities are then those of
+            `token_scores`.
 
     Returns:
-        Tokens, int64 [M], and their log-probabilities under the sampling distribution, fp32 [M]; NaN, and any token of
-        the vocabulary, where logits are NaN or infinite.
+        Tokens, int64 [M], and their log-probabilities under the sampling distribution, fp32 [M];
+        NaN, and any token of the vocabulary, where logits are NaN or infinite.
     """
     token_M, logprob_M = _draw(logits_MV, uniform_M, sampling, row_invariant)
-    if row_invariant and len(logits_MV) and runs_fused(logits_MV):  # Triton's kernel has sums of its own
+    if (
+        row_invariant and len(logits_MV) and runs_fused(logits_MV)
+    ):  # Triton's kernel has sums of its own
         logprob_M, _ = token_scores(logits_MV, token_M, sampling, row_invariant=True, entropy=False)
     return token_M, logprob_M
 
 
-def _draw(logits_MV: Tensor, uniform_M: Tensor, sampling: SamplingParams, row_invariant: bool) -> tuple[Tensor, Tensor]:
+def _draw(
+    logits_MV: Tensor, uniform_M: Tensor, sampling: SamplingParams, row_invariant: bool
+) -> tuple[Tensor, Tensor]:
     """`draw`, with log-probabilities by PyTorch's operations."""
     if not len(logits_MV):
-        return torch.zeros_like(uniform_M, dtype=torch.int64), torch.zeros_like(uniform_M, dtype=torch.float32)
+        return torch.zeros_like(uniform_M, dtype=torch.int64), torch.zeros_like(
+            uniform_M, dtype=torch.float32
+        )
     if sampling.full_support and logits_MV.shape[1] <= TILE_COLUMNS:
         return _draw_from_one_tile(logits_MV.float(), uniform_M, sampling, row_invariant)
     scoring = _scoring(sampling, entropy=False, row_invariant=row_invariant)
@@ -182,9 +213,13 @@ def _draw(logits_MV: Tensor, uniform_M: Tensor, sampling: SamplingParams, row_in
         z_Mc = _gather_tile(logits_MV, tile_M)
         weight_Mc = torch.empty_like(z_Mc)
         sum_block(z_Mc, weight_Mc, floor_M, scoring.temperature, row_invariant=True)
-        place_M, _ = _pass_point(weight_Mc, below_M.clamp(0.0, 1.0 - torch.finfo(torch.float64).eps))
+        place_M, _ = _pass_point(
+            weight_Mc, below_M.clamp(0.0, 1.0 - torch.finfo(torch.float64).eps)
+        )
     token_M1 = (tile_M * TILE_COLUMNS + place_M).clamp_(max=logits_MV.shape[1] - 1)[:, None]
-    scores = exchange(row, pick_logits(logits_MV, token_M1, 0), token_M1, logits_MV.shape[1], scoring, floor_M)
+    scores = exchange(
+        row, pick_logits(logits_MV, token_M1, 0), token_M1, logits_MV.shape[1], scoring, floor_M
+    )
     return token_M1[:, 0], scores.logprob[:, 0]
 
 
@@ -199,17 +234,23 @@ def _draw_from_one_tile(
     return token_M, above_M / sampling.divisor - row.total.log()
 
 
-def _sum_rows(logits_MV: Tensor, scoring: Scoring, sampling: SamplingParams) -> tuple[RowSums, Tensor, Tensor | None]:
+def _sum_rows(
+    logits_MV: Tensor, scoring: Scoring, sampling: SamplingParams
+) -> tuple[RowSums, Tensor, Tensor | None]:
     """Sums the rows, block by block, each of which is read once.
 
     Returns:
-        The sums of each row; the weight of each of its tiles [M, tiles], or the tile's largest logit if greedy; and the
-        threshold of the support.
+        The sums of each row; the weight of each of its tiles [M, tiles], or the tile's largest
+        logit if greedy; and the threshold of the support.
     """
     sums, keys, floors = list[Tensor](), list[Tensor](), list[Tensor]()
     memory: Tensor | None = None
     for rows in blocks(len(logits_MV), logits_MV.shape[1], logits_MV.device):
-        memory = logits_MV.new_empty((2, *logits_MV[rows].shape), dtype=torch.float32) if memory is None else memory
+        memory = (
+            logits_MV.new_empty((2, *logits_MV[rows].shape), dtype=torch.float32)
+            if memory is None
+            else memory
+        )
         z_mV, work_mV = memory[:, : rows.stop - rows.start]
         z_mV = to_fp32(logits_MV[rows], z_mV)
         floor_m = _floor(z_mV, sampling)
@@ -218,7 +259,9 @@ def _sum_rows(logits_MV: Tensor, scoring: Scoring, sampling: SamplingParams) -> 
             sums.append(sum_tiles(z_mV, work_mV, floor_m, scoring.temperature).rows())
             continue
         sums.append(sum_block(z_mV, work_mV, floor_m, scoring.temperature).rows())
-        keys.append(reduce_tiles(z_mV, torch.amax) if sampling.greedy else reduce_tiles(work_mV, torch.sum))
+        keys.append(
+            reduce_tiles(z_mV, torch.amax) if sampling.greedy else reduce_tiles(work_mV, torch.sum)
+        )
     row, floor_M = RowSums.from_rows(torch.cat(sums, 1)), torch.cat(floors) if floors else None
     if not scoring.row_invariant:
         return row, torch.cat(keys), floor_M
@@ -242,5 +285,7 @@ def _pass_point(weight_MK: Tensor, uniform_M: Tensor) -> tuple[Tensor, Tensor]:
     """Finds where the running sum passes uniform · total [M], and by how much, float64 [M]."""
     sum_MK = weight_MK.cumsum(-1, dtype=torch.float64)
     aim_M1 = uniform_M[:, None] * sum_MK[:, -1:]
-    place_M1 = torch.searchsorted(sum_MK, aim_M1, right=True).clamp_(max=sum_MK.shape[1] - 1)  # K, where sums are NaN
+    place_M1 = torch.searchsorted(sum_MK, aim_M1, right=True).clamp_(
+        max=sum_MK.shape[1] - 1
+    )  # K, where sums are NaN
     return place_M1[:, 0], (sum_MK.gather(-1, place_M1) - aim_M1)[:, 0]

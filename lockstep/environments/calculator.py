@@ -1,6 +1,7 @@
 """A calculator as an environment: the policy writes a calculation up to "=", and reads the result.
 
-The tool of GSM8K's authors (Cobbe et al. 2021, §2), which takes over where a model would have to calculate.
+The tool of GSM8K's authors (Cobbe et al. 2021, §2), which takes over where a model would have to
+calculate.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ _OPERATORS: dict[type, Any] = {
 
 
 class Calculator:
-    """Implements `environment.Environment`. The policy's turn ends at "=", which is in `environment.stop`.
+    """Implements `environment.Environment`.
 
-    The result comes with an end of line; what cannot be calculated gets the end of line alone. A response that ends
-    otherwise ends the episode. Rewards are left to the recipe's `reward`.
+    The policy's turn ends at "=", which is in `environment.stop`.
+
+    The result comes with an end of line; what cannot be calculated gets the end of line alone. A
+    response that ends otherwise ends the episode. Rewards are left to the recipe's `reward`.
     """
 
     def reset(self, row: dict[str, Any], seed: int) -> None:
@@ -37,7 +40,8 @@ class Calculator:
 
 
 class CalculatorTool:
-    """The calculator as a tool that the model's chat template describes; several calls of one turn are all answered.
+    """The calculator as a tool that the model's chat template describes; several calls of one turn
+    are all answered.
 
     A response without a call ends the episode. Rewards are left to the
     recipe's `reward`.

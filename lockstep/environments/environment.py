@@ -1,4 +1,5 @@
-"""Environments: classes of the user's that answer a policy turn by turn, and the child process that runs them.
+"""Environments: classes of the user's that answer a policy turn by turn, and the child process that
+runs them.
 
 Imports nothing heavy, so that the child process is small and starts fast.
 """
@@ -8,7 +9,16 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from functools import partial
 from typing import Any, Protocol
 
@@ -33,18 +43,20 @@ from lockstep.helpers.process import Answers
 class Environment(Protocol):
     """One episode of an environment. Each episode has its own instance, created without arguments.
 
-    Answers must be a function of the row, the seed and the responses: if another episode crashes the process, this one
-    is replayed with the same responses, and has to answer the same.
+    Answers must be a function of the row, the seed and the responses: if another episode crashes
+    the process, this one is replayed with the same responses, and has to answer the same.
 
-    If `step` is an `async def`, one event loop awaits all episodes of a turn at once, and what `reset` returns, if that
-    is awaitable. It runs only during turns.
+    If `step` is an `async def`, one event loop awaits all episodes of a turn at once, and what
+    `reset` returns, if that is awaitable. It runs only during turns.
 
-    With a method `tools()` the policy may call tools, and `step` gets responses without a call. It returns methods or
-    functions with type hints and a docstring with a section `Args:`, or pairs of a JSON schema and a function. An
-    `async def` among them is awaited, beside the other calls of its turn.
+    With a method `tools()` the policy may call tools, and `step` gets responses without a call. It
+    returns methods or functions with type hints and a docstring with a section `Args:`, or pairs of
+    a JSON schema and a function. An `async def` among them is awaited, beside the other calls of
+    its turn.
 
-    A class may have the attributes `cut_off_reward`, the reward of an episode that a limit of the recipe ends (a
-    number; "as_is": the sum so far; None: no verdict), and `best_reward`, what the best policy earns on average.
+    A class may have the attributes `cut_off_reward`, the reward of an episode that a limit of the
+    recipe ends (a number; "as_is": the sum so far; None: no verdict), and `best_reward`, what the
+    best policy earns on average.
     """
 
     def reset(self, row: dict[str, Any], seed: int) -> None:
@@ -63,7 +75,8 @@ class Environment(Protocol):
             response: Its text, without a special token at its end.
 
         Returns:
-            The policy's next observation; a reward, which is added to those of earlier turns, or named rewards that add
+            The policy's next observation; a reward, which is added to those of earlier turns, or
+            named rewards that add
             up to it (None: no verdict on the episode); and True if the episode has ended.
         """
         ...
@@ -74,31 +87,42 @@ _METHODS = {"reset": ("row", "seed"), "step": ("response",)}
 _NO_CALLS = {"calls": 0, "malformed": 0}
 
 CALLED = "called"
-"""A reply that only restarts the timeout: one of several calls has returned, or the event loop is alive."""
+"""A reply that only restarts the timeout: one of several calls has returned, or the event loop is
+alive.
+"""
 
 DECLARED = "declared"
-"""A question: what the class declares. The reply has the JSON schemas of its tools as `schemas`, and its attributes
-`cut_off_reward` and `best_reward` where it has them."""
+"""A question: what the class declares.
+
+The reply has the JSON schemas of its tools as `schemas`, and its attributes `cut_off_reward` and
+`best_reward` where it has them.
+"""
 
 AS_IS = "as_is"
 """The `cut_off_reward` of a class whose episodes keep the sum so far."""
 
 TOGETHER = "together"
-"""The first reply if episodes are awaited together: if the process dies or hangs, the cause may be any of them."""
+"""The first reply if episodes are awaited together: if the process dies or hangs, the cause may be
+any of them.
+"""
 
 
 def answers(class_name: str, tool_format: str = "") -> Answers:
-    """Runs in the child: reads a list of moves, and replies with the environment's answer, or an error, for each.
+    """Runs in the child: reads a list of moves, and replies with the environment's answer, or an
+    error, for each.
 
     Args:
         class_name: The class, see `user_code.load`.
         tool_format: How the policy writes calls of its tools; empty: it declares none.
 
     Raises:
-        ValueError: There is no such class, or it cannot be made, or lacks a method, or its tools are no tools.
+        ValueError: There is no such class, or it cannot be made, or lacks a method, or its tools
+            are no tools.
     """
     form: ToolFormat | None = next((known for known in MARKS if known == tool_format), None)
-    return _Episodes(user_code.load(class_name, "environment.class_name", "class"), class_name, form)
+    return _Episodes(
+        user_code.load(class_name, "environment.class_name", "class"), class_name, form
+    )
 
 
 class _Nonsense(Exception):
@@ -106,7 +130,10 @@ class _Nonsense(Exception):
 
 
 class _Episodes:
-    """The current episodes, by number. An episode that the next question leaves out has ended, and is dropped."""
+    """The current episodes, by number.
+
+    An episode that the next question leaves out has ended, and is dropped.
+    """
 
     def __init__(self, make: Callable[[], Any], name: str, tool_format: ToolFormat | None) -> None:
         try:
@@ -117,13 +144,16 @@ class _Episodes:
             ) from None
         lacks = [method for method in _METHODS if not callable(getattr(first, method, None))]
         if lacks:
-            raise InputError(f"environment.class_name {name} has no method {' and no method '.join(lacks)}")
+            raise InputError(
+                f"environment.class_name {name} has no method {' and no method '.join(lacks)}"
+            )
         for method, takes in _METHODS.items():
             try:
                 inspect.signature(getattr(first, method)).bind(*takes)
             except TypeError as error:
                 raise InputError(
-                    f"environment.class_name {name}: {method} has to take ({', '.join(takes)}), and: {error}"
+                    f"environment.class_name {name}: {method} has to take ({', '.join(takes)}), "
+                    f"and: {error}"
                 ) from None
         tools = _open_tools(first, name, tool_format)
         self._declared = _read_attributes(first, name)
@@ -154,13 +184,17 @@ class _Episodes:
                 yield reply
 
     async def _move(self, move: dict[str, Any], known: Environment | None) -> AsyncIterator[Any]:
-        """Yields the answer to the newest response; an episode that is new to this process is first replayed."""
+        """Yields the answer to the newest response; an episode that is new to this process is first
+        replayed.
+        """
         environment: Any = self._make(move.get("opened", "")) if known is None else known
         limit_s = move["timeout_s"]
         if known is None:
             await _finish(environment.reset(move["row"], move["seed"]), limit_s)
             yield CALLED
-            for response, observation in zip(move["said"], move["heard"], strict=False):  # all but the newest
+            for response, observation in zip(
+                move["said"], move["heard"], strict=False
+            ):  # all but the newest
                 _require_same(await _finish(environment.step(response), limit_s), observation)
                 yield CALLED
         answer = _read(await _finish(environment.step(move["said"][-1]), limit_s))
@@ -169,7 +203,9 @@ class _Episodes:
         yield answer
 
 
-def _await_all(moves: Sequence[AsyncIterator[Any]], every_s: float, loop: asyncio.AbstractEventLoop) -> Iterator[Any]:
+def _await_all(
+    moves: Sequence[AsyncIterator[Any]], every_s: float, loop: asyncio.AbstractEventLoop
+) -> Iterator[Any]:
     """Yields the answers to moves in their order, while all of them are awaited concurrently."""
     tasks = [loop.create_task(_catch(_find_last(replies))) for replies in moves]
     for task in tasks:
@@ -185,7 +221,9 @@ async def _find_last(replies: AsyncIterator[Any]) -> Any:
 
 
 def _run(reply: Coroutine[Any, Any, Any]) -> Any:
-    """The result of a coroutine that waits for nothing: the user's code may run an event loop in it."""
+    """The result of a coroutine that waits for nothing: the user's code may run an event loop in
+    it.
+    """
     try:
         reply.send(None)
     except StopIteration as end:
@@ -202,7 +240,9 @@ async def _catch(reply: Awaitable[Any]) -> Any:
 
 
 def _find_live(move: dict[str, Any], live: dict[int, Any]) -> Any:
-    """The environment of an episode; None at its first response: the number may be that of an older, truncated one."""
+    """The environment of an episode; None at its first response: the number may be that of an
+    older, truncated one.
+    """
     return live.get(move["episode"]) if len(move["said"]) > 1 else None
 
 
@@ -222,7 +262,8 @@ def _read_attributes(first: Any, name: str) -> dict[str, Any]:
         except Exception:  # any error of the user's code
             allowed = ", ".join(["a number", *map(repr, words)])
             raise InputError(
-                f"environment.class_name {name} has an invalid {attribute}; set it to {allowed} or None"
+                f"environment.class_name {name} has an invalid {attribute}; set it to {allowed} "
+                "or None"
             ) from None
     return declared
 
@@ -232,10 +273,12 @@ def _open_tools(first: Any, name: str, tool_format: ToolFormat | None) -> Tools 
     declares = callable(getattr(first, "tools", None))
     if declares != (tool_format is not None):
         raise InputError(
-            f"environment.class_name {name} declares tools; say how the model writes calls of them, as "
+            f"environment.class_name {name} declares tools; say how the model writes calls of "
+            "them, as "
             "environment.tool_format=hermes"
             if declares
-            else f"environment.tool_format is {tool_format}, but environment.class_name {name} has no method tools, "
+            else f"environment.tool_format is {tool_format}, but environment.class_name {name} "
+            "has no method tools, "
             "which declares them"
         )
     if tool_format is None:
@@ -252,7 +295,9 @@ _Parse = Callable[[str], list[ToolCall | Malformed]]
 
 
 class _WithTools:
-    """An environment whose tools answer the calls in a response; it answers other responses itself."""
+    """An environment whose tools answer the calls in a response; it answers other responses
+    itself.
+    """
 
     def __init__(self, own: Any, tools: Tools, parse: _Parse) -> None:
         self._own, self._tools, self._parse = own, tools, parse
@@ -266,8 +311,12 @@ class _WithTools:
         calls = self._parse(response)
         if not calls:
             return self._own.step(response)
-        checked = [self._tools.check(call) if isinstance(call, ToolCall) else call for call in calls]
-        functions = {name: function for name, (_, function) in name_functions(self._own.tools()).items()}
+        checked = [
+            self._tools.check(call) if isinstance(call, ToolCall) else call for call in calls
+        ]
+        functions = {
+            name: function for name, (_, function) in name_functions(self._own.tools()).items()
+        }
         results = [_call(call, functions) for call in checked]
         if any(map(inspect.isawaitable, results)):
             return _await_results(checked, results)
@@ -287,7 +336,11 @@ async def _await_results(calls: Sequence[ToolCall | Malformed], results: Sequenc
 
 
 def _call(call: ToolCall | Malformed, functions: dict[str, Function]) -> Any:
-    return f"Error: {call.why}" if isinstance(call, Malformed) else functions[call.name](**call.arguments)
+    return (
+        f"Error: {call.why}"
+        if isinstance(call, Malformed)
+        else functions[call.name](**call.arguments)
+    )
 
 
 def _tool_turn(calls: Sequence[ToolCall | Malformed], results: Sequence[Any]) -> ToolTurn:
@@ -304,7 +357,9 @@ def _write(call: ToolCall | Malformed, result: Any) -> str:
         return json.dumps(result, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError):
         what = user_code.show(result)
-        raise _Nonsense(f"has a tool {call.name} that returned {what}; return text, or what JSON can hold") from None
+        raise _Nonsense(
+            f"has a tool {call.name} that returned {what}; return text, or what JSON can hold"
+        ) from None
 
 
 async def _finish(call: Any, limit_s: float) -> Any:
@@ -324,7 +379,8 @@ async def _finish(call: Any, limit_s: float) -> Any:
 def _require_same(result: Any, observation: Any) -> None:
     if _read(result)["observation"] != observation:
         raise _Nonsense(
-            "said something else when it was played again; let it depend on the row, the seed and the responses alone"
+            "said something else when it was played again; let it depend on the row, the seed and "
+            "the responses alone"
         )
 
 
@@ -341,11 +397,15 @@ def _read(result: Any) -> dict[str, Any]:
     named = reward if isinstance(reward, Mapping) else {}
     try:
         parts = {str(name): user_code.read_reward(part) for name, part in named.items()}
-        reward = _add(parts.values()) if isinstance(reward, Mapping) else user_code.read_reward(reward)
+        reward = (
+            _add(parts.values()) if isinstance(reward, Mapping) else user_code.read_reward(reward)
+        )
     except ValueError as error:
         raise _Nonsense(f"returned the reward {error}") from None
     if done not in (True, False):
-        raise _Nonsense(f"returned {user_code.show(done)} for whether it is done; return True or False")
+        raise _Nonsense(
+            f"returned {user_code.show(done)} for whether it is done; return True or False"
+        )
     return {
         "observation": replace_surrogates(observation),
         "reward": reward,
@@ -361,4 +421,6 @@ def _add(parts: Collection[float | None]) -> float | None:
 
 
 def _what(error: Exception) -> str:
-    return replace_surrogates(str(error) if isinstance(error, _Nonsense) else user_code.describe_error(error))
+    return replace_surrogates(
+        str(error) if isinstance(error, _Nonsense) else user_code.describe_error(error)
+    )

@@ -1,4 +1,5 @@
-"""Tools of an environment: their JSON schemas, the calls that a response makes, and the check of their arguments.
+"""Tools of an environment: their JSON schemas, the calls that a response makes, and the check of
+their arguments.
 
 Imports nothing heavy until an environment has tools: it runs in the environment's process.
 """
@@ -51,13 +52,17 @@ class Malformed:
 
 @dataclass(frozen=True)
 class ToolTurn:
-    """The results of one response's calls: a message for each call, in order, and how many calls were malformed."""
+    """The results of one response's calls: a message for each call, in order, and how many calls
+    were malformed.
+    """
 
     messages: list[dict[str, str]]
     malformed: int
 
 
-def parse_calls(response: str, tool_format: ToolFormat, opened: str = "") -> list[ToolCall | Malformed]:
+def parse_calls(
+    response: str, tool_format: ToolFormat, opened: str = ""
+) -> list[ToolCall | Malformed]:
     """Reads the calls in a response, after its thought; none where it makes none.
 
     Args:
@@ -65,19 +70,25 @@ def parse_calls(response: str, tool_format: ToolFormat, opened: str = "") -> lis
         tool_format: How it writes calls.
         opened: The opening mark of a thought that ends its prompt, if one does.
     """
-    begins_with_call = not opened and response.lstrip().startswith(MARKS[tool_format])  # and may hold a mark as text
+    begins_with_call = not opened and response.lstrip().startswith(
+        MARKS[tool_format]
+    )  # and may hold a mark as text
     answer = response if begins_with_call else drop_thought(response, opened)
     match tool_format:
         case "hermes":
             return list(_parse_hermes(answer))
         case "llama3_json":
-            return list(_parse_llama(answer)) if answer.lstrip().startswith(MARKS[tool_format]) else []
+            return (
+                list(_parse_llama(answer)) if answer.lstrip().startswith(MARKS[tool_format]) else []
+            )
         case _:
             assert_never(tool_format)
 
 
 def _parse_hermes(answer: str) -> Iterator[ToolCall | Malformed]:
-    """Yields calls between marks; each is read to the end of its JSON, which may hold the marks as text."""
+    """Yields calls between marks; each is read to the end of its JSON, which may hold the marks as
+    text.
+    """
     end, malformed = 0, 0
     while (start := answer.find(MARKS["hermes"], end)) >= 0:
         if malformed == _MOST_MALFORMED:
@@ -89,7 +100,9 @@ def _parse_hermes(answer: str) -> Iterator[ToolCall | Malformed]:
 
 
 def _read_marked(answer: str, start: int) -> tuple[ToolCall | Malformed, int]:
-    """The call that begins here, and the index after it; nothing in a malformed one is read as another."""
+    """The call that begins here, and the index after it; nothing in a malformed one is read as
+    another.
+    """
     closing = answer.find(_CLOSING, start)
     if closing < 0:
         return Malformed(f"the call is not closed by {_CLOSING}"), len(answer)
@@ -104,7 +117,9 @@ def _read_marked(answer: str, start: int) -> tuple[ToolCall | Malformed, int]:
     if answer.startswith(MARKS["hermes"], end):
         return Malformed(f"the call is not closed by {_CLOSING}"), end
     after = answer.find(_CLOSING, end)
-    return Malformed("text follows the JSON of the call"), len(answer) if after < 0 else after + len(_CLOSING)
+    return Malformed("text follows the JSON of the call"), len(
+        answer
+    ) if after < 0 else after + len(_CLOSING)
 
 
 def _parse_llama(answer: str) -> Iterator[ToolCall | Malformed]:
@@ -137,7 +152,9 @@ def _read_call(found: object, key: str) -> ToolCall | Malformed:
     unknown = found.keys() - _OTHER_KEYS - set(_KEYS)
     if unknown or len(given) > 1:
         wrong = min(unknown) if unknown else "both arguments and parameters"
-        return Malformed(f'the call of {name} has {wrong}; a call is {{"name": …, "{key}": {{…}}}}', name)
+        return Malformed(
+            f'the call of {name} has {wrong}; a call is {{"name": …, "{key}": {{…}}}}', name
+        )
     arguments = found[given[0]] if given else {}
     if not isinstance(arguments, dict):
         return Malformed(f"{given[0]} of {name} is no object", name)
@@ -145,7 +162,8 @@ def _read_call(found: object, key: str) -> ToolCall | Malformed:
 
 
 def name_functions(declared: object) -> dict[str, tuple[Schema | None, Function]]:
-    """The tools that an environment declares, by name: functions, or pairs of a schema and a function.
+    """The tools that an environment declares, by name: functions, or pairs of a schema and a
+    function.
 
     Raises:
         InputError: They are something else, or two have one name.
@@ -153,13 +171,17 @@ def name_functions(declared: object) -> dict[str, tuple[Schema | None, Function]
     named: dict[str, tuple[Schema | None, Function]] = {}
     for tool in declared if isinstance(declared, list | tuple) else [declared]:
         match tool:
-            case ({"type": "function", "function": {"name": str() as name}} as schema, function) if callable(function):
+            case (
+                {"type": "function", "function": {"name": str() as name}} as schema,
+                function,
+            ) if callable(function):
                 pass
             case function if inspect.isroutine(function):
                 schema, name = None, function.__name__
             case _:
                 raise InputError(
-                    f"tools returned {show(tool)}; return a list of functions, or of pairs of a schema, "
+                    f"tools returned {show(tool)}; return a list of functions, or of pairs of a "
+                    "schema, "
                     '{"type": "function", "function": {"name": …}}, and a function'
                 )
         if name in named:
@@ -188,7 +210,9 @@ class Tools:
         named = name_functions(declared)
         self.schemas = [_schema(name, *tool) for name, tool in named.items()]
         self.waits = any(inspect.iscoroutinefunction(function) for _, function in named.values())
-        self._signatures = {name: inspect.signature(function) for name, (_, function) in named.items()}
+        self._signatures = {
+            name: inspect.signature(function) for name, (_, function) in named.items()
+        }
         self._types = {
             name: {
                 argument: TypeAdapter(hint)
@@ -200,11 +224,15 @@ class Tools:
         }
 
     def check(self, call: ToolCall) -> ToolCall | Malformed:
-        """Returns the call with its arguments checked strictly against their types: text is no number, for example."""
+        """Returns the call with its arguments checked strictly against their types: text is no
+        number, for example.
+        """
         from pydantic import ValidationError
 
         if call.name not in self._signatures:
-            return Malformed(f"there is no tool {call.name}; there are: {', '.join(self._signatures)}", call.name)
+            return Malformed(
+                f"there is no tool {call.name}; there are: {', '.join(self._signatures)}", call.name
+            )
         try:
             self._signatures[call.name].bind(**call.arguments)
         except TypeError as error:
@@ -226,7 +254,9 @@ def _schema(name: str, schema: Schema | None, function: Function) -> Schema:
     try:
         return get_json_schema(function)
     except Exception as error:  # of the user's type hints and docstring
-        raise InputError(f"no JSON schema can be made of the tool {name}: {show(error, str)}") from None
+        raise InputError(
+            f"no JSON schema can be made of the tool {name}: {show(error, str)}"
+        ) from None
 
 
 def tool_messages(answers: Sequence[tuple[ToolCall | Malformed, str]]) -> list[dict[str, str]]:

@@ -26,7 +26,10 @@ def find_children(process: int) -> list[int]:
     found: list[int] = []
     with contextlib.suppress(OSError):  # it may have ended
         for thread in os.listdir(f"/proc/{process}/task"):
-            found += map(int, Path(f"/proc/{process}/task/{thread}/children").read_text(encoding="utf-8").split())
+            found += map(
+                int,
+                Path(f"/proc/{process}/task/{thread}/children").read_text(encoding="utf-8").split(),
+            )
     return found
 
 
@@ -38,7 +41,9 @@ def find_descendants(process: int) -> Iterator[int]:
 
 
 def end_children() -> None:
-    """Kills the processes that this one has started until none is left; orphans must become its children."""
+    """Kills the processes that this one has started until none is left; orphans must become its
+    children.
+    """
     while True:
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:

@@ -1,4 +1,6 @@
-"""The user's code by one interface: in a child process, or in this one for objects that only this program has."""
+"""The user's code by one interface: in a child process, or in this one for objects that only this
+program has.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from lockstep.helpers.process import Answers, Child, ChildError
 
 
 class InProcess(Child):
-    """A `Child` for code that no other process can import: it runs in this process, without a timeout.
+    """A `Child` for code that no other process can import: it runs in this process, without a
+    timeout.
 
     Questions and replies pass through JSON as they do for a child, so that both answer alike.
     """
@@ -42,7 +45,8 @@ class InProcess(Child):
 
 
 def build_child(module: str, reference: str, *options: str) -> Child:
-    """Builds the child that runs the user's code: a process, or this one for an object that only this program has.
+    """Builds the child that runs the user's code: a process, or this one for an object that only
+    this program has.
 
     Args:
         module: Holds `answers`, see `Child`.

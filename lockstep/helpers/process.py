@@ -1,8 +1,9 @@
 """A child process that answers lines of JSON: code that may hang, crash or print runs over there.
 
-`Child` is the asking side. The other side is this file run as a program: it imports a module, calls its
-`answers(*arguments)` once, passes every question to the function that this returns, and sends back every reply that it
-yields. Nothing heavy is imported here, so that a child starts without torch.
+`Child` is the asking side. The other side is this file run as a program: it imports a module, calls
+its `answers(*arguments)` once, passes every question to the function that this returns, and sends
+back every reply that it yields. Nothing heavy is imported here, so that a child starts without
+torch.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ _GRACE_S = 0.5  # for a child to leave by itself when there are no more question
 
 
 Answers = Callable[[Any], Iterator[Any]]
-"""The function that answers questions in the child; `answers(*arguments)` of the child's module returns it."""
+"""The function that answers questions in the child; `answers(*arguments)` of the child's module
+returns it.
+"""
 
 
 class ChildError(Exception):
@@ -58,7 +61,8 @@ class ChildDied(Exception):
 
     Attributes:
         signal: The system's signal that ended it; None where it ended otherwise.
-        may_pass: True if the machine seems to have ended it, and not the question, so that asking again may help.
+        may_pass: True if the machine seems to have ended it, and not the question, so that asking
+            again may help.
     """
 
     def __init__(self, how: str, signal: int | None = None, may_pass: bool = False) -> None:
@@ -100,7 +104,8 @@ class Child:
     def ask_streaming(self, question: Any) -> Iterator[Callable[[float], Any]]:
         """Sends a question; yields a function that waits so many seconds for the next reply.
 
-        An exception in the block leaves replies behind, so it ends the child: they must not answer the next question.
+        An exception in the block leaves replies behind, so it ends the child: they must not answer
+        the next question.
 
         Raises:
             ChildDied, ChildHangs: Also from that function.
@@ -136,7 +141,15 @@ class Child:
         descriptor = theirs.fileno()
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", __name__, str(descriptor), self._module, *self._arguments],
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    __name__,
+                    str(descriptor),
+                    self._module,
+                    *self._arguments,
+                ],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(descriptor,),
                 # The child finds the modules that this process finds, in the same order.
@@ -152,14 +165,18 @@ class Child:
             if isinstance(error, ChildHangs):
                 raise ChildError(f"importing {code} takes too long") from None
             if isinstance(error, ChildDied):
-                raise ChildError(f"importing {code} ended the process ({error})", error.may_pass) from None
+                raise ChildError(
+                    f"importing {code} ended the process ({error})", error.may_pass
+                ) from None
             raise
         return running
 
 
 @dataclass
 class _Running:
-    """One life of a child: its process, the connection to it, and what has been read and not yet used."""
+    """One life of a child: its process, the connection to it, and what has been read and not yet
+    used.
+    """
 
     process: subprocess.Popen[bytes]
     connection: socket.socket
@@ -167,7 +184,11 @@ class _Running:
     unread: bytes = b""
 
     def usable(self) -> bool:
-        return self.owner == os.getpid() and self.process.poll() is None and self.connection.fileno() >= 0
+        return (
+            self.owner == os.getpid()
+            and self.process.poll() is None
+            and self.connection.fileno() >= 0
+        )
 
     def send(self, question: Any) -> None:
         self.connection.settimeout(None)
@@ -238,16 +259,24 @@ class _Running:
             os.killpg(self.process.pid, signal.SIGKILL)
         if code >= 0:
             return ChildDied(f"exit status {code}", may_pass=code == _LOST)
-        return ChildDied(f"killed by {signal.Signals(-code).name}", -code, may_pass=-code == signal.SIGKILL)
+        return ChildDied(
+            f"killed by {signal.Signals(-code).name}", -code, may_pass=-code == signal.SIGKILL
+        )
 
 
 def _cut(text: str) -> str:
     """The beginning of what is printed at once, and how much is left out."""
-    return text if len(text) <= _PRINTED else f"{text[:_PRINTED]} … ({len(text) - _PRINTED:,} characters more)"
+    return (
+        text
+        if len(text) <= _PRINTED
+        else f"{text[:_PRINTED]} … ({len(text) - _PRINTED:,} characters more)"
+    )
 
 
 class _Printed(io.TextIOBase):
-    """Output of a child, sent to the parent line by line, since its display knows where lines belong."""
+    """Output of a child, sent to the parent line by line, since its display knows where lines
+    belong.
+    """
 
     def __init__(self, say: Callable[[str, Any], None]) -> None:
         self._say = say
@@ -262,7 +291,9 @@ class _Printed(io.TextIOBase):
 
 
 def serve(descriptor: str, module: str, *arguments: str) -> None:
-    """Main loop of the child. Signals that end a run are the parent's to handle, which ends its children.
+    """Main loop of the child.
+
+    Signals that end a run are the parent's to handle, which ends its children.
 
     Args:
         descriptor: Number of the connection's descriptor.
@@ -295,14 +326,18 @@ def serve(descriptor: str, module: str, *arguments: str) -> None:
         for line in connection.makefile("rb"):
             for reply in answers(json.loads(line)):
                 say("reply", reply)
-    except OSError:  # the connection is closed: the parent has left, and nothing would read a traceback
+    except (
+        OSError
+    ):  # the connection is closed: the parent has left, and nothing would read a traceback
         end_children()
         os._exit(_LOST)
     end_children()
 
 
 def _catch_output(say: Callable[[str, Any], None]) -> None:
-    """Sends on what is written to the descriptors of the output, by libraries and by processes that are started."""
+    """Sends on what is written to the descriptors of the output, by libraries and by processes that
+    are started.
+    """
     reads, writes = os.pipe()
     for descriptor in (1, 2):
         os.dup2(writes, descriptor)
@@ -317,7 +352,9 @@ def _catch_output(say: Callable[[str, Any], None]) -> None:
 
 
 def _watch_parent(parent: int, connection: socket.socket) -> None:
-    """Ends this process with its parent: a child that hangs in an answer does not see its connection close."""
+    """Ends this process with its parent: a child that hangs in an answer does not see its
+    connection close.
+    """
     closed = select.poll()
     closed.register(connection, 0)
     while os.getppid() == parent and not closed.poll(1000):

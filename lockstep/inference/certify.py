@@ -1,9 +1,10 @@
-"""`lockstep certify`: tests on this machine how exactly the torch sampler and learner agree on a model.
+"""`lockstep certify`: tests on this machine how exactly the torch sampler and learner agree on a
+model.
 
-Responses are sampled in fp32 and bf16, at temperature 1 and with temperature, top-k and top-p. The learner's head
-scores them in micro-batches of several sizes, with and without gradients, on one thread and on several; some are
-sampled again in batches of other sizes and in another order. As a negative control, one weight is moved by one unit in
-the last place.
+Responses are sampled in fp32 and bf16, at temperature 1 and with temperature, top-k and top-p. The
+learner's head scores them in micro-batches of several sizes, with and without gradients, on one
+thread and on several; some are sampled again in batches of other sizes and in another order. As a
+negative control, one weight is moved by one unit in the last place.
 """
 
 from __future__ import annotations
@@ -74,9 +75,10 @@ class TypeFindings:
 
     Attributes:
         tally: Compares sampled log-probabilities with those of the learner's head.
-        again: The `tokens` that were sampled again in other batches, and those that `changed` in id or log-probability.
-        control: The negative control: the `weight` that was moved, the `tokens` scored with it, and how many are `seen`
-            to differ; None: it was not made.
+        again: The `tokens` that were sampled again in other batches, and those that `changed` in id
+            or log-probability.
+        control: The negative control: the `weight` that was moved, the `tokens` scored with it, and
+            how many are `seen` to differ; None: it was not made.
     """
 
     dtype: DType
@@ -94,7 +96,8 @@ def certify(model: str, asked: Asked, out: Path | None) -> int:
         out: The certificate; None: `certificates/<model>.json`.
 
     Returns:
-        The exit code: 0 where the model is exact, 4 where it is not, 3 where the negative control was not seen.
+        The exit code: 0 where the model is exact, 4 where it is not, 3 where the negative control
+            was not seen.
 
     Raises:
         InputError: The model cannot be found, or the certificate cannot be written.
@@ -103,9 +106,14 @@ def certify(model: str, asked: Asked, out: Path | None) -> int:
     file = Path("certificates", f"{Path(model).resolve().name}.json") if out is None else out
     place = find_standing(file.parent)
     if not (place.is_dir() and os.access(place, os.W_OK)):
-        raise InputError(f"{file} cannot be written, since {place} is not a folder that can be written to")
+        raise InputError(
+            f"{file} cannot be written, since {place} is not a folder that can be written to"
+        )
     source = open_source(folder)
-    reasons = [explain_inexact_sampler(folder, SamplerSection(), Computation(device="cpu", dtype=d)) for d in _DTYPES]
+    reasons = [
+        explain_inexact_sampler(folder, SamplerSection(), Computation(device="cpu", dtype=d))
+        for d in _DTYPES
+    ]
     reason = next((reason for reason in reasons if reason is not None), None)
     with show_progress(f"{model} → {file}") as progress:
         if reason is not None:
@@ -119,19 +127,28 @@ def certify(model: str, asked: Asked, out: Path | None) -> int:
         "files": model_files(Path(folder)),
         "asked": asdict(asked),
         "sampled_again": again,
-        "controls": [{"dtype": own.dtype, **own.control} for own in found if own.control is not None],
-        "types": {own.dtype: {"tokens": int(own.tally.tokens), "mismatches": own.tally.mismatches} for own in found},
+        "controls": [
+            {"dtype": own.dtype, **own.control} for own in found if own.control is not None
+        ],
+        "types": {
+            own.dtype: {"tokens": int(own.tally.tokens), "mismatches": own.tally.mismatches}
+            for own in found
+        },
     }
     write_certificate(file, certificate, about)
     return _conclude(file, found, again)
 
 
-def _try(folder: str, source: ModelSource, asked: Asked, exact: bool, progress: Progress) -> list[TypeFindings]:
+def _try(
+    folder: str, source: ModelSource, asked: Asked, exact: bool, progress: Progress
+) -> list[TypeFindings]:
     """Samples and scores in every way, and reports each type's tokens."""
     usual = Computation(device="cpu")
     with progress.phase("self-check"):
         for dtype in _DTYPES:
-            require_proof(folder, usual.model_copy(update={"dtype": dtype}), SamplingParams(asked.max_tokens))
+            require_proof(
+                folder, usual.model_copy(update={"dtype": dtype}), SamplingParams(asked.max_tokens)
+            )
     with progress.phase("open"):
         lm = load_on_device(folder, usual.compute_exactly() if exact else usual)
         requests = _requests(source, asked)
@@ -141,23 +158,33 @@ def _try(folder: str, source: ModelSource, asked: Asked, exact: bool, progress: 
     for step, dtype in enumerate(_DTYPES, start=1):
         own = TypeFindings(dtype)
         for shape in _SHAPES:
-            sampling = replace(shape, max_tokens=asked.max_tokens, stop_token_ids=source.stop_token_ids)
+            sampling = replace(
+                shape, max_tokens=asked.max_tokens, stop_token_ids=source.stop_token_ids
+            )
             trial = _Trial(lm, dtype, sampling, requests)
             trial.compare(own, progress)
             if exact and sampling.divisor == 1.0:
                 own.control = trial.score_control(progress)
         found.append(own)
         tokens = int(own.tally.tokens)
-        progress.note(f"{dtype}: {tokens:,} tokens compared, {own.tally.mismatches:,} not equal to the bit")
+        progress.note(
+            f"{dtype}: {tokens:,} tokens compared, {own.tally.mismatches:,} not equal to the bit"
+        )
         progress.step(step, {}, tokens)
     return found
 
 
 class _Trial:
-    """The comparisons in one type, for one distribution; all responses are first sampled at once on one thread."""
+    """The comparisons in one type, for one distribution; all responses are first sampled at once on
+    one thread.
+    """
 
     def __init__(
-        self, lm: PreTrainedModel, dtype: DType, sampling: SamplingParams, requests: Sequence[Request]
+        self,
+        lm: PreTrainedModel,
+        dtype: DType,
+        sampling: SamplingParams,
+        requests: Sequence[Request],
     ) -> None:
         self._lm = lm
         self._sampling = sampling
@@ -166,16 +193,27 @@ class _Trial:
         self._batch = self._sample(range(len(requests)), len(requests), 1)
 
     def compare(self, found: TypeFindings, progress: Progress) -> None:
-        """Makes all comparisons: micro-batches of several sizes, and batches of other sizes in another order."""
+        """Makes all comparisons: micro-batches of several sizes, and batches of other sizes in
+        another order.
+        """
         many = max(2, torch.get_num_threads())
-        for budget, threads, gradient in ((1, 1, False), (300, many, True), (_ALL_TOKENS, many, False)):
+        for budget, threads, gradient in (
+            (1, 1, False),
+            (300, many, True),
+            (_ALL_TOKENS, many, False),
+        ):
             with progress.phase("score"):
                 found.tally += self._score(budget, threads, gradient)
         last = len(self._requests) - 1
         for size, count, threads in ((1, 4, many), (5, 15, 1)):
-            rows = [round(place * last / max(count - 1, 1)) for place in reversed(range(min(count, last + 1)))]
+            rows = [
+                round(place * last / max(count - 1, 1))
+                for place in reversed(range(min(count, last + 1)))
+            ]
             with progress.phase("sample again"):
-                found.again += _count_changed(self._batch.select(rows), self._sample(rows, size, threads))
+                found.again += _count_changed(
+                    self._batch.select(rows), self._sample(rows, size, threads)
+                )
 
     def score_control(self, progress: Progress) -> dict[str, Any]:
         """Scores with one weight moved by one unit in the last place of the type."""
@@ -241,8 +279,12 @@ def _responses(batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
 
 @contextmanager
 def _nudge(lm: PreTrainedModel, dtype: DType) -> Iterator[str]:
-    """Moves the largest weight of the last norm by one unit in the last place, inside the block; yields its name."""
-    name, weight = [(name, weight) for name, weight in lm.named_parameters() if weight.dim() == 1][-1]
+    """Moves the largest weight of the last norm by one unit in the last place, inside the block;
+    yields its name.
+    """
+    name, weight = [(name, weight) for name, weight in lm.named_parameters() if weight.dim() == 1][
+        -1
+    ]
     place = int(weight.detach().abs().argmax())
     with torch.no_grad():
         true = weight[place].clone()
@@ -265,7 +307,8 @@ def _judge(found: Sequence[TypeFindings], again: dict[str, int], reason: str | N
         return certificate
     if again["changed"]:
         return replace(
-            certificate, reason=f"{again['changed']:,} of {again['tokens']:,} tokens change with their batch"
+            certificate,
+            reason=f"{again['changed']:,} of {again['tokens']:,} tokens change with their batch",
         )
     return replace(certificate, level="E3")
 
@@ -279,7 +322,8 @@ def _conclude(file: Path, found: Sequence[TypeFindings], again: dict[str, int]) 
     unseen = [own for own in found if own.control is not None and not own.control["seen"]]
     for own in unseen:
         print_text(
-            f"the comparison is blind in {own.dtype}: one weight was moved by one unit in the last place, and no token "
+            f"the comparison is blind in {own.dtype}: one weight was moved by one unit in the "
+            "last place, and no token "
             "differed; try more (--count)"
         )
     if read.level not in ("E2", "E3"):

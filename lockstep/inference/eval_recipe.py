@@ -1,4 +1,6 @@
-"""The recipes of `lockstep eval MODEL DATA`, for the answers of a model and for a judge, and their options."""
+"""The recipes of `lockstep eval MODEL DATA`, for the answers of a model and for a judge, and their
+options.
+"""
 
 from __future__ import annotations
 
@@ -52,12 +54,16 @@ class EvalRecipe(Recipe):
     seed: int = 0
     model: ModelFolder
     data: EvalData
-    reward: RewardSection | None = Field(default=None, description="the reward of responses; null: the environment's")
+    reward: RewardSection | None = Field(
+        default=None, description="the reward of responses; null: the environment's"
+    )
     environment: EnvironmentSection | None = Field(
         default=None, description="answers each response, until an episode has ended"
     )
     greedy: Greedy | None = Field(default=None, description="null: no greedy responses")
-    sampling: RepeatedSampling | None = Field(default=None, description="null: no sampled responses")
+    sampling: RepeatedSampling | None = Field(
+        default=None, description="null: no sampled responses"
+    )
     sampler: EngineSection = SamplerSection()
     learner: Computation = Computation()
     cluster: ClusterSection = ClusterSection()
@@ -70,23 +76,32 @@ class EvalRecipe(Recipe):
     @rule
     def _something_is_asked(self) -> None:
         if self.greedy is None and self.sampling is None:
-            raise ValueError("greedy and sampling are both null, so there is nothing to evaluate; set one of them")
+            raise ValueError(
+                "greedy and sampling are both null, so there is nothing to evaluate; set one of "
+                "them"
+            )
         if self.reward is None and self.environment is None:
-            raise ValueError("say what responses are worth: set reward, or an environment that rewards")
+            raise ValueError(
+                "say what responses are worth: set reward, or an environment that rewards"
+            )
         penalizing = [name for name, one in self._settings() if one.params().counts_response]
         if self.environment is not None and penalizing:
             raise ValueError(
-                f"{penalizing[0]}.presence_penalty and frequency_penalty count the tokens of one response, and an "
+                f"{penalizing[0]}.presence_penalty and frequency_penalty count the tokens of one "
+                "response, and an "
                 "episode has several; leave them at 0 with an environment"
             )
         for key, leaf in self.reward.leaves("reward") if self.reward is not None else ():
             if leaf.judge is not None and leaf.judge.path is None and leaf.judge.has_engine:
                 raise ValueError(
-                    f"{key}.judge: null is a run's initial model, and here is none; set {key}.judge.path, or name a "
+                    f"{key}.judge: null is a run's initial model, and here is none; set "
+                    f"{key}.judge.path, or name a "
                     f"server by {key}.judge.sampler"
                 )
         if self.sampling is not None and self.sampling.temperature == 0:
-            raise ValueError("sampling.temperature is 0; greedy responses have a section of their own, greedy")
+            raise ValueError(
+                "sampling.temperature is 0; greedy responses have a section of their own, greedy"
+            )
 
     def _settings(self) -> Iterator[tuple[str, Sampling]]:
         """Yields the settings' names and distributions."""
@@ -104,7 +119,10 @@ class EvalJudgeRecipe(Recipe):
     data: RankedSection
     judge: JudgeSection
     pairs: ComparisonSection | None = Field(
-        default=None, description="let the judge compare responses, too, two at a time and in both orders; null: do not"
+        default=None,
+        description=(
+            "let the judge compare responses, too, two at a time and in both orders; null: do not"
+        ),
     )
     learner: Computation = Computation()
     cluster: ClusterSection = ClusterSection()
@@ -118,23 +136,33 @@ class EvalJudgeRecipe(Recipe):
     def _require_judge(self) -> None:
         if self.judge.path is None and self.judge.sampler is None:
             raise ValueError(
-                "there is no policy here that could judge; set judge.path, or name a server by judge.sampler"
+                "there is no policy here that could judge; set judge.path, or name a server by "
+                "judge.sampler"
             )
 
 
 def eval_recipe(
-    model: str, data: str, overrides: Sequence[str] = (), recipe: str | None = None, folder: str | None = None
+    model: str,
+    data: str,
+    overrides: Sequence[str] = (),
+    recipe: str | None = None,
+    folder: str | None = None,
 ) -> Loaded:
     """Resolves an evaluation of a model's answers, or of a judge where the recipe has its options.
 
-    The reward, or the judge, may come from a run. Arguments and errors: `Command.resolve`; a judge's model may have a
-    server's address, `http://…/v1`.
+    The reward, or the judge, may come from a run. Arguments and errors: `Command.resolve`; a
+    judge's model may have a server's address, `http://…/v1`.
     """
-    if recipe is None or registry.find(str(read_tree(recipe).get("algorithm"))) is not EvalJudgeRecipe:
+    if (
+        recipe is None
+        or registry.find(str(read_tree(recipe).get("algorithm"))) is not EvalJudgeRecipe
+    ):
         if _is_address(model):
             expand(model)  # raises
         return _EVAL.resolve(model, data, overrides, recipe, folder)
-    begin = None if recipe == _EVAL_JUDGE.recipe else recipe  # with the judge of a run, where the model is one
+    begin = (
+        None if recipe == _EVAL_JUDGE.recipe else recipe
+    )  # with the judge of a run, where the model is one
     loaded = _EVAL_JUDGE.resolve(model, data, overrides, begin, folder)
     sampler = loaded.expect(EvalJudgeRecipe).judge.sampler
     served = None if sampler is None else sampler.openai
@@ -144,10 +172,14 @@ def eval_recipe(
 
 
 def _sampling(tree: dict[str, Any], room: dict[str, int] | None) -> dict[str, Any]:
-    """The distribution of a run's validation, or as much room for an answer as its demonstrations had."""
+    """The distribution of a run's validation, or as much room for an answer as its demonstrations
+    had.
+    """
     validation = tree.get("validation_sampling")
     if validation is not None:
-        sampled, greedy = ({name: validation[name] for name in kind.model_fields} for kind in (Sampling, Greedy))
+        sampled, greedy = (
+            {name: validation[name] for name in kind.model_fields} for kind in (Sampling, Greedy)
+        )
         return {"greedy": greedy, "sampling": sampled if sampled["temperature"] else greedy}
     return {} if room is None else {"greedy": room, "sampling": room}
 
@@ -169,7 +201,9 @@ def _is_address(model: str) -> bool:
 
 def _name_judge(model: str) -> dict[str, Any]:
     if _is_address(model):
-        return {"judge": {"path": None, "sampler": {"backend": "openai", "openai": {"base_url": model}}}}
+        return {
+            "judge": {"path": None, "sampler": {"backend": "openai", "openai": {"base_url": model}}}
+        }
     return {"judge": {"path": str(weights_of(model))}}
 
 
@@ -178,5 +212,12 @@ def _no_sampling(tree: dict[str, Any], room: dict[str, int] | None) -> dict[str,
 
 
 _EVAL_JUDGE = Command(
-    "eval", EvalJudgeRecipe, "eval_judge", "ranked", ("seed", "judge"), None, _no_sampling, _name_judge
+    "eval",
+    EvalJudgeRecipe,
+    "eval_judge",
+    "ranked",
+    ("seed", "judge"),
+    None,
+    _no_sampling,
+    _name_judge,
 )

@@ -4,8 +4,9 @@
     results.json    figures with intervals, made of the samples alone
     recipe.yaml, inputs.json, environment.json   every option, digests of model and data, versions and machine
 
-Questions are answered in blocks, and a block is written when it is graded. A stopped evaluation resumes after the last
-complete one, with the same numbers, since random numbers are keyed by question and number.
+Questions are answered in blocks, and a block is written when it is graded. A stopped evaluation
+resumes after the last complete one, with the same numbers, since random numbers are keyed by
+question and number.
 """
 
 from __future__ import annotations
@@ -109,8 +110,12 @@ class SampleLog:
         setting = self.blocks[self.done].setting.name
         rows = [{"setting": setting, **asdict(sample)} for sample in samples]
         if judging:
-            rows[-1]["judging"] = {name: _write_sums(name, reduction) for name, reduction in judging.items()}
-        append(self._path, b"".join(json.dumps(row, allow_nan=False).encode() + b"\n" for row in rows))
+            rows[-1]["judging"] = {
+                name: _write_sums(name, reduction) for name, reduction in judging.items()
+            }
+        append(
+            self._path, b"".join(json.dumps(row, allow_nan=False).encode() + b"\n" for row in rows)
+        )
         self.samples[setting] += samples
         self.judging[setting] += judging
         self.done += 1
@@ -121,7 +126,9 @@ class SampleLog:
             own = list(islice(lines, block.responses))
             self.samples[block.setting.name] += [self._parse(Sample, *line) for line in own]
             end = self._parse(_BlockEnd, *own[-1])
-            self.judging[block.setting.name] += {name: _read_sums(sums) for name, sums in end.judging.items()}
+            self.judging[block.setting.name] += {
+                name: _read_sums(sums) for name, sums in end.judging.items()
+            }
 
     def _parse(self, shape: type[T], number: int, line: bytes) -> T:
         refusal = f"{self._path}:{number} is no sample, but {line[:60]!r}"
@@ -169,9 +176,15 @@ def evaluate(loaded: Loaded) -> Path:
 def _settings(recipe: EvalRecipe, source: ModelSource) -> Iterator[Setting]:
     """Yields the recipe's settings, if the model has room for them."""
     greedy, sampled, longest = recipe.greedy, recipe.sampling, recipe.data.max_prompt_tokens
-    for name, section in (("environment", recipe.environment), ("greedy", greedy), ("sampling", sampled)):
+    for name, section in (
+        ("environment", recipe.environment),
+        ("greedy", greedy),
+        ("sampling", sampled),
+    ):
         if section is not None:
-            source.require_room(f"data.max_prompt_tokens + {name}.max_tokens", longest + section.max_tokens)
+            source.require_room(
+                f"data.max_prompt_tokens + {name}.max_tokens", longest + section.max_tokens
+            )
     if greedy is not None:
         yield Setting("greedy", source.sampling(greedy.sampling), 1, (1,))
     if sampled is not None:
@@ -180,7 +193,11 @@ def _settings(recipe: EvalRecipe, source: ModelSource) -> Iterator[Setting]:
 
 
 def _examine(
-    recipe: EvalRecipe, settings: Sequence[Setting], source: ModelSource, folder: Path, started: Callable[[], None]
+    recipe: EvalRecipe,
+    settings: Sequence[Setting],
+    source: ModelSource,
+    folder: Path,
+    started: Callable[[], None],
 ) -> None:
     """Answers the rest of the questions, and writes the results."""
     with (
@@ -197,7 +214,9 @@ def _examine(
         computation = choose_kernels(source.folder, recipe.sampler, recipe.learner, progress.note)
         spec = SamplerSpec(source.folder, recipe.sampler, computation)
         engine = SamplerSession(nearest(spec, progress, workers))
-        reward = build_reward(recipe.reward, progress.note, _judges(recipe, folder, progress, workers))
+        reward = build_reward(
+            recipe.reward, progress.note, _judges(recipe, folder, progress, workers)
+        )
         collector = RolloutCollector(engine, rows, reward, source.decode, recipe.seed, environment)
         prompts = rows.first(recipe.data.max_validation_samples)
         graded = grading(recipe.reward, recipe.environment)
@@ -210,7 +229,10 @@ def _examine(
         )
         unknown = sum(source.tokenizer.unk_token_id in prompt.tokens for prompt in prompts)
         if unknown:
-            progress.note(f"{unknown} of {len(prompts)} questions have words that the model's tokenizer does not know")
+            progress.note(
+                f"{unknown} of {len(prompts)} questions have words that the model's tokenizer "
+                "does not know"
+            )
         log = SampleLog(folder / SAMPLES, blocks)
         started()
         _answer(log, prompts, collector, graded, progress)
@@ -240,7 +262,11 @@ def _blocks(settings: Sequence[Setting], questions: int, size: int) -> Iterator[
 
 
 def _answer(
-    log: SampleLog, prompts: Sequence[Prompt], collector: RolloutCollector, graded: Grading, progress: Progress
+    log: SampleLog,
+    prompts: Sequence[Prompt],
+    collector: RolloutCollector,
+    graded: Grading,
+    progress: Progress,
 ) -> None:
     """Answers the blocks that are not in the log yet."""
     stop = Stop(None)
@@ -250,11 +276,15 @@ def _answer(
         for block in log.blocks[log.done :]:
             setting, own = block.setting, prompts[block.start : block.start + block.count]
             with progress.phase(setting.name), collector.engine.at():
-                new, judging = sample_answers(collector, own, block.start, setting.sampling, setting.num_samples)
+                new, judging = sample_answers(
+                    collector, own, block.start, setting.sampling, setting.num_samples
+                )
             log.add(new, judging)
             figures = graded.figures(log.samples[setting.name], (1,))
             tokens = sum(sample.tokens for sample in new)
-            progress.step(log.done, {name: figure.value for name, figure in figures.items()}, tokens)
+            progress.step(
+                log.done, {name: figure.value for name, figure in figures.items()}, tokens
+            )
             if log.done < len(log.blocks):
                 leave_on_stop(stop, f"step {log.done}")
 

@@ -1,11 +1,12 @@
-"""`lockstep eval` of a judge: judges ranked responses, into a folder with judgements and the agreement with people.
+"""`lockstep eval` of a judge: judges ranked responses, into a folder with judgements and the
+agreement with people.
 
     judgements.jsonl   one prompt per line: its responses, their ranks, and all of the judge's replies
     results.json       figures with intervals, made of the judgements alone
     recipe.yaml, inputs.json, environment.json   every option, digests of model and data, versions and machine
 
-Prompts are judged in blocks, and a block is written when it is judged; a stopped or killed evaluation resumes after the
-last complete one.
+Prompts are judged in blocks, and a block is written when it is judged; a stopped or killed
+evaluation resumes after the last complete one.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ def evaluate_judge(loaded: Loaded) -> Path:
     loaded = fetch_names(loaded)
     recipe = loaded.expect(EvalJudgeRecipe)
     files = files_of(recipe.data.ranked)
-    results = results_of(loaded, recipe.judge.path, {"ranked": files}, "evals", "another evaluation")
+    results = results_of(
+        loaded, recipe.judge.path, {"ranked": files}, "evals", "another evaluation"
+    )
     with results.open() as started:
         if not (results.folder / RESULTS).exists():
             ranked = read_ranked(open_rows(files, recipe.data.bad_rows), recipe.data)
@@ -63,7 +66,10 @@ def evaluate_judge(loaded: Loaded) -> Path:
 
 
 def _judge(
-    recipe: EvalJudgeRecipe, read: tuple[list[RankedResponses], Skipped], folder: Path, started: Callable[[], None]
+    recipe: EvalJudgeRecipe,
+    read: tuple[list[RankedResponses], Skipped],
+    folder: Path,
+    started: Callable[[], None],
 ) -> None:
     """Judges the missing blocks, and writes the results."""
     ranked, skipped = read
@@ -76,13 +82,17 @@ def _judge(
                 answering = judge_answers(recipe.judge, recipe.learner, progress, workers)
                 scorer = score_judge(recipe.judge, answering, recipe.seed)
                 comparer = (
-                    None if recipe.pairs is None else pair_judge(recipe.pairs, recipe.judge, answering, recipe.seed)
+                    None
+                    if recipe.pairs is None
+                    else pair_judge(recipe.pairs, recipe.judge, answering, recipe.seed)
                 )
                 started()
                 progress.total(len(ranked), describe(ranked, skipped), unit="prompts")
                 _write(ranked, missing, log, (scorer, comparer), progress)
     wrong = f"{log} is not as Lockstep writes it"
-    found = [check_shape(line, Assessment, wrong, "remove it") for line in log.read_bytes().splitlines()]
+    found = [
+        check_shape(line, Assessment, wrong, "remove it") for line in log.read_bytes().splitlines()
+    ]
     who, data = _who(recipe), ", ".join(map(str, files_of(recipe.data.ranked).paths))
     results = describe_agreement(
         who, data, found, skipped.count, recipe.judge.judge_score_high, recipe.pairs is not None
@@ -111,7 +121,10 @@ def _write(
             own = ranked[places.start : places.stop]
             with progress.phase("judge"):
                 new = assess(own, *judges)
-            append(log, "".join(json.dumps(asdict(one), allow_nan=False) + "\n" for one in new).encode())
+            append(
+                log,
+                "".join(json.dumps(asdict(one), allow_nan=False) + "\n" for one in new).encode(),
+            )
             progress.step(places.stop, {}, 0, len(own))
 
 

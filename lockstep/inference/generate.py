@@ -4,8 +4,9 @@
     summary.json         their totals, once there are all
     recipe.yaml, inputs.json, environment.json   every option, digests of model and data, versions and machine
 
-Prompts are cut into fixed blocks. A block goes to one sampler whole, and blocks are written whole and in order; so
-responses do not depend on how many samplers there are, and a killed run resumes after the last complete block.
+Prompts are cut into fixed blocks. A block goes to one sampler whole, and blocks are written whole
+and in order; so responses do not depend on how many samplers there are, and a killed run resumes
+after the last complete block.
 """
 
 from __future__ import annotations
@@ -66,24 +67,32 @@ def generate(loaded: Loaded) -> Path:
     return results.folder
 
 
-def _make(recipe: GenerateRecipe, source: ModelSource, folder: Path, started: Callable[[], None]) -> None:
+def _make(
+    recipe: GenerateRecipe, source: ModelSource, folder: Path, started: Callable[[], None]
+) -> None:
     """Answers the missing blocks, and writes the summary."""
     log, size = folder / GENERATIONS, recipe.run.save_every
     with show_progress(f"{recipe.model.path} → {folder}") as progress:
         passed = describe_passed_end(source, recipe.data)
         if passed is not None:
             progress.note(passed)
-        prompts = open_prompts(files_of(recipe.data.prompts), recipe.data.in_order, source.tokenizer)
+        prompts = open_prompts(
+            files_of(recipe.data.prompts), recipe.data.in_order, source.tokenizer
+        )
         count = len(range(len(prompts))[: recipe.data.max_prompts])
         missing = find_missing(log, count, size)
         if missing:
-            with workers_of(recipe.cluster, recipe.learner, progress, sampler=recipe.sampler) as workers:
+            with workers_of(
+                recipe.cluster, recipe.learner, progress, sampler=recipe.sampler
+            ) as workers:
                 samplers = _open_samplers(recipe, source, progress, workers)
                 started()
                 progress.total(
                     count,
-                    f"{count} prompts ({prompts.selection.account}) → {count * recipe.num_generations} responses, in "
-                    f"blocks of {size} prompts, by {recipe.sampler.replicas} × {recipe.sampler.backend}",
+                    f"{count} prompts ({prompts.selection.account}) → "
+                    f"{count * recipe.num_generations} responses, in "
+                    f"blocks of {size} prompts, by {recipe.sampler.replicas} × "
+                    f"{recipe.sampler.backend}",
                     unit="prompts",
                 )
                 _answer(recipe, source, samplers, prompts, missing, log, progress)
@@ -95,8 +104,12 @@ def _make(recipe: GenerateRecipe, source: ModelSource, folder: Path, started: Ca
     write_once(folder / SUMMARY, json.dumps(summary, indent=1) + "\n")
 
 
-def _open_samplers(recipe: GenerateRecipe, source: ModelSource, progress: Progress, workers: Workers) -> SamplerPool:
-    """Opens samplers in separate processes, even a single one, so that bits do not depend on their number."""
+def _open_samplers(
+    recipe: GenerateRecipe, source: ModelSource, progress: Progress, workers: Workers
+) -> SamplerPool:
+    """Opens samplers in separate processes, even a single one, so that bits do not depend on their
+    number.
+    """
     computation = choose_kernels(source.folder, recipe.sampler, recipe.learner, progress.note)
     spec = SamplerSpec(source.folder, recipe.sampler, computation)
     return processes(spec, progress, workers)
@@ -111,7 +124,8 @@ def _answer(
     log: Path,
     progress: Progress,
 ) -> None:
-    """Answers the missing blocks, given by the places of their prompts, and appends them to the log in order.
+    """Answers the missing blocks, given by the places of their prompts, and appends them to the log
+    in order.
 
     Raises:
         Stopped: If a stop was requested; the blocks in flight are finished first.
@@ -129,7 +143,10 @@ def _answer(
                 return
             own = prompts.at(places.start, len(places), seed=0)  # in the file's order, for any seed
             under_way[number] = own
-            yield number, requests_of(own, places.start, recipe.num_generations, recipe.seed, "generation")
+            yield (
+                number,
+                requests_of(own, places.start, recipe.num_generations, recipe.seed, "generation"),
+            )
 
     with heed_signals(stop, progress.note), progress.phase("generate"):
         for number, batch in samplers.blocks(read_blocks(), source.sampling(recipe.sampling)):
@@ -148,7 +165,8 @@ def _format_summary(summary: Path) -> str:
     """A summary as text."""
     numbers = json.loads(summary.read_text(encoding="utf-8"))
     return (
-        f"{numbers['prompts']} prompts, {numbers['responses']} responses ({numbers['unfinished_responses']} cut off by "
+        f"{numbers['prompts']} prompts, {numbers['responses']} responses "
+        f"({numbers['unfinished_responses']} cut off by "
         f"their length), {numbers['tokens']} tokens"
     )
 
@@ -169,10 +187,15 @@ def lines_of(
     """
     masks = batch.sequences("mask")
     tokens = [own[mask].tolist() for own, mask in zip(batch.sequences(), masks, strict=True)]
-    scores = [own[mask].tolist() for own, mask in zip(batch.sequences("sampler_logprob"), masks, strict=True)]
+    scores = [
+        own[mask].tolist()
+        for own, mask in zip(batch.sequences("sampler_logprob"), masks, strict=True)
+    ]
     cut = batch["truncated"].tolist()
     drop_stop = list if batch.sampling is None else batch.sampling.drop_stop
-    texts = [decode(own if is_cut else drop_stop(own)) for own, is_cut in zip(tokens, cut, strict=True)]
+    texts = [
+        decode(own if is_cut else drop_stop(own)) for own, is_cut in zip(tokens, cut, strict=True)
+    ]
     each = len(tokens) // len(prompts)
     for number, prompt in enumerate(prompts):
         own = slice(number * each, (number + 1) * each)
@@ -188,7 +211,9 @@ def lines_of(
         try:
             yield as_written(record) + "\n"
         except TypeError as error:  # a table can hold dates and bytes
-            raise DataError(f"{prompt.id}: cannot be written as JSON ({error}); leave such a field out") from error
+            raise DataError(
+                f"{prompt.id}: cannot be written as JSON ({error}); leave such a field out"
+            ) from error
 
 
 def account(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:

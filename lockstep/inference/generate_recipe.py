@@ -20,8 +20,12 @@ from lockstep.inference.run_options import ResultsRun
 class GenerateData(PromptSection):
     """The rows of a generation."""
 
-    prompts: Paths = Field(description="file of rows, or a list of files: JSONL (also .gz), a JSON list, Parquet")
-    max_prompts: PositiveInt | None = Field(default=None, description="answer only the first so many rows")
+    prompts: Paths = Field(
+        description="file of rows, or a list of files: JSONL (also .gz), a JSON list, Parquet"
+    )
+    max_prompts: PositiveInt | None = Field(
+        default=None, description="answer only the first so many rows"
+    )
 
     @property
     def in_order(self) -> DataSection:
@@ -33,7 +37,10 @@ class GenerateRecipe(Recipe):
     """`algorithm: generate`"""
 
     command = "generate MODEL DATA --recipe {recipe}"
-    placement = (*Recipe.placement, "replicas")  # blocks are answered whole, so bits do not depend on it
+    placement = (
+        *Recipe.placement,
+        "replicas",
+    )  # blocks are answered whole, so bits do not depend on it
     seed: int = Field(default=0, description="key of every random number")
     model: ModelFolder
     data: GenerateData
@@ -41,7 +48,8 @@ class GenerateRecipe(Recipe):
     num_generations: PositiveInt = Field(default=1, description="responses per prompt")
     logprobs: bool = Field(
         default=False,
-        description="write the log-probability of each sampled token under the distribution that it was sampled from, "
+        description="write the log-probability of each sampled token under the distribution that "
+        "it was sampled from, "
         "after temperature, top_k and top_p",
     )
     sampler: EngineSection = SamplerSection()
@@ -56,18 +64,26 @@ class GenerateRecipe(Recipe):
     @rule
     def _responses_differ(self) -> None:
         if self.sampling.temperature == 0 and self.num_generations > 1:
-            raise ValueError("sampling.temperature 0 gives the same response every time, so num_generations must be 1")
+            raise ValueError(
+                "sampling.temperature 0 gives the same response every time, so num_generations "
+                "must be 1"
+            )
 
 
 def generate_recipe(
-    model: str, data: str, overrides: Sequence[str] = (), recipe: str | None = None, folder: str | None = None
+    model: str,
+    data: str,
+    overrides: Sequence[str] = (),
+    recipe: str | None = None,
+    folder: str | None = None,
 ) -> Loaded:
     """Resolves a generation. Arguments and errors: `Command.resolve`."""
     return _GENERATE.resolve(model, data, overrides, recipe, folder)
 
 
 def _sampling(tree: dict[str, Any], room: dict[str, int] | None) -> dict[str, Any]:
-    """The distribution of a run's rollouts, or as much room for a response as its demonstrations had.
+    """The distribution of a run's rollouts, or as much room for a response as its demonstrations
+    had.
 
     Raises:
         RecipeError: The run's prompts named tools, and these would not.
@@ -75,11 +91,15 @@ def _sampling(tree: dict[str, Any], room: dict[str, int] | None) -> dict[str, An
     environment = tree.get("environment")
     if environment is not None and environment["tool_format"] is not None:
         raise RecipeError(
-            f"the run was trained with the tools of {environment['class_name']}, which generate neither puts into its "
-            "prompts nor calls; say lockstep eval, which plays its episodes, or give the model in its final/"
+            f"the run was trained with the tools of {environment['class_name']}, which generate "
+            "neither puts into its "
+            "prompts nor calls; say lockstep eval, which plays its episodes, or give the model in "
+            "its final/"
         )
     sampling = tree.get("sampling") or room
     return {} if sampling is None else {"sampling": sampling}
 
 
-_GENERATE = Command("generate", GenerateRecipe, "generate", "prompts", ("seed", "sampler"), PromptSection, _sampling)
+_GENERATE = Command(
+    "generate", GenerateRecipe, "generate", "prompts", ("seed", "sampler"), PromptSection, _sampling
+)

@@ -1,4 +1,6 @@
-"""The folder of an inference command's results, named by a hash of all that they depend on, so results never mix."""
+"""The folder of an inference command's results, named by a hash of all that they depend on, so
+results never mix.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ class Results:
     def open(self) -> Iterator[Callable[[], None]]:
         """Makes and locks the folder.
 
-        The block gets a function that it calls once work has started; if it fails before, what was made is removed.
+        The block gets a function that it calls once work has started; if it fails before, what was
+        made is removed.
 
         Raises:
             ValueError: If the folder cannot be made, or another process has it.
@@ -50,8 +53,11 @@ class Results:
             yield started
 
 
-def results_of(loaded: Loaded, model: str | None, rows: Mapping[str, FileGroup], root: str, others: str) -> Results:
-    """Chooses the folder of a recipe's results: `run.folder`, or a folder in `root`, named by a hash.
+def results_of(
+    loaded: Loaded, model: str | None, rows: Mapping[str, FileGroup], root: str, others: str
+) -> Results:
+    """Chooses the folder of a recipe's results: `run.folder`, or a folder in `root`, named by a
+    hash.
 
     Args:
         loaded: The recipe.
@@ -73,13 +79,16 @@ def results_of(loaded: Loaded, model: str | None, rows: Mapping[str, FileGroup],
     changed = _differences(noted, now) if is_file(noted) else []
     if changed:
         raise ChangedError(
-            f"{folder} holds {others}:\n  " + "\n  ".join(changed) + "\nchoose another folder by --out, or remove it"
+            f"{folder} holds {others}:\n  "
+            + "\n  ".join(changed)
+            + "\nchoose another folder by --out, or remove it"
         )
     return Results(loaded, folder, now)
 
 
 def cut_to_blocks(log: Path, sizes: Iterable[int]) -> int:
-    """Cuts off what follows the last complete block of a log, which grows by blocks of these numbers of lines.
+    """Cuts off what follows the last complete block of a log, which grows by blocks of these
+    numbers of lines.
 
     Returns:
         The number of complete blocks.
@@ -100,7 +109,9 @@ def cut_to_blocks(log: Path, sizes: Iterable[int]) -> int:
 
 
 def find_missing(log: Path, count: int, size: int) -> list[range]:
-    """Cuts off what follows the last complete block of a log of so many lines; returns the blocks that are missing."""
+    """Cuts off what follows the last complete block of a log of so many lines; returns the blocks
+    that are missing.
+    """
     blocks = [range(count)[start : start + size] for start in range(0, count, size)]
     return blocks[cut_to_blocks(log, map(len, blocks)) :]
 
@@ -110,7 +121,9 @@ def leave_on_stop(stop: Stop, done: str) -> None:
     why = stop.check_after_step()
     if why is not None:
         reason, code = why
-        raise Stopped(f"stopped after {done}, because {reason}; the same command resumes from there", code)
+        raise Stopped(
+            f"stopped after {done}, because {reason}; the same command resumes from there", code
+        )
 
 
 def _differences(noted: Path, now: Identity) -> list[str]:

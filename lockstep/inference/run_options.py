@@ -12,9 +12,14 @@ class ResultsRun(Section):
 
     folder: LocalPath | None = Field(
         default=None,
-        description="folder of the results; null: evals/ or generations/<model>-<data>-<hash of all that matters>",
+        description=(
+            "folder of the results; null: evals/ or generations/<model>-<data>-<hash of "
+            "all that matters>"
+        ),
     )
     save_every: PositiveInt = Field(
         default=32,
-        description="rows of a block, which are answered and written together; a stop loses open blocks",
+        description=(
+            "rows of a block, which are answered and written together; a stop loses open blocks"
+        ),
     )

@@ -1,7 +1,9 @@
-"""Agreement of a judge with people on ranked responses, which are scored, or compared in pairs and in both orders.
+"""Agreement of a judge with people on ranked responses, which are scored, or compared in pairs and
+in both orders.
 
-The outcome of a prompt is an `Assessment`, plain data that can be stored in a file; figures are computed from
-assessments alone, so also from the file. Judgements without a verdict are in no figure, and are counted.
+The outcome of a prompt is an `Assessment`, plain data that can be stored in a file; figures are
+computed from assessments alone, so also from the file. Judgements without a verdict are in no
+figure, and are counted.
 """
 
 from __future__ import annotations
@@ -29,8 +31,9 @@ from lockstep.objectives.ranking import (
 
 Figures = dict[str, Estimate]
 Decision = tuple[float, int]
-"""The judge's decision on two responses that people rank differently: 1 if it agrees with them, 0 if not, ½ for a tie;
-and the characters by which the response that people prefer is longer."""
+"""The judge's decision on two responses that people rank differently: 1 if it agrees with them, 0
+if not, ½ for a tie; and the characters by which the response that people prefer is longer.
+"""
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,8 @@ class Assessment:
         ranks: Their ranks by people, the best lowest.
         scores: The mean of each response's verdicts; None: no verdict.
         judgements: Judgements of each response.
-        pairs: Comparisons of responses that people rank differently, each in both orders; may be empty.
+        pairs: Comparisons of responses that people rank differently, each in both orders; may be
+            empty.
     """
 
     id: str
@@ -84,10 +88,14 @@ class Assessment:
     def decide(self, pair: Comparison) -> Decision:
         """The decision of a comparison that has a verdict."""
         better, worse = sorted((pair.first, pair.second), key=self.ranks.__getitem__)
-        return float(pair.said.verdict == better), len(self.responses[better]) - len(self.responses[worse])
+        return float(pair.said.verdict == better), len(self.responses[better]) - len(
+            self.responses[worse]
+        )
 
 
-def assess(ranked: Sequence[RankedResponses], scorer: Judge[float], comparer: Judge[Winner] | None) -> list[Assessment]:
+def assess(
+    ranked: Sequence[RankedResponses], scorer: Judge[float], comparer: Judge[Winner] | None
+) -> list[Assessment]:
     """Has a judge score all responses and, with a comparer, compare them."""
     cases = [
         response_case(one.conversation, response, (one.id, number))
@@ -97,7 +105,9 @@ def assess(ranked: Sequence[RankedResponses], scorer: Judge[float], comparer: Ju
     scored = iter(scorer(cases))
     orders = [[] if comparer is None else _orders(one.ranks) for one in ranked]
     cases = [
-        pair_case(one.conversation, one.responses[first], one.responses[second], (one.id, first, second))
+        pair_case(
+            one.conversation, one.responses[first], one.responses[second], (one.id, first, second)
+        )
         for one, own in zip(ranked, orders, strict=True)
         for first, second in own
     ]
@@ -112,7 +122,8 @@ def assess(ranked: Sequence[RankedResponses], scorer: Judge[float], comparer: Ju
             ranks=one.ranks,
             scores=tuple(map(mean_score, judged)),
             judgements=tuple(
-                tuple(_build_said(its, said, said.verdict.value) for said in its.judgements) for its in judged
+                tuple(_build_said(its, said, said.verdict.value) for said in its.judgements)
+                for its in judged
             ),
             pairs=tuple(_build_comparison(first, second, next(compared)) for first, second in own),
         )
@@ -122,14 +133,18 @@ def assess(ranked: Sequence[RankedResponses], scorer: Judge[float], comparer: Ju
 
 def _orders(ranks: Sequence[float]) -> list[tuple[int, int]]:
     """Both orders of any two responses that people rank differently."""
-    pairs = [pair for pair in combinations(range(len(ranks)), 2) if ranks[pair[0]] != ranks[pair[1]]]
+    pairs = [
+        pair for pair in combinations(range(len(ranks)), 2) if ranks[pair[0]] != ranks[pair[1]]
+    ]
     return [order for a, b in pairs for order in ((a, b), (b, a))]
 
 
 def _build_comparison(first: int, second: int, judged: Judged[Winner]) -> Comparison:
     [judgement] = judged.judgements
     numbers = {"A": float(first), "B": float(second), None: None}
-    return Comparison(first, second, _build_said(judged, judgement, numbers[judgement.verdict.value]))
+    return Comparison(
+        first, second, _build_said(judged, judgement, numbers[judgement.verdict.value])
+    )
 
 
 def _build_said(judged: Judged[Any], judgement: Judgement[Any], verdict: float | None) -> Said:
@@ -153,7 +168,9 @@ def score_figures(assessments: Sequence[Assessment], top: float) -> Figures:
         lengths = [len(one.responses[place]) for place in known]
         ranked.append((ranks, scores))
         decided = decide_pairs(ranks, scores)
-        decisions.append([(right, lengths[better] - lengths[worse]) for better, worse, right in decided])
+        decisions.append(
+            [(right, lengths[better] - lengths[worse]) for better, worse, right in decided]
+        )
 
     def over(measure: Callable[[Sequence[float], Sequence[float]], float | None]) -> list[float]:
         return _drop_missing(measure(ranks, scores) for ranks, scores in ranked)
@@ -169,20 +186,26 @@ def score_figures(assessments: Sequence[Assessment], top: float) -> Figures:
 
 
 def pair_figures(assessments: Sequence[Assessment]) -> Figures:
-    """Agreement of pairwise comparisons, likewise with intervals, and the influence of the order of the responses.
+    """Agreement of pairwise comparisons, likewise with intervals, and the influence of the order of
+    the responses.
 
-    `first_preferred` is the share of verdicts for the response that is shown first; `consistent` that of the pairs with
-    two verdicts in which both are for the same response, and `consistent_accuracy` how often it is then the right one.
+    `first_preferred` is the share of verdicts for the response that is shown first; `consistent`
+    that of the pairs with two verdicts in which both are for the same response, and
+    `consistent_accuracy` how often it is then the right one.
     """
     decisions: list[list[Decision]] = []
     firsts: list[list[bool]] = []
     twice: list[list[tuple[float, float]]] = []
     for one in assessments:
-        verdicts = {(pair.first, pair.second): pair for pair in one.pairs if pair.said.verdict is not None}
+        verdicts = {
+            (pair.first, pair.second): pair for pair in one.pairs if pair.said.verdict is not None
+        }
         rights = {order: one.decide(pair)[0] for order, pair in verdicts.items()}
         decisions.append([one.decide(pair) for pair in verdicts.values()])
         firsts.append([pair.said.verdict == pair.first for pair in verdicts.values()])
-        twice.append([(rights[a, b], rights[b, a]) for a, b in rights if a < b and (b, a) in rights])
+        twice.append(
+            [(rights[a, b], rights[b, a]) for a, b in rights if a < b and (b, a) in rights]
+        )
     return {
         **_common(decisions),
         "first_preferred": share(_averages(firsts)),
@@ -213,9 +236,15 @@ def _averages(values: Iterable[Sequence[float]]) -> list[float]:
 
 
 def describe_agreement(
-    judge: str, data: str, found: Sequence[Assessment], skipped_rows: int, top: float, compares: bool
+    judge: str,
+    data: str,
+    found: Sequence[Assessment],
+    skipped_rows: int,
+    top: float,
+    compares: bool,
 ) -> dict[str, Any]:
-    """Collects the agreement of a judge with people as plain values (`report.evaluation` reads them).
+    """Collects the agreement of a judge with people as plain values (`report.evaluation` reads
+    them).
 
     Args:
         judge: Names the judge.
@@ -228,7 +257,9 @@ def describe_agreement(
     scored = [said for one in found for own in one.judgements for said in own]
     ways = {"scores": _way(score_figures(found, top), scored)}
     if compares:
-        ways["pairs"] = _way(pair_figures(found), [pair.said for one in found for pair in one.pairs])
+        ways["pairs"] = _way(
+            pair_figures(found), [pair.said for one in found for pair in one.pairs]
+        )
     return {
         "judge": judge,
         "data": data,
@@ -241,7 +272,9 @@ def describe_agreement(
 
 
 def _way(figures: Figures, said: Sequence[Said]) -> dict[str, Any]:
-    """Figures, with None for NaN, since JSON has no NaN; and counts of judgements, also those without a verdict."""
+    """Figures, with None for NaN, since JSON has no NaN; and counts of judgements, also those
+    without a verdict.
+    """
     plain = {
         name: {key: value if value == value else None for key, value in asdict(figure).items()}
         for name, figure in figures.items()

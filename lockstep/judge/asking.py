@@ -29,9 +29,11 @@ class Answer:
     """A reply to a question.
 
     Attributes:
-        text: Text without its stop token; it begins with the mark of a thought that the question's template opens.
+        text: Text without its stop token; it begins with the mark of a thought that the question's
+            template opens.
         finished: True if it came to its end; else a limit cut it off.
-        prompt_tokens: Tokens of the question, as the model read it; None where they are not known here.
+        prompt_tokens: Tokens of the question, as the model read it; None where they are not known
+            here.
         tokens: Sampled tokens, with the stop token; None likewise.
     """
 
@@ -49,10 +51,14 @@ class Answering(Protocol):
         ...
 
     def excesses(self, conversations: Sequence[Conversation]) -> list[int]:
-        """Tokens by which each conversation is too long; 0 if it fits, or if that is not known here."""
+        """Tokens by which each conversation is too long; 0 if it fits, or if that is not known
+        here.
+        """
         ...
 
-    def answers(self, conversations: Sequence[Conversation], keys: Sequence[int]) -> list[Answer | None]:
+    def answers(
+        self, conversations: Sequence[Conversation], keys: Sequence[int]
+    ) -> list[Answer | None]:
         """Replies to each conversation; None where no reply can be had.
 
         Args:
@@ -91,7 +97,8 @@ class Reader:
     def __post_init__(self) -> None:
         if self.chat and self.tokenizer.chat_template is None:
             raise InputError(
-                f"{self.section}.chat is on, but the tokenizer of the model that is asked has no chat template; set "
+                f"{self.section}.chat is on, but the tokenizer of the model that is asked has no "
+                "chat template; set "
                 f"{self.section}.chat=false, or ask a model that has one"
             )
         if self.chat:
@@ -113,7 +120,8 @@ class Reader:
                 return messages.render_prompt(conversation, self.tokenizer, self.template_args)
             except messages.ChatTemplateError as error:
                 raise InputError(
-                    f"{self.section}: the chat template of the judge's tokenizer refuses the question ({error}); set "
+                    f"{self.section}: the chat template of the judge's tokenizer refuses the "
+                    f"question ({error}); set "
                     f"{self.section}.chat=false, or ask a model with another template"
                 ) from error
         return "\n\n".join(str(message["content"]) for message in conversation)
@@ -139,17 +147,30 @@ class SamplerAnswers:
     def excesses(self, conversations: Sequence[Conversation]) -> list[int]:
         return self.reader.excesses(conversations)
 
-    def answers(self, conversations: Sequence[Conversation], keys: Sequence[int]) -> list[Answer | None]:
+    def answers(
+        self, conversations: Sequence[Conversation], keys: Sequence[int]
+    ) -> list[Answer | None]:
         if not conversations:
             return []
         prompts = [tuple(ids) for ids in self.reader.tokens(conversations)]
         requests = [Request(ids, key) for ids, key in zip(prompts, keys, strict=True)]
         batch = self.generate(requests, self.sampling)
-        rows = zip(prompts, batch.sequences(), batch.sequences("mask"), batch["truncated"].tolist(), strict=True)
-        return [self._answer(ids, sequence[mask].tolist(), bool(cut)) for ids, sequence, mask, cut in rows]
+        rows = zip(
+            prompts,
+            batch.sequences(),
+            batch.sequences("mask"),
+            batch["truncated"].tolist(),
+            strict=True,
+        )
+        return [
+            self._answer(ids, sequence[mask].tolist(), bool(cut))
+            for ids, sequence, mask, cut in rows
+        ]
 
     def _answer(self, asked: tuple[int, ...], drawn: list[int], cut: bool) -> Answer:
         said = drawn if cut else self.sampling.drop_stop(drawn)
         end = self.reader.tokenizer.decode(list(asked[-_TAIL:])) if self.reader.chat else ""
         opened = opening_mark(str(end))
-        return Answer(opened + decode_marked(self.reader.tokenizer, said), not cut, asked, tuple(drawn))
+        return Answer(
+            opened + decode_marked(self.reader.tokenizer, said), not cut, asked, tuple(drawn)
+        )

@@ -1,6 +1,8 @@
-"""Builders of judges from their options, and of the cases that they judge: answers, without their thoughts.
+"""Builders of judges from their options, and of the cases that they judge: answers, without their
+thoughts.
 
-Where a response is judged, `prompt` is the text that it continues, if known; it may open the thought.
+Where a response is judged, `prompt` is the text that it continues, if known; it may open the
+thought.
 """
 
 from __future__ import annotations
@@ -21,29 +23,42 @@ from lockstep.judge.templates import (
 from lockstep.judge.verdicts import ScoreParser, Winner, WinnerParser
 
 
-def score_judge(section: JudgeSection, answering: Answering, seed: int, key: str = "judge") -> Judge[float]:
+def score_judge(
+    section: JudgeSection, answering: Answering, seed: int, key: str = "judge"
+) -> Judge[float]:
     """A judge that scores responses (`response_case`); `key` is its section's, for messages.
 
     Raises:
         ValueError: The template has other fields than it must have.
     """
-    template = Template(ADDITIVE if section.template is None else section.template, SCORE_FIELDS, f"{key}.template")
+    template = Template(
+        ADDITIVE if section.template is None else section.template, SCORE_FIELDS, f"{key}.template"
+    )
     parser, draws = score_parser(section), section.num_evals_to_average
     return Judge(answering, template, parser, ("response",), section, draws, seed, "judge", key)
 
 
 def score_parser(section: JudgeSection) -> ScoreParser:
     """The parser of scores, as a recipe defines them."""
-    return ScoreParser(section.judge_score_low, section.judge_score_high, section.score_pattern, section.decimals)
+    return ScoreParser(
+        section.judge_score_low, section.judge_score_high, section.score_pattern, section.decimals
+    )
 
 
-def pair_judge(comparison: ComparisonSection, asked: AskedSection, answering: Answering, seed: int) -> Judge[Winner]:
-    """A judge that compares two responses (`pair_case`), with the settings of the section `judge` (`asked`).
+def pair_judge(
+    comparison: ComparisonSection, asked: AskedSection, answering: Answering, seed: int
+) -> Judge[Winner]:
+    """A judge that compares two responses (`pair_case`), with the settings of the section `judge`
+    (`asked`).
 
     Raises:
         ValueError: As `score_judge`.
     """
-    template = Template(PAIRWISE if comparison.template is None else comparison.template, PAIR_FIELDS, "pairs.template")
+    template = Template(
+        PAIRWISE if comparison.template is None else comparison.template,
+        PAIR_FIELDS,
+        "pairs.template",
+    )
     parser = WinnerParser(comparison.winner_pattern)
     return Judge(answering, template, parser, PAIR_FIELDS[1:], asked, 1, seed, "pairs", "judge")
 
@@ -54,19 +69,31 @@ def meta_judge(section: MetaJudgeSection, answering: Answering, seed: int) -> Ju
     Raises:
         ValueError: As `score_judge`.
     """
-    template = Template(META if section.template is None else section.template, META_FIELDS, "meta_judge.template")
+    template = Template(
+        META if section.template is None else section.template, META_FIELDS, "meta_judge.template"
+    )
     parser = WinnerParser(section.winner_pattern)
-    return Judge(answering, template, parser, ("response",), section, 1, seed, "meta_judge", "meta_judge")
+    return Judge(
+        answering, template, parser, ("response",), section, 1, seed, "meta_judge", "meta_judge"
+    )
 
 
-def response_case(conversation: Conversation, response: str, key: tuple[int | str, ...], prompt: str = "") -> Case:
+def response_case(
+    conversation: Conversation, response: str, key: tuple[int | str, ...], prompt: str = ""
+) -> Case:
     """A response to score."""
     return Case(conversation, {"response": drop_thought(response, prompt)}, key)
 
 
-def pair_case(conversation: Conversation, first: str, second: str, key: tuple[int | str, ...]) -> Case:
+def pair_case(
+    conversation: Conversation, first: str, second: str, key: tuple[int | str, ...]
+) -> Case:
     """Two responses to compare, A and B in this order."""
-    return Case(conversation, dict(zip(PAIR_FIELDS[1:], map(drop_thought, (first, second)), strict=True)), key)
+    return Case(
+        conversation,
+        dict(zip(PAIR_FIELDS[1:], map(drop_thought, (first, second)), strict=True)),
+        key,
+    )
 
 
 def meta_case(
@@ -77,6 +104,8 @@ def meta_case(
     key: tuple[int | str, ...],
     prompt: str = "",
 ) -> Case:
-    """Two judgements of a response to compare, A and B in this order; they come without thoughts and scores."""
+    """Two judgements of a response to compare, A and B in this order; they come without thoughts
+    and scores.
+    """
     texts = drop_thought(response, prompt), first, second
     return Case(conversation, dict(zip(META_FIELDS[1:], texts, strict=True)), key)

@@ -1,7 +1,8 @@
-"""The judge: each case becomes a question that is asked k times; each reply gives a verdict, or a cause for none.
+"""The judge: each case becomes a question that is asked k times; each reply gives a verdict, or a
+cause for none.
 
-A question that is too long is skipped, or the judged text is truncated, as the recipe says; both are counted. A case
-without a verdict has no score: nothing is ever made up in its place.
+A question that is too long is skipped, or the judged text is truncated, as the recipe says; both
+are counted. A case without a verdict has no score: nothing is ever made up in its place.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ CUT_OFF = " […]"
 """Mark at the end of a shortened text."""
 
 _LEAST_KEPT = 0.5
-"""Least share of a text that must be left when it is shortened: with less, the score would be of another text."""
+"""Least share of a text that must be left when it is shortened: with less, the score would be of
+another text.
+"""
 
 _SHOWN = 80
 
@@ -41,8 +44,8 @@ class Case:
     Attributes:
         conversation: The `prompt` of the template, in its messages.
         texts: The other fields.
-        key: Key of the random numbers, besides seed, role and number of the judgement: it identifies the case over
-            runs, such as step, row and sample.
+        key: Key of the random numbers, besides seed, role and number of the judgement: it
+            identifies the case over runs, such as step, row and sample.
     """
 
     conversation: Conversation
@@ -52,7 +55,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Judgement(Generic[V]):
-    """One reply of a judge, and its verdict; no reply if the judge was not asked or did not answer."""
+    """One reply of a judge, and its verdict; no reply if the judge was not asked or did not
+    answer.
+    """
 
     verdict: Verdict[V]
     answer: Answer | None = None
@@ -85,7 +90,11 @@ def mean_score(judged: Judged[float]) -> float | None:
 def score_variance(judged: Judged[float]) -> float | None:
     """The population variance of the verdicts; None for fewer than two."""
     mean, values = mean_score(judged), judged.values
-    return None if mean is None or len(values) < 2 else sum((score - mean) ** 2 for score in values) / len(values)
+    return (
+        None
+        if mean is None or len(values) < 2
+        else sum((score - mean) ** 2 for score in values) / len(values)
+    )
 
 
 @dataclass(frozen=True)
@@ -127,7 +136,9 @@ class Judge(Generic[V]):
             if question is not None
             for draw in range(self.draws)
         ]
-        answers = iter(self.answering.answers([question for question, _ in asked], [key for _, key in asked]))
+        answers = iter(
+            self.answering.answers([question for question, _ in asked], [key for _, key in asked])
+        )
         judged = [
             Judged(tuple(self._judgement(question, answers) for _ in range(self.draws)), shortened)
             for question, shortened in questions
@@ -141,7 +152,9 @@ class Judge(Generic[V]):
         return self.options.truncates_responses or not any(self.answering.excesses(whole))
 
     def _questions(self, cases: Sequence[Case]) -> list[tuple[Conversation | None, bool]]:
-        """Builds the question about each case, None if it is too long; and True if it was shortened."""
+        """Builds the question about each case, None if it is too long; and True if it was
+        shortened.
+        """
         filled = [self._fields(case) for case in cases]
         whole = [self._conversation(texts) for texts in filled]
         excesses = self.answering.excesses(whole)
@@ -164,7 +177,9 @@ class Judge(Generic[V]):
         if not self.options.truncates_responses:
             return None, False
         longest = max(len(texts[name]) for name in self.judged_fields)
-        fitting = bisect_left(range(longest), True, key=lambda length: self._too_long(texts, length + 1))
+        fitting = bisect_left(
+            range(longest), True, key=lambda length: self._too_long(texts, length + 1)
+        )
         if fitting < max(1, math.ceil(_LEAST_KEPT * longest)):
             return None, False
         return self._conversation(self._cut(texts, fitting)), True
@@ -176,7 +191,9 @@ class Judge(Generic[V]):
         long = {name: texts[name] for name in self.judged_fields if len(texts[name]) > length}
         return {**texts, **{name: text[:length] + CUT_OFF for name, text in long.items()}}
 
-    def _judgement(self, question: Conversation | None, answers: Iterator[Answer | None]) -> Judgement[V]:
+    def _judgement(
+        self, question: Conversation | None, answers: Iterator[Answer | None]
+    ) -> Judgement[V]:
         """Takes the next reply, if the question was asked, and parses it."""
         if question is None:
             return Judgement(Verdict(None, "prompt_too_long"))
@@ -195,7 +212,8 @@ class Judge(Generic[V]):
         counts = ", ".join(f"{count} {cause}" for cause, count in causes.most_common())
         raise JudgeError(
             f"{causes.total()} of {total} judgements have no verdict ({counts}), more than "
-            f"{self.section}.max_no_verdict_rate={limit:g} allows; {_example(judged)}look at the template, at "
+            f"{self.section}.max_no_verdict_rate={limit:g} allows; {_example(judged)}look at the "
+            "template, at "
             f"{self.section}.sampling.max_tokens and at the judge, or raise the limit"
         )
 

@@ -35,7 +35,8 @@ def read_scores(rows: Rows, low: float, high: float) -> list[Known[float]]:
         score = float(row["score"])
         if not low <= score <= high:
             raise DataError(
-                f"{where}: score is {shorten(str(row['score']))}, but the judge's scores go from {low:g} to {high:g}; "
+                f"{where}: score is {shorten(str(row['score']))}, but the judge's scores go from "
+                f"{low:g} to {high:g}; "
                 "correct the row"
             )
         found.append(Known(response_case(_question(row), row["response"], ("known", place)), score))
@@ -43,7 +44,8 @@ def read_scores(rows: Rows, low: float, high: float) -> list[Known[float]]:
 
 
 def read_winners(rows: Rows, reasons: Callable[[str], str]) -> list[Known[Winner]]:
-    """Reads rows with `prompt`, `response`, `judgement_a`, `judgement_b`, and `winner`, which is A or B.
+    """Reads rows with `prompt`, `response`, `judgement_a`, `judgement_b`, and `winner`, which is A
+    or B.
 
     Args:
         rows: Rows of a file.
@@ -66,18 +68,26 @@ def read_winners(rows: Rows, reasons: Callable[[str], str]) -> list[Known[Winner
 
 
 def measure_scores(known: Sequence[Known[float]], judge: Judge[float]) -> Metrics:
-    """Measures the share of right scores of a judge, and its mean bias; a missing verdict counts as wrong."""
+    """Measures the share of right scores of a judge, and its mean bias; a missing verdict counts as
+    wrong.
+    """
     found = list(zip(judge([one.case for one in known]), known, strict=True))
     off = [value - one.verdict for judged, one in found for value in judged.values]
     exact = share([judged.values.count(one.verdict) / judge.draws for judged, one in found])
-    return Metrics(judge_exact=Mean(exact.value), judge_bias=Mean(sum(off), len(off))) + exact.ends("judge_exact")
+    return Metrics(judge_exact=Mean(exact.value), judge_bias=Mean(sum(off), len(off))) + exact.ends(
+        "judge_exact"
+    )
 
 
 def measure_winners(known: Sequence[Known[Winner]], judge: Judge[Winner]) -> Metrics:
-    """Measures the share of right winners of a meta-judge over both orders; a missing verdict counts as wrong."""
+    """Measures the share of right winners of a meta-judge over both orders; a missing verdict
+    counts as wrong.
+    """
     judged = judge([one.case for one in known])
     right = [one.values == [wanted.verdict] for one, wanted in zip(judged, known, strict=True)]
-    accuracy = share([(first + second) / 2 for first, second in zip(right[0::2], right[1::2], strict=True)])
+    accuracy = share(
+        [(first + second) / 2 for first, second in zip(right[0::2], right[1::2], strict=True)]
+    )
     return Metrics(meta_judge_accuracy=Mean(accuracy.value)) + accuracy.ends("meta_judge_accuracy")
 
 

@@ -34,29 +34,38 @@ class AskedSection(Section):
 
     path: ModelPath | None = Field(
         default=None,
-        description="folder of the model that judges, or hf:owner/name; null: the policy itself, or, where a server "
+        description="folder of the model that judges, or hf:owner/name; null: the policy itself, "
+        "or, where a server "
         "judges, no folder with its tokenizer, so that nothing is known about lengths",
     )
     sampler: SamplerSection | None = Field(
-        default=None, description="inference engine of the model in `path`, or the server; null: sampler of torch"
+        default=None,
+        description=(
+            "inference engine of the model in `path`, or the server; null: sampler of torch"
+        ),
     )
-    chat: bool = Field(default=True, description="put the question through the judge's chat template")
+    chat: bool = Field(
+        default=True, description="put the question through the judge's chat template"
+    )
     system_prompt: str | None = Field(default=None, description="system message, with `chat`")
     template_args: TemplateArgs = Field(
-        default={}, description="arguments of the judge's chat template, as {enable_thinking: false}"
+        default={},
+        description="arguments of the judge's chat template, as {enable_thinking: false}",
     )
     sampling: Sampling
     max_prompt_tokens: PositiveInt = Field(description="a longer question is over-long")
     overlong_judge_prompts: Literal["drop", "truncate_response"] = Field(
         default="drop",
-        description="what to do with them: no verdict, or show the judge only as much of the response as fits, if that "
+        description="what to do with them: no verdict, or show the judge only as much of the "
+        "response as fits, if that "
         "is at least half of it; both are counted",
     )
     unfinished_judgements: Literal["no_verdict", "read"] = Field(
         default="no_verdict", description="what becomes of a reply that sampling.max_tokens cut off"
     )
     max_no_verdict_rate: Probability = Field(
-        default=0.5, description="stop where more of the judgements that are asked for at once have no verdict"
+        default=0.5,
+        description="stop where more of the judgements that are asked for at once have no verdict",
     )
 
     @property
@@ -101,17 +110,23 @@ class AskedSection(Section):
         served = self.sampler is not None and self.sampler.is_server
         if self.sampler is not None and self.path is None and not served:
             raise ValueError(
-                "the policy judges with its own sampler; set path to let another model judge, or no sampler"
+                "the policy judges with its own sampler; set path to let another model judge, or "
+                "no sampler"
             )
         if served and self.sampling.stop:
-            raise ValueError("sampling.stop: a server ends replies by itself; leave stop strings out")
+            raise ValueError(
+                "sampling.stop: a server ends replies by itself; leave stop strings out"
+            )
         if served and not self.chat:
-            raise ValueError("a server puts every question through its chat template; leave chat on")
+            raise ValueError(
+                "a server puts every question through its chat template; leave chat on"
+            )
         if self.system_prompt is not None and not self.chat:
             raise ValueError("system_prompt needs chat: true")
         if self.template_args and (served or not self.chat):
             raise ValueError(
-                "template_args are of a chat template that this program applies; set chat: true, and leave them out if "
+                "template_args are of a chat template that this program applies; set chat: true, "
+                "and leave them out if "
                 "a server judges"
             )
 
@@ -121,17 +136,24 @@ class JudgeSection(AskedSection):
 
     template: str | None = Field(
         default=None,
-        description="the question, with {prompt} and {response} where they go; null: an additive rubric of five points",
+        description=(
+            "the question, with {prompt} and {response} where they go; null: an additive "
+            "rubric of five points"
+        ),
     )
     num_evals_to_average: PositiveInt = Field(
-        default=3, description="judgements of each response; its score is the mean of those with a verdict"
+        default=3,
+        description="judgements of each response; its score is the mean of those with a verdict",
     )
     judge_score_low: float = Field(default=SCALE[0], description="lowest valid score")
     judge_score_high: float = Field(default=SCALE[1], description="highest valid score")
     decimals: bool = Field(default=True, description="whether 3.5 is a valid score")
     score_pattern: Expression = Field(
         default="score|points",
-        description="regular expression of the word before the colon that announces the score; the last one counts",
+        description=(
+            "regular expression of the word before the colon that announces the score; "
+            "the last one counts"
+        ),
     )
 
     @rule
@@ -139,10 +161,13 @@ class JudgeSection(AskedSection):
         if self.judge_score_low >= self.judge_score_high:
             raise ValueError("judge_score_low must be below judge_score_high")
         if self.template is None and (self.judge_score_low, self.judge_score_high) != SCALE:
-            raise ValueError("the rubric that ships counts from 0 to 5; another scale needs a template of yours")
+            raise ValueError(
+                "the rubric that ships counts from 0 to 5; another scale needs a template of yours"
+            )
         if self.sampling.temperature == 0 and self.num_evals_to_average > 1:
             raise ValueError(
-                "sampling.temperature 0 gives the same judgement every time, so num_evals_to_average must be 1"
+                "sampling.temperature 0 gives the same judgement every time, so "
+                "num_evals_to_average must be 1"
             )
 
 
@@ -151,12 +176,16 @@ class ComparisonSection(Section):
 
     template: str | None = Field(
         default=None,
-        description="the question, with {prompt}, {response_a} and {response_b} for two responses, and {prompt}, "
+        description="the question, with {prompt}, {response_a} and {response_b} for two "
+        "responses, and {prompt}, "
         "{response}, {judgement_a} and {judgement_b} for two judgements; null: the one that ships",
     )
     winner_pattern: Expression = Field(
         default="winner",
-        description="regular expression of the word before the colon that announces A or B; the last one counts",
+        description=(
+            "regular expression of the word before the colon that announces A or B; the "
+            "last one counts"
+        ),
     )
 
 
@@ -165,7 +194,8 @@ class MetaJudgeSection(AskedSection, ComparisonSection):
 
     battles: Literal["order_consistency", "position"] = Field(
         default="order_consistency",
-        description="each two judgements are shown in both orders; a win counts if both agree, or weighs less in the "
+        description="each two judgements are shown in both orders; a win counts if both agree, or "
+        "weighs less in the "
         "place that wins more often",
     )
     max_judgement_tokens: PositiveInt | None = Field(

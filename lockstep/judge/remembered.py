@@ -1,4 +1,6 @@
-"""A cache file of a judge's replies: a question that was answered before is not asked again, also by a resumed run."""
+"""A cache file of a judge's replies: a question that was answered before is not asked again, also
+by a resumed run.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from lockstep.system.records import check_shape, is_file
 from lockstep.system.whole_files import append
 
 _AT_ONCE = 256
-"""Questions that are asked before their replies are written: a killed run asks no more than these again."""
+"""Questions that are asked before their replies are written: a killed run asks no more than these
+again.
+"""
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,9 @@ class RememberedAnswers:
     def excesses(self, conversations: Sequence[Conversation]) -> list[int]:
         return self.answering.excesses(conversations)
 
-    def answers(self, conversations: Sequence[Conversation], keys: Sequence[int]) -> list[Answer | None]:
+    def answers(
+        self, conversations: Sequence[Conversation], keys: Sequence[int]
+    ) -> list[Answer | None]:
         """See `Answering`; a reply is the same whenever its question and its key are."""
         names = [self._digest(*asked) for asked in zip(conversations, keys, strict=True)]
         missing = [(name, place) for place, name in enumerate(names) if name not in self._known]
@@ -73,16 +79,30 @@ class RememberedAnswers:
         for start in range(0, len(new), _AT_ONCE):
             part = new[start : start + _AT_ONCE]
             asked = [place for _, place in part]
-            replies = self.answering.answers([conversations[i] for i in asked], [keys[i] for i in asked])
-            self._keep({name: reply for (name, _), reply in zip(part, replies, strict=True) if reply is not None})
+            replies = self.answering.answers(
+                [conversations[i] for i in asked], [keys[i] for i in asked]
+            )
+            self._keep(
+                {
+                    name: reply
+                    for (name, _), reply in zip(part, replies, strict=True)
+                    if reply is not None
+                }
+            )
         return [self._known.get(name) for name in names]
 
     def _digest(self, conversation: Conversation, key: int) -> str:
-        asked = json.dumps([self.who, [dict(message) for message in conversation], key], sort_keys=True)
+        asked = json.dumps(
+            [self.who, [dict(message) for message in conversation], key], sort_keys=True
+        )
         return hashlib.sha256(asked.encode()).hexdigest()[:32]
 
     def _keep(self, replies: dict[str, Answer]) -> None:
-        lines = [asdict(RepliedLine(name, reply.text, reply.finished)) for name, reply in replies.items()]
+        lines = [
+            asdict(RepliedLine(name, reply.text, reply.finished)) for name, reply in replies.items()
+        ]
         self.file.parent.mkdir(exist_ok=True)
         append(self.file, "".join(f"{json.dumps(line)}\n" for line in lines).encode())
-        self._known.update({line["question"]: Answer(line["text"], line["finished"]) for line in lines})
+        self._known.update(
+            {line["question"]: Answer(line["text"], line["finished"]) for line in lines}
+        )

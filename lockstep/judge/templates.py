@@ -1,8 +1,9 @@
-"""Questions to a judge: templates with fields, conversations as plain text, and the escaping of control tokens.
+"""Questions to a judge: templates with fields, conversations as plain text, and the escaping of
+control tokens.
 
-The rubric of `ADDITIVE` counts one point for each of five demands, after Self-Rewarding (Yuan et al. 2024, arXiv
-2401.10020); `META` compares two judgements, after Meta-Rewarding (Wu et al. 2024, arXiv 2407.19594). The words are
-ours.
+The rubric of `ADDITIVE` counts one point for each of five demands, after Self-Rewarding (Yuan et
+al. 2024, arXiv 2401.10020); `META` compares two judgements, after Meta-Rewarding (Wu et al. 2024,
+arXiv 2407.19594). The words are ours.
 """
 
 from __future__ import annotations
@@ -102,8 +103,23 @@ Winner: Judgement B"""
 COMMON_CONTROLS = (
     *("<s>", "</s>", "<bos>", "<eos>", "<pad>", "[INST]", "[/INST]", "<<SYS>>", "<</SYS>>"),
     *("<start_of_turn>", "<end_of_turn>", "<extra_id_0>", "<extra_id_1>", "<think>", "</think>"),
-    *("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>"),
-    *("<|end_header_id|>", "<|eot_id|>", "<|eom_id|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
+    *(
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|endoftext|>",
+        "<|begin_of_text|>",
+        "<|end_of_text|>",
+        "<|start_header_id|>",
+    ),
+    *(
+        "<|end_header_id|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|system|>",
+        "<|user|>",
+        "<|assistant|>",
+        "<|end|>",
+    ),
     *("<|start|>", "<|channel|>", "<|message|>", "<|return|>"),
 )
 """Control tokens of many models' tokenizers, for a server that does not name its model's."""
@@ -135,7 +151,10 @@ class Template:
         wrong = [f"lacks {_join_names(missing)}"] if missing else []
         wrong += [f"has {_join_names(unknown)}, which nothing fills"] if unknown else []
         if wrong:
-            raise InputError(f"{self.option} {' and '.join(wrong)}; its fields must be {_join_names(self.fields)}")
+            raise InputError(
+                f"{self.option} {' and '.join(wrong)}; its fields must be "
+                f"{_join_names(self.fields)}"
+            )
 
     def fill(self, texts: Mapping[str, str]) -> str:
         """Fills in a case."""
@@ -150,7 +169,9 @@ def as_text(conversation: Sequence[Message]) -> str:
     """A conversation as plain text: one user's message alone, several with their roles."""
     if [message["role"] for message in conversation] == ["user"]:
         return render_plain(conversation[0])
-    return "\n\n".join(f"{_speaker(message['role'])}: {render_plain(message)}" for message in conversation)
+    return "\n\n".join(
+        f"{_speaker(message['role'])}: {render_plain(message)}" for message in conversation
+    )
 
 
 def _speaker(role: Any) -> str:
@@ -158,14 +179,20 @@ def _speaker(role: Any) -> str:
 
 
 def control_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
-    """Strings that a tokenizer reads as one token anywhere: its special tokens, and added ones that are no words."""
+    """Strings that a tokenizer reads as one token anywhere: its special tokens, and added ones that
+    are no words.
+    """
     added = tokenizer.added_tokens_decoder.values()
-    signs = (token.content for token in added if token.special or not token.content.strip().isalnum())
+    signs = (
+        token.content for token in added if token.special or not token.content.strip().isalnum()
+    )
     return tuple(sorted({*signs, *map(str, tokenizer.all_special_tokens)}))
 
 
 def escaping(controls: Iterable[str]) -> Callable[[str], str]:
-    """Builds a function that breaks control tokens by a space, `< |im_end|>`, so they become text but stay readable."""
+    """Builds a function that breaks control tokens by a space, `< |im_end|>`, so they become text
+    but stay readable.
+    """
     longest_first = sorted((token for token in controls if token.strip()), key=len, reverse=True)
     if not longest_first:
         return lambda text: text
@@ -180,6 +207,8 @@ def escaping(controls: Iterable[str]) -> Callable[[str], str]:
 
 
 def _break_token(token: str) -> str:
-    """Puts a space behind the first visible character, so that the result does not hold the token; one alone goes."""
+    """Puts a space behind the first visible character, so that the result does not hold the token;
+    one alone goes.
+    """
     first = len(token) - len(token.lstrip()) + 1
     return f"{token[:first]} {token[first:]}" if len(token.strip()) > 1 else " "

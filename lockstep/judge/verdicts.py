@@ -1,13 +1,15 @@
-"""Verdicts: the value that a judge's reply announces, or the cause of a missing one; a missing one is never a number.
+"""Verdicts: the value that a judge's reply announces, or the cause of a missing one; a missing one
+is never a number.
 
-A reply is read where it announces its verdict (`Score:`, `Winner:`), at the last such place, since a judge thinks aloud
-before it decides. What follows may be dressed up (`**Score:** <4>/5.`); anything that could be read in two ways (`4-5`,
-`3 + 1`, `A and B`, `4, perhaps 5`) is no verdict, nor is a value that is taken back (`A. Actually B`). An announcement
-that the judge quotes (`it says "Score: 5"`) is not its own. A reply that is nothing but the value needs none. Only what
-follows the judge's thought is read (`lockstep.data.thoughts`).
+A reply is read where it announces its verdict (`Score:`, `Winner:`), at the last such place, since
+a judge thinks aloud before it decides. What follows may be dressed up (`**Score:** <4>/5.`);
+anything that could be read in two ways (`4-5`, `3 + 1`, `A and B`, `4, perhaps 5`) is no verdict,
+nor is a value that is taken back (`A. Actually B`). An announcement that the judge quotes (`it says
+"Score: 5"`) is not its own. A reply that is nothing but the value needs none. Only what follows the
+judge's thought is read (`lockstep.data.thoughts`).
 
-Patterns are matched at one place each, and their quantifiers do not give back what they took (`*+`), so that the time
-grows with the length of the reply alone.
+Patterns are matched at one place each, and their quantifiers do not give back what they took
+(`*+`), so that the time grows with the length of the reply alone.
 """
 
 from __future__ import annotations
@@ -29,8 +31,10 @@ Cause = Literal[
     "prompt_too_long",
     "unreachable",
 ]
-"""The reason that there is no verdict: the reply announces none; announces something that is no number, none of the
-scale, or no name; was cut off; or there is no reply, because the question was too long or no answer came."""
+"""The reason that there is no verdict: the reply announces none; announces something that is no
+number, none of the scale, or no name; was cut off; or there is no reply, because the question was
+too long or no answer came.
+"""
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 UNANSWERED: tuple[Cause, ...] = ("prompt_too_long", "unreachable")
 """The causes for which there is no reply."""
@@ -44,12 +48,17 @@ _AROUND = r"[\s*_`\"]{0,4}"
 _NUMBER = r"(?>[-−+]?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+))"
 _INVISIBLE = r"\x00-\x08\x0e-\x1f\u200b-\u200f\u202a-\u202e\u2060-\u2069"
 _UNAMBIGUOUS = (
-    rf"(?![\w+?{_INVISIBLE}]|[.,][0-9]|[ \t]*+(?:%|percent\b|[×÷^±→⇒⟶<>≤≥]|[-−–—+=]++(?:>|[ \t]*+[0-9]))"
+    rf"(?![\w+?{_INVISIBLE}]|[.,][0-9]|[ \t]*+(?:%|percent\b|[×÷^±→⇒⟶<>≤≥]|[-−–—+=]++(?:>|[ "
+    r"\t]*+[0-9]))"
     r"|\s++(?:or|and)\s++(?:higher|more|above|better|up|lower|less|below|worse|down)\b)"
 )
-_SCALE = r"(?:stars?|points?|pts)?+\s*+(?:/|(?:out )?of\b|on an? scale (?:of|from) [0-9.]+ ?(?:to|-|–) ?)"
+_SCALE = (
+    r"(?:stars?|points?|pts)?+\s*+(?:/|(?:out )?of\b|on an? scale (?:of|from) [0-9.]+ "
+    r"?(?:to|-|–) ?)"
+)
 _SCALE_IN_PARENTHESES = re.compile(
-    r"(?:\b(?:of|to|max(?:imum)?|scale)\b[ :]*|[0-9.][ \t]*[-–—/][ \t]*|^\s*/?\s*)((?:[0-9]+\.)?[0-9]+)"
+    r"(?:\b(?:of|to|max(?:imum)?|scale)\b[ :]*|[0-9.][ \t]*[-–—/][ "
+    r"\t]*|^\s*/?\s*)((?:[0-9]+\.)?[0-9]+)"
     r"(?![\w.]|\s*[-–—/=]|\s+to\b)",
     re.IGNORECASE,
 )
@@ -65,13 +74,16 @@ _NAME = re.compile(
 )
 # Bounded, so that no reply takes long.
 _FILLERS = (
-    r"(?:[\s,;:(\[{*_~`&|/…–—.+-]|\binstead of\b|\b(?:or|to|and|a|but|only|just|no|not|even|maybe|perhaps|possibly|"
+    r"(?:[\s,;:(\[{*_~`&|/…–—.+-]|\binstead "
+    r"of\b|\b(?:or|to|and|a|but|only|just|no|not|even|maybe|perhaps|possibly|"
     r"probably|rather|actually|really|up|through|until|versus|vs|nearly|almost|about|closer|plus|minus|then|I|it|is|be|would|could|"
     r"might|may|should|say|also|score|judge?ment|response|answer|assistant|output|option)\b){0,24}?"
 )
 _TAKES_BACK = (
-    r"\b(?:actually|really|rather|correction|corrected|on (?:second thoughts?|reflection)|wait|sorry|i mean|"
-    r"make (?:that|it)|edit(?:ed)?|revised|take (?:that|it|this) back|(?:i['’]?d|i would) (?:go with|say|give))\b"
+    r"\b(?:actually|really|rather|correction|corrected|on (?:second "
+    r"thoughts?|reflection)|wait|sorry|i mean|"
+    r"make (?:that|it)|edit(?:ed)?|revised|take (?:that|it|this) back|(?:i['’]?d|i would) (?:go "
+    r"with|say|give))\b"
 )
 _OTHER_NUMBER = (
     r"(?:(?<![\w.])[0-9.]*[0-9]|[¼½¾⅓⅔]|(?<=minus )one\b|(?<=plus )one\b|"
@@ -86,7 +98,8 @@ _SECOND_NAME = re.compile(rf"(?:\s*+\([^()\n]{{0,40}}\))?(?i:{_FILLERS})(?-i:\b[
 _CORRECTED_NAME = re.compile(rf"(?i:{_TAKES_BACK}{_FILLERS})(?-i:\b[AB]\b)")
 _SENTENCE = re.compile(r"[^\n.!?]*(?:(?:(?<=vs)\.|[.!?](?!\s|$))[^\n.!?]*)*")
 _PAIRED = (("“", "”"), ("«", "»"), ("‘", "’"))
-_LINE = 4000  # characters of a line that are looked at, so that a reply of one line takes no time in its square
+# characters of a line that are looked at, so that a reply of one line takes no time in its square
+_LINE = 4000
 _LEADING = " \t>*_#\"'`“‘«"
 _DRESS = " *_`#\n"
 _CLOSING = re.compile(r"[\s.!*_~`\"'“”‘’)\]}>$\\]*")
@@ -124,9 +137,14 @@ class ScoreParser:
         said = _find_value(self._announced, _SCORE, reply, _SECOND_SCORE, _CORRECTED_SCORE)
         if not isinstance(said, re.Match):
             return Verdict(None, said or "not_a_number")
-        score, scales = float(said["number"].replace("−", "-")), [said["scale"]] if said["scale"] else []
+        score, scales = (
+            float(said["number"].replace("−", "-")),
+            [said["scale"]] if said["scale"] else [],
+        )
         scales += _SCALE_IN_PARENTHESES.findall(self._parenthesis(reply))
-        if not self._low <= score <= self._high or any(float(scale) != self._high for scale in scales):
+        if not self._low <= score <= self._high or any(
+            float(scale) != self._high for scale in scales
+        ):
             return Verdict(None, "out_of_range")
         if not (self._decimals or score.is_integer()):
             return Verdict(None, "not_whole")
@@ -138,7 +156,9 @@ class ScoreParser:
         return "" if own is None else own["parenthesis"] or ""
 
     def without_score(self, reply: str) -> str:
-        """A reply without thought, last score and its announcement: the reasons alone; empty if it is only a score."""
+        """A reply without thought, last score and its announcement: the reasons alone; empty if it
+        is only a score.
+        """
         scored = self(reply).value is not None
         reply = drop_thought(reply)
         last = _find_own(self._announced, reply)
@@ -161,14 +181,18 @@ class WinnerParser:
 
     def __call__(self, reply: str) -> Verdict[Winner]:
         """The verdict of a finished reply."""
-        said = _find_value(self._announced, _NAME, drop_thought(reply), _SECOND_NAME, _CORRECTED_NAME)
+        said = _find_value(
+            self._announced, _NAME, drop_thought(reply), _SECOND_NAME, _CORRECTED_NAME
+        )
         if not isinstance(said, re.Match):
             return Verdict(None, said or "not_a_name")
         return Verdict("A" if said["name"] == "A" else "B")
 
 
 def _announcement(word: str) -> re.Pattern[str]:
-    """The pattern of an announcement: the word, perhaps with markup, perhaps the scale in parentheses, and a colon."""
+    """The pattern of an announcement: the word, perhaps with markup, perhaps the scale in
+    parentheses, and a colon.
+    """
     return re.compile(
         rf"(?<![^\W_])(?:{word})(?![^\W_]){_AROUND}(?:\((?P<parenthesis>[^()\n]{{0,40}})\))?{_AROUND}[:：=]",
         re.IGNORECASE,
@@ -182,7 +206,8 @@ def _find_value(
     second: re.Pattern[str],
     corrected: re.Pattern[str],
 ) -> re.Match[str] | Cause | None:
-    """Finds the value of the verdict; None if something else is there; a cause if nothing is announced.
+    """Finds the value of the verdict; None if something else is there; a cause if nothing is
+    announced.
 
     Args:
         announced: Pattern of an announcement.
@@ -198,7 +223,9 @@ def _find_value(
             return None
         sentence = _SENTENCE.match(reply, found.end())
         assert sentence is not None, "it may be empty"
-        twice = second.match(reply, found.end(), sentence.end()) or corrected.search(reply, found.end())
+        twice = second.match(reply, found.end(), sentence.end()) or corrected.search(
+            reply, found.end()
+        )
         less_than = found[0].count("<") > found[0].count(">")
         return None if twice or less_than else found
     alone = value.match(reply)
@@ -206,7 +233,9 @@ def _find_value(
 
 
 def _find_own(announced: re.Pattern[str], reply: str) -> re.Match[str] | None:
-    """Finds the judge's own announcement: the last that is not quoted, or else the last that begins its line."""
+    """Finds the judge's own announcement: the last that is not quoted, or else the last that begins
+    its line.
+    """
     unquoted: re.Match[str] | None = None
     leading: re.Match[str] | None = None
     for place in announced.finditer(reply):

@@ -1,4 +1,7 @@
-"""The declaration of a training backend; `learners/<name>/backend.py` implements it. Imports no torch."""
+"""The declaration of a training backend; `learners/<name>/backend.py` implements it.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,9 @@ if TYPE_CHECKING:
 class TrainingBackend(TrainingOptions["LearnerSection"]):
     """Interface between a training backend and the rest of Lockstep.
 
-    A subclass implements the abstract members of this class and of `TrainingOptions`, and imports heavy modules inside
-    its methods. Mark it `typing.final`, so that a type checker reports members that are missing.
+    A subclass implements the abstract members of this class and of `TrainingOptions`, and imports
+    heavy modules inside its methods. Mark it `typing.final`, so that a type checker reports members
+    that are missing.
     """
 
     title: ClassVar[str]
@@ -30,7 +34,9 @@ class TrainingBackend(TrainingOptions["LearnerSection"]):
     """True if `lockstep plan` knows the memory of its ranks."""
 
     def require_model(self, config: PreTrainedConfig, section: LearnerSection) -> None:
-        """Raises InputError if it is not installed here, or cannot compute this model as the section says."""
+        """Raises InputError if it is not installed here, or cannot compute this model as the
+        section says.
+        """
 
     @abstractmethod
     def build(

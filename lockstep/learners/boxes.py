@@ -1,7 +1,9 @@
-"""Checkpoint files of one or many ranks: each rank writes its boxes of the tensors, and any other boxes can be read.
+"""Checkpoint files of one or many ranks: each rank writes its boxes of the tensors, and any other
+boxes can be read.
 
-A file is safetensors; where it holds parts of tensors, its header has the offset of each. So a checkpoint that one
-layout of ranks wrote is read by any other, every rank reads only what it holds, and nothing is unpickled.
+A file is safetensors; where it holds parts of tensors, its header has the offset of each. So a
+checkpoint that one layout of ranks wrote is read by any other, every rank reads only what it holds,
+and nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -27,14 +29,18 @@ _OFFSETS = "offsets"
 
 @dataclass(frozen=True)
 class FileContents:
-    """Content of a file: tensors, and for those that are parts of a tensor, the offset in the whole."""
+    """Content of a file: tensors, and for those that are parts of a tensor, the offset in the
+    whole.
+    """
 
     tensors: Mapping[str, Tensor]
     offsets: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, boxes: Iterable[tuple[str, Tensor, Box]]) -> FileContents:
-        """Builds the content from (name, numbers, box); a tensor without dimensions has no offset."""
+        """Builds the content from (name, numbers, box); a tensor without dimensions has no
+        offset.
+        """
         tensors, cut = dict[str, Tensor](), dict[str, Sequence[int]]()
         for name, tensor, box in boxes:
             tensors[name] = tensor
@@ -55,16 +61,23 @@ class FileContents:
 def file_of(stem: str, ranks: Ranks) -> str:
     """The file name of a rank; only ranks of the first replica (`dp_replicate` 0) write."""
     world = ranks.size("dp") * ranks.size("pp") * ranks.size("cp") * ranks.size("tp")
-    return f"{stem}.safetensors" if world == 1 else f"{stem}-{ranks.number + 1:05}-of-{world:05}.safetensors"
+    return (
+        f"{stem}.safetensors"
+        if world == 1
+        else f"{stem}-{ranks.number + 1:05}-of-{world:05}.safetensors"
+    )
 
 
 def find_written(folder: Path, stem: str) -> list[Path]:
     """The files that ranks wrote under a stem."""
-    return sorted(folder.glob(f"{stem}.safetensors")) or sorted(folder.glob(f"{stem}-*-of-*.safetensors"))
+    return sorted(folder.glob(f"{stem}.safetensors")) or sorted(
+        folder.glob(f"{stem}-*-of-*.safetensors")
+    )
 
 
 class Boxes:
-    """Reader of tensors from the files of one or many ranks; a context manager, since it keeps them open.
+    """Reader of tensors from the files of one or many ranks; a context manager, since it keeps them
+    open.
 
     Args:
         files: All files of a checkpoint.
@@ -95,7 +108,10 @@ class Boxes:
 
     def whole(self, name: str) -> Tensor:
         """A tensor, fp32, from all its boxes."""
-        ends = [[at + n for at, n in zip(*self._place(file, name, at), strict=True)] for file, at in self._found[name]]
+        ends = [
+            [at + n for at, n in zip(*self._place(file, name, at), strict=True)]
+            for file, at in self._found[name]
+        ]
         shape = [max(side) for side in zip(*ends, strict=True)]
         return self.read(name, [0] * len(shape), shape)
 
@@ -119,18 +135,23 @@ class Boxes:
                 found.add(tuple((low, high) for low, high, _, _ in sides))
         if sum(math.prod(high - low for low, high in box) for box in found) != math.prod(shape):
             raise InputError(
-                f"{self._folder}: {name} is not whole: files of some ranks are missing, or another model wrote them; "
+                f"{self._folder}: {name} is not whole: files of some ranks are missing, or "
+                "another model wrote them; "
                 "take another checkpoint"
             )
         return out
 
     def fill(self, laid_out: Tensor, piece: Piece, named: Callable[[str], str] = str) -> None:
-        """Reads all boxes of a piece into memory laid out like it; `named` maps a box's name to that in the files."""
+        """Reads all boxes of a piece into memory laid out like it; `named` maps a box's name to
+        that in the files.
+        """
         for box in piece.boxes:
             box.write(laid_out, self.read(named(box.name), box.offset, box.shape))
 
     @staticmethod
-    def _place(file: Any, name: str, at: Sequence[int] | None) -> tuple[Sequence[int], Sequence[int]]:
+    def _place(
+        file: Any, name: str, at: Sequence[int] | None
+    ) -> tuple[Sequence[int], Sequence[int]]:
         """Returns where a file's box begins, and its shape."""
         shape = file.get_slice(name).get_shape()
         return at or [0] * len(shape), shape

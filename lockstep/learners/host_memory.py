@@ -1,8 +1,9 @@
-"""Device memory that moves to the host and back, while every tensor, view and alias of it stays valid.
+"""Device memory that moves to the host and back, while every tensor, view and alias of it stays
+valid.
 
-A tensor's storage is emptied once its bytes are on the host, and filled again later: parameters, pieces of FSDP,
-parameters of an optimizer and tied weights need not know. On CUDA the host's memory is pinned, so that copies are
-asynchronous; it is kept for the next time, since pinning is slow.
+A tensor's storage is emptied once its bytes are on the host, and filled again later: parameters,
+pieces of FSDP, parameters of an optimizer and tied weights need not know. On CUDA the host's memory
+is pinned, so that copies are asynchronous; it is kept for the next time, since pinning is slow.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from lockstep.models.device import empty_cache
 
 _CHUNK = 1 << 26
-"""Bytes of one allocation of host memory; a power of two, up to which torch rounds pinned memory."""
+"""Bytes of one allocation of host memory; a power of two, up to which torch rounds pinned
+memory.
+"""
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,9 @@ class HostMemory:
 
     @torch.no_grad()
     def reload(self, tensors: Iterable[Tensor] | None = None) -> None:
-        """Brings the memory of these tensors, or of all, back to the device; what is already there is left alone."""
+        """Brings the memory of these tensors, or of all, back to the device; what is already there
+        is left alone.
+        """
         if not self._away:
             return
         keys = list(self._away) if tensors is None else [_key(tensor) for tensor in tensors]
@@ -84,7 +89,9 @@ class HostMemory:
 
     @contextmanager
     def lend(self, tensors: Iterable[Tensor]) -> Iterator[None]:
-        """A context in which tensors are on the device to be read; at its end, offloaded ones are freed there again."""
+        """A context in which tensors are on the device to be read; at its end, offloaded ones are
+        freed there again.
+        """
         keys = {_key(tensor) for tensor in tensors} & self._away.keys()
         with torch.no_grad():
             for key in keys:
@@ -100,12 +107,16 @@ class HostMemory:
         return bool(self._away) and _key(tensor) in self._away
 
     def forget(self) -> None:
-        """Brings everything back, and drops all places; later offloads fill the host's memory from its beginning."""
+        """Brings everything back, and drops all places; later offloads fill the host's memory from
+        its beginning.
+        """
         self.reload()
         self._places.clear()
 
     def _find(self, tensor: Tensor) -> StorageWeakRef | None:
-        """The storage of a tensor that may leave; None if it has left, lies elsewhere, or is empty."""
+        """The storage of a tensor that may leave; None if it has left, lies elsewhere, or is
+        empty.
+        """
         key = _key(tensor)
         stays = tensor.device.type != self._device.type or not tensor.numel() or key in self._away
         return None if stays else key
@@ -114,7 +125,11 @@ class HostMemory:
         """Finds room on the host, the same as before where there was one."""
         if key not in self._places:
             size = tensor.untyped_storage().nbytes()
-            flat = tensor.detach().as_strided((size // tensor.element_size(),), (1,), 0).view(torch.uint8)
+            flat = (
+                tensor.detach()
+                .as_strided((size // tensor.element_size(),), (1,), 0)
+                .view(torch.uint8)
+            )
             last = next(reversed(self._places.values()), None)
             self._places[key] = _Stretch(flat, size, 0 if last is None else last.start + last.size)
         return self._places[key]
@@ -126,7 +141,9 @@ class HostMemory:
             number, start = divmod(stretch.start + done, _CHUNK)
             size = min(_CHUNK - start, stretch.size - done)
             while number >= len(self._chunks):
-                self._chunks.append(torch.empty(_CHUNK, dtype=torch.uint8, pin_memory=self._device.type == "cuda"))
+                self._chunks.append(
+                    torch.empty(_CHUNK, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
+                )
             yield stretch.flat[done : done + size], self._chunks[number][start : start + size]
             done += size
 

@@ -1,8 +1,10 @@
-"""Loss scaling, without which small gradients round to 0 in fp16: by the rule of `torch.amp.GradScaler`.
+"""Loss scaling, without which small gradients round to 0 in fp16: by the rule of
+`torch.amp.GradScaler`.
 
-That class decides on each rank by itself and divides by its own scale; here all ranks decide by the norm that they
-share, and the scale is a power of two, so that scaling rounds nothing. It is the factor of a *mean* loss: the learner
-sums losses, and divides the gradient by their denominator only at the update.
+That class decides on each rank by itself and divides by its own scale; here all ranks decide by the
+norm that they share, and the scale is a power of two, so that scaling rounds nothing. It is the
+factor of a *mean* loss: the learner sums losses, and divides the gradient by their denominator only
+at the update.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ class LossScale:
             FloatingPointError: The scale was 1.
         """
         if self._scale == 1:
-            raise FloatingPointError(f"the gradient overflows fp16 even at a loss scale of 1; {OVERFLOW}")
+            raise FloatingPointError(
+                f"the gradient overflows fp16 even at a loss scale of 1; {OVERFLOW}"
+            )
         used = self._scale
         self._scale, self._updates = self._scale // 2, 0
         return Metrics(updates_overflowed=Sum(1.0), loss_scale=Last(float(used)))

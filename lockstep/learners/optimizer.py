@@ -1,4 +1,6 @@
-"""An optimizer of torch.optim, with a schedule that is a pure function of the update's number and so is never saved."""
+"""An optimizer of torch.optim, with a schedule that is a pure function of the update's number and
+so is never saved.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +44,14 @@ def _factor(schedule: Schedule, update: int) -> float:
 def _decay_progress(schedule: Schedule, update: int) -> float:
     """Share of the decay that is over."""
     assert schedule.decay_steps is not None, "a decay says how long it takes"
-    return min(1.0, (update - schedule.warmup_steps) / max(1, schedule.decay_steps - schedule.warmup_steps))
+    return min(
+        1.0, (update - schedule.warmup_steps) / max(1, schedule.decay_steps - schedule.warmup_steps)
+    )
 
 
 class TorchOptimizer:
-    """An optimizer of torch.optim over one rank's pieces of each parameter; each update is given its learning rate.
+    """An optimizer of torch.optim over one rank's pieces of each parameter; each update is given
+    its learning rate.
 
     Args:
         pieces: Updated in place.
@@ -61,7 +66,9 @@ class TorchOptimizer:
     def _build(self) -> torch.optim.Optimizer:
         kind = {"fused": True} if self._settings.torch_class.fused else {}
         parameters = [parameter for _, parameter in self._held.values()]
-        return _find_class(self._settings.name)(parameters, lr=self._settings.lr, **self._settings.arguments, **kind)
+        return _find_class(self._settings.name)(
+            parameters, lr=self._settings.lr, **self._settings.arguments, **kind
+        )
 
     def step(self, gradients: Iterable[Tensor], norm: Tensor, lr: float) -> None:
         """One update; gradients in the order of the pieces, and their norm over all ranks."""
@@ -69,7 +76,9 @@ class TorchOptimizer:
             parameter.grad = gradient
         bound = self._settings.max_grad_norm
         if bound is not None:
-            nn.utils.clip_grads_with_norm_([parameter for _, parameter in self._held.values()], bound, norm)
+            nn.utils.clip_grads_with_norm_(
+                [parameter for _, parameter in self._held.values()], bound, norm
+            )
         self._inner.param_groups[0]["lr"] = lr
         self._inner.step()
         self._inner.zero_grad()
@@ -87,7 +96,10 @@ class TorchOptimizer:
         for piece in pieces:
             state = self._inner.state.get(self._held[piece.name][1], {})
             for box in piece.boxes:
-                yield from ((f"{key}.{box.name}", box.read(x) if x.dim() else x, box) for key, x in state.items())
+                yield from (
+                    (f"{key}.{box.name}", box.read(x) if x.dim() else x, box)
+                    for key, x in state.items()
+                )
 
     def restore(self, saved: Boxes) -> None:
         """Restores saved `moments`; a parameter without any starts without.
@@ -102,7 +114,8 @@ class TorchOptimizer:
             steps = f"{_STEPS}.{piece.boxes[0].name}"
             if steps not in saved:
                 continue
-            # A fused optimizer keeps its counts beside the parameters, like the moments; others read them on the CPU.
+            # A fused optimizer keeps its counts beside the parameters, like the moments; others
+            # read them on the CPU.
             place = piece.local.device if settings.torch_class.fused else torch.device("cpu")
             state = {_STEPS: saved.read(steps, (), ()).to(place)}
             for key in settings.torch_class.state:
@@ -116,7 +129,8 @@ class TorchOptimizer:
         found = {name.partition(".")[0] for name in saved.names()}
         if found and found != own:
             raise InputError(
-                f"the checkpoint has an optimizer's {', '.join(sorted(found))}, and {self._settings.name} keeps "
+                f"the checkpoint has an optimizer's {', '.join(sorted(found))}, and "
+                f"{self._settings.name} keeps "
                 f"{', '.join(sorted(own))}; name the optimizer that wrote it"
             )
 

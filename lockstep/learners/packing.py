@@ -8,7 +8,9 @@ from operator import itemgetter
 import numpy as np
 
 _ATTENTION = 1 / 4096
-"""Cost of a pair of tokens in attention, relative to a token's cost elsewhere; about right for 1,000 hidden units."""
+"""Cost of a pair of tokens in attention, relative to a token's cost elsewhere; about right for
+1,000 hidden units.
+"""
 
 
 def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
@@ -42,13 +44,15 @@ def cut_in_order(count: int, rows: int) -> list[list[int]]:
 
 
 def deal(lengths: Sequence[int], budget: int, ranks: int) -> list[list[list[int]]]:
-    """Packs sequences for ranks that all make the same number of passes, each waiting for the slowest.
+    """Packs sequences for ranks that all make the same number of passes, each waiting for the
+    slowest.
 
-    Bins of similar cost are computed in the same pass, and ranks take turns at the most expensive one. Where the number
-    of bins is no multiple of the ranks, the most expensive bins are halved.
+    Bins of similar cost are computed in the same pass, and ranks take turns at the most expensive
+    one. Where the number of bins is no multiple of the ranks, the most expensive bins are halved.
 
     Returns:
-        For each rank its passes, as indices into `lengths`; a pass may be empty, for a rank to join the others' pass.
+        For each rank its passes, as indices into `lengths`; a pass may be empty, for a rank to join
+        the others' pass.
     """
     priced = [(cost([lengths[index] for index in bin]), bin) for bin in pack(lengths, budget)]
     while len(priced) % ranks:
@@ -61,7 +65,9 @@ def deal(lengths: Sequence[int], budget: int, ranks: int) -> list[list[list[int]
         priced += [(cost([lengths[index] for index in half]), half) for half in halves]
     bins = [bin for _, bin in sorted(priced, key=itemgetter(0), reverse=True)]
     rounds = [bins[start : start + ranks] for start in range(0, len(bins), ranks)]
-    return [[one[(rank + turn) % ranks] for turn, one in enumerate(rounds)] for rank in range(ranks)]
+    return [
+        [one[(rank + turn) % ranks] for turn, one in enumerate(rounds)] for rank in range(ranks)
+    ]
 
 
 def cost(lengths: Sequence[int]) -> float:

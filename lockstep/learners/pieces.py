@@ -1,4 +1,6 @@
-"""One rank's pieces of a model's parameters, and where they lie in the tensors of the checkpoint."""
+"""One rank's pieces of a model's parameters, and where they lie in the tensors of the
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ class Box:
         whole: Its shape over all ranks.
         offset: Start of the box.
         shape: Shape of the box.
-        view: Maps memory laid out like the piece to the box's elements, in any shape, in the box's order.
+        view: Maps memory laid out like the piece to the box's elements, in any shape, in the box's
+            order.
     """
 
     name: str
@@ -59,19 +62,25 @@ class Piece(ABC):
     @property
     @abstractmethod
     def cut_over(self) -> frozenset[str]:
-        """Dimensions of the mesh that shard the parameter; one that FSDP flattened has both names, joined by "_"."""
+        """Dimensions of the mesh that shard the parameter; one that FSDP flattened has both names,
+        joined by "_".
+        """
 
     @abstractmethod
     def gather(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Gathers the whole tensors on every rank that holds a part of them; collective over these ranks.
+        """Gathers the whole tensors on every rank that holds a part of them; collective over these
+        ranks.
 
         Args:
-            dtype: Floating-point numbers are cast to it before they are gathered; None: as they are.
+            dtype: Floating-point numbers are cast to it before they are gathered; None: as they
+                are.
         """
 
     @abstractmethod
     def gradient(self) -> Tensor:
-        """Gradient of this rank's backward passes; zeros where no output depends on the parameter."""
+        """Gradient of this rank's backward passes; zeros where no output depends on the
+        parameter.
+        """
 
 
 def find_local(parameter: nn.Parameter) -> Tensor:
@@ -80,7 +89,9 @@ def find_local(parameter: nn.Parameter) -> Tensor:
     return held.to_local() if isinstance(held, DTensor) else held
 
 
-def norm(tensors: Sequence[Tensor], device: torch.device, group: dist.ProcessGroup | None = None) -> Tensor:
+def norm(
+    tensors: Sequence[Tensor], device: torch.device, group: dist.ProcessGroup | None = None
+) -> Tensor:
     """The L2 norm of all tensors together, over the ranks of a group.
 
     Args:

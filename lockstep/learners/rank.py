@@ -1,7 +1,8 @@
-"""The common part of learners of every backend, for one rank: packed passes, gradient sums, updates, checkpoints.
+"""The common part of learners of every backend, for one rank: packed passes, gradient sums,
+updates, checkpoints.
 
-Ranks hold pieces of the parameters. All make the same number of passes, since a pass may contain collectives; the
-driver that sends the rows decides which rank reads which.
+Ranks hold pieces of the parameters. All make the same number of passes, since a pass may contain
+collectives; the driver that sends the rows decides which rank reads which.
 """
 
 from __future__ import annotations
@@ -30,22 +31,35 @@ from lockstep.learners.packing import cut_in_order, pack
 from lockstep.learners.pieces import Piece, find_local, norm
 from lockstep.learners.saving import COUNTERS, StateWriter
 from lockstep.learners.sending import SendsWeights
-from lockstep.losses.base import Loss, Outputs, active, call_loss, find_denominator, reads_entropy, reads_values
+from lockstep.losses.base import (
+    Loss,
+    Outputs,
+    active,
+    call_loss,
+    find_denominator,
+    reads_entropy,
+    reads_values,
+)
 from lockstep.models.device import empty_cache, resolve_device
 from lockstep.models.laid_out import LaidOut
 from lockstep.models.precision import OVERFLOW, autocast
 
 Passes = Sequence[Sequence[int]] | None
-"""Groups of sequences that each pass reads, empty for one that only joins other ranks' pass; None: cut on this rank, by
-`rows_per_pass` or the budget of tokens."""
+"""Groups of sequences that each pass reads, empty for one that only joins other ranks' pass; None:
+cut on this rank, by `rows_per_pass` or the budget of tokens.
+"""
 
 _NOTHING = torch.zeros(0)
-_IDLE = Batch(torch.zeros(2, dtype=torch.int64), torch.tensor([2]), {"mask": torch.zeros(2, dtype=torch.bool)})
+_IDLE = Batch(
+    torch.zeros(2, dtype=torch.int64), torch.tensor([2]), {"mask": torch.zeros(2, dtype=torch.bool)}
+)
 
 
 @dataclass(frozen=True)
 class MicroBatches:
-    """Passes over a batch; iterating lays out each pass's rows for the model and moves them to the device."""
+    """Passes over a batch; iterating lays out each pass's rows for the model and moves them to the
+    device.
+    """
 
     batch: Batch
     rows: list[list[int]]
@@ -80,7 +94,8 @@ class RankLearner(SendsWeights):
         ranks: Ranks,
     ) -> None:
         self.device = resolve_device(section.device)
-        # Always in evaluation mode: dropout would make the trained policy another one than the sampled.
+        # Always in evaluation mode: dropout would make the trained policy another one than the
+        # sampled.
         self.model = model.eval().requires_grad_(optimizer is not None)
         self.pieces = tuple(pieces)
         self.section, self._settings, self._ranks = section, optimizer, ranks
@@ -94,7 +109,9 @@ class RankLearner(SendsWeights):
         self._writer = StateWriter(ranks)
 
     def logprobs(self, batch: Batch, passes: Passes = None) -> Tensor:
-        return self._score(replace(batch, entropy=False), passes, lambda outputs: outputs.logprob)[0]
+        return self._score(replace(batch, entropy=False), passes, lambda outputs: outputs.logprob)[
+            0
+        ]
 
     def topk(self, batch: Batch, k: int, passes: Passes = None) -> tuple[Tensor, Tensor]:
         columns = (lambda outputs: outputs.top_token, lambda outputs: outputs.top_logprob)
@@ -120,7 +137,8 @@ class RankLearner(SendsWeights):
         assert self._settings is not None, "an optimizer comes with its settings"
         if not self._has_gathered:
             raise InputError(
-                "optim_step: no gradient has been gathered since the step before; call forward_backward(batch, loss) "
+                "optim_step: no gradient has been gathered since the step before; call "
+                "forward_backward(batch, loss) "
                 "first"
             )
         self._has_gathered = False
@@ -134,11 +152,15 @@ class RankLearner(SendsWeights):
             return Metrics(updates_skipped=Sum(1.0))
         for gradient in gradients:
             gradient.div_(count * self._factor)
-        own = [one for piece, one in zip(self.pieces, gradients, strict=True) if self._writes(piece)]
+        own = [
+            one for piece, one in zip(self.pieces, gradients, strict=True) if self._writes(piece)
+        ]
         length = norm(own, gradients[0].device, self._ranks.joint_group(*DIMENSIONS))
         if not torch.isfinite(length):
             loss = loss.cpu()
-            all_reduce_sum([loss], self._ranks.joint_group(*DIMENSIONS))  # another rank's may be NaN
+            all_reduce_sum(
+                [loss], self._ranks.joint_group(*DIMENSIONS)
+            )  # another rank's may be NaN
             if self._scale is not None and torch.isfinite(loss):
                 return self._scale.halve()
             raise FloatingPointError(self._describe_break(float(length), float(loss)))
@@ -157,18 +179,25 @@ class RankLearner(SendsWeights):
         all_reduce_sum([count], self._ranks.joint_group("dp_replicate", "dp"))
         return float(count)
 
-    def _compute_loss(self, loss: Loss, outputs: Outputs, rows: Sequence[int], micro: Batch) -> tuple[Tensor, Metrics]:
+    def _compute_loss(
+        self, loss: Loss, outputs: Outputs, rows: Sequence[int], micro: Batch
+    ) -> tuple[Tensor, Metrics]:
         """The summed loss of a pass, and its metrics; 0 and no metrics for a pass without rows."""
         total, metrics = call_loss(loss, outputs, micro) if rows else (nothing(outputs), Metrics())
         self._loss = self._loss + total.detach()
         return total, metrics
 
     def _describe_break(self, length: float, loss: float) -> str:
-        """Describes a gradient norm that is not finite; a loss of NaN, summed over ranks, points to the loss."""
+        """Describes a gradient norm that is not finite; a loss of NaN, summed over ranks, points to
+        the loss.
+        """
         where = f"the gradient's norm is {length} at update {self._updates}, of a loss of {loss}"
         if self._scale is not None:
             return f"{where}; {OVERFLOW}"
-        return f"{where}; lower the learning rate, or look at the loss and at the weights and columns that it reads"
+        return (
+            f"{where}; lower the learning rate, or look at the loss and at the weights and "
+            "columns that it reads"
+        )
 
     def reset_optimizer(self) -> None:
         assert self._optimizer is not None, "this learner was built without an optimizer"
@@ -176,10 +205,13 @@ class RankLearner(SendsWeights):
         self._optimizer.forget()
 
     def offload(self, keep_weights: bool = False) -> None:
-        """Moves weights and moments to the host's memory. They come back when a verb needs them on the device.
+        """Moves weights and moments to the host's memory.
+
+        They come back when a verb needs them on the device.
 
         Args:
-            keep_weights: A sampler computes with these very weights: they stay, or come back, and only moments leave.
+            keep_weights: A sampler computes with these very weights: they stay, or come back, and
+                only moments leave.
         """
         moments = [] if self._optimizer is None else self._optimizer.tensors()
         leaving = moments if keep_weights else [*self._weights, *moments]
@@ -209,7 +241,10 @@ class RankLearner(SendsWeights):
             files[file_of("model", self._ranks)] = FileContents.of(boxes).beside(constants)
         if own and self._optimizer is not None:
             files[file_of("optimizer", self._ranks)] = FileContents.of(self._optimizer.moments(own))
-        counters = {"updates": self._updates, **({} if self._scale is None else self._scale.counters())}
+        counters = {
+            "updates": self._updates,
+            **({} if self._scale is None else self._scale.counters()),
+        }
         self._writer.begin(folder, files, counters if self._ranks.number == 0 else None)
 
     def poll_save(self, wait: bool) -> bool:
@@ -238,14 +273,18 @@ class RankLearner(SendsWeights):
 
     @abstractmethod
     def _accumulate_gradients(self, micros: MicroBatches, loss: Loss) -> list[Metrics]:
-        """Runs forward and backward for each pass, and returns their metrics; a pass without rows adds 0."""
+        """Runs forward and backward for each pass, and returns their metrics; a pass without rows
+        adds 0.
+        """
 
     @abstractmethod
     def _outputs(self, micros: MicroBatches) -> Iterator[Outputs]:
         """Yields outputs of each pass, without gradients; none where another rank has them."""
 
     def _gather(self, piece: Piece, dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
-        """Yields `Piece.gather` of a piece; one that is offloaded is on the device only while it is gathered."""
+        """Yields `Piece.gather` of a piece; one that is offloaded is on the device only while it is
+        gathered.
+        """
         with self._host.lend([piece.local]):
             for name, tensor in piece.gather(dtype):
                 is_lent = self._host.holds(tensor)
@@ -268,17 +307,25 @@ class RankLearner(SendsWeights):
         return autocast(self.device, self.section.dtype)
 
     def _micro_batches(self, batch: Batch, passes: Passes) -> MicroBatches:
-        """Cuts a batch into micro-batches, and brings the weights to the device; groups of sequences stay together."""
+        """Cuts a batch into micro-batches, and brings the weights to the device; groups of
+        sequences stay together.
+        """
         self._host.reload(self._weights)
         if passes is None and self.section.rows_per_pass is not None:
             passes = cut_in_order(len(batch.group_lengths), self.section.rows_per_pass)
         elif passes is None:
             passes = pack(batch.group_lengths.tolist(), self.section.micro_batch_tokens)
-        return MicroBatches(batch, [batch.rows_of(groups) for groups in passes], self._lay_out, self.device)
+        return MicroBatches(
+            batch, [batch.rows_of(groups) for groups in passes], self._lay_out, self.device
+        )
 
     @torch.no_grad()
-    def _score(self, batch: Batch, passes: Passes, *columns: Callable[[Outputs], Tensor | None]) -> tuple[Tensor, ...]:
-        """Columns of outputs for the whole batch, on the CPU, [N] or [B] each; empty where another rank has them."""
+    def _score(
+        self, batch: Batch, passes: Passes, *columns: Callable[[Outputs], Tensor | None]
+    ) -> tuple[Tensor, ...]:
+        """Columns of outputs for the whole batch, on the CPU, [N] or [B] each; empty where another
+        rank has them.
+        """
         micros = self._micro_batches(batch, passes)
         parts, order = [list[Tensor]() for _ in columns], list[int]()
         for outputs, rows in zip(self._outputs(micros), micros.rows, strict=False):
@@ -290,7 +337,9 @@ class RankLearner(SendsWeights):
         if not order:
             return tuple(_NOTHING for _ in parts)
         order_B = torch.tensor(order, dtype=torch.int64)
-        found = tuple(restore_order(torch.cat(part).cpu(), order_B, batch.lengths) for part in parts)
+        found = tuple(
+            restore_order(torch.cat(part).cpu(), order_B, batch.lengths) for part in parts
+        )
         if self._scale is not None:
             require_finite("the model's outputs", batch, *found, cure=OVERFLOW)
         return found
@@ -302,14 +351,26 @@ class RankLearner(SendsWeights):
 
 
 def nothing(outputs: Outputs) -> Tensor:
-    """A loss of 0 that depends on all outputs, so that its backward pass takes part in collectives."""
-    columns = (outputs.logprob, outputs.entropy, outputs.value, outputs.final_value, outputs.top_logprob)
+    """A loss of 0 that depends on all outputs, so that its backward pass takes part in
+    collectives.
+    """
+    columns = (
+        outputs.logprob,
+        outputs.entropy,
+        outputs.value,
+        outputs.final_value,
+        outputs.top_logprob,
+    )
     return torch.stack([column.sum() for column in columns if column is not None]).sum() * 0.0
 
 
 def restore_order(column: Tensor, order_B: Tensor, lengths: Tensor) -> Tensor:
-    """Undoes a reordering of sequences: `column` is that of sequences `order_B`; returned in the order of `lengths`."""
+    """Undoes a reordering of sequences: `column` is that of sequences `order_B`; returned in the
+    order of `lengths`.
+    """
     if column.shape[0] == order_B.numel():
         return torch.empty_like(column).index_copy_(0, order_B, column)
-    carried = Batch(torch.zeros(len(column), dtype=torch.int64), lengths[order_B], {"column": column})
+    carried = Batch(
+        torch.zeros(len(column), dtype=torch.int64), lengths[order_B], {"column": column}
+    )
     return carried.select(torch.argsort(order_B))["column"]

@@ -1,4 +1,6 @@
-"""Writing a learner's state while training continues: from a copy in host memory, where there is room for one."""
+"""Writing a learner's state while training continues: from a copy in host memory, where there is
+room for one.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from lockstep.system import machine_memory
 COUNTERS = "learner.json"
 
 _ROOM = 1.5
-"""Free memory that copies need, as a multiple of their size: training must not run out of memory."""
+"""Free memory that copies need, as a multiple of their size: training must not run out of
+memory.
+"""
 
 Files = Mapping[str, FileContents]
 
@@ -35,7 +39,9 @@ class StateWriter:
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
-    def begin(self, folder: Path, files: Files, counters: Mapping[str, int] | None, still: bool = False) -> None:
+    def begin(
+        self, folder: Path, files: Files, counters: Mapping[str, int] | None, still: bool = False
+    ) -> None:
         """Begins a save; returns when the tensors may change again.
 
         Args:
@@ -50,7 +56,9 @@ class StateWriter:
             return
         unchanging = files if still else {name: _copy(file) for name, file in files.items()}
         # Daemonic, so that ending this process for good need not wait for a disk.
-        self._thread = threading.Thread(target=self._write, args=(folder, unchanging, counters), daemon=True)
+        self._thread = threading.Thread(
+            target=self._write, args=(folder, unchanging, counters), daemon=True
+        )
         self._thread.start()
 
     def poll(self, wait: bool) -> bool:
@@ -75,17 +83,23 @@ class StateWriter:
             for name, file in files.items():
                 tensors = {key: tensor.contiguous() for key, tensor in file.tensors.items()}
                 save_file(tensors, folder / name, file.header or None)
-                (folder / name).chmod(folder.stat().st_mode & 0o666)  # as any file here; safetensors makes them private
+                (folder / name).chmod(
+                    folder.stat().st_mode & 0o666
+                )  # as any file here; safetensors makes them private
             if counters is not None:
                 (folder / COUNTERS).write_text(json.dumps(counters), encoding="utf-8")
         except Exception as error:  # of any kind: an error in a thread is seen nowhere else
             self._error = error
 
     def _has_room(self, files: Files) -> bool:
-        """True if all ranks, which may be on this machine, can copy as much as this one, with memory to spare."""
+        """True if all ranks, which may be on this machine, can copy as much as this one, with
+        memory to spare.
+        """
         needed = sum(tensor.nbytes for file in files.values() for tensor in file.tensors.values())
         return _ROOM * self._ranks.count * needed < machine_memory.free_bytes()
 
 
 def _copy(file: FileContents) -> FileContents:
-    return replace(file, tensors={key: tensor.to("cpu", copy=True) for key, tensor in file.tensors.items()})
+    return replace(
+        file, tensors={key: tensor.to("cpu", copy=True) for key, tensor in file.tensors.items()}
+    )

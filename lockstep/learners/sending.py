@@ -1,4 +1,6 @@
-"""The verbs by which a driver lets ranks send their weights, bucket by bucket, all at the same time."""
+"""The verbs by which a driver lets ranks send their weights, bucket by bucket, all at the same
+time.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +41,12 @@ class SendsWeights(ABC):
 
     @abstractmethod
     def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Yields weights as in the protocol; all ranks have to iterate it together, and each gets everything.
+        """Yields weights as in the protocol; all ranks have to iterate it together, and each gets
+        everything.
 
         Args:
-            dtype: Floating-point numbers are cast to it before they are gathered; None: as they are.
+            dtype: Floating-point numbers are cast to it before they are gathered; None: as they
+                are.
         """
 
     def take_part_in_weights(self, dtype: torch.dtype | None = None) -> None:
@@ -51,7 +55,9 @@ class SendsWeights(ABC):
             pass
 
     def join_receivers(self, route: Route) -> None:
-        """See `Sender.join`; of a process group, only the first rank is a member, since it alone sends."""
+        """See `Sender.join`; of a process group, only the first rank is a member, since it alone
+        sends.
+        """
         self._sender.join(route, opens=self._ranks.number == 0 or route.meeting is None)
 
     def begin_sending(self, dtype: torch.dtype, columns: bool) -> None:
@@ -68,7 +74,9 @@ class SendsWeights(ABC):
         self._sender.ship(bucket)
 
     def end_sending(self) -> None:
-        """Abandons a weight sync that failed between two buckets, when all ranks have filled the same ones."""
+        """Abandons a weight sync that failed between two buckets, when all ranks have filled the
+        same ones.
+        """
         self._leaving = None
 
     def _fill_all(self, dtype: torch.dtype, columns: bool) -> Generator[Shipment]:
@@ -78,7 +86,9 @@ class SendsWeights(ABC):
         yield Shipment(None, outgoing.take_sent())
 
     def _buckets(self, outgoing: Outgoing, columns: bool) -> Generator[Bucket]:
-        """Gathers weights in buckets; every rank sends them by CUDA IPC, or the first one alone by other carriers."""
+        """Gathers weights in buckets; every rank sends them by CUDA IPC, or the first one alone by
+        other carriers.
+        """
         route = self._sender.route
         assert route is not None, "a sender joins a route before it sends"
         match route.transfer:

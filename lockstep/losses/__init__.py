@@ -1,6 +1,8 @@
-"""Losses as values: frozen dataclasses that can be sent to any process; see `lockstep.losses.base.Loss`.
+"""Losses as values: frozen dataclasses that can be sent to any process; see
+`lockstep.losses.base.Loss`.
 
-A loss of your own also needs `Outputs`, `Denominator`, `Metrics` and the reductions that a metric can be.
+A loss of your own also needs `Outputs`, `Denominator`, `Metrics` and the reductions that a metric
+can be.
 """
 
 from __future__ import annotations

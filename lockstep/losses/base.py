@@ -1,4 +1,6 @@
-"""The interface of losses: a loss is a frozen dataclass, so that it can be sent to any rank or pipeline stage."""
+"""The interface of losses: a loss is a frozen dataclass, so that it can be sent to any rank or
+pipeline stage.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +19,23 @@ Denominator = Literal["tokens", "rows", "pairs"]
 
 @dataclass(frozen=True)
 class Outputs:
-    """Outputs of a learner's head, fp32, aligned with the tokens that they describe; columns of other heads are None.
+    """Outputs of a learner's head, fp32, aligned with the tokens that they describe; columns of
+    other heads are None.
 
     Attributes:
-        logprob: log π(x_t | x_<t) under the batch's sampling distribution, nats [N]; 0 where the mask is off.
-        entropy: Entropy of that distribution at each token, nats [N]; 0 where the mask is off. None if the batch or the
-            loss does not ask for it.
-        value: V(x_<t) [N]; 0 at the first token of a sequence, and where the batch or the loss does not ask for it.
+        logprob: log π(x_t | x_<t) under the batch's sampling distribution, nats [N]; 0 where the
+            mask is off.
+        entropy: Entropy of that distribution at each token, nats [N]; 0 where the mask is off. None
+            if the batch or the loss does not ask for it.
+        value: V(x_<t) [N]; 0 at the first token of a sequence, and where the batch or the loss does
+            not ask for it.
         final_value: V after the last token of each sequence [B].
-        top_token: The `batch.top_k` likeliest tokens at each position, int64 [N, K]; 0 where the mask is off.
-        top_logprob: log π of these, or of the tokens in the batch's column `top_token`, nats [N, K]; 0 where the mask
-            is off.
-        first_token: If the batch has `top_token`: the likeliest of all tokens at each position, int64 [N]; 0 where
-            the mask is off.
+        top_token: The `batch.top_k` likeliest tokens at each position, int64 [N, K]; 0 where the
+            mask is off.
+        top_logprob: log π of these, or of the tokens in the batch's column `top_token`, nats [N,
+            K]; 0 where the mask is off.
+        first_token: If the batch has `top_token`: the likeliest of all tokens at each position,
+            int64 [N]; 0 where the mask is off.
     """
 
     logprob: Tensor | None = None
@@ -42,11 +48,13 @@ class Outputs:
 
 
 class Loss(Protocol):
-    """A function that a learner calls on each micro-batch; returns the *sum* over its active items, and metrics.
+    """A function that a learner calls on each micro-batch; returns the *sum* over its active items,
+    and metrics.
 
-    The learner divides the gradient once, by the number of active tokens, rows or pairs (the denominator) over all
-    micro-batches and ranks. A loss with `reads_entropy = False` gets no entropies; one with `reads_values = "masked"`
-    or "final" gets only those `Values`. What a loss does not read is not computed.
+    The learner divides the gradient once, by the number of active tokens, rows or pairs (the
+    denominator) over all micro-batches and ranks. A loss with `reads_entropy = False` gets no
+    entropies; one with `reads_values = "masked"` or "final" gets only those `Values`. What a loss
+    does not read is not computed.
     """
 
     @property
@@ -65,7 +73,8 @@ def find_denominator(loss: Loss) -> Denominator:
     if named is None or named not in get_args(Denominator):
         found = "has no denominator" if named is None else f"has the denominator {named!r}"
         raise InputError(
-            f"loss {type(loss).__name__} {found}; it says by the count of what the learner divides the sum, so give it "
+            f"loss {type(loss).__name__} {found}; it says by the count of what the learner "
+            "divides the sum, so give it "
             f"one of: {', '.join(get_args(Denominator))}"
         )
     return named
@@ -89,24 +98,29 @@ def call_loss(loss: Loss, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metri
     """
     name = f"loss {type(loss).__name__}"
     match loss(outputs, batch):
-        case (Tensor() as total, Metrics() as metrics) if total.numel() == 1 and total.requires_grad:
+        case (Tensor() as total, Metrics() as metrics) if (
+            total.numel() == 1 and total.requires_grad
+        ):
             pass
         case found:
             raise InputError(
-                f"{name} returned {type(found).__name__}; return two things: the sum over the batch, a tensor of one "
+                f"{name} returned {type(found).__name__}; return two things: the sum over the "
+                "batch, a tensor of one "
                 "number that has a gradient, and lockstep.Metrics(…), which may be empty"
             )
     for metric, value in metrics.items():
         if not isinstance(value, Reduction):
             raise InputError(
-                f"{name}: its metric {metric} is a {type(value).__name__}; say how parts of a batch are merged, such "
+                f"{name}: its metric {metric} is a {type(value).__name__}; say how parts of a "
+                "batch are merged, such "
                 "as lockstep.losses.Mean(total, count)"
             )
     return total, metrics
 
 
 def active(batch: Batch, denominator: Denominator) -> Tensor:
-    """The number of trainable tokens, or of sequences that have one, or of pairs in which both have.
+    """The number of trainable tokens, or of sequences that have one, or of pairs in which both
+    have.
 
     Returns:
         A 0-d tensor on the batch's device.
@@ -126,10 +140,14 @@ def split_pairs(batch: Batch, column_B: Tensor) -> tuple[Tensor, Tensor]:
     """A per-sequence column of the first and of the second sequence of each pair, [P] each.
 
     Raises:
-        ValueError: The batch does not have groups of two, so that micro-batches may have split pairs.
+        ValueError: The batch does not have groups of two, so that micro-batches may have split
+            pairs.
     """
     if batch.group_size != 2:
-        raise ValueError(f"pairs are wanted, but the batch has groups of {batch.group_size}; set its group_size to 2")
+        raise ValueError(
+            f"pairs are wanted, but the batch has groups of {batch.group_size}; set its "
+            "group_size to 2"
+        )
     return column_B[0::2], column_B[1::2]
 
 

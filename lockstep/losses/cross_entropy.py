@@ -24,6 +24,8 @@ class CrossEntropyLoss:
         return "tokens"
 
     def __call__(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
-        assert outputs.logprob is not None, "cross-entropy needs a head that gives log-probabilities"
+        assert outputs.logprob is not None, (
+            "cross-entropy needs a head that gives log-probabilities"
+        )
         total = -trainable(outputs.logprob, batch.mask).sum()
         return total, Metrics(loss=Mean(total.detach(), batch.mask.sum()))

@@ -18,14 +18,16 @@ from lockstep.objectives.distill import forward_kl, jensen_shannon, reverse_kl
 class Distillation:
     """Σ_t D(π(· | x_<t), π_T(· | x_<t)) over trainable tokens, nats.
 
-    Reads the columns `top_token`, the teacher's K likeliest tokens at each position, and `teacher_logprob`, their
-    log-probabilities, [N, K] each; or `teacher_logprob` alone, over the whole vocabulary [N, V].
+    Reads the columns `top_token`, the teacher's K likeliest tokens at each position, and
+    `teacher_logprob`, their log-probabilities, [N, K] each; or `teacher_logprob` alone, over the
+    whole vocabulary [N, V].
 
     Attributes:
         kl_type: D: forward KL, reverse KL, their weighted sum, or Jensen-Shannon divergence.
-        weight: Weight of the forward KL in the sum, or of the teacher in the Jensen-Shannon mixture; else None.
-        outside: True to count the student's probability of all other tokens, to which the teacher gives none; else both
-            distributions are renormalized over the K tokens.
+        weight: Weight of the forward KL in the sum, or of the teacher in the Jensen-Shannon
+            mixture; else None.
+        outside: True to count the student's probability of all other tokens, to which the teacher
+            gives none; else both distributions are renormalized over the K tokens.
     """
 
     kl_type: Divergence
@@ -37,20 +39,31 @@ class Distillation:
         return "tokens"
 
     def __call__(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
-        assert outputs.top_logprob is not None, "distillation needs a head that gives log-probabilities"
+        assert outputs.top_logprob is not None, (
+            "distillation needs a head that gives log-probabilities"
+        )
         own, some = batch.mask_indices, "top_token" in batch.token
-        student_MK, teacher_MK = outputs.top_logprob[own], batch["teacher_logprob"][own].log_softmax(-1)
+        student_MK, teacher_MK = (
+            outputs.top_logprob[own],
+            batch["teacher_logprob"][own].log_softmax(-1),
+        )
         named_M = student_MK.detach().exp().sum(-1)
         first_M = student_MK.argmax(-1)
         teachers_M = teacher_MK.argmax(-1)
         if some:
-            assert outputs.first_token is not None, "the likeliest token may be one that the teacher does not name"
+            assert outputs.first_token is not None, (
+                "the likeliest token may be one that the teacher does not name"
+            )
             first_M = outputs.first_token[own]
             teachers_M = batch["top_token"][own].gather(-1, teachers_M[:, None])[:, 0]
-        entropy_M = _entropy(student_MK.detach()) if outputs.entropy is None else outputs.entropy[own]
+        entropy_M = (
+            _entropy(student_MK.detach()) if outputs.entropy is None else outputs.entropy[own]
+        )
         if some and not self.outside:
             student_MK = student_MK.log_softmax(-1)
-        total = self._divergence(student_MK, teacher_MK, entropy_M if some and self.outside else None).sum()
+        total = self._divergence(
+            student_MK, teacher_MK, entropy_M if some and self.outside else None
+        ).sum()
         count = batch.mask.sum()
         return total, Metrics(
             loss=Mean(total.detach(), count),
@@ -59,7 +72,9 @@ class Distillation:
             same_first_choice=Mean((first_M == teachers_M).sum(), count),
         )
 
-    def _divergence(self, student_MK: Tensor, teacher_MK: Tensor, entropy_M: Tensor | None) -> Tensor:
+    def _divergence(
+        self, student_MK: Tensor, teacher_MK: Tensor, entropy_M: Tensor | None
+    ) -> Tensor:
         match self.kl_type:
             case "forward":
                 return forward_kl(student_MK, teacher_MK)
@@ -68,7 +83,10 @@ class Distillation:
             case "mixed":
                 assert self.weight is not None, "what is mixed has weights"
                 reverse_M = reverse_kl(student_MK, teacher_MK, entropy_M)
-                return self.weight * forward_kl(student_MK, teacher_MK) + (1.0 - self.weight) * reverse_M
+                return (
+                    self.weight * forward_kl(student_MK, teacher_MK)
+                    + (1.0 - self.weight) * reverse_M
+                )
             case "jsd":
                 assert self.weight is not None, "what is mixed has weights"
                 return jensen_shannon(student_MK, teacher_MK, self.weight)

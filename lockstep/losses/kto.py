@@ -18,8 +18,8 @@ from lockstep.objectives.masks import trainable
 class KTOLoss:
     """The loss of KTO, summed over answers that have trainable tokens; see `objectives.kto`.
 
-    Reads the per-token column `ref_logprob` and the per-sequence column `desirable`. z0 is an attribute, because it is
-    estimated over a whole batch and all micro-batches share it.
+    Reads the per-token column `ref_logprob` and the per-sequence column `desirable`. z0 is an
+    attribute, because it is estimated over a whole batch and all micro-batches share it.
 
     Attributes:
         beta: β.
@@ -42,9 +42,19 @@ class KTOLoss:
         ratio_B = batch.per_sample(trainable(outputs.logprob - batch["ref_logprob"], mask_N))  # r
         loss_B = kto(ratio_B, desirable_B, self.beta, self.point, self.weights)
         total, count = trainable(loss_B, active_B).sum(), active_B.sum()
-        metrics = Metrics(loss=Mean(total.detach(), count), reference_point=Mean(self.point * count, count))
+        metrics = Metrics(
+            loss=Mean(total.detach(), count), reference_point=Mean(self.point * count, count)
+        )
         length_B = batch.per_sample(mask_N.long()).float()
-        for name, chosen_B in {"desirable": active_B & desirable_B, "undesirable": active_B & ~desirable_B}.items():
-            for column, value_B in {"rewards": self.beta * ratio_B.detach(), "lengths": length_B}.items():
-                metrics[f"{column}_{name}"] = Mean(trainable(value_B, chosen_B).sum(), chosen_B.sum())
+        for name, chosen_B in {
+            "desirable": active_B & desirable_B,
+            "undesirable": active_B & ~desirable_B,
+        }.items():
+            for column, value_B in {
+                "rewards": self.beta * ratio_B.detach(),
+                "lengths": length_B,
+            }.items():
+                metrics[f"{column}_{name}"] = Mean(
+                    trainable(value_B, chosen_B).sum(), chosen_B.sum()
+                )
         return total, metrics

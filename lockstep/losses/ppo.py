@@ -1,4 +1,6 @@
-"""The two losses of PPO, over one micro-batch; their mathematics is in `objectives.policy` and `objectives.value`."""
+"""The two losses of PPO, over one micro-batch; their mathematics is in `objectives.policy` and
+`objectives.value`.
+"""
 
 from __future__ import annotations
 
@@ -24,23 +26,27 @@ _MAX_LOGRATIO = 20.0  # nats: bounds a metric of a broken step, so that it stays
 class ClippedSurrogate:
     """Σ_t s_t·(w_t·(surrogate_t + β·KL_t) − c·H_t) over trainable tokens.
 
-    With the mean over tokens, s_t is 1 and the denominator the number of tokens; with a mean over responses, s_t is
-    1 / length or 1 / `max_tokens`, and the denominator the number of responses. Reads the columns `old_logprob`,
-    `advantage` and `weight` (w, importance weights; ones without a correction), and `ref_logprob` where β > 0.
+    With the mean over tokens, s_t is 1 and the denominator the number of tokens; with a mean over
+    responses, s_t is 1 / length or 1 / `max_tokens`, and the denominator the number of responses.
+    Reads the columns `old_logprob`, `advantage` and `weight` (w, importance weights; ones without a
+    correction), and `ref_logprob` where β > 0.
 
     Attributes:
         clip_low: The ratio is clipped below at 1 − this.
         clip_high: The ratio is clipped above at 1 + this.
         dual_clip: Bound on the ratio where the advantage is negative; None: none.
-        kl_coef: β, of KL(π ‖ π_ref); its term is `objectives.divergence.kl_loss`, weighted like the surrogate.
+        kl_coef: β, of KL(π ‖ π_ref); its term is `objectives.divergence.kl_loss`, weighted like the
+            surrogate.
         entropy_coef: c, of the entropy bonus (Schulman et al. 2017, eq. 9).
-        mean: Mean over tokens, over responses of their token means, or "constant": over responses of sums divided by
-            `max_tokens` (Dr. GRPO, Liu et al. 2025).
+        mean: Mean over tokens, over responses of their token means, or "constant": over responses
+            of sums divided by `max_tokens` (Dr. GRPO, Liu et al. 2025).
         max_tokens: Longest response.
-        sequence_ratio: True to use the geometric mean of a response's ratios for each of its tokens, with the gradient
-            through the token's own log π alone (GSPO-token, Zheng et al. 2025, eq. 13), so that tokens may have
-            advantages of their own; where these are equal over a response, that is GSPO (eq. 5).
-        cispo: True if the surrogate is log π, weighted by the ratio, which is clipped above (CISPO, MiniMax 2025).
+        sequence_ratio: True to use the geometric mean of a response's ratios for each of its
+            tokens, with the gradient through the token's own log π alone (GSPO-token, Zheng et al.
+            2025, eq. 13), so that tokens may have advantages of their own; where these are equal
+            over a response, that is GSPO (eq. 5).
+        cispo: True if the surrogate is log π, weighted by the ratio, which is clipped above (CISPO,
+            MiniMax 2025).
     """
 
     clip_low: float
@@ -64,7 +70,9 @@ class ClippedSurrogate:
                 assert_never(self.mean)
 
     def __call__(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
-        assert outputs.logprob is not None, "the policy's loss needs a head that gives log-probabilities"
+        assert outputs.logprob is not None, (
+            "the policy's loss needs a head that gives log-probabilities"
+        )
         assert outputs.entropy is not None or not self.entropy_coef, (
             "an entropy bonus needs a head that gives entropies"
         )
@@ -76,7 +84,9 @@ class ClippedSurrogate:
         if self.kl_coef:
             ref_N = trainable(batch["ref_logprob"], mask_N)
             surrogate_N = surrogate_N + self.kl_coef * kl_loss(logprob_N, old_N, ref_N)
-            metrics["kl"] = Mean(estimate_divergence(logprob_N.detach(), old_N, ref_N).sum(), mask_N.sum())
+            metrics["kl"] = Mean(
+                estimate_divergence(logprob_N.detach(), old_N, ref_N).sum(), mask_N.sum()
+            )
         term_N = surrogate_N * trainable(batch["weight"], mask_N)
         if outputs.entropy is not None:
             entropy_N = trainable(outputs.entropy, mask_N)
@@ -93,7 +103,10 @@ class ClippedSurrogate:
             return cispo_loss(logprob_N, old_N, advantage_N, self.clip_high)
         if self.sequence_ratio:
             own_N = logprob_N - logprob_N.detach()
-            logprob_N, old_N = _of_response(logprob_N.detach(), batch) + own_N, _of_response(old_N, batch)
+            logprob_N, old_N = (
+                _of_response(logprob_N.detach(), batch) + own_N,
+                _of_response(old_N, batch),
+            )
         return clip_surrogate(
             logprob_N,
             old_N,
@@ -108,7 +121,9 @@ class ClippedSurrogate:
             case "tokens":
                 return term_N.sum()
             case "responses":
-                return (batch.per_sample(term_N) / batch.per_sample(batch.mask.float()).clamp(min=1)).sum()
+                return (
+                    batch.per_sample(term_N) / batch.per_sample(batch.mask.float()).clamp(min=1)
+                ).sum()
             case "constant":
                 return term_N.sum() / self.max_tokens
             case _:
@@ -119,11 +134,12 @@ class ClippedSurrogate:
 class ClippedValue:
     """Σ_t ½·max((V − R)², (V_clip − R)²) over trainable tokens.
 
-    Reads the columns `old_value`, V at the time of the rollout, and `return`. The explained variance is that of
-    `old_value`: what the critic knew before it saw these returns.
+    Reads the columns `old_value`, V at the time of the rollout, and `return`. The explained
+    variance is that of `old_value`: what the critic knew before it saw these returns.
 
     Attributes:
-        clip: V moves from `old_value` by at most this before its gradient stops; None: plain squared error.
+        clip: V moves from `old_value` by at most this before its gradient stops; None: plain
+            squared error.
     """
 
     clip: float | None
@@ -137,7 +153,8 @@ class ClippedValue:
         assert outputs.value is not None, "the critic's loss needs a head that gives values"
         mask_N = batch.mask
         value_N, old_N, return_N = (
-            trainable(column, mask_N) for column in (outputs.value, batch["old_value"], batch["return"])
+            trainable(column, mask_N)
+            for column in (outputs.value, batch["old_value"], batch["return"])
         )
         loss_N, clipped_N = clip_value_loss(value_N, old_N, return_N, self.clip)
         total, count, error_N = loss_N.sum(), mask_N.sum(), (return_N - old_N).double()
@@ -160,7 +177,10 @@ def _of_response(x_N: Tensor, batch: Batch) -> Tensor:
 
 
 def _policy_metrics(logprob_N: Tensor, old_N: Tensor, clipped_N: Tensor, mask_N: Tensor) -> Metrics:
-    """Measures how far the policy has moved since the rollout was scored. Log-probabilities are 0 off the mask."""
+    """Measures how far the policy has moved since the rollout was scored.
+
+    Log-probabilities are 0 off the mask.
+    """
     ratio_N, count = probability_ratio(logprob_N, old_N), mask_N.sum()
     return Metrics(
         probs_ratio=Mean(trainable(ratio_N, mask_N).sum(), count),
@@ -173,7 +193,10 @@ def _policy_metrics(logprob_N: Tensor, old_N: Tensor, clipped_N: Tensor, mask_N:
 
 
 def estimate_divergence(logprob_N: Tensor, old_N: Tensor, ref_N: Tensor) -> Tensor:
-    """Estimates KL(π ‖ π_ref) of each token that π_old sampled: ρ·k3, never negative. Returns [N], nats."""
+    """Estimates KL(π ‖ π_ref) of each token that π_old sampled: ρ·k3, never negative.
+
+    Returns [N], nats.
+    """
     return probability_ratio(logprob_N, old_N) * _bound_k3(logprob_N, ref_N)
 
 

@@ -19,12 +19,13 @@ from lockstep.objectives.masks import trainable
 
 @dataclass(frozen=True)
 class Preference:
-    """Σ over pairs of w_p·L(Δ) + w_s·(−log π(y_w)), of pairs in which both answers have trainable tokens.
+    """Σ over pairs of w_p·L(Δ) + w_s·(−log π(y_w)), of pairs in which both answers have trainable
+    tokens.
 
-    A pair is two neighboring sequences of a batch with `group_size` 2, the chosen one first; only its answer is
-    trainable, the stop token included. Reads the per-token column `ref_logprob`, and the per-sequence column
-    `score` if `kind` uses scores. Pairs of judgements (`judge_pair`) are trained on like all others,
-    with separate metrics.
+    A pair is two neighboring sequences of a batch with `group_size` 2, the chosen one first; only
+    its answer is trainable, the stop token included. Reads the per-token column `ref_logprob`, and
+    the per-sequence column `score` if `kind` uses scores. Pairs of judgements (`judge_pair`) are
+    trained on like all others, with separate metrics.
 
     Attributes:
         kind: L, see `objectives.preference`.
@@ -52,7 +53,9 @@ class Preference:
         return "pairs"
 
     def __call__(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
-        assert outputs.logprob is not None, "a preference loss needs a head that gives log-probabilities"
+        assert outputs.logprob is not None, (
+            "a preference loss needs a head that gives log-probabilities"
+        )
         mask_N = batch.mask
         logprob_N = trainable(outputs.logprob, mask_N)
         length_B = batch.per_sample(mask_N.long())
@@ -64,15 +67,21 @@ class Preference:
         surprise_P, _ = split_pairs(batch, -batch.per_sample(logprob_N))
         if self.sft_length_normalized:
             surprise_P = surprise_P / split_pairs(batch, length_B)[0].clamp(min=1)
-        total, metrics = _sum_up(batch, preference_P, surprise_P, (self.preference_coef, self.sft_coef))
+        total, metrics = _sum_up(
+            batch, preference_P, surprise_P, (self.preference_coef, self.sft_coef)
+        )
         rewards, active_P = (self.beta * chosen_P, self.beta * rejected_P), active_pairs(batch)
         if "judge_pair" not in batch.sample:
             return total, metrics + _of_answers(batch, rewards, active_P)
         judge_P, _ = split_pairs(batch, batch["judge_pair"])
         metrics += _of_answers(batch, rewards, active_P & ~judge_P)
         judged_P = active_P & judge_P
-        learned = Metrics(preference_loss=Mean(trainable(preference_P.detach(), judged_P).sum(), judged_P.sum()))
-        return total, metrics + (learned + measure_pairs(batch, rewards, judged_P)).with_prefix("judge_pairs")
+        learned = Metrics(
+            preference_loss=Mean(trainable(preference_P.detach(), judged_P).sum(), judged_P.sum())
+        )
+        return total, metrics + (learned + measure_pairs(batch, rewards, judged_P)).with_prefix(
+            "judge_pairs"
+        )
 
     def _preferences(self, gap_P: Tensor, batch: Batch) -> Tensor:
         """L of each pair, from Δ. Returns [P]."""
@@ -86,11 +95,17 @@ class Preference:
             case "scale":
                 return preference.dpo_scaled_by_scores(gap_P, self.beta, _score_gap(batch))
             case "rpo_sq":
-                return preference.rpo_squared(gap_P, self.beta, self.gt_reward_scale * _score_gap(batch))
+                return preference.rpo_squared(
+                    gap_P, self.beta, self.gt_reward_scale * _score_gap(batch)
+                )
             case "rpo_bwd_kl":
-                return preference.rpo_backward_kl(gap_P, self.beta, self.gt_reward_scale * _score_gap(batch))
+                return preference.rpo_backward_kl(
+                    gap_P, self.beta, self.gt_reward_scale * _score_gap(batch)
+                )
             case "rpo_fwd_kl":
-                return preference.rpo_forward_kl(gap_P, self.beta, self.gt_reward_scale * _score_gap(batch))
+                return preference.rpo_forward_kl(
+                    gap_P, self.beta, self.gt_reward_scale * _score_gap(batch)
+                )
             case _:
                 assert_never(self.kind)
 
@@ -98,7 +113,8 @@ class Preference:
 def _score_gap(batch: Batch) -> Tensor:
     """Score of the chosen answer less that of the rejected one [P]."""
     better_P, worse_P = split_pairs(batch, batch["score"])
-    # A pair that is not trained on may lack scores, and NaN must not reach the gradient of the others.
+    # A pair that is not trained on may lack scores, and NaN must not reach the gradient of the
+    # others.
     return trainable(better_P - worse_P, active_pairs(batch))
 
 
@@ -119,11 +135,18 @@ def measure_pairs(batch: Batch, rewards: tuple[Tensor, Tensor], active_P: Tensor
 
 
 def measure_implicit_rewards(chosen_P: Tensor, rejected_P: Tensor, active_P: Tensor) -> Metrics:
-    """Measures the rewards of both answers (DPO: β·d, the implicit reward), and how often they rank a pair as given."""
+    """Measures the rewards of both answers (DPO: β·d, the implicit reward), and how often they rank
+    a pair as given.
+    """
     chosen_P, rejected_P = chosen_P.detach(), rejected_P.detach()
-    both, count = trainable(torch.cat([chosen_P, rejected_P]).double(), active_P.repeat(2)), 2 * active_P.sum()
+    both, count = (
+        trainable(torch.cat([chosen_P, rejected_P]).double(), active_P.repeat(2)),
+        2 * active_P.sum(),
+    )
     right = trainable((chosen_P > rejected_P).float(), active_P).sum()
-    return _means(("rewards_chosen_mean", "rewards_rejected_mean"), (chosen_P, rejected_P), active_P) + Metrics(
+    return _means(
+        ("rewards_chosen_mean", "rewards_rejected_mean"), (chosen_P, rejected_P), active_P
+    ) + Metrics(
         acc=Mean(right, active_P.sum()),
         rewards_all_mean=Mean(both.sum(), count),
         rewards_all_std=StandardDeviation(count, both.sum(), both.square().sum()),
@@ -141,12 +164,15 @@ def interval_of_acc(metrics: Metrics) -> Metrics:
 def _means(names: tuple[str, str], pair: tuple[Tensor, Tensor], active_P: Tensor) -> Metrics:
     """Means over active pairs of a column of the chosen and of the rejected answers."""
     totals = (trainable(column_P.float(), active_P).sum() for column_P in pair)
-    return Metrics({name: Mean(total, active_P.sum()) for name, total in zip(names, totals, strict=True)})
+    return Metrics(
+        {name: Mean(total, active_P.sum()) for name, total in zip(names, totals, strict=True)}
+    )
 
 
 @dataclass(frozen=True)
 class SimPOLoss:
-    """Σ over pairs of −log σ(β·Δ − γ) − w_s·log π(y_w), Δ and log π(y_w) of means over an answer's tokens.
+    """Σ over pairs of −log σ(β·Δ − γ) − w_s·log π(y_w), Δ and log π(y_w) of means over an answer's
+    tokens.
 
     Attributes:
         beta: β.
@@ -173,7 +199,8 @@ class SimPOLoss:
 
 @dataclass(frozen=True)
 class ORPOLoss:
-    """Σ over pairs of −log π(y_w) − λ·log σ(log odds(y_w) − log odds(y_l)), of means over an answer's tokens.
+    """Σ over pairs of −log π(y_w) − λ·log σ(log odds(y_w) − log odds(y_l)), of means over an
+    answer's tokens.
 
     Attributes:
         odds_ratio_coef: λ.
@@ -203,7 +230,9 @@ def _means_of_pairs(outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
 def _sum_up(
     batch: Batch, preference_P: Tensor, surprise_P: Tensor, coefs: tuple[float, float]
 ) -> tuple[Tensor, Metrics]:
-    """Sums a pair loss and the negative log-likelihood of chosen answers, weighted, over active pairs."""
+    """Sums a pair loss and the negative log-likelihood of chosen answers, weighted, over active
+    pairs.
+    """
     active_P = active_pairs(batch)
     sums = [trainable(loss_P, active_P).sum() for loss_P in (preference_P, surprise_P)]
     total, count = coefs[0] * sums[0] + coefs[1] * sums[1], active_P.sum()
@@ -213,13 +242,15 @@ def _sum_up(
 
 @dataclass(frozen=True)
 class BradleyTerry:
-    """Σ over pairs of −log σ(r_w − r_l − m) + c·(r_w + r_l)², of pairs in which both answers have trainable tokens.
+    """Σ over pairs of −log σ(r_w − r_l − m) + c·(r_w + r_l)², of pairs in which both answers have
+    trainable tokens.
 
-    A pair is two neighboring sequences of a batch with `group_size` 2, the chosen one first. r is the head's output at
-    the last token of a sequence.
+    A pair is two neighboring sequences of a batch with `group_size` 2, the chosen one first. r is
+    the head's output at the last token of a sequence.
 
     Attributes:
-        margin: m is the difference of the pair's scores, which the per-sequence column `score` has; else 0.
+        margin: m is the difference of the pair's scores, which the per-sequence column `score` has;
+            else 0.
         center_rewards_coefficient: c.
     """
 

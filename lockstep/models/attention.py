@@ -1,8 +1,9 @@
-"""One attention function for every `transformers` model: a layout says which tokens see which, a kernel computes it.
+"""One attention function for every `transformers` model: a layout says which tokens see which, a
+kernel computes it.
 
-Models call it with `layout=…`, which is passed down from the forward call. `Packed` is for scoring and training:
-packed sequences that do not see each other. The torch sampler has one that adds a KV cache. So training and sampling
-run the same modules with the same positions.
+Models call it with `layout=…`, which is passed down from the forward call. `Packed` is for scoring
+and training: packed sequences that do not see each other. The torch sampler has one that adds a KV
+cache. So training and sampling run the same modules with the same positions.
 """
 
 from __future__ import annotations
@@ -26,17 +27,23 @@ from lockstep.models.kernels import FUSED, VARLEN, Kernel, Varlen, attend, mask_
 
 NAME = "lockstep"
 EXACT = "lockstep_exact"
-"""Name of the same attention, by a kernel that gives each token the same bits in decoding as in training."""
+"""Name of the same attention, by a kernel that gives each token the same bits in decoding as in
+training.
+"""
 
 UNPADDED = "lockstep_varlen"
 """Name of the same attention without padding; `open_kernels` says where a model can have it."""
 
 _FILLED = 0.75
-"""Least filled share of each row of a grid: a lower one costs padding, a higher one many small products."""
+"""Least filled share of each row of a grid: a lower one costs padding, a higher one many small
+products.
+"""
 
 
 class Layout(ABC):
-    """Layout of a batch for attention: which tokens see which, and where keys and values are kept."""
+    """Layout of a batch for attention: which tokens see which, and where keys and values are
+    kept.
+    """
 
     takes_kernels: ClassVar[bool] = True
     """True if any kernel can compute its products; if not, they are those of PyTorch's own."""
@@ -52,7 +59,10 @@ class Layout(ABC):
         scaling: float,
         window: int | None,
     ) -> Tensor:
-        """Attention over heads-first tensors [rows, heads, tokens, size]. Returns [rows, tokens, heads, size]."""
+        """Attention over heads-first tensors [rows, heads, tokens, size].
+
+        Returns [rows, tokens, heads, size].
+        """
 
 
 def attention(
@@ -72,7 +82,9 @@ def attention(
     kernel: Kernel = FUSED,
     **other: object,
 ) -> tuple[Tensor, None]:
-    """The attention function that `transformers` knows as "lockstep". No dropout: a policy must score what it sampled.
+    """The attention function that `transformers` knows as "lockstep".
+
+    No dropout: a policy must score what it sampled.
 
     Args:
         softcap: Scores become cap · tanh(score / cap).
@@ -85,8 +97,15 @@ def attention(
     """
     how = scaling, layout, sliding_window, softcap, s_aux, None if exact else kernel
     plain = softcap is None and s_aux is None
-    if plain and isinstance(layout, Packed) and isinstance(kernel, Varlen) and kernel.takes(query, value):
-        return layout.attend(kernel, 0, query, key, value, scaling, sliding_window), None  # a node of a compiled graph
+    if (
+        plain
+        and isinstance(layout, Packed)
+        and isinstance(kernel, Varlen)
+        and kernel.takes(query, value)
+    ):
+        return layout.attend(
+            kernel, 0, query, key, value, scaling, sliding_window
+        ), None  # a node of a compiled graph
     return _attend_apart(module, query, key, value, *how), None
 
 
@@ -105,14 +124,18 @@ def _attend(
     """`attention` outside of compiled graphs; no kernel: the exact one."""
     name = type(module).__name__
     if layout is None:
-        raise InputError(f"{name} hands no keyword arguments to its attention; such models do not run here")
+        raise InputError(
+            f"{name} hands no keyword arguments to its attention; such models do not run here"
+        )
     if kernel is None or softcap is not None or s_aux is not None:
         if not layout.takes_kernels and kernel is None:
             raise InputError(f"{name} cannot be computed exactly here; use agreement.exact=false")
         if not layout.takes_kernels:
             needs = "'softcap'" if s_aux is None else "'s_aux'"
             where = type(layout).__name__
-            raise InputError(f"{name} needs {needs} in its attention, which Lockstep does not have for {where}")
+            raise InputError(
+                f"{name} needs {needs} in its attention, which Lockstep does not have for {where}"
+            )
         kernel = Blockwise(softcap, s_aux)
     return layout.attend(kernel, int(module.layer_idx), query, key, value, scaling, window)  # type: ignore[arg-type]
 
@@ -127,13 +150,16 @@ AttentionInterface.register(UNPADDED, partial(attention, kernel=VARLEN))
 
 @dataclass(frozen=True)
 class Packed(Layout):
-    """Packed sequences, in one row of N tokens; only attention lays them out in grids, unless a kernel needs none.
+    """Packed sequences, in one row of N tokens; only attention lays them out in grids, unless a
+    kernel needs none.
 
-    Grids are padded on the right, so causality already hides the padding, and only attention pays for it. Its cost
-    grows with the square of the width, so sequences share a grid only with those of similar length.
+    Grids are padded on the right, so causality already hides the padding, and only attention pays
+    for it. Its cost grows with the square of the width, so sequences share a grid only with those
+    of similar length.
 
     Attributes:
-        to_cells: Flat token of each cell, one grid after the other (any where the cell is padding), int64 [C].
+        to_cells: Flat token of each cell, one grid after the other (any where the cell is padding),
+            int64 [C].
         from_cells: Cell of each token, int64 [N].
         shapes: Rows and width of each grid.
         bounds: Bounds of the sequences (cu_seqlens), from 0 to N, int32 [B + 1].
@@ -152,7 +178,9 @@ class Packed(Layout):
         length_B, order_B = torch.sort(batch.lengths, descending=True, stable=True)
         widths = [width + -width % multiple for width in accumulate(length_B.tolist(), width_of)]
         cells = Batch(torch.arange(sum(widths)), torch.tensor(widths)).keep_places()
-        token_C = batch.starts[order_B][cells.row] + torch.minimum(cells.position, length_B[cells.row] - 1)
+        token_C = batch.starts[order_B][cells.row] + torch.minimum(
+            cells.position, length_B[cells.row] - 1
+        )
         first_B = torch.empty_like(order_B).index_copy_(0, order_B, cells.starts)
         device = batch.tokens.device
         from_cells = first_B.to(device)[batch.row] + batch.position
@@ -162,7 +190,9 @@ class Packed(Layout):
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Packed:
         """The same layout, with each tensor changed."""
-        to_cells, from_cells, bounds = (change(x) for x in (self.to_cells, self.from_cells, self.bounds))
+        to_cells, from_cells, bounds = (
+            change(x) for x in (self.to_cells, self.from_cells, self.bounds)
+        )
         return replace(self, to_cells=to_cells, from_cells=from_cells, bounds=bounds)
 
     def attend(
@@ -182,7 +212,10 @@ class Packed(Layout):
         def cut(x: Tensor) -> list[Tensor]:
             """Cuts [1, heads, N, size] into [rows, heads, width, size] of each grid."""
             pieces = x[0].transpose(0, 1).index_select(0, self.to_cells).split(sizes)
-            return [piece.unflatten(0, shape).transpose(1, 2) for piece, shape in zip(pieces, self.shapes, strict=True)]
+            return [
+                piece.unflatten(0, shape).transpose(1, 2)
+                for piece, shape in zip(pieces, self.shapes, strict=True)
+            ]
 
         grids = zip(cut(query), cut(key), cut(value), strict=True)
         out = torch.cat([kernel.causal(q, k, v, scaling, window) for q, k, v in grids])
@@ -190,12 +223,15 @@ class Packed(Layout):
 
 
 def width_of(width: int, length: int) -> int:
-    """The grid width for a sequence that follows longer ones: theirs, or its own length if it is much shorter."""
+    """The grid width for a sequence that follows longer ones: theirs, or its own length if it is
+    much shorter.
+    """
     return width if length >= _FILLED * width else length
 
 
 class SideBySide(Layout):
-    """Sequences as rows of one grid, right-padded: for models whose layers carry a state along the row.
+    """Sequences as rows of one grid, right-padded: for models whose layers carry a state along the
+    row.
 
     Queries are those of the last tokens; with a cache, keys of earlier tokens come before theirs.
     """

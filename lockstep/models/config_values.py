@@ -1,5 +1,5 @@
-"""Checks for impossible numbers in a model's configuration, before `transformers` reads it, which would hang on some,
-divide by others, and let a few through to the first forward pass.
+"""Checks for impossible numbers in a model's configuration, before `transformers` reads it, which
+would hang on some, divide by others, and let a few through to the first forward pass.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def _walk(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in fields.items():
         yield name, value
         within = name == "text_config" or _ROPE.fullmatch(name)
-        if isinstance(value, dict) and (within or {"rope_type", "rope_theta"} & value.keys()):  # of one type of layer
+        if isinstance(value, dict) and (
+            within or {"rope_type", "rope_theta"} & value.keys()
+        ):  # of one type of layer
             yield from _walk(value)
 
 
@@ -43,11 +45,15 @@ def _fault(name: str, value: Any) -> str | None:
         return None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if _LAYERS.fullmatch(name) and is_number and not 1 <= value <= _MOST_LAYERS:
-        return f"{name} is {json.dumps(value)}, but should be from 1 to {_MOST_LAYERS:,}; correct it"
+        return (
+            f"{name} is {json.dumps(value)}, but should be from 1 to {_MOST_LAYERS:,}; correct it"
+        )
     if _SIZE.fullmatch(name) and is_number and value < 1:
         return f"{name} is {json.dumps(value)}, but should be a whole number above 0; correct it"
     if _NUMBER.fullmatch(name):
         is_finite = is_number and 0 <= value < math.inf
         if not is_finite or (not value and "eps" not in name):
-            return f"{name} is {json.dumps(value)}, but should be a finite number above 0; correct it"
+            return (
+                f"{name} is {json.dumps(value)}, but should be a finite number above 0; correct it"
+            )
     return None

@@ -1,9 +1,12 @@
-"""One rank's share of a micro-batch: everything, or its share of each sequence under context parallelism.
+"""One rank's share of a micro-batch: everything, or its share of each sequence under context
+parallelism.
 
-Sequences and their row are padded to lengths that can be cut. Padding lies to the right of a sequence, where causality
-hides it, or after the last one, as another sequence. Results come back at the positions of the unpadded batch.
+Sequences and their row are padded to lengths that can be cut. Padding lies to the right of a
+sequence, where causality hides it, or after the last one, as another sequence. Results come back at
+the positions of the unpadded batch.
 
-Letters: N tokens of the batch, T of the padded row over all ranks, n of this rank's share of it, M of interest.
+Letters: N tokens of the batch, T of the padded row over all ranks, n of this rank's share of it, M
+of interest.
 """
 
 from __future__ import annotations
@@ -31,8 +34,8 @@ class Cut:
         tokens: Its token ids, int64 [n].
         position: Their places in their sequences, int64 [n].
         layout: Which tokens they see.
-        place: Place of each token of the batch in the share, −1 for those of other ranks, int64 [N]; None: the share is
-            the batch itself.
+        place: Place of each token of the batch in the share, −1 for those of other ranks, int64
+            [N]; None: the share is the batch itself.
         ranks: Ranks that have the other shares.
         rows: Number of rows that the tokens are cut into; 1: packed sequences.
     """
@@ -46,7 +49,9 @@ class Cut:
 
     @classmethod
     def of(cls, batch: Batch, ranks: Ranks, side_by_side: bool = False, multiple: int = 1) -> Cut:
-        """The share of a rank; the sizes of the row and of attention's grids are multiples of `multiple` tokens."""
+        """The share of a rank; the sizes of the row and of attention's grids are multiples of
+        `multiple` tokens.
+        """
         shares = ranks.size("cp")
         if side_by_side:
             return cls._grid(batch, ranks)
@@ -58,13 +63,17 @@ class Cut:
         bounds = torch.cat([filled.starts, filled.lengths.sum()[None]]).to(batch.tokens.device)
         packing = Packing(bounds, filled.tokens.numel(), shares)
         held_n = packing.positions(ranks.index("cp"))
-        share_T = torch.full_like(filled.tokens, -1).scatter(0, held_n, torch.arange(len(held_n), device=held_n.device))
+        share_T = torch.full_like(filled.tokens, -1).scatter(
+            0, held_n, torch.arange(len(held_n), device=held_n.device)
+        )
         layout = Zigzag.of(filled, packing, ranks.index("cp"), ranks.group("cp"))
         return cls(filled.tokens[held_n], filled.position[held_n], layout, share_T[place_N], ranks)
 
     @classmethod
     def _grid(cls, batch: Batch, ranks: Ranks) -> Cut:
-        """A row for each sequence, padded on the right, which neither attention nor a state reads."""
+        """A row for each sequence, padded on the right, which neither attention nor a state
+        reads.
+        """
         width = int(batch.lengths.max())
         place_N = batch.row * width + batch.position
         tokens_T = batch.tokens.new_zeros(len(batch) * width).index_copy(0, place_N, batch.tokens)
@@ -85,10 +94,14 @@ class Cut:
         """The same share, with each tensor changed."""
         place = None if self.place is None else change(self.place)
         tokens, position = change(self.tokens), change(self.position)
-        return replace(self, tokens=tokens, position=position, layout=self.layout.map(change), place=place)
+        return replace(
+            self, tokens=tokens, position=position, layout=self.layout.map(change), place=place
+        )
 
     def locate(self, state_M: Tensor) -> tuple[Tensor | slice, Tensor]:
-        """Finds which of some states this rank has: their indices [m] into M, and their places in its share, [m]."""
+        """Finds which of some states this rank has: their indices [m] into M, and their places in
+        its share, [m].
+        """
         if self.place is None:
             return slice(None), state_M
         place_M = self.place[state_M]
@@ -98,7 +111,8 @@ class Cut:
         return here, place_M[here]
 
     def spread(self, column_m: Tensor, into: Tensor, size: int) -> Tensor:
-        """Scatters this rank's values into a column, 0 elsewhere, and sums the columns of all ranks.
+        """Scatters this rank's values into a column, 0 elsewhere, and sums the columns of all
+        ranks.
 
         Args:
             column_m: Values of this rank, [m] or [m, …].
@@ -119,5 +133,9 @@ def _pad(batch: Batch, multiple: int, divisor: int) -> tuple[Batch, Tensor]:
     tail = -int(lengths.sum()) % (multiple * divisor)
     start_B = (lengths.cumsum(0) - lengths).to(batch.tokens.device)
     place_N = start_B[batch.row] + batch.position
-    tokens_T = batch.tokens.new_zeros(int(lengths.sum()) + tail).index_copy(0, place_N, batch.tokens)
-    return Batch(tokens_T, torch.cat([lengths, lengths.new_tensor([tail] if tail else [])])), place_N
+    tokens_T = batch.tokens.new_zeros(int(lengths.sum()) + tail).index_copy(
+        0, place_N, batch.tokens
+    )
+    return Batch(
+        tokens_T, torch.cat([lengths, lengths.new_tensor([tail] if tail else [])])
+    ), place_N

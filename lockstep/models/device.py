@@ -20,13 +20,19 @@ _OVERRIDE = "NVIDIA_TF32_OVERRIDE"
 
 
 def resolve_device(device: Device) -> torch.device:
-    """Returns the device; `auto` is the GPU where there is one. For a GPU, TF32 is turned off: see `keep_fp32`."""
+    """Returns the device; `auto` is the GPU where there is one.
+
+    For a GPU, TF32 is turned off: see `keep_fp32`.
+    """
     match device:
         case "auto":
             return _gpu() if torch.cuda.is_available() else torch.device("cpu")
         case "cuda":
             if not torch.cuda.is_available():
-                raise InputError("learner.device is cuda, but torch sees no GPU here; use learner.device=cpu or auto")
+                raise InputError(
+                    "learner.device is cuda, but torch sees no GPU here; use learner.device=cpu "
+                    "or auto"
+                )
             return _gpu()
         case "cpu":
             return torch.device("cpu")
@@ -41,20 +47,25 @@ def empty_cache(device: torch.device) -> None:
 
 
 def keep_fp32() -> str:
-    """Lets this process compute fp32 products and convolutions on GPUs in fp32, never in TF32; returns what is set.
+    """Lets this process compute fp32 products and convolutions on GPUs in fp32, never in TF32;
+    returns what is set.
 
     Raises:
         InputError: The environment would overrule it.
     """
     if os.environ.get(_OVERRIDE) == "1":
         raise InputError(
-            f"{_OVERRIDE}=1 makes CUDA compute fp32 products in TF32, with 10 bits of 23; unset it, or use "
+            f"{_OVERRIDE}=1 makes CUDA compute fp32 products in TF32, with 10 bits of 23; unset "
+            "it, or use "
             "learner.dtype=bf16 for speed"
         )
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
     products = torch.get_float32_matmul_precision()
-    return f"fp32 products: {products} precision; TF32 is {'on' if torch.backends.cuda.matmul.allow_tf32 else 'off'}"
+    return (
+        f"fp32 products: {products} precision; TF32 is "
+        f"{'on' if torch.backends.cuda.matmul.allow_tf32 else 'off'}"
+    )
 
 
 def _gpu() -> torch.device:

@@ -14,7 +14,10 @@ from lockstep.core.errors import InputError
 from lockstep.data.cache import Stamp, ensure_cached, entry
 
 FULL = "sha256:"
-"""The beginning of a large file's digest. Older versions noted sixteen digits, of samples of the file."""
+"""The beginning of a large file's digest.
+
+Older versions noted sixteen digits, of samples of the file.
+"""
 
 _SMALL_BYTES = 1 << 24
 _SETTLED_NS = 10**9
@@ -25,11 +28,18 @@ _READING = Lock()
 
 def model_files(folder: Path, name: str = "model") -> dict[str, str]:
     """A digest of each file of a model, by default the initial one."""
-    return {f"{name}.{path.name}": digest_file(path) for path in sorted(folder.iterdir()) if _matters(path)}
+    return {
+        f"{name}.{path.name}": digest_file(path)
+        for path in sorted(folder.iterdir())
+        if _matters(path)
+    }
 
 
 def digest_file(path: Path) -> str:
-    """A digest of a file. That of a large one is read once, and kept by its path, size, times and inode."""
+    """A digest of a file.
+
+    That of a large one is read once, and kept by its path, size, times and inode.
+    """
     return digest([path]) if path.stat().st_size <= _SMALL_BYTES else _keep(path)
 
 
@@ -56,7 +66,9 @@ def _keep(file: Path) -> str:
     def write(kept: BinaryIO) -> None:
         found = _read_full(file)
         if Stamp.of(file) != stamp:
-            raise InputError(f"{file.parent} was changed while it was read; give the same command again")
+            raise InputError(
+                f"{file.parent} was changed while it was read; give the same command again"
+            )
         kept.write(found.encode())
 
     with _READING:  # two threads would read it twice

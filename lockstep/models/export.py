@@ -1,4 +1,6 @@
-"""Writes Hugging Face model folders: a frame (everything but weights) and weights by canonical name."""
+"""Writes Hugging Face model folders: a frame (everything but weights) and weights by canonical
+name.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ _TYPES: Mapping[FileType, torch.dtype] = {"fp32": torch.float32, "bf16": torch.b
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Writes weights, configuration and tokenizer into `folder`, atomically; the folder must not exist."""
+    """Writes weights, configuration and tokenizer into `folder`, atomically; the folder must not
+    exist.
+    """
     with _appearing(folder) as aside:
         model.save_pretrained(aside)
         try:
@@ -51,7 +55,9 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
 
 
 def copy_frame(source: Path, folder: Path) -> None:
-    """Copies configuration, tokenizer, chat template and generation settings, byte for byte, unless `folder` exists."""
+    """Copies configuration, tokenizer, chat template and generation settings, byte for byte, unless
+    `folder` exists.
+    """
     if folder.exists():
         return
     with _appearing(folder) as aside:
@@ -78,31 +84,39 @@ def assemble(
         dtype: Type of the written weights.
         card: Text of the model card, README.md.
         reward_model: Write a reward model: a sequence classifier with one label.
-        adapter: Writes a folder of the adapters that have been merged into the weights; None: there were none.
+        adapter: Writes a folder of the adapters that have been merged into the weights; None: there
+            were none.
     """
     register_own(frame, read_fields(frame))
-    config = AutoConfig.from_pretrained(frame, trust_remote_code=False, **({"num_labels": 1} if reward_model else {}))
+    config = AutoConfig.from_pretrained(
+        frame, trust_remote_code=False, **({"num_labels": 1} if reward_model else {})
+    )
     kind = AutoModelForSequenceClassification if reward_model else AutoModelForCausalLM
     with torch.device("meta"):
         model = kind.from_config(config, dtype=_TYPES[dtype], trust_remote_code=False)
     try:
-        model.load_state_dict({name: w.to(_TYPES[dtype]) for name, w in weights.items()}, strict=False, assign=True)
+        model.load_state_dict(
+            {name: w.to(_TYPES[dtype]) for name, w in weights.items()}, strict=False, assign=True
+        )
     except RuntimeError as error:  # its message has a line for each
         wrong = str(error).split("\n")[1:2] or [first_line(error)]
         raise InputError(
-            f"{folder} cannot be written: the policy's weights are not of the shapes that {frame}/config.json asks for "
+            f"{folder} cannot be written: the policy's weights are not of the shapes that "
+            f"{frame}/config.json asks for "
             f"({wrong[0].strip()}); take another checkpoint"
         ) from error
     model.tie_weights()
     absent = sorted(name for name, tensor in model.state_dict().items() if tensor.is_meta)
     if absent:
         raise InputError(
-            f"{folder} cannot be written: a {config.model_type} has {', '.join(absent[:3])}, which what is to be "
+            f"{folder} cannot be written: a {config.model_type} has {', '.join(absent[:3])}, "
+            "which what is to be "
             f"exported lacks ({len(absent)} tensors); train it again with this version of Lockstep"
         )
     with _appearing(folder) as aside:
         model.save_pretrained(aside)
-        # Published generation settings do not always pass `transformers`' own checks, so they go along as they are.
+        # Published generation settings do not always pass `transformers`' own checks, so they go
+        # along as they are.
         for path in _frame(frame):
             if path.name != "config.json":
                 shutil.copyfile(path, aside / path.name)
@@ -164,18 +178,23 @@ def _frame(source: Path) -> list[Path]:
 
 @contextmanager
 def _appearing(folder: Path) -> Iterator[Path]:
-    """A temporary folder for the block to write; it is renamed to `folder` once all its bytes are on the disk.
+    """A temporary folder for the block to write; it is renamed to `folder` once all its bytes are
+    on the disk.
 
     Raises:
         RunError: If the disk is full or fails.
     """
     aside = folder.with_name(f".{folder.name}-aside")
     shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)  # fails if an old one could not be removed, which must not become part of the new one
+    aside.mkdir(
+        parents=True
+    )  # fails if an old one could not be removed, which must not become part of the new one
     try:
         yield aside
     except SafetensorError as error:  # the disk's
-        raise RunError(f"{folder} cannot be written ({first_line(error)}); mend the disk, or make room") from error
+        raise RunError(
+            f"{folder} cannot be written ({first_line(error)}); mend the disk, or make room"
+        ) from error
     for path in aside.glob("*.safetensors"):
         path.chmod(aside.stat().st_mode & 0o666)  # safetensors makes weights private
     sync_tree(aside)

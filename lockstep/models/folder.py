@@ -41,7 +41,9 @@ class ModelError(InputError):
 
 
 def require_folder(folder: str | os.PathLike[str]) -> Path:
-    """Raises ModelError where there is no such folder; names that look like those of a hub get a hint."""
+    """Raises ModelError where there is no such folder; names that look like those of a hub get a
+    hint.
+    """
     path = Path(folder)
     if path.is_dir():
         _require_files(path)
@@ -60,11 +62,15 @@ def _require_files(folder: Path) -> None:
     """Raises ModelError where git has left a file's pointer in place of the file."""
     for file in sorted(folder.glob("*")):
         if lfs.is_pointer(file):
-            raise ModelError(f"{file} is only a pointer of Git LFS to the file; `git lfs pull` in {folder} fetches it")
+            raise ModelError(
+                f"{file} is only a pointer of Git LFS to the file; `git lfs pull` in {folder} "
+                "fetches it"
+            )
 
 
 def read_config(folder: str | os.PathLike[str], headless: bool = False) -> PreTrainedConfig:
-    """The configuration of a causal language model; or only of its backbone, which a reward model has as well.
+    """The configuration of a causal language model; or only of its backbone, which a reward model
+    has as well.
 
     Raises:
         ModelError: If there is none, it cannot be read, or it is of another kind of model.
@@ -72,7 +78,8 @@ def read_config(folder: str | os.PathLike[str], headless: bool = False) -> PreTr
     path = require_folder(folder)
     if (path / _ADAPTER).is_file():
         raise ModelError(
-            f"{path} holds adapters ({_ADAPTER}); merge them into their model with peft, and give that folder"
+            f"{path} holds adapters ({_ADAPTER}); merge them into their model with peft, and give "
+            "that folder"
         )
     fields = read_fields(path)
     require_usable(fields, f"{path}/config.json")
@@ -86,25 +93,42 @@ def read_config(folder: str | os.PathLike[str], headless: bool = False) -> PreTr
         raise ModelError(f"{path}/config.json: architectures is no list of names; correct it")
     causal = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
     also = ("Model", "ForSequenceClassification") if headless else ("Model",)
-    if named and not is_own(config.model_type) and not any(name in causal or name.endswith(also) for name in named):
-        raise ModelError(f"{path} holds a {' or '.join(named)}, which is no causal language model; give one that is")
+    if (
+        named
+        and not is_own(config.model_type)
+        and not any(name in causal or name.endswith(also) for name in named)
+    ):
+        raise ModelError(
+            f"{path} holds a {' or '.join(named)}, which is no causal language model; give one "
+            "that is"
+        )
     return config
 
 
 def read_fields(folder: Path) -> dict[str, Any]:
     """The fields of a folder's config.json; raises as `read_json`."""
-    return read_json(folder, "config.json", "it is no Hugging Face model folder; give the folder of a downloaded model")
+    return read_json(
+        folder,
+        "config.json",
+        "it is no Hugging Face model folder; give the folder of a downloaded model",
+    )
 
 
 def refuse_own_code(folder: str, option: str, instead: str) -> None:
-    """Raises ModelError where a model's classes come from its folder, which another engine does not run."""
+    """Raises ModelError where a model's classes come from its folder, which another engine does not
+    run.
+    """
     kind = read_config(folder).model_type
     if is_own(kind):
-        raise ModelError(f"{option} does not run a model's own code, and {folder} computes a {kind!r} by it; {instead}")
+        raise ModelError(
+            f"{option} does not run a model's own code, and {folder} computes a {kind!r} by it; "
+            f"{instead}"
+        )
 
 
 def require_usable(fields: Mapping[str, Any], source: str) -> None:
-    """Raises ModelError where a configuration is of quantized weights, or has a value that no model can have.
+    """Raises ModelError where a configuration is of quantized weights, or has a value that no model
+    can have.
 
     Args:
         fields: Fields of the configuration.
@@ -114,7 +138,8 @@ def require_usable(fields: Mapping[str, Any], source: str) -> None:
     if quantized:
         method = quantized.get("quant_method") if isinstance(quantized, dict) else None
         raise ModelError(
-            f"{source}: its weights are quantized ({method or 'quantization_config'}), and training starts from fp32, "
+            f"{source}: its weights are quantized ({method or 'quantization_config'}), and "
+            "training starts from fp32, "
             "bf16 or fp16; take the model that was quantized"
         )
     fault = find_fault(fields)
@@ -133,11 +158,14 @@ def _why(fields: Mapping[str, Any], error: Exception) -> str:
 
 
 def require_classifier(folder: str | os.PathLike[str]) -> None:
-    """Raises ModelError where `transformers` has no sequence classifier on the folder's backbone."""
+    """Raises ModelError where `transformers` has no sequence classifier on the folder's
+    backbone.
+    """
     kind = read_config(folder, headless=True).model_type
     if not has_classifier(kind):
         raise ModelError(
-            f"{folder}: transformers has no sequence classifier for {kind}, as which a reward model is written; begin "
+            f"{folder}: transformers has no sequence classifier for {kind}, as which a reward "
+            "model is written; begin "
             "with a model of another type"
         )
 
@@ -151,16 +179,23 @@ def skeleton(config: PreTrainedConfig, source: str) -> PreTrainedModel:
     fields = config.get_text_config().to_dict()
     heads, groups = fields.get("num_attention_heads"), fields.get("num_key_value_heads")
     if heads and groups and heads % groups:
-        raise ModelError(f"{source}: num_attention_heads ({heads}) is no multiple of num_key_value_heads ({groups})")
+        raise ModelError(
+            f"{source}: num_attention_heads ({heads}) is no multiple of num_key_value_heads "
+            f"({groups})"
+        )
     try:
         with torch.device("meta"):
             model: PreTrainedModel = AutoModelForCausalLM.from_config(
-                config, attn_implementation=attention.NAME, dtype=torch.float32, trust_remote_code=False
+                config,
+                attn_implementation=attention.NAME,
+                dtype=torch.float32,
+                trust_remote_code=False,
             )
     except Exception as error:  # likewise
         if error.args == (attention.NAME,):
             raise ModelError(
-                f"{source}: {config.model_type} chooses its attention from classes of its own, among which Lockstep's "
+                f"{source}: {config.model_type} chooses its attention from classes of its own, "
+                "among which Lockstep's "
                 "cannot be put, so its sequences cannot be packed; use a model of another family"
             ) from error
         why = f"{type(error).__name__}: {config_reason(error)}"
@@ -175,8 +210,12 @@ def head_size(config: PreTrainedConfig) -> int:
 
 
 def count_keys(text: PreTrainedConfig) -> int:
-    """Number of elements of one token's keys in one layer, by the configuration of the text model."""
-    return int(text.to_dict().get("num_key_value_heads") or text.num_attention_heads) * head_size(text)
+    """Number of elements of one token's keys in one layer, by the configuration of the text
+    model.
+    """
+    return int(text.to_dict().get("num_key_value_heads") or text.num_attention_heads) * head_size(
+        text
+    )
 
 
 def count_cache_numbers(config: PreTrainedConfig) -> int:
@@ -186,10 +225,11 @@ def count_cache_numbers(config: PreTrainedConfig) -> int:
 
 
 def context_of(config: PreTrainedConfig) -> int:
-    """The longest sequence in which a token's position does not depend on what else is in the batch.
+    """The longest sequence in which a token's position does not depend on what else is in the
+    batch.
 
-    With rope type longrope, all positions of a batch change once one sequence is longer than the model's original
-    context, so for such models the original context is returned.
+    With rope type longrope, all positions of a batch change once one sequence is longer than the
+    model's original context, so for such models the original context is returned.
 
     Raises:
         ModelError: If the configuration does not say how long sequences may be.
@@ -197,29 +237,43 @@ def context_of(config: PreTrainedConfig) -> int:
     fields = config.get_text_config().to_dict()
     longest = fields.get(config.get_text_config().attribute_map.get(_CONTEXT, _CONTEXT))
     if longest is None:
-        raise ModelError(f"{config.name_or_path}/config.json says no {_CONTEXT}; add the longest sequence")
+        raise ModelError(
+            f"{config.name_or_path}/config.json says no {_CONTEXT}; add the longest sequence"
+        )
     rope = fields.get("rope_parameters") or {}
     parts = [rope, *(part for part in rope.values() if isinstance(part, dict))]
-    bounds = [part["original_max_position_embeddings"] for part in parts if part.get("rope_type") == "longrope"]
+    bounds = [
+        part["original_max_position_embeddings"]
+        for part in parts
+        if part.get("rope_type") == "longrope"
+    ]
     return int(min([longest, *bounds]))
 
 
 def carries_state(config: PreTrainedConfig) -> bool:
-    """True if layers carry a state along the sequence, beside keys and values: Mamba, delta nets, short convolutions.
+    """True if layers carry a state along the sequence, beside keys and values: Mamba, delta nets,
+    short convolutions.
 
     Judged by the cache that `transformers` itself decodes such a model with.
     """
-    return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in DynamicCache(config=config).layers)
+    return any(
+        isinstance(layer, LinearAttentionCacheLayerMixin)
+        for layer in DynamicCache(config=config).layers
+    )
 
 
 def config_reason(error: BaseException) -> str:
-    """Returns the first line of a configuration's error; for a wrong field, of its cause, which tells more."""
+    """Returns the first line of a configuration's error; for a wrong field, of its cause, which
+    tells more.
+    """
     cause = error.__cause__ if isinstance(error, StrictDataclassError) else None
     return first_line(cause or error)
 
 
 def read_json(folder: Path, name: str, missing: str) -> dict[str, Any]:
-    """A JSON object in a folder; raises ModelError where there is none, which says `missing` where there is no file."""
+    """A JSON object in a folder; raises ModelError where there is none, which says `missing` where
+    there is no file.
+    """
     file = folder / name
     if not file.is_file():
         raise ModelError(f"{folder} has no {name}: {missing}")

@@ -1,6 +1,8 @@
-"""Mixtures of experts in the type of autocast, which does not cover the grouped product of all experts.
+"""Mixtures of experts in the type of autocast, which does not cover the grouped product of all
+experts.
 
-With fp32 weights, a GPU would compute that product in fp32, expert by expert, and sync with the host at each.
+With fp32 weights, a GPU would compute that product in fp32, expert by expert, and sync with the
+host at each.
 """
 
 from __future__ import annotations

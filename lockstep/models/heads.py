@@ -1,4 +1,6 @@
-"""Heads: models as learners use them, from a ragged batch to one number per masked token or per state."""
+"""Heads: models as learners use them, from a ragged batch to one number per masked token or per
+state.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ _ROWS = 256
 
 
 def scores_tokens(head: Head) -> bool:
-    """True if a head gives log-probabilities of tokens; the others give one number for each state."""
+    """True if a head gives log-probabilities of tokens; the others give one number for each
+    state.
+    """
     match head:
         case "logits":
             return True
@@ -76,11 +80,15 @@ def _has_bias(head: Head) -> bool:
 
 def canonical(name: str) -> str:
     """A parameter's name in the Hugging Face checkpoint, from its name in a `LogitsHead`."""
-    return name.removeprefix("lm.").replace(".base_layer.", ".")  # as peft calls a map that has an adapter
+    return name.removeprefix("lm.").replace(
+        ".base_layer.", "."
+    )  # as peft calls a map that has an adapter
 
 
 def in_folder(backbone: str, name: str) -> str:
-    """Returns the name of a head's parameter in the files of a causal language model whose backbone is `backbone`."""
+    """Returns the name of a head's parameter in the files of a causal language model whose backbone
+    is `backbone`.
+    """
     if name.startswith("backbone."):
         return f"{backbone}.{canonical(name.removeprefix('backbone.'))}"
     if name.startswith("value."):  # as sequence classifiers of transformers have it
@@ -97,7 +105,9 @@ class LogitsHead(nn.Module):
         products: Whether its `logits_are_products`; None: it is tried.
     """
 
-    def __init__(self, lm: PreTrainedModel, ranks: Ranks = ALONE, products: bool | None = None) -> None:
+    def __init__(
+        self, lm: PreTrainedModel, ranks: Ranks = ALONE, products: bool | None = None
+    ) -> None:
         super().__init__()
         self.lm, self._ranks, self._side_by_side = lm, ranks, carries_state(lm.config)
         self._products = logits_are_products(lm) if products is None else products
@@ -106,7 +116,9 @@ class LogitsHead(nn.Module):
 
     def lay_out(self, batch: Batch) -> LaidOut:
         """Lays out a batch for the model."""
-        return LaidOut.of(batch, self._ranks, read_masked, self._side_by_side, find_multiple(self.lm))
+        return LaidOut.of(
+            batch, self._ranks, read_masked, self._side_by_side, find_multiple(self.lm)
+        )
 
     def forward(self, batch: Batch) -> Outputs:
         laid = batch if isinstance(batch, LaidOut) else self.lay_out(batch)
@@ -114,7 +126,9 @@ class LogitsHead(nn.Module):
 
     def _at(self, cut: Cut, state_m: Tensor) -> Vocabulary:
         if not self._products:
-            kept = state_m if cut.rows == 1 else 0  # logits_to_keep picks the same columns of every row; 0: all
+            kept = (
+                state_m if cut.rows == 1 else 0
+            )  # logits_to_keep picks the same columns of every row; 0: all
             logits_mV = self.lm(**cut.inputs, logits_to_keep=kept).logits.flatten(0, 1)
             logits_mV = logits_mV if cut.rows == 1 else logits_mV.index_select(0, state_m)
             return Logits(logits_mV, WHOLE, is_exact(self.lm))
@@ -125,11 +139,19 @@ class LogitsHead(nn.Module):
 
 
 class ValueHead(nn.Module):
-    """A backbone with one linear unit, fp32, without dropout: V(x_<t) is read at the state of token t − 1."""
+    """A backbone with one linear unit, fp32, without dropout: V(x_<t) is read at the state of token
+    t − 1.
+    """
 
-    def __init__(self, backbone: PreTrainedModel, seed: int, ranks: Ranks = ALONE, head: Head = "value") -> None:
+    def __init__(
+        self, backbone: PreTrainedModel, seed: int, ranks: Ranks = ALONE, head: Head = "value"
+    ) -> None:
         super().__init__()
-        self.backbone, self._ranks, self._side_by_side = backbone, ranks, carries_state(backbone.config)
+        self.backbone, self._ranks, self._side_by_side = (
+            backbone,
+            ranks,
+            carries_state(backbone.config),
+        )
         self._size, self._seed = int(backbone.config.get_text_config().hidden_size), seed
         self._head: Head = head
         self.value = value_unit(self._size, head)
@@ -154,7 +176,9 @@ class ValueHead(nn.Module):
 
 @dataclass(frozen=True)
 class Logits:
-    """This rank's columns of the logits at m places [m, v]; exact: rows do not depend on each other."""
+    """This rank's columns of the logits at m places [m, v]; exact: rows do not depend on each
+    other.
+    """
 
     logits_mv: Tensor
     shard: Shard
@@ -163,8 +187,14 @@ class Logits:
     def scores(
         self, token: Tensor, sampling: SamplingParams, entropy: bool, earlier: Earlier | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Log-probability of tokens, [m] or [m, K], and the entropy [m], or None; `earlier` tokens are penalized."""
-        logits_mv = self.logits_mv if earlier is None else penalize(self.logits_mv, earlier, sampling, self.shard)
+        """Log-probability of tokens, [m] or [m, K], and the entropy [m], or None; `earlier` tokens
+        are penalized.
+        """
+        logits_mv = (
+            self.logits_mv
+            if earlier is None
+            else penalize(self.logits_mv, earlier, sampling, self.shard)
+        )
         return token_scores(logits_mv, token, sampling, self.shard, self.exact, entropy)
 
     def likeliest(self, k: int) -> tuple[Tensor, Tensor]:
@@ -178,7 +208,9 @@ class Logits:
 
 @dataclass(frozen=True)
 class Products:
-    """Logits as products of hidden states [m, D] and this rank's rows of a vocabulary head [v, D]."""
+    """Logits as products of hidden states [m, D] and this rank's rows of a vocabulary head [v,
+    D].
+    """
 
     hidden_mD: Tensor
     weight_vD: Tensor
@@ -189,7 +221,8 @@ class Products:
         self, token: Tensor, sampling: SamplingParams, entropy: bool, earlier: Earlier | None
     ) -> tuple[Tensor, Tensor | None]:
         few = token.dim() == 1 or token.shape[1] < len(self.weight_vD)
-        # On a GPU, scores from hidden states and from logits have the same bits only if both multiply in the same way.
+        # On a GPU, scores from hidden states and from logits have the same bits only if both
+        # multiply in the same way.
         few = few and not (self.exact and runs_fused(self.hidden_mD))
         if few and not sampling.needs_logits:
             how = sampling, self.shard, self.exact, entropy
@@ -201,10 +234,14 @@ class Products:
 
     @torch.no_grad()
     def first(self) -> Tensor:
-        """The likeliest token, as in `Logits`; the logits of at most `_ROWS` tokens are in memory together."""
+        """The likeliest token, as in `Logits`; the logits of at most `_ROWS` tokens are in memory
+        together.
+        """
         multiply, shard = product if self.exact else F.linear, self.shard
         parts = self.hidden_mD.split(_ROWS)
-        return torch.cat([Logits(multiply(part_rD, self.weight_vD), shard).first() for part_rD in parts])
+        return torch.cat(
+            [Logits(multiply(part_rD, self.weight_vD), shard).first() for part_rD in parts]
+        )
 
     def _logits(self) -> Logits:
         multiply = product if self.exact else F.linear
@@ -216,7 +253,8 @@ Vocabulary = Logits | Products
 
 
 def policy_outputs(batch: LaidOut, at: Callable[[Tensor], Vocabulary]) -> Outputs:
-    """Computes the outputs that a batch asks for at masked tokens; logits are only computed for these.
+    """Computes the outputs that a batch asks for at masked tokens; logits are only computed for
+    these.
 
     Args:
         batch: A batch of N tokens.
@@ -239,15 +277,19 @@ def policy_outputs(batch: LaidOut, at: Callable[[Tensor], Vocabulary]) -> Output
     if token_m.dim() == 1:
         return Outputs(logprob=logprob, entropy=entropy_N)
     first_N = spread(vocabulary.first())
-    return Outputs(logprob=logprob[:, 0], entropy=entropy_N, top_logprob=logprob[:, 1:], first_token=first_N)
+    return Outputs(
+        logprob=logprob[:, 0], entropy=entropy_N, top_logprob=logprob[:, 1:], first_token=first_N
+    )
 
 
 def value_outputs(batch: LaidOut, at: Callable[[Tensor], Tensor], unit: nn.Module) -> Outputs:
-    """Values V(x_<t) of the tokens that a batch asks for, and V after each sequence's last token, fp32.
+    """Values V(x_<t) of the tokens that a batch asks for, and V after each sequence's last token,
+    fp32.
 
     Args:
         batch: A batch of N tokens in B sequences.
-        at: Maps indices of states in this rank's share, int64 [m], to the last hidden states [m, D].
+        at: Maps indices of states in this rank's share, int64 [m], to the last hidden states [m,
+            D].
         unit: The linear unit of the value head.
     """
     count, hidden_mD = batch.tokens.numel(), at(batch.read.state)
@@ -264,7 +306,8 @@ def value_unit(size: int, head: Head) -> nn.Linear:
 
 def first_value_weights(size: int, seed: int, head: Head) -> dict[str, Tensor]:
     """Initial weights of a head's unit, by the names of its parameters."""
-    # A final norm leaves states of length about √size, so initial values have a standard deviation of about 0.1.
+    # A final norm leaves states of length about √size, so initial values have a standard deviation
+    # of about 0.1.
     weight = torch.empty(1, size, device="cpu")
     weight.normal_(0.0, 0.1 / math.sqrt(size), generator=keyed.generator("value head", seed))
     bias = {"value.bias": torch.zeros(1, device="cpu")} if _has_bias(head) else {}
@@ -281,12 +324,17 @@ def own_rows(weight: Tensor, ranks: Ranks) -> tuple[Tensor, Shard]:
 
 @torch.no_grad()
 def logits_are_products(lm: PreTrainedModel) -> bool:
-    """True if logits are the last hidden states times the head's weight, without bias, cap or factor.
+    """True if logits are the last hidden states times the head's weight, without bias, cap or
+    factor.
 
-    This is tried on a few tokens: the head's input must be the backbone's output, and the head's output must come out
-    unchanged, also if it is so large that a cap would show. For that it is replaced by numbers up to 10,000.
+    This is tried on a few tokens: the head's input must be the backbone's output, and the head's
+    output must come out unchanged, also if it is so large that a cap would show. For that it is
+    replaced by numbers up to 10,000.
     """
-    head, batch = lm.get_output_embeddings(), Batch(torch.arange(3, device=lm.device), torch.tensor([3]))
+    head, batch = (
+        lm.get_output_embeddings(),
+        Batch(torch.arange(3, device=lm.device), torch.tensor([3])),
+    )
     cut = Cut.of(batch, ALONE, carries_state(lm.config))
     if type(head) is not nn.Linear or head.bias is not None:
         return False
@@ -315,7 +363,8 @@ def states_at(backbone: nn.Module, cut: Cut, state_m: Tensor) -> Tensor:
     """Some of the last hidden states [m, D]; the last layer computes no others where it can."""
     if takes_read(backbone):
         assert isinstance(backbone, PreTrainedModel), "a backbone of `transformers`"
-        # Padded to the multiple of the other layers, so that exact products need not pad, as only that is proven.
+        # Padded to the multiple of the other layers, so that exact products need not pad, as only
+        # that is proven.
         filling = state_m.new_zeros(-len(state_m) % find_multiple(backbone))
         hidden = backbone(**cut.inputs, read=torch.cat([state_m, filling])).last_hidden_state
         return hidden.flatten(0, 1)[: len(state_m)]

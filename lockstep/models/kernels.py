@@ -1,4 +1,6 @@
-"""The kernels of attention, which compute the products that a layout of `models.attention` asks for."""
+"""The kernels of attention, which compute the products that a layout of `models.attention` asks
+for.
+"""
 
 from __future__ import annotations
 
@@ -21,38 +23,58 @@ class Kernel(ABC):
     """The products of attention, over heads-first tensors [rows, heads, tokens, size]."""
 
     @abstractmethod
-    def causal(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None) -> Tensor:
-        """Attention of each row's last tokens to those before them. Returns [rows · tokens, heads, size].
+    def causal(
+        self, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+    ) -> Tensor:
+        """Attention of each row's last tokens to those before them.
+
+        Returns [rows · tokens, heads, size].
 
         Args:
-            query: Queries of the last tokens; there are no queries for a multiple of 128 tokens before them.
+            query: Queries of the last tokens; there are no queries for a multiple of 128 tokens
+                before them.
         """
 
     @abstractmethod
     def mask(self, seen: Tensor) -> Tensor:
-        """The mask that `newest` takes, [rows, …, keys], from the keys that each token sees, bool [rows, keys]."""
+        """The mask that `newest` takes, [rows, …, keys], from the keys that each token sees, bool
+        [rows, keys].
+        """
 
     @abstractmethod
-    def newest(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor:
-        """Attention of a token per row, [rows, heads, size], to keys that it sees. Returns the same shape."""
+    def newest(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float
+    ) -> Tensor:
+        """Attention of a token per row, [rows, heads, size], to keys that it sees.
+
+        Returns the same shape.
+        """
 
 
 class Fused(Kernel):
-    """PyTorch's own kernels, which sum in an order that depends on the number of queries and keys."""
+    """PyTorch's own kernels, which sum in an order that depends on the number of queries and
+    keys.
+    """
 
-    def causal(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None) -> Tensor:
+    def causal(
+        self, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+    ) -> Tensor:
         mask = mask_newest(query.shape[2], key.shape[2], window, query.device)
         return attend(query, key, value, mask, scaling).transpose(1, 2).flatten(0, 1)
 
     def mask(self, seen: Tensor) -> Tensor:
         return seen[:, None, None]
 
-    def newest(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor:
+    def newest(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float
+    ) -> Tensor:
         return attend(query[:, :, None], key, value, mask, scaling)[:, :, 0]
 
 
 class Varlen(Fused):
-    """`Fused`, but whole sequences are not padded: PyTorch's flash attention takes packed sequences, in bf16."""
+    """`Fused`, but whole sequences are not padded: PyTorch's flash attention takes packed
+    sequences, in bf16.
+    """
 
     def takes(self, query: Tensor, value: Tensor) -> bool:
         """True if `sequences` computes heads of such sizes."""
@@ -76,7 +98,10 @@ class Varlen(Fused):
             longest: An upper bound on the tokens of a sequence.
         """
         q, k, v = (x[0].transpose(0, 1) for x in cast_as_autocast(query, key, value))
-        seen = (-1 if window is None else window - 1, 0)  # tokens that each sees before and after itself
+        seen = (
+            -1 if window is None else window - 1,
+            0,
+        )  # tokens that each sees before and after itself
         out = _flash(q, k, v, bounds, bounds, longest, longest, scale=scaling, window_size=seen)
         assert isinstance(out, Tensor), "nothing else is asked for"
         return out[None]
@@ -91,11 +116,14 @@ FUSED = Fused()
 VARLEN = Varlen()
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
-    """PyTorch's attention of tensors [rows, heads, tokens, size]; several heads of queries may share one of keys.
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float
+) -> Tensor:
+    """PyTorch's attention of tensors [rows, heads, tokens, size]; several heads of queries may
+    share one of keys.
 
-    On a GPU in fp32, shared heads of keys are repeated: only PyTorch's math kernel would take them as they are, which
-    keeps a number for each pair of tokens.
+    On a GPU in fp32, shared heads of keys are repeated: only PyTorch's math kernel would take them
+    as they are, which keeps a number for each pair of tokens.
 
     Args:
         mask: Keys that queries see; None: a plain causal one.
@@ -109,14 +137,18 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scali
 
 
 def cast_as_autocast(*tensors: Tensor) -> Iterator[Tensor]:
-    """Casts tensors as autocast does for PyTorch's attention; custom ops and other functions would get them uncast."""
+    """Casts tensors as autocast does for PyTorch's attention; custom ops and other functions would
+    get them uncast.
+    """
     kind = tensors[0].device.type
     enabled = torch.is_autocast_enabled(kind)
     return (tensor.to(torch.get_autocast_dtype(kind)) if enabled else tensor for tensor in tensors)
 
 
 def mask_newest(new: int, known: int, window: int | None, device: torch.device) -> Tensor | None:
-    """Mask of the `known` tokens that the newest `new` of them see, bool [new, known]; None: a plain causal one."""
+    """Mask of the `known` tokens that the newest `new` of them see, bool [new, known]; None: a
+    plain causal one.
+    """
     if new == known and (window is None or window >= known):
         return None
     seen = torch.ones(new, known, dtype=torch.bool, device=device).tril(known - new)

@@ -1,4 +1,5 @@
-"""A micro-batch as a model reads it, with all indices that it needs, computed once on the CPU and copied along.
+"""A micro-batch as a model reads it, with all indices that it needs, computed once on the CPU and
+copied along.
 
 Letters: N tokens of the batch, n of this rank's share of it, m of those that are read.
 """
@@ -47,9 +48,10 @@ class LaidOut(Batch):
 
     Attributes:
         cut: This rank's share.
-        read: The outputs to compute: of masked tokens, or, for a critic, of tokens with values; those after the ends of
-            sequences go to the places N, N + 1, ….
-        masked: The mask with which it was laid out, and the indices of its tokens; None: there was no mask.
+        read: The outputs to compute: of masked tokens, or, for a critic, of tokens with values;
+            those after the ends of sequences go to the places N, N + 1, ….
+        masked: The mask with which it was laid out, and the indices of its tokens; None: there was
+            no mask.
     """
 
     cut: Cut
@@ -87,16 +89,25 @@ class LaidOut(Batch):
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
         cut, read = self.cut.map(change), self.read.map(change)
-        changed, known = replace(super().map(change), cut=cut, read=read, masked=None), self._indices
+        changed, known = (
+            replace(super().map(change), cut=cut, read=read, masked=None),
+            self._indices,
+        )
         return changed if known is None else replace(changed, masked=(changed.mask, change(known)))
 
     @property
     def _indices(self) -> Tensor | None:
         """Indices of trainable tokens, if the mask is that with which the batch was laid out."""
-        return self.masked[1] if self.masked is not None and self.masked[0] is self.token.get("mask") else None
+        return (
+            self.masked[1]
+            if self.masked is not None and self.masked[0] is self.token.get("mask")
+            else None
+        )
 
     def to(self, device: torch.device | str) -> Self:
-        """The batch and its indices on `device`, by copies from pinned memory that nothing waits for."""
+        """The batch and its indices on `device`, by copies from pinned memory that nothing waits
+        for.
+        """
         if torch.device(device).type == "cpu":
             return super().to(device)
         return self.map(lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
@@ -109,7 +120,9 @@ def read_masked(batch: Batch, cut: Cut) -> Read:
 
 
 def read_values(batch: Batch, cut: Cut) -> Read:
-    """Reads the states before the tokens whose values a batch asks for, and those after sequences."""
+    """Reads the states before the tokens whose values a batch asks for, and those after
+    sequences.
+    """
     own_M, count = _list_valued(batch), batch.tokens.numel()
     after_B = torch.arange(len(batch), device=batch.tokens.device) + count
     state_M = torch.cat([align.state_before(own_M), align.state_after(batch)])
@@ -121,7 +134,9 @@ def _list_masked(batch: Batch) -> Tensor:
 
 
 def _list_valued(batch: Batch) -> Tensor:
-    """Indices of the tokens whose values a batch asks for; the first of a sequence has no state before it."""
+    """Indices of the tokens whose values a batch asks for; the first of a sequence has no state
+    before it.
+    """
     match batch.values:
         case "all":
             return align.target_indices(batch)

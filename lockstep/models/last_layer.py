@@ -1,9 +1,10 @@
-"""The last layer of a decoder: after its attention it computes only the tokens whose states are read.
+"""The last layer of a decoder: after its attention it computes only the tokens whose states are
+read.
 
-Other layers need the states of all tokens for the keys and values of the next one; the last layer's states are read by
-the head alone, which scores responses and not prompts. Tokens that are left out had no gradient either. Rows do not
-depend on their neighbors in exact models, so no log-probability changes by a bit; sums over rows, such as a weight's
-gradient, are rounded differently.
+Other layers need the states of all tokens for the keys and values of the next one; the last layer's
+states are read by the head alone, which scores responses and not prompts. Tokens that are left out
+had no gradient either. Rows do not depend on their neighbors in exact models, so no log-probability
+changes by a bit; sums over rows, such as a weight's gradient, are rounded differently.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ _MARK = "takes_read"
 
 
 def read_less(lm: PreTrainedModel) -> None:
-    """Lets the last layer take `read`, if the family's layers are plain. Only once: it may have been wrapped since."""
+    """Lets the last layer take `read`, if the family's layers are plain.
+
+    Only once: it may have been wrapped since.
+    """
     if family_of(lm.config).plain and _MARK not in vars(lm.base_model):
         last = _last(lm)
         vars(last)["forward"] = partial(compute_layer, last)
@@ -29,7 +33,9 @@ def read_less(lm: PreTrainedModel) -> None:
 
 
 def read_all(lm: PreTrainedModel) -> None:
-    """Undoes `read_less` for good: compiled layers would be compiled again when only a single state is read."""
+    """Undoes `read_less` for good: compiled layers would be compiled again when only a single state
+    is read.
+    """
     if takes_read(lm.base_model):
         vars(_last(lm)).pop("forward")
     vars(lm.base_model)[_MARK] = False
@@ -47,7 +53,9 @@ def _last(lm: PreTrainedModel) -> nn.Module:
     return last
 
 
-def compute_layer(layer: Any, hidden_states: Tensor, *, read: Tensor | None = None, **others: Any) -> Tensor:
+def compute_layer(
+    layer: Any, hidden_states: Tensor, *, read: Tensor | None = None, **others: Any
+) -> Tensor:
     """States of a layer [1, n, D], or of its tokens `read` alone [1, m, D]."""
     if read is None:
         return type(layer).forward(layer, hidden_states, **others)

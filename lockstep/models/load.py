@@ -46,7 +46,9 @@ def load_backbone(folder: str | os.PathLike[str]) -> PreTrainedModel:
     check_weights(folder, skeleton(read_config(folder, headless=True), str(folder)), headless=True)
     with _silence_head_warnings():
         backbone = _open(folder).base_model
-    assert isinstance(backbone, PreTrainedModel), "a causal language model of transformers has its own backbone"
+    assert isinstance(backbone, PreTrainedModel), (
+        "a causal language model of transformers has its own backbone"
+    )
     return backbone
 
 
@@ -81,11 +83,14 @@ def _silence_head_warnings() -> Iterator[None]:
         logging.set_verbosity(before)
 
 
-def build_causal_lm(config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:
+def build_causal_lm(
+    config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, seed: int
+) -> PreTrainedModel:
     """Makes a model with random weights from the fields of a `transformers` configuration.
 
     Args:
-        config: Fields, `model_type` among them; the vocabulary and the stop token are the tokenizer's.
+        config: Fields, `model_type` among them; the vocabulary and the stop token are the
+            tokenizer's.
         tokenizer: The tokenizer the model is made for.
         seed: Seed of the weights.
     """
@@ -100,7 +105,9 @@ def build_causal_lm(config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBas
     return model
 
 
-def scratch_config(config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
+def scratch_config(
+    config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
+) -> PreTrainedConfig:
     """The configuration of a new model.
 
     Raises:
@@ -111,7 +118,9 @@ def scratch_config(config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
     if not is_known(model_type):
         close = find_nearest(model_type)
         hint = f"; did you mean {close}?" if close else ""
-        raise ModelError(f"model.scratch.config: transformers knows no model_type {model_type!r}{hint}")
+        raise ModelError(
+            f"model.scratch.config: transformers knows no model_type {model_type!r}{hint}"
+        )
     require_usable(fields, "model.scratch.config")
     try:
         known = AutoConfig.for_model(model_type)

@@ -1,7 +1,9 @@
-"""Low-rank adapters (Hu et al. 2021) on the linear maps of a network's layers, made, merged and written by peft.
+"""Low-rank adapters (Hu et al. 2021) on the linear maps of a network's layers, made, merged and
+written by peft.
 
-A weight becomes W + (α / r) · B·A, of which only A and B are trained. There is no dropout, with which the trained
-policy would differ from the policy that samples. peft is imported only where it is needed.
+A weight becomes W + (α / r) · B·A, of which only A and B are trained. There is no dropout, with
+which the trained policy would differ from the policy that samples. peft is imported only where it
+is needed.
 
 Letters: r rank; W [out, in], B [out, r], A [r, in].
 """
@@ -32,7 +34,9 @@ def is_adapter(name: str) -> bool:
 
 
 def learns(name: str) -> bool:
-    """True if a parameter of a head with adapters is trained: adapters are, and a value head's unit."""
+    """True if a parameter of a head with adapters is trained: adapters are, and a value head's
+    unit.
+    """
     return is_adapter(name) or name.startswith("value.")
 
 
@@ -44,7 +48,9 @@ def in_adapter_file(name: str) -> str:
 def require_peft() -> None:
     """Raises ValueError where peft is not installed."""
     if importlib.util.find_spec("peft") is None:
-        raise InputError(f"learner.lora needs peft, which is not installed; {install_command('lora')}")
+        raise InputError(
+            f"learner.lora needs peft, which is not installed; {install_command('lora')}"
+        )
 
 
 def targets(network: PreTrainedModel, section: LoRA) -> list[str]:
@@ -54,16 +60,24 @@ def targets(network: PreTrainedModel, section: LoRA) -> list[str]:
         ValueError: If no linear maps have an ending, or any that is not in the layers has it.
     """
     within = {id(module) for layer in layers(network) for module in layer.modules()}
-    linear = {name: id(module) for name, module in network.named_modules() if isinstance(module, nn.Linear)}
+    linear = {
+        name: id(module)
+        for name, module in network.named_modules()
+        if isinstance(module, nn.Linear)
+    }
     there = sorted({name.rpartition(".")[2] for name, module in linear.items() if module in within})
     if not there:
-        raise InputError(f"learner.lora: a {network.config.model_type} has no linear maps in its layers; leave it out")
+        raise InputError(
+            f"learner.lora: a {network.config.model_type} has no linear maps in its layers; leave "
+            "it out"
+        )
     endings = there if section.target_modules is None else list(section.target_modules)
     for ending in endings:
         named = [module for name, module in linear.items() if _has_ending(name, ending)]
         if not named or not within.issuperset(named):
             raise InputError(
-                f"learner.lora.target_modules: no linear maps of the layers, and only of them, are called {ending}; "
+                "learner.lora.target_modules: no linear maps of the layers, and only of them, "
+                f"are called {ending}; "
                 f"there are: {', '.join(there)}"
             )
     return endings
@@ -72,8 +86,12 @@ def targets(network: PreTrainedModel, section: LoRA) -> list[str]:
 def find_adapted(network: PreTrainedModel, section: LoRA) -> list[nn.Linear]:
     """Finds the maps that get adapters; raises as `targets`."""
     endings = targets(network, section)
-    linear = [(name, module) for name, module in network.named_modules() if isinstance(module, nn.Linear)]
-    return [module for name, module in linear if any(_has_ending(name, ending) for ending in endings)]
+    linear = [
+        (name, module) for name, module in network.named_modules() if isinstance(module, nn.Linear)
+    ]
+    return [
+        module for name, module in linear if any(_has_ending(name, ending) for ending in endings)
+    ]
 
 
 def _has_ending(name: str, ending: str) -> bool:
@@ -82,7 +100,9 @@ def _has_ending(name: str, ending: str) -> bool:
 
 
 def adapt(network: PreTrainedModel, section: LoRA) -> None:
-    """Puts adapters into a network, in place, before it is sharded; all other parameters are frozen."""
+    """Puts adapters into a network, in place, before it is sharded; all other parameters are
+    frozen.
+    """
     config = config_of(network, section)
     from peft import inject_adapter_in_model
 
@@ -99,11 +119,14 @@ def config_of(network: PreTrainedModel, section: LoRA, **fields: Any) -> Any:
     from peft import LoraConfig
 
     wanted = targets(network, section)
-    return LoraConfig(r=section.rank, lora_alpha=section.alpha, lora_dropout=0.0, target_modules=wanted, **fields)
+    return LoraConfig(
+        r=section.rank, lora_alpha=section.alpha, lora_dropout=0.0, target_modules=wanted, **fields
+    )
 
 
 def first_weights(model: nn.Module, seed: int) -> dict[str, Tensor]:
-    """Initial weights of adapters, by the names of their parameters in a head: A as peft initializes it, B zero.
+    """Initial weights of adapters, by the names of their parameters in a head: A as peft
+    initializes it, B zero.
 
     Random numbers are keyed by name, so that the weights are the same under any layout of ranks.
     """
@@ -113,16 +136,24 @@ def first_weights(model: nn.Module, seed: int) -> dict[str, Tensor]:
             found[name] = torch.zeros(parameter.shape, device="cpu")
             if ".lora_A." in name:
                 bound = 1.0 / math.sqrt(parameter.shape[1])
-                found[name].uniform_(-bound, bound, generator=keyed.generator("adapter", seed, name))
+                found[name].uniform_(
+                    -bound, bound, generator=keyed.generator("adapter", seed, name)
+                )
     return found
 
 
 def merging(model: nn.Module) -> dict[str, Callable[[Tensor], Tensor]]:
-    """Maps the name of each W with an adapter to a function that returns W + (α / r) · B·A without changing W."""
+    """Maps the name of each W with an adapter to a function that returns W + (α / r) · B·A without
+    changing W.
+    """
     from peft.tuners.lora import LoraLayer
 
-    adapted = ((name, module) for name, module in model.named_modules() if isinstance(module, LoraLayer))
-    return {f"{name}.base_layer.weight": partial(_merge_adapter, module) for name, module in adapted}
+    adapted = (
+        (name, module) for name, module in model.named_modules() if isinstance(module, LoraLayer)
+    )
+    return {
+        f"{name}.base_layer.weight": partial(_merge_adapter, module) for name, module in adapted
+    }
 
 
 @torch.no_grad()

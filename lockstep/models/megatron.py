@@ -1,8 +1,10 @@
-"""Map from the tensors of a Hugging Face checkpoint to the parameters of a Megatron model of the same sizes.
+"""Map from the tensors of a Hugging Face checkpoint to the parameters of a Megatron model of the
+same sizes.
 
-A family names the tensors (`models.families`); their layout is the same for all. Megatron fuses matrices with the same
-input: queries, keys and values group by group, gate and up one after the other. Tensor parallelism shards the rows of
-QKV, gate and up, embedding and head, and the columns of attention's output and of down.
+A family names the tensors (`models.families`); their layout is the same for all. Megatron fuses
+matrices with the same input: queries, keys and values group by group, gate and up one after the
+other. Tensor parallelism shards the rows of QKV, gate and up, embedding and head, and the columns
+of attention's output and of down.
 """
 
 from __future__ import annotations
@@ -46,16 +48,20 @@ _ACTIVATION = "silu"
 
 
 def require_known(config: PreTrainedConfig) -> None:
-    """Raises ValueError if a model cannot be computed by Megatron's layers as they are used here."""
+    """Raises ValueError if a model cannot be computed by Megatron's layers as they are used
+    here.
+    """
     fields = config.to_dict()
     if any(fields.get(name) for name in layers_of(config).refused_fields):
         raise InputError(
-            "the model has sliding windows or biases that learner.backend=megatron does not know; use "
+            "the model has sliding windows or biases that learner.backend=megatron does not know; "
+            "use "
             "learner.backend=torch"
         )
     if fields["hidden_act"] != _ACTIVATION:
         raise InputError(
-            f"the model's hidden_act is {fields['hidden_act']}, and layers of learner.backend=megatron compute "
+            f"the model's hidden_act is {fields['hidden_act']}, and layers of "
+            "learner.backend=megatron compute "
             f"{_ACTIVATION}; use learner.backend=torch"
         )
 
@@ -65,14 +71,16 @@ def layers_of(config: PreTrainedConfig) -> MegatronLayers:
     family = family_of(config)
     if family.megatron is None:
         raise InputError(
-            f"learner.backend is megatron, which knows these families: {list_megatron()}; for a {family.model_type} "
+            f"learner.backend is megatron, which knows these families: {list_megatron()}; for a "
+            f"{family.model_type} "
             "use learner.backend=torch"
         )
     return family.megatron
 
 
 def stages(layers: int, pp: int, layout_key: str = "learner.parallel") -> list[int]:
-    """Layers of each pipeline stage: the same number, except that the first, with the embedding, may have fewer.
+    """Layers of each pipeline stage: the same number, except that the first, with the embedding,
+    may have fewer.
 
     Raises:
         ValueError: If the first stage would have none.
@@ -81,13 +89,16 @@ def stages(layers: int, pp: int, layout_key: str = "learner.parallel") -> list[i
     first = layers - (pp - 1) * each
     if first < 1:
         raise InputError(
-            f"{layout_key}.pp is {pp}, but {layers} layers cannot be split into {pp} stages of one length, of which "
+            f"{layout_key}.pp is {pp}, but {layers} layers cannot be split into {pp} stages of "
+            "one length, of which "
             "the first may be shorter; lower it"
         )
     return [first] + [each] * (pp - 1)
 
 
-def places(parameter: str, config: PreTrainedConfig, first_layer: int = 0) -> tuple[ParameterSlice, ...]:
+def places(
+    parameter: str, config: PreTrainedConfig, first_layer: int = 0
+) -> tuple[ParameterSlice, ...]:
     """Lists the tensors of the checkpoint that lie in a Megatron parameter.
 
     Args:
@@ -100,7 +111,9 @@ def places(parameter: str, config: PreTrainedConfig, first_layer: int = 0) -> tu
     """
     found = _LAYER.search(parameter)
     number = "" if found is None else str(first_layer + int(found[0]))
-    names = [name.replace("*", number) for name in layers_of(config).tensors[_LAYER.sub("*", parameter)]]
+    names = [
+        name.replace("*", number) for name in layers_of(config).tensors[_LAYER.sub("*", parameter)]
+    ]
     dim = 0 if parameter.endswith(_ROWS) else 1 if parameter.endswith(_COLUMNS) else None
     views = _views(parameter, config)
     return tuple(ParameterSlice(name, dim, view) for name, view in zip(names, views, strict=True))

@@ -1,7 +1,8 @@
 """A miniature of a model: every kind of layer of its configuration, once, with random weights.
 
-Sizes that only cost time are reduced (vocabulary, hidden units of MLPs, experts, heads of wide models), as are windows
-and chunks, so that short sequences already exceed them. Head size, rotary positions and the kinds of layers stay.
+Sizes that only cost time are reduced (vocabulary, hidden units of MLPs, experts, heads of wide
+models), as are windows and chunks, so that short sequences already exceed them. Head size, rotary
+positions and the kinds of layers stay.
 """
 
 from __future__ import annotations
@@ -27,17 +28,25 @@ _HIDDEN = 512
 _EXPERTS = 8
 _WINDOW = 4
 _GAIN = 1.1
-"""Standard deviation of weights times √hidden size: large enough that a wrong neighbor or position changes every
-result."""
+"""Standard deviation of weights times √hidden size: large enough that a wrong neighbor or position
+changes every result.
+"""
 
-_HIDDEN_UNIT_FIELDS = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "ffn_dim")
+_HIDDEN_UNIT_FIELDS = (
+    "intermediate_size",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "ffn_dim",
+)
 _EXPERT_FIELDS = ("num_experts", "num_local_experts", "n_routed_experts")
 _HEAD_FIELDS = (
     "num_attention_heads", "num_key_value_heads", "linear_num_key_heads", "linear_num_value_heads", "mamba_n_heads",
     "linear_num_heads", "mamba_num_heads", "mamba_d_ssm", "num_heads",
 )  # fmt: skip
 _WINDOW_FIELDS = ("sliding_window", "attention_chunk_size", "chunk_size", "mamba_chunk_size")
-"""Fields that limit what a token sees, or chunks of a state: made shorter than a sequence, so both ends are met."""
+"""Fields that limit what a token sees, or chunks of a state: made shorter than a sequence, so both
+ends are met.
+"""
 _TOKEN_FIELDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 Fields = dict[str, Any]
@@ -45,7 +54,8 @@ Fields = dict[str, Any]
 
 
 def miniature(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
-    """Makes a small random model with every kind of layer, fp32 on the CPU, with Lockstep's attention.
+    """Makes a small random model with every kind of layer, fp32 on the CPU, with Lockstep's
+    attention.
 
     Args:
         config: Configuration of the model that it stands for.
@@ -67,18 +77,25 @@ def miniature(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
     raise error or ModelError(f"{config.model_type}: no smaller model has its kinds of layers")
 
 
-def _smaller(config: PreTrainedConfig, full: PreTrainedModel) -> Iterator[Callable[[], PreTrainedConfig]]:
+def _smaller(
+    config: PreTrainedConfig, full: PreTrainedModel
+) -> Iterator[Callable[[], PreTrainedConfig]]:
     """Yields factories of smaller configurations, the smallest first; some may fail."""
     text, kinds = config.get_text_config(), _kinds(full)
     if not kinds:
         raise ModelError(
-            f"{type(full).__name__} has no layer of a class that its _no_split_modules names; name it there"
+            f"{type(full).__name__} has no layer of a class that its _no_split_modules names; "
+            "name it there"
         )
     own, fields = text.attribute_map, text.to_dict()  # what this configuration calls a usual name
-    common = _common({**fields, **{name: fields[called] for name, called in own.items() if called in fields}})
+    common = _common(
+        {**fields, **{name: fields[called] for name, called in own.items() if called in fields}}
+    )
     firsts = sorted({kind: place for place, kind in reversed(list(enumerate(kinds)))}.values())
     choices = dict.fromkeys((tuple(firsts), tuple(range(firsts[-1] + 1)), tuple(range(len(kinds)))))
-    for widths, places in itertools.product((_thin(_narrow(common)), _narrow(common), common), choices):
+    for widths, places in itertools.product(
+        (_thin(_narrow(common)), _narrow(common), common), choices
+    ):
         cut = _own_names(_with_layers(widths, places, len(kinds)), own)
         yield partial(type(text).from_dict, cut)
 
@@ -97,18 +114,32 @@ def _runnable(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
             config, attn_implementation=attention.NAME, dtype=torch.float32, trust_remote_code=False
         )
         for parameter in (parameter for parameter in model.parameters() if parameter.ndim == 1):
-            parameter.data += 0.1 * torch.randn_like(parameter)  # biases of 0 and norms of 1 would hide faults
+            parameter.data += 0.1 * torch.randn_like(
+                parameter
+            )  # biases of 0 and norms of 1 would hide faults
     model.eval()
     try:
         plain_logits(model, torch.arange(3))
-    except (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError, AssertionError) as error:
-        raise ModelError(f"{config.model_type}: transformers cannot compute it here ({error})") from error
+    except (
+        RuntimeError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        IndexError,
+        KeyError,
+        AssertionError,
+    ) as error:
+        raise ModelError(
+            f"{config.model_type}: transformers cannot compute it here ({error})"
+        ) from error
     return model
 
 
 @torch.no_grad()
 def plain_logits(model: PreTrainedModel, tokens_T: torch.Tensor) -> torch.Tensor:
-    """Logits [T, V] of one sequence as `transformers` computes them alone: its own attention, no packing, no cache."""
+    """Logits [T, V] of one sequence as `transformers` computes them alone: its own attention, no
+    packing, no cache.
+    """
     model.set_attn_implementation("eager")
     try:
         return model(input_ids=tokens_T[None].to(model.device), use_cache=False).logits[0]
@@ -119,7 +150,10 @@ def plain_logits(model: PreTrainedModel, tokens_T: torch.Tensor) -> torch.Tensor
 def _kinds(model: PreTrainedModel) -> list[tuple[object, ...]]:
     """Kind of each layer: its modules, and what is switched on in them; sizes do not count."""
     return [
-        tuple((name, type(module).__name__, *_switches(module)) for name, module in layer.named_modules())
+        tuple(
+            (name, type(module).__name__, *_switches(module))
+            for name, module in layer.named_modules()
+        )
         for layer in layers(model)
     ]
 
@@ -160,9 +194,13 @@ def _narrow(fields: Fields) -> Fields:
 def _thin(fields: Fields) -> Fields:
     """Reduces the number of heads, at the same size, and states with them."""
     counts = {name: fields[name] for name in _HEAD_FIELDS if isinstance(fields.get(name), int)}
-    heads = [counts[name] for name in ("num_attention_heads", "num_key_value_heads") if counts.get(name)]
+    heads = [
+        counts[name] for name in ("num_attention_heads", "num_key_value_heads") if counts.get(name)
+    ]
     factor = 1
-    while fields["hidden_size"] >= 2 * _HIDDEN * factor and all(n % (2 * factor) == 0 for n in heads):
+    while fields["hidden_size"] >= 2 * _HIDDEN * factor and all(
+        n % (2 * factor) == 0 for n in heads
+    ):
         factor *= 2
     cut = {name: n // factor if n % factor == 0 else n for name, n in counts.items()}
     return {**fields, **cut, "hidden_size": fields["hidden_size"] // factor}
@@ -171,7 +209,13 @@ def _thin(fields: Fields) -> Fields:
 def _with_layers(fields: Fields, places: Sequence[int], count: int) -> Fields:
     """Keeps only these of `count` layers; lists with an entry for each layer are cut alike."""
     cut = {
-        name: [value[place] for place in places] if isinstance(value, list) and len(value) == count else value
+        name: [value[place] for place in places]
+        if isinstance(value, list) and len(value) == count
+        else value
         for name, value in fields.items()
     }
-    return {**cut, "num_hidden_layers": len(places), "initializer_range": _GAIN / math.sqrt(fields["hidden_size"])}
+    return {
+        **cut,
+        "num_hidden_layers": len(places),
+        "initializer_range": _GAIN / math.sqrt(fields["hidden_size"]),
+    }

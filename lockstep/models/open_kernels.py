@@ -19,8 +19,8 @@ _OLDEST = (8, 0)
 def explain_padding(config: PreTrainedConfig, device: torch.device, dtype: DType) -> str | None:
     """Says why attention of packed sequences is padded; None if it is not.
 
-    Padded in any case are shares of a sequence (context parallelism), and heads whose values have another size than
-    queries, and layers with caps or sinks.
+    Padded in any case are shares of a sequence (context parallelism), and heads whose values have
+    another size than queries, and layers with caps or sinks.
     """
     if device.type != "cuda":
         return "the device is no GPU"
@@ -48,4 +48,8 @@ def open_kernels(lm: PreTrainedModel, device: torch.device, dtype: DType) -> Non
 def describe_attention(config: PreTrainedConfig, device: torch.device, dtype: DType) -> str:
     """Names what computes attention of packed sequences, and why it is padded."""
     reason = explain_padding(config, device, dtype)
-    return "varlen_attn" if reason is None else f"scaled_dot_product_attention in padded grids: {reason}"
+    return (
+        "varlen_attn"
+        if reason is None
+        else f"scaled_dot_product_attention in padded grids: {reason}"
+    )

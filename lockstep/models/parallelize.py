@@ -1,11 +1,12 @@
-"""A model sharded over ranks: tensor and sequence parallelism by a plan (DTensor), everything else by FSDP2.
+"""A model sharded over ranks: tensor and sequence parallelism by a plan (DTensor), everything else
+by FSDP2.
 
 With several replicas (HSDP), FSDP2 also sums gradients over them.
 
-In 16 bits, a layer's linear maps are gathered in the type to which autocast would cast them: that halves the traffic,
-keeps no copy, and changes no number. Other parameters of a layer must stay fp32: if they are vectors, such as norms,
-every rank holds them whole and the learner sums their gradients; otherwise the layer is gathered in fp32, as is
-everything outside of layers.
+In 16 bits, a layer's linear maps are gathered in the type to which autocast would cast them: that
+halves the traffic, keeps no copy, and changes no number. Other parameters of a layer must stay
+fp32: if they are vectors, such as norms, every rank holds them whole and the learner sums their
+gradients; otherwise the layer is gathered in fp32, as is everything outside of layers.
 
 Plans are in `models.families`, with all else that is particular to an architecture.
 """
@@ -20,7 +21,13 @@ from functools import partial
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.fx.experimental import _config as symbols
@@ -42,7 +49,9 @@ CUT = "dp_cp"
 """Name of the mesh dimension over which FSDP shards."""
 
 
-def require_divisible(config: PreTrainedConfig, tp: int, layout_key: str = "learner.parallel") -> None:
+def require_divisible(
+    config: PreTrainedConfig, tp: int, layout_key: str = "learner.parallel"
+) -> None:
     """Raises ValueError if a model cannot be sharded over so many tensor-parallel ranks.
 
     Args:
@@ -55,18 +64,22 @@ def require_divisible(config: PreTrainedConfig, tp: int, layout_key: str = "lear
     parallel = family_of(config).tensor_parallel
     if parallel is None:
         raise InputError(
-            f"{layout_key}.tp is {tp}, but a {config.model_type} has no plan for that; use dp and cp, "
+            f"{layout_key}.tp is {tp}, but a {config.model_type} has no plan for that; use dp and "
+            "cp, "
             f"or a model of these families: {list_tensor_parallel()}"
         )
     fields = config.get_text_config().to_dict()
     for name in parallel.divided_fields:
         if fields[name] % tp:
             raise InputError(
-                f"{layout_key}.tp is {tp}, but the model's {name} ({fields[name]}) is no multiple of it; lower it"
+                f"{layout_key}.tp is {tp}, but the model's {name} ({fields[name]}) is no multiple "
+                "of it; lower it"
             )
 
 
-def parallelize(model: nn.Module, lm: PreTrainedModel, ranks: Ranks, section: LearnerSection) -> None:
+def parallelize(
+    model: nn.Module, lm: PreTrainedModel, ranks: Ranks, section: LearnerSection
+) -> None:
     """Shards a head of `models.heads` and the network in it, in place.
 
     Args:
@@ -85,14 +98,22 @@ def parallelize(model: nn.Module, lm: PreTrainedModel, ranks: Ranks, section: Le
     if ranks.size("dp_replicate") * ranks.size("dp") * ranks.size("cp") == 1:
         return
     mesh = _fsdp_mesh(ranks.mesh)
-    place = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if section.cpu_offload else OffloadPolicy()
-    narrow = MixedPrecisionPolicy(TORCH_TYPES[section.dtype], torch.float32, cast_forward_inputs=False)
+    place = (
+        CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
+        if section.cpu_offload
+        else OffloadPolicy()
+    )
+    narrow = MixedPrecisionPolicy(
+        TORCH_TYPES[section.dtype], torch.float32, cast_forward_inputs=False
+    )
     for module in [*layers(lm), model]:
         whole = find_vectors(module) if module is not model and gathers_half(section) else None
         if whole is None:
             fully_shard(module, mesh=mesh, offload_policy=place)
         else:
-            fully_shard(module, mesh=mesh, offload_policy=place, mp_policy=narrow, ignored_params=whole)
+            fully_shard(
+                module, mesh=mesh, offload_policy=place, mp_policy=narrow, ignored_params=whole
+            )
         assert isinstance(module, FSDPModule)
         # FSDP sums gradients; the learner divides them once by the loss's denominator.
         module.set_gradient_divide_factor(1.0)
@@ -100,23 +121,34 @@ def parallelize(model: nn.Module, lm: PreTrainedModel, ranks: Ranks, section: Le
 
 
 def gathers_half(section: LearnerSection) -> bool:
-    """True if linear maps are gathered in 16 bits; not with `cpu_offload`, as FSDP moves no unsharded vectors."""
+    """True if linear maps are gathered in 16 bits; not with `cpu_offload`, as FSDP moves no
+    unsharded vectors.
+    """
     return section.is_half and not section.cpu_offload
 
 
 def find_vectors(layer: nn.Module) -> set[nn.Parameter] | None:
-    """Parameters of a layer outside its linear maps, which autocast casts; None if they are not all vectors."""
+    """Parameters of a layer outside its linear maps, which autocast casts; None if they are not all
+    vectors.
+    """
     linear = {
-        id(p) for module in layer.modules() if type(module) is nn.Linear for p in module.parameters(recurse=False)
+        id(p)
+        for module in layer.modules()
+        if type(module) is nn.Linear
+        for p in module.parameters(recurse=False)
     }
     others = {parameter for parameter in layer.parameters() if id(parameter) not in linear}
     return others if all(parameter.dim() <= 1 for parameter in others) else None
 
 
 def abandon_pass(model: nn.Module) -> None:
-    """Drops gathered parameters and gradients that an interrupted pass left in FSDP, which has no method for that."""
+    """Drops gathered parameters and gradients that an interrupted pass left in FSDP, which has no
+    method for that.
+    """
     for module in model.modules():
-        group = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
+        group = (
+            module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
+        )
         if group is None:
             continue
         group.wait_for_unshard()  # of weights that were gathered ahead and are now old
@@ -128,46 +160,67 @@ def abandon_pass(model: nn.Module) -> None:
 
 
 def _fsdp_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """The mesh over which FSDP shards; with several replicas (HSDP), their dimension comes first."""
+    """The mesh over which FSDP shards; with several replicas (HSDP), their dimension comes
+    first.
+    """
     cut = mesh["dp", "cp"]._flatten(CUT)
-    return cut if mesh["dp_replicate"].size() == 1 else DeviceMesh._concatenate([mesh["dp_replicate"], cut])
+    return (
+        cut
+        if mesh["dp_replicate"].size() == 1
+        else DeviceMesh._concatenate([mesh["dp_replicate"], cut])
+    )
 
 
 def compile_layers(lm: PreTrainedModel, backend: str = "inductor") -> None:
-    """Compiles each layer, once for batches of all sizes: whole, where `attention` can be a node of its graph.
+    """Compiles each layer, once for batches of all sizes: whole, where `attention` can be a node of
+    its graph.
 
     Args:
-        lm: The network, changed in place so that names stay the same. Shard it and checkpoint its layers afterwards.
+        lm: The network, changed in place so that names stay the same. Shard it and checkpoint its
+            layers afterwards.
         backend: Backend of `torch.compile`.
 
     Raises:
         ValueError: If there is no compiler that inductor could hand its code to.
     """
     if shutil.which(os.environ.get("CXX", "g++")) is None:
-        raise InputError("learner.compile needs a C++ compiler; install g++, name another one in CXX, or leave it out")
+        raise InputError(
+            "learner.compile needs a C++ compiler; install g++, name another one in CXX, or leave "
+            "it out"
+        )
     read_all(lm)
-    symbols.use_duck_shape = False  # sizes that are equal in the first batch, of tokens and cells, differ in others
+    symbols.use_duck_shape = (
+        False  # sizes that are equal in the first batch, of tokens and cells, differ in others
+    )
     for layer in layers(lm):
         layer.forward = torch.compile(layer.forward, dynamic=True, backend=backend)
 
 
 def checkpoint_layers(blocks: Iterable[nn.Module]) -> None:
-    """Applies activation checkpointing to each layer: only its inputs are kept, and backward recomputes it."""
+    """Applies activation checkpointing to each layer: only its inputs are kept, and backward
+    recomputes it.
+    """
     for layer in blocks:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
 def layers(lm: PreTrainedModel) -> list[nn.Module]:
     """The layers of a decoder: modules of the classes in `_no_split_modules`."""
-    return [module for module in lm.modules() if type(module).__name__ in (lm._no_split_modules or ())]
+    return [
+        module for module in lm.modules() if type(module).__name__ in (lm._no_split_modules or ())
+    ]
 
 
 def _cut_head(lm: PreTrainedModel, mesh: DeviceMesh) -> None:
-    """Shards a vocabulary head as the embedding is sharded; a tied one becomes the embedding's matrix."""
+    """Shards a vocabulary head as the embedding is sharded; a tied one becomes the embedding's
+    matrix.
+    """
     head = lm.get_output_embeddings()
     if head is None:
         return
     if lm.config.get_text_config().tie_word_embeddings:
         head.weight = lm.get_input_embeddings().weight
     else:
-        parallelize_module(head, mesh, ColwiseParallel(input_layouts=Replicate(), output_layouts=Shard(-1)))
+        parallelize_module(
+            head, mesh, ColwiseParallel(input_layouts=Replicate(), output_layouts=Shard(-1))
+        )

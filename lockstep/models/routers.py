@@ -1,4 +1,6 @@
-"""Routers that a model computes in fp32 stay in fp32 under autocast, which would cast their products again."""
+"""Routers that a model computes in fp32 stay in fp32 under autocast, which would cast their
+products again.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ _IN_FP32 = re.compile(
 
 
 def keep_in_fp32(model: nn.Module) -> None:
-    """Keeps autocast from each module whose `forward` casts its own weight to fp32 for a product."""
+    """Keeps autocast from each module whose `forward` casts its own weight to fp32 for a
+    product.
+    """
     for module in model.modules():
         if _casts_to_fp32(type(module)):
             module.forward = MethodType(_forward, module)

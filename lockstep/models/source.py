@@ -29,7 +29,9 @@ from lockstep.models.weight_files import are_on_hub, require_rewards
 
 @dataclass(frozen=True)
 class ModelSource:
-    """The initial model: its folder, tokenizer, stop tokens, longest sequence, and vocabulary size."""
+    """The initial model: its folder, tokenizer, stop tokens, longest sequence, and vocabulary
+    size.
+    """
 
     folder: str
     tokenizer: PreTrainedTokenizerBase
@@ -38,10 +40,11 @@ class ModelSource:
     vocabulary: int
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Decodes a response as the continuation of its prompt, without special tokens but those that mark thoughts.
+        """Decodes a response as the continuation of its prompt, without special tokens but those
+        that mark thoughts.
 
-        It is decoded after a letter, because some tokenizers (Llama 2's) drop the space before the first word of a
-        text.
+        It is decoded after a letter, because some tokenizers (Llama 2's) drop the space before the
+        first word of a text.
         """
         letter, before = self._letter
         return self._decode([*letter, *tokens])[len(before) :]
@@ -60,7 +63,9 @@ class ModelSource:
         return token_ids(self.tokenizer, [text], add_special_tokens=False)[0]
 
     def prompt_ids(self, text: str) -> list[int]:
-        """Encodes a text that begins a sequence, with the tokenizer's special tokens, such as BOS."""
+        """Encodes a text that begins a sequence, with the tokenizer's special tokens, such as
+        BOS.
+        """
         return token_ids(self.tokenizer, [text], add_special_tokens=True)[0]
 
     def sampling(self, section: Sampling) -> SamplingParams:
@@ -68,10 +73,13 @@ class ModelSource:
         return section.params(self.stop_token_ids)
 
     def require_room(self, option: str, tokens: int) -> None:
-        """Raises ValueError if sequences of `tokens` tokens, which `option` allows, do not fit the model."""
+        """Raises ValueError if sequences of `tokens` tokens, which `option` allows, do not fit the
+        model.
+        """
         if tokens > self.context:
             raise InputError(
-                f"{option} allows sequences of {tokens} tokens, but the model in {self.folder} reads at most "
+                f"{option} allows sequences of {tokens} tokens, but the model in {self.folder} "
+                "reads at most "
                 f"{self.context}; lower one of the options"
             )
 
@@ -98,19 +106,29 @@ def open_source(folder: Path | str) -> ModelSource:
     own = _read_stops(Path(folder), int(config.vocab_size))
     stops = sorted({stop for stop in (tokenizer.eos_token_id, *own) if isinstance(stop, int)})
     if not stops:
-        raise InputError(f"the model in {folder} names no stop token (eos_token_id); responses could never end")
+        raise InputError(
+            f"the model in {folder} names no stop token (eos_token_id); responses could never end"
+        )
     _require_embeddings(folder, tokenizer, stops, int(config.vocab_size))
-    return ModelSource(str(folder), tokenizer, tuple(stops), context_of(whole), int(config.vocab_size))
+    return ModelSource(
+        str(folder), tokenizer, tuple(stops), context_of(whole), int(config.vocab_size)
+    )
 
 
 def _read_stops(folder: Path, vocabulary: int) -> list[int]:
-    """The stop tokens that a folder's generation_config.json names, or else its config.json, as in `transformers`."""
+    """The stop tokens that a folder's generation_config.json names, or else its config.json, as in
+    `transformers`.
+    """
     generation = folder / "generation_config.json"
-    named = read_json(folder, generation.name, "").get("eos_token_id") if generation.is_file() else None
+    named = (
+        read_json(folder, generation.name, "").get("eos_token_id") if generation.is_file() else None
+    )
     if named is None:
         config = read_json(folder, "config.json", "")
         inner = config.get("text_config")
-        named = config.get("eos_token_id", inner.get("eos_token_id") if isinstance(inner, dict) else None)
+        named = config.get(
+            "eos_token_id", inner.get("eos_token_id") if isinstance(inner, dict) else None
+        )
         return [stop for stop in _as_list(named) if _is_token(stop, vocabulary)]
     if not all(_is_token(stop, vocabulary) for stop in _as_list(named)):
         raise InputError(
@@ -129,7 +147,9 @@ def _is_token(stop: object, vocabulary: int) -> bool:
 
 
 def describe_passed_end(source: ModelSource, data: PromptSection) -> str | None:
-    """Says that the chat template ends a turn with a token at which the model does not stop; None if it does."""
+    """Says that the chat template ends a turn with a token at which the model does not stop; None
+    if it does.
+    """
     if not is_chat(data) or source.tokenizer.chat_template is None:
         return None
     end = find_passed_end(source.tokenizer, source.stop_token_ids, data.template_args)
@@ -137,8 +157,10 @@ def describe_passed_end(source: ModelSource, data: PromptSection) -> str | None:
         return None
     name, stop = source.tokenizer.convert_ids_to_tokens([end, source.stop_token_ids[0]])
     return (
-        f"the chat template in {source.folder} ends a turn with {name}, at which the model does not stop; it continues "
-        f"to {stop}, which SFT learns instead; to stop there, add {end} to eos_token_id of generation_config.json"
+        f"the chat template in {source.folder} ends a turn with {name}, at which the model does "
+        "not stop; it continues "
+        f"to {stop}, which SFT learns instead; to stop there, add {end} to eos_token_id of "
+        "generation_config.json"
     )
 
 
@@ -151,7 +173,8 @@ def own_folder(section: ModelFolder, source: ModelSource) -> str:
     folder = weights_of(section.path)
     if load_tokenizer(folder).get_vocab() != source.tokenizer.get_vocab():
         raise InputError(
-            f"the model in {folder} reads other tokens than the policy in {source.folder}; train it from a model with "
+            f"the model in {folder} reads other tokens than the policy in {source.folder}; train "
+            "it from a model with "
             "the same tokenizer"
         )
     return str(folder)
@@ -169,13 +192,18 @@ def reward_folder(section: ModelFolder, source: ModelSource) -> str:
     return folder
 
 
-def _require_embeddings(folder: Path | str, tokenizer: PreTrainedTokenizerBase, stops: list[int], rows: int) -> None:
-    """Raises ValueError if the tokenizer makes tokens that the model has no embedding for; padding is never made."""
+def _require_embeddings(
+    folder: Path | str, tokenizer: PreTrainedTokenizerBase, stops: list[int], rows: int
+) -> None:
+    """Raises ValueError if the tokenizer makes tokens that the model has no embedding for; padding
+    is never made.
+    """
     made = {token for token in tokenizer.get_vocab().values() if token != tokenizer.pad_token_id}
     largest = max(made | set(stops))
     if largest >= rows:
         token = f"{largest} ({tokenizer.decode([largest])!r})"
         raise InputError(
-            f"the tokenizer in {folder} makes token {token}, but the model has embeddings for {rows} tokens; bring the "
+            f"the tokenizer in {folder} makes token {token}, but the model has embeddings for "
+            f"{rows} tokens; bring the "
             "tokenizer that belongs to the model"
         )

@@ -1,4 +1,6 @@
-"""Tokenizers: one made from the words of a small data set, or one read from a Hugging Face folder."""
+"""Tokenizers: one made from the words of a small data set, or one read from a Hugging Face
+folder.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +16,29 @@ from lockstep.models.folder import read_json, require_folder
 
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
 
-# A word takes the space before it; a word or sign also takes the space between it and a number. So a number never holds
-# a space, and 5 is one and the same token in "has 5 apples", "5+4=9" and "#### 5". The alternatives cover every
+# A word takes the space before it; a word or sign also takes the space between it and a number. So
+# a number never holds
+# a space, and 5 is one and the same token in "has 5 apples", "5+4=9" and "#### 5". The alternatives
+# cover every
 # character, so nothing is lost: decoding gives back the text byte for byte.
 _PIECES = r" ?\p{L}+(?: (?=[0-9]))?|[0-9]+|([^\s\p{L}0-9])\1*(?: (?=[0-9]))?|\s"
 
-# A model should be able to emit every number in the range of its data, not only those that happened to be seen. Where
-# numbers are large the whole range would be nearly all of the vocabulary, and only the seen ones are taken.
+# A model should be able to emit every number in the range of its data, not only those that happened
+# to be seen. Where
+# numbers are large the whole range would be nearly all of the vocabulary, and only the seen ones
+# are taken.
 _LARGEST_FILLED_RANGE = 1000
 
-# Made data repeats itself, and splitting is slow. Not every text is remembered: data may be larger than memory.
+# Made data repeats itself, and splitting is slow. Not every text is remembered: data may be larger
+# than memory.
 _REMEMBERED = 1 << 14
 
-# These classes say that tokenizer.json is the whole tokenizer. AutoTokenizer does not believe them where config.json
-# names certain architectures (qwen2 among them, transformers 5.19): it then puts that architecture's splitting around
-# the vocabulary, which breaks every other tokenizer, ours included. So they are opened by their own name.
+# These classes say that tokenizer.json is the whole tokenizer. AutoTokenizer does not believe them
+# where config.json
+# names certain architectures (qwen2 among them, transformers 5.19): it then puts that
+# architecture's splitting around
+# the vocabulary, which breaks every other tokenizer, ours included. So they are opened by their own
+# name.
 _GENERIC_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
@@ -36,7 +46,8 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.tx
 def words_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     """Makes a tokenizer with one token per word, number, run of one sign, and newline of the texts.
 
-    The order of the vocabulary depends only on the set of pieces: special tokens, numbers, then the rest by code point.
+    The order of the vocabulary depends only on the set of pieces: special tokens, numbers, then the
+    rest by code point.
 
     Args:
         texts: All text that must survive encoding; anything else becomes `<unk>`.
@@ -56,9 +67,17 @@ def words_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     numbers = {piece for piece in pieces if piece.isascii() and piece.isdigit()}
     largest = max((int(number) for number in numbers), default=-1)
     filled = {str(n) for n in range(largest + 1)} if largest <= _LARGEST_FILLED_RANGE else set()
-    ordered = [PAD, EOS, UNK, *sorted(numbers | filled, key=lambda n: (int(n), n)), *sorted(pieces - numbers)]
+    ordered = [
+        PAD,
+        EOS,
+        UNK,
+        *sorted(numbers | filled, key=lambda n: (int(n), n)),
+        *sorted(pieces - numbers),
+    ]
 
-    tokenizer = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(ordered)}, unk_token=UNK))
+    tokenizer = Tokenizer(
+        models.WordLevel({piece: i for i, piece in enumerate(ordered)}, unk_token=UNK)
+    )
     tokenizer.pre_tokenizer = splitter
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
@@ -82,40 +101,60 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
         ValueError: The folder is missing, has no tokenizer, or has one that cannot be read.
     """
     folder = require_folder(folder)
-    # Checked first: for a folder with only a config.json transformers returns an empty tokenizer without a word.
+    # Checked first: for a folder with only a config.json transformers returns an empty tokenizer
+    # without a word.
     if not has_tokenizer(folder):
         raise InputError(
-            f"{folder}: has no tokenizer (no tokenizer.json, nor another of {', '.join(_TOKENIZER_FILES)}); "
+            f"{folder}: has no tokenizer (no tokenizer.json, nor another of "
+            f"{', '.join(_TOKENIZER_FILES)}); "
             "copy the tokenizer's files into it"
         )
     opener = PreTrainedTokenizerFast if is_generic(folder) else AutoTokenizer
     try:
-        tokenizer = opener.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        tokenizer = opener.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
         tokenizer("a")  # some values are read only here
     except Exception as error:  # tokenizers raises bare exceptions
-        why = first_line(error) if type(error) is Exception else f"{type(error).__name__}: {first_line(error)}"
-        raise InputError(f"{folder}: its tokenizer cannot be read ({why}); save it again from its source") from error
+        why = (
+            first_line(error)
+            if type(error) is Exception
+            else f"{type(error).__name__}: {first_line(error)}"
+        )
+        raise InputError(
+            f"{folder}: its tokenizer cannot be read ({why}); save it again from its source"
+        ) from error
     _refuse_dropout(tokenizer, folder)
     _refuse_unlisted_unknown(tokenizer, folder)
     return tokenizer
 
 
 def _refuse_dropout(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Raises InputError where a tokenizer draws at random how a text is cut: no two readings would be alike."""
-    model = tokenizer.backend_tokenizer.model if isinstance(tokenizer, PreTrainedTokenizerFast) else None
+    """Raises InputError where a tokenizer draws at random how a text is cut: no two readings would
+    be alike.
+    """
+    model = (
+        tokenizer.backend_tokenizer.model
+        if isinstance(tokenizer, PreTrainedTokenizerFast)
+        else None
+    )
     if isinstance(model, models.BPE) and model.dropout:
         raise InputError(
-            f"{folder}: its tokenizer cuts the same text differently each time (dropout is {model.dropout:g} in "
+            f"{folder}: its tokenizer cuts the same text differently each time (dropout is "
+            f"{model.dropout:g} in "
             "tokenizer.json); take that out"
         )
 
 
 def _refuse_unlisted_unknown(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Raises InputError where the unknown token has no id: transformers would look for it without end."""
+    """Raises InputError where the unknown token has no id: transformers would look for it without
+    end.
+    """
     unknown = tokenizer.unk_token
     if unknown is not None and unknown not in tokenizer.get_vocab():
         raise InputError(
-            f"{folder}: unk_token in tokenizer_config.json is {unknown!r}, which is not in the tokenizer's vocabulary; "
+            f"{folder}: unk_token in tokenizer_config.json is {unknown!r}, which is not in the "
+            "tokenizer's vocabulary; "
             "name a token that is, or remove unk_token"
         )
 

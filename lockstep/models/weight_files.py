@@ -1,5 +1,5 @@
-"""Checks of the safetensors files of a model folder: names, shapes and types against its configuration, and that all
-numbers are finite.
+"""Checks of the safetensors files of a model folder: names, shapes and types against its
+configuration, and that all numbers are finite.
 """
 
 from __future__ import annotations
@@ -48,22 +48,28 @@ class _Stored:
 
 @dataclass
 class _Report:
-    """Names of tensors, from which `transformers` removes those that may be missing, or that it ignores."""
+    """Names of tensors, from which `transformers` removes those that may be missing, or that it
+    ignores.
+    """
 
     missing_keys: set[str]
     unexpected_keys: set[str]
 
 
-def check_weights(folder: str | os.PathLike[str], model: PreTrainedModel, headless: bool = False) -> None:
+def check_weights(
+    folder: str | os.PathLike[str], model: PreTrainedModel, headless: bool = False
+) -> None:
     """Compares the headers of a folder's weights with the model that its configuration asks for.
 
     Args:
         folder: Folder of the model.
         model: The model of the configuration; it may be on the meta device.
-        headless: Only the backbone is needed: a language model's head may be missing, and a reward model's present.
+        headless: Only the backbone is needed: a language model's head may be missing, and a reward
+            model's present.
 
     Raises:
-        ModelError: If weights are missing, unknown to the model, pickled, damaged, quantized, or of another shape.
+        ModelError: If weights are missing, unknown to the model, pickled, damaged, quantized, or of
+            another shape.
     """
     path = Path(folder)
     own = model.state_dict()
@@ -73,7 +79,8 @@ def check_weights(folder: str | os.PathLike[str], model: PreTrainedModel, headle
         for name, there in _headers(file).items():
             if name in stored:
                 raise ModelError(
-                    f"{stored[name].file} and {file} both hold {name}, and only one of them can count; copy or "
+                    f"{stored[name].file} and {file} both hold {name}, and only one of them can "
+                    "count; copy or "
                     "download the folder again"
                 )
             stored[name] = there
@@ -87,33 +94,43 @@ def check_weights(folder: str | os.PathLike[str], model: PreTrainedModel, headle
             unknown.update(targets)
         elif there.type not in _TYPES and any(own[target].is_floating_point() for target in known):
             raise ModelError(
-                f"{there.file}: {name} is of type {there.type}; weights must be fp32, bf16 or fp16, so take the model "
+                f"{there.file}: {name} is of type {there.type}; weights must be fp32, bf16 or "
+                "fp16, so take the model "
                 "as it was before it was quantized"
             )
         elif targets == [name] and wanted[name] != there.shape:
             raise ModelError(
-                f"{there.file}: {name} has shape {there.shape}, but config.json asks for {wanted[name]}; weights and "
+                f"{there.file}: {name} has shape {there.shape}, but config.json asks for "
+                f"{wanted[name]}; weights and "
                 "configuration are of two models"
             )
     _require_all(path, model, wanted.keys() - found, unknown, headless)
 
 
-def _require_all(path: Path, model: PreTrainedModel, missing: set[str], unknown: set[str], headless: bool) -> None:
+def _require_all(
+    path: Path, model: PreTrainedModel, missing: set[str], unknown: set[str], headless: bool
+) -> None:
     tied = model.all_tied_weights_keys
-    missing = {name for name in missing if tied.get(name, name) in missing}  # one of two tied tensors is enough
+    missing = {
+        name for name in missing if tied.get(name, name) in missing
+    }  # one of two tied tensors is enough
     report = _Report(missing, unknown)
-    model._adjust_missing_and_unexpected_keys(cast(LoadStateDictInfo, report))  # what it may lack, or not use
+    model._adjust_missing_and_unexpected_keys(
+        cast(LoadStateDictInfo, report)
+    )  # what it may lack, or not use
     missing, unknown = report.missing_keys, report.unexpected_keys
     if headless:
         missing = {name for name in missing if name.startswith(f"{model.base_model_prefix}.")}
         unknown = unknown - {_UNIT}
     if missing:
         raise ModelError(
-            f"the model in {path} has no weights for {_name_some(missing)}; download it again, or name a causal model"
+            f"the model in {path} has no weights for {_name_some(missing)}; download it again, or "
+            "name a causal model"
         )
     if unknown:
         raise ModelError(
-            f"the files of {path} hold weights that config.json has no place for: {_name_some(unknown)}; they would be "
+            f"the files of {path} hold weights that config.json has no place for: "
+            f"{_name_some(unknown)}; they would be "
             "left out without a word, so bring the config.json that belongs to them"
         )
 
@@ -130,35 +147,51 @@ def require_finite(folder: str | os.PathLike[str]) -> None:
 
 
 def require_finite_tensor(source: object, name: str, tensor: Tensor) -> None:
-    """Raises ModelError if a number of a tensor is NaN or infinite; its message begins with `source`."""
+    """Raises ModelError if a number of a tensor is NaN or infinite; its message begins with
+    `source`.
+    """
     if not tensor.is_floating_point() or not tensor.numel():
         return
     low, high = (float(end) for end in tensor.aminmax())  # both are NaN where one number is
     largest = max(abs(low), abs(high))
     if _LARGEST < largest < math.inf:
-        raise ModelError(f"{source}: {name} holds {largest:.3g}, which fp32 cannot hold; models are read as fp32")
+        raise ModelError(
+            f"{source}: {name} holds {largest:.3g}, which fp32 cannot hold; models are read as fp32"
+        )
     if not math.isfinite(low) or not math.isfinite(high):
         what = "NaN" if math.isnan(low) else "infinite numbers"
         raise ModelError(
-            f"{source}: {name} holds {what}; the training that wrote it broke, or the file did: take an earlier "
+            f"{source}: {name} holds {what}; the training that wrote it broke, or the file did: "
+            "take an earlier "
             "checkpoint, or copy or download it again"
         )
 
 
 def require_rewards(folder: Path) -> None:
-    """Raises ModelError unless a folder's weights have the head of a reward model, one with a single label."""
-    units = [headers[_UNIT].shape for file in weight_files(folder) if _UNIT in (headers := _headers(file))]
+    """Raises ModelError unless a folder's weights have the head of a reward model, one with a
+    single label.
+    """
+    units = [
+        headers[_UNIT].shape
+        for file in weight_files(folder)
+        if _UNIT in (headers := _headers(file))
+    ]
     labels = units[0][0] if units else 0
     if labels != 1:
         why = f"has {labels} labels" if labels else f"has no {_UNIT}"
         raise ModelError(
-            f"{folder} holds no reward model: it {why}; `lockstep train` makes one with algorithm: reward_model"
+            f"{folder} holds no reward model: it {why}; `lockstep train` makes one with "
+            "algorithm: reward_model"
         )
 
 
 def are_on_hub(folder: Path) -> bool:
-    """True if a folder is in the hub's local cache and lacks weights, which a dry run does not fetch."""
-    return folder.parent.name == "snapshots" and not all(file.is_file() for file in _list_files(folder))
+    """True if a folder is in the hub's local cache and lacks weights, which a dry run does not
+    fetch.
+    """
+    return folder.parent.name == "snapshots" and not all(
+        file.is_file() for file in _list_files(folder)
+    )
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -169,7 +202,8 @@ def weight_files(folder: Path) -> list[Path]:
         return files
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
         raise ModelError(
-            f"{folder} has its weights as pickles only, which may run code when they are opened; save the model again "
+            f"{folder} has its weights as pickles only, which may run code when they are opened; "
+            "save the model again "
             "with transformers, which writes safetensors"
         )
     names = ", ".join(file.name for file in missing) or "those its index should name"
@@ -181,12 +215,16 @@ def _list_files(folder: Path) -> list[Path]:
     if (folder / _INDEX).is_file():
         names = read_json(folder, _INDEX, "").get("weight_map")
         if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-            raise ModelError(f"{folder / _INDEX} has no weight_map from tensors to files; copy or download it again")
+            raise ModelError(
+                f"{folder / _INDEX} has no weight_map from tensors to files; copy or download it "
+                "again"
+            )
         files = sorted({folder / name for name in names.values()})
         outside = next((file for file in files if file.parent != folder), None)
         if outside is not None:
             raise ModelError(
-                f"{folder / _INDEX} names {outside}, which is not in its folder; copy or download it again"
+                f"{folder / _INDEX} names {outside}, which is not in its folder; copy or download "
+                "it again"
             )
     else:
         files = [folder / _WHOLE]
@@ -194,7 +232,8 @@ def _list_files(folder: Path) -> list[Path]:
 
 
 class _Names:
-    """Renames tensors of files as `transformers` does: from older checkpoints, or into fused or split tensors.
+    """Renames tensors of files as `transformers` does: from older checkpoints, or into fused or
+    split tensors.
 
     Args:
         model: The model that is to hold them.
@@ -208,13 +247,17 @@ class _Names:
         self._prefix, self._wanted = model.base_model_prefix, dict(wanted)
 
     def targets(self, name: str) -> list[str]:
-        """Names the model's tensors that a tensor of a file goes into, whether or not the model has them."""
+        """Names the model's tensors that a tensor of a file goes into, whether or not the model has
+        them.
+        """
         renamed, source = self._rename(name, self._renamings, self._converters)
         if renamed not in self._wanted and name in self._wanted:
             renamed, source = self._rename(name, [], [])
         if source is None:
             return [renamed]
-        first, *others = next(rule for rule in self._converters if source in rule.source_patterns).target_patterns
+        first, *others = next(
+            rule for rule in self._converters if source in rule.source_patterns
+        ).target_patterns
         return [renamed, *(renamed.replace(first, other) for other in others)]
 
     def _rename(
@@ -233,7 +276,10 @@ def _name_some(names: set[str]) -> str:
 def _headers(file: Path) -> dict[str, _Stored]:
     with _open_file(file) as opened:
         slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
-        return {name: _Stored(file, list(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
+        return {
+            name: _Stored(file, list(part.get_shape()), part.get_dtype())
+            for name, part in slices.items()
+        }
 
 
 def _tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
@@ -248,5 +294,11 @@ def _open_file(file: Path) -> Iterator[Any]:
     try:
         with safe_open(file, "pt") as opened:
             yield opened
-    except (SafetensorError, OSError, RuntimeError) as error:  # the last from torch, for a file that does not open
-        raise ModelError(f"{file} is damaged ({first_line(error)}); copy or download it again") from error
+    except (
+        SafetensorError,
+        OSError,
+        RuntimeError,
+    ) as error:  # the last from torch, for a file that does not open
+        raise ModelError(
+            f"{file} is damaged ({first_line(error)}); copy or download it again"
+        ) from error

@@ -1,7 +1,9 @@
-"""Attention under context parallelism: each rank has two chunks of every sequence, and gathers the keys of all ranks.
+"""Attention under context parallelism: each rank has two chunks of every sequence, and gathers the
+keys of all ranks.
 
-Keys and values are gathered, which with grouped-query attention are smaller than the hidden states. A rank computes
-attention for its own queries only; its early chunk sees few keys and its late one many, so all ranks have equal work.
+Keys and values are gathered, which with grouped-query attention are smaller than the hidden states.
+A rank computes attention for its own queries only; its early chunk sees few keys and its late one
+many, so all ranks have equal work.
 
 Letters: T tokens of the row, n of them on this rank, H heads of keys, D size of a head.
 """
@@ -44,7 +46,8 @@ class Zigzag(Layout):
     Attributes:
         group: The ranks.
         chunks: The chunks of the share, in order.
-        gathered: Index of each position of the row into the concatenated shares of all ranks, int64 [T].
+        gathered: Index of each position of the row into the concatenated shares of all ranks, int64
+            [T].
     """
 
     group: dist.ProcessGroup | None
@@ -54,7 +57,9 @@ class Zigzag(Layout):
 
     @classmethod
     def of(cls, row: Batch, packing: Packing, rank: int, group: dist.ProcessGroup | None) -> Zigzag:
-        """The layout of sequences whose lengths can be cut into 2 · C chunks, on one of the C ranks of a group."""
+        """The layout of sequences whose lengths can be cut into 2 · C chunks, on one of the C ranks
+        of a group.
+        """
         count = 2 * packing.size
         chunks = tuple(
             Chunk(length // count, start, (number + 1) * length // count)

@@ -1,20 +1,24 @@
-"""Agreement of sampler and learner at every step: both must give the same tokens the same probability.
+"""Agreement of sampler and learner at every step: both must give the same tokens the same
+probability.
 
-Both sides are compared at the weights that sampled, before a step is trained on. If these are the learner's own,
-both have scored the same tokens with the same weights. If they are older, because the sampler is one step ahead,
-the learner has moved meanwhile. The sampler measures how far: it reads the tokens with the weights that sampled them,
-and once more with those that the learner has now:
+Both sides are compared at the weights that sampled, before a step is trained on. If these are the
+learner's own, both have scored the same tokens with the same weights. If they are older, because
+the sampler is one step ahead, the learner has moved meanwhile. The sampler measures how far: it
+reads the tokens with the weights that sampled them, and once more with those that the learner has
+now:
 
     Δ = (learner_now − sampler_sampled) − (sampler_reads_now − sampler_read_then)
 
-The second bracket is staleness and no fault. A sampler that decodes wrong differs from its own reading; one whose
-weights or kernels are wrong differs from the learner. A sampler reads at temperature 1 with all tokens. If it sampled
-otherwise, tokens are only read: Δ = learner_now − sampler_reads_now at temperature 1, and decoding is compared only in
-steps without staleness, such as the first.
+The second bracket is staleness and no fault. A sampler that decodes wrong differs from its own
+reading; one whose weights or kernels are wrong differs from the learner. A sampler reads at
+temperature 1 with all tokens. If it sampled otherwise, tokens are only read: Δ = learner_now −
+sampler_reads_now at temperature 1, and decoding is compared only in steps without staleness, such
+as the first.
 
-Where both sides are exact, the learner would say what the sampler said. So only a keyed share of a step's responses is
-recomputed before it is trained on (`score`). Its first minibatch is trained at the same weights, and other tokens in
-that are compared then (`compare_trained`). From the first token on that differs, all are recomputed.
+Where both sides are exact, the learner would say what the sampler said. So only a keyed share of a
+step's responses is recomputed before it is trained on (`score`). Its first minibatch is trained at
+the same weights, and other tokens in that are compared then (`compare_trained`). From the first
+token on that differs, all are recomputed.
 """
 
 from __future__ import annotations
@@ -42,7 +46,9 @@ _LOOKED_AT = 64
 """Number of responses of a step that are compared if scoring all of them would cost too much."""
 
 SHARE, _FEWEST = 8, 4
-"""One in `SHARE` responses of a step is recomputed if both sides are exact, but at least `_FEWEST`."""
+"""One in `SHARE` responses of a step is recomputed if both sides are exact, but at least
+`_FEWEST`.
+"""
 
 
 class Disagreement(BrokenPromiseError):
@@ -98,8 +104,9 @@ class Certificate:
     """The exactness of a run.
 
     Attributes:
-        level: E0, watched; E1, within the bound, or the run stops; E2, equal to the bit; E3, in any batch as well, for
-            which `lockstep certify` looks (docs/concepts/exactness.md); none, where no token was compared.
+        level: E0, watched; E1, within the bound, or the run stops; E2, equal to the bit; E3, in any
+            batch as well, for which `lockstep certify` looks (docs/concepts/exactness.md); none,
+            where no token was compared.
         tokens: Tokens that sampler and learner both scored.
         not_recomputed: Tokens that only the sampler scored with the weights that sampled them.
         mismatches: Compared tokens whose two log-probabilities are not the same to the bit.
@@ -127,9 +134,13 @@ class Certificate:
         else:
             level = "E1" if promise.stops else "E0"
         if promise.exact and total.mismatches:
-            reason = f"{total.mismatches:,} tokens have another log-probability sampled than trained"
+            reason = (
+                f"{total.mismatches:,} tokens have another log-probability sampled than trained"
+            )
         tokens = int(total.tokens)
-        return cls(level, tokens, not_recomputed, total.mismatches, total.largest, promise.exact, reason)
+        return cls(
+            level, tokens, not_recomputed, total.mismatches, total.largest, promise.exact, reason
+        )
 
 
 class Agreement:
@@ -161,22 +172,30 @@ class Agreement:
         self._before = self.dump()
 
     def compare(
-        self, step: int, version: int, batch: Batch, snapshot: Snapshot | None = None, read_N: Tensor | None = None
+        self,
+        step: int,
+        version: int,
+        batch: Batch,
+        snapshot: Snapshot | None = None,
+        read_N: Tensor | None = None,
     ) -> Metrics:
         """Compares tokens of a step.
 
         Args:
             step: Its number, from 1.
             version: Version of the learner's weights.
-            batch: Responses with `sampler_logprob`, and `old_logprob` by the same weights. Those that were not
-                `recomputed` are left out; without `old_logprob` the learner scores some of them here.
+            batch: Responses with `sampler_logprob`, and `old_logprob` by the same weights. Those
+                that were not `recomputed` are left out; without `old_logprob` the learner scores
+                some of them here.
             snapshot: Source of the learner's weights if the sampler is asked; None: the learner.
-            read_N: Result of `read`, if older weights may have sampled; call it outside of the session then.
+            read_N: Result of `read`, if older weights may have sampled; call it outside of the
+                session then.
 
         Returns:
-            `agreement/…`: see `objectives.mismatch.agreement`; `tokens`, the number compared, `bound`, and `breach`, 1
-            if it is broken; where both sides are exact, `mismatches` and `not_recomputed`, the number not compared; and
-            the metrics of the watch.
+            `agreement/…`: see `objectives.mismatch.agreement`; `tokens`, the number compared,
+                `bound`, and `breach`, 1
+            if it is broken; where both sides are exact, `mismatches` and `not_recomputed`, the
+            number not compared; and the metrics of the watch.
 
         Raises:
             Disagreement: If the bound is broken, and a breach stops the run.
@@ -197,7 +216,8 @@ class Agreement:
         return metrics
 
     def score(self, batch: Batch, seed: int, step: int) -> Batch:
-        """Adds the learner's log-probabilities of the masked tokens, with the weights that sampled them.
+        """Adds the learner's log-probabilities of the masked tokens, with the weights that sampled
+        them.
 
         Args:
             batch: Responses with `sampler_logprob`.
@@ -205,22 +225,33 @@ class Agreement:
             step: Steps done.
 
         Returns:
-            The batch with `old_logprob` and, per response, `recomputed`. The sampler's log-probabilities are taken for
-            the learner's where both sides are exact, no token has differed so far, and none does of the share that is
-            recomputed.
+            The batch with `old_logprob` and, per response, `recomputed`. The sampler's
+            log-probabilities are taken for the learner's where both sides are exact, no token has
+            differed so far, and none does of the share that is recomputed.
         """
         self._before = self.dump()
-        if self._promise.exact and not self._promise.stops_inexact and not self.state.total.mismatches:
+        if (
+            self._promise.exact
+            and not self._promise.stops_inexact
+            and not self.state.total.mismatches
+        ):
             sampler_N = trainable(batch["sampler_logprob"], batch.mask)
-            batch = batch.with_columns({"old_logprob": sampler_N}, {"recomputed": _choose_share(batch, seed, step)})
+            batch = batch.with_columns(
+                {"old_logprob": sampler_N}, {"recomputed": _choose_share(batch, seed, step)}
+            )
             share = _select_recomputed(batch)
-            if bool(sampler_N.isfinite().all()) and torch.equal(self._policy.logprobs(share), share["old_logprob"]):
+            if bool(sampler_N.isfinite().all()) and torch.equal(
+                self._policy.logprobs(share), share["old_logprob"]
+            ):
                 return batch
         everything = torch.ones(len(batch), dtype=torch.bool)
-        return batch.with_columns({"old_logprob": self._policy.logprobs(batch)}, {"recomputed": everything})
+        return batch.with_columns(
+            {"old_logprob": self._policy.logprobs(batch)}, {"recomputed": everything}
+        )
 
     def compare_trained(self, step: int, now: Tally) -> Metrics:
-        """Compares tokens that were not recomputed, as training computed them with the weights that sampled.
+        """Compares tokens that were not recomputed, as training computed them with the weights that
+        sampled.
 
         Args:
             step: Its number, from 1; `compare` came before.
@@ -239,15 +270,21 @@ class Agreement:
         return metrics
 
     def read(self, batch: Batch) -> Tensor:
-        """Log-probabilities of some responses of a batch, read by the sampler with its current weights, [N]."""
+        """Log-probabilities of some responses of a batch, read by the sampler with its current
+        weights, [N].
+        """
         return self._engine.logprobs(_plain(batch.select(_pick_responses(batch))))
 
     def _read_now(self, batch: Batch, snapshot: Snapshot, read_N: Tensor) -> Batch:
-        """The batch with what the sampler would say of its responses by the learner's weights, less its own error."""
+        """The batch with what the sampler would say of its responses by the learner's weights, less
+        its own error.
+        """
         with self._engine.at(snapshot.version, snapshot):
             now_N = self._engine.logprobs(_plain(batch))
         if batch.sampling is None or batch.sampling.unshaped:
-            return batch.with_columns({"sampler_logprob": batch["sampler_logprob"] + now_N - read_N})
+            return batch.with_columns(
+                {"sampler_logprob": batch["sampler_logprob"] + now_N - read_N}
+            )
         return _plain(batch).with_columns({"sampler_logprob": now_N})
 
     @property
@@ -265,11 +302,17 @@ class Agreement:
         if self.watch is not None and saved["watch"] is not None:
             self.watch.restore(saved["watch"])
 
-    def _judge(self, step: int, now: Tally, measured: Metrics, not_recomputed: int) -> tuple[Metrics, State]:
-        """Metrics and state after more tokens; raises, or notes once, where they break a promise."""
+    def _judge(
+        self, step: int, now: Tally, measured: Metrics, not_recomputed: int
+    ) -> tuple[Metrics, State]:
+        """Metrics and state after more tokens; raises, or notes once, where they break a
+        promise.
+        """
         total, promise = self.state.total + now, self._promise
         broken = now.breaks(promise.bound) or total.breaks(promise.bound)
-        known = Metrics(tokens=Sum(now.tokens), bound=Last(promise.bound), breach=Max(float(broken)))
+        known = Metrics(
+            tokens=Sum(now.tokens), bound=Last(promise.bound), breach=Max(float(broken))
+        )
         if promise.exact:
             known += Metrics(mismatches=Sum(now.mismatches), not_recomputed=Sum(not_recomputed))
         metrics = (measured + known).with_prefix("agreement")
@@ -277,42 +320,62 @@ class Agreement:
             self._check_bound(step, now, total, metrics)
         if promise.exact and now.mismatches:
             self._check_bits(step, now, metrics)
-        return metrics, State(total, self.state.broken or broken, self.state.not_recomputed + not_recomputed)
+        return metrics, State(
+            total, self.state.broken or broken, self.state.not_recomputed + not_recomputed
+        )
 
     def _check_bound(self, step: int, now: Tally, total: Tally, metrics: Metrics) -> None:
         """Raises, or notes once, if the bound is broken."""
         over = now if now.breaks(self._promise.bound) else total
-        sentence = f"step {step}: sampler and learner disagree, {_figures(over, over is total, self._promise.bound)}"
+        sentence = (
+            f"step {step}: sampler and learner disagree, "
+            f"{_figures(over, over is total, self._promise.bound)}"
+        )
         if self._promise.stops:
             raise Disagreement(
-                f"{sentence}; nothing of this step was trained on; find the place with `{self._promise.command}`, or "
+                f"{sentence}; nothing of this step was trained on; find the place with "
+                f"`{self._promise.command}`, or "
                 "continue with agreement.on_breach=warn",
                 metrics,
             )
         if not self.state.broken:
-            self._note(f"{sentence}; the run continues, since agreement.on_breach=warn; `{self._promise.command}`")
+            self._note(
+                f"{sentence}; the run continues, since agreement.on_breach=warn; "
+                f"`{self._promise.command}`"
+            )
 
     def _check_bits(self, step: int, now: Tally, metrics: Metrics) -> None:
         """Raises, or notes once, if a token differs although both sides are exact."""
         sentence = (
-            f"step {step}: {now.mismatches} of {now.tokens:.0f} tokens have another log-probability where they were "
-            f"sampled than where they are trained, by up to {now.largest:.2g} nats, although both sides are exact"
+            f"step {step}: {now.mismatches} of {now.tokens:.0f} tokens have another "
+            "log-probability where they were "
+            f"sampled than where they are trained, by up to {now.largest:.2g} nats, although both "
+            "sides are exact"
         )
         if self._promise.stops_inexact:
             raise Disagreement(
-                f"{sentence}; nothing of this step was trained on; find the place with `{self._promise.command}`, or "
+                f"{sentence}; nothing of this step was trained on; find the place with "
+                f"`{self._promise.command}`, or "
                 "continue with agreement.exact=true",
                 metrics,
             )
         if not self.state.total.mismatches:
-            self._note(f"{sentence}; the run continues within its bound (E1), and recomputes every token from now on")
+            self._note(
+                f"{sentence}; the run continues within its bound (E1), and recomputes every token "
+                "from now on"
+            )
 
 
 def _figures(over: Tally, overall: bool, bound: float) -> str:
     where = "of all steps so far" if overall else "of this step"
-    unknown = f"{over.unknown} of them without a finite log-probability on both sides, " if over.unknown else ""
+    unknown = (
+        f"{over.unknown} of them without a finite log-probability on both sides, "
+        if over.unknown
+        else ""
+    )
     return (
-        f"mean e^|Δ| is {over.mean:.6g} over {over.tokens:.0f} tokens {where}, {unknown}and the bound is {bound:g} "
+        f"mean e^|Δ| is {over.mean:.6g} over {over.tokens:.0f} tokens {where}, {unknown}and the "
+        f"bound is {bound:g} "
         "(agreement.max_mult_prob_error)"
     )
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from lockstep.config import LearnerSection, SamplerSection, Sampling
 
 
-def doctor_options(learner: LearnerSection, sampler: SamplerSection, sampling: Sampling | None) -> str:
-    """Options for `lockstep doctor table MODEL` and its like, so that they compare what a run compares.
+def doctor_options(
+    learner: LearnerSection, sampler: SamplerSection, sampling: Sampling | None
+) -> str:
+    """Options for `lockstep doctor table MODEL` and its like, so that they compare what a run
+    compares.
 
     Args:
         learner: The learner of the run.
@@ -25,7 +28,8 @@ def doctor_options(learner: LearnerSection, sampler: SamplerSection, sampling: S
     shape = {} if sampling is None else sampling.params().filters_and_penalties
     if sampling is not None and (sampling.temperature != 1.0 or shape):
         options = ", ".join(
-            f"{name}: {value}" for name, value in {"temperature": sampling.temperature, **shape}.items()
+            f"{name}: {value}"
+            for name, value in {"temperature": sampling.temperature, **shape}.items()
         )
         parts.append(f"'grid.methods=[{{{options}}}]'")
     return " ".join(parts)

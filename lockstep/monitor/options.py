@@ -14,34 +14,52 @@ _CEILINGS: Mapping[DType, float] = {"fp32": 1.001, "bf16": 1.05, "fp16": 1.01}
 
 
 class DriftSection(Section):
-    """The drift monitor: an alarm when the mismatch of sampler and learner rises; see docs/guides/add_a_model.md."""
+    """The drift monitor: an alarm when the mismatch of sampler and learner rises; see
+    docs/guides/add_a_model.md.
+    """
 
     false_alarm_rate: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
         default=0.01, description="bound on the chance that a healthy run ever has an alarm"
     )
-    baseline_steps: PositiveInt = Field(default=20, description="first steps, from which the usual mismatch is learned")
+    baseline_steps: PositiveInt = Field(
+        default=20, description="first steps, from which the usual mismatch is learned"
+    )
     factor: Annotated[float, Field(gt=1.0)] = Field(
-        default=1.5, description="a mismatch is healthy up to this times (mean + 3 standard errors) of the first steps"
+        default=1.5,
+        description=(
+            "a mismatch is healthy up to this times (mean + 3 standard errors) of the first steps"
+        ),
     )
 
 
 class AgreementSection(Section):
-    """The promise that sampler and learner give the same tokens the same probability; docs/guides/add_a_model.md."""
+    """The promise that sampler and learner give the same tokens the same probability;
+    docs/guides/add_a_model.md.
+    """
 
     exact: bool | Literal["require"] = Field(
         default=True,
-        description="sample and train by kernels that give a token the same log-probability to the bit; true: where "
-        "that is possible; require: refuse the recipe where it is not, and stop at a token that differs",
+        description="sample and train by kernels that give a token the same log-probability to "
+        "the bit; true: where "
+        "that is possible; require: refuse the recipe where it is not, and stop at a token that "
+        "differs",
     )
     on_breach: Literal["stop", "warn"] = Field(
-        default="stop", description="stop before training on a step that breaks the bound; or warn, and exit with 4"
+        default="stop",
+        description=(
+            "stop before training on a step that breaks the bound; or warn, and exit with 4"
+        ),
     )
     max_mult_prob_error: Annotated[float, Field(gt=1.0)] | None = Field(
         default=None,
-        description="bound on the mean of e^|Δ| over a step's tokens; null: 1.001 in fp32, 1.05 in bf16, 1.01 in fp16",
+        description=(
+            "bound on the mean of e^|Δ| over a step's tokens; null: 1.001 in fp32, 1.05 "
+            "in bf16, 1.01 in fp16"
+        ),
     )
     drift: DriftSection | None = Field(
-        default=DriftSection(), description="alarm when the mismatch rises above that of the first steps; null: off"
+        default=DriftSection(),
+        description="alarm when the mismatch rises above that of the first steps; null: off",
     )
 
     @property
@@ -51,7 +69,9 @@ class AgreementSection(Section):
 
     @property
     def requires_exact(self) -> bool:
-        """True if a recipe that cannot be exact is refused, and a run ends at the first token that differs."""
+        """True if a recipe that cannot be exact is refused, and a run ends at the first token that
+        differs.
+        """
         return self.exact == "require"
 
     @property

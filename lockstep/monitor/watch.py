@@ -1,7 +1,9 @@
-"""The doctor in training: an alarm when sampler and learner drift apart, with the cause of the drift.
+"""The doctor in training: an alarm when sampler and learner drift apart, with the cause of the
+drift.
 
-Each step gives one number, z: the mean over its sequences of (mean of e^min(|Δ|, 3) over the tokens) − 1. It lies
-within [0, e³ − 1], so that no token decides alone. `monitor.sequential` defines the test and what it proves.
+Each step gives one number, z: the mean over its sequences of (mean of e^min(|Δ|, 3) over the
+tokens) − 1. It lies within [0, e³ − 1], so that no token decides alone. `monitor.sequential`
+defines the test and what it proves.
 
 An alarm means that z has risen. The cause is measured, while nothing is trained: the sampler reads
 the step's own tokens; it gets the same weights again, and reads them once more; and it scores
@@ -12,10 +14,10 @@ sequences that were kept from the first steps. Four outcomes, the first that hol
     weights   the kept sequences disagree now, too: with these weights the two compute differently
     text      the kept sequences agree as ever: what is sampled has become harder to agree on
 
-"Agree" means nearer, by ratio, to the usual mismatch than to the one that raised the alarm. On kept sequences |Δ| grows
-as the policy comes to find their tokens less likely, although nothing is computed worse: with independent errors of one
-size in the logits, the error of log p grows as 1 − p. So their mismatch is rescaled to the mean 1 − p that they had
-when they were kept.
+"Agree" means nearer, by ratio, to the usual mismatch than to the one that raised the alarm. On kept
+sequences |Δ| grows as the policy comes to find their tokens less likely, although nothing is
+computed worse: with independent errors of one size in the logits, the error of log p grows as 1 −
+p. So their mismatch is rescaled to the mean 1 − p that they had when they were kept.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ from lockstep.weight_sync.sync import Snapshot
 Outcome = Literal["decode", "refit", "weights", "text"]
 
 FLOOR = 1e-3
-"""A mismatch z that is healthy at any usual level; about half the difference of two sound fp32 engines."""
+"""A mismatch z that is healthy at any usual level; about half the difference of two sound fp32
+engines.
+"""
 
 _CAP = 3.0  # nats
 _KEPT = 16  # sequences
@@ -47,13 +51,19 @@ _SURE = 1e-3  # a mean of 1 − p below which a ratio says nothing
 
 
 _MEANING: Mapping[Outcome, str] = {
-    "decode": "the sampler agrees when it reads the same tokens, so its weights are right, and its decoding or a cache "
+    "decode": "the sampler agrees when it reads the same tokens, so its weights are right, and "
+    "its decoding or a cache "
     "is wrong",
-    "refit": "the sampler agrees once the same weights were sent again, so a refit did not take effect",
-    "weights": "neither reading nor sending the same weights again helps, and sequences of the first steps disagree as "
-    "well, so with these weights the two compute differently: a tensor that no refit reaches, or a precision that no "
+    "refit": (
+        "the sampler agrees once the same weights were sent again, so a refit did not take effect"
+    ),
+    "weights": "neither reading nor sending the same weights again helps, and sequences of the "
+    "first steps disagree as "
+    "well, so with these weights the two compute differently: a tensor that no refit reaches, or "
+    "a precision that no "
     "longer suffices",
-    "text": "neither reading nor sending the same weights again helps, but sequences of the first steps agree as ever, "
+    "text": "neither reading nor sending the same weights again helps, but sequences of the first "
+    "steps agree as ever, "
     "so what is sampled has become harder to agree on, longer or less certain",
 }
 
@@ -76,8 +86,13 @@ class Kept:
 
     def batch(self) -> Batch:
         """The sequences as a batch, to be scored at temperature 1."""
-        flat = [torch.tensor([value for row in rows for value in row]) for rows in (self.tokens, self.mask)]
-        return Batch(flat[0], torch.tensor([len(row) for row in self.tokens]), {"mask": flat[1].bool()})
+        flat = [
+            torch.tensor([value for row in rows for value in row])
+            for rows in (self.tokens, self.mask)
+        ]
+        return Batch(
+            flat[0], torch.tensor([len(row) for row in self.tokens]), {"mask": flat[1].bool()}
+        )
 
 
 @dataclass(frozen=True)
@@ -122,12 +137,20 @@ class Evidence:
     def metrics(self) -> Metrics:
         """Metrics of the measurements, as mean e^|Δ|."""
         shown = ("rescored", "resent", "kept_then", "kept_now")
-        return Metrics({f"watch/{name}": Last(1.0 + value) for name, value in asdict(self).items() if name in shown})
+        return Metrics(
+            {
+                f"watch/{name}": Last(1.0 + value)
+                for name, value in asdict(self).items()
+                if name in shown
+            }
+        )
 
     def __str__(self) -> str:
         return (
-            f"{self.outcome}: {_MEANING[self.outcome]} (mean e^|Δ| {1 + self.rescored:.4f} when it reads, "
-            f"{1 + self.resent:.4f} once the weights were sent again, {1 + self.kept_now:.4f} after "
+            f"{self.outcome}: {_MEANING[self.outcome]} (mean e^|Δ| {1 + self.rescored:.4f} when "
+            "it reads, "
+            f"{1 + self.resent:.4f} once the weights were sent again, {1 + self.kept_now:.4f} "
+            "after "
             f"{1 + self.kept_then:.4f} on sequences of the first steps)"
         )
 
@@ -147,12 +170,25 @@ class Watch:
     """
 
     def __init__(
-        self, policy: Learner, engine: SamplerSession, test: DriftTest, note: Callable[[str], None], cure: str = ""
+        self,
+        policy: Learner,
+        engine: SamplerSession,
+        test: DriftTest,
+        note: Callable[[str], None],
+        cure: str = "",
     ) -> None:
-        self._policy, self._engine, self._test, self._note, self._cure = policy, engine, test, note, cure
+        self._policy, self._engine, self._test, self._note, self._cure = (
+            policy,
+            engine,
+            test,
+            note,
+            cure,
+        )
         self.state = WatchState()
 
-    def __call__(self, step: int, version: int, batch: Batch, snapshot: Snapshot | None = None) -> Metrics:
+    def __call__(
+        self, step: int, version: int, batch: Batch, snapshot: Snapshot | None = None
+    ) -> Metrics:
         """Takes a step's responses into account.
 
         Args:
@@ -162,8 +198,8 @@ class Watch:
             snapshot: Source of these weights if the sampler is asked; None: the learner.
 
         Returns:
-            `watch/mismatch`, `watch/e_value` and `watch/alarm` (1 from the alarm on); `watch/bound` after the first
-            steps; and, at the alarm, the measurements.
+            `watch/mismatch`, `watch/e_value` and `watch/alarm` (1 from the alarm on); `watch/bound`
+            after the first steps; and, at the alarm, the measurements.
         """
         before = self.state
         now = _mismatch(batch, batch["old_logprob"], batch["sampler_logprob"])
@@ -193,7 +229,9 @@ class Watch:
         self.state = WatchState(DriftState(**saved["drift"]), kept)
 
     def _keep(self, version: int, batch: Batch, snapshot: Snapshot | None) -> Kept:
-        """Keeps sequences from all over a batch, with the agreement of sampler and learner on them."""
+        """Keeps sequences from all over a batch, with the agreement of sampler and learner on
+        them.
+        """
         rows = torch.linspace(0, len(batch) - 1, min(_KEPT, len(batch))).long()
         kept = replace(batch.select(rows), sampling=None)
         learner_N = self._policy.logprobs(kept)
@@ -207,9 +245,17 @@ class Watch:
         )
 
     def _examine(
-        self, version: int, batch: Batch, snapshot: Snapshot | None, now: float, usual: float, kept: Kept
+        self,
+        version: int,
+        batch: Batch,
+        snapshot: Snapshot | None,
+        now: float,
+        usual: float,
+        kept: Kept,
     ) -> Evidence:
-        """Measures the evidence: asks the sampler for the same tokens in other ways, with the same weights."""
+        """Measures the evidence: asks the sampler for the same tokens in other ways, with the same
+        weights.
+        """
         own, old = replace(batch, sampling=None), kept.batch()
         own_N, old_N = self._policy.logprobs(own), self._policy.logprobs(old)
         with self._engine.at(version, snapshot):
@@ -218,19 +264,26 @@ class Watch:
             resent = _mismatch(own, own_N, self._engine.logprobs(own))
             kept_now = _mismatch(old, old_N, self._engine.logprobs(old))
         share = kept.uncertainty / max(_uncertainty(old, old_N), _SURE)
-        return Evidence(usual, now, rescored or 0.0, resent or 0.0, kept.mismatch, (kept_now or 0.0) * share)
+        return Evidence(
+            usual, now, rescored or 0.0, resent or 0.0, kept.mismatch, (kept_now or 0.0) * share
+        )
 
 
 def _alarm(drift: DriftState, now: float, test: DriftTest) -> str:
     return (
-        f"sampler and learner drift apart: mean e^|Δ| is {1 + now:.4f}, and was {1 + drift.mean:.4f} in the first "
-        f"{test.baseline_steps} steps (e-value {drift.e_value:.0f}; at most {test.false_alarm_rate:.1%} of healthy "
+        f"sampler and learner drift apart: mean e^|Δ| is {1 + now:.4f}, and was "
+        f"{1 + drift.mean:.4f} in the first "
+        f"{test.baseline_steps} steps (e-value {drift.e_value:.0f}; at most "
+        f"{test.false_alarm_rate:.1%} of healthy "
         "runs see this alarm)"
     )
 
 
 def _mismatch(batch: Batch, learner_N: Tensor, sampler_N: Tensor) -> float | None:
-    """z of a batch; None if the policy chose no token. A value that is not finite counts as the largest."""
+    """z of a batch; None if the policy chose no token.
+
+    A value that is not finite counts as the largest.
+    """
     chose = batch.per_sample(batch.mask.long()) > 0
     if not chose.any():
         return None

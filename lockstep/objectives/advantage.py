@@ -1,7 +1,9 @@
-"""Generalized advantage estimation (Schulman et al. 2016) over the trainable tokens of a ragged batch.
+"""Generalized advantage estimation (Schulman et al. 2016) over the trainable tokens of a ragged
+batch.
 
-The steps of the decision process are the trainable tokens alone: tool output, user turns, prompts and padding are
-skipped. See `masks` for the legend; T is the largest number of trainable tokens of a sequence.
+The steps of the decision process are the trainable tokens alone: tool output, user turns, prompts
+and padding are skipped. See `masks` for the legend; T is the largest number of trainable tokens of
+a sequence.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ def gae(
         lengths: Tokens of each sequence, int64 [B], on the CPU.
         gamma: Discount γ per trainable token.
         lam: λ, one for all or one per sequence [B].
-        final_value_B: V of the state after each sequence, fp32 [B]: what a truncated one is still worth, 0 for one that
-            has ended. None: all have ended.
+        final_value_B: V of the state after each sequence, fp32 [B]: what a truncated one is still
+            worth, 0 for one that has ended. None: all have ended.
 
     Returns:
         Advantages, fp32 [N], 0 where the mask is off.
@@ -46,11 +48,14 @@ def gae(
         ValueError: If the lengths do not add up to N.
     """
     if int(lengths.sum()) != len(reward_N):
-        raise ValueError(f"lengths add up to {int(lengths.sum())}, but there are {len(reward_N)} rewards")
+        raise ValueError(
+            f"lengths add up to {int(lengths.sum())}, but there are {len(reward_N)} rewards"
+        )
     row_S = rows(lengths, mask_N.device)[mask_N]
     count_B = torch.bincount(row_S, minlength=len(lengths))
     steps = int(count_B.max()) if len(row_S) else 0
-    # Trainable tokens are laid out by step and sequence, so that every sequence ends at the last step.
+    # Trainable tokens are laid out by step and sequence, so that every sequence ends at the last
+    # step.
     step_S = steps - count_B.cumsum(0)[row_S] + torch.arange(len(row_S), device=row_S.device)
     reward_TB, value_TB, advantage_TB = reward_N.new_zeros(3, steps, len(lengths))
     reward_TB[step_S, row_S] = reward_N[mask_N]
@@ -70,10 +75,11 @@ def gae(
 
 
 def length_adaptive_lambda(mask_N: Tensor, lengths: Tensor, alpha: float) -> Tensor:
-    """λ that grows with the response, so that a reward at the end of a long one still reaches its start.
+    """λ that grows with the response, so that a reward at the end of a long one still reaches its
+    start.
 
-    λ = 1 − 1 / max(1, α·length), length in trainable tokens (length-adaptive GAE of VAPO, Yue et al. 2025; the maximum
-    keeps λ ≥ 0 where α·length < 1).
+    λ = 1 − 1 / max(1, α·length), length in trainable tokens (length-adaptive GAE of VAPO, Yue et
+    al. 2025; the maximum keeps λ ≥ 0 where α·length < 1).
 
     Returns:
         fp32 [B].

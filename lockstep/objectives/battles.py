@@ -1,4 +1,6 @@
-"""Ranks judgements by pairwise battles with the Bradley-Terry model (1952), as Meta-Rewarding does (Wu et al. 2024)."""
+"""Ranks judgements by pairwise battles with the Bradley-Terry model (1952), as Meta-Rewarding does
+(Wu et al. 2024).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ _STEPS, _EXACT = 100, 1e-12
 
 
 def consistent_wins(battles: Battles, players: int) -> Tensor:
-    """Counts one win per pair where both orders name the same player, else a tie: half a win for each.
+    """Counts one win per pair where both orders name the same player, else a tie: half a win for
+    each.
 
     Args:
         battles: Pairs with an order that is missing or undecided do not count.
@@ -42,19 +45,22 @@ def consistent_wins(battles: Battles, players: int) -> Tensor:
 
 
 def position_weighted_wins(battles: Battles, players: int) -> Tensor:
-    """Counts wins with less weight in the place that wins more often: ω₁ for one shown first, ω₂ for one shown second.
+    """Counts wins with less weight in the place that wins more often: ω₁ for one shown first, ω₂
+    for one shown second.
 
-    B_ij = ω₁·1[i wins when (i, j) is shown] + ω₂·1[i wins when (j, i) is shown]; ω₁ is the share of decided battles
-    that the second place wins, and ω₂ that of the first (Wu et al. 2024, eq. 3–4). A battle without a verdict adds
-    nothing, and its other order still counts, as in the paper. The paper does not say over which battles wins are
-    totaled; here these are the battles given, of one answer, so that no pair depends on other answers of its step.
+    B_ij = ω₁·1[i wins when (i, j) is shown] + ω₂·1[i wins when (j, i) is shown]; ω₁ is the share of
+    decided battles that the second place wins, and ω₂ that of the first (Wu et al. 2024, eq. 3–4).
+    A battle without a verdict adds nothing, and its other order still counts, as in the paper. The
+    paper does not say over which battles wins are totaled; here these are the battles given, of one
+    answer, so that no pair depends on other answers of its step.
 
     Args:
         battles: Those without a verdict do not count.
         players: Number of players.
 
     Returns:
-        Weighted wins of player i over player j, float64 [P, P]; all 0 where one place wins every battle.
+        Weighted wins of player i over player j, float64 [P, P]; all 0 where one place wins every
+        battle.
     """
     decided = {pair: winner for pair, winner in battles.items() if winner is not None}
     second = sum(winner == "B" for winner in decided.values()) / max(len(decided), 1)
@@ -95,7 +101,9 @@ def bradley_terry(wins_PP: Tensor, l2: float = 0.01) -> Tensor:
 
 
 def _damp(wins_PP: Tensor, theta_P: Tensor, step_P: Tensor, l2: float) -> float:
-    """Returns the largest of 1, ½, ¼, … at which a step does not lower the objective by more than rounding."""
+    """Returns the largest of 1, ½, ¼, … at which a step does not lower the objective by more than
+    rounding.
+    """
     here, size = _objective(wins_PP, theta_P, l2), 1.0
     enough = here - _EXACT * max(1.0, abs(here))
     while size > _EXACT and _objective(wins_PP, theta_P + size * step_P, l2) < enough:

@@ -1,8 +1,8 @@
 """Estimates of a model's accuracy from several responses per question, with their uncertainty.
 
-A figure is a mean over questions of one number per question. For pass@k and majority@k that number is an average over
-*all* subsets of k of the question's n responses: unbiased for k fresh responses, for any n. Subsets are counted in
-integers and divided once, so rounding loses nothing.
+A figure is a mean over questions of one number per question. For pass@k and majority@k that number
+is an average over *all* subsets of k of the question's n responses: unbiased for k fresh responses,
+for any n. Subsets are counted in integers and divided once, so rounding loses nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class Estimate:
 
 
 def pass_at_k(n: int, right: int, k: int) -> float:
-    """Share of the k-subsets of `n` responses, `right` of them right, that hold a right one (Chen et al. 2021, eq. 1).
+    """Share of the k-subsets of `n` responses, `right` of them right, that hold a right one (Chen
+    et al. 2021, eq. 1).
 
     1 − C(n − c, k) / C(n, k)
 
@@ -58,12 +59,14 @@ def pass_at_k(n: int, right: int, k: int) -> float:
 
 @lru_cache(maxsize=1 << 16)
 def majority_at_k(right: int, wrong: tuple[int, ...], silent: int, k: int) -> float:
-    """Share of the k-subsets in which the right answer has most votes; t answers that tie for most count as 1/t each.
+    """Share of the k-subsets in which the right answer has most votes; t answers that tie for most
+    count as 1/t each.
 
     Args:
         right: Responses with the right answer.
         wrong: Responses with each wrong answer.
-        silent: Responses without an answer; they have no vote, and without any vote the right answer does not win.
+        silent: Responses without an answer; they have no vote, and without any vote the right
+            answer does not win.
         k: Size of a subset.
 
     Raises:
@@ -80,7 +83,8 @@ def majority_at_k(right: int, wrong: tuple[int, ...], silent: int, k: int) -> fl
 
 
 def _minorities(sizes: Sequence[int], most: int, limit: int) -> Counter[tuple[int, int]]:
-    """Counts ways to draw at most `limit` responses, `most` of each answer, by (responses drawn, answers with `most`).
+    """Counts ways to draw at most `limit` responses, `most` of each answer, by (responses drawn,
+    answers with `most`).
 
     Args:
         sizes: Responses there are with each answer.
@@ -100,28 +104,35 @@ def _minorities(sizes: Sequence[int], most: int, limit: int) -> Counter[tuple[in
 def share(values: Sequence[float]) -> Estimate:
     """The mean of one number in [0, 1] per question, with a score interval that stays in [0, 1].
 
-    Wilson's interval (1927) at the sample size that a simple random sample would need for the same variance, as for
-    surveys by clusters (Kish 1965; Korn & Graubard 1998): n* = p (1 − p) / (s² / n). The question is the cluster, so
-    responses to one question never count as independent. With one response per question n* = n: Wilson's own interval.
-    Where all questions agree there is no variance to go by, and n* = n, the least it can be.
+    Wilson's interval (1927) at the sample size that a simple random sample would need for the same
+    variance, as for surveys by clusters (Kish 1965; Korn & Graubard 1998): n* = p (1 − p) / (s² /
+    n). The question is the cluster, so responses to one question never count as independent. With
+    one response per question n* = n: Wilson's own interval. Where all questions agree there is no
+    variance to go by, and n* = n, the least it can be.
     """
     if not values:
         return _nothing()
     column = torch.tensor(values, dtype=torch.float64)
     p, variance, n = float(column.mean()), float(column.var(correction=0)), len(values)
-    size = n * p * (1 - p) / variance if min(values) < max(values) else float(n)  # rounding is no variance
+    size = (
+        n * p * (1 - p) / variance if min(values) < max(values) else float(n)
+    )  # rounding is no variance
     center = (p + _Z95**2 / (2 * size)) / (1 + _Z95**2 / size)
     half = _Z95 / (1 + _Z95**2 / size) * math.sqrt(p * (1 - p) / size + (_Z95 / (2 * size)) ** 2)
     return Estimate(p, max(0.0, center - half), min(1.0, center + half), n)
 
 
 def mean(values: Sequence[float]) -> Estimate:
-    """The mean of one number of any size per question, ± 1.96 standard errors over questions (NaN for one question)."""
+    """The mean of one number of any size per question, ± 1.96 standard errors over questions (NaN
+    for one question).
+    """
     if not values:
         return _nothing()
     column = torch.tensor(values, dtype=torch.float64)
     half = _Z95 * float(column.std()) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-    return Estimate(float(column.mean()), float(column.mean()) - half, float(column.mean()) + half, len(values))
+    return Estimate(
+        float(column.mean()), float(column.mean()) - half, float(column.mean()) + half, len(values)
+    )
 
 
 def _nothing() -> Estimate:

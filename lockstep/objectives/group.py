@@ -21,25 +21,27 @@ def group_advantage(
 ) -> tuple[Tensor, Tensor]:
     """A_i = (r_i − b_i) / s over the responses that were judged; the rest count in no mean.
 
-    The mean of the group (GRPO, Shao et al. 2024, §4.1.2) holds r_i itself; the mean of the others (RLOO, Ahmadian et
-    al. 2024, eq. 5) does not, and is n/(n − 1) times as far away. Without s the advantage is unbiased (Dr. GRPO, Liu et
-    al. 2025).
+    The mean of the group (GRPO, Shao et al. 2024, §4.1.2) holds r_i itself; the mean of the others
+    (RLOO, Ahmadian et al. 2024, eq. 5) does not, and is n/(n − 1) times as far away. Without s the
+    advantage is unbiased (Dr. GRPO, Liu et al. 2025).
 
-    Computed in fp64, where the sum of n equal fp32 numbers is exact, and so is their mean, so that equal scores give
-    exactly 0. In fp32 the mean of equal 0.3 can be off by 3e-8; divided by 1e-4 that is 3e-4, and Adam, which ignores
-    scale, turns it into a full step.
+    Computed in fp64, where the sum of n equal fp32 numbers is exact, and so is their mean, so that
+    equal scores give exactly 0. In fp32 the mean of equal 0.3 can be off by 3e-8; divided by 1e-4
+    that is 3e-4, and Adam, which ignores scale, turns it into a full step.
 
     Args:
         score_B: r, fp32 [B].
         judged_B: True for each response that was judged, bool [B].
         group_size: G.
         baseline: b: the mean of the group, of its others, or 0.
-        scale: s: the standard deviation of the group, or of all B, with n − 1; or 1. Or that of the others of the
-            group, and 1 where they are equal: one right answer among wrong ones keeps the advantage 1, as in NeMo RL.
+        scale: s: the standard deviation of the group, or of all B, with n − 1; or 1. Or that of the
+            others of the group, and 1 where they are equal: one right answer among wrong ones keeps
+            the advantage 1, as in NeMo RL.
 
     Returns:
-        A [B]; 0 for a response without a score and, with a baseline, for the only scored one of its group. And 1/s [B],
-        by which a reward of single tokens is scaled to an advantage; 0 where A is 0 for one of these reasons.
+        A [B]; 0 for a response without a score and, with a baseline, for the only scored one of its
+        group. And 1/s [B], by which a reward of single tokens is scaled to an advantage; 0 where A
+        is 0 for one of these reasons.
     """
     judged_PG = judged_B.view(-1, group_size)
     score_PG = torch.where(judged_PG, score_B.view(-1, group_size), 0.0).double()
@@ -59,8 +61,13 @@ def group_advantage(
             assert_never(baseline)
     match scale:
         case "group":
-            deviation = (centered_PG.square().sum(-1, keepdim=True) / (count_P1 - 1).clamp(min=1)).sqrt()
-            advantage_PG, slope_PG = advantage_PG / (deviation + _LEAST), slope_PG / (deviation + _LEAST)
+            deviation = (
+                centered_PG.square().sum(-1, keepdim=True) / (count_P1 - 1).clamp(min=1)
+            ).sqrt()
+            advantage_PG, slope_PG = (
+                advantage_PG / (deviation + _LEAST),
+                slope_PG / (deviation + _LEAST),
+            )
         case "others":
             of_others_PG = _deviation_of_others(score_PG, judged_PG)
             scale_PG = torch.where(of_others_PG > 0, of_others_PG + _LEAST_OF_OTHERS, 1.0)
@@ -68,7 +75,10 @@ def group_advantage(
         case "batch":
             all_N = score_B[judged_B].double()
             deviation = all_N.std() if len(all_N) > 1 else all_N.new_zeros(())
-            advantage_PG, slope_PG = advantage_PG / (deviation + _LEAST), slope_PG / (deviation + _LEAST)
+            advantage_PG, slope_PG = (
+                advantage_PG / (deviation + _LEAST),
+                slope_PG / (deviation + _LEAST),
+            )
         case "none":
             pass
         case _:
@@ -77,14 +87,17 @@ def group_advantage(
 
 
 def _deviation_of_others(score_PG: Tensor, judged_PG: Tensor) -> Tensor:
-    """The standard deviation of the others, with n − 1; exactly 0 where they are equal or fewer than two.
+    """The standard deviation of the others, with n − 1; exactly 0 where they are equal or fewer
+    than two.
 
-    Computed from the differences: subtracting one response from sums over the group would leave a rounding error
-    instead of 0.
+    Computed from the differences: subtracting one response from sums over the group would leave a
+    rounding error instead of 0.
     """
     own_GG = torch.eye(score_PG.shape[-1], dtype=torch.bool, device=score_PG.device)
     others_PGG = judged_PG.unsqueeze(-2) & ~own_GG
     count_PG1, score_P1G = others_PGG.sum(-1, keepdim=True), score_PG.unsqueeze(-2)
-    mean_PG1 = torch.where(others_PGG, score_P1G, 0.0).sum(-1, keepdim=True) / count_PG1.clamp(min=1)
+    mean_PG1 = torch.where(others_PGG, score_P1G, 0.0).sum(-1, keepdim=True) / count_PG1.clamp(
+        min=1
+    )
     squares_PG1 = torch.where(others_PGG, score_P1G - mean_PG1, 0.0).square().sum(-1, keepdim=True)
     return (squares_PG1 / (count_PG1 - 1).clamp(min=1)).sqrt().squeeze(-1)

@@ -1,7 +1,8 @@
 """Sums, means and whitening over trainable tokens of a ragged batch.
 
-Legend for this folder: N flat tokens of all sequences, B sequences; `mask_N` is True on trainable tokens, `lengths` is
-int64 [B] on the CPU. Values where the mask is off, NaN included, never reach a result or a gradient.
+Legend for this folder: N flat tokens of all sequences, B sequences; `mask_N` is True on trainable
+tokens, `lengths` is int64 [B] on the CPU. Values where the mask is off, NaN included, never reach a
+result or a gradient.
 """
 
 from __future__ import annotations
@@ -25,11 +26,16 @@ def rows(lengths: Tensor, device: torch.device) -> Tensor:
 def sequence_sum(x_N: Tensor, mask_N: Tensor, lengths: Tensor) -> Tensor:
     """Sums the trainable tokens of each sequence. Returns fp32 [B]."""
     row_N = rows(lengths, x_N.device)
-    return x_N.new_zeros(lengths.numel(), dtype=torch.float32).index_add_(0, row_N, trainable(x_N.float(), mask_N))
+    return x_N.new_zeros(lengths.numel(), dtype=torch.float32).index_add_(
+        0, row_N, trainable(x_N.float(), mask_N)
+    )
 
 
 def sum_before(x_N: Tensor, lengths: Tensor) -> Tensor:
-    """Sums the values before each token in its sequence, in fp64 (an exclusive prefix sum). Returns [N]."""
+    """Sums the values before each token in its sequence, in fp64 (an exclusive prefix sum).
+
+    Returns [N].
+    """
     before_N = x_N.double().cumsum(0) - x_N.double()
     starts_B = (lengths.cumsum(0) - lengths).clamp(max=max(x_N.numel() - 1, 0)).to(x_N.device)
     return (before_N - before_N[starts_B][rows(lengths, x_N.device)]).to(x_N.dtype)
@@ -41,9 +47,11 @@ def masked_mean(x_N: Tensor, mask_N: Tensor) -> Tensor:
 
 
 def masked_whiten(x_N: Tensor, mask_N: Tensor) -> Tensor:
-    """Shifts and scales the trainable tokens of the whole batch to mean 0 and (population) variance 1.
+    """Shifts and scales the trainable tokens of the whole batch to mean 0 and (population) variance
+    1.
 
-    y = (x − mean) / √(var + 1e-8), in fp64, where the mean of equal fp32 numbers is exact, so that they whiten to 0.
+    y = (x − mean) / √(var + 1e-8), in fp64, where the mean of equal fp32 numbers is exact, so that
+    they whiten to 0.
 
     Returns:
         [N], 0 where the mask is off.

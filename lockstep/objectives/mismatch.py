@@ -1,4 +1,5 @@
-"""Sampler against learner: how far their log-probabilities of the same tokens differ, and what to do about it.
+"""Sampler against learner: how far their log-probabilities of the same tokens differ, and what to
+do about it.
 
 Both score the sampled tokens, under the sampling distribution. See `masks` for the legend; Δ is the
 learner's log-probability minus the sampler's, nats.
@@ -21,34 +22,50 @@ DEPTHS = (0, 64, 256, 1024, 4096, 16384)
 """First position of each range of positions whose gap is measured by itself."""
 
 
-def token_tis(learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor, high: float) -> Tensor:
-    """Truncated importance sampling per token, min(e^Δ, high) (Ionides 2008; for this use, Yao et al. 2025).
+def token_tis(
+    learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor, high: float
+) -> Tensor:
+    """Truncated importance sampling per token, min(e^Δ, high) (Ionides 2008; for this use, Yao et
+    al. 2025).
 
     Returns:
-        Importance weights from the sampling policy to the trained one, detached, fp32 [N], 0 where the mask is off.
+        Importance weights from the sampling policy to the trained one, detached, fp32 [N], 0 where
+        the mask is off.
     """
     ratio_N = _delta(learner_logprob_N, sampler_logprob_N, mask_N).exp()
     return trainable(ratio_N.clamp(max=high), mask_N)
 
 
 def sequence_tis(
-    learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor, lengths: Tensor, high: float
+    learner_logprob_N: Tensor,
+    sampler_logprob_N: Tensor,
+    mask_N: Tensor,
+    lengths: Tensor,
+    high: float,
 ) -> Tensor:
-    """Truncated importance sampling per sequence: all its tokens weigh min(e^ΣΔ, high). Returns as `token_tis`."""
+    """Truncated importance sampling per sequence: all its tokens weigh min(e^ΣΔ, high).
+
+    Returns as `token_tis`.
+    """
     delta_N = _delta(learner_logprob_N, sampler_logprob_N, mask_N)
     ratio_B = sequence_sum(delta_N, mask_N, lengths).exp()
     return trainable(ratio_B.clamp(max=high)[rows(lengths, mask_N.device)], mask_N)
 
 
-def icepop(learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor, low: float, high: float) -> Tensor:
-    """Masked importance sampling per token: e^Δ within [low, high], else 0 (Zhao et al. 2025); as `token_tis`."""
+def icepop(
+    learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor, low: float, high: float
+) -> Tensor:
+    """Masked importance sampling per token: e^Δ within [low, high], else 0 (Zhao et al. 2025); as
+    `token_tis`.
+    """
     ratio_N = _delta(learner_logprob_N, sampler_logprob_N, mask_N).exp()
     return trainable(ratio_N, mask_N & (ratio_N >= low) & (ratio_N <= high))
 
 
 @dataclass(frozen=True)
 class EffectiveSampleSize(Reduction):
-    """(Σw)² / (n·Σw²) over sequences: the effective share of them (Kish 1965); 1 where all weigh the same.
+    """(Σw)² / (n·Σw²) over sequences: the effective share of them (Kish 1965); 1 where all weigh
+    the same.
 
     Kept as logarithms, because the weight of a long sequence may not fit a float.
 
@@ -90,13 +107,16 @@ def sequence_mismatch(
     return torch.where(count_B > 0, sequence_sum(error_N, mask_N, lengths) / count_B, 1.0)
 
 
-def agreement(learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor, lengths: Tensor) -> Metrics:
+def agreement(
+    learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor, lengths: Tensor
+) -> Metrics:
     """Measures how well sampler and learner agree on the log-probabilities of sampled tokens.
 
     Returns:
-        `token_mult_prob_error`, the mean of e^|Δ| (NeMo RL's measure); `sampler_kl_k1` and `sampler_kl_k3`, estimates
-        of KL(sampler ‖ learner), nats per token; `sequence_ess`, the effective share of sequences if each were weighted
-        by its importance ratio; `max_abs_logprob_diff`, the largest |Δ|, nats; `gap_from_…`, see `gap_by_depth`.
+        `token_mult_prob_error`, the mean of e^|Δ| (NeMo RL's measure); `sampler_kl_k1` and
+        `sampler_kl_k3`, estimates of KL(sampler ‖ learner), nats per token; `sequence_ess`, the
+        effective share of sequences if each were weighted by its importance ratio;
+        `max_abs_logprob_diff`, the largest |Δ|, nats; `gap_from_…`, see `gap_by_depth`.
     """
     delta_N = _delta(learner_logprob_N, sampler_logprob_N, mask_N)
     zero_N, count = torch.zeros_like(delta_N), mask_N.sum()
@@ -133,4 +153,6 @@ def gap_by_depth(delta_N: Tensor, mask_N: Tensor, lengths: Tensor) -> dict[str, 
 
 def _delta(learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor) -> Tensor:
     """Δ, detached, 0 where the mask is off. Returns fp32 [N]."""
-    return trainable(learner_logprob_N.detach().float() - sampler_logprob_N.detach().float(), mask_N)
+    return trainable(
+        learner_logprob_N.detach().float() - sampler_logprob_N.detach().float(), mask_N
+    )

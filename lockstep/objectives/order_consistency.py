@@ -1,22 +1,26 @@
-"""A test, without labels, of whether a pairwise judge sees more than the order in which two answers are shown.
+"""A test, without labels, of whether a pairwise judge sees more than the order in which two answers
+are shown.
 
-Each pair is compared in both orders, and the judge is consistent if it names the same winner twice. Under the null
-hypothesis it does not read them: it names the one shown first with some probability p, independently each time. Then
+Each pair is compared in both orders, and the judge is consistent if it names the same winner twice.
+Under the null hypothesis it does not read them: it names the one shown first with some probability
+p, independently each time. Then
 
     P(consistent) = 2·p·(1 − p)
 
-½ for a coin, and 0 for a judge that always names the first. p is unknown, but given how often the first won, F of the
-2n battles of n comparisons, it cancels, and the number C of consistent comparisons has an exact distribution:
+½ for a coin, and 0 for a judge that always names the first. p is unknown, but given how often the
+first won, F of the 2n battles of n comparisons, it cancels, and the number C of consistent
+comparisons has an exact distribution:
 
     P(C = c | n, F) = n! / (a!·c!·b!) · 2^c / C(2n, F),   a = (F − c)/2,   b = n − a − c
 
-with a comparisons that the first won twice, and b that the second did. (It is the exact test of genetics for an excess
-of heterozygotes.) Where p differs from one comparison to the next, a judge without skill is consistent more rarely
-still. So P(C ≥ c | n, F) at or below `LEVEL` says that the winners depend on what was shown. It does not say that they
-are right: a judge that always prefers the longer one is consistent.
+with a comparisons that the first won twice, and b that the second did. (It is the exact test of
+genetics for an excess of heterozygotes.) Where p differs from one comparison to the next, a judge
+without skill is consistent more rarely still. So P(C ≥ c | n, F) at or below `LEVEL` says that the
+winners depend on what was shown. It does not say that they are right: a judge that always prefers
+the longer one is consistent.
 
-The test may be repeated as comparisons come in: each time, a judge without skill passes with a probability of at most
-`LEVEL`, so on average it passes at most that share of the times.
+The test may be repeated as comparisons come in: each time, a judge without skill passes with a
+probability of at most `LEVEL`, so on average it passes at most that share of the times.
 """
 
 from __future__ import annotations
@@ -51,7 +55,9 @@ class Comparisons:
 
     @property
     def by_chance(self) -> float:
-        """Expected consistent share of a judge without skill that names the first as often; NaN if there are none."""
+        """Expected consistent share of a judge without skill that names the first as often; NaN if
+        there are none.
+        """
         if not self.total:
             return math.nan
         first = self.first_wins / (2 * self.total)
@@ -59,20 +65,29 @@ class Comparisons:
 
     @property
     def luck(self) -> float:
-        """P(C ≥ c | n, F): the chance that a judge without skill is so consistent; 1 where there are none."""
+        """P(C ≥ c | n, F): the chance that a judge without skill is so consistent; 1 where there
+        are none.
+        """
         most = min(self.first_wins, 2 * self.total - self.first_wins)
-        return min(1.0, math.fsum(self._probability(count) for count in range(self.consistent, most + 1, 2)))
+        return min(
+            1.0,
+            math.fsum(self._probability(count) for count in range(self.consistent, most + 1, 2)),
+        )
 
     @property
     def show_skill(self) -> bool:
-        """True if a judge without skill would be this consistent with a probability of at most `LEVEL`."""
+        """True if a judge without skill would be this consistent with a probability of at most
+        `LEVEL`.
+        """
         return self.luck <= LEVEL
 
     def _probability(self, consistent: int) -> float:
         """P(C = c | n, F)."""
         first_twice = (self.first_wins - consistent) // 2
         second_twice = self.total - first_twice - consistent
-        ways = _log_factorial(self.total) - sum(map(_log_factorial, (first_twice, consistent, second_twice)))
+        ways = _log_factorial(self.total) - sum(
+            map(_log_factorial, (first_twice, consistent, second_twice))
+        )
         draws = _log_factorial(2 * self.total) - sum(
             map(_log_factorial, (self.first_wins, 2 * self.total - self.first_wins))
         )

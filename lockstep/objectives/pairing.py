@@ -1,4 +1,6 @@
-"""Choice of a preference pair by score (Yuan et al. 2024, §2.4), with length control (Wu et al. 2024)."""
+"""Choice of a preference pair by score (Yuan et al. 2024, §2.4), with length control (Wu et al.
+2024).
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,9 @@ from fractions import Fraction
 from typing import Literal
 
 Status = Literal["ok", "unscored", "tie", "identical", "unfinished", "judge_pair"]
-"""Outcome of a row: a pair of answers to learn from; fewer than two scores; equal scores; equal answers; fewer than
-two answers that were finished; a pair of judgements to learn from."""
+"""Outcome of a row: a pair of answers to learn from; fewer than two scores; equal scores; equal
+answers; fewer than two answers that were finished; a pair of judgements to learn from.
+"""
 
 
 @dataclass(frozen=True)
@@ -48,9 +51,10 @@ class AnswerPair:
 def choose(answers: Sequence[Candidate], length_control: float) -> AnswerPair:
     """The answers to prefer and to reject.
 
-    With S the finished answers that have a score, from s_min to s_max, and ρ the length control: the shortest of those
-    within ρ·(s_max − s_min) of the best is preferred, and the longest of those as near to the worst is rejected. With
-    ρ = 0 these are the best and the worst; of equal scores the one whose verdicts agree most.
+    With S the finished answers that have a score, from s_min to s_max, and ρ the length control:
+    the shortest of those within ρ·(s_max − s_min) of the best is preferred, and the longest of
+    those as near to the worst is rejected. With ρ = 0 these are the best and the worst; of equal
+    scores the one whose verdicts agree most.
 
     Args:
         answers: Answers to one prompt.
@@ -60,7 +64,10 @@ def choose(answers: Sequence[Candidate], length_control: float) -> AnswerPair:
         ValueError: If ρ is not in [0, 1).
     """
     if not 0 <= length_control < 1:
-        raise ValueError(f"length_control is a share of the range of scores, from 0 to below 1, not {length_control}")
+        raise ValueError(
+            "length_control is a share of the range of scores, from 0 to below 1, not "
+            f"{length_control}"
+        )
     scored = {place: one.score for place, one in enumerate(answers) if one.score is not None}
     usable = {place: score for place, score in scored.items() if answers[place].finished}
     if len(usable) < 2:
@@ -86,11 +93,16 @@ def choose(answers: Sequence[Candidate], length_control: float) -> AnswerPair:
     if answers[chosen].tokens == answers[rejected].tokens:
         return AnswerPair("identical")
     # From ρ = ½ on both sets can hold the same answers, and the short one can be the worse one.
-    return AnswerPair("ok", chosen, rejected) if usable[chosen] > usable[rejected] else AnswerPair("tie")
+    return (
+        AnswerPair("ok", chosen, rejected)
+        if usable[chosen] > usable[rejected]
+        else AnswerPair("tie")
+    )
 
 
 def balance(classes: Sequence[float], room: int, share: float) -> list[int]:
-    """Selects as many places as possible, the first ones of each class, so that no class has more than its share.
+    """Selects as many places as possible, the first ones of each class, so that no class has more
+    than its share.
 
     Args:
         classes: Class of each place.

@@ -1,4 +1,6 @@
-"""The clipped surrogate objective of PPO (Schulman et al. 2017), its extensions, and the weighted one of CISPO."""
+"""The clipped surrogate objective of PPO (Schulman et al. 2017), its extensions, and the weighted
+one of CISPO.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,11 @@ def probability_ratio(logprob_N: Tensor, old_logprob_N: Tensor) -> Tensor:
 def cispo_loss(
     logprob_N: Tensor, old_logprob_N: Tensor, advantage_N: Tensor, clip_high: float
 ) -> tuple[Tensor, Tensor]:
-    """The loss −sg(min(ρ, 1 + high))·A·log π of CISPO (MiniMax 2025, eq. 4): no token loses its gradient.
+    """The loss −sg(min(ρ, 1 + high))·A·log π of CISPO (MiniMax 2025, eq. 4): no token loses its
+    gradient.
 
-    Arguments and results are those of `clip_surrogate`, but a token that is clipped here keeps a gradient, with the
-    bound as its weight.
+    Arguments and results are those of `clip_surrogate`, but a token that is clipped here keeps a
+    gradient, with the bound as its weight.
     """
     ratio_N = probability_ratio(logprob_N.detach(), old_logprob_N)
     return -ratio_N.clamp(max=1.0 + clip_high) * advantage_N * logprob_N, ratio_N > 1.0 + clip_high
@@ -34,10 +37,12 @@ def clip_surrogate(
     clip_high: float,
     dual_clip: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """The loss −min(ρA, clip(ρ, 1 − low, 1 + high)·A) with ρ = π/π_old (Schulman et al. 2017, eq. 7).
+    """The loss −min(ρA, clip(ρ, 1 − low, 1 + high)·A) with ρ = π/π_old (Schulman et al. 2017, eq.
+    7).
 
-    Different bounds above and below are DAPO's clip-higher (Yu et al. 2025). Dual clip (Ye et al. 2020, eq. 5) bounds
-    the loss by −c·A where A < 0, because there the minimum alone does not bound it as the ratio grows.
+    Different bounds above and below are DAPO's clip-higher (Yu et al. 2025). Dual clip (Ye et al.
+    2020, eq. 5) bounds the loss by −c·A where A < 0, because there the minimum alone does not bound
+    it as the ratio grows.
 
     Args:
         logprob_N: log π of the sampled tokens, nats, fp32 [N].
@@ -48,7 +53,8 @@ def clip_surrogate(
         dual_clip: c > 1, or None: no bound.
 
     Returns:
-        The loss of each token [N], and whether a bound decides it, so that its gradient is 0, bool [N].
+        The loss of each token [N], and whether a bound decides it, so that its gradient is 0, bool
+        [N].
     """
     ratio_N = probability_ratio(logprob_N, old_logprob_N)
     plain_N = -advantage_N * ratio_N

@@ -1,8 +1,9 @@
 """Losses over pairs of answers to one prompt, the better y_w and the worse y_l.
 
-With d = log π(y | x) − log π_ref(y | x) of an answer, all are functions of Δ = d_w − d_l, and of β, the weight of the
-divergence from the reference: β·Δ is by how much the policy's implicit reward prefers the better answer. Some also read
-the gap s_w − s_l of the scores that a judge or the data gave.
+With d = log π(y | x) − log π_ref(y | x) of an answer, all are functions of Δ = d_w − d_l, and of β,
+the weight of the divergence from the reference: β·Δ is by how much the policy's implicit reward
+prefers the better answer. Some also read the gap s_w − s_l of the scores that a judge or the data
+gave.
 
 Legend: P pairs; all in nats, in the precision of what is given.
 """
@@ -19,14 +20,19 @@ _LN_2 = math.log(2.0)
 
 
 def dpo(gap_P: Tensor, beta: float) -> Tensor:
-    """−log σ(β·Δ): direct preference optimization (Rafailov et al. 2023, eq. 7); ln 2 at Δ = 0. Returns [P]."""
+    """−log σ(β·Δ): direct preference optimization (Rafailov et al. 2023, eq. 7); ln 2 at Δ = 0.
+
+    Returns [P].
+    """
     return -logsigmoid(beta * gap_P)
 
 
 def conservative_dpo(gap_P: Tensor, beta: float, flipped: float) -> Tensor:
-    """−(1 − ε)·log σ(β·Δ) − ε·log σ(−β·Δ): DPO where a share ε of the pairs is labeled the wrong way round.
+    """−(1 − ε)·log σ(β·Δ) − ε·log σ(−β·Δ): DPO where a share ε of the pairs is labeled the wrong
+    way round.
 
-    Mitchell 2023, 'A note on DPO with noisy preferences'. Its optimum is at β·Δ = log((1 − ε)/ε), a finite distance.
+    Mitchell 2023, 'A note on DPO with noisy preferences'. Its optimum is at β·Δ = log((1 − ε)/ε), a
+    finite distance.
 
     Returns:
         [P]; that of `dpo` for ε = 0, to the bit.
@@ -35,7 +41,8 @@ def conservative_dpo(gap_P: Tensor, beta: float, flipped: float) -> Tensor:
 
 
 def robust_dpo(gap_P: Tensor, beta: float, flipped: float) -> Tensor:
-    """(−(1 − ε)·log σ(β·Δ) + ε·log σ(−β·Δ)) / (1 − 2ε), whose mean over labels so flipped is DPO's on true ones.
+    """(−(1 − ε)·log σ(β·Δ) + ε·log σ(−β·Δ)) / (1 − 2ε), whose mean over labels so flipped is DPO's
+    on true ones.
 
     Chowdhury et al. 2024, 'Provably Robust DPO', eq. 11.
 
@@ -47,14 +54,18 @@ def robust_dpo(gap_P: Tensor, beta: float, flipped: float) -> Tensor:
     Returns:
         [P].
     """
-    return ((1.0 - flipped) * dpo(gap_P, beta) - flipped * dpo(-gap_P, beta)) / (1.0 - 2.0 * flipped)
+    return ((1.0 - flipped) * dpo(gap_P, beta) - flipped * dpo(-gap_P, beta)) / (
+        1.0 - 2.0 * flipped
+    )
 
 
 def simpo(gap_P: Tensor, beta: float, margin: float) -> Tensor:
-    """−log σ(β·Δ − γ), Δ the difference of mean log-probabilities per token: SimPO (Meng et al. 2024, eq. 6). [P].
+    """−log σ(β·Δ − γ), Δ the difference of mean log-probabilities per token: SimPO (Meng et al.
+    2024, eq. 6). [P].
 
     Args:
-        gap_P: Mean log π of the better answer's tokens, less that of the worse one's; no reference is in it.
+        gap_P: Mean log π of the better answer's tokens, less that of the worse one's; no reference
+            is in it.
         beta: β.
         margin: γ, the target reward margin.
     """
@@ -62,18 +73,23 @@ def simpo(gap_P: Tensor, beta: float, margin: float) -> Tensor:
 
 
 def log_odds(mean_B: Tensor) -> Tensor:
-    """log(p / (1 − p)) of p = e^mean, the geometric mean of an answer's token probabilities (ORPO, eq. 4). [B].
+    """log(p / (1 − p)) of p = e^mean, the geometric mean of an answer's token probabilities (ORPO,
+    eq. 4). [B].
 
-    A mean of 0 (every token is certain) counts as the negative number next to it, so that the odds are finite.
+    A mean of 0 (every token is certain) counts as the negative number next to it, so that the odds
+    are finite.
     """
     below_B = mean_B.clamp(max=-torch.finfo(mean_B.dtype).tiny)
     return below_B - torch.where(
-        below_B > -_LN_2, torch.log(-torch.expm1(below_B)), torch.log1p(-torch.exp(below_B.clamp(max=-_LN_2)))
+        below_B > -_LN_2,
+        torch.log(-torch.expm1(below_B)),
+        torch.log1p(-torch.exp(below_B.clamp(max=-_LN_2))),
     )
 
 
 def odds_ratio(chosen_P: Tensor, rejected_P: Tensor) -> Tensor:
-    """−log σ(log odds(y_w) − log odds(y_l)): the ratio term of ORPO (Hong et al. 2024, eq. 7); ln 2 at equal odds.
+    """−log σ(log odds(y_w) − log odds(y_l)): the ratio term of ORPO (Hong et al. 2024, eq. 7); ln 2
+    at equal odds.
 
     Args:
         chosen_P: Mean log-probability per token of the better answers, nats.
@@ -86,7 +102,8 @@ def odds_ratio(chosen_P: Tensor, rejected_P: Tensor) -> Tensor:
 
 
 def bradley_terry(gap_P: Tensor, margin_P: Tensor) -> Tensor:
-    """−log σ(r_w − r_l − m): the loss of reward models (Ouyang et al. 2022, eq. 1; Touvron et al. 2023, eq. 2).
+    """−log σ(r_w − r_l − m): the loss of reward models (Ouyang et al. 2022, eq. 1; Touvron et al.
+    2023, eq. 2).
 
     Args:
         gap_P: r_w − r_l.
@@ -101,7 +118,8 @@ def bradley_terry(gap_P: Tensor, margin_P: Tensor) -> Tensor:
 def dpo_scaled_by_scores(gap_P: Tensor, beta: float, score_gap_P: Tensor) -> Tensor:
     """−|s_w − s_l|·log σ(β·Δ): each pair counts as much as its scores differ.
 
-    The scaled Bradley-Terry loss of reward models (Wang et al. 2024, 'HelpSteer2-Preference', eq. 3) with DPO's reward.
+    The scaled Bradley-Terry loss of reward models (Wang et al. 2024, 'HelpSteer2-Preference', eq.
+    3) with DPO's reward.
 
     Returns:
         [P].
@@ -110,7 +128,9 @@ def dpo_scaled_by_scores(gap_P: Tensor, beta: float, score_gap_P: Tensor) -> Ten
 
 
 def ipo(gap_P: Tensor, beta: float) -> Tensor:
-    """(Δ − 1/(2β))²: identity preference optimization (Azar et al. 2023, eq. 17), whose optimum is finite. [P]."""
+    """(Δ − 1/(2β))²: identity preference optimization (Azar et al. 2023, eq. 17), whose optimum is
+    finite. [P].
+    """
     return (gap_P - 1.0 / (2.0 * beta)).square()
 
 
@@ -129,7 +149,8 @@ def rpo_squared(gap_P: Tensor, beta: float, reward_gap_P: Tensor) -> Tensor:
 
 
 def rpo_backward_kl(gap_P: Tensor, beta: float, reward_gap_P: Tensor) -> Tensor:
-    """KL(Bern(σ(g)) ‖ Bern(σ(β·Δ))): as `rpo_squared`, by the KL from the preference of the scores to the policy's.
+    """KL(Bern(σ(g)) ‖ Bern(σ(β·Δ))): as `rpo_squared`, by the KL from the preference of the scores
+    to the policy's.
 
     Nemotron-4 340B (Adler et al. 2024, §3.3.2); arguments as in `rpo_squared`.
     """
@@ -142,7 +163,9 @@ def rpo_forward_kl(gap_P: Tensor, beta: float, reward_gap_P: Tensor) -> Tensor:
 
 
 def _bernoulli_kl(a_P: Tensor, b_P: Tensor) -> Tensor:
-    """KL(Bern(σ(a)) ‖ Bern(σ(b))) from logits; no probability is rounded to 0 or 1 before its logarithm."""
+    """KL(Bern(σ(a)) ‖ Bern(σ(b))) from logits; no probability is rounded to 0 or 1 before its
+    logarithm.
+    """
     yes_P = a_P.sigmoid() * (logsigmoid(a_P) - logsigmoid(b_P))
     no_P = (-a_P).sigmoid() * (logsigmoid(-a_P) - logsigmoid(-b_P))
     return yes_P + no_P

@@ -1,8 +1,9 @@
 """Agreement of a judge with people who ranked the responses to one prompt.
 
-People give ranks, the best lowest; a judge gives scores, the best highest. Responses that people rank alike say nothing
-about a judge and are left out; a judge who scores responses alike gets what a coin toss would: half a pair, and a
-correlation of 0. A measure is None where people rank no two responses differently.
+People give ranks, the best lowest; a judge gives scores, the best highest. Responses that people
+rank alike say nothing about a judge and are left out; a judge who scores responses alike gets what
+a coin toss would: half a pair, and a correlation of 0. A measure is None where people rank no two
+responses differently.
 """
 
 from __future__ import annotations
@@ -25,14 +26,18 @@ def exact_match(ranks: Sequence[float], scores: Sequence[float]) -> float | None
 
 
 def top_is_best(ranks: Sequence[float], scores: Sequence[float], top: float) -> float | None:
-    """Share of the responses with the highest score of the scale that people rank best; None if there are none."""
+    """Share of the responses with the highest score of the scale that people rank best; None if
+    there are none.
+    """
     best = min(ranks, default=0.0)
     found = [rank == best for rank, score in zip(ranks, scores, strict=True) if score == top]
     return sum(found) / len(found) if found and len(set(ranks)) > 1 else None
 
 
 def spearman(ranks: Sequence[float], scores: Sequence[float]) -> float | None:
-    """Spearman's ρ: Pearson's correlation of the ranks of people and judge, where ties share their mean rank."""
+    """Spearman's ρ: Pearson's correlation of the ranks of people and judge, where ties share their
+    mean rank.
+    """
     people, judge = _places([-rank for rank in ranks]), _places(scores)
     if not any(people):
         return None
@@ -41,7 +46,9 @@ def spearman(ranks: Sequence[float], scores: Sequence[float]) -> float | None:
 
 
 def kendall_tau(ranks: Sequence[float], scores: Sequence[float]) -> float | None:
-    """Kendall's τ_b (1945): agreeing less disagreeing pairs, over √(pairs people tell apart · pairs the judge does)."""
+    """Kendall's τ_b (1945): agreeing less disagreeing pairs, over √(pairs people tell apart · pairs
+    the judge does).
+    """
     rights = _rights(ranks, scores)
     if not rights:
         return None
@@ -53,22 +60,30 @@ def longer_preferred(decisions: Sequence[tuple[float, int]]) -> float | None:
     """Share of the pairs of unequal length in which the longer one is preferred.
 
     Args:
-        decisions: For each pair, 1 where the judge prefers what people do, 0 where not, ½ for a tie (all ones measure
-            people themselves); and by how much the one that people prefer is longer than the other.
+        decisions: For each pair, 1 where the judge prefers what people do, 0 where not, ½ for a tie
+            (all ones measure people themselves); and by how much the one that people prefer is
+            longer than the other.
     """
     longer = [right if excess > 0 else 1 - right for right, excess in decisions if excess]
     return sum(longer) / len(longer) if longer else None
 
 
-def decide_pairs(ranks: Sequence[float], scores: Sequence[float]) -> Iterator[tuple[int, int, float]]:
-    """Yields, for each pair that people rank differently, the better, the other, and if the judge is right (½: a tie).
+def decide_pairs(
+    ranks: Sequence[float], scores: Sequence[float]
+) -> Iterator[tuple[int, int, float]]:
+    """Yields, for each pair that people rank differently, the better, the other, and if the judge
+    is right (½: a tie).
 
     Both are given by their places.
     """
     for a, b in combinations(range(len(ranks)), 2):
         if ranks[a] != ranks[b]:
             better, worse = (a, b) if ranks[a] < ranks[b] else (b, a)
-            yield better, worse, (1 + (scores[better] > scores[worse]) - (scores[better] < scores[worse])) / 2
+            yield (
+                better,
+                worse,
+                (1 + (scores[better] > scores[worse]) - (scores[better] < scores[worse])) / 2,
+            )
 
 
 def _rights(ranks: Sequence[float], scores: Sequence[float]) -> list[float]:
@@ -76,5 +91,7 @@ def _rights(ranks: Sequence[float], scores: Sequence[float]) -> list[float]:
 
 
 def _places(values: Sequence[float]) -> list[float]:
-    """Ranks by value, ties sharing their mean, centered at 0: (number of lower values − number of higher ones) / 2."""
+    """Ranks by value, ties sharing their mean, centered at 0: (number of lower values − number of
+    higher ones) / 2.
+    """
     return [sum((a > b) - (a < b) for b in values) / 2 for a in values]

@@ -8,7 +8,9 @@ from torch import Tensor
 from lockstep.objectives.masks import rows
 
 
-def scale_reward(score_B: Tensor, source: tuple[float, float], target: tuple[float, float]) -> Tensor:
+def scale_reward(
+    score_B: Tensor, source: tuple[float, float], target: tuple[float, float]
+) -> Tensor:
     """Clamps the score to `source` and maps that range linearly onto `target`."""
     low, high = source
     fraction_B = (score_B.clamp(low, high) - low) / (high - low)
@@ -16,7 +18,9 @@ def scale_reward(score_B: Tensor, source: tuple[float, float], target: tuple[flo
 
 
 def overlong_penalty(length_B: Tensor, max_tokens: int, buffer: int, penalty: float) -> Tensor:
-    """A penalty of up to `penalty`, linearly over the last `buffer` tokens before `max_tokens` (DAPO, eq. 13)."""
+    """A penalty of up to `penalty`, linearly over the last `buffer` tokens before `max_tokens`
+    (DAPO, eq. 13).
+    """
     over_B = (length_B - (max_tokens - buffer)) / buffer
     return penalty * over_B.clamp(0.0, 1.0)
 

@@ -1,16 +1,19 @@
-"""Mean disagreement of sampler and learner with its standard error, kept as sums over responses that merge by addition.
+"""Mean disagreement of sampler and learner with its standard error, kept as sums over responses
+that merge by addition.
 
-Let e = e^min(|Δ|, 3) − 1 of a token that the sampler drew, n_b the tokens of response b and E_b the sum of their e.
-The mean error is m = Σ E_b / Σ n_b. Tokens of one response share prompt and prefix, so responses are what is counted as
-independent: the standard error of m is that of a ratio of sums (Cochran 1977, 'Sampling Techniques', §6),
+Let e = e^min(|Δ|, 3) − 1 of a token that the sampler drew, n_b the tokens of response b and E_b the
+sum of their e. The mean error is m = Σ E_b / Σ n_b. Tokens of one response share prompt and prefix,
+so responses are what is counted as independent: the standard error of m is that of a ratio of sums
+(Cochran 1977, 'Sampling Techniques', §6),
 
     s² = B/(B − 1) · Σ_b (E_b − m·n_b)² / (Σ n_b)²
 
-and a bound counts as broken where m − 3·s lies above it. Without the cap a single token that is off by 8 nats, as
-bf16 has once in a while, would add 0.3 to the mean of 10,000; with it at most 0.002. Outliers pull m and s up
-together, so few of them in few responses break nothing; an error of every token has hardly any s, and breaks the bound
-at once. One response alone has no s and decides nothing; a step that decides nothing counts in the sum over the run. A
-log-probability that is not finite breaks every bound, because both sides must give every sampled token a finite one.
+and a bound counts as broken where m − 3·s lies above it. Without the cap a single token that is off
+by 8 nats, as bf16 has once in a while, would add 0.3 to the mean of 10,000; with it at most 0.002.
+Outliers pull m and s up together, so few of them in few responses break nothing; an error of every
+token has hardly any s, and breaks the bound at once. One response alone has no s and decides
+nothing; a step that decides nothing counts in the sum over the run. A log-probability that is not
+finite breaks every bound, because both sides must give every sampled token a finite one.
 """
 
 from __future__ import annotations
@@ -58,7 +61,9 @@ class Tally(Reduction):
     largest: float = 0.0
 
     @classmethod
-    def of(cls, learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor, lengths: Tensor) -> Tally:
+    def of(
+        cls, learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor, lengths: Tensor
+    ) -> Tally:
         """Tallies log-probabilities of the same tokens by both sides, nats [N]."""
         delta_N = trainable(learner_logprob_N.double() - sampler_logprob_N.double(), mask_N)
         finite_N = delta_N.isfinite()
@@ -102,5 +107,7 @@ class Tally(Reduction):
         return math.sqrt(max(squares, 0.0) * self.responses / (self.responses - 1)) / self.tokens
 
     def breaks(self, bound: float) -> bool:
-        """True if the mean of e^|Δ| exceeds `bound` by more than 3 standard errors, or a Δ is not finite."""
+        """True if the mean of e^|Δ| exceeds `bound` by more than 3 standard errors, or a Δ is not
+        finite.
+        """
         return self.unknown > 0 or self.mean - _STANDARD_ERRORS * self.standard_error > bound

@@ -9,7 +9,8 @@ from torch import Tensor
 def clip_value_loss(
     value_N: Tensor, old_value_N: Tensor, return_N: Tensor, clip: float | None
 ) -> tuple[Tensor, Tensor]:
-    """½·max((V − R)², (V_clip − R)²) with V_clip = V_old + clip(V − V_old, ±ε), as OpenAI baselines' PPO2 clips values.
+    """½·max((V − R)², (V_clip − R)²) with V_clip = V_old + clip(V − V_old, ±ε), as OpenAI
+    baselines' PPO2 clips values.
 
     Args:
         value_N: V of the state before each token, fp32 [N].
@@ -18,7 +19,8 @@ def clip_value_loss(
         clip: ε in reward units; None: plain ½(V − R)².
 
     Returns:
-        The loss of each token [N], and whether the bound decides it, so that its gradient is 0, bool [N].
+        The loss of each token [N], and whether the bound decides it, so that its gradient is 0,
+        bool [N].
     """
     plain_N = 0.5 * (value_N - return_N).square()
     if clip is None:

@@ -1,4 +1,6 @@
-"""`lockstep plan RECIPE --gpus N --memory 80GB`: memory of a run, computed without a GPU and weights."""
+"""`lockstep plan RECIPE --gpus N --memory 80GB`: memory of a run, computed without a GPU and
+weights.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,8 @@ def plan(loaded: Loaded, gpus: int, memory: str, rates: str | None = None) -> Pl
     backend = find_backend(recipe.learner)
     if not backend.is_planned:
         raise InputError(
-            f"a plan is of learner.backend=torch; how {backend.title}'s ranks share memory is not known here yet"
+            f"a plan is of learner.backend=torch; how {backend.title}'s ranks share memory is not "
+            "known here yet"
         )
     for option, section in recipe.rewards.items():
         require_sandbox(section, option)
@@ -57,7 +60,9 @@ def plan(loaded: Loaded, gpus: int, memory: str, rates: str | None = None) -> Pl
     if recipe.learner.parallel.ranks == gpus:
         require_divisible(model, recipe.learner.parallel.tp)
         for role in recipe.own_layouts:
-            require_divisible(_config_of_role(role, model), role.learner.parallel.tp, role.learner.layout_key)
+            require_divisible(
+                _config_of_role(role, model), role.learner.parallel.tp, role.learner.layout_key
+            )
     sizes = Sizes.of(skeleton(model, str(recipe.model.path)), recipe.learner.lora)
     known = None if rates is None else Rates.read(Path(rates), recipe.learner.dtype)
     return page(Search(recipe, sizes, model, room), loaded.name, loaded.arguments, gpus, known)
@@ -74,23 +79,31 @@ def bytes_of(memory: str) -> int:
     except (ValidationError, OverflowError):
         size = 0
     if size <= 0:
-        raise InputError(f"--memory is {memory!r}; say how much a GPU has, such as 80GB (80·10⁹ bytes) or 80GiB")
+        raise InputError(
+            f"--memory is {memory!r}; say how much a GPU has, such as 80GB (80·10⁹ bytes) or 80GiB"
+        )
     return size
 
 
 def _config_of_run(loaded: Loaded) -> PreTrainedConfig:
-    """The configuration of the run's initial model; of the first recipe's where the recipe begins with one."""
+    """The configuration of the run's initial model; of the first recipe's where the recipe begins
+    with one.
+    """
     first, recipe = loaded.warm_start, loaded.training
     if first is not None:
         return _config_of_run(first)
     if recipe.model.scratch is not None:
         with tempfile.TemporaryDirectory(prefix="lockstep-plan-") as made:
             files = data_files(recipe.data, Path(made))
-            return scratch_config(recipe.model.scratch.config, scratch_tokenizer(recipe, files.demonstrations))
+            return scratch_config(
+                recipe.model.scratch.config, scratch_tokenizer(recipe, files.demonstrations)
+            )
     try:
         return read_config(str(recipe.model.path))
     except ModelError as error:
-        raise ModelError(f"{error}; a plan needs only a folder with its config.json: model.path=FOLDER") from None
+        raise ModelError(
+            f"{error}; a plan needs only a folder with its config.json: model.path=FOLDER"
+        ) from None
 
 
 def _config_of_role(role: ModelRole, model: PreTrainedConfig) -> PreTrainedConfig:

@@ -1,4 +1,6 @@
-"""The estimated memory of a run: a rank of every model, an engine, and their sum on a shared GPU."""
+"""The estimated memory of a run: a rank of every model, an engine, and their sum on a shared
+GPU.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +28,19 @@ class MemoryEstimate:
     """The estimate of a run's memory.
 
     Attributes:
-        learner: The planned learner section; models with a layout of their own have it in their rank.
+        learner: The planned learner section; models with a layout of their own have it in their
+            rank.
         load: Its largest step.
         ranks: One rank of each learner, by name, the policy first.
         sampler: The inference engine, if the run samples.
         placement: Where ranks and engines live.
-        buckets: Bytes that a GPU keeps for weight syncs; 0: engines take no weights, or share the policy's.
+        buckets: Bytes that a GPU keeps for weight syncs; 0: engines take no weights, or share the
+            policy's.
         sequences: Sequences that an engine generates side by side.
-        copies: Bytes of host memory for weights of a sampler one step ahead, the old ones and the new.
-        takes_turns: True if learners move to host memory while the engine on their GPU works, and it sleeps meanwhile.
+        copies: Bytes of host memory for weights of a sampler one step ahead, the old ones and the
+            new.
+        takes_turns: True if learners move to host memory while the engine on their GPU works, and
+            it sleeps meanwhile.
         in_engines_turn: Names of learners that work while engines do.
         judges: Engines of judges, on the GPUs of the policy's engine.
     """
@@ -66,9 +72,10 @@ class MemoryEstimate:
             recipe: The recipe.
             sizes: Sizes of its model.
             placement: Where its processes live.
-            learners: Its learners by the key of their layout, where these are others than the recipe's.
-            memory: Bytes of a device, of which models may use `usable_bytes`; they bound a cache whose size is not set.
-                None: it has no bound.
+            learners: Its learners by the key of their layout, where these are others than the
+                recipe's.
+            memory: Bytes of a device, of which models may use `usable_bytes`; they bound a cache
+                whose size is not set. None: it has no bound.
         """
         learners, load, inference = learners or {}, recipe.largest_step, recipe.inference
         ranks = {
@@ -83,41 +90,58 @@ class MemoryEstimate:
             None,
             placement,
             takes_turns=takes_turns(recipe, placement),
-            in_engines_turn=frozenset(role.name for role in recipe.models if works_in_engines_turn(role)),
-            judges=tuple(_judge(section, sizes, learner, load) for section in recipe.judges.values()),
+            in_engines_turn=frozenset(
+                role.name for role in recipe.models if works_in_engines_turn(role)
+            ),
+            judges=tuple(
+                _judge(section, sizes, learner, load) for section in recipe.judges.values()
+            ),
         )
         backend = None if inference is None else find_backend(inference.sampler)
         if inference is None or backend is None:
             return found
         sequences, ahead = inference.sampler.max_batch_size, inference.one_step_ahead
-        sampler = Generation.of(sizes, learner, inference.sampler, load, sequences, not ahead, inference.penalizes)
+        sampler = Generation.of(
+            sizes, learner, inference.sampler, load, sequences, not ahead, inference.penalizes
+        )
         found = replace(found, sampler=sampler, sequences=sequences)
         if sampler.weights:
             sent = backend.dtype(learner).itemsize
-            buckets = BUFFERS * max(sent * sizes.largest, CAPACITY) if placement.devices.on_gpu else 0
+            buckets = (
+                BUFFERS * max(sent * sizes.largest, CAPACITY) if placement.devices.on_gpu else 0
+            )
             found = replace(found, buckets=buckets, copies=2 * sent * sizes.policy if ahead else 0)
         if memory is None:
             return found
-        return replace(found, sampler=sampler.limit(usable_bytes(memory, found.processes), found.beside_engine))
+        return replace(
+            found, sampler=sampler.limit(usable_bytes(memory, found.processes), found.beside_engine)
+        )
 
     @property
     def own_layouts(self) -> dict[str, Rank]:
         """Ranks of models with a layout of their own."""
-        return {name: rank for name, rank in self.ranks.items() if rank.learner.layout_key != self.learner.layout_key}
+        return {
+            name: rank
+            for name, rank in self.ranks.items()
+            if rank.learner.layout_key != self.learner.layout_key
+        }
 
     @property
     def device(self) -> int:
-        """Bytes on the fullest GPU: one rank of each learner, and an engine's part, where they share it.
+        """Bytes on the fullest GPU: one rank of each learner, and an engine's part, where they
+        share it.
 
-        One process reuses memory for the next model; processes of their own each keep what they had at their peak,
-        unless they take turns.
+        One process reuses memory for the next model; processes of their own each keep what they had
+        at their peak, unless they take turns.
         """
         if self.sampler is None:
             return self._learners
         if self.placement.processes.apart:
             return max(self._learners, self.beside_engine + self.sampler.size)
         if self.takes_turns:
-            asleep = sum(engine.weights for engine in (self.sampler, *self.judges) if not engine.stays)
+            asleep = sum(
+                engine.weights for engine in (self.sampler, *self.judges) if not engine.stays
+            )
             return max(self._learners + asleep, self.beside_engine + self.sampler.size)
         if self.learner.parallel.ranks > 1 or self.sampler.stays:
             return self.beside_engine + self.sampler.size
@@ -127,18 +151,31 @@ class MemoryEstimate:
 
     @property
     def beside_engine(self) -> int:
-        """Bytes on an engine's device besides the engine: learners, buckets of the weight sync, and judges."""
+        """Bytes on an engine's device besides the engine: learners, buckets of the weight sync, and
+        judges.
+        """
         others = sum(judge.size for judge in self.judges)
         if self.placement.processes.apart:
             return self.buckets + others
         if not self.takes_turns:
             return self._learners + others
-        shared = self.ranks["policy"].held if self.sampler is not None and not self.sampler.weights else 0
-        return shared + self.buckets + others + sum(self.ranks[name].peak.size for name in self.in_engines_turn)
+        shared = (
+            self.ranks["policy"].held
+            if self.sampler is not None and not self.sampler.weights
+            else 0
+        )
+        return (
+            shared
+            + self.buckets
+            + others
+            + sum(self.ranks[name].peak.size for name in self.in_engines_turn)
+        )
 
     @property
     def processes(self) -> int:
-        """Number of processes on the fullest GPU: a rank of each model, and engines that are not in the learners'."""
+        """Number of processes on the fullest GPU: a rank of each model, and engines that are not in
+        the learners'.
+        """
         ranks = self.learner.parallel.ranks
         apart = ranks > 1 or self.copies > 0
         engines = [one for one in (self.sampler, *self.judges) if one is not None]
@@ -148,7 +185,9 @@ class MemoryEstimate:
 
     @property
     def contexts(self) -> int:
-        """Bytes of a GPU that its processes take besides what models use, and besides the first one's."""
+        """Bytes of a GPU that its processes take besides what models use, and besides the first
+        one's.
+        """
         return (self.processes - 1) * PROCESS_BYTES
 
     @property
@@ -156,13 +195,19 @@ class MemoryEstimate:
         """Bytes of a GPU that are in the host's memory while its engine works."""
         if not self.takes_turns:
             return 0
-        leaving = sum(rank.resident for name, rank in self.ranks.items() if name not in self.in_engines_turn)
+        leaving = sum(
+            rank.resident for name, rank in self.ranks.items() if name not in self.in_engines_turn
+        )
         is_shared = self.sampler is not None and not self.sampler.weights
-        return leaving - (self.ranks["policy"].held if is_shared and not self.learner.cpu_offload else 0)
+        return leaving - (
+            self.ranks["policy"].held if is_shared and not self.learner.cpu_offload else 0
+        )
 
     @property
     def budget(self) -> CacheBudget | None:
-        """The bounds of an engine's KV cache on its device; None: its size is set, or it grows as needed."""
+        """The bounds of an engine's KV cache on its device; None: its size is set, or it grows as
+        needed.
+        """
         found = None if self.sampler is None else self.sampler.budget(self.beside_engine)
         return None if found is None else replace(found, processes=self.processes)
 
@@ -174,7 +219,11 @@ class MemoryEstimate:
         sampler = 0 if self.sampler is None else engines * self.sampler.size
         sampler += sum(judge.size for judge in self.judges)
         if ranks > 1:
-            return ranks * sum(rank.peak.size + rank.on_host for rank in self.ranks.values()) + sampler + self.copies
+            return (
+                ranks * sum(rank.peak.size + rank.on_host for rank in self.ranks.values())
+                + sampler
+                + self.copies
+            )
         if self.sampler is not None and engines == 1 and not self.sampler.stays:
             return self.device + self.copies
         return self._learners + sampler + self.copies
@@ -213,9 +262,14 @@ def _judge(section: AskedSection, own: Sizes, learner: LearnerSection, load: Loa
     Of several replicas, each is on a device of its own.
     """
     asked = replace(load, generated=section.max_prompt_tokens + section.sampling.max_tokens)
-    sizes, engine = own if section.path is None else _sizes(section.path, headless=False), section.engine
+    sizes, engine = (
+        own if section.path is None else _sizes(section.path, headless=False),
+        section.engine,
+    )
     penalizes = section.sampling.params().penalizes
-    return Generation.of(sizes, learner, engine, asked, engine.max_batch_size, shares=False, penalizes=penalizes)
+    return Generation.of(
+        sizes, learner, engine, asked, engine.max_batch_size, shares=False, penalizes=penalizes
+    )
 
 
 @cache
@@ -226,4 +280,8 @@ def _sizes(path: str, headless: bool = True) -> Sizes:
 
 def checkpoint_bytes(models: Sequence[ModelRole], sizes: Sizes) -> int:
     """Bytes of a checkpoint: weights of the models that change, and moments of those that learn."""
-    return sum((1 + _count_state(role)) * FP32 * sizes.count_trainable(role.head) for role in models if role.is_saved)
+    return sum(
+        (1 + _count_state(role)) * FP32 * sizes.count_trainable(role.head)
+        for role in models
+        if role.is_saved
+    )

@@ -1,4 +1,6 @@
-"""The search for a layout of GPUs that holds a run, and for changes of the recipe where none does."""
+"""The search for a layout of GPUs that holds a run, and for changes of the recipe where none
+does.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,14 @@ from lockstep.plan.estimate import MemoryEstimate
 from lockstep.plan.sizes import Sizes
 
 _WITHIN_A_MACHINE = 8
-"""GPUs of a machine, and greatest tp that is proposed: tensor-parallel ranks wait for each other four times a layer."""
+"""GPUs of a machine, and greatest tp that is proposed: tensor-parallel ranks wait for each other
+four times a layer.
+"""
 
 _FEWEST_TOKENS = 256
-"""Fewest tokens of a sequence on a context-parallel rank: with fewer, it waits more than it computes."""
+"""Fewest tokens of a sequence on a context-parallel rank: with fewer, it waits more than it
+computes.
+"""
 
 
 @dataclass(frozen=True)
@@ -47,27 +53,38 @@ class Search:
         sampler = None if self.recipe.inference is None else self.recipe.inference.sampler
         return Processes.of(self.recipe.cluster, self.recipe.learner.parallel.ranks, sampler)
 
-    def estimate(self, parallel: Parallel, changes: Mapping[str, Any] | None = None) -> MemoryEstimate | None:
+    def estimate(
+        self, parallel: Parallel, changes: Mapping[str, Any] | None = None
+    ) -> MemoryEstimate | None:
         """The estimate of one layout; None if the recipe does not allow it.
 
-        A recipe with one colocated engine gets as many engines as the devices of the learner hold. A model with a
-        layout of its own keeps it where that has as many ranks.
+        A recipe with one colocated engine gets as many engines as the devices of the learner hold.
+        A model with a layout of its own keeps it where that has as many ranks.
 
         Args:
             parallel: The layout.
             changes: Options of the learner that are changed besides.
         """
-        fields = self.recipe.learner.model_dump() | {"parallel": parallel.model_dump(), **(changes or {})}
+        fields = self.recipe.learner.model_dump() | {
+            "parallel": parallel.model_dump(),
+            **(changes or {}),
+        }
         own = self.own
         spread = own.engines == 1 and not own.apart
         processes = replace(
-            own, ranks=parallel.ranks, engines=max(parallel.ranks // own.width, 1) if spread else own.engines
+            own,
+            ranks=parallel.ranks,
+            engines=max(parallel.ranks // own.width, 1) if spread else own.engines,
         )
         try:
             learner = LearnerSection.model_validate(fields)
             learners = {learner.layout_key: learner}
             for role in self.recipe.own_layouts:
-                layout = role.learner.parallel if role.learner.parallel.ranks == parallel.ranks else parallel
+                layout = (
+                    role.learner.parallel
+                    if role.learner.parallel.ranks == parallel.ranks
+                    else parallel
+                )
                 learners[role.learner.layout_key] = learner.lay_out(layout, role.learner.layout_key)
             return self._estimate(learners, processes)
         except (ValidationError, InputError):
@@ -81,13 +98,19 @@ class Search:
         """
         return self._estimate({}, self.own)
 
-    def _estimate(self, learners: Mapping[str, LearnerSection], processes: Processes) -> MemoryEstimate:
-        devices = Devices.of_machines_like(min(max(processes.devices, 1), _WITHIN_A_MACHINE), processes)
+    def _estimate(
+        self, learners: Mapping[str, LearnerSection], processes: Processes
+    ) -> MemoryEstimate:
+        devices = Devices.of_machines_like(
+            min(max(processes.devices, 1), _WITHIN_A_MACHINE), processes
+        )
         placement = Placement.of(devices, processes)
         return MemoryEstimate.of(self.recipe, self.sizes, placement, learners, self.memory)
 
     def layouts(self, gpus: int) -> list[Parallel]:
-        """Layouts of this number of GPUs with work for every rank, those with few tensor-parallel ranks first."""
+        """Layouts of this number of GPUs with work for every rank, those with few tensor-parallel
+        ranks first.
+        """
         load, own = self.recipe.largest_step, self.own
         gpus -= own.engines * own.width if own.apart else 0
         return [
@@ -105,18 +128,23 @@ class Search:
     def propose(self, gpus: int) -> MemoryEstimate | None:
         """The least cut layout among those that fit with the cheapest change; None: nothing fits.
 
-        `sync_every_pass` counts as no change: every layout is tried with it as well, with less memory and more traffic.
+        `sync_every_pass` counts as no change: every layout is tried with it as well, with less
+        memory and more traffic.
         """
         for changes in self._changes():
             ways = changes, {**changes, "sync_every_pass": True}
-            found = [self.estimate(parallel, way) for way in ways for parallel in self.layouts(gpus)]
+            found = [
+                self.estimate(parallel, way) for way in ways for parallel in self.layouts(gpus)
+            ]
             fitting = [one for one in found if one is not None and self.fits(one)]
             if fitting:
                 return min(fitting, key=rank_cuts)
         return None
 
     def _changes(self) -> Iterator[dict[str, Any]]:
-        """Yields changes of the learner's options from the cheapest on; each includes those before it."""
+        """Yields changes of the learner's options from the cheapest on; each includes those before
+        it.
+        """
         yield {}
         again, offload = {"activation_checkpointing": True}, {"cpu_offload": True}
         yield again
@@ -136,7 +164,9 @@ class Search:
 
 
 def rank_cuts(estimate: MemoryEstimate) -> tuple[bool, int, int]:
-    """Ranks a layout by its traffic: gradients in every pass, then states in every layer, those of cp the most."""
+    """Ranks a layout by its traffic: gradients in every pass, then states in every layer, those of
+    cp the most.
+    """
     layouts = [rank.learner.parallel for rank in estimate.ranks.values()]
     cuts = sum(each.tp * each.cp for each in layouts)
     return estimate.learner.sync_every_pass, cuts, sum(each.cp for each in layouts)
@@ -154,7 +184,9 @@ def overrides(recipe: Algorithm, estimate: MemoryEstimate) -> list[str]:
         if said.parallel.model_dump()[name] != size
     ]
     names = ("sync_every_pass", "activation_checkpointing", "cpu_offload", "micro_batch_tokens")
-    changed = [f"learner.{name}={str(wanted[name]).lower()}" for name in names if own[name] != wanted[name]]
+    changed = [
+        f"learner.{name}={str(wanted[name]).lower()}" for name in names if own[name] != wanted[name]
+    ]
     if estimate.placement.devices.machines > 1 and recipe.cluster.on_this_machine:
         changed += ["cluster=ray", "cluster.ray.address=auto"]
     if recipe.inference is None or estimate.sampler is None:
@@ -166,7 +198,9 @@ def overrides(recipe: Algorithm, estimate: MemoryEstimate) -> list[str]:
 
 
 def cache_override(estimate: MemoryEstimate) -> list[str]:
-    """The override that tells an engine the size of its cache, where the plan has chosen it, to three digits."""
+    """The override that tells an engine the size of its cache, where the plan has chosen it, to
+    three digits.
+    """
     if estimate.sampler is None or not estimate.sampler.least:
         return []
     gib = estimate.sampler.cache / 2**30

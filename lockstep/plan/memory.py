@@ -1,8 +1,9 @@
 """The estimated memory of one rank of a learner at its peak, and of a sampler.
 
-Allocations come and go, so they are not added up: a step is examined in those moments when memory can be at its peak.
-Weights, gradients, moments and caches are exact. What a pass keeps for its backward is counted tensor by tensor, as
-autograd saves them in a layer of the Llama, Qwen2 and Qwen3 families; other families are taken to be like these.
+Allocations come and go, so they are not added up: a step is examined in those moments when memory
+can be at its peak. Weights, gradients, moments and caches are exact. What a pass keeps for its
+backward is counted tensor by tensor, as autograd saves them in a layer of the Llama, Qwen2 and
+Qwen3 families; other families are taken to be like these.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from lockstep.samplers.backend import find_backend
 from lockstep.samplers.cache_budget import CacheBudget
 
 _FEWEST_SEQUENCES = 16
-"""Fewest sequences of the greatest length that an engine has room for: with fewer, most of a GPU is idle."""
+"""Fewest sequences of the greatest length that an engine has room for: with fewer, most of a GPU is
+idle.
+"""
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,9 @@ class Rank:
 
     @property
     def updated(self) -> int:
-        """Bytes of trained weights that this rank holds; its gradients take as much, and so does each moment."""
+        """Bytes of trained weights that this rank holds; its gradients take as much, and so does
+        each moment.
+        """
         return self._share(self.learned)
 
     @property
@@ -132,7 +137,12 @@ class Rank:
         """Moments that may be the peak, in order."""
         if not self.trained:
             return [
-                Moment("scoring", self._standing() | self._count_gathered(2) | {"activations": self._count_scoring()})
+                Moment(
+                    "scoring",
+                    self._standing()
+                    | self._count_gathered(2)
+                    | {"activations": self._count_scoring()},
+                )
             ]
         standing, gradients = self._standing(), self._on_device(self.updated)
         several = self.load.passes(self.learner, self.load.rows) > 1
@@ -140,21 +150,43 @@ class Rank:
         earlier = self.learned if summed_late else gradients
         before = standing | {"gradients": earlier if several else 0}
         outside = 0 if self.sizes.adapters else self.root
-        all_but_one = gradients * (self.used - self.root - self.layer) // (self.used - self.root + outside)
+        all_but_one = (
+            gradients * (self.used - self.root - self.layer) // (self.used - self.root + outside)
+        )
         meanwhile = standing | {"gradients": earlier if several else all_but_one}
-        last = {"activations": self.activations, "head": self._head(), "16-bit copies of weights": self._casts()}
-        first = {"activations": self._inputs() + self.activation(), "16-bit copies of weights": self._copies(1)}
+        last = {
+            "activations": self.activations,
+            "head": self._head(),
+            "16-bit copies of weights": self._casts(),
+        }
+        first = {
+            "activations": self._inputs() + self.activation(),
+            "16-bit copies of weights": self._copies(1),
+        }
         table = self._vocabulary if scores_tokens(self.head) and not self.sizes.adapters else 0
-        # The head's gradient is whole until the end of the pass where ranks reduce it or a tied embedding adds to it.
+        # The head's gradient is whole until the end of the pass where ranks reduce it or a tied
+        # embedding adds to it.
         waits = table if self.shares > 1 or not self.sizes.head or not several else 0
         return [
-            Moment("end of the forward pass", before | self._count_gathered(1) | last | self._forward()),
-            Moment("head's backward pass", before | self._count_gathered(1) | last | self._head_backward(table)),
-            Moment("last layer's backward pass", before | self._count_gathered(3) | last | self._on_their_way(waits)),
             Moment(
-                "first layer's backward pass", meanwhile | self._count_gathered(2) | first | self._on_their_way(waits)
+                "end of the forward pass", before | self._count_gathered(1) | last | self._forward()
             ),
-            Moment("end of the backward pass", standing | {"gradients": gradients} | self._outside(several)),
+            Moment(
+                "head's backward pass",
+                before | self._count_gathered(1) | last | self._head_backward(table),
+            ),
+            Moment(
+                "last layer's backward pass",
+                before | self._count_gathered(3) | last | self._on_their_way(waits),
+            ),
+            Moment(
+                "first layer's backward pass",
+                meanwhile | self._count_gathered(2) | first | self._on_their_way(waits),
+            ),
+            Moment(
+                "end of the backward pass",
+                standing | {"gradients": gradients} | self._outside(several),
+            ),
         ]
 
     @property
@@ -164,7 +196,9 @@ class Rank:
 
     @property
     def activations(self) -> int:
-        """Bytes that all layers keep for their backward; if recomputed, their inputs and all that one layer needs."""
+        """Bytes that all layers keep for their backward; if recomputed, their inputs and all that
+        one layer needs.
+        """
         if not self.learner.activation_checkpointing:
             return self.sizes.layers * self.activation()
         return self.sizes.layers * self._inputs() + self.activation()
@@ -174,10 +208,21 @@ class Rank:
         sizes, tp, a = self.sizes, self.learner.parallel.tp, self.type
         queries, keys, hidden = sizes.queries // tp, sizes.keys // tp, sizes.intermediate // tp
         own, copies = self.own, 2 if a == FP32 else 5  # each product of a state casts it for itself
-        states = self._between * (2 * self._of_norm * sizes.hidden + 2) * FP32 + own * copies * sizes.hidden * a
-        attention = own * (3 * queries * a + sizes.heads // tp * FP32) + self._cells()[0] * 2 * keys * a
+        states = (
+            self._between * (2 * self._of_norm * sizes.hidden + 2) * FP32
+            + own * copies * sizes.hidden * a
+        )
+        attention = (
+            own * (3 * queries * a + sizes.heads // tp * FP32) + self._cells()[0] * 2 * keys * a
+        )
         normed = own * sizes.normed // tp * (FP32 + (self._of_norm - 1) * a)
-        return states + attention + normed + own * (4 * hidden + sizes.inner) * a + self._cells()[1] * a
+        return (
+            states
+            + attention
+            + normed
+            + own * (4 * hidden + sizes.inner) * a
+            + self._cells()[1] * a
+        )
 
     @property
     def type(self) -> int:
@@ -211,34 +256,54 @@ class Rank:
 
     def _standing(self) -> dict[str, int]:
         parts = {"weights": self._on_device(self.held)}
-        return parts | ({"moments": self._on_device(self.state * self.updated)} if self.trained else {})
+        return parts | (
+            {"moments": self._on_device(self.state * self.updated)} if self.trained else {}
+        )
 
     def _count_gathered(self, layers: int) -> dict[str, int]:
-        """Bytes of weights that FSDP gathers: those outside the layers for all of a pass, and some layers."""
-        return {"gathered weights": self.root + layers * self.gathered_layer} if self.shares > 1 else {}
+        """Bytes of weights that FSDP gathers: those outside the layers for all of a pass, and some
+        layers.
+        """
+        return (
+            {"gathered weights": self.root + layers * self.gathered_layer}
+            if self.shares > 1
+            else {}
+        )
 
     def _copies(self, layers: int | None = None) -> int:
-        """Bytes of weights cast to 16 bits, of all layers until the forward pass has ended, recomputed or not.
+        """Bytes of weights cast to 16 bits, of all layers until the forward pass has ended,
+        recomputed or not.
 
         None where they come in 16 bits.
         """
         layers, tp = layers or self.sizes.layers, self.learner.parallel.tp
-        return 0 if self.type == FP32 or self.gathers_half else -(-HALF * layers * self.sizes.products // tp)
+        return (
+            0
+            if self.type == FP32 or self.gathers_half
+            else -(-HALF * layers * self.sizes.products // tp)
+        )
 
     def _casts(self) -> int:
         """The same after the forward pass: those that products keep for their backward."""
         return self._copies(1 if self.learner.activation_checkpointing else None)
 
     def _forward(self) -> dict[str, int]:
-        """Further contents at the end of the forward pass; with recomputed layers also the working memory of one."""
-        copies = {"16-bit copies of weights": self._copies(), "logits while they are shaped": self.logits * 5 // 4}
+        """Further contents at the end of the forward pass; with recomputed layers also the working
+        memory of one.
+        """
+        copies = {
+            "16-bit copies of weights": self._copies(),
+            "logits while they are shaped": self.logits * 5 // 4,
+        }
         if not self.learner.activation_checkpointing:
             return copies
         return copies | {"activations": self.sizes.layers * self._inputs() + self._count_scoring()}
 
     def _inputs(self) -> int:
         """Bytes of a layer's input, which is all that a recomputed layer keeps."""
-        return self._between * self.sizes.hidden * FP32 if self.learner.activation_checkpointing else 0
+        return (
+            self._between * self.sizes.hidden * FP32 if self.learner.activation_checkpointing else 0
+        )
 
     def _cells(self) -> tuple[int, int]:
         """Keys that a rank's attention sees, and entries of its masks."""
@@ -260,7 +325,9 @@ class Rank:
 
     @property
     def logits(self) -> int:
-        """Bytes of the logits of a pass, which are materialized where filters or penalties shape the distribution."""
+        """Bytes of the logits of a pass, which are materialized where filters or penalties shape
+        the distribution.
+        """
         if not scores_tokens(self.head) or not self.load.sampling.needs_logits:
             return 0
         item = FP32 if self.load.sampling.penalizes else self.type
@@ -268,30 +335,51 @@ class Rank:
 
     @property
     def _pairs(self) -> int:
-        """Bytes that penalties take for each token and those before it: five indices, and a number in fp32."""
-        pairs = self.own * self.load.sequence // 2 if scores_tokens(self.head) and self.load.sampling.penalizes else 0
+        """Bytes that penalties take for each token and those before it: five indices, and a number
+        in fp32.
+        """
+        pairs = (
+            self.own * self.load.sequence // 2
+            if scores_tokens(self.head) and self.load.sampling.penalizes
+            else 0
+        )
         return pairs * (5 * INT64 + FP32)
 
     def _head_backward(self, table: int) -> dict[str, int]:
-        """Bytes of gradients in flight in the head's backward pass, those of materialized logits included."""
+        """Bytes of gradients in flight in the head's backward pass, those of materialized logits
+        included.
+        """
         found = self._on_their_way(table, layer=False)
         return {name: size + self.logits * 3 // 2 for name, size in found.items()}
 
     def _on_their_way(self, table: int, layer: bool = True) -> dict[str, int]:
-        """Bytes of gradients in flight: of states, of a layer's hidden units, and of the vocabulary head."""
+        """Bytes of gradients in flight: of states, of a layer's hidden units, and of the vocabulary
+        head.
+        """
         states = 2 * self.own * self.sizes.hidden * FP32
-        units = 2 * self.own * self.sizes.intermediate // self.learner.parallel.tp * self.type if layer else 0
+        units = (
+            2 * self.own * self.sizes.intermediate // self.learner.parallel.tp * self.type
+            if layer
+            else 0
+        )
         return {"gradients on their way": table + states + units}
 
     def _outside(self, several: bool) -> dict[str, int]:
-        """The embedding's gradient, as large as the embedding; over ranks, whole and once more for its sum."""
+        """The embedding's gradient, as large as the embedding; over ranks, whole and once more for
+        its sum.
+        """
         frozen = self.sizes.adapters > 0
         if self.shares == 1:
             return {"gradients on their way": self._vocabulary if several and not frozen else 0}
-        return {"gathered weights": self.root, "gradients on their way": 0 if frozen else 2 * self.root}
+        return {
+            "gathered weights": self.root,
+            "gradients on their way": 0 if frozen else 2 * self.root,
+        }
 
     def _count_scoring(self) -> int:
-        """Bytes of a pass that keeps nothing: states, their norm, and a layer's hidden units, at once."""
+        """Bytes of a pass that keeps nothing: states, their norm, and a layer's hidden units, at
+        once.
+        """
         units = self.sizes.intermediate // self.learner.parallel.tp
         return self.own * 4 * (self.sizes.hidden * FP32 + units * self.type)
 
@@ -303,7 +391,8 @@ class Generation:
     Attributes:
         weights: Bytes of weights; 0 if it shares the learner's.
         cache: Bytes of keys and values of the longest sequences that are generated side by side.
-        least: Bytes of the smallest cache with which it starts; 0: its cache grows as needed, or its size is set.
+        least: Bytes of the smallest cache with which it starts; 0: its cache grows as needed, or
+            its size is set.
         stays: True if it keeps its cache, in a process of its own, while learners work.
         seen: Bytes of the tables of tokens that each response has had, for penalties.
     """
@@ -336,18 +425,35 @@ class Generation:
         seen = backend.penalty_bytes(sequences, sizes.table // sizes.hidden, penalizes)
         if fixed is not None:
             return cls(weights, fixed, stays=stays, seen=seen)
-        # Devices split the KV heads; where there are fewer heads than devices, several hold the same one.
-        per_token = -(-sizes.cache * (HALF if learner.is_half else FP32) // min(width, sizes.key_heads))
+        # Devices split the KV heads; where there are fewer heads than devices, several hold the
+        # same one.
+        per_token = -(
+            -sizes.cache * (HALF if learner.is_half else FP32) // min(width, sizes.key_heads)
+        )
         context = min(sizes.context, sampler.context_limit or sizes.context)
         least = max(context, min(sequences, _FEWEST_SEQUENCES) * load.generated) if stays else 0
-        return cls(weights, per_token * max(sequences * load.generated, least), per_token * least, stays, seen)
+        return cls(
+            weights,
+            per_token * max(sequences * load.generated, least),
+            per_token * least,
+            stays,
+            seen,
+        )
 
     def budget(self, beside: int) -> CacheBudget | None:
-        """The bounds of its KV cache beside so many bytes of a device; None: its size is set, or it grows as needed."""
-        return CacheBudget(self.cache, self.least, beside + self.weights + self.seen) if self.least else None
+        """The bounds of its KV cache beside so many bytes of a device; None: its size is set, or it
+        grows as needed.
+        """
+        return (
+            CacheBudget(self.cache, self.least, beside + self.weights + self.seen)
+            if self.least
+            else None
+        )
 
     def limit(self, memory: int, beside: int) -> Generation:
-        """Returns it with a KV cache that fits a device next to `beside` bytes; unchanged where the size is set."""
+        """Returns it with a KV cache that fits a device next to `beside` bytes; unchanged where the
+        size is set.
+        """
         budget = self.budget(beside)
         return self if budget is None else replace(self, cache=budget.choose(memory))
 

@@ -30,7 +30,9 @@ class Plan:
     fits: bool
 
 
-def page(search: Search, name: str, said: Sequence[str], gpus: int, rates: Rates | None = None) -> Plan:
+def page(
+    search: Search, name: str, said: Sequence[str], gpus: int, rates: Rates | None = None
+) -> Plan:
     """Writes the plan for a number of GPUs: memory by rank, layouts, and the proposed one.
 
     Args:
@@ -40,7 +42,10 @@ def page(search: Search, name: str, said: Sequence[str], gpus: int, rates: Rates
         gpus: Number of GPUs.
         rates: Rates of one GPU; None: no time is estimated.
     """
-    found, standing = search.propose(gpus), search.standing() if search.own.devices == gpus else None
+    found, standing = (
+        search.propose(gpus),
+        search.standing() if search.own.devices == gpus else None,
+    )
     shown = standing or found or _roomiest(search, gpus)
     blocks = [_model(search, name, gpus), _memory(shown)]
     blocks += [] if rates is None else [_time(search, shown, rates)]
@@ -54,14 +59,17 @@ def _roomiest(search: Search, gpus: int) -> MemoryEstimate:
     found = [search.estimate(parallel) for parallel in search.layouts(gpus)]
     if not any(found):
         raise InputError(
-            f"no layout of {gpus} GPUs gives every rank something to do: data-parallel ranks share the rows of an "
+            f"no layout of {gpus} GPUs gives every rank something to do: data-parallel ranks "
+            "share the rows of an "
             "optimizer step, tensor-parallel ranks the heads; take fewer GPUs, or a larger batch"
         )
     return min((one for one in found if one is not None), key=lambda one: one.device)
 
 
 def _command(said: Sequence[str], changed: Sequence[str] = ()) -> str:
-    """The shell command that starts the planned run; changes replace earlier overrides of the same options."""
+    """The shell command that starts the planned run; changes replace earlier overrides of the same
+    options.
+    """
     keys = {override.partition("=")[0] for override in changed}
     kept = [word for word in said if word.partition("=")[0] not in keys]
     return f"lockstep train {shlex.join([*kept, *changed])}"
@@ -73,9 +81,14 @@ def _model(search: Search, name: str, gpus: int) -> str:
         ("plan", f"{name} on {_count(gpus, 'GPU')} of {readable(search.memory)}, on paper"),
         (
             "model",
-            f"{sizes.policy:,} parameters: {sizes.layers} layers, hidden size {sizes.hidden:,}, vocabulary "
+            f"{sizes.policy:,} parameters: {sizes.layers} layers, hidden size {sizes.hidden:,}, "
+            "vocabulary "
             f"{sizes.vocabulary:,}"
-            + (f"; {sizes.adapters:,} more in adapters, which alone learn" if sizes.adapters else ""),
+            + (
+                f"; {sizes.adapters:,} more in adapters, which alone learn"
+                if sizes.adapters
+                else ""
+            ),
         ),
     ]
     return summary_table(lines)
@@ -86,27 +99,37 @@ def _time(search: Search, estimate: MemoryEstimate, rates: Rates) -> str:
     processes = estimate.placement.processes
     engines = Engines(max(1, processes.engines), processes.width, estimate.sequences)
     sent = 0 if estimate.sampler is None else estimate.sampler.weights
-    time = StepTime.of(estimate.ranks, search.recipe.inference, engines, rates, sent, 2 * estimate.offloaded)
+    time = StepTime.of(
+        estimate.ranks, search.recipe.inference, engines, rates, sent, 2 * estimate.offloaded
+    )
     phases = {name: seconds for name, seconds in asdict(time).items() if seconds}
     lines = [(name, f"{seconds:,.3g} s") for name, seconds in phases.items()]
     what = "response" if time.generate else "row"
-    return summary_table([*lines, (f"a step, every {what} as long as it may be", f"{time.total:,.3g} s")])
+    return summary_table(
+        [*lines, (f"a step, every {what} as long as it may be", f"{time.total:,.3g} s")]
+    )
 
 
 def layout(parallel: Parallel) -> str:
     """A layout as text, such as dp 2 · tp 4 · cp 1."""
     return " · ".join(
-        f"{name} {size}" for name, size in parallel.model_dump().items() if name in ("dp", "tp", "cp") or size > 1
+        f"{name} {size}"
+        for name, size in parallel.model_dump().items()
+        if name in ("dp", "tp", "cp") or size > 1
     )
 
 
 def describe_layouts(learner: LearnerSection, own: Mapping[str, LearnerSection]) -> str:
     """The layout of a learner as text, and those of models that have one of their own, by name."""
-    return layout(learner.parallel) + "".join(f" ({name}: {layout(other.parallel)})" for name, other in own.items())
+    return layout(learner.parallel) + "".join(
+        f" ({name}: {layout(other.parallel)})" for name, other in own.items()
+    )
 
 
 def _name_layouts(estimate: MemoryEstimate) -> str:
-    return describe_layouts(estimate.learner, {name: rank.learner for name, rank in estimate.own_layouts.items()})
+    return describe_layouts(
+        estimate.learner, {name: rank.learner for name, rank in estimate.own_layouts.items()}
+    )
 
 
 def _memory(estimate: MemoryEstimate) -> str:
@@ -118,7 +141,12 @@ def _memory(estimate: MemoryEstimate) -> str:
         lines.append((name, f"{readable(peak.size)} per rank, at the {peak.name}:"))
         lines += [("", f"{readable(size):>9} {what}") for what, size in peak.parts.items() if size]
         if rank.on_host:
-            lines.append(("", f"{readable(rank.on_host):>9} weights, gradients, moments in the host's memory"))
+            lines.append(
+                (
+                    "",
+                    f"{readable(rank.on_host):>9} weights, gradients, moments in the host's memory",
+                )
+            )
     if estimate.sampler is not None:
         whose = "weights" if estimate.sampler.weights else "weights: they are the policy's"
         engines = _count(estimate.placement.processes.engines, "engine")
@@ -126,9 +154,19 @@ def _memory(estimate: MemoryEstimate) -> str:
         lines.append(("", f"{readable(estimate.sampler.weights):>9} {whose}"))
         lines.append(("", f"{readable(estimate.sampler.cache):>9} keys and values"))
         if estimate.sampler.seen:
-            lines.append(("", f"{readable(estimate.sampler.seen):>9} tokens that responses have had, for penalties"))
+            lines.append(
+                (
+                    "",
+                    (
+                        f"{readable(estimate.sampler.seen):>9} tokens that responses have had, for "
+                        "penalties"
+                    ),
+                )
+            )
     for judge in estimate.judges:
-        lines.append(("judge", f"{readable(judge.weights)} weights, {readable(judge.cache)} keys and values"))
+        lines.append(
+            ("judge", f"{readable(judge.weights)} weights, {readable(judge.cache)} keys and values")
+        )
     lines.append(("together", f"{readable(estimate.device)} on the fullest GPU"))
     return summary_table(lines)
 
@@ -138,7 +176,9 @@ def _count(number: int, what: str) -> str:
 
 
 def _layouts(search: Search, gpus: int) -> str:
-    found = [one for parallel in search.layouts(gpus) if (one := search.estimate(parallel)) is not None]
+    found = [
+        one for parallel in search.layouts(gpus) if (one := search.estimate(parallel)) is not None
+    ]
     found.sort(key=rank_cuts)
     lines = [("layout", "a GPU holds")]
     lines += [(_name_layouts(one), f"{readable(one.device):>11}") for one in found[:_SHOWN]]
@@ -148,17 +188,26 @@ def _layouts(search: Search, gpus: int) -> str:
 
 
 def _verdict(
-    search: Search, said: Sequence[str], gpus: int, own: MemoryEstimate | None, found: MemoryEstimate | None
+    search: Search,
+    said: Sequence[str],
+    gpus: int,
+    own: MemoryEstimate | None,
+    found: MemoryEstimate | None,
 ) -> str:
     memory = readable(search.memory)
     if own is not None and search.fits(own):
         return f"It fits: {readable(own.device)} of {memory}. {_command(said, cache_override(own))}"
-    asked = describe_layouts(search.recipe.learner, {role.name: role.learner for role in search.recipe.own_layouts})
+    asked = describe_layouts(
+        search.recipe.learner, {role.name: role.learner for role in search.recipe.own_layouts}
+    )
     if own is not None:
         begin = f"It does not fit as it is: {readable(own.device)} of {memory}."
     else:
         begin = f"The recipe says {asked}, which is not {_count(gpus, 'GPU')}."
     if found is None:
-        return f"{begin} Nothing fits on {_count(gpus, 'GPU')}, with any change: more GPUs or more memory are needed."
+        return (
+            f"{begin} Nothing fits on {_count(gpus, 'GPU')}, with any change: more GPUs or "
+            "more memory are needed."
+        )
     command = _command(said, overrides(search.recipe, found))
     return f"{begin} This fits, {readable(found.device)} of {memory}:\n{command}"

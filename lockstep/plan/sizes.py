@@ -66,7 +66,9 @@ class Sizes:
 
     @classmethod
     def of(cls, model: PreTrainedModel, lora: LoRA | None = None) -> Sizes:
-        """Sizes of a model, which may be a skeleton without memory for weights, and of the adapters to add."""
+        """Sizes of a model, which may be a skeleton without memory for weights, and of the adapters
+        to add.
+        """
         text = model.config.get_text_config()
         fields: Mapping[str, Any] = text.to_dict()
         hidden, heads = int(fields["hidden_size"]), int(fields["num_attention_heads"])
@@ -94,7 +96,9 @@ class Sizes:
             heads=heads,
             cache=count_cache_numbers(model.config),
             largest=max(parameter.numel() for parameter in model.parameters()),
-            normed=queries + keys if any(name.endswith("q_norm") for name, _ in blocks[0].named_modules()) else 0,
+            normed=queries + keys
+            if any(name.endswith("q_norm") for name, _ in blocks[0].named_modules())
+            else 0,
             adapters=rank * sum(one.in_features + one.out_features for one in adapted),
             inner=rank * len(adapted) // len(blocks),
             context=context_of(model.config),
@@ -142,4 +146,9 @@ def _matrix(module: nn.Module | None) -> int:
 
 
 def _count(block: nn.Module, kind: type[nn.Module]) -> int:
-    return sum(p.numel() for module in block.modules() if isinstance(module, kind) for p in module.parameters())
+    return sum(
+        p.numel()
+        for module in block.modules()
+        if isinstance(module, kind)
+        for p in module.parameters()
+    )

@@ -1,9 +1,10 @@
-"""The estimated time of a step, by phase, from the rates of a device: measured by `lockstep gpu-check`, or stated.
+"""The estimated time of a step, by phase, from the rates of a device: measured by `lockstep
+gpu-check`, or stated.
 
-Every response is taken to have its greatest length, so this is too much where most of them end before. Products are
-counted as 2 operations per weight and token forward and twice that backward, attention as 4 per number of a query and
-token that it sees. The measured share of a learner includes its updates. Loading of data, scoring of rewards and
-checkpoints are left out.
+Every response is taken to have its greatest length, so this is too much where most of them end
+before. Products are counted as 2 operations per weight and token forward and twice that backward,
+attention as 4 per number of a query and token that it sees. The measured share of a learner
+includes its updates. Loading of data, scoring of rewards and checkpoints are left out.
 """
 
 from __future__ import annotations
@@ -43,14 +44,19 @@ class Rates:
 
     @classmethod
     def read(cls, path: Path, dtype: str) -> Rates:
-        """Reads the rates in one type from a file of `lockstep gpu-check`, or from any JSON with the same fields.
+        """Reads the rates in one type from a file of `lockstep gpu-check`, or from any JSON with
+        the same fields.
 
         Raises:
             InputError: The file cannot be read, or has no such rates.
         """
-        found = read_record(path, _GpuCheck, "name a file that `lockstep gpu-check` has written").rates.get(dtype)
+        found = read_record(
+            path, _GpuCheck, "name a file that `lockstep gpu-check` has written"
+        ).rates.get(dtype)
         if found is None:
-            raise InputError(f"{path} has no rates in {dtype}, in which the recipe's learner computes")
+            raise InputError(
+                f"{path} has no rates in {dtype}, in which the recipe's learner computes"
+            )
         return found
 
 
@@ -134,7 +140,9 @@ def _forward(rank: Rank, tokens: int) -> float:
     """Operations of a forward pass over the tokens of the longest sequences."""
     sizes, context = rank.sizes, rank.load.sequence / 2
     head = _head(sizes) if scores_tokens(rank.head) else sizes.hidden
-    return tokens * (2 * (sizes.layers * sizes.products + head) + 4 * sizes.layers * sizes.queries * context)
+    return tokens * (
+        2 * (sizes.layers * sizes.products + head) + 4 * sizes.layers * sizes.queries * context
+    )
 
 
 def _head(sizes: Sizes) -> int:
@@ -142,14 +150,18 @@ def _head(sizes: Sizes) -> int:
 
 
 def _score(rank: Rank, exact: bool) -> float:
-    """Operations of passes that only score: frozen models, values of a critic, log π of a policy before it learns."""
+    """Operations of passes that only score: frozen models, values of a critic, log π of a policy
+    before it learns.
+    """
     tokens = rank.load.scored * rank.load.group * rank.load.sequence
     again = exact and rank.trained and scores_tokens(rank.head)
     return _forward(rank, tokens) / (SHARE if again else 1)
 
 
 def count_learning(rank: Rank) -> float:
-    """Operations of a step's passes that learn: forward, twice that backward, and once more where nothing is kept."""
+    """Operations of a step's passes that learn: forward, twice that backward, and once more where
+    nothing is kept.
+    """
     if not rank.trained:
         return 0.0
     tokens = rank.load.updates * rank.load.rows * rank.load.group * rank.load.sequence
@@ -157,7 +169,8 @@ def count_learning(rank: Rank) -> float:
 
 
 def sampling_seconds(policy: Rank, engines: Engines, new: int, rates: Rates) -> float:
-    """Seconds of sampling: each response's prompt, then passes of one token for all rows of an engine.
+    """Seconds of sampling: each response's prompt, then passes of one token for all rows of an
+    engine.
 
     Args:
         policy: One of its ranks; `load.scored` is the number of responses.
@@ -172,7 +185,10 @@ def sampling_seconds(policy: Rank, engines: Engines, new: int, rates: Rates) -> 
     weights = sizes.layers * sizes.products + _head(sizes)
     read = _item(policy) * (weights + together * context * sizes.cache)
     work = together * (2 * weights + 4 * sizes.layers * sizes.queries * context)
-    one_pass = max(read / rates.memory, work / rates.products) / engines.width + sizes.layers * rates.layer_s
+    one_pass = (
+        max(read / rates.memory, work / rates.products) / engines.width
+        + sizes.layers * rates.layer_s
+    )
     prompts = 2 * rows * prompt * weights / (rates.products * rates.learner) / engines.width
     return -(-rows // together) * new * one_pass + prompts
 

@@ -12,23 +12,36 @@ from lockstep.report.log import suggest_metric
 
 
 def check(bound: Bound, rows: Sequence[Mapping[str, float]]) -> tuple[bool, str]:
-    """Compares a run's metrics with a bound. Returns True if it is kept, and the finding in a sentence.
+    """Compares a run's metrics with a bound.
 
-    It is kept if the window has enough rows, and their statistic is a finite number within the bound.
+    Returns True if it is kept, and the finding in a sentence.
+
+    It is kept if the window has enough rows, and their statistic is a finite number within the
+    bound.
 
     Args:
         bound: A bound of the recipe.
-        rows: Lines of metrics, each with `step`; a step may have several, and the last that has the metric counts.
+        rows: Lines of metrics, each with `step`; a step may have several, and the last that has the
+            metric counts.
     """
     first, last = bound.steps
     found = {
-        int(row["step"]): row[bound.metric] for row in rows if bound.metric in row and first <= row["step"] <= last
+        int(row["step"]): row[bound.metric]
+        for row in rows
+        if bound.metric in row and first <= row["step"] <= last
     }
-    low, high = -math.inf if bound.min is None else bound.min, math.inf if bound.max is None else bound.max
-    window = f"{bound.statistic} of {bound.metric} over steps {first} to {last}, in [{low:g}, {high:g}]"
+    low, high = (
+        -math.inf if bound.min is None else bound.min,
+        math.inf if bound.max is None else bound.max,
+    )
+    window = (
+        f"{bound.statistic} of {bound.metric} over steps {first} to {last}, in [{low:g}, {high:g}]"
+    )
     if len(found) < bound.min_rows:
         return False, f"failed: {window}: {_describe_absence(bound, rows, len(found))}"
-    value = math.nan if any(map(math.isnan, found.values())) else _measure(bound, list(found.values()))
+    value = (
+        math.nan if any(map(math.isnan, found.values())) else _measure(bound, list(found.values()))
+    )
     passed = math.isfinite(value) and low <= value <= high
     return passed, f"{'passed' if passed else 'failed'}: {window}: {value:.6g} (rows: {len(found)})"
 

@@ -1,4 +1,6 @@
-"""The verdict on whether training and sampling agreed in a run, with its figures, for everything that shows a run."""
+"""The verdict on whether training and sampling agreed in a run, with its figures, for everything
+that shows a run.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,10 @@ from typing import Literal
 from lockstep.core import exit_codes
 from lockstep.report.log import read_metrics, read_recipe
 
-_MEASURED = {f"agreement/{name}" for name in ("max_abs_logprob_diff", "token_mult_prob_error", "bound", "breach")}
+_MEASURED = {
+    f"agreement/{name}"
+    for name in ("max_abs_logprob_diff", "token_mult_prob_error", "bound", "breach")
+}
 """Metrics that a step has beside its `agreement/tokens`."""
 
 
@@ -60,7 +65,8 @@ class AgreementSummary:
             steps = ", exceeded within three standard errors"
         largest = f"{self.largest:.1e}" if self.largest else "0"
         return (
-            f"{self.word}: {self.tokens:,} tokens compared, largest |Δ log-prob| {largest}, mean e^|Δ| at "
+            f"{self.word}: {self.tokens:,} tokens compared, largest |Δ log-prob| {largest}, mean "
+            "e^|Δ| at "
             f"most {self.highest:.6f}, bound {self.bound:g}{steps}"
         )
 
@@ -72,7 +78,9 @@ def read_agreement(folder: Path) -> AgreementSummary | None:
 
 def summarize_agreement(rows: Sequence[dict[str, float]]) -> AgreementSummary:
     """Summarizes lines of metrics."""
-    measured = [row for row in rows if row.get("agreement/tokens", 0) > 0 and row.keys() >= _MEASURED]
+    measured = [
+        row for row in rows if row.get("agreement/tokens", 0) > 0 and row.keys() >= _MEASURED
+    ]
     return AgreementSummary(
         tokens=int(sum(row["agreement/tokens"] for row in measured)),
         largest=_most([row["agreement/max_abs_logprob_diff"] for row in measured]),

@@ -1,4 +1,6 @@
-"""Alarms of a run, as its metrics tell them: disagreement, drift, NaN, equal rewards, and the like."""
+"""Alarms of a run, as its metrics tell them: disagreement, drift, NaN, equal rewards, and the
+like.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,23 @@ _LEARNED = ("loss", "grad_norm", "kl")
 _EQUAL_STEPS = 5
 """Steps in a row whose rewards are all equal, before a run is said to learn nothing."""
 _CLAMPED = 0.25
-"""Share of a step's rewards outside `reward_scaling.source` from which on that range is likely a mistake."""
+"""Share of a step's rewards outside `reward_scaling.source` from which on that range is likely a
+mistake.
+"""
 _WINDOW = 20
-"""Steps, at most, that a rule reads, such as to compare rewards with what cut-off responses earn."""
+"""Steps, at most, that a rule reads, such as to compare rewards with what cut-off responses
+earn.
+"""
 _LEAST = 10
 """Steps that a comparison needs; and the healthy ones that end its stretch."""
 _RISE = 0.1
-"""Rise of the share of responses that were cut off, between the halves of a window, that is no chance."""
+"""Rise of the share of responses that were cut off, between the halves of a window, that is no
+chance.
+"""
 _ERRORS = 4.0
-"""Standard errors above the best policy's reward; a run has many windows, so 3 would be reached by chance."""
+"""Standard errors above the best policy's reward; a run has many windows, so 3 would be reached by
+chance.
+"""
 _NOTED = ("agreement/", "watch/")
 """Beginnings of the metrics whose alarms the monitor itself notes, with what to do."""
 _LEFT_OUT = {
@@ -52,7 +62,11 @@ class Alarm:
     @property
     def sentence(self) -> str:
         """The steps and what was wrong in them, for a terminal."""
-        when = f"step {self.first}" if self.first == self.last else f"steps {self.first} to {self.last}"
+        when = (
+            f"step {self.first}"
+            if self.first == self.last
+            else f"steps {self.first} to {self.last}"
+        )
         return f"{when}: {self.text}"
 
 
@@ -73,12 +87,15 @@ class _Rule:
 
 def find_alarms(rows: Sequence[Row]) -> list[Alarm]:
     """Reads lines of metrics; the alarms stand in the order of their first steps."""
-    found = [alarm for rule in (*_RULES, *_not_finite(rows)) for alarm in _find_stretches(rows, rule)]
+    found = [
+        alarm for rule in (*_RULES, *_not_finite(rows)) for alarm in _find_stretches(rows, rule)
+    ]
     return sorted(found, key=lambda alarm: alarm.first)
 
 
 class LiveAlarms:
-    """Notes alarms as a run logs its steps: each when it begins, and again only after some steps without it.
+    """Notes alarms as a run logs its steps: each when it begins, and again only after some steps
+    without it.
 
     Args:
         note: Shows a line that stays.
@@ -105,7 +122,9 @@ def _find_stretches(rows: Sequence[Row], rule: _Rule) -> Iterator[Alarm]:
     for end, row in enumerate(own, 1):
         step, text = int(row["step"]), rule.describe(own[max(0, end - _WINDOW) : end])
         if text:
-            found = Alarm(rule.metric, step, step, text) if found is None else replace(found, last=step)
+            found = (
+                Alarm(rule.metric, step, step, text) if found is None else replace(found, last=step)
+            )
         elif found is not None and step - found.last >= rule.quiet:
             yield found
             found = None
@@ -114,23 +133,31 @@ def _find_stretches(rows: Sequence[Row], rule: _Rule) -> Iterator[Alarm]:
 
 
 def _describe_equal(window: Sequence[Row]) -> str:
-    extremes = [row.get(f"train/reward_{end}") for row in window[-_EQUAL_STEPS:] for end in ("min", "max")]
+    extremes = [
+        row.get(f"train/reward_{end}") for row in window[-_EQUAL_STEPS:] for end in ("min", "max")
+    ]
     if len(extremes) < 2 * _EQUAL_STEPS or extremes[0] is None or len(set(extremes)) > 1:
         return ""
     return (
-        f"every reward of {_EQUAL_STEPS} steps was {extremes[0]:g}, and from equal rewards nothing is learned; read "
-        "samples.jsonl, and see whether the reward, data.answer, reward.marker or sampling.max_tokens is wrong, or the "
+        f"every reward of {_EQUAL_STEPS} steps was {extremes[0]:g}, and from equal rewards "
+        "nothing is learned; read "
+        "samples.jsonl, and see whether the reward, data.answer, reward.marker or "
+        "sampling.max_tokens is wrong, or the "
         "task is too hard or too easy for this model"
     )
 
 
 def _describe_untrained(row: Row) -> str:
     causes = [text.format(row[metric]) for metric, text in _LEFT_OUT.items() if row.get(metric)]
-    return f"nothing was trained on; of the responses {', '.join(causes) or 'none has a token to learn from'}"
+    return (
+        "nothing was trained on; of the responses "
+        f"{', '.join(causes) or 'none has a token to learn from'}"
+    )
 
 
 def _describe_quitting(window: Sequence[Row]) -> str:
-    """Says that being cut off may pay: its share rises with the reward, and it earns more than the worst responses do.
+    """Says that being cut off may pay: its share rises with the reward, and it earns more than the
+    worst responses do.
 
     Empty where it does not.
     """
@@ -146,19 +173,28 @@ def _describe_quitting(window: Sequence[Row]) -> str:
     count = sum(row["train/truncated"] for row in late)
     paid, earned = cut_off / count, others / max(len(late) - count, 1e-9)
     least = _average(late, "train/reward_min")
-    if paid <= (least + earned) / 2:  # as where longer thoughts pay, and those that are cut off are wrong
+    if (
+        paid <= (least + earned) / 2
+    ):  # as where longer thoughts pay, and those that are cut off are wrong
         return ""
     return (
-        f"the share of responses that were cut off rose from {before:.0%} to {after:.0%} while the reward rose, and "
-        f"they earn {paid:.3g} on average, others {earned:.3g}, and the worst {least:.3g}: the policy may be learning "
-        "to be cut off; set what such a response is worth by reward.cut_off, or by cut_off_reward of the environment's "
+        f"the share of responses that were cut off rose from {before:.0%} to {after:.0%} while "
+        "the reward rose, and "
+        f"they earn {paid:.3g} on average, others {earned:.3g}, and the worst {least:.3g}: the "
+        "policy may be learning "
+        "to be cut off; set what such a response is worth by reward.cut_off, or by cut_off_reward "
+        "of the environment's "
         "class"
     )
 
 
 def _describe_excess(window: Sequence[Row]) -> str:
-    """Says that the reward is above that of the best policy, by more than chance; empty where it is not."""
-    window = [row for row in window if "train/best_reward" in row and math.isfinite(row["train/reward"])]
+    """Says that the reward is above that of the best policy, by more than chance; empty where it is
+    not.
+    """
+    window = [
+        row for row in window if "train/best_reward" in row and math.isfinite(row["train/reward"])
+    ]
     if len(window) < _LEAST:
         return ""
     best, reward = window[-1]["train/best_reward"], _average(window, "train/reward")
@@ -166,8 +202,10 @@ def _describe_excess(window: Sequence[Row]) -> str:
     if reward - best <= _ERRORS * error + 1e-6 * max(1.0, abs(best)):
         return ""
     return (
-        f"the sampled reward of {len(window)} steps is {reward:.3g} on average, above {best:.3g}, which the task "
-        "declares for its best policy, and by more than chance: the policy earns reward in a way that the task does "
+        f"the sampled reward of {len(window)} steps is {reward:.3g} on average, above {best:.3g}, "
+        "which the task "
+        "declares for its best policy, and by more than chance: the policy earns reward in a way "
+        "that the task does "
         "not mean"
     )
 
@@ -190,7 +228,8 @@ _RULES = (
         "agreement/token_mult_prob_error",
         lambda row: row.get("agreement/breach", 0) > 0,
         lambda row: (
-            f"sampler and learner disagree: mean e^|Δ| {row['agreement/token_mult_prob_error']:.6g}, bound "
+            "sampler and learner disagree: mean e^|Δ| "
+            f"{row['agreement/token_mult_prob_error']:.6g}, bound "
             f"{row.get('agreement/bound', math.nan):g}"
         ),
     ),
@@ -198,20 +237,25 @@ _RULES = (
         "agreement/mismatches",
         lambda row: row["agreement/mismatches"] > 0,
         lambda row: (
-            f"{row['agreement/mismatches']:.0f} tokens have another log-probability sampled than trained, although "
+            f"{row['agreement/mismatches']:.0f} tokens have another log-probability sampled than "
+            "trained, although "
             "both sides are exact"
         ),
     ),
     _each(
         "watch/alarm",
         lambda row: row["watch/alarm"] > 0,
-        lambda row: "sampler and learner drift apart: their mismatch has risen above what was usual in the first steps",
+        lambda row: (
+            "sampler and learner drift apart: their mismatch has risen above what was usual in "
+            "the first steps"
+        ),
     ),
     _each(
         "train/clamped",
         lambda row: row["train/clamped"] >= _CLAMPED,
         lambda row: (
-            f"{row['train/clamped']:.0%} of rewards lie outside reward_scaling.source, so different ones become equal"
+            f"{row['train/clamped']:.0%} of rewards lie outside reward_scaling.source, so "
+            "different ones become equal"
         ),
     ),
     _each(
@@ -219,7 +263,9 @@ _RULES = (
         lambda row: row["train/no_verdict"] > 0 and math.isnan(row.get("train/reward", 0.0)),
         lambda row: "the reward gave no response a verdict",
     ),
-    _each("train/trained_tokens", lambda row: row["train/trained_tokens"] == 0, _describe_untrained),
+    _each(
+        "train/trained_tokens", lambda row: row["train/trained_tokens"] == 0, _describe_untrained
+    ),
 )
 
 

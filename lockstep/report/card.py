@@ -1,4 +1,7 @@
-"""The card of a model that a run made: what it is, how it was made, and its figures. Markdown, as hubs show it."""
+"""The card of a model that a run made: what it is, how it was made, and its figures.
+
+Markdown, as hubs show it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,9 @@ def card(run: Path, algorithm: str, base: str, step: int, is_classifier: bool = 
     environment = read_environment(run)
     name = environment.get("recipe", algorithm)
     rows = [row for row in read_metrics(run) if row["step"] <= step]
-    versions = ", ".join(f"{key} {environment.get(key, 'unknown')}" for key in ("lockstep", "torch", "transformers"))
+    versions = ", ".join(
+        f"{key} {environment.get(key, 'unknown')}" for key in ("lockstep", "torch", "transformers")
+    )
     return f"""---
 library_name: transformers
 pipeline_tag: {"text-classification" if is_classifier else "text-generation"}

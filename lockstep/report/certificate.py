@@ -42,7 +42,9 @@ class ReadCertificate:
 
     @classmethod
     def of(cls, file: Path) -> ReadCertificate | None:
-        """Reads a certificate; None where there is none: a run has just begun, or samples nothing."""
+        """Reads a certificate; None where there is none: a run has just begun, or samples
+        nothing.
+        """
         if not is_file(file):
             return None
         return read_record(file, cls, "remove it; a run writes it anew when it saves")
@@ -53,6 +55,7 @@ class ReadCertificate:
         left = f"; {self.not_recomputed:,} not recomputed" if self.not_recomputed else ""
         why = "" if self.reason is None else f", because {self.reason}"
         return (
-            f"{self.level}, {_WORDS[self.level]}: {self.tokens:,} tokens compared, {self.mismatches:,} not equal to "
+            f"{self.level}, {_WORDS[self.level]}: {self.tokens:,} tokens compared, "
+            f"{self.mismatches:,} not equal to "
             f"the bit, largest gap {self.largest_gap:g} nats{left}{why}"
         )

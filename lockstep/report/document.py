@@ -1,8 +1,10 @@
-"""One HTML file that needs nothing else: styles, scripts, libraries and data inside, and no way out.
+"""One HTML file that needs nothing else: styles, scripts, libraries and data inside, and no way
+out.
 
-What a page shows was written by models, so none of it may ever be code. Data goes in as compressed blocks, in
-base64, whose alphabet has neither `<` nor a quote, and scripts put text on the page as text. Behind that stands a
-Content-Security-Policy: a script runs only if its hash is listed, and nothing is loaded from anywhere.
+What a page shows was written by models, so none of it may ever be code. Data goes in as compressed
+blocks, in base64, whose alphabet has neither `<` nor a quote, and scripts put text on the page as
+text. Behind that stands a Content-Security-Policy: a script runs only if its hash is listed, and
+nothing is loaded from anywhere.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ _SCRIPTS = (
 
 
 def write_document(file: BinaryIO, blocks: Mapping[str, bytes], live: bool = False) -> None:
-    """Writes the page; more blocks may be written behind it, so that it is in use before these are read.
+    """Writes the page; more blocks may be written behind it, so that it is in use before these are
+    read.
 
     Args:
         file: Where to.
@@ -33,13 +36,19 @@ def write_document(file: BinaryIO, blocks: Mapping[str, bytes], live: bool = Fal
     text = {entry.name: entry.read_text("utf-8") for entry in page.iterdir() if entry.is_file()}
     # uPlot, as its authors published it, with its license, for both lie in every page
     plotter = {entry.name: entry.read_text("utf-8") for entry in page.joinpath("vendor").iterdir()}
-    styles = f"/* uPlot {plotter['LICENSE'].strip()} */\n{plotter['uPlot.min.css']}\n{text['page.css']}"
+    styles = (
+        f"/* uPlot {plotter['LICENSE'].strip()} */\n{plotter['uPlot.min.css']}\n{text['page.css']}"
+    )
     library = plotter["uPlot.iife.min.js"]
-    scripts = [f"\n{text[name]}//# sourceURL={name}\n" for name in (*_SCRIPTS, *(["live.js"] if live else []))]
+    scripts = [
+        f"\n{text[name]}//# sourceURL={name}\n"
+        for name in (*_SCRIPTS, *(["live.js"] if live else []))
+    ]
     # Plotting libraries put styles into attributes; like everything else, styles can load nothing.
     runnable = " ".join(f"'sha256-{_sha256(source)}'" for source in [*scripts, library])
     policy = (
-        f"default-src 'none'; script-src {runnable}; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {runnable}; style-src 'unsafe-inline'; base-uri "
+        "'none'; form-action 'none'"
     )
     if live:
         policy += "; connect-src 'self'"
@@ -47,7 +56,8 @@ def write_document(file: BinaryIO, blocks: Mapping[str, bytes], live: bool = Fal
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>Lockstep report</title>\n<style>\n{styles}</style>\n</head>\n<body>\n{text['page.html']}"
+        "<title>Lockstep "
+        f"report</title>\n<style>\n{styles}</style>\n</head>\n<body>\n{text['page.html']}"
     )
     file.write(head.encode())
     write_block(file, "uplot", library.encode())  # compressed until `run_library` of `page/data.js`

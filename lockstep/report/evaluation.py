@@ -1,4 +1,6 @@
-"""Results of evaluations as tables: figures in rows, settings, or ways of judging, in columns; and judges in words."""
+"""Results of evaluations as tables: figures in rows, settings, or ways of judging, in columns; and
+judges in words.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ CURE = f"remove {RESULTS}, and the same command makes it anew of what was answer
 
 @dataclass(frozen=True)
 class FigureRead:
-    """A figure with its interval, and the number of questions that it stands on; all None where there is none."""
+    """A figure with its interval, and the number of questions that it stands on; all None where
+    there is none.
+    """
 
     value: float | None
     low: float | None
@@ -50,17 +54,24 @@ def results_table(folder: Path) -> str:
     names = dict.fromkeys(name for setting in settings.values() for name in setting.figures)
     rows = [("", *(_heading(name, setting) for name, setting in settings.items()))]
     for name in names:
-        rows.append((name, *(_figure(setting.figures.get(name), results) for setting in settings.values())))
+        rows.append(
+            (name, *(_figure(setting.figures.get(name), results) for setting in settings.values()))
+        )
     for name, label, form in (
         ("truncated", "truncated", "{:.1%}"),
         ("response_length", "mean length", "{:.1f} tokens"),
         ("no_verdict", "no verdict", "{:.0f}"),
     ):
-        rows.append((label, *(form.format(setting.responses[name]) for setting in settings.values())))
+        rows.append(
+            (label, *(form.format(setting.responses[name]) for setting in settings.values()))
+        )
     judges = dict.fromkeys(name for setting in settings.values() for name in setting.judging)
     for name in (name for name in judges if name.endswith("/no_verdict")):
         rows.append((name, *(_share(setting.judging.get(name)) for setting in settings.values())))
-    counts = f"{results.questions} questions, {results.skipped_rows} rows skipped; in brackets 95 % intervals"
+    counts = (
+        f"{results.questions} questions, {results.skipped_rows} rows skipped; in brackets 95 "
+        "% intervals"
+    )
     return f"{results.model} on {results.data}: {counts}\n\n{summary_table(rows)}"
 
 
@@ -81,10 +92,16 @@ def _figure(figure: FigureRead | None, results: _EvaluationResults) -> str:
 
 
 def figure_text(figure: FigureRead, all_of_them: int, what: str) -> str:
-    """A figure with its interval, and how many questions it stands on where that is not all of them."""
+    """A figure with its interval, and how many questions it stands on where that is not all of
+    them.
+    """
     if figure.value is None:
         return "–"
-    ends = "" if figure.low is None or figure.high is None else f" [{figure.low:.3f}, {figure.high:.3f}]"
+    ends = (
+        ""
+        if figure.low is None or figure.high is None
+        else f" [{figure.low:.3f}, {figure.high:.3f}]"
+    )
     some = "" if figure.questions == all_of_them else f" of {figure.questions} {what}"
     return f"{figure.value:.3f}{ends}{some}"
 
@@ -139,11 +156,19 @@ def judge_table(folder: Path) -> str:
     for name, label in _LABELS.items():
         figures = [way.figures.get(name, _NOTHING) for way in ways.values()]
         if any(figure.value is not None for figure in figures):
-            rows.append((label, *(figure_text(figure, results.prompts, "prompts") for figure in figures)))
+            rows.append(
+                (label, *(figure_text(figure, results.prompts, "prompts") for figure in figures))
+            )
     rows.append(("no verdict", *(_no_verdict(way.judgements) for way in ways.values())))
     rows.append(("shown in part", *(f"{way.judgements['shortened']:.0f}" for way in ways.values())))
-    counts = f"{results.prompts} prompts, {results.responses} responses, {results.skipped_rows} rows skipped"
-    head = f"{results.judge} on {results.data}: {counts}; in brackets 95 % intervals\n\n{summary_table(rows)}"
+    counts = (
+        f"{results.prompts} prompts, {results.responses} responses, {results.skipped_rows} "
+        "rows skipped"
+    )
+    head = (
+        f"{results.judge} on {results.data}: {counts}; in brackets 95 % "
+        f"intervals\n\n{summary_table(rows)}"
+    )
     return f"{head}{''.join(map(_warning, ways.items()))}"
 
 
@@ -151,9 +176,13 @@ def _no_verdict(counts: Mapping[str, float]) -> str:
     """Describes how many judgements have no verdict, and by what cause."""
     named = {"judgements", "no_verdict", "shortened"}
     causes = ", ".join(
-        f"{count:.0f} {cause.replace('_', ' ')}" for cause, count in counts.items() if cause not in named
+        f"{count:.0f} {cause.replace('_', ' ')}"
+        for cause, count in counts.items()
+        if cause not in named
     )
-    return f"{counts['no_verdict']:.0f} of {counts['judgements']:.0f}" + (f" ({causes})" if causes else "")
+    return f"{counts['no_verdict']:.0f} of {counts['judgements']:.0f}" + (
+        f" ({causes})" if causes else ""
+    )
 
 
 def _warning(way: tuple[str, JudgingWay]) -> str:
@@ -161,8 +190,13 @@ def _warning(way: tuple[str, JudgingWay]) -> str:
     name, counts = way[0], way[1].judgements
     if counts["no_verdict"] * 2 <= counts["judgements"]:
         return ""
-    most = "none of them has a verdict" if counts["no_verdict"] == counts["judgements"] else "most have no verdict"
+    most = (
+        "none of them has a verdict"
+        if counts["no_verdict"] == counts["judgements"]
+        else "most have no verdict"
+    )
     return (
-        f"\n\n{name}: {most}, so the figures say nothing about this judge; look at the replies in {JUDGEMENTS}, at the "
+        f"\n\n{name}: {most}, so the figures say nothing about this judge; look at the replies in "
+        f"{JUDGEMENTS}, at the "
         "template and at the limits on tokens"
     )

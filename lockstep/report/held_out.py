@@ -34,7 +34,9 @@ class Figure:
 
     def text(self, form: str = ".3f") -> str:
         """The value, and in brackets its interval where it has one."""
-        ends = "" if math.isnan(self.low + self.high) else f" [{self.low:{form}}, {self.high:{form}}]"
+        ends = (
+            "" if math.isnan(self.low + self.high) else f" [{self.low:{form}}, {self.high:{form}}]"
+        )
         return f"{self.value:{form}}{ends}"
 
 
@@ -70,7 +72,9 @@ _ALSO = {
 
 
 def headlines(rows: Sequence[Mapping[str, float]]) -> list[tuple[str, str]]:
-    """Labels and texts of what sums lines of metrics up: first and last values, and the best on held-out rows."""
+    """Labels and texts of what sums lines of metrics up: first and last values, and the best on
+    held-out rows.
+    """
     lines: list[tuple[str, str]] = []
     for metric, (label, better) in HELD_OUT.items():
         series = figures(rows, metric)
@@ -79,15 +83,24 @@ def headlines(rows: Sequence[Mapping[str, float]]) -> list[tuple[str, str]]:
         if len(series) > 1:
             found = best(series, better)
             lines.append(("  best", f"{found.text()} at step {found.step}"))
-    rewarded, cut_off = figures(rows, "train/reward"), any(row.get("train/truncated") for row in rows)
-    hidden = {"policy/loss": bool(rewarded), "train/truncated": not cut_off}  # the former a surrogate of rewards
+    rewarded, cut_off = (
+        figures(rows, "train/reward"),
+        any(row.get("train/truncated") for row in rows),
+    )
+    hidden = {
+        "policy/loss": bool(rewarded),
+        "train/truncated": not cut_off,
+    }  # the former a surrogate of rewards
     for metric, label in _ALSO.items():
         series = figures(rows, metric)
         if series and not hidden.get(metric):
             lines.append((label, from_to(series)))
         if metric == "train/reward":
             parts = {name for row in rows for name in row if name.startswith("reward/")}
-            lines += [(f"  {name.partition('/')[2]}", from_to(figures(rows, name))) for name in sorted(parts)]
+            lines += [
+                (f"  {name.partition('/')[2]}", from_to(figures(rows, name)))
+                for name in sorted(parts)
+            ]
     return lines
 
 
@@ -103,8 +116,14 @@ def sentence(step: int, values: Mapping[str, float]) -> str | None:
         step: Steps done.
         values: Its metrics.
     """
-    names = {metric: label for metric, (label, _) in HELD_OUT.items()} | {metric: metric for metric in TWINS}
-    parts = [f"{label} {figure.text()}" for metric, label in names.items() for figure in figures([values], metric)]
+    names = {metric: label for metric, (label, _) in HELD_OUT.items()} | {
+        metric: metric for metric in TWINS
+    }
+    parts = [
+        f"{label} {figure.text()}"
+        for metric, label in names.items()
+        for figure in figures([values], metric)
+    ]
     return f"after step {step}: {', '.join(parts)}" if parts else None
 
 

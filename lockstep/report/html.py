@@ -24,7 +24,8 @@ from lockstep.system.whole_files import open_aside
 
 
 def write_report(folders: Sequence[Path], out: Path) -> None:
-    """Writes a page about one or several runs; a run may be under way, and needs nothing but its recipe.
+    """Writes a page about one or several runs; a run may be under way, and needs nothing but its
+    recipe.
 
     Raises:
         ValueError: If a folder holds no run, or a log of it cannot be read.
@@ -42,7 +43,8 @@ def write_live_report(folders: Sequence[Path], file: BinaryIO) -> None:
 
 
 def write_sweep_report(sweep: Path, out: Path) -> None:
-    """Writes a page about the runs of a sweep that have begun, with a band over the seeds of each group.
+    """Writes a page about the runs of a sweep that have begun, with a band over the seeds of each
+    group.
 
     Raises:
         ValueError: As `write_report`; or none has begun.
@@ -60,7 +62,9 @@ def _write(folders: Sequence[Path], report: dict[str, Any], out: Path) -> None:
         _write_page(folders, report, file)
 
 
-def _write_page(folders: Sequence[Path], report: dict[str, Any], file: BinaryIO, live: bool = False) -> None:
+def _write_page(
+    folders: Sequence[Path], report: dict[str, Any], file: BinaryIO, live: bool = False
+) -> None:
     blocks = {"report": json.dumps(plain(report), allow_nan=False).encode()}
     with TemporaryFile() as aside:
         for run, folder in enumerate(folders):
@@ -71,12 +75,16 @@ def _write_page(folders: Sequence[Path], report: dict[str, Any], file: BinaryIO,
 
 
 def describe_runs(folders: Sequence[Path]) -> dict[str, Any]:
-    """All that the page shows but samples: `runs` (see `overview`), `sentences` on their metrics, and when it was read.
+    """All that the page shows but samples: `runs` (see `overview`), `sentences` on their metrics,
+    and when it was read.
 
     Raises:
         ValueError: If a folder holds no run, or a log of it cannot be read.
     """
-    runs = [overview(folder) | {"name": name} for folder, name in zip(folders, _names(folders), strict=True)]
+    runs = [
+        overview(folder) | {"name": name}
+        for folder, name in zip(folders, _names(folders), strict=True)
+    ]
     metrics = dict.fromkeys(metric for run in runs for metric in run["metrics"])
     sentences = {metric: sentence for metric in metrics if (sentence := describe_metric(metric))}
     return {"made": datetime.now().isoformat(" ", "minutes"), "runs": runs, "sentences": sentences}

@@ -1,8 +1,9 @@
-"""The server of `lockstep watch`: the page of `lockstep report`, made again when a run has logged something.
+"""The server of `lockstep watch`: the page of `lockstep report`, made again when a run has logged
+something.
 
-It listens on this machine alone and serves one page. The printed address has a key, which other users of this machine
-do not know. A request must have that address as its Host, too; otherwise another web page in the reader's browser could
-ask by DNS rebinding.
+It listens on this machine alone and serves one page. The printed address has a key, which other
+users of this machine do not know. A request must have that address as its Host, too; otherwise
+another web page in the reader's browser could ask by DNS rebinding.
 """
 
 from __future__ import annotations
@@ -79,7 +80,9 @@ def serve(folders: Sequence[Path], port: int) -> None:
     try:
         server = LiveServer(folders, port)
     except (OSError, OverflowError) as error:
-        raise InputError(f"cannot listen on port {port} of {_HOST} ({error}); choose another --port") from error
+        raise InputError(
+            f"cannot listen on port {port} of {_HOST} ({error}); choose another --port"
+        ) from error
     with server, suppress(KeyboardInterrupt):
         print(f"watching at {server.url} (Ctrl-C ends it; the runs go on)", flush=True)
         server.serve_forever()
@@ -94,12 +97,20 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         port = self.server.server_port
         if self.headers.get("Host") not in (f"{_HOST}:{port}", f"localhost:{port}"):
-            return self._answer(HTTPStatus.FORBIDDEN, b"the Host is not the address that lockstep watch printed\n")
+            return self._answer(
+                HTTPStatus.FORBIDDEN, b"the Host is not the address that lockstep watch printed\n"
+            )
         if not secrets.compare_digest(self.path.encode(), f"/{self.server.key}/".encode()):
-            return self._answer(HTTPStatus.FORBIDDEN, b"open the address that lockstep watch printed, with its key\n")
+            return self._answer(
+                HTTPStatus.FORBIDDEN,
+                b"open the address that lockstep watch printed, with its key\n",
+            )
         try:
             tag, page = self.server.page() if self.command == "GET" else (self.server.tag(), b"")
-        except (ValueError, OSError) as error:  # a log that cannot be read now, or a run that is being removed
+        except (
+            ValueError,
+            OSError,
+        ) as error:  # a log that cannot be read now, or a run that is being removed
             return self._answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}\n".encode())
         return self._answer(HTTPStatus.OK, page, "text/html; charset=utf-8", tag)
 
@@ -108,7 +119,9 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         """Logs nothing: the terminal is the reader's."""
 
-    def _answer(self, status: HTTPStatus, content: bytes, kind: str = "text/plain", tag: str = "") -> None:
+    def _answer(
+        self, status: HTTPStatus, content: bytes, kind: str = "text/plain", tag: str = ""
+    ) -> None:
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(content)))

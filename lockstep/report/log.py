@@ -5,8 +5,9 @@
                     the background begins with `beside/`, and is no part of the time of the step
     samples.jsonl   {"step": 3, "prompt": …}, several per step
 
-JSON has no NaN and no infinities: they are written as null and as the texts "Infinity" and "-Infinity", and
-`read_metrics` turns them back. Floats are written so that they read back as the same bits.
+JSON has no NaN and no infinities: they are written as null and as the texts "Infinity" and
+"-Infinity", and `read_metrics` turns them back. Floats are written so that they read back as the
+same bits.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from lockstep.system.records import is_file, read_record, refuse_other
 
 METRICS, TIMINGS, SAMPLES = LOGS = "metrics.jsonl", "timings.jsonl", "samples.jsonl"
 LOCK, CRASH = ".lock", "crash.txt"
-"""More files of a run's folder: the lock of the process that writes there, and the report of a crash."""
+"""More files of a run's folder: the lock of the process that writes there, and the report of a
+crash.
+"""
 ENVIRONMENT = "environment.json"
 """Versions, machine and threads that the run is computed on."""
 _MOST_STEPS = 2**53
@@ -37,7 +40,9 @@ _MOST_STEPS = 2**53
 def encode(step: int, row: Mapping[str, Any]) -> bytes:
     """One line of a log, newline included."""
     if "step" in row:
-        raise InputError(f"a logged row cannot have a column of its own called step, but has {row['step']!r}")
+        raise InputError(
+            f"a logged row cannot have a column of its own called step, but has {row['step']!r}"
+        )
     return json.dumps({"step": step, **plain(dict(row))}, allow_nan=False).encode() + b"\n"
 
 
@@ -82,21 +87,25 @@ def read_recipe(folder: Path) -> dict[str, Any]:
         raise InputError(f"{file}: holds no options; restore the file")
     steps = recipe["run"].get("max_steps", -1) if isinstance(recipe.get("run"), dict) else -1
     if not isinstance(steps, int):
-        raise InputError(f"{file}: run.max_steps is {steps!r}, but should be a whole number; restore the file")
+        raise InputError(
+            f"{file}: run.max_steps is {steps!r}, but should be a whole number; restore the file"
+        )
     return recipe
 
 
 def lines(path: Path, start: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
     """Each whole line of a log with its size in bytes; no file, no lines.
 
-    A line at the end that is not whole is left out: a run is writing it, or was killed while it did.
+    A line at the end that is not whole is left out: a run is writing it, or was killed while it
+    did.
 
     Args:
         path: The log.
         start: Bytes at its beginning to pass over, a number of whole lines.
 
     Raises:
-        InputError: If another line is no JSON object with a step; or the path is that of a pipe, or of a folder.
+        InputError: If another line is no JSON object with a step; or the path is that of a pipe, or
+            of a folder.
     """
     if not is_file(path):
         return
@@ -109,12 +118,16 @@ def lines(path: Path, start: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:
-    """The lines of a run's metrics, in order; `step` is one of the numbers. Empty if nothing has been logged yet."""
+    """The lines of a run's metrics, in order; `step` is one of the numbers.
+
+    Empty if nothing has been logged yet.
+    """
     return list(read_numbers(folder / METRICS))
 
 
 def read_numbers(path: Path) -> Iterator[dict[str, float]]:
-    """The lines of a log of metrics or timings with their numbers turned back; `step` is one of them.
+    """The lines of a log of metrics or timings with their numbers turned back; `step` is one of
+    them.
 
     Raises:
         InputError: As `lines`; or if a value is no number.
@@ -124,7 +137,9 @@ def read_numbers(path: Path) -> Iterator[dict[str, float]]:
 
 
 def decode(where: str, row: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a line; raises InputError, which names `where` the line is, if a value is no number."""
+    """The numbers of a line; raises InputError, which names `where` the line is, if a value is no
+    number.
+    """
     return {name: _number(where, name, value) for name, value in row.items()}
 
 
@@ -134,7 +149,10 @@ def read_environment(folder: Path) -> dict[str, Any]:
     Raises:
         InputError: If the file holds something else.
     """
-    file, cure = folder / ENVIRONMENT, "restore the file, or remove it: the next start of the run writes it anew"
+    file, cure = (
+        folder / ENVIRONMENT,
+        "restore the file, or remove it: the next start of the run writes it anew",
+    )
     if not is_file(file):
         return {}
     read_record(file, _NotedMachine, cure)
@@ -156,7 +174,9 @@ def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
         row = None
     step = row.get("step") if isinstance(row, dict) else None
     if not isinstance(row, dict) or type(step) is not int or not 0 <= step < _MOST_STEPS:
-        raise InputError(f"{path}:{number} is no line of a log, but {line[:60]!r}; restore the file or remove it")
+        raise InputError(
+            f"{path}:{number} is no line of a log, but {line[:60]!r}; restore the file or remove it"
+        )
     return row
 
 
@@ -170,5 +190,6 @@ def _number(where: str, name: str, value: Any) -> float:
             return value
         case _:
             raise InputError(
-                f"{where} has {shorten(repr(value))} for {name}, which is no number; restore the file or remove it"
+                f"{where} has {shorten(repr(value))} for {name}, which is no number; restore the "
+                "file or remove it"
             )

@@ -1,4 +1,6 @@
-"""The overview of a run on its page, besides its samples: state, progress, alarms, curves, clock, options."""
+"""The overview of a run on its page, besides its samples: state, progress, alarms, curves, clock,
+options.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,14 @@ from lockstep.report.agreement import read_agreement
 from lockstep.report.alarms import find_alarms
 from lockstep.report.certificate import CERTIFICATE, ReadCertificate
 from lockstep.report.held_out import HELD_OUT, best, figures, headlines
-from lockstep.report.log import TIMINGS, read_environment, read_metrics, read_numbers, read_recipe, require_run
+from lockstep.report.log import (
+    TIMINGS,
+    read_environment,
+    read_metrics,
+    read_numbers,
+    read_recipe,
+    require_run,
+)
 from lockstep.report.run_state import read_state
 from lockstep.system.yaml12 import flat
 
@@ -21,12 +30,14 @@ def overview(folder: Path) -> dict[str, Any]:
     """Reads a run that is finished, under way, or barely begun.
 
     Returns:
-        Plain values: `state` and `about_state` (see `RunState`), `alarms` (see `Alarm`), `agreement` (whether
-        training and sampling agreed, in a sentence, and `agreed` in a word; None where nothing is sampled), `bound`
-        (of agreement; None if there is none), `certificate` (`level` and `sentence`; None where there is none),
-        `headlines` (what sums the run up, in words), `best` (metric → its best step), `step` (the last that was
-        logged), `planned` (steps; None where the data decides), `metrics` and `timings` (name → `step` and `value`;
-        None for what is not finite), `recipe` (key such as ppo.clip → value), `environment`.
+        Plain values: `state` and `about_state` (see `RunState`), `alarms` (see `Alarm`),
+            `agreement` (whether
+        training and sampling agreed, in a sentence, and `agreed` in a word; None where nothing is
+        sampled), `bound` (of agreement; None if there is none), `certificate` (`level` and
+        `sentence`; None where there is none), `headlines` (what sums the run up, in words), `best`
+        (metric → its best step), `step` (the last that was logged), `planned` (steps; None where
+        the data decides), `metrics` and `timings` (name → `step` and `value`; None for what is not
+        finite), `recipe` (key such as ppo.clip → value), `environment`.
 
     Raises:
         ValueError: If there is no run in the folder.
@@ -35,7 +46,11 @@ def overview(folder: Path) -> dict[str, Any]:
     rows = read_metrics(folder)
     recipe = {".".join(keys): value for keys, value in flat(read_recipe(folder))}
     certificate = ReadCertificate.of(folder / CERTIFICATE)
-    planned, compared, state = recipe.get("run.max_steps", -1), read_agreement(folder), read_state(folder)
+    planned, compared, state = (
+        recipe.get("run.max_steps", -1),
+        read_agreement(folder),
+        read_state(folder),
+    )
     step = max((int(row["step"]) for row in rows), default=0)
     timings = list(read_numbers(folder / TIMINGS))
     steps = planned if planned >= 0 else None
@@ -43,7 +58,9 @@ def overview(folder: Path) -> dict[str, Any]:
         "agreement": None if compared is None else compared.sentence,
         "agreed": None if compared is None else compared.word,
         "bound": None if compared is None or math.isnan(compared.bound) else compared.bound,
-        "certificate": None if certificate is None else {"level": certificate.level, "sentence": certificate.sentence},
+        "certificate": None
+        if certificate is None
+        else {"level": certificate.level, "sentence": certificate.sentence},
         "headlines": [f"{label.strip()} {text}" for label, text in headlines(rows)],
         "best": _best_steps(rows),
         "alarms": [asdict(alarm) for alarm in find_alarms(rows)],
@@ -61,7 +78,11 @@ def overview(folder: Path) -> dict[str, Any]:
 def _best_steps(rows: Sequence[Mapping[str, float]]) -> dict[str, int]:
     """The step at which each figure on held-out rows was best, where there are several."""
     known = {metric: figures(rows, metric) for metric in HELD_OUT}
-    return {metric: best(series, HELD_OUT[metric][1]).step for metric, series in known.items() if len(series) > 1}
+    return {
+        metric: best(series, HELD_OUT[metric][1]).step
+        for metric, series in known.items()
+        if len(series) > 1
+    }
 
 
 def _series(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, list[float | None]]]:

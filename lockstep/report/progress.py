@@ -1,4 +1,6 @@
-"""Progress of a run for people: a live bar on a terminal, plain lines anywhere else; and the seconds of each phase."""
+"""Progress of a run for people: a live bar on a terminal, plain lines anywhere else; and the
+seconds of each phase.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ HEADLINES = (
 """The metrics that are shown, where a step has them; all are in metrics.jsonl."""
 
 BESIDE = "beside/"
-"""Prefix of the names of work that ran beside phases; the phases alone add up to the time of a step."""
+"""Prefix of the names of work that ran beside phases; the phases alone add up to the time of a
+step.
+"""
 
 _LINES = 10  # of a run, where there is no terminal, besides the first
 _SILENT_S = 300.0  # longest time between two of them
@@ -60,8 +64,12 @@ class Progress:
         self._timings: dict[str, float] = {}
         self._step = 0
         self._metrics: dict[str, float] = {}
-        self._recent: deque[tuple[float, int, int]] = deque(maxlen=_WINDOW)  # seconds, tokens and steps
-        self._shown: tuple[float, int] | None = None  # when the newest line was written, and its tenth of the steps
+        self._recent: deque[tuple[float, int, int]] = deque(
+            maxlen=_WINDOW
+        )  # seconds, tokens and steps
+        self._shown: tuple[float, int] | None = (
+            None  # when the newest line was written, and its tenth of the steps
+        )
 
     def total(self, steps: int, note: str, unit: str = "step") -> None:
         """Sets the number of steps of the run, as soon as that is known. The first step begins now.
@@ -80,7 +88,9 @@ class Progress:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Names and times what happens inside. A phase within a phase stops the clock of the outer one.
+        """Names and times what happens inside.
+
+        A phase within a phase stops the clock of the outer one.
 
         An error learns in which phase it was raised.
         """
@@ -95,7 +105,9 @@ class Progress:
 
     @contextmanager
     def beside(self, name: str) -> Iterator[None]:
-        """Times what happens inside beside other phases, in another thread; it is no part of a step's seconds."""
+        """Times what happens inside beside other phases, in another thread; it is no part of a
+        step's seconds.
+        """
         since = self._clock()
         try:
             yield
@@ -115,7 +127,9 @@ class Progress:
         now = self._clock()
         self._recent.append((now - self._step_since, tokens, steps))
         self._step, self._step_since = step, now
-        self._metrics = {name: metrics[name] for name in HEADLINES if math.isfinite(metrics.get(name, math.nan))}
+        self._metrics = {
+            name: metrics[name] for name in HEADLINES if math.isfinite(metrics.get(name, math.nan))
+        }
         tenth = 0 if not self._total else step * _LINES // self._total
         if self._terminal is None and (
             self._shown is None or tenth != self._shown[1] or now - self._shown[0] >= _SILENT_S
@@ -124,14 +138,18 @@ class Progress:
             self._print(" · ".join(self.parts))
 
     def take_timings(self) -> dict[str, float]:
-        """Seconds spent in each phase since the last call; to be called when nothing runs beside."""
+        """Seconds spent in each phase since the last call; to be called when nothing runs
+        beside.
+        """
         self._switch(self._phase)
         timings, self._timings = self._timings, {}
         return timings
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until the last step, at the pace of the newest; None after one step, which also warms up."""
+        """Seconds until the last step, at the pace of the newest; None after one step, which also
+        warms up.
+        """
         if self._total is None or len(self._recent) < 2:
             return None
         seconds, _, steps = map(sum, zip(*self._recent, strict=True))
@@ -140,7 +158,11 @@ class Progress:
     @property
     def parts(self) -> list[str]:
         """Everything but the title and the phase, each as a few words."""
-        parts = [f"{self._unit} {self._step}" if self._total is None else f"{self._unit} {self._step}/{self._total}"]
+        parts = [
+            f"{self._unit} {self._step}"
+            if self._total is None
+            else f"{self._unit} {self._step}/{self._total}"
+        ]
         parts += [f"{name} {value:.4g}" for name, value in self._metrics.items()]
         recent = list(self._recent)  # at once, since the bar is drawn in a thread
         seconds, tokens = (sum(entry[place] for entry in recent) for place in (0, 1))
@@ -153,14 +175,21 @@ class Progress:
     def draw(self, width: int) -> RenderableType:
         """The bar as it is now."""
         bar = Table.grid(padding=(0, 1))
-        doing = "" if self._phase is None else f"{self._phase} {self._clock() - self._phase_since:.1f} s"
+        doing = (
+            ""
+            if self._phase is None
+            else f"{self._phase} {self._clock() - self._phase_since:.1f} s"
+        )
         bar.add_row(ProgressBar(self._total, self._step, width=32), Text(doing, style="dim"))
-        return Group(Text(self._title, style="bold", overflow="fold"), bar, Text(_wrap(self.parts, width)))
+        return Group(
+            Text(self._title, style="bold", overflow="fold"), bar, Text(_wrap(self.parts, width))
+        )
 
     def _print(self, text: str) -> None:
         if self._terminal is None:
             print(text, file=self._stream, flush=True)
-        else:  # the terminal breaks a long line, so that a path or a command in it can be copied whole
+        # the terminal breaks a long line, so that a path or a command in it can be copied whole
+        else:
             self._terminal.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _switch(self, phase: str | None) -> str | None:
@@ -183,9 +212,10 @@ def show_progress(
 
     Args:
         title: Title of the run.
-        total_steps: Steps of the whole run; where it is not known yet, `Progress.total` says it later.
-        stream: Target; standard error if None. On a terminal a bar moves, elsewhere there is a line for each
-            tenth of the steps, and for the first and the last.
+        total_steps: Steps of the whole run; where it is not known yet, `Progress.total` says it
+            later.
+        stream: Target; standard error if None. On a terminal a bar moves, elsewhere there is a line
+            for each tenth of the steps, and for the first and the last.
         clock: Seconds that only grow.
     """
     out = sys.stderr if stream is None else stream
@@ -199,7 +229,8 @@ def show_progress(
         get_renderable=lambda: progress.draw(console.width),
         console=console,
         refresh_per_second=5,  # so that a long phase is seen to be alive
-        redirect_stdout=sys.stdout.isatty(),  # what is printed appears above the bar, but a pipe keeps its output
+        # what is printed appears above the bar, but a pipe keeps its output
+        redirect_stdout=sys.stdout.isatty(),
     ):
         yield progress
 

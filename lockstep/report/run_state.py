@@ -21,7 +21,8 @@ class RunState:
     """The state of a run.
 
     Attributes:
-        word: `stopped` is a run that was interrupted or killed; `not finished` one where it cannot be told.
+        word: `stopped` is a run that was interrupted or killed; `not finished` one where it cannot
+            be told.
         text: More words on it; for a run that died its error.
     """
 
@@ -38,15 +39,25 @@ def read_state(folder: Path) -> RunState:
         return RunState("running")
     crash = folder / CRASH
     if is_file(crash):
-        lines = [line for line in crash.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+        lines = [
+            line
+            for line in crash.read_text(encoding="utf-8", errors="replace").splitlines()
+            if line.strip()
+        ]
         return RunState("died", _error(lines))
-    return RunState("not finished") if held is None else RunState("stopped", "the same command resumes it")
+    return (
+        RunState("not finished")
+        if held is None
+        else RunState("stopped", "the same command resumes it")
+    )
 
 
 def is_locked(folder: Path) -> bool | None:
-    """True if a process of this machine holds the run's lock; None where there is none, or the system does not tell.
+    """True if a process of this machine holds the run's lock; None where there is none, or the
+    system does not tell.
 
-    The lock is looked up and never tried: a try would keep out a run that starts in the same instant.
+    The lock is looked up and never tried: a try would keep out a run that starts in the same
+    instant.
     """
     try:
         held = _LOCKS.read_text(encoding="ascii")
@@ -61,6 +72,8 @@ def is_locked(folder: Path) -> bool | None:
 
 
 def _error(lines: Sequence[str]) -> str:
-    """The line of a crash report that names the error: the last one before notes, which name phase and step."""
+    """The line of a crash report that names the error: the last one before notes, which name phase
+    and step.
+    """
     known = [line for line in lines if not line.startswith((" ", "phase:"))]
     return known[-1].strip() if known else ""

@@ -1,4 +1,6 @@
-"""A run's samples for a page: a light index of all of them, and blocks with the rest that are opened when needed."""
+"""A run's samples for a page: a light index of all of them, and blocks with the rest that are
+opened when needed.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,14 @@ from lockstep.report.log import SAMPLES, lines
 TOKEN_COLUMNS = ("mask", "logprob", "gap", "value", "advantage", "reward", "return", "kl")
 
 _LOGGED = ("step", "score", "shaped_score", "tokens", "truncated", "held_out")
-_PAIR = ("status", "scores", "rejected", "rejected_score", "chosen_judgements", "rejected_judgements")
+_PAIR = (
+    "status",
+    "scores",
+    "rejected",
+    "rejected_score",
+    "chosen_judgements",
+    "rejected_judgements",
+)
 _PART = "reward/"  # of a sum of rewards
 _BEGINNING = 96  # characters of a response that the index has
 _TOKENS_PER_BLOCK, _ROWS_PER_BLOCK = 16384, 1024
@@ -25,10 +34,11 @@ Store = Callable[[int, bytes], object]
 def pack_samples(folder: Path, store: Store) -> bytes:
     """Reads the samples of a run once, hands on full blocks as they come, and returns the index.
 
-    The index has a row per sample, in the order of the log, with the columns `step`, `score`, `shaped_score`, `tokens`,
-    `truncated`, `held_out` (1: of a prompt that is not trained on), `prompt` (a number), `block` and `place` (which row
-    of it); and in its header the `prompts` (`id` and beginning of each) and the `responses`' beginnings, one per line.
-    What a row of the log lacks is null.
+    The index has a row per sample, in the order of the log, with the columns `step`, `score`,
+    `shaped_score`, `tokens`, `truncated`, `held_out` (1: of a prompt that is not trained on),
+    `prompt` (a number), `block` and `place` (which row of it); and in its header the `prompts`
+    (`id` and beginning of each) and the `responses`' beginnings, one per line. What a row of the
+    log lacks is null.
 
     Raises:
         InputError: If a column of a response's tokens has another length.
@@ -51,7 +61,9 @@ def pack_samples(folder: Path, store: Store) -> bytes:
     if block.rows:
         store(number, block.pack())
     named = [[name, _line(prompt)] for name, (_, prompt) in prompts.items()]
-    return _pack({"count": len(responses), "prompts": named, "responses": "\n".join(responses)}, index)
+    return _pack(
+        {"count": len(responses), "prompts": named, "responses": "\n".join(responses)}, index
+    )
 
 
 _Number = Literal["Infinity", "-Infinity"] | float | bool | None
@@ -75,7 +87,9 @@ class _Block:
         texts = columns.get("text", ())
         about = {name: row.get(name) for name in ("prompt", "answer", "logged_as")}
         pair = {name: row[name] for name in _PAIR if name in row}
-        parts = {name.removeprefix(_PART): value for name, value in row.items() if name.startswith(_PART)}
+        parts = {
+            name.removeprefix(_PART): value for name, value in row.items() if name.startswith(_PART)
+        }
         where = {"response": _response(row), "texts": texts, "begin": self._tokens}
         self.rows.append({**about, **pair, "parts": parts, **where})
         self._tokens += len(texts)
@@ -84,12 +98,22 @@ class _Block:
         for name, values in self._columns.items():
             own = columns.get(name) or [None] * len(texts)
             if len(own) != len(texts):
-                raise InputError(f"a sample's {name} is not as long as its tokens; restore {SAMPLES} or remove it")
+                raise InputError(
+                    f"a sample's {name} is not as long as its tokens; restore {SAMPLES} or remove "
+                    "it"
+                )
             values.extend(own)
 
     def pack(self) -> bytes:
-        known = {name: values for name, values in self._columns.items() if any(value is not None for value in values)}
-        return _pack({"rows": self.rows}, {name: [_shorten(value) for value in known[name]] for name in known})
+        known = {
+            name: values
+            for name, values in self._columns.items()
+            if any(value is not None for value in values)
+        }
+        return _pack(
+            {"rows": self.rows},
+            {name: [_shorten(value) for value in known[name]] for name in known},
+        )
 
 
 def _pack(header: Mapping[str, Any], columns: Mapping[str, Sequence[_Number]]) -> bytes:

@@ -1,5 +1,6 @@
-"""The result of a run on one screen: whether training and sampling agreed, held-out figures before, after and at their
-best, the report's alarms, and where report and model are."""
+"""The result of a run on one screen: whether training and sampling agreed, held-out figures before,
+after and at their best, the report's alarms, and where report and model are.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,10 @@ PAGE = "report.html"
 
 
 def summary(folder: Path) -> str:
-    """Reads a run's metrics. Returns text for a terminal; ends with the paths of the run, its report and its model."""
+    """Reads a run's metrics.
+
+    Returns text for a terminal; ends with the paths of the run, its report and its model.
+    """
     rows = read_metrics(folder)
     alarms = "\n".join(f"ALARM, {alarm.sentence}" for alarm in find_alarms(rows))
     parts = [_headline(folder, rows), alarms, _where(folder)]
@@ -27,14 +31,18 @@ def summary(folder: Path) -> str:
 
 
 def has_trained(folder: Path) -> bool:
-    """True if a step of a run has learned from anything, weight decay aside; also where there has been no step yet."""
+    """True if a step of a run has learned from anything, weight decay aside; also where there has
+    been no step yet.
+    """
     rows = [row for row in read_metrics(folder) if row["step"] > 0]
     norms = [value for row in rows for name, value in row.items() if name.endswith("grad_norm")]
     return not rows or any(norm > 0 for norm in norms)
 
 
 def judge(folder: Path) -> int:
-    """The exit code of a finished run: of a promise that was broken, of nothing learned, or of success."""
+    """The exit code of a finished run: of a promise that was broken, of nothing learned, or of
+    success.
+    """
     compared = read_agreement(folder)
     if compared is not None and compared.exit_code:
         return compared.exit_code
@@ -43,8 +51,15 @@ def judge(folder: Path) -> int:
 
 def _where(folder: Path) -> str:
     page = folder / PAGE
-    report = f"{page} (opens in a browser)" if page.is_file() else f"not written; {command('report', folder)} does that"
-    return f"run: {folder}\nreport: {report}\nmodel: {folder / 'final'} (opens with transformers: see its README.md)"
+    report = (
+        f"{page} (opens in a browser)"
+        if page.is_file()
+        else f"not written; {command('report', folder)} does that"
+    )
+    return (
+        f"run: {folder}\nreport: {report}\nmodel: {folder / 'final'} (opens with transformers: "
+        "see its README.md)"
+    )
 
 
 def _headline(folder: Path, rows: list[dict[str, float]]) -> str:
@@ -56,7 +71,9 @@ def _headline(folder: Path, rows: list[dict[str, float]]) -> str:
     if certificate is not None:
         lines.append(("certificate", f"{certificate.sentence} ({folder / CERTIFICATE})"))
     lines += headlines(rows)
-    overflowed = sum(value for row in rows for name, value in row.items() if name.endswith("updates_overflowed"))
+    overflowed = sum(
+        value for row in rows for name, value in row.items() if name.endswith("updates_overflowed")
+    )
     if overflowed:
         lines.append(("updates skipped", f"{overflowed:.0f}, whose gradients overflowed fp16"))
     return summary_table(lines)

@@ -1,4 +1,6 @@
-"""Sweeps as their folder tells them: runs with their values, grouped over seeds, with means and their intervals."""
+"""Sweeps as their folder tells them: runs with their values, grouped over seeds, with means and
+their intervals.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ class SweepRun:
     @property
     def group(self) -> str:
         """Name of the group of runs that differ in the seed alone."""
-        return " ".join(f"{key}={value}" for key, value in self.values.items() if key != SEED) or "all"
+        return (
+            " ".join(f"{key}={value}" for key, value in self.values.items() if key != SEED) or "all"
+        )
 
     @cached_property
     def rows(self) -> Sequence[Mapping[str, float]]:
@@ -55,7 +59,9 @@ class SweepRun:
 
     @cached_property
     def state(self) -> Word | Literal["failed"]:
-        """The state of its folder; `failed` if it is finished, but broke a promise or learned from nothing."""
+        """The state of its folder; `failed` if it is finished, but broke a promise or learned from
+        nothing.
+        """
         state = read_state(self.folder).word
         return "failed" if state == "finished" and judge(self.folder) != exit_codes.OK else state
 
@@ -85,7 +91,9 @@ class Group:
 
     @property
     def final(self) -> Mapping[str, dict[str, float]]:
-        """The spread of finished runs' last values by metric; a value that is not finite is left out, as n says."""
+        """The spread of finished runs' last values by metric; a value that is not finite is left
+        out, as n says.
+        """
         found: dict[str, dict[str, float]] = {}
         for metric in FINAL:
             values = [run.final.get(metric, math.nan) for run in self.finished]
@@ -95,14 +103,18 @@ class Group:
         return found
 
     def draw_bands(self) -> dict[str, dict[str, Any]]:
-        """Columns `step`, `mean`, `low`, `high`, and `n`, the number of runs, of each metric that two runs log.
+        """Columns `step`, `mean`, `low`, `high`, and `n`, the number of runs, of each metric that
+        two runs log.
 
-        A band reaches as far as all of them have come. Ends of intervals have none, and failed runs count in none.
+        A band reaches as far as all of them have come. Ends of intervals have none, and failed runs
+        count in none.
         """
         runs = [run for run in self.runs if run.state != "failed"]
         bands: dict[str, dict[str, Any]] = {}
         for metric in dict.fromkeys(metric for run in runs for row in run.rows for metric in row):
-            logged = [{int(row["step"]): row[metric] for row in run.rows if metric in row} for run in runs]
+            logged = [
+                {int(row["step"]): row[metric] for row in run.rows if metric in row} for run in runs
+            ]
             curves = [curve for curve in logged if curve]
             if len(curves) > 1 and metric != "step" and not metric.endswith(("_low", "_high")):
                 steps = sorted(set.intersection(*(set(curve) for curve in curves)))
@@ -113,7 +125,8 @@ class Group:
 
 
 def measure_spread(values: Sequence[float]) -> dict[str, float]:
-    """The `count` of some values, their `mean`, and the `low` and `high` end of its Student-t interval at `LEVEL`.
+    """The `count` of some values, their `mean`, and the `low` and `high` end of its Student-t
+    interval at `LEVEL`.
 
     NaN: there is none, since a value is not finite, or of an interval there is a single value.
     """
@@ -137,8 +150,12 @@ def is_sweep(folder: Path) -> bool:
 
 
 def read_sweep(folder: Path) -> list[SweepRun]:
-    """The runs of a sweep, in its order, begun or not; raises InputError if its file holds something else."""
-    noted = read_record(folder / SWEEP, dict[str, dict[str, Any]], "restore the file, or choose another --name")
+    """The runs of a sweep, in its order, begun or not; raises InputError if its file holds
+    something else.
+    """
+    noted = read_record(
+        folder / SWEEP, dict[str, dict[str, Any]], "restore the file, or choose another --name"
+    )
     return [SweepRun(folder / name, values) for name, values in noted.items()]
 
 
@@ -154,7 +171,9 @@ def list_runs(runs: Sequence[SweepRun]) -> list[dict[str, Any]]:
 
 
 def list_spreads(runs: Sequence[SweepRun]) -> list[dict[str, Any]]:
-    """A row for each group and final metric: `group`, `metric`, `count`, `mean`, `low`, `high`, of finished runs."""
+    """A row for each group and final metric: `group`, `metric`, `count`, `mean`, `low`, `high`, of
+    finished runs.
+    """
     return [
         {"group": group.name, "metric": metric, **spread}
         for group in group_runs(runs)
@@ -170,12 +189,16 @@ def summarize_sweep(folder: Path) -> str:
     for group in group_runs(runs):
         cells = [_format_spread(group.final.get(metric)) for metric in metrics]
         table.append([group.name, f"{len(group.finished)} of {len(group.runs)}", *cells])
-    about = f"last values: means over finished runs, with {LEVEL:.0%} Student-t intervals over seeds"
+    about = (
+        f"last values: means over finished runs, with {LEVEL:.0%} Student-t intervals over seeds"
+    )
     return "\n".join([summary_table(table), about, f"{folder}, report: {folder / PAGE}"])
 
 
 def describe_sweep(runs: Sequence[SweepRun]) -> dict[str, Any]:
-    """All that a page shows of a sweep's runs that have begun, besides what it shows of any runs; plain values."""
+    """All that a page shows of a sweep's runs that have begun, besides what it shows of any runs;
+    plain values.
+    """
     return {
         "level": LEVEL,
         "runs": [{"state": run.state, "final": dict(run.final)} for run in runs],
@@ -199,7 +222,9 @@ def _list_metrics(runs: Sequence[SweepRun]) -> list[str]:
 
 @cache
 def student(exceeded: float, freedom: int) -> float:
-    """The quantile of Student's distribution that is exceeded with this probability, by bisection of its integral."""
+    """The quantile of Student's distribution that is exceeded with this probability, by bisection
+    of its integral.
+    """
     if exceeded > 0.5:
         return -student(1 - exceeded, freedom)
     middle = min(1 - 2 * exceeded, 1 - 1e-13)

@@ -1,4 +1,5 @@
-"""The protocol of rewards: a number for each response, or None, "no verdict", where it could not be decided.
+"""The protocol of rewards: a number for each response, or None, "no verdict", where it could not be
+decided.
 
 A response without a verdict counts neither for nor against anything.
 """
@@ -17,11 +18,15 @@ from lockstep.core.types import Prompt
 
 
 class RewardError(InputError):
-    """A reward function that cannot be found or breaks its contract; the message says which and where."""
+    """A reward function that cannot be found or breaks its contract; the message says which and
+    where.
+    """
 
 
 class RewardLost(RewardError):
-    """A reward function could not be asked, for a reason that may pass; the same command resumes the run."""
+    """A reward function could not be asked, for a reason that may pass; the same command resumes
+    the run.
+    """
 
     exit_code = exit_codes.CRASH
 
@@ -61,7 +66,9 @@ class DetailedReward(ABC):
     """A reward that says more of responses than a number."""
 
     @abstractmethod
-    def judge(self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]) -> Verdicts:
+    def judge(
+        self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
+    ) -> Verdicts:
         """Rewards responses; arguments as of `Reward`."""
 
     def __call__(
@@ -84,7 +91,8 @@ class NoReward:
 
 @dataclass(frozen=True)
 class CutOffReward(DetailedReward):
-    """A reward whose recipe declares what a response is worth that was cut off; the rollouts apply it.
+    """A reward whose recipe declares what a response is worth that was cut off; the rollouts apply
+    it.
 
     Attributes:
         reward: Scores the other responses.
@@ -99,12 +107,16 @@ class CutOffReward(DetailedReward):
         """True if responses that were cut off are scored as they are."""
         return self.value is None
 
-    def judge(self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]) -> Verdicts:
+    def judge(
+        self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
+    ) -> Verdicts:
         """Rewards responses as if none were cut off."""
         return judge(self.reward, prompts, responses, answers)
 
 
-def judge(reward: Reward, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]) -> Verdicts:
+def judge(
+    reward: Reward, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
+) -> Verdicts:
     """Rewards responses, and says what else the reward knows of them; arguments as of `Reward`."""
     if isinstance(reward, DetailedReward):
         return reward.judge(prompts, responses, answers)

@@ -30,7 +30,8 @@ def build(
     Args:
         section: The section.
         say: Shows the user how programs of the policy are isolated, and what is retried.
-        open_judge: Opens a judge; by default no judge is opened, for checks before there is a model.
+        open_judge: Opens a judge; by default no judge is opened, for checks before there is a
+            model.
         option: Key of the section in the recipe.
 
     Raises:
@@ -57,7 +58,9 @@ def _build_whole(section: SingleReward, say: Say, open_judge: OpenJudge, option:
     return named[section.type] if section.verifier is None else ByRow(section.verifier, named)
 
 
-def _build_verifiers(section: SingleReward, say: Say, open_judge: OpenJudge, option: str) -> dict[str, Reward]:
+def _build_verifiers(
+    section: SingleReward, say: Say, open_judge: OpenJudge, option: str
+) -> dict[str, Reward]:
     """Builds what a section sets up, by its type."""
     built: dict[str, Reward] = {"math": MathReward(section.marker, option)}
     if section.instructions is not None:
@@ -67,7 +70,9 @@ def _build_verifiers(section: SingleReward, say: Say, open_judge: OpenJudge, opt
         say(code.strength())
     if section.function is not None:
         name_code(f"{option}.function", section.function)
-        built["python"] = PythonReward(section.function, section.timeout_s, say, section.batch, option)
+        built["python"] = PythonReward(
+            section.function, section.timeout_s, say, section.batch, option
+        )
     if section.server is not None:
         built["server"] = ServerReward(section.server, section.timeout_s, say, f"{option}.server")
     if section.judge is not None:

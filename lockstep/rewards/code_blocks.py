@@ -1,8 +1,8 @@
 """Fenced code blocks of Markdown, also in lists and quotations, as models write them.
 
-A block keeps what its fence is indented by off its lines, as in CommonMark. Unlike there, a line that is indented less
-does not end a list, since models often indent a fence and not the code; and a block that is never closed is none, since
-it was cut off.
+A block keeps what its fence is indented by off its lines, as in CommonMark. Unlike there, a line
+that is indented less does not end a list, since models often indent a fence and not the code; and a
+block that is never closed is none, since it was cut off.
 """
 
 from __future__ import annotations
@@ -17,13 +17,17 @@ _OPENING = re.compile(
     r"(?P<fence>`{3,}(?=[^`]*$)|~{3,})[\s{.]*(?P<language>[\w+#-]*)"
 )
 _FURTHEST = 3
-"""Most spaces by which a closing fence may be indented, unless the opening one is indented further."""
+"""Most spaces by which a closing fence may be indented, unless the opening one is indented
+further.
+"""
 _TAB = 4
 
 
 @dataclass(frozen=True)
 class CodeBlock:
-    """A block between fences: the language that its first line names, in lower case, and its text."""
+    """A block between fences: the language that its first line names, in lower case, and its
+    text.
+    """
 
     language: str
     text: str

@@ -40,7 +40,11 @@ class CodeReward:
 
     def __post_init__(self) -> None:
         own = self.section
-        place = open_sandbox(own, self.option) if own.url is None else CodeServer(own.url, own, self.option, self.note)
+        place = (
+            open_sandbox(own, self.option)
+            if own.url is None
+            else CodeServer(own.url, own, self.option, self.note)
+        )
         object.__setattr__(self, "_place", place)
 
     def strength(self) -> str:
@@ -64,12 +68,20 @@ class CodeReward:
             return list(map(self._reward, self._place.run_tests(programs, tests), tests))
         pool = ThreadPoolExecutor(self.section.sandboxes)
         try:
-            return list(map(self._reward, pool.map(partial(self._run_here, self._place), programs, tests), tests))
+            return list(
+                map(
+                    self._reward,
+                    pool.map(partial(self._run_here, self._place), programs, tests),
+                    tests,
+                )
+            )
         finally:
             pool.shutdown(cancel_futures=True)
 
     def _run_here(self, sandbox: Sandbox, program: str | None, tests: Sequence[Test]) -> int:
-        """The number of tests that a program passes; with `all_or_nothing`, before the first that it fails."""
+        """The number of tests that a program passes; with `all_or_nothing`, before the first that
+        it fails.
+        """
         passed = 0
         for test in tests if program is not None else ():
             assert program is not None, "its tests are run"
@@ -88,7 +100,9 @@ class CodeReward:
     def _program(self, answer: str) -> str | None:
         match self.section.program:
             case "text":
-                return answer.lstrip()  # Python reads the space between prompt and response as an indent
+                return (
+                    answer.lstrip()
+                )  # Python reads the space between prompt and response as an indent
             case "fenced":
                 return extract_code_block(answer)
             case _:
@@ -114,7 +128,9 @@ def open_sandbox(section: CodeSection, option: str = "reward.code") -> Sandbox:
 
 
 def extract_code_block(answer: str) -> str | None:
-    """The last fenced block that is marked as Python, or else the last that is not marked; None if there is none."""
+    """The last fenced block that is marked as Python, or else the last that is not marked; None if
+    there is none.
+    """
     blocks = list(find_code_blocks(answer))
     marked = [block.text for block in blocks if block.language in _PYTHON]
     unmarked = [block.text for block in blocks if not block.language]

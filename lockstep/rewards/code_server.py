@@ -1,4 +1,6 @@
-"""Programs that a server of yours runs, by SandboxFusion's protocol: `POST {code, language, stdin, …}`."""
+"""Programs that a server of yours runs, by SandboxFusion's protocol: `POST {code, language, stdin,
+…}`.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,11 @@ class _Reply(BaseModel):
     def output(self) -> str | None:
         """Output of the program; None if it failed or reached a limit."""
         run = self.run_result
-        return run.stdout or "" if run is not None and run.status == "Finished" and run.return_code == 0 else None
+        return (
+            run.stdout or ""
+            if run is not None and run.status == "Finished" and run.return_code == 0
+            else None
+        )
 
 
 @dataclass(frozen=True)
@@ -59,15 +65,24 @@ class CodeServer:
 
     def strength(self) -> str:
         """Describes in a sentence what the sandbox stops, and what not."""
-        return f"at {self.url}; a program can cheat tests in Python, which run in its own process there"
+        return (
+            f"at {self.url}; a program can cheat tests in Python, which run in its own process "
+            "there"
+        )
 
-    def run_tests(self, programs: Sequence[str | None], tests: Sequence[Sequence[Test]]) -> list[int]:
+    def run_tests(
+        self, programs: Sequence[str | None], tests: Sequence[Sequence[Test]]
+    ) -> list[int]:
         """Runs programs against their tests; returns how many each passes.
 
         Raises:
-            ServerError: The server cannot be reached, refuses, or does not answer in the protocol, after all retries.
+            ServerError: The server cannot be reached, refuses, or does not answer in the protocol,
+                after all retries.
         """
-        from lockstep.servers.json_server import JsonServer, ServerAddress  # imports openai's client
+        from lockstep.servers.json_server import (
+            JsonServer,
+            ServerAddress,
+        )  # imports openai's client
 
         own = self.section
         mark = secrets.token_hex(16)
@@ -81,7 +96,9 @@ class CodeServer:
         bodies = [self._build_request(program, test, mark) for _, program, test in asked]
         passed = [0] * len(programs)
         server = JsonServer(address, own.wall_s + _GRACE_S, self.note)
-        for number, reply in server.answers(_Reply, self.url, bodies, lambda number, reply: _find_fault(reply)):
+        for number, reply in server.answers(
+            _Reply, self.url, bodies, lambda number, reply: _find_fault(reply)
+        ):
             place, _, test = asked[number]
             passed[place] += judge_output(reply.output, test, mark)
         return passed
@@ -89,16 +106,26 @@ class CodeServer:
     def _build_request(self, program: str, test: Test, mark: str) -> dict[str, object]:
         limits = {"run_timeout": self.section.wall_s, "memory_limit_MB": self.section.memory_mb}
         if isinstance(test, str):
-            return {"code": f"{program}\n{test}\nprint('\\n{mark}')", "language": "python", **limits}
+            return {
+                "code": f"{program}\n{test}\nprint('\\n{mark}')",
+                "language": "python",
+                **limits,
+            }
         return {"code": program, "stdin": test.get("stdin", ""), "language": "python", **limits}
 
 
 def _find_fault(reply: _Reply) -> str | None:
-    return f"it could not run a program ({reply.message[:300]})" if reply.status == "SandboxError" else None
+    return (
+        f"it could not run a program ({reply.message[:300]})"
+        if reply.status == "SandboxError"
+        else None
+    )
 
 
 def judge_output(output: str | None, test: Test, mark: str = "") -> bool:
-    """Compares what a program printed with what its test wants: its lines, or that it came to the mark at its end."""
+    """Compares what a program printed with what its test wants: its lines, or that it came to the
+    mark at its end.
+    """
     if output is None:
         return False
     if isinstance(test, str):

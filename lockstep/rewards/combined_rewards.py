@@ -24,13 +24,22 @@ class ByRow(DetailedReward):
     field: str
     verifiers: Mapping[str, Reward]
 
-    def judge(self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]) -> Verdicts:
+    def judge(
+        self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
+    ) -> Verdicts:
         """Rewards responses, each by its verifier."""
         rewards: list[float | None] = [None] * len(prompts)
         metrics = Metrics()
         for name, verifier in self.verifiers.items():
-            own = [i for i, prompt in enumerate(prompts) if read_field(prompt.row, self.field) == name]
-            found = judge(verifier, [prompts[i] for i in own], [responses[i] for i in own], [answers[i] for i in own])
+            own = [
+                i for i, prompt in enumerate(prompts) if read_field(prompt.row, self.field) == name
+            ]
+            found = judge(
+                verifier,
+                [prompts[i] for i in own],
+                [responses[i] for i in own],
+                [answers[i] for i in own],
+            )
             for i, reward in zip(own, found.rewards, strict=True):
                 rewards[i] = reward
             metrics += found.metrics
@@ -47,7 +56,8 @@ class WeightedPart:
 
 @dataclass(frozen=True)
 class WeightedSum(DetailedReward):
-    """The weighted sum of several rewards, in float64 and rounded once; None where a part with weight has no verdict.
+    """The weighted sum of several rewards, in float64 and rounded once; None where a part with
+    weight has no verdict.
 
     Attributes:
         parts: Parts by their names.
@@ -55,13 +65,24 @@ class WeightedSum(DetailedReward):
 
     parts: Mapping[str, WeightedPart]
 
-    def judge(self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]) -> Verdicts:
+    def judge(
+        self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
+    ) -> Verdicts:
         """Rewards responses by each part, and sums."""
-        found = {name: judge(part.reward, prompts, responses, answers) for name, part in self.parts.items()}
-        counted = [(part.weight, found[name].rewards) for name, part in self.parts.items() if part.weight]
-        rewards = [_sum([(weight, own[place]) for weight, own in counted]) for place in range(len(prompts))]
+        found = {
+            name: judge(part.reward, prompts, responses, answers)
+            for name, part in self.parts.items()
+        }
+        counted = [
+            (part.weight, found[name].rewards) for name, part in self.parts.items() if part.weight
+        ]
+        rewards = [
+            _sum([(weight, own[place]) for weight, own in counted]) for place in range(len(prompts))
+        ]
         metrics = (one.metrics.with_prefix(name) for name, one in found.items())
-        return Verdicts(rewards, {name: one.rewards for name, one in found.items()}, sum(metrics, Metrics()))
+        return Verdicts(
+            rewards, {name: one.rewards for name, one in found.items()}, sum(metrics, Metrics())
+        )
 
 
 def _sum(terms: Sequence[tuple[float, float | None]]) -> float | None:

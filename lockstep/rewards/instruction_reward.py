@@ -1,4 +1,6 @@
-"""Rewards for following instructions that a program can check: length, words, form. They depend on no language.
+"""Rewards for following instructions that a program can check: length, words, form.
+
+They depend on no language.
 
 A row has a list of them, each an object with an `id` and the arguments that it takes.
 """
@@ -45,8 +47,12 @@ def _plain(text: str) -> str:
 
 _COUNTS: dict[str, Callable[[str], int]] = {
     "words": lambda response: len(_WORD.findall(response)),
-    "sentences": lambda response: sum(_WORD.search(part) is not None for part in _SENTENCE_END.split(response)),
-    "paragraphs": lambda response: sum(bool(part.strip()) for part in _PARAGRAPH_END.split(response)),
+    "sentences": lambda response: sum(
+        _WORD.search(part) is not None for part in _SENTENCE_END.split(response)
+    ),
+    "paragraphs": lambda response: sum(
+        bool(part.strip()) for part in _PARAGRAPH_END.split(response)
+    ),
     "bullets": lambda response: len(_BULLET.findall(response)),
 }
 _FORMS: dict[str, Callable[[str], bool]] = {
@@ -71,7 +77,9 @@ class _Range(_Instruction):
         if not self.model_fields_set & {"at_least", "at_most"}:
             raise ValueError("needs at_least or at_most")
         if not self.fits(self.at_least):
-            raise ValueError(f"at_least is {self.at_least} and at_most {self.at_most}, so no number fits")
+            raise ValueError(
+                f"at_least is {self.at_least} and at_most {self.at_most}, so no number fits"
+            )
 
     def fits(self, count: int) -> bool:
         """True if a number is in the range."""
@@ -97,7 +105,9 @@ class Keywords(_Range):
     def is_followed(self, response: str) -> bool:
         """True if a response follows it."""
         patterns = [rf"(?<!\w){re.escape(word)}(?!\w)" for word in self.words]
-        return all(self.fits(len(re.findall(pattern, response, re.IGNORECASE))) for pattern in patterns)
+        return all(
+            self.fits(len(re.findall(pattern, response, re.IGNORECASE))) for pattern in patterns
+        )
 
 
 class End(_Instruction):
@@ -140,7 +150,8 @@ KNOWN = READER.json_schema()
 
 @dataclass(frozen=True)
 class InstructionReward:
-    """The share of a row's instructions that the answer in a response follows; its thought does not count.
+    """The share of a row's instructions that the answer in a response follows; its thought does not
+    count.
 
     Attributes:
         section: The field of the instructions, and the choice between a share and all or nothing.
@@ -152,13 +163,18 @@ class InstructionReward:
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
     ) -> list[float | None]:
         """See `Reward`."""
-        return [self._score(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
+        return [
+            self._score(prompt, response)
+            for prompt, response in zip(prompts, responses, strict=True)
+        ]
 
     def _score(self, prompt: Prompt, response: str) -> float:
         answer = drop_thought(response, prompt.text)
         asked = map(READER.validate_python, read_field(prompt.row, self.section.field))
         followed = [each.is_followed(answer) for each in asked]
-        return float(all(followed)) if self.section.all_or_nothing else sum(followed) / len(followed)
+        return (
+            float(all(followed)) if self.section.all_or_nothing else sum(followed) / len(followed)
+        )
 
 
 def fault(instruction: Any) -> str | None:

@@ -1,4 +1,6 @@
-"""Rewards by a language model that judges (`lockstep.judge`): its mean score, as a number from 0 to 1."""
+"""Rewards by a language model that judges (`lockstep.judge`): its mean score, as a number from 0 to
+1.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from lockstep.rewards.base import DetailedReward, Verdicts
 class JudgeReward(DetailedReward):
     """The mean score of a judge, mapped from its scale to 0 … 1; None where it gives no verdict.
 
-    Random numbers depend on prompt and response alone, so that equal ones are judged alike, in any step.
+    Random numbers depend on prompt and response alone, so that equal ones are judged alike, in any
+    step.
 
     Attributes:
         scorer: The judge.
@@ -30,7 +33,9 @@ class JudgeReward(DetailedReward):
     low: float
     high: float
 
-    def judge(self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]) -> Verdicts:
+    def judge(
+        self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
+    ) -> Verdicts:
         """Has the responses judged.
 
         Raises:
@@ -45,7 +50,9 @@ class JudgeReward(DetailedReward):
             for prompt, response in asked
         ]
         judged = self.scorer(cases)
-        return Verdicts([self._reward(mean_score(one)) for one in judged], metrics=judge_metrics(judged))
+        return Verdicts(
+            [self._reward(mean_score(one)) for one in judged], metrics=judge_metrics(judged)
+        )
 
     def _reward(self, score: float | None) -> float | None:
         return None if score is None else (score - self.low) / (self.high - self.low)

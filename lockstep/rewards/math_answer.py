@@ -1,4 +1,5 @@
-"""The place of a mathematical answer in a text: a box, the text after a marker, mathematics, or a number.
+"""The place of a mathematical answer in a text: a box, the text after a marker, mathematics, or a
+number.
 
 Every function takes time linear in the length of its text.
 """
@@ -14,7 +15,9 @@ from lockstep.rewards.math_notation import LONGEST, find_changing_words, read_ex
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*(?:\{|([^\s$\\{},]+))?")
 _BRACE = re.compile(r"\\.|[{}]|\\$", re.DOTALL)
 _SPACE = r"(?:[\s$]|\\[()\[\],;:! ]|\\q?quad)*"
-_BETWEEN = re.compile(rf"{_SPACE}(?:(?:[,;、和]|\b(?:and|or)\b|\\text\{{\s*(?:and|or)\s*\}}){_SPACE})+")
+_BETWEEN = re.compile(
+    rf"{_SPACE}(?:(?:[,;、和]|\b(?:and|or)\b|\\text\{{\s*(?:and|or)\s*\}}){_SPACE})+"
+)
 _LONGEST_GAP = 60
 _INNER = r"((?:[^\\]|\\[^()\[\]])+)"
 _MATHEMATICS = re.compile(
@@ -46,8 +49,8 @@ class _Piece:
 def find_answer(text: str) -> str | None:
     """Returns the answer of a response as LaTeX; None if there is none that can be read whole.
 
-    The last box counts, else the whole text if it is an answer, else what follows the word "answer", else the last
-    mathematics or number.
+    The last box counts, else the whole text if it is an answer, else what follows the word
+    "answer", else the last mathematics or number.
     """
     boxes = find_boxes(text)
     if boxes is not None:
@@ -166,7 +169,9 @@ def _read_named(text: str) -> str | None:
     if named is None or len(after) == len(text):
         return None
     sentence = after[named.end() :].partition("\n")[0]
-    return read_whole(sentence.rstrip("! ")) or _read_first(sentence)  # a factorial stands between dollars
+    return read_whole(sentence.rstrip("! ")) or _read_first(
+        sentence
+    )  # a factorial stands between dollars
 
 
 def _read_first(text: str) -> str | None:
@@ -185,7 +190,9 @@ def _read_last(text: str) -> str | None:
 
 
 def _find_runs(text: str) -> Iterator[str | None]:
-    """Reads numbers, and what signs and brackets join to them, with words behind that change their value."""
+    """Reads numbers, and what signs and brackets join to them, with words behind that change their
+    value.
+    """
     end = 0
     for run in _RUN.finditer(text):
         if run.start() < end or not any(sign.isdigit() for sign in run[0]):

@@ -1,7 +1,8 @@
-"""Equality of two mathematical answers by math-verify, which reads them whole or not at all; runs in a child process.
+"""Equality of two mathematical answers by math-verify, which reads them whole or not at all; runs
+in a child process.
 
-math-verify compares numbers to six decimals and takes an equation for its right side. So decimals become exact
-fractions here, and what it finds equal must also have equal values.
+math-verify compares numbers to six decimals and takes an equation for its right side. So decimals
+become exact fractions here, and what it finds equal must also have equal values.
 """
 
 from __future__ import annotations
@@ -9,13 +10,23 @@ from __future__ import annotations
 import re
 
 import sympy
-from latex2sympy2_extended import NormalizationConfig, is_expr_of_only_symbols, latex2sympy, normalize_latex
+from latex2sympy2_extended import (
+    NormalizationConfig,
+    is_expr_of_only_symbols,
+    latex2sympy,
+    normalize_latex,
+)
 from math_verify import verify
 from math_verify.grader import should_treat_as_complex
 from sympy import Basic, Eq, Expr, Float, I, MatrixBase, Rational
 
 _NORMAL = NormalizationConfig(
-    basic_latex=True, units=False, malformed_operators=True, nits=False, boxed="none", equations=False
+    basic_latex=True,
+    units=False,
+    malformed_operators=True,
+    nits=False,
+    boxed="none",
+    equations=False,
 )
 _PERCENT = re.compile(
     r"\s*\\?%\s*$|\s*\\text\{\s*(?:percent|pct|percentage)\s*\}\s*$|\s*\b(?:percentage|percent|pct)\s*$"
@@ -29,7 +40,9 @@ Value = Basic | MatrixBase
 
 
 def are_equal(right: str, found: str) -> bool:
-    """True if two answers, given as LaTeX, are equal; a percentage equals its number and its hundredth."""
+    """True if two answers, given as LaTeX, are equal; a percentage equals its number and its
+    hundredth.
+    """
     right_number, right_percents = _PERCENT.subn("", right)
     found_number, found_percents = _PERCENT.subn("", found)
     real = not any(map(should_treat_as_complex, (right, found)))
@@ -39,7 +52,11 @@ def are_equal(right: str, found: str) -> bool:
         return False
     if _are_same(first, second):
         return True
-    if right_percents == found_percents or not isinstance(first, Expr) or not isinstance(second, Expr):
+    if (
+        right_percents == found_percents
+        or not isinstance(first, Expr)
+        or not isinstance(second, Expr)
+    ):
         return False
     return _are_same(first / 100, second) if right_percents else _are_same(first, second / 100)
 
@@ -48,7 +65,10 @@ def read(latex: str, real: bool = True) -> Value | None:
     """Reads LaTeX whole; None if that is not possible."""
     try:
         value = latex2sympy(
-            normalize_latex(latex, _NORMAL), is_real=real, convert_degrees=False, normalization_config=None
+            normalize_latex(latex, _NORMAL),
+            is_real=real,
+            convert_degrees=False,
+            normalization_config=None,
         )
     except Exception:  # its parser raises bare ones, and sympy nearly all there are
         return None
@@ -80,7 +100,10 @@ def _make_exact(value: Value) -> Value:
 def _is_equation_of_zero(value: Value) -> bool:
     """True for the equation of a curve, as 3x+4y=0, whose right side says nothing of an answer."""
     return (
-        isinstance(value, Eq) and value.rhs == 0 and bool(value.free_symbols) and not is_expr_of_only_symbols(value.lhs)
+        isinstance(value, Eq)
+        and value.rhs == 0
+        and bool(value.free_symbols)
+        and not is_expr_of_only_symbols(value.lhs)
     )
 
 
@@ -126,7 +149,11 @@ def _have_equal_solutions(first: Eq, second: Eq) -> bool:
 def _evaluate_difference(equation: Eq, point: int) -> Expr | None:
     left = equation.lhs
     right = equation.rhs
-    return _evaluate(left - right, point) if isinstance(left, Expr) and isinstance(right, Expr) else None
+    return (
+        _evaluate(left - right, point)
+        if isinstance(left, Expr) and isinstance(right, Expr)
+        else None
+    )
 
 
 def _evaluate(value: Value, point: int) -> Expr | None:
@@ -143,8 +170,15 @@ def _evaluate(value: Value, point: int) -> Expr | None:
 
 
 def _is_rounded(first: Value, second: Value) -> bool:
-    """True if one is a decimal and the other a number that no decimal equals, of nearly the same value."""
-    if not isinstance(first, Expr) or not isinstance(second, Expr) or first.free_symbols or second.free_symbols:
+    """True if one is a decimal and the other a number that no decimal equals, of nearly the same
+    value.
+    """
+    if (
+        not isinstance(first, Expr)
+        or not isinstance(second, Expr)
+        or first.free_symbols
+        or second.free_symbols
+    ):
         return False
     decimals = [_is_decimal(value) for value in (first, second)]
     if decimals[0] == decimals[1]:

@@ -1,6 +1,8 @@
-"""Notation of mathematical answers: one expression, as people and models write it, as LaTeX that is read whole.
+"""Notation of mathematical answers: one expression, as people and models write it, as LaTeX that is
+read whole.
 
-What is not understood is refused: a part of an answer is another answer. Every function takes time linear in its text.
+What is not understood is refused: a part of an answer is another answer. Every function takes time
+linear in its text.
 """
 
 from __future__ import annotations
@@ -33,29 +35,41 @@ _STYLE = re.compile(
     r"\\(?:displaystyle|textstyle|limits|bigl?|bigr|Bigl?|Bigr|left\.|right\.)(?![A-Za-z])|\\label\{[^{}]*\}"
 )
 _SPACE = re.compile(r"(?<!\\)\\[,;:> ]|\\(?:quad|qquad|thinspace|enspace)(?![A-Za-z])|(?<!\\)~")
-_GROUPS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:(?:\{,\}|,\\!|\\!,\\!|\\!,|, ?\\!|\\[,;: ]|~| )\d{3})+(?!\d)")
+_GROUPS = re.compile(
+    r"(?<![\d.,])[1-9]\d{0,2}(?:(?:\{,\}|,\\!|\\!,\\!|\\!,|, ?\\!|\\[,;: ]|~| )\d{3})+(?!\d)"
+)
 _COMMAS = re.compile(r"(?<![\d,.])[1-9]\d{0,2}(?:,\d{3})+(?![\d,]|,\d)")
 _NO_DIGIT = re.compile(r"[^\d]")
 _POWER_OF_TEN = re.compile(r"(?<![\w.\\])(\d+(?:\.\d+)?|\.\d+)[eE]([+-]?\d{1,9})(?![\w.])")
 _MIXED = re.compile(r"(?<![\w.}/])(\d{1,9}) +(\d{1,9})/(\d{1,9})(?![\w/.])")
-_BASE = re.compile(r"(?<![\w.}])(-?)(\d[0-9A-F]*(?:\.[0-9A-F]+)?)_\{?(?:\\text\{)?(\d{1,2})\}{0,2}(?![\w.])")
-_REPEATING = re.compile(r"(?<![\w.}])(\d{0,40})\.(\d{0,40})\\(?:overline|bar|dot)\s*\{?(\d{1,40})\}?(?![\w.])")
+_BASE = re.compile(
+    r"(?<![\w.}])(-?)(\d[0-9A-F]*(?:\.[0-9A-F]+)?)_\{?(?:\\text\{)?(\d{1,2})\}{0,2}(?![\w.])"
+)
+_REPEATING = re.compile(
+    r"(?<![\w.}])(\d{0,40})\.(\d{0,40})\\(?:overline|bar|dot)\s*\{?(\d{1,40})\}?(?![\w.])"
+)
 _REFUSED = re.compile(r"\\[lcd]?dots|\.\.|…|\x00|:.*(?::|[aApP]\.?[mM]\b)")
 """Lists that go on, ratios of three, and times of day."""
 _UNREAD = re.compile(r"[\d)]_|'")
 
 _CURRENCY = "$€£¥₹₩₽"
-_LEADING = re.compile(rf"^(-?)\s*(?:(?:US|USD|Rs\.?)\s*)?(?:\\?\$|\\pounds|\\euro|[{_CURRENCY[1:]}])\s*(?=[-\d.\\])")
+_LEADING = re.compile(
+    rf"^(-?)\s*(?:(?:US|USD|Rs\.?)\s*)?(?:\\?\$|\\pounds|\\euro|[{_CURRENCY[1:]}])\s*(?=[-\d.\\])"
+)
 _TEXT = r"\\(?:text|mbox|textrm|mathrm|textnormal|textit|textbf|mathit|mathbf|rm|operatorname)"
 _TRAILING_TEXT = re.compile(
     rf"(?:[\s\-/~]|\\cdot)*(?:{_TEXT}\s*\{{([^{{}}]*)\}})[\s.]*(?:\^\s*\{{?\s*-?\d\s*\}}?)?[\s.]*$"
 )
-_DEGREES = re.compile(r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z]))\s*(?:\\text\{\s*[CF]\s*\}|[CF])?\s*$")
+_DEGREES = re.compile(
+    r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z]))\s*(?:\\text\{\s*[CF]\s*\}|[CF])?\s*$"
+)
 _ONLY_TEXT = re.compile(rf"\s*{_TEXT}\s*\{{([^{{}}]*)\}}\s*")
 _NUMBER = r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:\s*/\s*\d+)?"
 _UNITS = _split(
-    "mm cm dm km ft in yd mi kg mg ug lb lbs oz ml mL cl dl gal hr hrs min mins sec secs ms ns kph mph "
-    "kmh Hz kHz kW kWh am pm AM PM KB MB GB TB kB px pt pts qt cc sq cu rs Rs st nd rd th m/s km/h mi/h "
+    "mm cm dm km ft in yd mi kg mg ug lb lbs oz ml mL cl dl gal hr hrs min mins sec secs ms ns "
+    "kph mph "
+    "kmh Hz kHz kW kWh am pm AM PM KB MB GB TB kB px pt pts qt cc sq cu rs Rs st nd rd th m/s "
+    "km/h mi/h "
     "ft/s m/min cal kcal kJ kPa kN"
 )
 _SCALES = "dozen|hundred|thousand|lakh|million|crore|billion|trillion"
@@ -70,11 +84,13 @@ _PER_CENT = re.compile(r"\bper\s+cent\b")
 _RANGE = re.compile(r"\d+(?:\.\d+)?%?-\d+(?:\.\d+)?%?")
 _LETTERS = _split("m g s h l L")
 _FUNCTIONS = _split(
-    "sqrt sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp pi and or inf infinity "
+    "sqrt sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp pi and or inf "
+    "infinity "
     "percent pct percentage max min gcd lcm mod det"
 )
 _WORDS = _split(
-    "yes no none the one two six ten all not any odd his her for per is it of to an by if at as be we so he "
+    "yes no none the one two six ten all not any odd his her for per is it of to an by if at as "
+    "be we so he "
     "she they was are but out has had you"
 )
 _COMMAND = re.compile(r"\\begin\{[a-z]+\*?\}(?:\{[^{}]*\})?|\\end\{[a-z]+\*?\}|\\[A-Za-z]+")
@@ -104,7 +120,9 @@ def read_expression(text: str, boxed: bool = False) -> str | None:
 
 
 def find_changing_words(behind: str) -> str:
-    """Returns the words behind a number that make it another one, such as dozen or percent; empty if there are none."""
+    """Returns the words behind a number that make it another one, such as dozen or percent; empty
+    if there are none.
+    """
     words = _CHANGING.match(behind)
     return words[0] if words is not None else ""
 
@@ -123,9 +141,13 @@ def _strip_ends(text: str) -> str:
 
 
 def _read_word(text: str, boxed: bool) -> str | None:
-    """The answer of a text that is only words; empty if they cannot be read, None if it is something else."""
+    """The answer of a text that is only words; empty if they cannot be read, None if it is
+    something else.
+    """
     only = _ONLY_TEXT.fullmatch(text)
-    if only is None and not (boxed and re.fullmatch(r"[A-Za-z][A-Za-z ]*[A-Za-z]", text) and _holds_words(text)):
+    if only is None and not (
+        boxed and re.fullmatch(r"[A-Za-z][A-Za-z ]*[A-Za-z]", text) and _holds_words(text)
+    ):
         return None
     word = (only[1] if only else text).strip().strip("().").casefold()
     if re.fullmatch(r"[a-z][a-z \-']*", word):
@@ -134,7 +156,9 @@ def _read_word(text: str, boxed: bool) -> str | None:
 
 
 def _join_thousands(text: str) -> str:
-    """Takes separators out of numbers such as 1,000 and 10\\,000; in brackets a bare comma separates elements."""
+    """Takes separators out of numbers such as 1,000 and 10\\,000; in brackets a bare comma
+    separates elements.
+    """
     text = _GROUPS.sub(lambda number: _NO_DIGIT.sub("", number[0]), text)
     if re.search(r"[(\[{]", text):
         return text
@@ -144,7 +168,9 @@ def _join_thousands(text: str) -> str:
 def _strip_units(text: str) -> str:
     """Takes units off the end of an answer."""
     text = _DEGREES.sub("", text)
-    while (unit := _TRAILING_TEXT.search(text)) is not None and unit.start() > 0 and _is_unit(unit[1]):
+    while (
+        (unit := _TRAILING_TEXT.search(text)) is not None and unit.start() > 0 and _is_unit(unit[1])
+    ):
         text = text[: unit.start()]
     return _strip_bare_unit(text.strip())
 
@@ -155,9 +181,13 @@ def _is_unit(words: str) -> bool:
 
 
 def _strip_bare_unit(text: str) -> str:
-    """Takes words off a number, as in 18 dollars or 5 km/h; letters that may be algebra stay, as in 5ab."""
+    """Takes words off a number, as in 18 dollars or 5 km/h; letters that may be algebra stay, as in
+    5ab.
+    """
     match = re.match(
-        rf"({_NUMBER}|\d{{1,9}} +\d{{1,9}}/\d{{1,9}}|[-+]?\d*\\[dt]?frac\{{\d+\}}\{{\d+\}})(\s*-?)(?=[^\d\s])", text
+        rf"({_NUMBER}|\d{{1,9}} "
+        rf"+\d{{1,9}}/\d{{1,9}}|[-+]?\d*\\[dt]?frac\{{\d+\}}\{{\d+\}})(\s*-?)(?=[^\d\s])",
+        text,
     )
     if match is None:
         return text
@@ -187,11 +217,15 @@ def _is_bare_unit(word: str, spaced: bool, words: str) -> bool:
 def _holds_words(text: str) -> bool:
     """True if plain words stand in an expression, which would be read as products of letters."""
     words = _LETTER_RUN.findall(_COMMAND.sub(" ", text))
-    return any(word not in _FUNCTIONS and (len(word) >= 4 or word.casefold() in _WORDS) for word in words)
+    return any(
+        word not in _FUNCTIONS and (len(word) >= 4 or word.casefold() in _WORDS) for word in words
+    )
 
 
 def _write_numbers(text: str) -> str:
-    """Writes powers of ten, mixed numbers, bases and repeating decimals as LaTeX that keeps all of them."""
+    """Writes powers of ten, mixed numbers, bases and repeating decimals as LaTeX that keeps all of
+    them.
+    """
     text = text.replace("**", "^").replace(r"\varnothing", r"\emptyset")
     text = _POWER_OF_TEN.sub(r"\1\\times 10^{\2}", text)
     text = _MIXED.sub(r"\1\\frac{\2}{\3}", text)

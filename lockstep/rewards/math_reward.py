@@ -24,11 +24,13 @@ _REMEMBERED = 1 << 16
 
 @dataclass(frozen=True)
 class MathReward:
-    """Reward 1 if the response's answer equals the right one by math-verify, else 0; None if checking took too long.
+    """Reward 1 if the response's answer equals the right one by math-verify, else 0; None if
+    checking took too long.
 
     Attributes:
-        marker: The answer follows the last marker, and a response without one is wrong; None: the whole text.
-            In the right answer, too, only what follows the last marker counts, if it has one.
+        marker: The answer follows the last marker, and a response without one is wrong; None: the
+            whole text. In the right answer, too, only what follows the last marker counts, if it
+            has one.
         option: Key of its section in the recipe, for messages.
     """
 
@@ -57,18 +59,24 @@ class MathReward:
         return None if verdict is None else float(verdict)
 
     def explain_unread(self, answer: str) -> str | None:
-        """Says that a right answer cannot be read whole, and which options to set; None if it can."""
+        """Says that a right answer cannot be read whole, and which options to set; None if it
+        can.
+        """
         if read_right_answer(answer, self.marker) is not None:
             return None
         cure = (
             f"change data.answer or {self.option}.marker, use {self.option}.type=python"
             if answer
-            else f"say in data.answer where it stands, set {self.option}=null if an environment rewards"
+            else (
+                f"say in data.answer where it stands, set {self.option}=null if an environment "
+                "rewards"
+            )
         )
         return f"math-verify cannot read the right answer {shorten(answer)!r} whole; {cure}"
 
     def extract_answer(self, response: str, prompt: str = "") -> str | None:
-        """The answer in a response as LaTeX, without its thought; None if there is none that can be read whole.
+        """The answer in a response as LaTeX, without its thought; None if there is none that can be
+        read whole.
 
         Args:
             response: The response.
@@ -83,14 +91,20 @@ class MathReward:
 
 @functools.lru_cache(maxsize=_REMEMBERED)
 def read_right_answer(answer: str, marker: str | None) -> str | None:
-    """Returns a right answer as LaTeX; None if it cannot be read whole. Without a marker it may have GSM8K's."""
+    """Returns a right answer as LaTeX; None if it cannot be read whole.
+
+    Without a marker it may have GSM8K's.
+    """
     after = _after_marker(answer, GSM8K_MARKER if marker is None else marker)
     right = find_right_answer(answer if after is None else after, after is not None)
     return right if right is not None and verify(right, right) is not False else None
 
 
 def _after_marker(text: str, marker: str) -> str | None:
-    """The text after the last marker; None if there is none. In a longer run of its sign, as #####, it is no marker."""
+    """The text after the last marker; None if there is none.
+
+    In a longer run of its sign, as #####, it is no marker.
+    """
     mark = re.escape(marker)
     if len(set(marker)) == 1:
         sign = re.escape(marker[0])

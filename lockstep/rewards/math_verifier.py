@@ -1,9 +1,10 @@
 """Checks mathematical answers with math-verify, in a child process that dies rather than hangs.
 
-Some short answers take math-verify forever: 9^9^9^9, a large factorial, a sum to a high power. Its own time limits are
-signals, which work in the main thread only and do not interrupt one long operation on integers. So it runs in a child
-process under a limit that the kernel enforces; a killed child means no verdict. The limit is on CPU time, so that a
-verdict does not depend on what else the machine does.
+Some short answers take math-verify forever: 9^9^9^9, a large factorial, a sum to a high power. Its
+own time limits are signals, which work in the main thread only and do not interrupt one long
+operation on integers. So it runs in a child process under a limit that the kernel enforces; a
+killed child means no verdict. The limit is on CPU time, so that a verdict does not depend on what
+else the machine does.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ _CHILD = Child(__name__)
 
 
 def verify(right: str, found: str) -> bool | None:
-    """Returns true if two answers, given as LaTeX, are equal; repeated questions are answered from a cache.
+    """Returns true if two answers, given as LaTeX, are equal; repeated questions are answered from
+    a cache.
 
     Returns:
         None if the child did not finish within its time.
@@ -64,10 +66,14 @@ def ask(child: Child, right: str, found: str) -> bool | None:
             if not (death.may_pass and attempts.again(died)):
                 raise RunError(f"{died}; the same command resumes the run") from None
         except ChildHangs:
-            raise RunError(f"math-verify does not answer over {found!r}; the same command resumes the run") from None
+            raise RunError(
+                f"math-verify does not answer over {found!r}; the same command resumes the run"
+            ) from None
         except ChildError as error:
             kind = RunError if error.may_pass else InputError
-            raise kind(f"math-verify could not be started ({error}); is the package math-verify installed?") from None
+            raise kind(
+                f"math-verify could not be started ({error}); is the package math-verify installed?"
+            ) from None
 
 
 def answers() -> Answers:
@@ -81,7 +87,9 @@ def answers() -> Answers:
     from lockstep.rewards.math_equality import are_equal
 
     def verdict(question: list[str]) -> Iterator[bool]:
-        signal.setitimer(signal.ITIMER_PROF, _CPU_LIMIT_S)  # its signal, left alone, ends the process
+        signal.setitimer(
+            signal.ITIMER_PROF, _CPU_LIMIT_S
+        )  # its signal, left alone, ends the process
         same = are_equal(*question)
         signal.setitimer(signal.ITIMER_PROF, 0)
         yield same

@@ -21,7 +21,9 @@ class InstructionSection(Section):
     """Instructions in a row that a program can check, see docs/guides/rewards.md."""
 
     field: str = Field(description="the field with a list of {id, ...}, one for each instruction")
-    all_or_nothing: bool = Field(default=False, description="1 where every one is followed, else 0; not the share")
+    all_or_nothing: bool = Field(
+        default=False, description="1 where every one is followed, else 0; not the share"
+    )
 
 
 class CodeSection(Section):
@@ -29,53 +31,78 @@ class CodeSection(Section):
 
     tests: str = Field(description="the field with a list of tests, see docs/guides/rewards.md")
     program: Literal["fenced", "text"] = Field(
-        default="fenced", description="where the program is: in the last ``` block of a response, or all of its text"
+        default="fenced",
+        description="where the program is: in the last ``` block of a response, or all of its text",
     )
-    all_or_nothing: bool = Field(default=False, description="1 where every test is passed, else 0; not the share")
+    all_or_nothing: bool = Field(
+        default=False, description="1 where every test is passed, else 0; not the share"
+    )
     sandboxes: PositiveInt = Field(default=4, description="programs that are run at a time")
-    cpu_s: PositiveInt = Field(default=5, description="CPU time of each process of a program, for one test")
-    wall_s: PositiveFloat = Field(default=20.0, description="the longest that a test may take on the clock")
-    memory_mb: Annotated[int, Field(ge=64)] = Field(default=512, description="memory of a program, all its processes")
+    cpu_s: PositiveInt = Field(
+        default=5, description="CPU time of each process of a program, for one test"
+    )
+    wall_s: PositiveFloat = Field(
+        default=20.0, description="the longest that a test may take on the clock"
+    )
+    memory_mb: Annotated[int, Field(ge=64)] = Field(
+        default=512, description="memory of a program, all its processes"
+    )
     isolation: Literal["bubblewrap", "none"] = Field(
         default="bubblewrap",
-        description="`bubblewrap`: no network, no other process, no files of yours; `none`: only time, memory and file "
+        description="`bubblewrap`: no network, no other process, no files of yours; `none`: only "
+        "time, memory and file "
         "size are limited, and programs can reach what this user can",
     )
     url: Annotated[str, AfterValidator(partial(require_address, example=_CODE))] | None = Field(
         default=None,
-        description="a server that runs programs by SandboxFusion's protocol, such as http://localhost:8080/run_code; "
+        description="a server that runs programs by SandboxFusion's protocol, such as "
+        "http://localhost:8080/run_code; "
         "null: this machine",
     )
 
     @rule
     def _a_server_isolates_by_itself(self) -> None:
         if self.url is not None and self.isolation == "none":
-            raise ValueError("isolation: none is about this machine, and url names a server; leave one out")
+            raise ValueError(
+                "isolation: none is about this machine, and url names a server; leave one out"
+            )
 
 
 class RewardServer(Section):
-    """A server of yours that scores responses, asked by POST in JSON, see docs/guides/rewards.md."""
+    """A server of yours that scores responses, asked by POST in JSON, see
+    docs/guides/rewards.md.
+    """
 
     url: Annotated[str, AfterValidator(partial(require_address, example=_SCORE))] = Field(
         description="where requests go, such as http://localhost:8000/score"
     )
     api_key_env: str = Field(
-        default="REWARD_API_KEY", description="environment variable with the server's key; not set: no key is sent"
+        default="REWARD_API_KEY",
+        description="environment variable with the server's key; not set: no key is sent",
     )
     batch_size: PositiveInt = Field(default=64, description="responses of one request")
-    max_concurrency: PositiveInt = Field(default=8, description="requests that are under way at once")
+    max_concurrency: PositiveInt = Field(
+        default=8, description="requests that are under way at once"
+    )
     max_retries: NonNegativeInt = Field(
-        default=5, description="how often a request goes out again after a lost connection, a timeout, 429 or 5xx"
+        default=5,
+        description=(
+            "how often a request goes out again after a lost connection, a timeout, 429 or 5xx"
+        ),
     )
 
 
 class RewardJudge(JudgeSection):
-    """A language model that scores responses for a reward: its mean score, as a number from 0 to 1."""
+    """A language model that scores responses for a reward: its mean score, as a number from 0 to
+    1.
+    """
 
     path: ModelPath | None = Field(
         default=None,
-        description="folder of the model that judges, or hf:owner/name; null: the run's initial model, which is not "
-        "trained along, or, where a server judges, no folder with its tokenizer, so that lengths are not known",
+        description="folder of the model that judges, or hf:owner/name; null: the run's initial "
+        "model, which is not "
+        "trained along, or, where a server judges, no folder with its tokenizer, so that lengths "
+        "are not known",
     )
 
     @property
@@ -87,7 +114,9 @@ class RewardJudge(JudgeSection):
         return not self.engine.is_server
 
     def locate(self, initial: str) -> RewardJudge:
-        """The same judge with the folder of its model, which is the initial one unless the section names another."""
+        """The same judge with the folder of its model, which is the initial one unless the section
+        names another.
+        """
         own = self.path is None and self.has_engine
         return self.model_copy(update={"path": initial}) if own else self
 
@@ -114,40 +143,57 @@ _PART = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 class SingleReward(Section):
     """The options of a reward that is one number for a response."""
 
-    type: Literal["math", "instructions", "code", "python", "server", "judge", "by_row", "sum"] = Field(
-        description="`math`: right or wrong by math-verify; `instructions`: the share that is followed; `code`: the "
-        "share of tests that its program passes; `python`: your function; `server`: your server; `judge`: a language "
-        "model's score; `by_row`: each row names one of these; `sum`: several of these, weighted"
+    type: Literal["math", "instructions", "code", "python", "server", "judge", "by_row", "sum"] = (
+        Field(
+            description="`math`: right or wrong by math-verify; `instructions`: the share that is "
+            "followed; `code`: the "
+            "share of tests that its program passes; `python`: your function; `server`: your "
+            "server; `judge`: a language "
+            "model's score; `by_row`: each row names one of these; `sum`: several of these, "
+            "weighted"
+        )
     )
     marker: str | None = Field(
-        default=None, description="math: the answer is what follows the last of these; null: the whole text"
+        default=None,
+        description="math: the answer is what follows the last of these; null: the whole text",
     )
-    instructions: InstructionSection | None = Field(default=None, description="for type: instructions, or by_row")
+    instructions: InstructionSection | None = Field(
+        default=None, description="for type: instructions, or by_row"
+    )
     code: CodeSection | None = Field(default=None, description="for type: code, or by_row")
     function: LocalPath | None = Field(
-        default=None, description="python: `file.py:name` or `package.module:name`, see docs/guides/rewards.md"
+        default=None,
+        description="python: `file.py:name` or `package.module:name`, see docs/guides/rewards.md",
     )
     batch: bool = Field(
         default=False,
-        description="python: the function is called once for all responses that are scored together, as "
+        description="python: the function is called once for all responses that are scored "
+        "together, as "
         "`f(prompts, responses, answers, rows)`, and returns a list; else once for each",
     )
     server: RewardServer | None = Field(default=None, description="for type: server, or by_row")
     judge: RewardJudge | None = Field(default=None, description="for type: judge, or by_row")
     timeout_s: PositiveFloat = Field(
         default=60.0,
-        description="python: the longest that a call of the function may take; server: that a request may take",
+        description=(
+            "python: the longest that a call of the function may take; server: that a "
+            "request may take"
+        ),
     )
     verifier: str | None = Field(
         default=None,
-        description="by_row: the field that names the row's verifier, one of those that this section sets up; or "
+        description="by_row: the field that names the row's verifier, one of those that this "
+        "section sets up; or "
         "`none`, or, where a recipe has a judge, `judge`",
     )
 
     @property
     def verifiers(self) -> tuple[Verifier, ...]:
         """The verifiers that rows may name."""
-        return ("math", *(name for name, option in _SET_UP.items() if getattr(self, option) is not None))
+        return (
+            "math",
+            *(name for name, option in _SET_UP.items() if getattr(self, option) is not None),
+        )
 
     @rule
     def _type_has_what_it_needs(self) -> None:
@@ -162,13 +208,18 @@ class SingleReward(Section):
         for name, types in _TYPES_OF.items():
             default = SingleReward.model_fields[name].default
             if getattr(self, name) != default and not used.intersection(types):
-                raise ValueError(f"{name} goes with type: {' or '.join(types)}; or with by_row, if rows may name it")
+                raise ValueError(
+                    f"{name} goes with type: {' or '.join(types)}; or with by_row, if rows may "
+                    "name it"
+                )
 
 
 class RewardPart(SingleReward):
     """A reward that is part of a sum."""
 
-    weight: float = Field(default=1.0, description="factor of this reward in the sum; 0: it is logged, and not added")
+    weight: float = Field(
+        default=1.0, description="factor of this reward in the sum; 0: it is logged, and not added"
+    )
 
     @rule
     def _a_part_is_no_sum(self) -> None:
@@ -181,25 +232,34 @@ class RewardSection(SingleReward):
 
     pass_score: float | None = Field(
         default=None,
-        description="python, server, judge, sum: a response passes with this reward or more, for pass@k; null: no "
+        description="python, server, judge, sum: a response passes with this reward or more, for "
+        "pass@k; null: no "
         "pass@k",
     )
     cut_off: float | Literal["as_is"] | None = Field(
         default=None,
-        description="the reward of a response that a limit cuts off: a number, or `as_is`, the score of its text, for "
+        description="the reward of a response that a limit cuts off: a number, or `as_is`, the "
+        "score of its text, for "
         "tasks that always fill their limit; null: as as_is",
     )
     parts: dict[str, RewardPart] | None = Field(
-        default=None, description="sum: rewards by their names, each a section like this one with its `weight`"
+        default=None,
+        description="sum: rewards by their names, each a section like this one with its `weight`",
     )
 
     @property
     def has_own_scale(self) -> bool:
-        """True if rewards may be any numbers, so that `pass_score` has to say which of them pass."""
-        return self.parts is not None or any(name in self.verifiers for name in ("python", "server", "judge"))
+        """True if rewards may be any numbers, so that `pass_score` has to say which of them
+        pass.
+        """
+        return self.parts is not None or any(
+            name in self.verifiers for name in ("python", "server", "judge")
+        )
 
     def leaves(self, option: str) -> Iterator[tuple[str, SingleReward]]:
-        """Yields the rewards that compute by themselves, and their keys: the parts of a sum, else this section."""
+        """Yields the rewards that compute by themselves, and their keys: the parts of a sum, else
+        this section.
+        """
         if self.parts is None:
             yield option, self
             return
@@ -211,16 +271,21 @@ class RewardSection(SingleReward):
         if (self.type == "sum") != (self.parts is not None):
             raise ValueError("parts goes with type: sum, and only with it")
         if not self.has_own_scale and self.pass_score is not None:
-            raise ValueError("pass_score goes with type: python, server, judge or sum; with the others 1 passes")
+            raise ValueError(
+                "pass_score goes with type: python, server, judge or sum; with the others 1 passes"
+            )
 
     @rule
     def _parts_have_names(self) -> None:
         if self.parts == {}:
             raise ValueError("a sum has parts; name at least one")
         if self.parts is not None and not any(part.weight for part in self.parts.values()):
-            raise ValueError("every part of the sum has weight 0, so nothing is rewarded; raise one")
+            raise ValueError(
+                "every part of the sum has weight 0, so nothing is rewarded; raise one"
+            )
         for name in self.parts or {}:
             if not _PART.fullmatch(name):
                 raise ValueError(
-                    f"{name!r} is no name of a part, which becomes the metric reward/{name}; use letters, digits and _"
+                    f"{name!r} is no name of a part, which becomes the metric reward/{name}; use "
+                    "letters, digits and _"
                 )

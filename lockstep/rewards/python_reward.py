@@ -20,10 +20,11 @@ from lockstep.system.printable import make_printable
 class PythonReward:
     """Reward by a function of the user's.
 
-    It is called as `f(prompt, response, answer, row)` for each response and returns a number, or None for no verdict;
-    a batch function once, with lists, and returns a list. An `async def` is called for several responses at a time.
-    It lives in a process of its own, from the first response of a run to the last: its module's state persists,
-    and where it hangs or crashes the run can say so.
+    It is called as `f(prompt, response, answer, row)` for each response and returns a number, or
+    None for no verdict; a batch function once, with lists, and returns a list. An `async def` is
+    called for several responses at a time. It lives in a process of its own, from the first
+    response of a run to the last: its module's state persists, and where it hangs or crashes the
+    run can say so.
 
     Attributes:
         function: `file.py:name` or `package.module:name`.
@@ -42,7 +43,11 @@ class PythonReward:
 
     def __post_init__(self) -> None:
         batch = ("batch",) if self.batch else ()
-        object.__setattr__(self, "_child", build_child(reward_function.__name__, self.function, self.option, *batch))
+        object.__setattr__(
+            self,
+            "_child",
+            build_child(reward_function.__name__, self.function, self.option, *batch),
+        )
         self._start()
 
     @property
@@ -67,12 +72,18 @@ class PythonReward:
         """See `Reward`.
 
         Raises:
-            RewardError: The function raised, returned something that is no reward, hung, or ended its process.
+            RewardError: The function raised, returned something that is no reward, hung, or ended
+                its process.
         """
         judged = zip(prompts, responses, answers, strict=True)
-        questions = [(prompt.text, response, answer, dict(prompt.row)) for prompt, response, answer in judged]
+        questions = [
+            (prompt.text, response, answer, dict(prompt.row)) for prompt, response, answer in judged
+        ]
         found: dict[int, float | None] = {}
-        attempts = {"reward": Attempts("reward", self.note), "helper": Attempts("helper", self.note)}
+        attempts = {
+            "reward": Attempts("reward", self.note),
+            "helper": Attempts("helper", self.note),
+        }
         while missing := [place for place in range(len(questions)) if place not in found]:
             if self.batch:  # one call, which may compare responses, has all of them or none
                 found, missing = {}, list(range(len(questions)))
@@ -93,7 +104,9 @@ class PythonReward:
         missing: Sequence[int],
         found: dict[int, float | None],
     ) -> None:
-        """Adds the missing rewards to `found`; raises _Lost in the end if one failed in a way that may pass."""
+        """Adds the missing rewards to `found`; raises _Lost in the end if one failed in a way that
+        may pass.
+        """
         self._start()
         try:
             with self._child.ask_streaming([questions[place] for place in missing]) as reply:
@@ -104,27 +117,40 @@ class PythonReward:
             raise _Lost("reward", next(filter(None, lost)))
 
     def _read_reply(self, prompt: Prompt, reply: Callable[[float], Any]) -> dict[str, Any]:
-        """Reads the reply about a response; raises _Lost if the process was lost in a way that may pass."""
+        """Reads the reply about a response; raises _Lost if the process was lost in a way that may
+        pass.
+        """
         asked = f"{prompt.id}: {self._function_key}"
         try:
             result = reply(self.timeout_s)
         except ChildHangs:
             raise RewardError(
-                f"{asked} did not answer within {self.timeout_s:g} s and was ended; let it return None for what takes "
+                f"{asked} did not answer within {self.timeout_s:g} s and was ended; let it return "
+                "None for what takes "
                 f"long, or raise {self.option}.timeout_s"
             ) from None
         except ChildDied as error:
             if error.may_pass:
                 raise _Lost("helper", f"{asked} ended its process ({error})") from None
-            raise RewardError(f"{asked} ended its process ({error}); run it alone on this row to see why") from None
+            raise RewardError(
+                f"{asked} ended its process ({error}); run it alone on this row to see why"
+            ) from None
         if not isinstance(result, dict) or not result.keys() & {"wrong", "reward"}:
-            raise RewardError(f"{asked} wrote into the connection of its process; let it print instead")
+            raise RewardError(
+                f"{asked} wrote into the connection of its process; let it print instead"
+            )
         return result
 
     def _read_reward(
-        self, prompt: Prompt, place: int, reply: Callable[[float], Any], found: dict[int, float | None]
+        self,
+        prompt: Prompt,
+        place: int,
+        reply: Callable[[float], Any],
+        found: dict[int, float | None],
     ) -> str:
-        """Adds a reward to `found`; returns what failed in a way that may pass, or an empty text."""
+        """Adds a reward to `found`; returns what failed in a way that may pass, or an empty
+        text.
+        """
         result = self._read_reply(prompt, reply)
         if "wrong" not in result:
             found[place] = result["reward"]
@@ -145,7 +171,9 @@ class PythonReward:
 
 
 class _Lost(Exception):
-    """A reward function failed in a way that may pass: it lost a connection, or its process was killed."""
+    """A reward function failed in a way that may pass: it lost a connection, or its process was
+    killed.
+    """
 
     def __init__(self, source: Source, text: str) -> None:
         super().__init__(text)

@@ -23,20 +23,36 @@ _TRACE = 20_000
 _CONCURRENCY = 16
 """Calls of an `async def` that are under way at once."""
 
-_OF_NAMES = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
+_OF_NAMES = (
+    FileNotFoundError,
+    FileExistsError,
+    NotADirectoryError,
+    IsADirectoryError,
+    PermissionError,
+)
 
 Question = Sequence[Sequence[Any]]
 """A prompt, a response, an answer and a row, for each response."""
 
 _ONE, _MANY = ("prompt", "response", "answer", "row"), ("prompts", "responses", "answers", "rows")
-_OF_OTHERS = {"data_source", "data_sources", "solution_str", "solution_strs", "completion_ids", "queries"}
-"""Arguments by which reward functions of verl, TRL and OpenRLHF are recognized: ours have no such names."""
+_OF_OTHERS = {
+    "data_source",
+    "data_sources",
+    "solution_str",
+    "solution_strs",
+    "completion_ids",
+    "queries",
+}
+"""Arguments by which reward functions of verl, TRL and OpenRLHF are recognized: ours have no such
+names.
+"""
 _NO_PROMPTS = {"completion", "completions", "response", "responses"}
 """First arguments of such functions, where ours take the prompt."""
 
 
 def answers(function: str, option: str, batch: str = "") -> Answers:
-    """Runs in the child: reads a list of [prompt, response, answer, row], and replies a reward or an error for each.
+    """Runs in the child: reads a list of [prompt, response, answer, row], and replies a reward or
+    an error for each.
 
     Args:
         function: `file.py:name` or `package.module:name`.
@@ -50,9 +66,14 @@ def answers(function: str, option: str, batch: str = "") -> Answers:
     if not inspect.iscoroutinefunction(found):
         return partial(_score_batch if batch else _score, found)
     loop = asyncio.new_event_loop()  # of all calls, so that the module may keep a client
-    threading.Thread(target=loop.run_forever, daemon=True).start()  # the program's own thread may have a loop
+    threading.Thread(
+        target=loop.run_forever, daemon=True
+    ).start()  # the program's own thread may have a loop
     if batch:
-        return partial(_score_batch, lambda *given: asyncio.run_coroutine_threadsafe(found(*given), loop).result())
+        return partial(
+            _score_batch,
+            lambda *given: asyncio.run_coroutine_threadsafe(found(*given), loop).result(),
+        )
     return partial(_score_concurrently, found, loop)
 
 
@@ -69,14 +90,16 @@ def load(function: str, option: str, batch: bool = False) -> Callable[..., Any]:
     is_foreign = not _OF_OTHERS.isdisjoint(given[:4]) or not _NO_PROMPTS.isdisjoint(given[:1])
     if is_foreign or (given[1:2] == ("completions",) and not batch):
         raise InputError(
-            f"{named} takes {signature} as functions of another library do, but is called with ({', '.join(names)}); "
+            f"{named} takes {signature} as functions of another library do, but is called with "
+            f"({', '.join(names)}); "
             "wrap it: docs/guides/rewards.md"
         )
     try:
         signature.bind(*names)
     except TypeError:
         raise InputError(
-            f"{named} takes {signature}, but is called with ({', '.join(names)}); let it take these four"
+            f"{named} takes {signature}, but is called with ({', '.join(names)}); let it take "
+            "these four"
         ) from None
     return found
 
@@ -110,7 +133,9 @@ def _score_concurrently(
         async with gate:
             try:
                 return _read(await function(*given))
-            except BaseException as error:  # also what would end the loop, or leave this call without a result
+            except (
+                BaseException
+            ) as error:  # also what would end the loop, or leave this call without a result
                 return _fault(error)
 
     for future in [asyncio.run_coroutine_threadsafe(score(given), loop) for given in question]:
@@ -127,7 +152,9 @@ def _read_list(returned: Any, count: int) -> list[Any]:
     except Exception:
         raise _Refused(f"returned {user_code.show(returned)}; return a list of rewards") from None
     if len(rewards) != count:
-        raise _Refused(f"returned {len(rewards)} rewards for {count} responses; return one for each")
+        raise _Refused(
+            f"returned {len(rewards)} rewards for {count} responses; return one for each"
+        )
     return rewards
 
 
@@ -155,7 +182,9 @@ def _fault(error: BaseException) -> dict[str, Any]:
 
 
 def _may_pass(error: BaseException | None) -> bool:
-    """True if an error comes from a connection or a disk, so that a retry may help; not for wrong file names."""
+    """True if an error comes from a connection or a disk, so that a retry may help; not for wrong
+    file names.
+    """
     seen = set[int]()  # `raise error from error` is its own cause
     while error is not None and id(error) not in seen:
         if isinstance(error, OSError) and not isinstance(error, _OF_NAMES):

@@ -1,4 +1,6 @@
-"""Requirements of a recipe's reward on rows: valid instructions and tests, a known verifier, a right answer."""
+"""Requirements of a recipe's reward on rows: valid instructions and tests, a known verifier, a
+right answer.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,14 @@ def rule_of(section: SingleReward | None, option: str = "reward") -> Rule:
         section.code and section.code.tests,
     )
     unread = "" if section.function is None and section.server is None else _UNREAD
-    key = (section.type, section.verifiers, fields, instruction_reward.KNOWN, section.marker, READING)
+    key = (
+        section.type,
+        section.verifiers,
+        fields,
+        instruction_reward.KNOWN,
+        section.marker,
+        READING,
+    )
     return Rule(
         partial(_find_fault, section),
         key,
@@ -89,7 +98,8 @@ def _find_fault(section: SingleReward, row: Row) -> str | None:
     if named not in known:
         assert section.verifier is not None, "the section's own verifier is one of them"
         return complaint(row, {section.verifier: "text"}) or (
-            f"names in the field {section.verifier!r} the verifier {named!r}; this recipe has: {', '.join(known)}"
+            f"names in the field {section.verifier!r} the verifier {named!r}; this recipe has: "
+            f"{', '.join(known)}"
         )
     instructions = section.instructions and section.instructions.field
     tests = section.code and section.code.tests
@@ -103,8 +113,12 @@ def _find_fault(section: SingleReward, row: Row) -> str | None:
     return None
 
 
-def find_fault_in_list(row: Row, field: str, noun: str, fault: Callable[[Any], str | None]) -> str | None:
-    """Returns what is wrong with a list in a field of a row, or with an item of it; None if nothing is."""
+def find_fault_in_list(
+    row: Row, field: str, noun: str, fault: Callable[[Any], str | None]
+) -> str | None:
+    """Returns what is wrong with a list in a field of a row, or with an item of it; None if nothing
+    is.
+    """
     wrong = complaint(row, {field: "list"})
     if wrong is not None:
         return wrong

@@ -49,14 +49,22 @@ class ServerReward:
         """See `Reward`.
 
         Raises:
-            ServerError: It cannot be reached, refuses, or does not answer in the protocol, after all retries.
+            ServerError: It cannot be reached, refuses, or does not answer in the protocol, after
+                all retries.
             RewardError: It answers with something that is no reward.
         """
-        from lockstep.servers.json_server import JsonServer, ServerAddress  # imports openai's client
+        from lockstep.servers.json_server import (
+            JsonServer,
+            ServerAddress,
+        )  # imports openai's client
 
         own = self.section
-        address = ServerAddress(own.url, f"{self.option}.url", own.api_key_env, own.max_concurrency, own.max_retries)
-        parts = [slice(start, start + own.batch_size) for start in range(0, len(prompts), own.batch_size)]
+        address = ServerAddress(
+            own.url, f"{self.option}.url", own.api_key_env, own.max_concurrency, own.max_retries
+        )
+        parts = [
+            slice(start, start + own.batch_size) for start in range(0, len(prompts), own.batch_size)
+        ]
         bodies = [
             {
                 "prompts": [prompt.text for prompt in prompts[part]],
@@ -70,18 +78,23 @@ class ServerReward:
         def fault(place: int, reply: RewardReply) -> str | None:
             asked = len(prompts[parts[place]])
             return (
-                None if len(reply.rewards) == asked else f"it gives {len(reply.rewards)} rewards for {asked} responses"
+                None
+                if len(reply.rewards) == asked
+                else f"it gives {len(reply.rewards)} rewards for {asked} responses"
             )
 
         found: list[float | None] = [None] * len(prompts)
-        for place, reply in JsonServer(address, self.timeout_s, self.note).answers(RewardReply, own.url, bodies, fault):
+        for place, reply in JsonServer(address, self.timeout_s, self.note).answers(
+            RewardReply, own.url, bodies, fault
+        ):
             found[parts[place]] = reply.rewards
         return [self._read(prompt, reward) for prompt, reward in zip(prompts, found, strict=True)]
 
     def _read(self, prompt: Prompt, reward: float | None) -> float | None:
         if reward is not None and not abs(reward) <= user_code.LARGEST_REWARD:
             raise RewardError(
-                f"{prompt.id}: {self.option} {self.section.url} gives {reward}; let it give a finite number, or null "
+                f"{prompt.id}: {self.option} {self.section.url} gives {reward}; let it give a "
+                "finite number, or null "
                 "for no verdict"
             )
         return reward

@@ -1,8 +1,10 @@
-"""Multi-turn episodes: responses and observations in turns, until the environment or a limit ends them.
+"""Multi-turn episodes: responses and observations in turns, until the environment or a limit ends
+them.
 
-Token ids are only appended, never re-tokenized: the policy continues from exactly the tokens that it sampled, an
-observation is tokenized by itself, and its tokens are masked. An environment that raises, hangs, ends its process or
-returns an invalid value costs its own episode, which then has no verdict; it is counted, and named.
+Token ids are only appended, never re-tokenized: the policy continues from exactly the tokens that
+it sampled, an observation is tokenized by itself, and its tokens are masked. An environment that
+raises, hangs, ends its process or returns an invalid value costs its own episode, which then has no
+verdict; it is counted, and named.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ Observed = Callable[[Observation, int], Sequence[int]]
 
 
 class EnvironmentFault(InputError):
-    """An environment that cannot be created, or fails too often; the message says which, and how."""
+    """An environment that cannot be created, or fails too often; the message says which, and
+    how.
+    """
 
 
 @dataclass
@@ -84,7 +88,12 @@ class _Episode:
     @property
     def move(self) -> dict[str, Any]:
         """The message to the environment's process."""
-        content = {"row": dict(self.prompt.row), "seed": self.seed, "said": self.said, "heard": self.heard}
+        content = {
+            "row": dict(self.prompt.row),
+            "seed": self.seed,
+            "said": self.said,
+            "heard": self.heard,
+        }
         return {"episode": self.number, "opened": opening_mark(self.prompt.text), **content}
 
     def next_request(self) -> Request:
@@ -134,13 +143,17 @@ class Episodes:
         section: The environment and its limits.
         stops: The tokens of `section.stop`.
         decode: Converts a response to text.
-        observed: Builds the conversion of an observation to tokens, from the schemas of the environment's tools.
+        observed: Builds the conversion of an observation to tokens, from the schemas of the
+            environment's tools.
         note: Shows the user failures.
 
     Attributes:
-        tools: JSON schemas of the environment's tools; prompts have to name them (`DataSection.with_tools`).
-        cut_off_reward: The reward of an episode that a limit ends; AS_IS: the sum so far; None: no verdict.
-        is_declared: True if the class declares that; otherwise it is 0, and no reward may be negative.
+        tools: JSON schemas of the environment's tools; prompts have to name them
+            (`DataSection.with_tools`).
+        cut_off_reward: The reward of an episode that a limit ends; AS_IS: the sum so far; None: no
+            verdict.
+        is_declared: True if the class declares that; otherwise it is 0, and no reward may be
+            negative.
         best_reward: What the best policy earns on average; None: the class does not say.
 
     Raises:
@@ -160,7 +173,8 @@ class Episodes:
         name_code("environment.class_name", section.class_name)
         options = () if section.tool_format is None else (section.tool_format,)
         self._children = [
-            build_child(environment.__name__, section.class_name, *options) for _ in range(section.max_concurrency)
+            build_child(environment.__name__, section.class_name, *options)
+            for _ in range(section.max_concurrency)
         ]
         self._start(self._children[0])
         declared = self._read_declared()
@@ -189,12 +203,17 @@ class Episodes:
         return f"an episode that a limit ends is worth {self.cut_off_reward:g}"
 
     def require_declared(self) -> None:
-        """Raises EnvironmentFault if a reward was negative, and the class does not declare `cut_off_reward`."""
+        """Raises EnvironmentFault if a reward was negative, and the class does not declare
+        `cut_off_reward`.
+        """
         if self._negative:
             raise EnvironmentFault(
-                f"{self._negative}, so an episode that a limit ends could earn more than one that is played; set the "
-                f"class's attribute cut_off_reward to what such an episode is worth: a number, such as the lowest "
-                f'reward of an episode, "{environment.AS_IS}" to keep the sum so far, or None to not train on it'
+                f"{self._negative}, so an episode that a limit ends could earn more than one that "
+                "is played; set the "
+                "class's attribute cut_off_reward to what such an episode is worth: a number, "
+                "such as the lowest "
+                f'reward of an episode, "{environment.AS_IS}" to keep the sum so far, or None to '
+                "not train on it"
             )
 
     def play(
@@ -215,8 +234,10 @@ class Episodes:
             group_size: Requests that answer one prompt, and are neighbors.
 
         Returns:
-            See `Sampler.generate`; `mask` is off at observations, and `truncated` is on where a limit ended an episode.
-            Besides, per sample, `environment_reward` (NaN: no verdict), `environment_fault` and `turns`; with tools,
+            See `Sampler.generate`; `mask` is off at observations, and `truncated` is on where a
+            limit ended an episode.
+            Besides, per sample, `environment_reward` (NaN: no verdict), `environment_fault` and
+                `turns`; with tools,
             `tool_calls` and `malformed_calls`; `reward/…` of named rewards.
 
         Raises:
@@ -234,10 +255,13 @@ class Episodes:
         negative = next((episode for episode in episodes if episode.lowest < 0), None)
         if negative is not None and not self.is_declared:
             self._negative = (
-                f"{negative.prompt.id}: environment.class_name {self._section.class_name} returned the reward "
+                f"{negative.prompt.id}: environment.class_name {self._section.class_name} "
+                "returned the reward "
                 f"{negative.lowest:g}"
             )
-        batch = _batch(episodes, versions, sampling, [self._final_reward(episode) for episode in episodes])
+        batch = _batch(
+            episodes, versions, sampling, [self._final_reward(episode) for episode in episodes]
+        )
         counts = _count_calls(episodes) if self.tools else {}
         return batch.with_columns(sample=counts | _part_columns(episodes))
 
@@ -251,12 +275,19 @@ class Episodes:
             return reward
         return _UNKNOWN if self.cut_off_reward is None else float(self.cut_off_reward)
 
-    def _turns(self, episodes: Sequence[_Episode], engine: SamplerSession, sampling: SamplingParams) -> Tensor:
-        """Runs turns until all episodes have ended. Returns the versions of the weights, int64 [B]."""
+    def _turns(
+        self, episodes: Sequence[_Episode], engine: SamplerSession, sampling: SamplingParams
+    ) -> Tensor:
+        """Runs turns until all episodes have ended.
+
+        Returns the versions of the weights, int64 [B].
+        """
         under_way, versions = episodes, torch.zeros(len(episodes), dtype=torch.int64)
         ask = partial(self._ask, episodes)
         for _ in range(self._section.max_turns):
-            versions[[episode.number for episode in under_way]] = self._turn(under_way, ask, engine, sampling)
+            versions[[episode.number for episode in under_way]] = self._turn(
+                under_way, ask, engine, sampling
+            )
             under_way = [episode for episode in under_way if not episode.ended]
             if not under_way:
                 break
@@ -265,13 +296,29 @@ class Episodes:
         return versions
 
     def _turn(
-        self, episodes: Sequence[_Episode], ask: _Ask, engine: SamplerSession, sampling: SamplingParams
+        self,
+        episodes: Sequence[_Episode],
+        ask: _Ask,
+        engine: SamplerSession,
+        sampling: SamplingParams,
     ) -> Tensor:
-        """Runs one turn of each episode: a response and its answer. Returns the versions of the weights, int64 [B]."""
-        batch = engine.generate([episode.next_request() for episode in episodes], sampling).to("cpu")
-        columns = zip(batch.sequences(), batch.sequences("mask"), batch.sequences("sampler_logprob"), strict=True)
+        """Runs one turn of each episode: a response and its answer.
+
+        Returns the versions of the weights, int64 [B].
+        """
+        batch = engine.generate([episode.next_request() for episode in episodes], sampling).to(
+            "cpu"
+        )
+        columns = zip(
+            batch.sequences(),
+            batch.sequences("mask"),
+            batch.sequences("sampler_logprob"),
+            strict=True,
+        )
         cut_off = batch["truncated"].tolist()
-        own = replace(sampling, stop_token_ids=tuple(set(sampling.stop_token_ids) - set(self._stops)))  # of the model
+        own = replace(
+            sampling, stop_token_ids=tuple(set(sampling.stop_token_ids) - set(self._stops))
+        )  # of the model
         for episode, (tokens, mask, logprob), cut in zip(episodes, columns, cut_off, strict=True):
             episode.append(tokens[mask], logprob[mask])
             episode.said.append(self._decode(own.drop_stop(tokens[mask].tolist())))
@@ -282,7 +329,10 @@ class Episodes:
         return batch["version"]
 
     def _ask_all(self, episodes: Sequence[_Episode], ask: _Ask) -> None:
-        """Asks all processes at the same time. On an error, such as Ctrl-C, they are killed and not waited for."""
+        """Asks all processes at the same time.
+
+        On an error, such as Ctrl-C, they are killed and not waited for.
+        """
         answers: list[Future[None]] = []
         try:
             for child, share in zip(self._children, self._shares(episodes), strict=True):
@@ -296,11 +346,15 @@ class Episodes:
             raise
 
     def _observe(self, episode: _Episode, room: int) -> None:
-        """Appends the observation, if the episode continues and has room for it and `room` more tokens."""
+        """Appends the observation, if the episode continues and has room for it and `room` more
+        tokens.
+        """
         episode.ended |= episode.truncated
         if episode.ended:
             return
-        observation = torch.tensor(self._observed(episode.heard[-1], int(episode.tokens[-1][-1])), dtype=torch.int64)
+        observation = torch.tensor(
+            self._observed(episode.heard[-1], int(episode.tokens[-1][-1])), dtype=torch.int64
+        )
         limit = len(episode.prompt.tokens) + self._section.max_tokens
         if episode.length + len(observation) + room > limit:
             episode.ended = episode.truncated = True
@@ -310,14 +364,19 @@ class Episodes:
     def _shares(self, episodes: Sequence[_Episode]) -> list[list[_Episode]]:
         """Assigns episodes to processes; an episode always goes to the same one."""
         count = len(self._children)
-        return [[episode for episode in episodes if episode.number % count == k] for k in range(count)]
+        return [
+            [episode for episode in episodes if episode.number % count == k] for k in range(count)
+        ]
 
-    def _ask(self, everyone: Sequence[_Episode], child: Child, episodes: Sequence[_Episode]) -> None:
-        """Asks a process for its answers; an episode that makes it hang or die fails, and a new one takes the rest.
+    def _ask(
+        self, everyone: Sequence[_Episode], child: Child, episodes: Sequence[_Episode]
+    ) -> None:
+        """Asks a process for its answers; an episode that makes it hang or die fails, and a new one
+        takes the rest.
 
         Raises:
-            EnvironmentFault: More of `everyone` failed than the recipe allows; checked after each loss of the process,
-                since each episode that hangs takes the whole timeout.
+            EnvironmentFault: More of `everyone` failed than the recipe allows; checked after each
+                loss of the process, since each episode that hangs takes the whole timeout.
         """
         groups = [episodes] if episodes else []
         while groups:
@@ -330,12 +389,15 @@ class Episodes:
         """Asks a process once for the answers to these episodes.
 
         Returns:
-            The episodes that still have no answer because the process was lost; and False if it is not known which of
-            them lost it, because they ran at the same time, so that each has to be asked alone.
+            The episodes that still have no answer because the process was lost; and False if it is
+            not known which of them lost it, because they ran at the same time, so that each has to
+            be asked alone.
         """
         left = list(episodes)
         try:
-            with child.ask_streaming([one.move | {"timeout_s": self._section.timeout_s} for one in episodes]) as reply:
+            with child.ask_streaming(
+                [one.move | {"timeout_s": self._section.timeout_s} for one in episodes]
+            ) as reply:
                 while left:
                     left[0].take_reply(self._answer(reply))
                     left.pop(0)
@@ -343,11 +405,16 @@ class Episodes:
             if self._together and len(episodes) > 1:
                 return left, False
             late = f"did not answer within {self._section.timeout_s:g} s and was ended"
-            left.pop(0).fail(late if isinstance(error, ChildHangs) else f"ended its process ({error})")
+            left.pop(0).fail(
+                late if isinstance(error, ChildHangs) else f"ended its process ({error})"
+            )
         return left, True
 
     def _answer(self, reply: Callable[[float], Any]) -> dict[str, Any]:
-        while (message := reply(self._section.timeout_s)) in (environment.CALLED, environment.TOGETHER):
+        while (message := reply(self._section.timeout_s)) in (
+            environment.CALLED,
+            environment.TOGETHER,
+        ):
             self._together |= message == environment.TOGETHER
         if not isinstance(message, dict):
             raise ChildDied("it wrote into the connection of its process")
@@ -369,9 +436,14 @@ class Episodes:
         limit = self._section.max_no_verdict_rate
         if not failed:
             return ""
-        what = f"{len(failed)} of {len(episodes)} episodes failed; the first: {self._describe_fault(failed[0])}"
+        what = (
+            f"{len(failed)} of {len(episodes)} episodes failed; the first: "
+            f"{self._describe_fault(failed[0])}"
+        )
         if len(failed) > limit * len(episodes):
-            raise EnvironmentFault(f"{what}; environment.max_no_verdict_rate={limit:g} allows no more")
+            raise EnvironmentFault(
+                f"{what}; environment.max_no_verdict_rate={limit:g} allows no more"
+            )
         return what
 
     def _describe_fault(self, episode: _Episode) -> str:
@@ -393,19 +465,31 @@ def _count_calls(episodes: Sequence[_Episode]) -> dict[str, Tensor]:
 
 
 def _part_columns(episodes: Sequence[_Episode]) -> dict[str, Tensor]:
-    """Named rewards of the environment, fp32 [B] each; NaN where an episode failed, or has no verdict on it."""
+    """Named rewards of the environment, fp32 [B] each; NaN where an episode failed, or has no
+    verdict on it.
+    """
     named = [{} if episode.fault is not None else episode.parts for episode in episodes]
     names = sorted({name for episode in episodes for name in episode.parts})
-    return {f"{PART}{name}": torch.tensor([parts.get(name, _UNKNOWN) for parts in named]) for name in names}
+    return {
+        f"{PART}{name}": torch.tensor([parts.get(name, _UNKNOWN) for parts in named])
+        for name in names
+    }
 
 
-def _batch(episodes: Sequence[_Episode], versions: Tensor, sampling: SamplingParams, rewards: Sequence[float]) -> Batch:
+def _batch(
+    episodes: Sequence[_Episode],
+    versions: Tensor,
+    sampling: SamplingParams,
+    rewards: Sequence[float],
+) -> Batch:
     return Batch(
         torch.cat([piece for episode in episodes for piece in episode.tokens]),
         torch.tensor([episode.length for episode in episodes]),
         {
             "mask": torch.cat([piece for episode in episodes for piece in episode.mask]),
-            "sampler_logprob": torch.cat([piece for episode in episodes for piece in episode.logprobs]),
+            "sampler_logprob": torch.cat(
+                [piece for episode in episodes for piece in episode.logprobs]
+            ),
         },
         {
             "truncated": torch.tensor([episode.truncated for episode in episodes]),

@@ -1,10 +1,12 @@
-"""Evaluation: every question is answered a number of times, every response graded, and the grades counted.
+"""Evaluation: every question is answered a number of times, every response graded, and the grades
+counted.
 
-The trainer's validation and `lockstep eval` share this code. A graded response is a `Sample`, plain data that can be
-stored in a file; figures are computed from samples alone, so also from the file.
+The trainer's validation and `lockstep eval` share this code. A graded response is a `Sample`, plain
+data that can be stored in a file; figures are computed from samples alone, so also from the file.
 
-A response without a verdict is neither right nor wrong. It is counted, and left out: a question's figures are computed
-over its graded responses, and a question with fewer than k of them is left out of pass@k and maj@k.
+A response without a verdict is neither right nor wrong. It is counted, and left out: a question's
+figures are computed over its graded responses, and a question with fewer than k of them is left out
+of pass@k and maj@k.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ from lockstep.rewards.reward_model import RewardModelScorer
 from lockstep.rollouts.rollout import PART, RolloutCollector
 
 Figures = dict[str, Estimate]
-"""Estimates by name, in the order in which they are shown: `reward`, `pass@1`, `pass@4`, `maj@4`, …"""
+"""Estimates by name, in the order in which they are shown: `reward`, `pass@1`, `pass@4`,
+`maj@4`, …
+"""
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,8 @@ class Sample:
         response: The response as text.
         answer: The right answer, as `data.answer` renders it.
         score: The reward; None: no verdict.
-        vote: The answer that it gives, by a name that equal answers to this question share; None: no valid answer.
+        vote: The answer that it gives, by a name that equal answers to this question share; None:
+            no valid answer.
         tokens: Length of the response.
         truncated: True if it was cut off.
         parts: Rewards by the names of a sum's parts; None: no verdict.
@@ -68,7 +73,11 @@ class Sample:
 
 
 def sample_answers(
-    collector: RolloutCollector, prompts: Sequence[Prompt], position: int, sampling: SamplingParams, num_samples: int
+    collector: RolloutCollector,
+    prompts: Sequence[Prompt],
+    position: int,
+    sampling: SamplingParams,
+    num_samples: int,
 ) -> tuple[list[Sample], Metrics]:
     """Samples and grades `num_samples` responses to each prompt.
 
@@ -88,10 +97,16 @@ def sample_answers(
     tokens = rollouts.batch.per_sample(rollouts.batch.mask.long()).tolist()
     truncated = rollouts.batch["truncated"].tolist()
     scores = _read_scores(rollouts.batch["score"])
-    columns = {name.removeprefix(PART): own for name, own in rollouts.batch.sample.items() if name.startswith(PART)}
+    columns = {
+        name.removeprefix(PART): own
+        for name, own in rollouts.batch.sample.items()
+        if name.startswith(PART)
+    }
     parts = {name: _read_scores(column) for name, column in columns.items()}
     replaced = isinstance(collector.reward, CutOffReward) and collector.reward.value is not None
-    judged = [None if replaced and cut else score for cut, score in zip(truncated, scores, strict=True)]
+    judged = [
+        None if replaced and cut else score for cut, score in zip(truncated, scores, strict=True)
+    ]
     texts = [prompt.text for prompt in rollouts.prompts]
     votes = name_votes(collector.reward, texts, rollouts.responses, judged, num_samples)
     samples = [
@@ -125,7 +140,10 @@ def name_votes(
     scores: Sequence[float | None],
     num_samples: int,
 ) -> list[str | None]:
-    """Names the answer of each response; equal answers to a question have one name. None: no vote, or no answers."""
+    """Names the answer of each response; equal answers to a question have one name.
+
+    None: no vote, or no answers.
+    """
     own = reward.reward if isinstance(reward, CutOffReward) else reward
     if not isinstance(own, MathReward):
         return [None] * len(responses)
@@ -137,8 +155,12 @@ def name_votes(
     return votes
 
 
-def _group_answers(answers: Sequence[str | None], scores: Sequence[float | None]) -> list[str | None]:
-    """Names answers by the first that math-verify finds equal; right ones are one group, all equal the right answer."""
+def _group_answers(
+    answers: Sequence[str | None], scores: Sequence[float | None]
+) -> list[str | None]:
+    """Names answers by the first that math-verify finds equal; right ones are one group, all equal
+    the right answer.
+    """
     right = next((text for text, score in zip(answers, scores, strict=True) if score), None)
     names: dict[str, str | None] = {}
     votes: list[str | None] = []
@@ -151,7 +173,11 @@ def _group_answers(answers: Sequence[str | None], scores: Sequence[float | None]
             if text not in names:
                 groups = dict.fromkeys(name for name in names.values() if name is not None)
                 is_readable = verify(text, text)
-                names[text] = next((name for name in groups if verify(name, text)), text) if is_readable else None
+                names[text] = (
+                    next((name for name in groups if verify(name, text)), text)
+                    if is_readable
+                    else None
+                )
             votes.append(names[text])
     return votes
 
@@ -163,7 +189,8 @@ class Grading:
     Attributes:
         pass_score: A response passes with this reward or more; None: there is no pass@k.
         majority: True if responses have votes.
-        graded: True if rewards are more than right and wrong, so that their mean is a figure of its own.
+        graded: True if rewards are more than right and wrong, so that their mean is a figure of its
+            own.
     """
 
     pass_score: float | None
@@ -171,10 +198,13 @@ class Grading:
     graded: bool
 
     def require_passes(self, asked: RepeatedSampling, option: str) -> None:
-        """Raises InputError if the k of pass@k are named, by the section `option`, and no response can pass."""
+        """Raises InputError if the k of pass@k are named, by the section `option`, and no response
+        can pass.
+        """
         if asked.k is not None and self.pass_score is None:
             raise InputError(
-                f"{option}.k is of pass@k, and nothing says which responses pass; set the reward's pass_score, "
+                f"{option}.k is of pass@k, and nothing says which responses pass; set the "
+                "reward's pass_score, "
                 f"or leave {option}.k out"
             )
 
@@ -196,13 +226,17 @@ class Grading:
             figures[f"{PART}{name}"] = mean(_mean_parts(samples, name))
         for k in ks if self.pass_score is not None else ():
             enough = [own for own in questions if len(own) >= k]
-            figures[f"pass@{k}"] = share([pass_at_k(len(own), self._num_passed(own), k) for own in enough])
+            figures[f"pass@{k}"] = share(
+                [pass_at_k(len(own), self._num_passed(own), k) for own in enough]
+            )
             if self.majority and k > 1:
                 figures[f"maj@{k}"] = share([self._majority(own, k) for own in enough])
         return figures
 
     def metrics(self, samples: Sequence[Sample], ks: Sequence[int]) -> Metrics:
-        """Computes the figures as metrics of a run. `accuracy`, or `reward` where rewards are graded, is the headline.
+        """Computes the figures as metrics of a run.
+
+        `accuracy`, or `reward` where rewards are graded, is the headline.
 
         Each figure has the ends of its interval beside it, `accuracy_low` and `accuracy_high`.
         """
@@ -210,7 +244,9 @@ class Grading:
         if not self.graded:
             figures = {"accuracy": figures["pass@1"], **figures}
         values = Metrics({name: Mean(figure.value) for name, figure in figures.items()})
-        return sum((figure.ends(name) for name, figure in figures.items()), values) + lengths(samples)
+        return sum((figure.ends(name) for name, figure in figures.items()), values) + lengths(
+            samples
+        )
 
     def _num_passed(self, own: Sequence[Sample]) -> int:
         assert self.pass_score is not None, "without a score to pass at nothing passes"
@@ -218,20 +254,28 @@ class Grading:
 
     def _majority(self, own: Sequence[Sample], k: int) -> float:
         right = self._num_passed(own)
-        wrong = Counter(sample.vote for sample in own if sample.vote is not None and not sample.score)
+        wrong = Counter(
+            sample.vote for sample in own if sample.vote is not None and not sample.score
+        )
         silent = len(own) - right - wrong.total()
         return majority_at_k(right, tuple(sorted(wrong.values())), silent, k)
 
 
-def grading(section: RewardSection | None, environment: EnvironmentSection | None = None) -> Grading:
-    """The grading of responses by a recipe's reward; without one, by the environment or a reward model."""
+def grading(
+    section: RewardSection | None, environment: EnvironmentSection | None = None
+) -> Grading:
+    """The grading of responses by a recipe's reward; without one, by the environment or a reward
+    model.
+    """
     if section is None:
         return _build_grading(None if environment is None else environment.pass_score)
     match section.type:
         case "math":
             return Grading(pass_score=1.0, majority=True, graded=False)
         case "instructions":
-            return Grading(pass_score=1.0, majority=False, graded=not _all_or_nothing(section.instructions))
+            return Grading(
+                pass_score=1.0, majority=False, graded=not _all_or_nothing(section.instructions)
+            )
         case "code":
             return Grading(pass_score=1.0, majority=False, graded=not _all_or_nothing(section.code))
         case "python" | "server" | "judge" | "sum":
@@ -246,7 +290,9 @@ def grading(section: RewardSection | None, environment: EnvironmentSection | Non
 
 def _build_grading(pass_score: float | None) -> Grading:
     # Scores are fp32, so the bound is too: else 0.7 would not pass at 0.7.
-    return Grading(None if pass_score is None else float(torch.tensor(pass_score)), majority=False, graded=True)
+    return Grading(
+        None if pass_score is None else float(torch.tensor(pass_score)), majority=False, graded=True
+    )
 
 
 def _all_or_nothing(options: InstructionSection | CodeSection | None) -> bool:
@@ -267,7 +313,10 @@ def lengths(samples: Sequence[Sample]) -> Metrics:
 
 def _mean_parts(samples: Sequence[Sample], name: str) -> list[float]:
     """The mean reward of a sum's part for each question on which it has a verdict."""
-    groups = ([sample.parts.get(name) for sample in own] for _, own in groupby(samples, key=attrgetter("question")))
+    groups = (
+        [sample.parts.get(name) for sample in own]
+        for _, own in groupby(samples, key=attrgetter("question"))
+    )
     known = ([reward for reward in own if reward is not None] for own in groups)
     return [sum(own) / len(own) for own in known if own]
 

@@ -1,4 +1,7 @@
-"""Rollouts: prompts become responses, responses become scores. Random numbers are keyed, not bound to batches."""
+"""Rollouts: prompts become responses, responses become scores.
+
+Random numbers are keyed, not bound to batches.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,8 @@ class RewardTerms:
     """A task's declarations about its rewards.
 
     Attributes:
-        as_is: True if a response that is cut off keeps its reward, False if it gets a declared one; None: undeclared.
+        as_is: True if a response that is cut off keeps its reward, False if it gets a declared one;
+            None: undeclared.
         best: The mean reward of the best policy; None: unknown.
     """
 
@@ -43,7 +47,8 @@ class Rollouts:
     """Scored responses, one per row of the batch.
 
     Attributes:
-        batch: The sampler's batch, with per-sample `score` (NaN: no verdict). Responses to one prompt are neighbors.
+        batch: The sampler's batch, with per-sample `score` (NaN: no verdict). Responses to one
+            prompt are neighbors.
         prompts: The prompt of each row.
         responses: Text of each response; of an episode, all that follows the prompt.
         judging: Metrics of judges that were asked for rewards.
@@ -59,10 +64,16 @@ class Rollouts:
     group_size: int = 1
 
     def metrics(self) -> Metrics:
-        """Metrics of rewards, lengths and truncation; a response without a verdict is counted and not averaged."""
+        """Metrics of rewards, lengths and truncation; a response without a verdict is counted and
+        not averaged.
+        """
         judged = self.batch["score"].isfinite()
         score = self.batch["score"][judged]
-        extremes = Metrics(reward_min=Min(score.min()), reward_max=Max(score.max())) if len(score) else Metrics()
+        extremes = (
+            Metrics(reward_min=Min(score.min()), reward_max=Max(score.max()))
+            if len(score)
+            else Metrics()
+        )
         return (
             extremes
             + Metrics(
@@ -76,7 +87,9 @@ class Rollouts:
         )
 
     def _cut_off(self, judged_B: Tensor) -> Metrics:
-        """The mean score of responses that were cut off, and whether the task declares it (`RewardTerms.as_is`)."""
+        """The mean score of responses that were cut off, and whether the task declares it
+        (`RewardTerms.as_is`).
+        """
         cut_B = judged_B & self.batch["truncated"].bool()
         metrics = Metrics()
         if bool(cut_B.any()):
@@ -86,7 +99,8 @@ class Rollouts:
         return metrics
 
     def _best(self) -> Metrics:
-        """The reward of the best policy, if the task declares it, and the standard error of this step's mean.
+        """The reward of the best policy, if the task declares it, and the standard error of this
+        step's mean.
 
         Responses to one prompt may share their luck, so the error is that of the mean over prompts.
         """
@@ -135,7 +149,9 @@ class Rollouts:
 
 
 class PromptStream(Protocol):
-    """An endless stream of training prompts; `lockstep.data.prompts.Prompts` reads it from a file."""
+    """An endless stream of training prompts; `lockstep.data.prompts.Prompts` reads it from a
+    file.
+    """
 
     def at(self, position: int, count: int, seed: int) -> list[Prompt]:
         """The prompts at `position` … `position + count − 1` of a run."""
@@ -170,7 +186,9 @@ class RolloutCollector:
 
     @property
     def terms(self) -> RewardTerms:
-        """The declarations of the environment, if it rewards, or else of the reward's section and the task."""
+        """The declarations of the environment, if it rewards, or else of the reward's section and
+        the task.
+        """
         if self.environment is not None and isinstance(self.reward, NoReward):
             declared, best = self.environment.is_declared, self.environment.best_reward
             as_is = self.environment.keeps_rewards if declared else None
@@ -178,24 +196,37 @@ class RolloutCollector:
         as_is = self.reward.is_as_is if isinstance(self.reward, CutOffReward) else None
         return RewardTerms(as_is, self.best_reward)
 
-    def collect(self, position: int, count: int, sampling: SamplingParams, num_generations: int) -> Rollouts:
-        """Collects `num_generations` responses to each training prompt `position` … `position + count − 1`."""
+    def collect(
+        self, position: int, count: int, sampling: SamplingParams, num_generations: int
+    ) -> Rollouts:
+        """Collects `num_generations` responses to each training prompt `position` … `position +
+        count − 1`.
+        """
         prompts = self.prompts.at(position, count, self.seed)
         return self._sample_rollouts(prompts, position, sampling, num_generations, "train")
 
     def validate(
         self, prompts: Sequence[Prompt], position: int, sampling: SamplingParams, num_samples: int
     ) -> Rollouts:
-        """Collects responses to held-out prompts from row `position` on, with the same random numbers each time."""
+        """Collects responses to held-out prompts from row `position` on, with the same random
+        numbers each time.
+        """
         return self._sample_rollouts(prompts, position, sampling, num_samples, "validation")
 
     def collect_mixed(
-        self, position: int, count: int, sampling: SamplingParams, num_generations: int, max_batches: int
+        self,
+        position: int,
+        count: int,
+        sampling: SamplingParams,
+        num_generations: int,
+        max_batches: int,
     ) -> tuple[Rollouts, int]:
-        """Samples until `count` prompts have responses of different scores (DAPO, Yu et al. 2025, §3.2).
+        """Samples until `count` prompts have responses of different scores (DAPO, Yu et al. 2025,
+        §3.2).
 
         Returns:
-            Rollouts of exactly `count` such prompts, and the position after the last prompt that was taken.
+            Rollouts of exactly `count` such prompts, and the position after the last prompt that
+            was taken.
 
         Raises:
             InputError: If `max_batches` batches do not give enough.
@@ -205,26 +236,38 @@ class RolloutCollector:
         for number in range(max_batches):
             rollouts = self.collect(position + number * count, count, sampling, num_generations)
             mixed = _find_mixed_groups(rollouts.batch["score"].view(count, num_generations))
-            parts.append(_groups(rollouts, mixed.nonzero().squeeze(-1)[: count - found], num_generations))
+            parts.append(
+                _groups(rollouts, mixed.nonzero().squeeze(-1)[: count - found], num_generations)
+            )
             found += len(parts[-1].prompts) // num_generations
             if found == count:
                 return _join(parts), position + (number + 1) * count
         raise InputError(
-            f"dynamic sampling found {found} of {count} prompts with differing rewards in {max_batches} "
-            "batches; the task is too easy or too hard for this policy, or raise dynamic_sampling.max_batches"
+            f"dynamic sampling found {found} of {count} prompts with differing rewards in "
+            f"{max_batches} "
+            "batches; the task is too easy or too hard for this policy, or raise "
+            "dynamic_sampling.max_batches"
         )
 
     def _sample_rollouts(
-        self, prompts: Sequence[Prompt], position: int, sampling: SamplingParams, num_generations: int, role: str
+        self,
+        prompts: Sequence[Prompt],
+        position: int,
+        sampling: SamplingParams,
+        num_generations: int,
+        role: str,
     ) -> Rollouts:
         repeated = [prompt for prompt in prompts for _ in range(num_generations)]
         requests = requests_of(prompts, position, num_generations, self.seed, role)
         if self.environment is None:
             batch = self.engine.generate(requests, sampling)
         else:
-            batch = self.environment.play(self.engine, repeated, requests, sampling, num_generations)
+            batch = self.environment.play(
+                self.engine, repeated, requests, sampling, num_generations
+            )
         said = [
-            tokens[len(request.tokens) :].tolist() for request, tokens in zip(requests, batch.sequences(), strict=True)
+            tokens[len(request.tokens) :].tolist()
+            for request, tokens in zip(requests, batch.sequences(), strict=True)
         ]
         responses = [self.decode(sampling.drop_stop(tokens)) for tokens in said]
         columns, judging = self._scores(batch, repeated, responses)
@@ -246,16 +289,22 @@ class RolloutCollector:
         columns, judging = self._score(batch, prompts, responses)
         if both := columns.keys() & batch.sample.keys():
             name = min(both).removeprefix(PART)
-            raise InputError(f"{name} is a reward of both reward.parts and the environment; rename one")
+            raise InputError(
+                f"{name} is a reward of both reward.parts and the environment; rename one"
+            )
         failed_B = batch["environment_fault"]
-        return {name: own_B.masked_fill(failed_B, _UNKNOWN) for name, own_B in columns.items()}, judging
+        return {
+            name: own_B.masked_fill(failed_B, _UNKNOWN) for name, own_B in columns.items()
+        }, judging
 
     def _score(
         self, batch: Batch, prompts: Sequence[Prompt], responses: Sequence[str]
     ) -> tuple[dict[str, Tensor], Metrics]:
         if isinstance(self.reward, RewardModelScorer):
             return {"score": self.reward(batch)}, Metrics()
-        verdicts = judge(self.reward, prompts, responses, [self.prompts.answer(prompt) for prompt in prompts])
+        verdicts = judge(
+            self.reward, prompts, responses, [self.prompts.answer(prompt) for prompt in prompts]
+        )
         columns = {"score": _to_column(batch, verdicts.rewards)}
         if isinstance(self.reward, CutOffReward) and self.reward.value is not None:
             columns["score"] = columns["score"].masked_fill(batch["truncated"], self.reward.value)
@@ -264,7 +313,9 @@ class RolloutCollector:
 
 
 def _to_column(batch: Batch, rewards: Sequence[float | None]) -> Tensor:
-    """Rewards as a column, fp32 [B], NaN: no verdict; raises NotFiniteError for one that fp32 does not hold."""
+    """Rewards as a column, fp32 [B], NaN: no verdict; raises NotFiniteError for one that fp32 does
+    not hold.
+    """
     known = [_UNKNOWN if reward is None else reward for reward in rewards]
     reward_B = torch.tensor(known, dtype=torch.float32)
     unknown_B = torch.tensor([reward is None for reward in rewards])
@@ -272,8 +323,11 @@ def _to_column(batch: Batch, rewards: Sequence[float | None]) -> Tensor:
     return reward_B
 
 
-def requests_of(prompts: Sequence[Prompt], position: int, num_generations: int, seed: int, role: str) -> list[Request]:
-    """Requests for `num_generations` responses to each prompt, next to each other, keyed by prompt and number.
+def requests_of(
+    prompts: Sequence[Prompt], position: int, num_generations: int, seed: int, role: str
+) -> list[Request]:
+    """Requests for `num_generations` responses to each prompt, next to each other, keyed by prompt
+    and number.
 
     Args:
         prompts: The prompts.
@@ -309,13 +363,24 @@ def _groups(rollouts: Rollouts, groups: Tensor, num_generations: int) -> Rollout
 
 
 def _join(parts: Sequence[Rollouts]) -> Rollouts:
-    """One set of rollouts of several; a reward that an environment names in some of them has no verdict in others."""
+    """One set of rollouts of several; a reward that an environment names in some of them has no
+    verdict in others.
+    """
     named = {name for part in parts for name in part.batch.sample if name.startswith(PART)}
     lacking = [
-        {name: torch.full((len(part.batch),), _UNKNOWN) for name in named - part.batch.sample.keys()} for part in parts
+        {
+            name: torch.full((len(part.batch),), _UNKNOWN)
+            for name in named - part.batch.sample.keys()
+        }
+        for part in parts
     ]
     return Rollouts(
-        concat([part.batch.with_columns(sample=columns) for part, columns in zip(parts, lacking, strict=True)]),
+        concat(
+            [
+                part.batch.with_columns(sample=columns)
+                for part, columns in zip(parts, lacking, strict=True)
+            ]
+        ),
         [prompt for part in parts for prompt in part.prompts],
         [response for part in parts for response in part.responses],
         merge_metrics(part.judging for part in parts),

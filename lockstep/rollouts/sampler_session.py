@@ -1,4 +1,7 @@
-"""The session around generation: wake, weight sync, generate, sleep. All generation for a learner is inside one."""
+"""The session around generation: wake, weight sync, generate, sleep.
+
+All generation for a learner is inside one.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ from lockstep.samplers.base import Sampler
 from lockstep.weight_sync.sync import Probe, Snapshot, WeightSource, sync_weights
 
 PROBE_EVERY = 10
-"""Versions of the weights from one scored probe to the next; on a toy of .34 CPU s a step, a probe takes 7 %."""
+"""Versions of the weights from one scored probe to the next; on a toy of .34 CPU s a step, a probe
+takes 7 %.
+"""
 
 
 class SamplerSession:
@@ -25,13 +30,17 @@ class SamplerSession:
     Args:
         sampler: The sampler.
         learner: Its weights are synced; None: the sampler keeps its own.
-        probe: Scored at the first weight sync, at every `PROBE_EVERY`-th version, and always if an engine has tensors
-            that cannot be read back whole; None: never.
+        probe: Scored at the first weight sync, at every `PROBE_EVERY`-th version, and always if an
+            engine has tensors that cannot be read back whole; None: never.
         phase: Times the weight sync.
     """
 
     def __init__(
-        self, sampler: Sampler, learner: Learner | None = None, probe: Probe | None = None, phase: Phase = skip_timing
+        self,
+        sampler: Sampler,
+        learner: Learner | None = None,
+        probe: Probe | None = None,
+        phase: Phase = skip_timing,
     ) -> None:
         self._sampler, self._learner, self._probe, self._phase = sampler, learner, probe, phase
         self._attested: tuple[WeightSource, int] | None = None
@@ -40,11 +49,13 @@ class SamplerSession:
 
     @contextmanager
     def at(self, version: int = 0, snapshot: Snapshot | None = None) -> Iterator[Metrics]:
-        """Opens the session, with a weight sync if the sampler holds another version of the weights.
+        """Opens the session, with a weight sync if the sampler holds another version of the
+        weights.
 
         Args:
             version: Version of the weights.
-            snapshot: Source of the weights, if the learner may change before the session ends, or has changed.
+            snapshot: Source of the weights, if the learner may change before the session ends, or
+                has changed.
 
         Yields:
             The metrics of the newest weight sync.
@@ -54,11 +65,17 @@ class SamplerSession:
             WeightSyncError: If the weights did not arrive.
         """
         if self._open:
-            raise RuntimeError("the bracket around the sampler is open already; brackets do not nest")
+            raise RuntimeError(
+                "the bracket around the sampler is open already; brackets do not nest"
+            )
         self._open = True
         try:
             source = snapshot or self._learner
-            probe = None if source is None or self._holds(source, version) else self._score_probe(source, version)
+            probe = (
+                None
+                if source is None or self._holds(source, version)
+                else self._score_probe(source, version)
+            )
             self._sampler.wake()
             if source is not None and not self._holds(source, version):
                 self._sync_weights(source, version, probe or self._score_probe(source, version))
@@ -74,7 +91,9 @@ class SamplerSession:
             RuntimeError: If there is no learner.
         """
         if self._learner is None:
-            raise RuntimeError("there are no weights to copy; the sampler keeps those that it began with")
+            raise RuntimeError(
+                "there are no weights to copy; the sampler keeps those that it began with"
+            )
         return Snapshot.of(self._learner, version, self._sampler.dtype, self._probe)
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
@@ -87,7 +106,9 @@ class SamplerSession:
         self._require_open()
         batch = self._sampler.generate(requests, sampling)
         version = self._sampler.version
-        whose = "the sampler" if version is None else f"the sampler with the weights of step {version}"
+        whose = (
+            "the sampler" if version is None else f"the sampler with the weights of step {version}"
+        )
         require_responses(whose, batch, requests, sampling)
         return batch
 
@@ -109,14 +130,18 @@ class SamplerSession:
         """
         self._require_open()
         if self._attested is None:
-            raise RuntimeError("there are no weights to send again; the sampler keeps those that it began with")
+            raise RuntimeError(
+                "there are no weights to send again; the sampler keeps those that it began with"
+            )
         self._sync_weights(*self._attested, self._score_probe(*self._attested))
 
     def _holds(self, source: WeightSource, version: int) -> bool:
         return self._sampler.version == version and self._attested == (source, version)
 
     def _score_probe(self, source: WeightSource, version: int) -> Probe | None:
-        """The probe, scored by the learner, which may need memory that a waking engine takes; None if not due."""
+        """The probe, scored by the learner, which may need memory that a waking engine takes; None
+        if not due.
+        """
         is_due = not self._is_proven or self._is_told(version)
         if self._probe is None or not is_due:
             return None
@@ -124,7 +149,9 @@ class SamplerSession:
             return self._probe.score(source)
 
     def _is_told(self, version: int) -> bool:
-        """True if metrics have the probe: not the one of a session that opens in between, since runs resume."""
+        """True if metrics have the probe: not the one of a session that opens in between, since
+        runs resume.
+        """
         return not self._is_whole or version % PROBE_EVERY == 0
 
     def _sync_weights(self, source: WeightSource, version: int, probe: Probe | None) -> None:
@@ -135,9 +162,13 @@ class SamplerSession:
         self._is_proven = self._is_proven or probe is not None
         self._is_whole = not counts["refit/read_in_part"] and not counts["refit/received_only"]
         hidden = () if self._is_told(version) else ("refit/probe_gap", "refit/probe_gap_max")
-        self._record = Metrics({name: metric for name, metric in found.items() if name not in hidden})
+        self._record = Metrics(
+            {name: metric for name, metric in found.items() if name not in hidden}
+        )
         self._attested = source, version
 
     def _require_open(self) -> None:
         if not self._open:
-            raise RuntimeError("a sampler is asked inside of the bracket only: with engine.at(version)")
+            raise RuntimeError(
+                "a sampler is asked inside of the bracket only: with engine.at(version)"
+            )

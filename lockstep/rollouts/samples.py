@@ -1,4 +1,6 @@
-"""Rollouts for the sample log: one row per response, with what the algorithm computed for each of its tokens."""
+"""Rollouts for the sample log: one row per response, with what the algorithm computed for each of
+its tokens.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from lockstep.core.batch import Batch
 from lockstep.rollouts.episodes import PART
 from lockstep.rollouts.rollout import RolloutCollector, Rollouts
 
-Reason = Literal["most different scores", "best score", "worst score", "cut off", "no verdict", "next in order"]
+Reason = Literal[
+    "most different scores", "best score", "worst score", "cut off", "no verdict", "next in order"
+]
 
 # Columns of the batch that are logged, and their names there.
 _SHOWN = {
@@ -28,15 +32,19 @@ _SHOWN = {
 }
 
 
-def sample_rows(rollouts: Rollouts, batch: Batch, collector: RolloutCollector, count: int) -> list[dict[str, Any]]:
-    """Returns the most informative rollouts of a step (`choose_rows`) as rows of JSON types. NaN scores: no verdict.
+def sample_rows(
+    rollouts: Rollouts, batch: Batch, collector: RolloutCollector, count: int
+) -> list[dict[str, Any]]:
+    """Returns the most informative rollouts of a step (`choose_rows`) as rows of JSON types.
 
-    `logged_as` in a row is the reason for which it was chosen, so means over logged rows are not those of the step.
-    Parts of a summed reward are `reward/<name>`.
-    `token` in a row has columns over the response, from the first token that the policy chose: `text`, `mask` (1:
-    trained on), `logprob` (of the learner before the update), `gap` (that minus the sampler's log-probability, before
-    rounding), and `value`, `advantage`, `reward`, `return`, `kl` if the batch has them. Per-token numbers have five
-    significant digits.
+    NaN scores: no verdict.
+
+    `logged_as` in a row is the reason for which it was chosen, so means over logged rows are not
+    those of the step. Parts of a summed reward are `reward/<name>`. `token` in a row has columns
+    over the response, from the first token that the policy chose: `text`, `mask` (1: trained on),
+    `logprob` (of the learner before the update), `gap` (that minus the sampler's log-probability,
+    before rounding), and `value`, `advantage`, `reward`, `return`, `kl` if the batch has them.
+    Per-token numbers have five significant digits.
 
     Args:
         rollouts: The rollouts as sampled.
@@ -52,7 +60,10 @@ def sample_rows(rollouts: Rollouts, batch: Batch, collector: RolloutCollector, c
     )
     rows = list(chosen)
     sampled, batch = rollouts.batch.select(rows).to("cpu"), batch.select(rows).to("cpu")
-    spans = [slice(int(start), int(start + length)) for start, length in zip(*_responses(sampled), strict=True)]
+    spans = [
+        slice(int(start), int(start + length))
+        for start, length in zip(*_responses(sampled), strict=True)
+    ]
     texts = _texts([sampled.tokens[span].tolist() for span in spans], collector.decode)
     columns, scores = _token_columns(sampled, batch), _sample_columns(sampled, batch)
     return [
@@ -63,7 +74,10 @@ def sample_rows(rollouts: Rollouts, batch: Batch, collector: RolloutCollector, c
             "answer": collector.prompts.answer(rollouts.prompts[row]),
             "logged_as": reason,
             **{name: column[place] for name, column in scores.items()},
-            "token": {"text": texts[place], **{name: column[spans[place]] for name, column in columns.items()}},
+            "token": {
+                "text": texts[place],
+                **{name: column[spans[place]] for name, column in columns.items()},
+            },
         }
         for place, (row, reason) in enumerate(chosen.items())
     ]
@@ -92,18 +106,28 @@ def _token_columns(sampled: Batch, batch: Batch) -> dict[str, list[Any]]:
 
 
 def _sample_columns(sampled: Batch, batch: Batch) -> dict[str, list[Any]]:
-    shaped = {name: round_significant(batch[name]) for name in ("shaped_score",) if name in batch.sample}
+    shaped = {
+        name: round_significant(batch[name]) for name in ("shaped_score",) if name in batch.sample
+    }
     return {
         "score": batch["score"].tolist(),
         **shaped,
         "tokens": sampled.per_sample(sampled.mask.long()).tolist(),
         "truncated": batch["truncated"].tolist(),
-        **{name: column.tolist() for name, column in sampled.sample.items() if name.startswith(PART)},
+        **{
+            name: column.tolist()
+            for name, column in sampled.sample.items()
+            if name.startswith(PART)
+        },
     }
 
 
-def _texts(responses: Sequence[Sequence[int]], decode: Callable[[Sequence[int]], str]) -> list[list[str]]:
-    """The text that each token adds to its response; a token with only part of a character becomes U+FFFD."""
+def _texts(
+    responses: Sequence[Sequence[int]], decode: Callable[[Sequence[int]], str]
+) -> list[list[str]]:
+    """The text that each token adds to its response; a token with only part of a character becomes
+    U+FFFD.
+    """
     text = cache(lambda token: decode([token]))
     return [[text(token) for token in response] for response in responses]
 
@@ -111,15 +135,18 @@ def _texts(responses: Sequence[Sequence[int]], decode: Callable[[Sequence[int]],
 def choose_rows(
     scores: Sequence[float], truncated: Sequence[bool], prompts: Sequence[str], count: int
 ) -> dict[int, Reason]:
-    """Chooses rows from the responses alone, so that every parallel layout of a run logs the same ones.
+    """Chooses rows from the responses alone, so that every parallel layout of a run logs the same
+    ones.
 
-    Whole groups (responses to one prompt) are chosen, in this order: the group whose scores differ most, which is what
-    the update learns from, or, if scores differ in no group, those with the best and the worst score; one with a
-    truncated response, and one with a response without a verdict, unless a group before has them; then groups from the
-    first of the step on. If a group does not fit, its best, worst, truncated and unjudged responses come first.
+    Whole groups (responses to one prompt) are chosen, in this order: the group whose scores differ
+    most, which is what the update learns from, or, if scores differ in no group, those with the
+    best and the worst score; one with a truncated response, and one with a response without a
+    verdict, unless a group before has them; then groups from the first of the step on. If a group
+    does not fit, its best, worst, truncated and unjudged responses come first.
 
     Args:
-        scores: A score for each row; NaN: no verdict. Round them first, so that noise in the last bits decides nothing.
+        scores: A score for each row; NaN: no verdict. Round them first, so that noise in the last
+            bits decides nothing.
         truncated: True where a response was cut off.
         prompts: The name of each row's prompt; rows of one prompt are neighbors.
         count: Number of rows, or fewer if there are fewer.
@@ -127,7 +154,9 @@ def choose_rows(
     Returns:
         Rows in their order, each with the reason for which its group was chosen.
     """
-    groups = [[row for row, _ in own] for _, own in groupby(enumerate(prompts), key=lambda pair: pair[1])]
+    groups = [
+        [row for row, _ in own] for _, own in groupby(enumerate(prompts), key=lambda pair: pair[1])
+    ]
     known = {row: score for row, score in enumerate(scores) if math.isfinite(score)}
     cut = {row for row, is_cut in enumerate(truncated) if is_cut}
     chosen: dict[int, Reason] = {}
@@ -156,8 +185,12 @@ def _rank_groups(
         yield group, "next in order"
 
 
-def _find_extremes(groups: Sequence[list[int]], known: Mapping[int, float]) -> Iterator[tuple[list[int], Reason]]:
-    """Yields the group whose scores differ most, or those with the best and the worst score, as far as any differ."""
+def _find_extremes(
+    groups: Sequence[list[int]], known: Mapping[int, float]
+) -> Iterator[tuple[list[int], Reason]]:
+    """Yields the group whose scores differ most, or those with the best and the worst score, as far
+    as any differ.
+    """
     if not known:
         return
 
@@ -178,7 +211,9 @@ def _find_extremes(groups: Sequence[list[int]], known: Mapping[int, float]) -> I
 def _rank_rows(group: list[int], known: Mapping[int, float], cut: set[int]) -> list[int]:
     """Returns the rows of a group: best, worst, first truncated, first unjudged, then the rest."""
     judged = [row for row in group if row in known]
-    ends = [max(judged, key=known.__getitem__), min(judged, key=known.__getitem__)] if judged else []
+    ends = (
+        [max(judged, key=known.__getitem__), min(judged, key=known.__getitem__)] if judged else []
+    )
     truncated = [row for row in group if row in cut]
     unjudged = [row for row in group if row not in known]
     return list(dict.fromkeys([*ends, *truncated[:1], *unjudged[:1], *group]))

@@ -71,7 +71,9 @@ class LiveSetup:
     progress: Progress
     workers: Workers
     turns: Turns = field(default_factory=Turns)
-    _apart: Sampler | None = field(default=None, init=False)  # one engine for the weights of all learners
+    _apart: Sampler | None = field(
+        default=None, init=False
+    )  # one engine for the weights of all learners
 
     @property
     def dtype(self) -> DType:
@@ -87,7 +89,9 @@ class LiveSetup:
         self.progress.note(text)
 
     def learner(self, role: ModelRole) -> Learner:
-        """Builds a learner, in this process where there is one rank and no cluster, else in processes of its own."""
+        """Builds a learner, in this process where there is one rank and no cluster, else in
+        processes of its own.
+        """
         folder, code = role_folder(role, self.source), find_own_file(type(self.algorithm))
         is_exact = self.inexact is None and role.path is None
         section = role.learner.compute_exactly() if is_exact else role.learner
@@ -95,7 +99,9 @@ class LiveSetup:
         spec = spec if role.is_saved else spec.frozen
         sampling = self_checked_sampling(self.algorithm, self.source)
         cluster, turns = self.algorithm.cluster, self._turns
-        learner = open_learner(spec, sampling, cluster.timeout_s, self.progress, self.workers, turns)
+        learner = open_learner(
+            spec, sampling, cluster.timeout_s, self.progress, self.workers, turns
+        )
         if isinstance(learner, MeshLearner) and not learner.one_machine:
             learner.require_shared(self.folder)
         if turns is not None and not works_in_engines_turn(role):
@@ -103,7 +109,9 @@ class LiveSetup:
         return learner
 
     def sampler(self, learner: Learner) -> Sampler:
-        """A sampler; shares the weights of a learner without adapters if both can be in this process."""
+        """A sampler; shares the weights of a learner without adapters if both can be in this
+        process.
+        """
         shared = share_weights(learner, self.algorithm.learner, self._spec, self.workers)
         if shared is not None:
             return shared if self._turns is None else self._turns.share(shared, learner)
@@ -121,7 +129,9 @@ class LiveSetup:
 
     def _judge_reward(self, section: RewardJudge, key: str) -> Reward:
         located = section.locate(self.source.folder)
-        return open_judge_reward(located, key, self.folder, self.algorithm.seed, self._judge_answers)
+        return open_judge_reward(
+            located, key, self.folder, self.algorithm.seed, self._judge_answers
+        )
 
     def episodes(self, section: EnvironmentSection | None, judge: str | None) -> Episodes | None:
         if section is not None and judge is not None:
@@ -129,10 +139,16 @@ class LiveSetup:
         return episodes_of(section, self.algorithm.data, self.source, self.note)
 
     def answering(self, section: AskedSection, policy: Policy, name: str) -> Answering:
-        return policy_answers(section, policy, name) if section.is_policy else self._judge_answers(section, name)
+        return (
+            policy_answers(section, policy, name)
+            if section.is_policy
+            else self._judge_answers(section, name)
+        )
 
     def _judge_answers(self, section: AskedSection, name: str) -> Answering:
-        return judge_answers(section, self.algorithm.learner, self.progress, self.workers, name, self._turns)
+        return judge_answers(
+            section, self.algorithm.learner, self.progress, self.workers, name, self._turns
+        )
 
     def attempt(self, build: Callable[[], T], otherwise: T) -> T:
         return build()
@@ -140,11 +156,17 @@ class LiveSetup:
     @property
     def _spec(self) -> SamplerSpec:
         inference = self.algorithm.inference
-        assert inference is not None, "an algorithm that asks for a sampler declares its inference engine"
+        assert inference is not None, (
+            "an algorithm that asks for a sampler declares its inference engine"
+        )
         learner = self.algorithm.learner
         if self.inexact is None:
             learner = learner.compute_exactly()
-        section = inference.sampler if self._turns is None else inference.sampler.take_turns(gets_weights=True)
+        section = (
+            inference.sampler
+            if self._turns is None
+            else inference.sampler.take_turns(gets_weights=True)
+        )
         return SamplerSpec(self.source.folder, section, learner, budget=self._budget)
 
     @property
@@ -154,24 +176,32 @@ class LiveSetup:
 
     @property
     def _budget(self) -> CacheBudget | None:
-        """The memory that the plan leaves for an engine's KV cache; None on a CPU, and for a learner without a plan."""
+        """The memory that the plan leaves for an engine's KV cache; None on a CPU, and for a
+        learner without a plan.
+        """
         own = self.algorithm.learner
         if not (own.may_use_gpu and find_training_backend(own).is_planned):
             return None
         network = skeleton(read_config(self.source.folder), self.source.folder)
-        return MemoryEstimate.of(self.algorithm, Sizes.of(network, own.lora), placement_of(self.algorithm)).budget
+        return MemoryEstimate.of(
+            self.algorithm, Sizes.of(network, own.lora), placement_of(self.algorithm)
+        ).budget
 
 
 def role_folder(role: ModelRole, source: ModelSource) -> str:
     """The folder of a model's initial weights.
 
     Raises:
-        InputError: The model's tokenizer is not that of the run's initial model, it is an unfinished run, or it does
-            not score sequences where it should.
+        InputError: The model's tokenizer is not that of the run's initial model, it is an
+            unfinished run, or it does not score sequences where it should.
     """
     if role.path is not None:
         section = ModelFolder(path=role.path)
-        return reward_folder(section, source) if scores_sequences(role.head) else own_folder(section, source)
+        return (
+            reward_folder(section, source)
+            if scores_sequences(role.head)
+            else own_folder(section, source)
+        )
     if scores_sequences(role.head):
         require_classifier(source.folder)
     return source.folder
@@ -188,7 +218,10 @@ def self_checked_sampling(algorithm: Algorithm, source: ModelSource) -> Sampling
     inference = algorithm.inference
     if inference is None:
         return None
-    section, backend = inference.sampling or inference.validation_sampling, find_backend(inference.sampler)
+    section, backend = (
+        inference.sampling or inference.validation_sampling,
+        find_backend(inference.sampler),
+    )
     if section is None or backend is None or not backend.is_self_checked:
         return None
     return source.sampling(section)

@@ -1,4 +1,6 @@
-"""The training loop of every run: a step, then what is due after it, and nothing else between two steps."""
+"""The training loop of every run: a step, then what is due after it, and nothing else between two
+steps.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +43,17 @@ def loop(
         number, position = number + 1, result.position
         finished, why = run_length.over(number, position), stop.check_after_step()
         with progress.phase("metrics"):
-            values = result.metrics.floats()  # waits for the device, which the log should not be charged with
+            values = (
+                result.metrics.floats()
+            )  # waits for the device, which the log should not be charged with
         event = StepEvent(number, result, finished, finished or why is not None, values)
         with progress.phase("log"):
             end_step(event)
             progress.step(number, event.values, result.tokens)
         if why is not None and not finished:
             reason, code = why
-            raise Stopped(f"stopped after step {number}, because {reason}; the same command resumes from there", code)
+            raise Stopped(
+                f"stopped after step {number}, because {reason}; the same command resumes from "
+                "there",
+                code,
+            )

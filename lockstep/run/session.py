@@ -1,4 +1,5 @@
-"""A session, one process's part of a run: from the newest checkpoint to the end, or until it is stopped.
+"""A session, one process's part of a run: from the newest checkpoint to the end, or until it is
+stopped.
 
 After each step it logs, warns, validates, saves, and calls the user's program.
 """
@@ -56,8 +57,10 @@ def read_state(checkpoint: Checkpoint) -> _SavedState:
         return _SavedState.model_validate(checkpoint.state)
     except ValidationError as error:
         raise InputError(
-            f"{checkpoint.folder}/manifest.json has another state than this version of Lockstep saves "
-            f"({first_fault(error)}); resume with the version that made it, or start another run by run.folder"
+            f"{checkpoint.folder}/manifest.json has another state than this version of Lockstep "
+            "saves "
+            f"({first_fault(error)}); resume with the version that made it, or start another run "
+            "by run.folder"
         ) from None
 
 
@@ -117,8 +120,12 @@ class Session:
         """Does all that is due after a step."""
         step, every = event.step, self._options.validate_every
         is_due = event.leaving or step % self._options.save_every == 0
-        if is_due and self._job.agreement is not None:  # before the run is saved: a kill between leaves no old one
-            write_certificate(self._folder / CERTIFICATE, self._job.agreement.certificate, {"step": step})
+        if (
+            is_due and self._job.agreement is not None
+        ):  # before the run is saved: a kill between leaves no old one
+            write_certificate(
+                self._folder / CERTIFICATE, self._job.agreement.certificate, {"step": step}
+            )
         self._logs.metrics(step, event.values)
         self._logs.samples(step, event.result.samples)
         self._alarms.add(step, event.values)
@@ -156,7 +163,9 @@ class Session:
 
     @contextmanager
     def _guard(self, step: int, position: int) -> Iterator[None]:
-        """Saves the run as it was before the step if its sampler is lost; an error of its numbers names the step."""
+        """Saves the run as it was before the step if its sampler is lost; an error of its numbers
+        names the step.
+        """
         with _place_fault(f"step {step + 1}"), self._save_if_lost(step, position):
             yield
 
@@ -179,7 +188,9 @@ class Session:
         except Disagreement as error:
             self._logs.metrics(step + 1, error.metrics.floats())
             self._save_now(step, position)
-            raise Disagreement(f"{error}; {saved}, and the same command resumes it", error.metrics) from error
+            raise Disagreement(
+                f"{error}; {saved}, and the same command resumes it", error.metrics
+            ) from error
 
     def _save_now(self, step: int, position: int) -> None:
         self._logs.sync()
@@ -187,17 +198,25 @@ class Session:
         self._saver.advance(wait=True)
 
     def _state(self, position: int) -> dict[str, Any]:
-        """The state of a checkpoint besides the learners'; without clock times, so that equal runs save equal bytes."""
+        """The state of a checkpoint besides the learners'; without clock times, so that equal runs
+        save equal bytes.
+        """
         agreement = None if self._job.agreement is None else self._job.agreement.dump()
         logs = {name: own for name, own in self._logs.sums().items() if name != TIMINGS}
-        return {"position": position, "identity": self._identity, "agreement": agreement, "logs": logs}
+        return {
+            "position": position,
+            "identity": self._identity,
+            "agreement": agreement,
+            "logs": logs,
+        }
 
     def _score(self, event: StepEvent) -> float | None:
-        """The score of the policy by `run.best`, higher is better; None where it is not wanted or not known.
+        """The score of the policy by `run.best`, higher is better; None where it is not wanted or
+        not known.
 
         Raises:
-            InputError: The metric is not logged; at the end of a run that is only noted, since the last checkpoint is
-                worth more.
+            InputError: The metric is not logged; at the end of a run that is only noted, since the
+                last checkpoint is worth more.
         """
         best = self._options.best
         if best is None:
@@ -234,14 +253,17 @@ class Session:
         if changed and not self._allow_changes:
             diff = "\n  ".join(changed)
             raise ChangedError(
-                f"{newest.folder} was made with something else:\n  {diff}\nput it back as it was, start another run by "
+                f"{newest.folder} was made with something else:\n  {diff}\nput it back as it was, "
+                "start another run by "
                 "run.folder, or continue with what is there now by --allow-changes"
             )
         for line in changed:
             self._progress.note(f"resumes although {line}")
         for name, learner in self._job.state.items():
             learner.load(newest.folder / name)
-        if self._job.agreement is not None and state.agreement is not None:  # None where nothing samples
+        if (
+            self._job.agreement is not None and state.agreement is not None
+        ):  # None where nothing samples
             self._job.agreement.restore(state.agreement)
         self._progress.note(f"continues after step {newest.step}, the newest whole checkpoint")
         return Start(newest.step, state.position)
@@ -254,11 +276,13 @@ class Session:
         logged = max((int(row["step"]) for row in read_metrics(self._folder)), default=0)
         if logged > 2 * self._options.save_every:
             text = (
-                f"{self._folder} has logged {logged} steps, and {self._checkpoints.folder} holds no checkpoint of them"
+                f"{self._folder} has logged {logged} steps, and {self._checkpoints.folder} "
+                "holds no checkpoint of them"
             )
             if not self._allow_changes:
                 raise InputError(
-                    f"{text}; put them back (is the disk mounted?), choose another run.folder, or start from the "
+                    f"{text}; put them back (is the disk mounted?), choose another run.folder, or "
+                    "start from the "
                     "beginning by --allow-changes"
                 )
             self._progress.note(f"{text}; the run starts from the beginning")
@@ -276,7 +300,8 @@ def _place_fault(during: str) -> Iterator[None]:
 def require_same_files(loaded: Loaded) -> None:
     """Raises ChangedError where rows, models or code have changed since a run was finished.
 
-    Files that are no longer there, and names of the hub, whose commit the run keeps, are not compared.
+    Files that are no longer there, and names of the hub, whose commit the run keeps, are not
+    compared.
     """
     folder = loaded.run_folder
     newest = Checkpoints(folder / "checkpoints", keep=1).newest_unverified()
@@ -291,8 +316,11 @@ def require_same_files(loaded: Loaded) -> None:
     changed = differences(then, {name: now[name] for name in then})
     if changed:
         raise ChangedError(
-            f"{folder} is finished, and was made with something else:\n  " + "\n  ".join(changed) + "\nput it back as "
-            "it was, choose another run.folder, remove this one, or leave it as it is by --allow-changes"
+            f"{folder} is finished, and was made with something else:\n  "
+            + "\n  ".join(changed)
+            + "\nput it back as "
+            "it was, choose another run.folder, remove this one, or leave it as it is by "
+            "--allow-changes"
         )
 
 

@@ -1,4 +1,6 @@
-"""Requests to stop a run early (Ctrl-C, SIGTERM, SIGHUP, a deadline that is nearly over), and the end of a command."""
+"""Requests to stop a run early (Ctrl-C, SIGTERM, SIGHUP, a deadline that is nearly over), and the
+end of a command.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ class Stop:
         clock: A monotonic clock, in seconds.
     """
 
-    def __init__(self, deadline_s: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, deadline_s: float | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._deadline_s, self._clock = deadline_s, clock
         self._asked: tuple[str, int] | None = None
         self._since, self._longest_s = clock(), 0.0
@@ -59,15 +63,24 @@ class Stop:
         self._since = self._clock()
 
     def check_after_step(self) -> tuple[str, int] | None:
-        """Called once after each step. Returns the reason to end now, and the exit code; None: continue.
+        """Called once after each step.
 
-        A run with a deadline ends where another step as long as the longest so far would not fit; what is done between
-        steps, saving among it, counts as part of them.
+        Returns the reason to end now, and the exit code; None: continue.
+
+        A run with a deadline ends where another step as long as the longest so far would not fit;
+        what is done between steps, saving among it, counts as part of them.
         """
         now = self._clock()
         self._longest_s, self._since = max(self._longest_s, now - self._since), now
-        if self._asked is None and self._deadline_s is not None and now + self._longest_s > self._deadline_s:
-            return "run.max_time_s would be over before the next step is done", exit_codes.OUT_OF_TIME
+        if (
+            self._asked is None
+            and self._deadline_s is not None
+            and now + self._longest_s > self._deadline_s
+        ):
+            return (
+                "run.max_time_s would be over before the next step is done",
+                exit_codes.OUT_OF_TIME,
+            )
         return self._asked
 
 
@@ -79,7 +92,8 @@ def hear_interrupts() -> None:
 
 @contextmanager
 def heed_signals(stop: Stop, note: Callable[[str], object]) -> Iterator[None]:
-    """While the block lasts, the first Ctrl-C, SIGTERM or SIGHUP asks for a stop; the second ends at once, as always.
+    """While the block lasts, the first Ctrl-C, SIGTERM or SIGHUP asks for a stop; the second ends
+    at once, as always.
 
     Signals that the process was started to ignore, such as SIGHUP under `nohup`, stay ignored.
 
@@ -98,7 +112,10 @@ def heed_signals(stop: Stop, note: Callable[[str], object]) -> Iterator[None]:
         stop.ask(f"{name} was received", code)
         for other, handler in usual.items():
             signal.signal(other, handler)
-        text = f"{name}: finishing this step, then saving; once more ends at once, back to the newest checkpoint"
+        text = (
+            f"{name}: finishing this step, then saving; once more ends at once, back to the "
+            "newest checkpoint"
+        )
         # In a thread: the interrupted code may itself be printing.
         threading.Thread(target=note, args=(text,)).start()
 
@@ -117,7 +134,8 @@ def _in_main_thread() -> bool:
 
 
 def end_with_code(command: Callable[[], int], show_traceback: bool = False) -> int:
-    """Runs a command and returns its exit code; an error of the user's is one sentence on standard error.
+    """Runs a command and returns its exit code; an error of the user's is one sentence on standard
+    error.
 
     Args:
         command: The command; returns its own code.
@@ -136,7 +154,10 @@ def end_with_code(command: Callable[[], int], show_traceback: bool = False) -> i
         print_text(f"lockstep: {stopped}", file=sys.stderr)
         return stopped.code
     except KeyboardInterrupt:
-        print_text("lockstep: interrupted; the same command resumes from the newest checkpoint", file=sys.stderr)
+        print_text(
+            "lockstep: interrupted; the same command resumes from the newest checkpoint",
+            file=sys.stderr,
+        )
         return exit_codes.INTERRUPTED
     except Exception:
         if show_traceback:

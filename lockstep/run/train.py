@@ -65,9 +65,10 @@ def train(
 
     Args:
         loaded: The recipe.
-        allow_changes: Resume even if recipe, data, initial model or code are not those of the checkpoint.
-        deadline_s: Time of `time.monotonic` to stop by, where another recipe trains this one first; None:
-            `run.max_time_s` from now.
+        allow_changes: Resume even if recipe, data, initial model or code are not those of the
+            checkpoint.
+        deadline_s: Time of `time.monotonic` to stop by, where another recipe trains this one first;
+            None: `run.max_time_s` from now.
         on_step: Function of the user's program to call.
 
     Returns:
@@ -76,7 +77,8 @@ def train(
     Raises:
         Stopped: If the run was asked to end early; it was saved.
         ChangedError: If the run's identity has changed, and that is not allowed.
-        NothingTrainedError: If the recipe that is trained first has come to its end and learned from nothing.
+        NothingTrainedError: If the recipe that is trained first has come to its end and learned
+            from nothing.
     """
     if _run(loaded, allow_changes, deadline_s, on_step):
         print_text(f"{loaded.name} is finished: {loaded.run_folder}")
@@ -84,13 +86,17 @@ def train(
     return loaded.run_folder
 
 
-def _run(loaded: Loaded, allow_changes: bool, deadline_s: float | None, on_step: OnStep | None = None) -> bool:
+def _run(
+    loaded: Loaded, allow_changes: bool, deadline_s: float | None, on_step: OnStep | None = None
+) -> bool:
     """Runs a recipe as `train` does, without a summary. Returns True if it was finished already."""
     recipe = loaded.expect(Algorithm)
     if deadline_s is None and recipe.run.max_time_s is not None:
         deadline_s = time.monotonic() + recipe.run.max_time_s
     folder = loaded.run_folder
-    placement_of(recipe)  # refuses here, before a recipe that is trained first takes its time; so does the next check
+    placement_of(
+        recipe
+    )  # refuses here, before a recipe that is trained first takes its time; so does the next check
     if recipe.inference is not None:
         require_sampler(recipe.inference.sampler, recipe.learner)
     require_writable(folder)
@@ -99,7 +105,9 @@ def _run(loaded: Loaded, allow_changes: bool, deadline_s: float | None, on_step:
         if not allow_changes:
             require_same_files(loaded)
             require_unaltered(folder)
-        if not is_current(loaded):  # in what makes no other run, such as bounds that `lockstep check` reads
+        if not is_current(
+            loaded
+        ):  # in what makes no other run, such as bounds that `lockstep check` reads
             with lock_folder(folder):
                 adopt(loaded, changed)
         write_missing_page(folder)
@@ -116,7 +124,11 @@ def _run(loaded: Loaded, allow_changes: bool, deadline_s: float | None, on_step:
         progress = open_.enter_context(show_progress(f"{loaded.name} → {folder}"))
         precision = [keep_fp32()] if resolve_device(recipe.learner.device).type == "cuda" else []
         passed_end = describe_passed_end(source, recipe.data)
-        for remark in [*precision, *([] if passed_end is None else [passed_end]), *remarks(recipe, files)]:
+        for remark in [
+            *precision,
+            *([] if passed_end is None else [passed_end]),
+            *remarks(recipe, files),
+        ]:
             progress.note(remark)
         inexact = decide_exact(recipe, source.folder, progress.note)
         logs = Logs(folder)
@@ -174,15 +186,21 @@ def describe_nothing_trained(folder: Path) -> str | None:
     first = {alarm.metric: alarm.sentence for alarm in reversed(find_alarms(read_metrics(folder)))}
     causes = "; ".join(first.values())
     return (
-        f"{folder} is finished, and no step of it trained on anything: {final} has learned nothing, since "
-        f"{causes or 'every gradient was 0, as from equal rewards, or overflowed'}; read samples.jsonl"
+        f"{folder} is finished, and no step of it trained on anything: {final} has learned "
+        "nothing, since "
+        f"{causes or 'every gradient was 0, as from equal rewards, or overflowed'}; read "
+        "samples.jsonl"
     )
 
 
 def _run_with_restarts(
-    open_session: Callable[[Workers], Session], recipe: Algorithm, progress: Progress, deadline_s: float | None
+    open_session: Callable[[Workers], Session],
+    recipe: Algorithm,
+    progress: Progress,
+    deadline_s: float | None,
 ) -> None:
-    """Runs to the end; restarts a run that loses a worker, with new ones, from the newest checkpoint.
+    """Runs to the end; restarts a run that loses a worker, with new ones, from the newest
+    checkpoint.
 
     Args:
         open_session: Prepares the run with workers.
@@ -197,14 +215,22 @@ def _run_with_restarts(
     while (lost := _run_until_lost(open_session, recipe, progress, deadline_s)) is not None:
         gc.collect()  # learners of this process leave their device before they are opened again
         if not restarts.again(lost):
-            raise WorkerDied(f"{lost}; the run is not resumed, since cluster.max_restarts={restarts.limit}")
+            raise WorkerDied(
+                f"{lost}; the run is not resumed, since cluster.max_restarts={restarts.limit}"
+            )
 
 
 def _run_until_lost(
-    open_session: Callable[[Workers], Session], recipe: Algorithm, progress: Progress, deadline_s: float | None
+    open_session: Callable[[Workers], Session],
+    recipe: Algorithm,
+    progress: Progress,
+    deadline_s: float | None,
 ) -> str | None:
     """Runs with new workers; returns how one of them was lost, or None at the end of the run."""
-    ranks, sampler = recipe.learner.parallel.ranks, None if recipe.inference is None else recipe.inference.sampler
+    ranks, sampler = (
+        recipe.learner.parallel.ranks,
+        None if recipe.inference is None else recipe.inference.sampler,
+    )
     with workers_of(recipe.cluster, recipe.learner, progress, ranks, sampler) as workers:
         session = open_session(workers)
         try:
@@ -226,7 +252,9 @@ def _source(
     return open_source(str(recipe.model.path))
 
 
-def _warm_started(loaded: Loaded, first: Loaded, allow_changes: bool, deadline_s: float | None) -> Path:
+def _warm_started(
+    loaded: Loaded, first: Loaded, allow_changes: bool, deadline_s: float | None
+) -> Path:
     """The model of the recipe that is trained first."""
     name, final = loaded.name, first.run_folder / "final"
     if not find_changed_options(first, allow_changes) and final.exists():
@@ -259,8 +287,13 @@ def write_page(folder: Path, note: Callable[[str], None]) -> None:
         note: Shows the user a line that stays.
     """
     try:
-        from lockstep.report.html import write_report  # here, so that what it needs can be missing, too
+        from lockstep.report.html import (
+            write_report,
+        )  # here, so that what it needs can be missing, too
 
         write_report([folder], folder / PAGE)
     except Exception as error:
-        note(f"the report was not written, but the run is whole: {error}; `{command('report', folder)}` tries again")
+        note(
+            f"the report was not written, but the run is whole: {error}; "
+            f"`{command('report', folder)}` tries again"
+        )

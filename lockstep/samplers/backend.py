@@ -1,4 +1,6 @@
-"""The declaration of an inference backend; `samplers/<name>/backend.py` implements it. Imports no torch.
+"""The declaration of an inference backend; `samplers/<name>/backend.py` implements it.
+
+Imports no torch.
 
 A server that already runs implements only `config.backends.InferenceOptions`.
 """
@@ -21,12 +23,15 @@ if TYPE_CHECKING:
 class InferenceBackend(InferenceOptions["SamplerSection"]):
     """Interface between an inference backend that takes weights and the rest of Lockstep.
 
-    A subclass implements the abstract members of this class and of `InferenceOptions`, and imports heavy modules inside
-    its methods. Mark it `typing.final`, so that a type checker reports members that are missing.
+    A subclass implements the abstract members of this class and of `InferenceOptions`, and imports
+    heavy modules inside its methods. Mark it `typing.final`, so that a type checker reports members
+    that are missing.
     """
 
     is_self_checked: ClassVar[bool] = False
-    """True if it decodes with Lockstep's own KV cache, so that a model has to pass the self-check first."""
+    """True if it decodes with Lockstep's own KV cache, so that a model has to pass the self-check
+    first.
+    """
 
     threads: ClassVar[int | None] = None
     """Torch threads of a worker on a CPU; None: its share of the run's."""
@@ -44,7 +49,9 @@ class InferenceBackend(InferenceOptions["SamplerSection"]):
 
     @abstractmethod
     def penalty_bytes(self, responses: int, vocabulary: int, penalizes: bool) -> int:
-        """Bytes of the token counts that it keeps for penalties, for so many responses at a time."""
+        """Bytes of the token counts that it keeps for penalties, for so many responses at a
+        time.
+        """
 
     def read_gpu_memory(self) -> int:
         """Bytes of this process's first GPU."""
@@ -53,15 +60,21 @@ class InferenceBackend(InferenceOptions["SamplerSection"]):
         return torch.cuda.get_device_properties(0).total_memory
 
     def forgets_weights(self, section: SamplerSection) -> bool:
-        """True if it drops a learner's weights while it sleeps, so that it needs a weight sync after."""
+        """True if it drops a learner's weights while it sleeps, so that it needs a weight sync
+        after.
+        """
         return False
 
     def packs(self, computation: Computation) -> bool:
-        """True if its kernels pack matrices, of which an attestation then fingerprints sampled columns only."""
+        """True if its kernels pack matrices, of which an attestation then fingerprints sampled
+        columns only.
+        """
         return False
 
     def require_installed(self, section: SamplerSection, on_gpu: bool) -> None:
-        """Raises InputError if this machine lacks what it needs to compute on a GPU, or on the CPU."""
+        """Raises InputError if this machine lacks what it needs to compute on a GPU, or on the
+        CPU.
+        """
 
     @abstractmethod
     def build(self, folder: str, section: SamplerSection, computation: Computation) -> Served:
@@ -73,12 +86,17 @@ class InferenceBackend(InferenceOptions["SamplerSection"]):
             computation: Device, type and kernels of the learner.
         """
 
-    def wrap(self, lm: PreTrainedModel, section: SamplerSection, computation: Computation) -> Sampler:
-        """A sampler in this process that shares the weights of `lm`, such as the learner's; else as `build`.
+    def wrap(
+        self, lm: PreTrainedModel, section: SamplerSection, computation: Computation
+    ) -> Sampler:
+        """A sampler in this process that shares the weights of `lm`, such as the learner's; else as
+        `build`.
 
         Only called if `in_process` is true.
         """
-        raise AssertionError(f"{type(self).__name__} says that it is never in the process that asks it")
+        raise AssertionError(
+            f"{type(self).__name__} says that it is never in the process that asks it"
+        )
 
 
 def find_backend(section: SamplerSection) -> InferenceBackend | None:
@@ -88,5 +106,7 @@ def find_backend(section: SamplerSection) -> InferenceBackend | None:
         InputError: There is no such backend.
     """
     found = INFERENCE.find(section.backend)
-    assert isinstance(found, InferenceBackend) or found.is_server, "what is given weights declares both halves"
+    assert isinstance(found, InferenceBackend) or found.is_server, (
+        "what is given weights declares both halves"
+    )
     return found if isinstance(found, InferenceBackend) else None

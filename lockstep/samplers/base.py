@@ -24,21 +24,26 @@ class Sampler(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type in which weights are held; a weight sync casts them to it before they are sent."""
+        """The type in which weights are held; a weight sync casts them to it before they are
+        sent.
+        """
         ...
 
     @property
     def version(self) -> int | None:
-        """Version of the weights that were loaded last; None if an engine does not hold them, or no longer."""
+        """Version of the weights that were loaded last; None if an engine does not hold them, or no
+        longer.
+        """
         ...
 
     def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
         """Samples one response per request, and yields them as they become ready, in any order.
 
         Yields:
-            Indices into `requests`, and a batch of their sequences, each prompt then response, with per-token `mask`
-            (True on response tokens) and `sampler_logprob` (nats, of sampled tokens under `sampling`, 0 elsewhere), and
-            per sample `truncated` (True if `max_tokens` or the context ended the response) and `version`.
+            Indices into `requests`, and a batch of their sequences, each prompt then response, with
+            per-token `mask` (True on response tokens) and `sampler_logprob` (nats, of sampled
+            tokens under `sampling`, 0 elsewhere), and per sample `truncated` (True if `max_tokens`
+            or the context ended the response) and `version`.
         """
         ...
 
@@ -54,8 +59,11 @@ class Sampler(Protocol):
         """The `logprobs` of every engine, in the order of their attestations."""
         ...
 
-    def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Sequence[Attestation]:
-        """Loads new weights, drops every cache that depended on the old ones, and attests what each engine now holds.
+    def load_weights(
+        self, stream: Iterable[tuple[str, Tensor]], version: int
+    ) -> Sequence[Attestation]:
+        """Loads new weights, drops every cache that depended on the old ones, and attests what each
+        engine now holds.
 
         Args:
             stream: Canonical names and tensors of `dtype`; it can be iterated more than once.
@@ -73,7 +81,9 @@ class Sampler(Protocol):
 
 
 class Served(Protocol):
-    """A sampler in a worker process, called by a `Sampler` in another one; as that, but weights come in buckets."""
+    """A sampler in a worker process, called by a `Sampler` in another one; as that, but weights
+    come in buckets.
+    """
 
     def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]: ...
 
@@ -83,7 +93,8 @@ class Served(Protocol):
         """Opens the receiver's end of the route that weights come by from now on.
 
         Args:
-            route: The route of this process; if an engine has several ranks, of the first: the others take the next.
+            route: The route of this process; if an engine has several ranks, of the first: the
+                others take the next.
         """
         ...
 
@@ -92,7 +103,9 @@ class Served(Protocol):
         ...
 
     def attest(self, version: int) -> Attestation:
-        """Ends a weight sync: drops every cache that depended on the old weights, and attests what is held."""
+        """Ends a weight sync: drops every cache that depended on the old weights, and attests what
+        is held.
+        """
         ...
 
     def show(self, name: str) -> Tensor:
@@ -120,6 +133,7 @@ def require_room(requests: Sequence[Request], context: int) -> None:
     for index, request in enumerate(requests):
         if not 0 < len(request.tokens) < context:
             raise InputError(
-                f"request {index} has {len(request.tokens)} prompt tokens; a prompt needs at least 1 and, in this "
+                f"request {index} has {len(request.tokens)} prompt tokens; a prompt needs at "
+                "least 1 and, in this "
                 f"model's context of {context}, at most {context - 1}"
             )

@@ -8,11 +8,14 @@ from lockstep.config import SamplerSection
 from lockstep.core.errors import InputError
 
 USABLE = 0.92
-"""Share of a GPU's memory that models may use: CUDA, NCCL, recorded graphs and fragmentation of one process need the
-rest."""
+"""Share of a GPU's memory that models may use: CUDA, NCCL, recorded graphs and fragmentation of one
+process need the rest.
+"""
 
 PROCESS_BYTES = 1 << 30
-"""Bytes that each further process takes of a GPU besides: its CUDA context and the buffers of NCCL, half each."""
+"""Bytes that each further process takes of a GPU besides: its CUDA context and the buffers of NCCL,
+half each.
+"""
 
 
 def usable_bytes(memory: int, processes: int) -> int:
@@ -27,12 +30,14 @@ def usable_bytes(memory: int, processes: int) -> int:
 
 @dataclass(frozen=True)
 class CacheBudget:
-    """The room that the plan leaves for the KV cache of an engine that reserves it at its start, bytes per device.
+    """The room that the plan leaves for the KV cache of an engine that reserves it at its start,
+    bytes per device.
 
     Attributes:
         wanted: KV cache of as many of the longest sequences as are generated side by side.
         least: The fewest bytes with which the engine starts.
-        beside: Everything else on the device: the engine's weights, and the learner's ranks at their peak.
+        beside: Everything else on the device: the engine's weights, and the learner's ranks at
+            their peak.
         processes: Number of processes on the device, the engine's included.
     """
 
@@ -42,7 +47,9 @@ class CacheBudget:
     processes: int = 1
 
     def choose(self, memory: int) -> int:
-        """The size of the cache on a device with so much memory: as much as is wanted, or as there is room for."""
+        """The size of the cache on a device with so much memory: as much as is wanted, or as there
+        is room for.
+        """
         return max(self.least, min(self.wanted, memory - self.beside))
 
     def apply(self, section: SamplerSection, memory: int) -> SamplerSection:
@@ -54,8 +61,10 @@ class CacheBudget:
         memory = usable_bytes(memory, self.processes)
         if memory - self.beside < self.least:
             raise InputError(
-                f"models may use {memory / 1e9:.3g} GB of a GPU here, of which {self.beside / 1e9:.3g} GB are taken by "
-                f"plan, so that keys and values ({self.least / 1e9:.3g} GB at the least) have no room; `lockstep plan` "
+                f"models may use {memory / 1e9:.3g} GB of a GPU here, of which "
+                f"{self.beside / 1e9:.3g} GB are taken by "
+                f"plan, so that keys and values ({self.least / 1e9:.3g} GB at the least) have no "
+                "room; `lockstep plan` "
                 "says what fits, and sampler.kv_cache_gib sets another size"
             )
         return section.model_copy(update={"kv_cache_gib": self.choose(memory) / 2**30})

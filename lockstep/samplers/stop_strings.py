@@ -11,25 +11,28 @@ from lockstep.models.tokenizer import has_tokenizer, load_tokenizer
 
 
 class StopStrings:
-    """Finds stop strings in tokens; whether a token completes one depends only on it and the tokens before it.
+    """Finds stop strings in tokens; whether a token completes one depends only on it and the tokens
+    before it.
 
     Args:
         folder: Folder of the model, with its tokenizer.
         strings: The stop strings.
 
     Attributes:
-        window: Number of newest tokens that are searched: the bytes of the longest string, as a token has at least one.
-            A special token is decoded as its name, so no string spans it.
+        window: Number of newest tokens that are searched: the bytes of the longest string, as a
+            token has at least one. A special token is decoded as its name, so no string spans it.
     """
 
     def __init__(self, folder: str, strings: tuple[str, ...]) -> None:
         if not has_tokenizer(folder):
             raise InputError(
-                f"stop strings need the model's tokenizer, and {folder or 'the model'} has none; leave "
+                f"stop strings need the model's tokenizer, and {folder or 'the model'} has none; "
+                "leave "
                 "sampling.stop out"
             )
         self._tokenizer, self._strings = load_tokenizer(folder), strings
-        # Text is decoded after a letter, since some tokenizers drop the space before the first word.
+        # Text is decoded after a letter, since some tokenizers drop the space before the first
+        # word.
         self._letter = self._tokenizer.encode("a", add_special_tokens=False)
         self._before = len(self._read([]))
         self.window = max(len(string.encode()) for string in strings)
@@ -38,7 +41,8 @@ class StopStrings:
 
     def completes(self, tokens: Sequence[int]) -> bool:
         """True if the text of a response's newest tokens has a stop string."""
-        # A decoder with a token for each byte loses what adjoins a part of a character, so none is at the beginning.
+        # A decoder with a token for each byte loses what adjoins a part of a character, so none is
+        # at the beginning.
         whole = dropwhile(self._continuations.__contains__, tokens[-self.window :])
         text = self._read([*whole])[self._before :]
         return any(string in text for string in self._strings)
@@ -54,7 +58,9 @@ class StopStrings:
             known: Number of its first tokens that are known to complete none.
         """
         ends = range(known + 1, len(tokens) + 1)
-        return next((end for end in ends if self.completes(tokens[max(0, end - self.window) : end])), None)
+        return next(
+            (end for end in ends if self.completes(tokens[max(0, end - self.window) : end])), None
+        )
 
 
 @lru_cache(8)

@@ -1,4 +1,6 @@
-"""A connection with bounds: an attempt ends by its deadline and a reply at a size, however slowly a server sends."""
+"""A connection with bounds: an attempt ends by its deadline and a reply at a size, however slowly a
+server sends.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ class BoundedClient(openai.DefaultAsyncHttpxClient):
         )
         self._timeout_s, self._anonymous = timeout_s, anonymous
 
-    async def send(self, request: httpx2.Request, *, stream: bool = False, **options: Any) -> httpx2.Response:
+    async def send(
+        self, request: httpx2.Request, *, stream: bool = False, **options: Any
+    ) -> httpx2.Response:
         """Sends a request and reads the whole reply.
 
         Raises:
@@ -66,12 +70,16 @@ class BoundedClient(openai.DefaultAsyncHttpxClient):
                     await response.aclose()
         except TimeoutError as error:
             raise httpx2.ReadTimeout("the whole reply took too long", request=request) from error
-        return StrictReply(response.status_code, headers=response.headers, content=body, request=request)
+        return StrictReply(
+            response.status_code, headers=response.headers, content=body, request=request
+        )
 
 
 @cache
 def _read_authorities() -> ssl.SSLContext:
-    """The certificates of authorities, read once: that is three quarters of the cost of a client."""
+    """The certificates of authorities, read once: that is three quarters of the cost of a
+    client.
+    """
     return httpx2.create_ssl_context()
 
 
@@ -85,5 +93,7 @@ async def _read(response: httpx2.Response) -> bytes:
     async for chunk in response.aiter_raw():
         body += chunk
         if len(body) > LARGEST_REPLY:
-            raise ReplyRefused(f"its reply is longer than {LARGEST_REPLY // 2**20} MiB; look at what serves there")
+            raise ReplyRefused(
+                f"its reply is longer than {LARGEST_REPLY // 2**20} MiB; look at what serves there"
+            )
     return bytes(body)

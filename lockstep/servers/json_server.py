@@ -1,6 +1,8 @@
-"""JSON requests to a server that is running already: concurrent, with deadlines, retried by the fault policy.
+"""JSON requests to a server that is running already: concurrent, with deadlines, retried by the
+fault policy.
 
-Imports openai's HTTP client, for any server: it reads what speaks OpenAI's protocol and what does not.
+Imports openai's HTTP client, for any server: it reads what speaks OpenAI's protocol and what does
+not.
 """
 
 from __future__ import annotations
@@ -26,14 +28,17 @@ try:
     from lockstep.servers.bounded import BoundedClient, ReplyRefused
 except ModuleNotFoundError as missing:
     raise InputError(
-        f"a client for servers needs the package {missing.name}, which is not installed; {install_command('openai')}"
+        f"a client for servers needs the package {missing.name}, which is not installed; "
+        f"{install_command('openai')}"
     ) from missing
 
 _CONNECT_S = 10.0
 """Timeout of a connection; an answer may take longer."""
 
 _PASSING, _OF_SERVERS = {408, 409, 429}, 500
-"""Status codes after which the same request may succeed; and the first of those that are the server's own fault."""
+"""Status codes after which the same request may succeed; and the first of those that are the
+server's own fault.
+"""
 
 _LONGEST_WAIT_S = 60.0
 
@@ -79,11 +84,15 @@ class JsonServer:
         ServerError: The key cannot be one.
     """
 
-    def __init__(self, address: ServerAddress, timeout_s: float, note: Callable[[str], object]) -> None:
+    def __init__(
+        self, address: ServerAddress, timeout_s: float, note: Callable[[str], object]
+    ) -> None:
         self._address, self._timeout_s, self._seldom = address, timeout_s, Seldom(note)
         self._key = os.environ.get(address.api_key_env, "").strip()
         if not all("!" <= character <= "~" for character in self._key):
-            raise ServerError(f"the environment variable {address.api_key_env} holds characters that no key has")
+            raise ServerError(
+                f"the environment variable {address.api_key_env} holds characters that no key has"
+            )
 
     def answers(
         self,
@@ -93,7 +102,8 @@ class JsonServer:
         fault: Callable[[int, _Shape], str | None],
         lost: Lost | None = None,
     ) -> Iterator[tuple[int, _Shape]]:
-        """Sends all requests, `max_concurrency` at once; those under way when the caller leaves are canceled.
+        """Sends all requests, `max_concurrency` at once; those under way when the caller leaves are
+        canceled.
 
         Args:
             shape: The type of an answer.
@@ -113,7 +123,9 @@ class JsonServer:
             return answered
 
         with self.connection() as (portal, client):
-            futures = {portal.start_task_soon(answer, client, place): place for place in range(len(bodies))}
+            futures = {
+                portal.start_task_soon(answer, client, place): place for place in range(len(bodies))
+            }
             for future in as_completed(futures):
                 answered = _wait_for(future, lost, futures[future])
                 if answered is not None:
@@ -126,28 +138,48 @@ class JsonServer:
             base_url=self._address.url,
             api_key=self._key or "none",
             max_retries=0,
-            http_client=BoundedClient(self._timeout_s, min(_CONNECT_S, self._timeout_s), anonymous=not self._key),
+            http_client=BoundedClient(
+                self._timeout_s, min(_CONNECT_S, self._timeout_s), anonymous=not self._key
+            ),
         )
         with start_blocking_portal() as portal, portal.wrap_async_context_manager(client):
             yield portal, client
 
     async def ask(
-        self, client: openai.AsyncOpenAI, shape: type[_Shape], path: str, body: Mapping[str, object] | None = None
+        self,
+        client: openai.AsyncOpenAI,
+        shape: type[_Shape],
+        path: str,
+        body: Mapping[str, object] | None = None,
     ) -> _Shape:
-        """Returns the server's answer, asking again where the fault may pass; without a body it is a plain GET."""
+        """Returns the server's answer, asking again where the fault may pass; without a body it is
+        a plain GET.
+        """
         attempts = Attempts("server", self._seldom, self._address.max_retries)
         while True:
             try:
                 return _read(shape, await self._ask_once(client, path, body))
-            except (openai.OpenAIError, OSError, ValueError, OverflowError, RecursionError) as error:
+            except (
+                openai.OpenAIError,
+                OSError,
+                ValueError,
+                OverflowError,
+                RecursionError,
+            ) as error:
                 message = f"{self._address.url}: {self._sentence(error, attempts.used + 1)}"
                 message = message.replace(self._key, "[key]") if self._key else message
-                wait_s = attempts.next_wait(message, _find_retry_after(error)) if _may_pass(error) else None
+                wait_s = (
+                    attempts.next_wait(message, _find_retry_after(error))
+                    if _may_pass(error)
+                    else None
+                )
                 if wait_s is None:
                     raise ServerError(message) from error
             await anyio.sleep(wait_s)
 
-    async def _ask_once(self, client: openai.AsyncOpenAI, path: str, body: Mapping[str, object] | None) -> object:
+    async def _ask_once(
+        self, client: openai.AsyncOpenAI, path: str, body: Mapping[str, object] | None
+    ) -> object:
         if body is None:
             return await client.get(path, cast_to=object)
         return await client.post(path, cast_to=object, body=body)
@@ -160,24 +192,41 @@ class JsonServer:
             case ReplyRefused():
                 return str(error)
             case openai.APITimeoutError():
-                return f"no answer within {self._timeout_s:g} s, in {attempts}; look at its log, or raise timeout_s"
+                return (
+                    f"no answer within {self._timeout_s:g} s, in {attempts}; look at its log, "
+                    "or raise timeout_s"
+                )
             case openai.APIConnectionError():
-                return f"cannot be reached ({error.__cause__}); start the server, or correct the option {option}"
+                return (
+                    f"cannot be reached ({error.__cause__}); start the server, or correct the "
+                    f"option {option}"
+                )
             case openai.AuthenticationError() | openai.PermissionDeniedError():
                 return f"refuses access; put the right key into the environment variable {variable}"
             case openai.NotFoundError():
-                return f"has nothing at this address ({_detail(error.body)}); correct the option {option}"
+                return (
+                    f"has nothing at this address ({_detail(error.body)}); correct the option "
+                    f"{option}"
+                )
             case openai.APIStatusError():
-                return f"answers {error.status_code} after {attempts} ({_detail(error.body)}); look at its log"
+                return (
+                    f"answers {error.status_code} after {attempts} ({_detail(error.body)}); "
+                    "look at its log"
+                )
             case ValidationError():
                 problem = error.errors(include_url=False)[0]
                 where = ".".join(map(str, problem["loc"])) or "the whole"
-                return f"its answer has another form ({where}: {problem['msg']}); correct the option {option}"
+                return (
+                    f"its answer has another form ({where}: {problem['msg']}); correct the "
+                    f"option {option}"
+                )
         return f"its answer cannot be read ({error}); look at what serves there"
 
 
 def _read(shape: type[_Shape], answer: object) -> _Shape:
-    """Reads a reply as one of its kind; some servers report an error with the status of a success."""
+    """Reads a reply as one of its kind; some servers report an error with the status of a
+    success.
+    """
     match answer:
         case {"error": error} if error:
             raise ReplyRefused(f"it answers with an error ({_detail(error)}); look at its log")
@@ -186,15 +235,23 @@ def _read(shape: type[_Shape], answer: object) -> _Shape:
 
 
 def _may_pass(error: Exception) -> bool:
-    """True if a retry may succeed: the connection failed, the server was late or busy, or its reply was malformed."""
+    """True if a retry may succeed: the connection failed, the server was late or busy, or its reply
+    was malformed.
+    """
     if isinstance(error, openai.APIStatusError):
         return error.status_code in _PASSING or error.status_code >= _OF_SERVERS
     return not isinstance(error, ReplyRefused)
 
 
 def _find_retry_after(error: Exception) -> float:
-    """Seconds that a busy server asks to wait (`Retry-After`), at most a minute; 0 where it does not ask."""
-    asked = error.response.headers.get("retry-after", "") if isinstance(error, openai.APIStatusError) else ""
+    """Seconds that a busy server asks to wait (`Retry-After`), at most a minute; 0 where it does
+    not ask.
+    """
+    asked = (
+        error.response.headers.get("retry-after", "")
+        if isinstance(error, openai.APIStatusError)
+        else ""
+    )
     return min(float(asked), _LONGEST_WAIT_S) if asked.isdecimal() else 0.0
 
 

@@ -31,7 +31,8 @@ class Combination:
 
     @property
     def name(self) -> str:
-        """The name of its run's folder: the overrides, with a digest if a folder's name cannot spell them.
+        """The name of its run's folder: the overrides, with a digest if a folder's name cannot
+        spell them.
 
         It depends on nothing else, so it stays as more values join a sweep.
         """
@@ -42,10 +43,11 @@ class Combination:
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, list[Any]]]:
-    """Splits a command's overrides into those with one value, as they are, and the values of the others, by option.
+    """Splits a command's overrides into those with one value, as they are, and the values of the
+    others, by option.
 
-    `key=0..4` are whole numbers, both ends included; `key=a,b` is a list of YAML. Brackets, braces and quotes hold one
-    value together.
+    `key=0..4` are whole numbers, both ends included; `key=a,b` is a list of YAML. Brackets, braces
+    and quotes hold one value together.
     """
     fixed: list[str] = []
     grid: dict[str, list[Any]] = {}
@@ -62,13 +64,20 @@ def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, list[Any]]]:
 
 
 def combine(grid: Mapping[str, Sequence[Any]]) -> list[Combination]:
-    """Every combination of values; the last option varies fastest. Raises InputError if there is none."""
+    """Every combination of values; the last option varies fastest.
+
+    Raises InputError if there is none.
+    """
     combinations = [dict(zip(grid, chosen, strict=True)) for chosen in product(*grid.values())]
     if not grid or not combinations:
         raise InputError(
-            "a sweep needs an option with several values, such as seed=0..4; for a single run there is lockstep train"
+            "a sweep needs an option with several values, such as seed=0..4; for a single run "
+            "there is lockstep train"
         )
-    return [Combination(values, [f"{key}={_spell(value)}" for key, value in values.items()]) for values in combinations]
+    return [
+        Combination(values, [f"{key}={_spell(value)}" for key, value in values.items()])
+        for values in combinations
+    ]
 
 
 def _spell(value: Any) -> str:

@@ -1,4 +1,6 @@
-"""The plan of a sweep: every combination as a resolved recipe, and the note of them in the sweep's folder."""
+"""The plan of a sweep: every combination as a resolved recipe, and the note of them in the sweep's
+folder.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from lockstep.system.whole_files import write_whole
 from lockstep.system.yaml12 import flat
 
 Resolve = Callable[[Combination, Layer], Loaded]
-"""Resolves the recipe of a combination; the layer has the run's folder, and options that are given come after it."""
+"""Resolves the recipe of a combination; the layer has the run's folder, and options that are given
+come after it.
+"""
 
 
 @dataclass(frozen=True)
@@ -54,26 +58,36 @@ class SweepPlan:
     runs: Sequence[PlannedRun]
 
     def require_same(self) -> None:
-        """Raises InputError if the folder holds another sweep: a run is missing now, or has other options."""
+        """Raises InputError if the folder holds another sweep: a run is missing now, or has other
+        options.
+        """
         if not is_sweep(self.folder):
             return
-        missing = {run.folder.name for run in read_sweep(self.folder)} - {run.name for run in self.runs}
+        missing = {run.folder.name for run in read_sweep(self.folder)} - {
+            run.name for run in self.runs
+        }
         lines = [f"{name} is not one of its runs any more" for name in missing]
         for run in self.runs:
             if is_file(run.folder / "recipe.yaml"):
                 before = recipe_identity(load_run(run.folder))
-                lines += [f"{run.name}: {line}" for line in differences(before, recipe_identity(run.loaded))]
+                lines += [
+                    f"{run.name}: {line}"
+                    for line in differences(before, recipe_identity(run.loaded))
+                ]
         if lines:
             differing = "\n  ".join(sorted(lines)[:20])
             raise InputError(
-                f"{self.folder} holds another sweep:\n  {differing}\nchoose another --name, or restore the options; "
+                f"{self.folder} holds another sweep:\n  {differing}\nchoose another --name, or "
+                "restore the options; "
                 "you may add values to a sweep"
             )
 
     def write(self) -> None:
         """Writes the runs and their values into the sweep's folder, atomically."""
         noted = {run.name: dict(run.values) for run in self.runs}
-        write_whole(self.folder / SWEEP, [json.dumps(noted, indent=1, ensure_ascii=False).encode() + b"\n"])
+        write_whole(
+            self.folder / SWEEP, [json.dumps(noted, indent=1, ensure_ascii=False).encode() + b"\n"]
+        )
 
 
 def plan_words(recipe: str, words: Sequence[str], name: str | None) -> SweepPlan:
@@ -98,16 +112,22 @@ def plan_grid(grid: Mapping[str, Sequence[Any]], resolve: Resolve, name: str) ->
         InputError: A combination is refused, and named; or two have equal options.
     """
     if not re.fullmatch(r"\w[\w.+-]*", name):
-        raise InputError(f"the sweep's name is {name!r}; use letters, digits and _ . + -, for it names a folder")
+        raise InputError(
+            f"the sweep's name is {name!r}; use letters, digits and _ . + -, for it names a folder"
+        )
     folder = Path("sweeps") / name
-    runs = [_resolve(combination, resolve, folder / combination.name) for combination in combine(grid)]
+    runs = [
+        _resolve(combination, resolve, folder / combination.name) for combination in combine(grid)
+    ]
     known: dict[str, str] = {}
     for run in runs:
         options = run.loaded.dump()
         del options["run"]["folder"]
         text = json.dumps(options, sort_keys=True)
         if text in known:
-            raise InputError(f"{known[text]} and {run.name} have equal options; name each value once")
+            raise InputError(
+                f"{known[text]} and {run.name} have equal options; name each value once"
+            )
         known[text] = run.name
     return SweepPlan(folder, runs)
 
@@ -122,14 +142,19 @@ def _resolve(combination: Combination, resolve: Resolve, folder: Path) -> Planne
         loaded = resolve(combination, Layer("sweep", {"run": {"folder": str(folder)}}))
         loaded.expect(Algorithm)
     except InputError as error:
-        raise InputError(f"{' '.join(combination.overrides)} is refused, so nothing is started:\n{error}") from error
+        raise InputError(
+            f"{' '.join(combination.overrides)} is refused, so nothing is started:\n{error}"
+        ) from error
     require_pinned(loaded, "a sweep")
     if loaded.run_folder != folder:
-        raise InputError("run.folder: each run of a sweep has a folder in the sweep's; say --name to name that")
+        raise InputError(
+            "run.folder: each run of a sweep has a folder in the sweep's; say --name to name that"
+        )
     for keys, value in flat(loaded.identity()):
         if isinstance(value, str) and is_in_program(value):
             raise InputError(
-                f"{'.'.join(keys)} is a Python object of this program, and each run of a sweep is a separate process; "
+                f"{'.'.join(keys)} is a Python object of this program, and each run of a sweep is "
+                "a separate process; "
                 "put it into a file: file.py:name"
             )
     return PlannedRun(combination.values, loaded)

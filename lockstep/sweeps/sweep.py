@@ -1,4 +1,6 @@
-"""`lockstep sweep`: one process of `lockstep train` for each combination of a grid, several at a time."""
+"""`lockstep sweep`: one process of `lockstep train` for each combination of a grid, several at a
+time.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,25 @@ from lockstep.run.stop import Stop, Stopped, end_with_code, heed_signals
 from lockstep.run.train import judge_finished
 from lockstep.sweeps.plan import PlannedRun, SweepPlan
 from lockstep.system.printable import print_text
-from lockstep.system.process_defaults import ENDS_WITH, MOST_THREADS, THREADS, count_cores, read_given_threads
+from lockstep.system.process_defaults import (
+    ENDS_WITH,
+    MOST_THREADS,
+    THREADS,
+    count_cores,
+    read_given_threads,
+)
 from lockstep.system.whole_files import write_changed
 
 LOG = "sweep.log"
 """File in a run's folder with the output of its process."""
 
 _POLL_S = 0.2
-_STOPPED = (exit_codes.OUT_OF_TIME, exit_codes.HUNG_UP, exit_codes.INTERRUPTED, exit_codes.TERMINATED)
+_STOPPED = (
+    exit_codes.OUT_OF_TIME,
+    exit_codes.HUNG_UP,
+    exit_codes.INTERRUPTED,
+    exit_codes.TERMINATED,
+)
 
 
 @dataclass(frozen=True)
@@ -93,7 +106,10 @@ class Runner:
             )
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int:
-        """Waits for a process, and asks it to save and stop if the sweep was asked to. Returns its exit code."""
+        """Waits for a process, and asks it to save and stop if the sweep was asked to.
+
+        Returns its exit code.
+        """
         is_asked = False
         while process.poll() is None:
             with suppress(subprocess.TimeoutExpired):
@@ -170,5 +186,7 @@ def run_sweep(plan: SweepPlan, jobs: int = 1) -> int:
     print_text(summarize_sweep(plan.folder))
     asked = stop.check_after_step()
     if asked is not None and any(code is None or code in _STOPPED for code in codes):
-        raise Stopped(f"{plan.folder} stopped, because {asked[0]}; the same command resumes it", asked[1])
+        raise Stopped(
+            f"{plan.folder} stopped, because {asked[0]}; the same command resumes it", asked[1]
+        )
     return next((code for code in codes if code), exit_codes.OK)

@@ -17,7 +17,8 @@ not wake it: Python raises `KeyboardInterrupt` only once the call has returned."
 
 
 def run_in_background(work: Callable[[], T]) -> Future[T]:
-    """Calls `work` in a separate daemon thread, so that an interrupted process can exit while it hangs.
+    """Calls `work` in a separate daemon thread, so that an interrupted process can exit while it
+    hangs.
 
     Returns:
         Its result, or what it raised.
@@ -35,7 +36,8 @@ def run_in_background(work: Callable[[], T]) -> Future[T]:
 
 
 def wait_for_all(futures: Sequence[Future[T]], limit_s: float = math.inf) -> set[Future[T]]:
-    """Waits until all are done, one has raised, or the time is over; an interrupt ends the wait at any time.
+    """Waits until all are done, one has raised, or the time is over; an interrupt ends the wait at
+    any time.
 
     Returns:
         Those that are done.
@@ -44,5 +46,9 @@ def wait_for_all(futures: Sequence[Future[T]], limit_s: float = math.inf) -> set
     while True:
         left_s = end_s - time.monotonic()
         state = wait(futures, max(0.0, min(SIGNAL_CHECK_S, left_s)), FIRST_EXCEPTION)
-        if left_s <= 0 or not state.not_done or any(future.exception() is not None for future in state.done):
+        if (
+            left_s <= 0
+            or not state.not_done
+            or any(future.exception() is not None for future in state.done)
+        ):
             return state.done

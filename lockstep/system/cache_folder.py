@@ -29,7 +29,10 @@ def _require_writable(chosen: str) -> Path:
         with tempfile.TemporaryFile(dir=path):
             return path
     except OSError as error:
-        text = f"the cache folder {path} cannot be written ({error.strerror}); nothing in it is kept for later commands"
+        text = (
+            f"the cache folder {path} cannot be written ({error.strerror}); nothing in it is "
+            "kept for later commands"
+        )
         note_once(text)
         return Path(_make_temporary().name)
 

@@ -15,6 +15,8 @@ def command(*words: object) -> str:
 
 
 def repeat_command(*more: object) -> str | None:
-    """The command of this process, with more words behind it; None where another program imports the package."""
+    """The command of this process, with more words behind it; None where another program imports
+    the package.
+    """
     started = Path(sys.argv[0] if sys.argv else "")
     return command(*sys.argv[1:], *more) if started.name == "lockstep" or started == _MAIN else None

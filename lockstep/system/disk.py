@@ -1,4 +1,6 @@
-"""Disk errors and their handling: retried, reported and skipped, or raised with the name of the file."""
+"""Disk errors and their handling: retried, reported and skipped, or raised with the name of the
+file.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,15 @@ _PASSING = {errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ENOTEMPTY, errno.ESTAL
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EISDIR}
 """Errors of disks that cannot sync a folder, such as CIFS and many of FUSE."""
 
-_OF_USERS = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP}
+_OF_USERS = {
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ELOOP,
+}
 _OF_USERS |= {errno.ENAMETOOLONG, errno.EEXIST, errno.ECONNREFUSED, errno.EADDRINUSE}
 """Errors that a name, an address or a permission causes."""
 
@@ -57,7 +67,9 @@ def rename(source: Path, target: Path) -> None:
 
 
 def is_user_error(error: OSError) -> bool:
-    """True for an error that the user's command causes; others are the machine's, and may not come again."""
+    """True for an error that the user's command causes; others are the machine's, and may not come
+    again.
+    """
     return error.errno is None or error.errno in _OF_USERS
 
 
@@ -78,7 +90,8 @@ def sync(path: Path) -> None:
     If the disk cannot sync folders, a warning says so once.
 
     Raises:
-        OSError: With the name of the file. It is never tried again: a disk that failed once may have dropped the bytes.
+        OSError: With the name of the file. It is never tried again: a disk that failed once may
+            have dropped the bytes.
     """
     with naming(path):
         descriptor = os.open(path, os.O_RDONLY)
@@ -88,7 +101,8 @@ def sync(path: Path) -> None:
             if not (path.is_dir() and error.errno in _NO_FOLDER_SYNC):
                 raise
             warnings.warn(
-                "the disk of this run cannot sync folders, so a power cut may take the name of the newest file",
+                "the disk of this run cannot sync folders, so a power cut may take the name of "
+                "the newest file",
                 stacklevel=2,
             )
         finally:
@@ -96,7 +110,9 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Syncs everything in a folder, the contents of each folder before the folder itself; see `sync`."""
+    """Syncs everything in a folder, the contents of each folder before the folder itself; see
+    `sync`.
+    """
     for path in sorted(folder.rglob("*"), reverse=True):
         sync(path)
     sync(folder)
@@ -114,7 +130,9 @@ def remove_copies(path: Path) -> None:
 
 
 def remove_tree(folder: Path, note: Callable[[str], object]) -> None:
-    """Removes a folder that is not needed; where the disk refuses, tells the user and leaves the rest of it."""
+    """Removes a folder that is not needed; where the disk refuses, tells the user and leaves the
+    rest of it.
+    """
     try:
         retry(lambda: shutil.rmtree(folder))
     except OSError as error:

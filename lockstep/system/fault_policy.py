@@ -1,6 +1,8 @@
-"""The one fault policy: for each source of faults, how often it is retried, after which waits, and what follows then.
+"""The one fault policy: for each source of faults, how often it is retried, after which waits, and
+what follows then.
 
-Everything that tries again does so through `Attempts`, by the table `POLICY` (docs/adr/0035-one-fault-policy.md).
+Everything that tries again does so through `Attempts`, by the table `POLICY`
+(docs/adr/0035-one-fault-policy.md).
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ class Persistence:
 
     Attributes:
         waits_s: Waits before each further attempt; the last is repeated.
-        limit: Further attempts; None: an option of the recipe says how many, or it is as many as it takes.
+        limit: Further attempts; None: an option of the recipe says how many, or it is as many as it
+            takes.
         again: What a further attempt is, in the words of a message; empty: users are not told.
     """
 
@@ -34,10 +37,12 @@ class Persistence:
 
 # "Then" is what happens when no attempt is left.
 POLICY: dict[Source, Persistence] = {
-    # The disk gives an error that may pass. Then: one sentence, and what is saved stays; a checkpoint that cannot be
+    # The disk gives an error that may pass. Then: one sentence, and what is saved stays; a
+    # checkpoint that cannot be
     # read is passed over to the one before; what cannot be removed is told.
     "disk": Persistence((0.1, 0.4, 1.6), 3),
-    # A server is lost, late, busy or gives no reply. Then: a judge's question has no verdict, else one sentence.
+    # A server is lost, late, busy or gives no reply. Then: a judge's question has no verdict, else
+    # one sentence.
     "server": Persistence((0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0), None, "asking again"),
     # A reward function loses a connection. Then: one sentence.
     "reward": Persistence((1.0, 5.0, 30.0), 3, "calling it again"),
@@ -61,17 +66,24 @@ class Attempts:
     """
 
     def __init__(
-        self, source: Source, note: Callable[[str], object] = lambda text: None, limit: int | None = None
+        self,
+        source: Source,
+        note: Callable[[str], object] = lambda text: None,
+        limit: int | None = None,
     ) -> None:
         self._persistence, self._note = POLICY[source], note
         self.limit = self._persistence.limit if limit is None else limit
         self.used = 0
 
     def next_wait(self, fault: str = "", least_s: float = 0.0) -> float | None:
-        """Reports a fault; returns the seconds until the next attempt, at least `least_s`; None if none is left."""
+        """Reports a fault; returns the seconds until the next attempt, at least `least_s`; None if
+        none is left.
+        """
         if self.limit is not None and self.used >= self.limit:
             return None
-        wait_s = max(self._persistence.waits_s[min(self.used, len(self._persistence.waits_s) - 1)], least_s)
+        wait_s = max(
+            self._persistence.waits_s[min(self.used, len(self._persistence.waits_s) - 1)], least_s
+        )
         self.used += 1
         if self._persistence.again:
             pause = f" in {wait_s:g} s" if wait_s else ""

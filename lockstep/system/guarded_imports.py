@@ -1,4 +1,5 @@
-"""Imports from folders that may come from another user: trusted content only, in this process and those it starts.
+"""Imports from folders that may come from another user: trusted content only, in this process and
+those it starts.
 
 No `.pyc` file is read there, since one that seems to belong to a trusted file may hold anything.
 """
@@ -24,13 +25,17 @@ from types import CodeType
 from lockstep.core.errors import InputError
 
 TRUSTED = "LOCKSTEP_TRUSTED"
-"""The environment variable with the digests of trusted files, from which child processes have them."""
+"""The environment variable with the digests of trusted files, from which child processes have
+them.
+"""
 
 _GUARDED = "LOCKSTEP_GUARDED"
 """The environment variable with the guarded folders, likewise."""
 
 _LATER = "LOCKSTEP_GUARDED_PATH"
-"""The environment variable with guarded folders that a child process puts on its path of modules."""
+"""The environment variable with guarded folders that a child process puts on its path of
+modules.
+"""
 
 _LOCKSTEP = str(Path(__file__).parents[2])
 
@@ -54,7 +59,8 @@ def trust_content(contents: Iterable[bytes]) -> None:
 def guard(folder: Path) -> None:
     """Imports only trusted files from a folder from now on.
 
-    The folder that holds Lockstep itself is not guarded: a user who can write there can change Lockstep.
+    The folder that holds Lockstep itself is not guarded: a user who can write there can change
+    Lockstep.
     """
     if str(folder) == _LOCKSTEP:
         return
@@ -68,7 +74,8 @@ def list_guarded() -> list[str]:
 
 
 def split_path() -> dict[str, str]:
-    """The path of modules as the environment of a child process, which adds guarded folders once they are guarded.
+    """The path of modules as the environment of a child process, which adds guarded folders once
+    they are guarded.
 
     Python's own imports would find them before.
     """
@@ -91,11 +98,20 @@ def install_guards() -> None:
 
 
 def is_guarded(entry: str) -> bool:
-    """True for a guarded folder and what is in it, but not for another entry of the path that happens to be in it."""
+    """True for a guarded folder and what is in it, but not for another entry of the path that
+    happens to be in it.
+    """
     forms = Path(os.path.abspath(entry)), Path(os.path.realpath(entry))
     for folder in list_guarded():
-        others = [other for other in [*sys.path, _LOCKSTEP] if other != folder and Path(other).is_relative_to(folder)]
-        if any(form.is_relative_to(folder) and not any(map(form.is_relative_to, others)) for form in forms):
+        others = [
+            other
+            for other in [*sys.path, _LOCKSTEP]
+            if other != folder and Path(other).is_relative_to(folder)
+        ]
+        if any(
+            form.is_relative_to(folder) and not any(map(form.is_relative_to, others))
+            for form in forms
+        ):
             return True
     return False
 
@@ -131,9 +147,12 @@ def _find_modules(entry: str) -> FileFinder:
 
 
 def _refuse(path: str) -> InputError:
-    """The error for a file that would be imported; no ImportError, which the user's code may expect and pass over."""
+    """The error for a file that would be imported; no ImportError, which the user's code may expect
+    and pass over.
+    """
     return InputError(
-        f"{path} would be imported by a run's code, and you have not trained with it on this machine; if you have read "
+        f"{path} would be imported by a run's code, and you have not trained with it on this "
+        "machine; if you have read "
         f"it and trust it, add --trust {path} to the command"
     )
 

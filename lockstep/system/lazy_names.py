@@ -1,4 +1,7 @@
-"""Packages whose names are imported on first use, so that importing them is quick. Imports no module of ours."""
+"""Packages whose names are imported on first use, so that importing them is quick.
+
+Imports no module of ours.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ from pathlib import Path
 
 
 def export_lazily(package: str, file: str) -> Callable[[str], object]:
-    """Returns the `__getattr__` of a package, which imports what its file imports under `if TYPE_CHECKING`.
+    """Returns the `__getattr__` of a package, which imports what its file imports under `if
+    TYPE_CHECKING`.
 
     Args:
         package: Its name, for messages.
@@ -20,14 +24,20 @@ def export_lazily(package: str, file: str) -> Callable[[str], object]:
     @cache
     def read_places() -> dict[str, str]:
         """The module that defines each name, by name."""
-        branches = [node for node in ast.parse(Path(file).read_bytes()).body if isinstance(node, ast.If)]
-        imports = [node for branch in branches for node in branch.body if isinstance(node, ast.ImportFrom)]
+        branches = [
+            node for node in ast.parse(Path(file).read_bytes()).body if isinstance(node, ast.If)
+        ]
+        imports = [
+            node for branch in branches for node in branch.body if isinstance(node, ast.ImportFrom)
+        ]
         return {alias.name: str(node.module) for node in imports for alias in node.names}
 
     def find(name: str) -> object:
         modules = read_places()
         if name not in modules:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {', '.join(sorted(modules))}")
+            raise AttributeError(
+                f"module {package!r} has no attribute {name!r}; it has {', '.join(sorted(modules))}"
+            )
         return vars(import_module(modules[name]))[name]
 
     return find

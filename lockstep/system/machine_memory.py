@@ -1,4 +1,6 @@
-"""This machine's memory as processes may use it: a control group's limit counts where it is the smaller one."""
+"""This machine's memory as processes may use it: a control group's limit counts where it is the
+smaller one.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ class _Limit:
 
     Attributes:
         limit: Bytes.
-        free: Bytes that its processes may still take; what only caches files counts, since it gives way.
+        free: Bytes that its processes may still take; what only caches files counts, since it gives
+            way.
     """
 
     limit: int
@@ -34,7 +37,9 @@ def total_bytes() -> int:
 def free_bytes() -> int:
     """Memory that this machine can still give; 0 where the system does not say."""
     lines = _read(_MEMORY).splitlines()
-    available = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0)
+    available = next(
+        (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0
+    )
     return min([available, *(max(found.free, 0) for found in _limits())])
 
 
@@ -45,10 +50,15 @@ def _limits() -> Iterator[_Limit]:
         return
     own = _GROUPS / line.removeprefix("0::").lstrip("/")
     for folder in (own, *own.parents):
-        limit, taken = _read(folder / "memory.max").strip(), _read(folder / "memory.current").strip()
+        limit, taken = (
+            _read(folder / "memory.max").strip(),
+            _read(folder / "memory.current").strip(),
+        )
         if limit.isdigit() and taken.isdigit():
             fields = dict(line.split(" ", 1) for line in _read(folder / "memory.stat").splitlines())
-            yield _Limit(int(limit), int(limit) - int(taken) + int(fields.get("inactive_file", "0")))
+            yield _Limit(
+                int(limit), int(limit) - int(taken) + int(fields.get("inactive_file", "0"))
+            )
         if folder == _GROUPS:
             return
 

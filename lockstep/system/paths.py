@@ -1,4 +1,7 @@
-"""Paths as users write them: `~` and `$NAME` stand for what they stand for in a shell. Imports no torch."""
+"""Paths as users write them: `~` and `$NAME` stand for what they stand for in a shell.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 
 
 def expand(path: str) -> str:
-    """Replaces `~`, `~user`, `$NAME` and `${NAME}` at once, since shells leave them in words like `run.folder=~/run`.
+    """Replaces `~`, `~user`, `$NAME` and `${NAME}` at once, since shells leave them in words like
+    `run.folder=~/run`.
 
     Raises:
         InputError: If there is no such user or variable, or nothing that could be a path.
@@ -23,12 +27,15 @@ def expand(path: str) -> str:
         raise InputError(f"{path!r} is no path")
     if path.startswith(HUB) or "://" in path:
         raise InputError(
-            f"{path} is not a path on this machine; only models and data files may be names on the hub, hf:owner/name"
+            f"{path} is not a path on this machine; only models and data files may be names on "
+            "the hub, hf:owner/name"
         )
     names = [match[1] or match[2] for match in _VARIABLE.finditer(path)]
     expanded = os.path.expanduser(os.path.expandvars(path))
     if expanded.startswith("~") or not all(map(os.environ.get, names)):
-        raise InputError(f"{path} names a user or a variable that does not exist; write the path out")
+        raise InputError(
+            f"{path} names a user or a variable that does not exist; write the path out"
+        )
     return expanded
 
 

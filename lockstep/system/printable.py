@@ -11,12 +11,16 @@ _UNFIT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud80
 
 
 def make_printable(text: str) -> str:
-    """Replaces control characters, bidirectional overrides and lone surrogates by their names: `␛`, `⟨U+D800⟩`."""
+    """Replaces control characters, bidirectional overrides and lone surrogates by their names: `␛`,
+    `⟨U+D800⟩`.
+    """
     return _UNFIT.sub(_name, text)
 
 
 def print_text(text: str, file: TextIO | None = None) -> None:
-    """Prints text that may quote others, such as the name of a folder; to standard output if `file` is None."""
+    """Prints text that may quote others, such as the name of a folder; to standard output if `file`
+    is None.
+    """
     print(make_printable(text), file=file, flush=file is not None)
 
 

@@ -1,6 +1,8 @@
-"""Environment defaults of a Lockstep process, set before torch is imported; what the user has set stays.
+"""Environment defaults of a Lockstep process, set before torch is imported; what the user has set
+stays.
 
-Children inherit it. Bits depend on the number of threads, so a run notes its own and keeps it (`runtime.machine`).
+Children inherit it. Bits depend on the number of threads, so a run notes its own and keeps it
+(`runtime.machine`).
 """
 
 from __future__ import annotations
@@ -16,13 +18,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 MOST_THREADS = 8
-"""Limit on threads: more only wait for each other in models trained on a CPU; `OMP_NUM_THREADS` overrides it."""
+"""Limit on threads: more only wait for each other in models trained on a CPU; `OMP_NUM_THREADS`
+overrides it.
+"""
 
 THREADS = "OMP_NUM_THREADS"
 """Environment variable with the threads of torch and numpy."""
 
 ENDS_WITH = "LOCKSTEP_ENDS_WITH"
-"""Environment variable with the number of the process that started this one, if it is to end with that."""
+"""Environment variable with the number of the process that started this one, if it is to end with
+that.
+"""
 
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
@@ -45,7 +51,8 @@ _PROCESSORS = Path("/proc/cpuinfo")
 
 
 def limit_threads() -> None:
-    """Limits the threads of torch and numpy, and makes waiting threads leave their core to others soon.
+    """Limits the threads of torch and numpy, and makes waiting threads leave their core to others
+    soon.
 
     Threads that spin for long while they wait starve a busy machine.
     """
@@ -54,9 +61,11 @@ def limit_threads() -> None:
 
 
 def fix_order_of_sums() -> None:
-    """Lets Intel's MKL add in one order whatever the number of rows and threads, as exact kernels need it.
+    """Lets Intel's MKL add in one order whatever the number of rows and threads, as exact kernels
+    need it.
 
-    It does so only if asked; the speed is the same (LOG.md). On processors of other makers it has one order anyway.
+    It does so only if asked; the speed is the same (LOG.md). On processors of other makers it has
+    one order anyway.
     """
     try:
         with _PROCESSORS.open(encoding="utf-8") as file:
@@ -76,30 +85,37 @@ def stay_offline() -> None:
 def may_ask_hub() -> bool:
     """True unless the user keeps this machine's programs from asking the Hugging Face Hub."""
     said = (os.environ.get(name, "").upper() for name in _OFFLINE)
-    return os.environ.get(_HUB_MAY_BE_ASKED) == "1" or not any(text in ("1", "ON", "YES", "TRUE") for text in said)
+    return os.environ.get(_HUB_MAY_BE_ASKED) == "1" or not any(
+        text in ("1", "ON", "YES", "TRUE") for text in said
+    )
 
 
 def keep_freed_memory() -> None:
-    """Keeps up to 256 MiB of freed memory, in this process and in its children, for the next tensors.
+    """Keeps up to 256 MiB of freed memory, in this process and in its children, for the next
+    tensors.
 
-    glibc would hand it back after each backward pass, and the next pass would pay for every page of it again: 7 % of a
-    step of a small model.
+    glibc would hand it back after each backward pass, and the next pass would pay for every page of
+    it again: 7 % of a step of a small model.
     """
     for name in _MALLOC:
         os.environ.setdefault(name, str(_KEPT_BYTES))  # for children: glibc reads it as they start
     if sys.platform != "linux" or not hasattr(libc := ctypes.CDLL(None), "mallopt"):
         return
     for option, name in zip((_TRIM_THRESHOLD, _MMAP_THRESHOLD), _MALLOC, strict=True):
-        if re.fullmatch("[0-9]{1,9}", os.environ[name]):  # glibc passes over what is no number, and so do we
+        if re.fullmatch(
+            "[0-9]{1,9}", os.environ[name]
+        ):  # glibc passes over what is no number, and so do we
             libc.mallopt(option, int(os.environ[name]))
 
 
 @contextmanager
 def spare_modules() -> Iterator[None]:
-    """Excludes what the block imports from garbage collection, during the block, later and at exit: modules stay.
+    """Excludes what the block imports from garbage collection, during the block, later and at exit:
+    modules stay.
 
-    torch and transformers make a million objects, and to search them took a third of a command's CPU time. A process
-    that has torch already is a program of the user's, or a test, whose objects may be garbage.
+    torch and transformers make a million objects, and to search them took a third of a command's
+    CPU time. A process that has torch already is a program of the user's, or a test, whose objects
+    may be garbage.
     """
     if not sys.modules.keys().isdisjoint(_HEAVY) or not gc.isenabled():
         yield
@@ -113,7 +129,9 @@ def spare_modules() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """Has the system send SIGTERM to this process once the process in `ENDS_WITH` has ended; only Linux can."""
+    """Has the system send SIGTERM to this process once the process in `ENDS_WITH` has ended; only
+    Linux can.
+    """
     parent = os.environ.pop(ENDS_WITH, "")
     if parent and sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGTERM)
@@ -128,11 +146,15 @@ def usual_threads() -> int:
 
 def read_given_threads() -> int | None:
     """The number of threads that the user has set; None: none, or no number."""
-    return int(_GIVEN_THREADS) if _GIVEN_THREADS is not None and _GIVEN_THREADS.isdecimal() else None
+    return (
+        int(_GIVEN_THREADS) if _GIVEN_THREADS is not None and _GIVEN_THREADS.isdecimal() else None
+    )
 
 
 def count_cores() -> int:
-    """Number of cores that this process may use, at least one: its affinity, and a container's share of time."""
+    """Number of cores that this process may use, at least one: its affinity, and a container's
+    share of time.
+    """
     cores = len(os.sched_getaffinity(0))
     try:
         share, period = _QUOTA.read_text(encoding="utf-8").split()

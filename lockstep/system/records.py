@@ -1,6 +1,8 @@
-"""Reads JSON files that the program wrote itself, and checks that each is a regular file of the expected shape.
+"""Reads JSON files that the program wrote itself, and checks that each is a regular file of the
+expected shape.
 
-A folder may come from another version, from another machine, or from a disk that failed. Imports no torch.
+A folder may come from another version, from another machine, or from a disk that failed. Imports no
+torch.
 """
 
 from __future__ import annotations
@@ -27,11 +29,18 @@ def refuse_other(path: Path) -> None:
     """Refuses an existing path that is no regular file.
 
     Raises:
-        InputError: It is a pipe or a device, whose reader would wait for ever, a folder, or a link that leads nowhere.
+        InputError: It is a pipe or a device, whose reader would wait for ever, a folder, or a link
+            that leads nowhere.
     """
     if os.path.lexists(path) and not path.is_file():
-        kind = "a folder" if path.is_dir() else "no file, but a pipe, a device or a link that leads nowhere"
-        raise InputError(f"{path} is {kind}, where a file of text belongs; remove it, or put the file back")
+        kind = (
+            "a folder"
+            if path.is_dir()
+            else "no file, but a pipe, a device or a link that leads nowhere"
+        )
+        raise InputError(
+            f"{path} is {kind}, where a file of text belongs; remove it, or put the file back"
+        )
 
 
 def read_record(path: Path, shape: type[T], cure: str) -> T:
@@ -50,7 +59,9 @@ def read_record(path: Path, shape: type[T], cure: str) -> T:
 
 
 def check_shape(text: bytes, shape: type[T], refusal: str, cure: str) -> T:
-    """Parses JSON into a shape, as `read_record` does; `refusal` is the beginning of the error's message."""
+    """Parses JSON into a shape, as `read_record` does; `refusal` is the beginning of the error's
+    message.
+    """
     try:
         return _adapter(shape).validate_json(text, strict=True)
     except ValidationError as error:

@@ -1,4 +1,6 @@
-"""JSON that others wrote, read as the standard has it: Python's parser takes NaN, 1e999, and a key twice as well."""
+"""JSON that others wrote, read as the standard has it: Python's parser takes NaN, 1e999, and a key
+twice as well.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def refuse_repeated_key(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         seen = set[str]()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise StrictJsonError(f"has the key {json.dumps(twice, ensure_ascii=False)} twice in one object")
+        raise StrictJsonError(
+            f"has the key {json.dumps(twice, ensure_ascii=False)} twice in one object"
+        )
     return found
 
 

@@ -1,8 +1,10 @@
-"""Digests of what a finished run left behind: `sums.json` in its folder, checked by commands that read the files.
+"""Digests of what a finished run left behind: `sums.json` in its folder, checked by commands that
+read the files.
 
     {"final/model.safetensors": {"bytes": 1234, "sha256": …}, "metrics.jsonl": …}
 
-Those of the logs are of what the run wrote, line by line, so that a line which something else wrote there shows.
+Those of the logs are of what the run wrote, line by line, so that a line which something else wrote
+there shows.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ _ALSO = ("initial", "certificate.json")
 
 
 def finish(run: Path, logs: Mapping[str, Sum], export: Callable[[Path], object]) -> list[str]:
-    """Writes the model of a run and the digests of it and of the logs; `final/` appears once both are complete.
+    """Writes the model of a run and the digests of it and of the logs; `final/` appears once both
+    are complete.
 
     Args:
         run: Folder of the run.
@@ -46,7 +49,11 @@ def finish(run: Path, logs: Mapping[str, Sum], export: Callable[[Path], object])
     shutil.rmtree(aside, ignore_errors=True)
     export(aside)
     model = {f"{FINAL}/{name}": _sum(aside / name) for name in _list_files(aside, ".")}
-    sums = model | {name: _sum(run / name) for part in _ALSO for name in _list_files(run, part)} | dict(logs)
+    sums = (
+        model
+        | {name: _sum(run / name) for part in _ALSO for name in _list_files(run, part)}
+        | dict(logs)
+    )
     write_whole(run / SUMS, [json.dumps(sums, indent=1).encode() + b"\n"])
     rename(aside, run / FINAL)
     sync(run)
@@ -54,7 +61,8 @@ def finish(run: Path, logs: Mapping[str, Sum], export: Callable[[Path], object])
 
 
 def find_altered(run: Path, part: str) -> Iterator[str]:
-    """Yields a sentence for each file that differs from what the run wrote; none before its end, or without digests.
+    """Yields a sentence for each file that differs from what the run wrote; none before its end, or
+    without digests.
 
     Args:
         run: Folder of a run.
@@ -62,16 +70,23 @@ def find_altered(run: Path, part: str) -> Iterator[str]:
     """
     if not (run / SUMS).is_file() or not (run / FINAL).is_dir():
         return
-    noted = read_record(run / SUMS, dict[str, dict[str, int | str]], f"restore it, or remove {run / SUMS}")
+    noted = read_record(
+        run / SUMS, dict[str, dict[str, int | str]], f"restore it, or remove {run / SUMS}"
+    )
     for name, sum_ in noted.items():
         if name.startswith(part) and (why := _compare(run / name, sum_)):
             yield (
-                f"{run / name} {why}; put back what the run wrote, or remove {run / SUMS} to go on with what is there"
+                f"{run / name} {why}; put back what the run wrote, or remove {run / SUMS} to go "
+                "on with what is there"
             )
 
 
-def find_altered_beginnings(run: Path, noted: Mapping[str, Mapping[str, int | str]]) -> Iterator[str]:
-    """Yields a sentence for each log of a run that does not begin as it was noted; it may have grown since."""
+def find_altered_beginnings(
+    run: Path, noted: Mapping[str, Mapping[str, int | str]]
+) -> Iterator[str]:
+    """Yields a sentence for each log of a run that does not begin as it was noted; it may have
+    grown since.
+    """
     for name, sum_ in noted.items():
         path = run / name
         if not path.is_file():
@@ -87,7 +102,9 @@ def require_final(model: Path) -> None:
 
 
 def require_unaltered(run: Path, part: str = "") -> None:
-    """Raises InputError for the first file that differs from what the run wrote; `part` as for `find_altered`."""
+    """Raises InputError for the first file that differs from what the run wrote; `part` as for
+    `find_altered`.
+    """
     sentence = next(find_altered(run, part), None)
     if sentence is not None:
         raise InputError(sentence)
@@ -106,7 +123,11 @@ def _compare(path: Path, noted: Mapping[str, int | str]) -> str:
 def _list_files(run: Path, part: str) -> list[str]:
     path = run / part
     files = [path] if path.is_file() else sorted(path.rglob("*"))
-    return [file.relative_to(run).as_posix() for file in files if file.is_file() and file.suffix != ".md"]
+    return [
+        file.relative_to(run).as_posix()
+        for file in files
+        if file.is_file() and file.suffix != ".md"
+    ]
 
 
 def read_sum(path: Path) -> Sum:
@@ -127,7 +148,8 @@ def _read_beginning(path: Path, size: int) -> str:
 
 
 def _sum(path: Path) -> Sum:
-    """The sum of a file; of a large one, as it was when this process last saw that size, time and inode.
+    """The sum of a file; of a large one, as it was when this process last saw that size, time and
+    inode.
 
     A small one can change twice in one tick of the file system's clock.
     """

@@ -6,7 +6,9 @@ _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 
 
 def readable(size: float) -> str:
-    """A number of bytes with its unit, in three digits; 999.6 kB is 1 MB, since three digits round it to 1000."""
+    """A number of bytes with its unit, in three digits; 999.6 kB is 1 MB, since three digits round
+    it to 1000.
+    """
     for unit in _UNITS[:-1]:
         if size < 999.5:
             return f"{size:.3g} {unit}" if unit != "bytes" else f"{size:.0f} {unit}"

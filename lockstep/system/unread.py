@@ -1,4 +1,6 @@
-"""Output that no one reads any more, as in a pipe whose reader has ended, or that a full disk refuses. No torch."""
+"""Output that no one reads any more, as in a pipe whose reader has ended, or that a full disk
+refuses. No torch.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,11 @@ def is_unread(stream: TextIO) -> bool:
 
 
 def outlive(stream: TextIO) -> TextIO:
-    """Returns a stream to use instead of a standard one, which drops what a full disk refuses or no one reads.
+    """Returns a stream to use instead of a standard one, which drops what a full disk refuses or no
+    one reads.
 
-    A message that cannot be written must not end what it speaks of. Streams of tests and notebooks are left alone.
+    A message that cannot be written must not end what it speaks of. Streams of tests and notebooks
+    are left alone.
     """
     if stream not in (sys.__stdout__, sys.__stderr__) or stream.isatty():
         return stream
@@ -33,7 +37,9 @@ def outlive(stream: TextIO) -> TextIO:
 
 
 class _Tolerant(io.FileIO):
-    """A file that drops what a full disk refuses; a pipe is silent as soon as its reader is gone."""
+    """A file that drops what a full disk refuses; a pipe is silent as soon as its reader is
+    gone.
+    """
 
     def write(self, data: Any, /) -> int:
         try:
@@ -50,7 +56,10 @@ def _pipe(stream: TextIO) -> int | None:
     try:
         number = stream.fileno()
         mode = os.fstat(number).st_mode
-    except (OSError, ValueError):  # a stream of a test or of a notebook has none, and one may be closed
+    except (
+        OSError,
+        ValueError,
+    ):  # a stream of a test or of a notebook has none, and one may be closed
         return None
     return number if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) else None
 

@@ -17,25 +17,33 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def write_whole(path: Path, contents: Iterable[bytes]) -> None:
-    """Writes a file to a temporary name, syncs it, and renames it. Only one process at a time may write it.
+    """Writes a file to a temporary name, syncs it, and renames it.
+
+    Only one process at a time may write it.
 
     Raises:
-        InputError: If it cannot be written, or the name is that of something that is no file, such as a device.
+        InputError: If it cannot be written, or the name is that of something that is no file, such
+            as a device.
         RunError: If there is no room for it.
     """
     if path.exists() and not path.is_file():
-        raise InputError(f"{path} is there and is no file, so it is not replaced; choose another name")
+        raise InputError(
+            f"{path} is there and is no file, so it is not replaced; choose another name"
+        )
     try:
         with open_aside(path, path.with_name(f".{path.name}-aside")) as file:
             file.writelines(contents)
     except OSError as error:
         kind = RunError if error.errno in _NO_ROOM else InputError
         why = error.strerror or str(error)
-        raise kind(f"{path} cannot be written ({why}); make room, or choose another place") from error
+        raise kind(
+            f"{path} cannot be written ({why}); make room, or choose another place"
+        ) from error
 
 
 def write_changed(path: Path, content: bytes) -> None:
-    """Writes a file that several processes may write at once, and its folder; no one ever reads half of it.
+    """Writes a file that several processes may write at once, and its folder; no one ever reads
+    half of it.
 
     A file that already has this content is left alone, so that its readers are not disturbed.
     """
@@ -48,7 +56,9 @@ def write_changed(path: Path, content: bytes) -> None:
 
 @contextmanager
 def open_aside(path: Path, aside: Path) -> Iterator[BinaryIO]:
-    """Opens a temporary file `aside`, which replaces `path` when the block ends, after its bytes are on the disk."""
+    """Opens a temporary file `aside`, which replaces `path` when the block ends, after its bytes
+    are on the disk.
+    """
     try:
         with naming(path), aside.open("wb") as file:
             yield file
@@ -72,4 +82,7 @@ def append(path: Path, lines: bytes) -> None:
         written = file.write(lines)
         if written != len(lines):
             file.truncate(file.tell() - written)
-            raise RunError(f"{path} cannot be written to its end; make room; the same command then resumes the run")
+            raise RunError(
+                f"{path} cannot be written to its end; make room; the same command then resumes "
+                "the run"
+            )

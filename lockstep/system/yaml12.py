@@ -1,9 +1,9 @@
 """YAML of recipes: the core schema of YAML 1.2 (§10.3), and no key twice.
 
-PyYAML reads YAML 1.1, in which `1e-5` is text, `no` is false, `12:30` is 750 and 010 is 8; and of two equal keys it
-silently keeps the last. Here a number is what looks like one, only true and false are truth values, everything else
-is text as written, and an equal key is an error. No tag and no alias is followed, so nothing but plain data can come
-out, and no more of it than was written.
+PyYAML reads YAML 1.1, in which `1e-5` is text, `no` is false, `12:30` is 750 and 010 is 8; and of
+two equal keys it silently keeps the last. Here a number is what looks like one, only true and false
+are truth values, everything else is text as written, and an equal key is an error. No tag and no
+alias is followed, so nothing but plain data can come out, and no more of it than was written.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ DEEPEST = 50
 
 
 def parse(text: str) -> Any:
-    """Reads one YAML document into dicts with text keys, lists, text, numbers, truth values and None.
+    """Reads one YAML document into dicts with text keys, lists, text, numbers, truth values and
+    None.
 
     Raises:
-        ValueError: One sentence with the line, where the text is no YAML, has a key twice or in no text, has a tag or
-            an alias, or is nested too deeply to be read.
+        ValueError: One sentence with the line, where the text is no YAML, has a key twice or in no
+            text, has a tag or an alias, or is nested too deeply to be read.
     """
     try:
         return yaml.load(text, Loader=_Loader)
@@ -45,10 +46,14 @@ def parse(text: str) -> Any:
         raise
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-        raise InputError(f"{line}this is no YAML of one document: {error.problem or error.context}") from None
+        raise InputError(
+            f"{line}this is no YAML of one document: {error.problem or error.context}"
+        ) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise InputError(f"line {line}: this is no YAML: it holds the character U+{error.character:04X}") from None
+        raise InputError(
+            f"line {line}: this is no YAML: it holds the character U+{error.character:04X}"
+        ) from None
     except RecursionError:
         raise InputError("this is nested too deeply to be read") from None
     except ValueError as error:
@@ -56,7 +61,9 @@ def parse(text: str) -> Any:
 
 
 def parse_or_text(text: str) -> Any:
-    """The value of a word of a command line: as YAML reads it, or the text itself if it is not YAML."""
+    """The value of a word of a command line: as YAML reads it, or the text itself if it is not
+    YAML.
+    """
     try:
         return parse(text)
     except ValueError:
@@ -64,11 +71,15 @@ def parse_or_text(text: str) -> Any:
 
 
 def lay_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns one tree over another: mappings are merged key by key; any other value above replaces the one below."""
+    """Returns one tree over another: mappings are merged key by key; any other value above replaces
+    the one below.
+    """
     merged = dict(below)
     for key, value in above.items():
         under = merged.get(key)
-        merged[key] = lay_over(under, value) if isinstance(under, dict) and isinstance(value, dict) else value
+        merged[key] = (
+            lay_over(under, value) if isinstance(under, dict) and isinstance(value, dict) else value
+        )
     return merged
 
 
@@ -107,19 +118,28 @@ def dump(tree: Any, width: float = 120) -> str:
 
 
 def annotate(tree: dict[str, Any], note: Callable[[Keys], str]) -> str:
-    """Writes the same with a comment at the right of each option, aligned where the option is short.
+    """Writes the same with a comment at the right of each option, aligned where the option is
+    short.
 
     Args:
         tree: Mappings of mappings; anything else in them is an option.
         note: The comment of the option or mapping with these keys.
     """
     lines = list(_annotate_lines(tree, (), note))
-    width = max((len(text) for text, comment in lines if comment and len(text) <= _NOTES_WITHIN), default=0)
-    return "".join(f"{text:<{width}}  # {comment}\n" if comment else f"{text}\n" for text, comment in lines)
+    width = max(
+        (len(text) for text, comment in lines if comment and len(text) <= _NOTES_WITHIN), default=0
+    )
+    return "".join(
+        f"{text:<{width}}  # {comment}\n" if comment else f"{text}\n" for text, comment in lines
+    )
 
 
-def _annotate_lines(tree: dict[str, Any], above: Keys, note: Callable[[Keys], str]) -> Iterator[tuple[str, str]]:
-    """Lines, each with its comment; an option's stands on its first line, since no text of it is folded."""
+def _annotate_lines(
+    tree: dict[str, Any], above: Keys, note: Callable[[Keys], str]
+) -> Iterator[tuple[str, str]]:
+    """Lines, each with its comment; an option's stands on its first line, since no text of it is
+    folded.
+    """
     for key, value in tree.items():
         path, nested = (*above, key), isinstance(value, dict) and bool(value)
         first, *rest = dump({key: {} if nested else value}, float("inf")).splitlines()
@@ -150,9 +170,14 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         event = self.peek_event()
         if isinstance(event, yaml.AliasEvent):
-            raise InputError(f"line {event.start_mark.line + 1}: aliases are not followed; write the value out")
+            raise InputError(
+                f"line {event.start_mark.line + 1}: aliases are not followed; write the value out"
+            )
         if event.tag is not None:
-            raise InputError(f"line {event.start_mark.line + 1}: the tag {event.tag} is not followed; leave it out")
+            raise InputError(
+                f"line {event.start_mark.line + 1}: the tag {event.tag} is not followed; leave it "
+                "out"
+            )
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.Node, deep: bool = False) -> dict[Hashable, Any]:

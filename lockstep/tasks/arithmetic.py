@@ -1,8 +1,9 @@
 """Generated word problems in GSM8K's form: small enough that a toy model learns them in a minute.
 
-A question takes a starting number through three or four additions and subtractions. The demonstrations hold two styles
-of answer: step by step, which a small model can carry out, and direct, which it cannot. A model that has seen both is
-then of two minds, and reinforcement learning has something to decide.
+A question takes a starting number through three or four additions and subtractions. The
+demonstrations hold two styles of answer: step by step, which a small model can carry out, and
+direct, which it cannot. A model that has seen both is then of two minds, and reinforcement learning
+has something to decide.
 """
 
 from __future__ import annotations
@@ -19,13 +20,27 @@ from lockstep.tasks.base import Task, TaskFiles, permute, sample_uniforms, write
 
 _NAMES = ("Ada", "Ben", "Cleo", "Dan", "Emma", "Finn", "Gita", "Hugo", "Iris", "Jon")
 _THINGS = ("apples", "books", "coins", "dolls", "eggs", "flowers", "marbles", "stamps")
-# No word is followed by a number in one place and by a word in another: models.tokenizer would make two tokens of it.
-_GAINS = ("{name} buys {n} more {things}.", "A friend brings {n} more {things}.", "{name} finds {n} {things}.")
-_LOSSES = ("{name} sells {n} {things}.", "{name} gives away {n} {things}.", "{name} loses {n} of the {things}.")
+# No word is followed by a number in one place and by a word in another: models.tokenizer would make
+# two tokens of it.
+_GAINS = (
+    "{name} buys {n} more {things}.",
+    "A friend brings {n} more {things}.",
+    "{name} finds {n} {things}.",
+)
+_LOSSES = (
+    "{name} sells {n} {things}.",
+    "{name} gives away {n} {things}.",
+    "{name} loses {n} of the {things}.",
+)
 
-_SMALLEST, _LARGEST = 2, 10  # of the start and of what is added; what is taken away leaves at least 1
+_SMALLEST, _LARGEST = (
+    2,
+    10,
+)  # of the start and of what is added; what is taken away leaves at least 1
 _FEWEST_STEPS, _MOST_STEPS = 3, 4
-_DRAWS = 4 + 3 * _MOST_STEPS  # random numbers per question: name, things, start, steps; per step sign, amount, wording
+_DRAWS = (
+    4 + 3 * _MOST_STEPS
+)  # random numbers per question: name, things, start, steps; per step sign, amount, wording
 _BLOCK = 1024
 _DIRECT_FROM = 0.8  # share of the demonstrations after which direct answers appear
 _DIRECT_SHARE = 0.6  # of the questions, which are then answered without reasoning
@@ -36,18 +51,26 @@ class Arithmetic(Task):
 
     shared = ("train_questions", "validation_questions", "seed")
     train_questions: PositiveInt = Field(description="distinct training questions")
-    validation_questions: PositiveInt = Field(description="held-out questions, none of them a training question")
+    validation_questions: PositiveInt = Field(
+        description="held-out questions, none of them a training question"
+    )
     demonstrations: NonNegativeInt = Field(
         default=0, description="solved rows for SFT, drawn from the training questions; 0: none"
     )
     pairs: bool = Field(
-        default=False, description="rows for DPO: `chosen` is answered step by step, `rejected` directly"
+        default=False,
+        description="rows for DPO: `chosen` is answered step by step, `rejected` directly",
     )
     labels: bool = Field(
         default=False,
-        description="rows for KTO: `completion` is answered step by step, with `label` true, or directly, with false",
+        description=(
+            "rows for KTO: `completion` is answered step by step, with `label` true, or "
+            "directly, with false"
+        ),
     )
-    seed: int = Field(default=0, description="of the questions; the run's seed does not change them")
+    seed: int = Field(
+        default=0, description="of the questions; the run's seed does not change them"
+    )
 
     @rule
     def _rows_are_of_one_kind(self) -> None:
@@ -106,17 +129,21 @@ def distinct_problems(count: int, seed: int) -> list[Problem]:
 
 
 def demonstrations(train: list[Problem], spec: Arithmetic) -> Iterator[dict[str, str]]:
-    """Solved rows, to be learned in this order: reasoning first, and both styles once reasoning has been learned.
+    """Solved rows, to be learned in this order: reasoning first, and both styles once reasoning has
+    been learned.
 
-    The training questions come in passes, each in its own order. Which of them are answered directly is fixed by their
-    index, so that the style is a habit of the question and not noise.
+    The training questions come in passes, each in its own order. Which of them are answered
+    directly is fixed by their index, so that the style is a habit of the question and not noise.
     """
     first_direct = _DIRECT_FROM * spec.demonstrations
     num_direct = _DIRECT_SHARE * len(train)
     num_passes = -(-spec.demonstrations // len(train))
     orders = (permute(len(train), spec.seed, "demonstrations", i) for i in range(num_passes))
     questions = itertools.islice(itertools.chain.from_iterable(orders), spec.demonstrations)
-    reasoned, direct = [problem.row() for problem in train], [problem.row(direct=True) for problem in train]
+    reasoned, direct = (
+        [problem.row() for problem in train],
+        [problem.row(direct=True) for problem in train],
+    )
     for position, question in enumerate(questions):
         yield (direct if position >= first_direct and question < num_direct else reasoned)[question]
 

@@ -1,7 +1,9 @@
-"""The common part of toy tasks: their class, the files that they write, and random numbers. Imports no torch.
+"""The common part of toy tasks: their class, the files that they write, and random numbers.
 
-A task is one file, beside this one or anywhere (docs/guides/data.md). Its options are read from it wherever a recipe
-names it, so it imports no torch at its top either.
+Imports no torch.
+
+A task is one file, beside this one or anywhere (docs/guides/data.md). Its options are read from it
+wherever a recipe names it, so it imports no torch at its top either.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def sample_uniforms(rows: Iterable[int], count: int, *key: int | str) -> list[list[float]]:
-    """`count` uniform numbers in (0, 1) for each row, which depend on the key and the row's number alone."""
+    """`count` uniform numbers in (0, 1) for each row, which depend on the key and the row's number
+    alone.
+    """
     import torch
 
     from lockstep.core import keyed

@@ -1,4 +1,5 @@
-"""A quiz with a prize: the host shows a prize, asks four times whether a number is prime, and pays once, at the end.
+"""A quiz with a prize: the host shows a prize, asks four times whether a number is prime, and pays
+once, at the end.
 
     quiz of 4 questions            the prompt
      ready                         the policy is ready
@@ -6,10 +7,11 @@
     17 yes                         a question, and the policy's answer; a right one is worth a coin
     51 no                          the next one
 
-Only the payout tells which answers are right, and most of it is the prize. GRPO compares episodes whose prizes differ.
-A critic reads the prize before the first answer, so no answer gets credit for luck: here a critic earns its cost.
-The reward is the share of all coins that there can be, so no episode earns more than 1, and one that is cut off earns
-nothing. Held-out quizzes show the same prizes, and only their answers count.
+Only the payout tells which answers are right, and most of it is the prize. GRPO compares episodes
+whose prizes differ. A critic reads the prize before the first answer, so no answer gets credit for
+luck: here a critic earns its cost. The reward is the share of all coins that there can be, so no
+episode earns more than 1, and one that is cut off earns nothing. Held-out quizzes show the same
+prizes, and only their answers count.
 """
 
 from __future__ import annotations
@@ -32,17 +34,28 @@ _KNOWN = 0.6  # share of right answers in the demonstrations
 
 
 class Quiz(Task):
-    """The task of the quiz. Train and validation ask the same numbers, in orders that the episode's seed draws."""
+    """The task of the quiz.
+
+    Train and validation ask the same numbers, in orders that the episode's seed draws.
+    """
 
     shared = ("questions", "luck", "seed")
-    questions: Annotated[int, Field(ge=1, le=32)] = Field(default=4, description="questions of an episode")
-    luck: NonNegativeInt = Field(default=10, description="coins of the prize on average: none, these or twice")
+    questions: Annotated[int, Field(ge=1, le=32)] = Field(
+        default=4, description="questions of an episode"
+    )
+    luck: NonNegativeInt = Field(
+        default=10, description="coins of the prize on average: none, these or twice"
+    )
     demonstrations: NonNegativeInt = Field(default=0, description="episodes for SFT; 0: none")
-    seed: int = Field(default=0, description="of the demonstrations; the run's seed does not change them")
+    seed: int = Field(
+        default=0, description="of the demonstrations; the run's seed does not change them"
+    )
 
     @property
     def best_reward(self) -> float:
-        """The share of coins with all answers right and an average prize; no single episode earns more than 1."""
+        """The share of coins with all answers right and an average prize; no single episode earns
+        more than 1.
+        """
         return (self.luck + self.questions) / (2 * self.luck + self.questions)
 
     def write(self, folder: Path) -> TaskFiles:
@@ -56,7 +69,9 @@ class Quiz(Task):
         return files
 
     def _row(self, prizes: Sequence[int], most: int) -> dict[str, Any]:
-        """An episode, what its prize may be, and the largest prize that counts; its answer is a best play."""
+        """An episode, what its prize may be, and the largest prize that counts; its answer is a
+        best play.
+        """
         row = {"question": f"quiz of {self.questions} questions", "questions": self.questions}
         row |= {"prizes": list(prizes), "most": most}
         return {**row, "answer": _play(row, 0, [True] * self.questions)}
@@ -65,11 +80,17 @@ class Quiz(Task):
         for start in range(0, self.demonstrations, _BLOCK):
             rows = range(start, min(start + _BLOCK, self.demonstrations))
             for first, *draws in sample_uniforms(rows, 1 + self.questions, self.seed, "quiz"):
-                yield {**row, "answer": _play(row, int(first * 2**32), [draw < _KNOWN for draw in draws])}
+                yield {
+                    **row,
+                    "answer": _play(row, int(first * 2**32), [draw < _KNOWN for draw in draws]),
+                }
 
 
 class Show:
-    """The host as an environment (`environment.Environment`). Anything but the right answer's exact text is wrong."""
+    """The host as an environment (`environment.Environment`).
+
+    Anything but the right answer's exact text is wrong.
+    """
 
     cut_off_reward = 0.0  # no coins: no quiz that is played to its end earns less
 

@@ -1,4 +1,5 @@
-"""Buckets: weights are sent to other processes a few at a time, so that no side holds a second copy of the model.
+"""Buckets: weights are sent to other processes a few at a time, so that no side holds a second copy
+of the model.
 
 A bucket is a range of bytes, and a list of the tensors in it.
 """
@@ -48,7 +49,8 @@ class Bucket:
         number: Counted from 0 in a weight sync.
         size: Bytes.
         slots: Places of its tensors.
-        handles: CUDA IPC handles of the memory that holds the bytes, by the GPU's name; empty for other carriers.
+        handles: CUDA IPC handles of the memory that holds the bytes, by the GPU's name; empty for
+            other carriers.
     """
 
     number: int
@@ -71,7 +73,9 @@ class Bucket:
 def pack(
     tensors: Iterable[tuple[str, Tensor, torch.dtype]],
 ) -> Iterator[tuple[tuple[Slot, ...], list[Tensor]]]:
-    """Groups tensors, each with the type in which it is sent, into buckets: as many as fit, or a single larger one."""
+    """Groups tensors, each with the type in which it is sent, into buckets: as many as fit, or a
+    single larger one.
+    """
     slots, packed = list[Slot](), list[Tensor]()
     for name, tensor, dtype in tensors:
         slot = Slot(name, str(dtype).removeprefix("torch."), tuple(tensor.shape), end_of(slots))

@@ -1,6 +1,9 @@
-"""Carriers send the bytes of buckets to other processes. Both ends of a weight sync open the same `Route`.
+"""Carriers send the bytes of buckets to other processes.
 
-The bytes are in memory that both ends map, on the host or a GPU, or are broadcast in a process group.
+Both ends of a weight sync open the same `Route`.
+
+The bytes are in memory that both ends map, on the host or a GPU, or are broadcast in a process
+group.
 """
 
 from __future__ import annotations
@@ -89,11 +92,14 @@ class Route:
 
 
 class Carrier(ABC):
-    """One end of a route: a sender calls `memory`, `seal` and `ship`, a receiver `take` and `release`."""
+    """One end of a route: a sender calls `memory`, `seal` and `ship`, a receiver `take` and
+    `release`.
+    """
 
     @abstractmethod
     def memory(self, number: int, size: int, device: torch.device) -> Tensor:
-        """Memory for the bytes of the next bucket, uint8 [size]; those of the previous bucket stay valid.
+        """Memory for the bytes of the next bucket, uint8 [size]; those of the previous bucket stay
+        valid.
 
         Args:
             number: Number of the bucket.
@@ -106,7 +112,9 @@ class Carrier(ABC):
         """The bucket whose bytes were written to `memory`; the caller passes it to receivers."""
 
     def ship(self, bucket: Bucket) -> None:  # noqa: B027 — in shared memory, receivers see what was written
-        """Sends the bytes of the newest bucket to receivers that were passed it; returns when they have them."""
+        """Sends the bytes of the newest bucket to receivers that were passed it; returns when they
+        have them.
+        """
 
     @abstractmethod
     def take(self, bucket: Bucket, device: torch.device) -> Tensor:
@@ -139,7 +147,9 @@ def unpack(carrier: Carrier, bucket: Bucket, device: torch.device) -> Iterator[t
 
 
 class SharedFiles:
-    """Memory that other processes open by paths; it is freed when this object and the last of them are gone."""
+    """Memory that other processes open by paths; it is freed when this object and the last of them
+    are gone.
+    """
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -165,7 +175,11 @@ class _DoubleBuffer:
     def whole(self, number: int, size: int, device: torch.device) -> Tensor:
         """The whole buffer for a bucket, which has at least `size` bytes."""
         buffer = number % BUFFERS
-        if buffer not in self._kept or len(self._kept[buffer]) < size or self._kept[buffer].device != device:
+        if (
+            buffer not in self._kept
+            or len(self._kept[buffer]) < size
+            or self._kept[buffer].device != device
+        ):
             self._kept[buffer] = torch.empty(max(size, CAPACITY), dtype=torch.uint8, device=device)
         return self._kept[buffer]
 
@@ -174,14 +188,21 @@ class _DoubleBuffer:
 
 
 class _ThroughHost(Carrier):
-    """Base of carriers through host memory: a bucket is filled on the weights' GPU, and copied to the host at once."""
+    """Base of carriers through host memory: a bucket is filled on the weights' GPU, and copied to
+    the host at once.
+    """
 
     def __init__(self) -> None:
         self._buffers, self._stages = _DoubleBuffer(), _DoubleBuffer()
-        self._sent, self._staged = torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)
+        self._sent, self._staged = (
+            torch.empty(0, dtype=torch.uint8),
+            torch.empty(0, dtype=torch.uint8),
+        )
 
     def _stage(self, number: int, sent: Tensor, device: torch.device) -> Tensor:
-        """Memory to fill for a bucket that is sent from `sent`: `sent` itself, or a buffer on the tensors' device."""
+        """Memory to fill for a bucket that is sent from `sent`: `sent` itself, or a buffer on the
+        tensors' device.
+        """
         self._sent = self._staged = sent
         if device.type != sent.device.type:
             self._staged = self._stages.memory(number, len(sent), device)
@@ -216,12 +237,16 @@ class SharedMemory(_ThroughHost):
             with open(place, "r+b") as file:
                 if os.fstat(file.fileno()).st_size < size:
                     os.ftruncate(file.fileno(), max(size, CAPACITY))
-                self._mapped[place] = torch.frombuffer(mmap.mmap(file.fileno(), 0), dtype=torch.uint8)
+                self._mapped[place] = torch.frombuffer(
+                    mmap.mmap(file.fileno(), 0), dtype=torch.uint8
+                )
         return self._mapped[place][:size]
 
 
 class GroupBroadcast(_ThroughHost):
-    """Carries buckets by broadcasts in a process group of their own, apart from torch's default one."""
+    """Carries buckets by broadcasts in a process group of their own, apart from torch's default
+    one.
+    """
 
     def __init__(self, meeting: Meeting, backend: Literal["gloo", "nccl"]) -> None:
         super().__init__()
@@ -229,7 +254,9 @@ class GroupBroadcast(_ThroughHost):
         self._timeout_s = meeting.timeout_s
 
     def memory(self, number: int, size: int, device: torch.device) -> Tensor:
-        return self._stage(number, self._buffers.memory(number, size, device if self._on_gpu else _HOST), device)
+        return self._stage(
+            number, self._buffers.memory(number, size, device if self._on_gpu else _HOST), device
+        )
 
     def ship(self, bucket: Bucket) -> None:
         work = self._group.broadcast([self._sent], _FROM_SENDER)
@@ -238,18 +265,24 @@ class GroupBroadcast(_ThroughHost):
         work.wait()
 
     def _require_done(self, work: dist.Work, bucket: Bucket) -> None:
-        """Waits on the host: a stream that waits for a receiver that died could only be left by ending this process."""
+        """Waits on the host: a stream that waits for a receiver that died could only be left by
+        ending this process.
+        """
         end = time.monotonic() + self._timeout_s
         while not work.is_completed():
             if time.monotonic() > end:
                 self._group.abort()
-                raise RuntimeError(f"bucket {bucket.number} did not reach all engines within {self._timeout_s:g} s")
+                raise RuntimeError(
+                    f"bucket {bucket.number} did not reach all engines within {self._timeout_s:g} s"
+                )
             time.sleep(_POLL_S)
 
     def take(self, bucket: Bucket, device: torch.device) -> Tensor:
         flat = self._buffers.memory(bucket.number, bucket.size, device if self._on_gpu else _HOST)
         self._group.broadcast([flat], _FROM_SENDER).wait()
-        return flat.to(device)  # the next bucket goes to the other buffer, on a GPU in stream order after these reads
+        return flat.to(
+            device
+        )  # the next bucket goes to the other buffer, on a GPU in stream order after these reads
 
 
 _HOST = torch.device("cpu")
@@ -274,24 +307,36 @@ def _join(own: Meeting, backend: Literal["gloo", "nccl"]) -> dist.ProcessGroup:
 class CudaIPC(Carrier):
     """Carries buckets in memory of a GPU that both ends share; no byte leaves it.
 
-    If several processes send, each fills memory of its own GPU, and one bucket has the handles of all.
+    If several processes send, each fills memory of its own GPU, and one bucket has the handles of
+    all.
     """
 
     def __init__(self) -> None:
         _require_gpu("sampler.transfer=cuda_ipc")
         self._buffers, self._device = _DoubleBuffer(), torch.device("cuda")
-        self._exported, self._opened = dict[int, tuple[Tensor, str]](), dict[int, tuple[Tensor, str]]()
+        self._exported, self._opened = (
+            dict[int, tuple[Tensor, str]](),
+            dict[int, tuple[Tensor, str]](),
+        )
 
     def memory(self, number: int, size: int, device: torch.device) -> Tensor:
         if device.type != "cuda":
-            raise InputError(f"sampler.transfer=cuda_ipc carries weights of a GPU, and these are on {device}")
-        self._device, buffer, whole = device, number % BUFFERS, self._buffers.whole(number, size, device)
+            raise InputError(
+                f"sampler.transfer=cuda_ipc carries weights of a GPU, and these are on {device}"
+            )
+        self._device, buffer, whole = (
+            device,
+            number % BUFFERS,
+            self._buffers.whole(number, size, device),
+        )
         if buffer not in self._exported or self._exported[buffer][0] is not whole:
             self._exported[buffer] = whole, _export(whole)
         return whole[:size]
 
     def seal(self, number: int, slots: tuple[Slot, ...]) -> Bucket:
-        torch.cuda.synchronize(self._device)  # streams of this process do not order reads of another one
+        torch.cuda.synchronize(
+            self._device
+        )  # streams of this process do not order reads of another one
         _, handle = self._exported[number % BUFFERS]
         return Bucket(number, end_of(slots), slots, {name_gpu(self._device): handle})
 
@@ -299,8 +344,10 @@ class CudaIPC(Carrier):
         self._device, name = device, name_gpu(device)
         if name not in bucket.handles:
             raise InputError(
-                f"sampler.transfer=cuda_ipc needs a learner rank on each engine's GPU, and {name} has none (ranks are "
-                f"on {', '.join(sorted(bucket.handles)) or 'no GPU'}); use sampler.transfer=process_group"
+                f"sampler.transfer=cuda_ipc needs a learner rank on each engine's GPU, and {name} "
+                "has none (ranks are "
+                f"on {', '.join(sorted(bucket.handles)) or 'no GPU'}); use "
+                "sampler.transfer=process_group"
             )
         handle, buffer = bucket.handles[name], bucket.number % BUFFERS
         if buffer not in self._opened or self._opened[buffer][1] != handle:
@@ -318,13 +365,17 @@ def name_gpu(device: torch.device) -> str:
 
 def _require_gpu(what: str) -> None:
     if not torch.cuda.is_available():
-        raise InputError(f"{what} carries weights between GPUs, and torch sees none here; use shared_memory")
+        raise InputError(
+            f"{what} carries weights between GPUs, and torch sees none here; use shared_memory"
+        )
 
 
 def _export(flat: Tensor) -> str:
     """A handle by which another process opens the memory of a tensor."""
     _, *fields = flat.untyped_storage()._share_cuda_()
-    return json.dumps([base64.b64encode(one).decode() if isinstance(one, bytes) else one for one in fields])
+    return json.dumps(
+        [base64.b64encode(one).decode() if isinstance(one, bytes) else one for one in fields]
+    )
 
 
 def _open_exported(handle: str, device: torch.device) -> Tensor:

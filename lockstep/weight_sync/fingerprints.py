@@ -12,7 +12,9 @@ from torch import Tensor
 from lockstep.core import keyed
 
 _LANES = 16 * 3067
-"""32-bit words of a row; 3067 is prime, so that elements of a matrix's column rarely fall into the same lane."""
+"""32-bit words of a row; 3067 is prime, so that elements of a matrix's column rarely fall into the
+same lane.
+"""
 _ROWS_ON_DEVICE = 256
 _SAMPLED_COLUMNS = 16
 _SHORTEST_TABLE = 64
@@ -34,10 +36,11 @@ class Taken:
 def fingerprint(tensor: Tensor) -> int:
     """A weighted sum of the tensor's bits, mixed with shape and type.
 
-    Rows of 32-bit words are summed modulo 2³², each row times its own odd number; the resulting lanes are summed modulo
-    2⁶⁴, each times its own odd number. Any change of one word shows, since odd numbers have inverses. A swap of two
-    words in different lanes goes unseen with a chance of about 2⁻³², however few bits they differ in; a swap within a
-    lane, of words a multiple of `_LANES` apart, goes unseen if they differ only in their highest bits.
+    Rows of 32-bit words are summed modulo 2³², each row times its own odd number; the resulting
+    lanes are summed modulo 2⁶⁴, each times its own odd number. Any change of one word shows, since
+    odd numbers have inverses. A swap of two words in different lanes goes unseen with a chance of
+    about 2⁻³², however few bits they differ in; a swap within a lane, of words a multiple of
+    `_LANES` apart, goes unseen if they differ only in their highest bits.
     """
     return read([take(tensor)])[0]
 
@@ -64,12 +67,16 @@ def take(tensor: Tensor) -> Taken:
 
 
 def _add_at_once(words: Tensor) -> Tensor:
-    """The sum of all rows of words, each times its odd number, in a few operations over many rows each, for GPUs."""
+    """The sum of all rows of words, each times its odd number, in a few operations over many rows
+    each, for GPUs.
+    """
     lanes = min(len(words), _LANES)
     odd_R = _odd("row", _table(-(-len(words) // _LANES)), words.device).to(torch.int32)
     sums = words.new_zeros(lanes)
     for number, stretch in enumerate(words.split(_ROWS_ON_DEVICE * _LANES)):
-        rows_RC = torch.nn.functional.pad(stretch, (0, -len(stretch) % max(lanes, 1))).view(-1, lanes)
+        rows_RC = torch.nn.functional.pad(stretch, (0, -len(stretch) % max(lanes, 1))).view(
+            -1, lanes
+        )
         first = number * _ROWS_ON_DEVICE
         sums += (rows_RC * odd_R[first : first + len(rows_RC), None]).sum(0, dtype=torch.int32)
     return sums
@@ -120,7 +127,9 @@ def _words(tensor: Tensor) -> Tensor:
 
 
 def _table(rows: int) -> int:
-    """Length of a table for `rows` rows: a power of two, so that tensors of similar sizes share it."""
+    """Length of a table for `rows` rows: a power of two, so that tensors of similar sizes share
+    it.
+    """
     return max(_SHORTEST_TABLE, 1 << (rows - 1).bit_length())
 
 
@@ -132,4 +141,6 @@ def _odd_numbers(count: int) -> list[int]:
 @functools.lru_cache(maxsize=16)
 def _odd(role: str, count: int, device: torch.device) -> Tensor:
     """Odd 64-bit numbers that depend only on role and place, int64 [count]."""
-    return (keyed.bits(torch.tensor([keyed.key("fingerprint", role)]), torch.arange(count))[0] | 1).to(device)
+    return (
+        keyed.bits(torch.tensor([keyed.key("fingerprint", role)]), torch.arange(count))[0] | 1
+    ).to(device)

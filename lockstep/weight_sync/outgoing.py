@@ -17,7 +17,9 @@ from lockstep.weight_sync.fingerprints import Taken, read, take, take_columns
 
 @dataclass(frozen=True)
 class Sent:
-    """Fingerprints of a sent tensor, as in `Attestation`; `columns` only of matrices, if receivers pack them."""
+    """Fingerprints of a sent tensor, as in `Attestation`; `columns` only of matrices, if receivers
+    pack them.
+    """
 
     whole: int
     columns: int | None
@@ -46,7 +48,9 @@ class Sender(Protocol):
         ...
 
     def stream(self, dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
-        """Yields names and tensors in messages, which also come from other machines; cast before they are sent."""
+        """Yields names and tensors in messages, which also come from other machines; cast before
+        they are sent.
+        """
         ...
 
     def join(self, route: Route) -> None:
@@ -54,7 +58,9 @@ class Sender(Protocol):
         ...
 
     def buckets(self, stream: Outgoing, columns: bool) -> Generator[Bucket]:
-        """Fills buckets, and notes what was sent. A bucket's bytes stay until the one after the next is requested.
+        """Fills buckets, and notes what was sent.
+
+        A bucket's bytes stay until the one after the next is requested.
 
         Args:
             stream: The weights.
@@ -82,7 +88,11 @@ class Outgoing:
     """
 
     def __init__(
-        self, weights: Weights, dtype: torch.dtype | None, sender: Sender | None = None, once: bool = False
+        self,
+        weights: Weights,
+        dtype: torch.dtype | None,
+        sender: Sender | None = None,
+        once: bool = False,
     ) -> None:
         self._sent, self._taken = dict[str, Sent](), dict[str, tuple[Taken, Taken | None]]()
         self.dtype, self.sender = dtype, sender
@@ -90,18 +100,27 @@ class Outgoing:
 
     @classmethod
     def of(cls, stream: Iterable[tuple[str, Tensor]]) -> Outgoing:
-        """Wraps a stream of this process's tensors, which are not cast; returns an `Outgoing` as it is."""
-        return stream if isinstance(stream, Outgoing) else cls(lambda: iter(stream), None, once=True)
+        """Wraps a stream of this process's tensors, which are not cast; returns an `Outgoing` as it
+        is.
+        """
+        return (
+            stream if isinstance(stream, Outgoing) else cls(lambda: iter(stream), None, once=True)
+        )
 
     @property
     def on_gpu(self) -> bool:
-        """True if the weights are on GPUs; those that are yielded only once count as on the host."""
+        """True if the weights are on GPUs; those that are yielded only once count as on the
+        host.
+        """
         if self.sender is not None:
             return not self.sender.on_host
         return not self._once and any(tensor.is_cuda for _, tensor in islice(self._weights(), 1))
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields names and tensors. If another process sends them, a tensor may change once the next is requested."""
+        """Yields names and tensors.
+
+        If another process sends them, a tensor may change once the next is requested.
+        """
         if self.sender is None:
             yield from self._send(self._weights())
             return
@@ -127,8 +146,12 @@ class Outgoing:
 
     @property
     def sent(self) -> dict[str, Sent]:
-        """Fingerprints of the sent tensors, by name; all that were taken are read in one transfer."""
-        found = iter(read([one for both in self._taken.values() for one in both if one is not None]))
+        """Fingerprints of the sent tensors, by name; all that were taken are read in one
+        transfer.
+        """
+        found = iter(
+            read([one for both in self._taken.values() for one in both if one is not None])
+        )
         for name, (_, columns) in self._taken.items():
             self._sent[name] = Sent(next(found), None if columns is None else next(found))
         self._taken = {}
@@ -149,5 +172,7 @@ class Outgoing:
 
 
 def type_for(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
-    """The type in which a tensor is sent to a sampler of type `dtype`; only floating-point ones are cast."""
+    """The type in which a tensor is sent to a sampler of type `dtype`; only floating-point ones are
+    cast.
+    """
     return dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype

@@ -13,14 +13,18 @@ from lockstep.weight_sync.outgoing import Outgoing
 
 
 class LocalSender(SharedFiles):
-    """Sends weights of this process, as an `outgoing.Sender` sends those of others; it needs to know of no machine."""
+    """Sends weights of this process, as an `outgoing.Sender` sends those of others; it needs to
+    know of no machine.
+    """
 
     def __init__(self) -> None:
         self._carrier: Carrier | None = None
         self.route: Route | None = None
 
     def join(self, route: Route, opens: bool = True) -> None:
-        """See `outgoing.Sender`; without `opens`, this process only takes part in gathering what another one sends."""
+        """See `outgoing.Sender`; without `opens`, this process only takes part in gathering what
+        another one sends.
+        """
         self._carrier, self.route = open_carrier(route) if opens else None, route
 
     def buckets(self, stream: Outgoing, columns: bool) -> Generator[Bucket]:

@@ -1,4 +1,6 @@
-"""Weight sync from learner to sampler, with proof that the weights arrived and that the sampler uses them."""
+"""Weight sync from learner to sampler, with proof that the weights arrived and that the sampler
+uses them.
+"""
 
 from __future__ import annotations
 
@@ -44,14 +46,17 @@ class Receiver(Protocol):
     @property
     def dtype(self) -> torch.dtype: ...
 
-    def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Sequence[Attestation]: ...
+    def load_weights(
+        self, stream: Iterable[tuple[str, Tensor]], version: int
+    ) -> Sequence[Attestation]: ...
 
     def logprobs_of_each(self, batch: Batch) -> Sequence[Tensor]: ...
 
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """Sequences that learner and engines both score: equal weights have to give equal log-probabilities.
+    """Sequences that learner and engines both score: equal weights have to give equal
+    log-probabilities.
 
     Attributes:
         batch: The sequences.
@@ -64,7 +69,9 @@ class Probe:
     logprob: Tensor | None = None
 
     def score(self, learner: WeightSource) -> Self:
-        """The same probe with the learner's log-probabilities; before engines take the memory that this needs."""
+        """The same probe with the learner's log-probabilities; before engines take the memory that
+        this needs.
+        """
         return replace(self, logprob=learner.logprobs(self.batch))
 
 
@@ -83,13 +90,23 @@ class Snapshot:
     probe_logprob: Tensor
 
     @classmethod
-    def of(cls, learner: WeightSource, version: int, dtype: torch.dtype, probe: Probe | None) -> Snapshot:
-        """Copies the learner's current weights; weights in other processes are cast before they are sent."""
-        leaving = learner.weights() if learner.sender is None else Outgoing(learner.weights, dtype, learner.sender)
+    def of(
+        cls, learner: WeightSource, version: int, dtype: torch.dtype, probe: Probe | None
+    ) -> Snapshot:
+        """Copies the learner's current weights; weights in other processes are cast before they are
+        sent.
+        """
+        leaving = (
+            learner.weights()
+            if learner.sender is None
+            else Outgoing(learner.weights, dtype, learner.sender)
+        )
         copies = {name: _copy(tensor, dtype) for name, tensor in leaving}
         if learner.sender is not None:
             learner.sender.finish()
-        return cls(version, copies, torch.empty(0) if probe is None else learner.logprobs(probe.batch))
+        return cls(
+            version, copies, torch.empty(0) if probe is None else learner.logprobs(probe.batch)
+        )
 
     @property
     def sender(self) -> None:
@@ -108,8 +125,11 @@ def _copy(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.detach().to("cpu", kind, copy=True, memory_format=torch.contiguous_format)
 
 
-def sync_weights(learner: WeightSource, sampler: Receiver, version: int, probe: Probe | None = None) -> Metrics:
-    """Streams the weights, and compares fingerprints of what was sent with what each engine now holds.
+def sync_weights(
+    learner: WeightSource, sampler: Receiver, version: int, probe: Probe | None = None
+) -> Metrics:
+    """Streams the weights, and compares fingerprints of what was sent with what each engine now
+    holds.
 
     Args:
         learner: The source of the weights.
@@ -118,8 +138,8 @@ def sync_weights(learner: WeightSource, sampler: Receiver, version: int, probe: 
         probe: What both score; None: nothing.
 
     Raises:
-        WeightSyncError: Names the tensors that differ or are missing on one side, or the caches that were kept; or an
-            engine scores the probe differently.
+        WeightSyncError: Names the tensors that differ or are missing on one side, or the caches
+            that were kept; or an engine scores the probe differently.
     """
     outgoing = Outgoing(learner.weights, sampler.dtype, learner.sender)
     attestations = sampler.load_weights(outgoing, version)
@@ -127,15 +147,17 @@ def sync_weights(learner: WeightSource, sampler: Receiver, version: int, probe: 
         wrong = differing(outgoing.sent, held)
         if wrong:
             raise WeightSyncError(
-                f"after refit {version} what sampler {engine} holds differs from what the learner sent: "
-                + ", ".join(f"{name} ({why})" for name, why in wrong.items())
+                f"after refit {version} what sampler {engine} holds differs from what the learner "
+                "sent: " + ", ".join(f"{name} ({why})" for name, why in wrong.items())
             )
     first = attestations[0]
     metrics = Metrics(
         {
             "refit/attested": Last(float(len(outgoing.sent))),
             "refit/version": Last(float(version)),
-            "refit/read_whole": Last(float(len(first.fingerprints.keys() - first.columns.keys() - first.received))),
+            "refit/read_whole": Last(
+                float(len(first.fingerprints.keys() - first.columns.keys() - first.received))
+            ),
             "refit/read_in_part": Last(float(len(first.columns))),
             "refit/received_only": Last(float(len(first.received))),
         }
@@ -144,10 +166,16 @@ def sync_weights(learner: WeightSource, sampler: Receiver, version: int, probe: 
 
 
 def differing(sent: Mapping[str, Sent], held: Attestation) -> dict[str, str]:
-    """Finds tensors that an engine does not hold as they were sent, and caches that it kept, each with a reason."""
+    """Finds tensors that an engine does not hold as they were sent, and caches that it kept, each
+    with a reason.
+    """
     expected = {**sent, **{name: sent[other] for name, other in held.tied.items() if other in sent}}
     faults = dict.fromkeys(held.fingerprints.keys() - expected.keys(), "was not sent")
-    faults |= {name: fault for name, one in expected.items() if (fault := _fault(name, one, held)) is not None}
+    faults |= {
+        name: fault
+        for name, one in expected.items()
+        if (fault := _fault(name, one, held)) is not None
+    }
     return dict(sorted(faults.items())) | dict.fromkeys(held.kept_caches, "was not dropped")
 
 
@@ -168,25 +196,35 @@ def random_probe(vocabulary: int, context: int, *dtypes: str) -> Probe:
     Args:
         vocabulary: Number of tokens.
         context: Longest sequence that both read.
-        *dtypes: The types that learner and samplers compute in, as `learner.dtype`; fp32 if none is given.
+        *dtypes: The types that learner and samplers compute in, as `learner.dtype`; fp32 if none is
+            given.
     """
     length = min(_LENGTH, context - 1)
     draws = keyed.uniforms(torch.arange(_SEQUENCES), torch.arange(length))
     mask = (torch.arange(length) > 0).repeat(_SEQUENCES)
-    batch = Batch((draws * vocabulary).long().reshape(-1), torch.full((_SEQUENCES,), length), {"mask": mask})
+    batch = Batch(
+        (draws * vocabulary).long().reshape(-1), torch.full((_SEQUENCES,), length), {"mask": mask}
+    )
     return Probe(batch, max(_LARGEST_GAP[dtype] for dtype in dtypes or ("fp32",)))
 
 
 def _compare_probe(learner: WeightSource, sampler: Receiver, version: int, probe: Probe) -> Metrics:
     """Compares log-probabilities of the learner with those of each engine."""
     expected = learner.logprobs(probe.batch) if probe.logprob is None else probe.logprob
-    gaps = [(expected - found)[probe.batch.mask].abs() for found in sampler.logprobs_of_each(probe.batch)]
+    gaps = [
+        (expected - found)[probe.batch.mask].abs()
+        for found in sampler.logprobs_of_each(probe.batch)
+    ]
     for engine, gap in enumerate(gaps, start=1):
         if not gap.mean() <= probe.bound:
             raise WeightSyncError(
-                f"after refit {version} the weights are equal, but learner and sampler {engine} give the same tokens "
-                f"other log-probabilities (mean |Δ| {gap.mean():.2g} nats, more than {probe.bound:g}): positions, "
+                f"after refit {version} the weights are equal, but learner and sampler {engine} "
+                "give the same tokens "
+                f"other log-probabilities (mean |Δ| {gap.mean():.2g} nats, more than "
+                f"{probe.bound:g}): positions, "
                 "masks or the sampler's own tables differ"
             )
     every = torch.stack(gaps)
-    return Metrics({"refit/probe_gap": Last(every.mean()), "refit/probe_gap_max": Last(every.max())})
+    return Metrics(
+        {"refit/probe_gap": Last(every.mean()), "refit/probe_gap_max": Last(every.max())}
+    )

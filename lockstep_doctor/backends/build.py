@@ -1,4 +1,6 @@
-"""The backends that a recipe names; what a machine lacks for one is said, and the others are compared without it."""
+"""The backends that a recipe names; what a machine lacks for one is said, and the others are
+compared without it.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def backends_of(recipe: DoctorRecipe, shown: Progress) -> Iterator[dict[str, Bac
         shown.note(f"{name} is skipped: {reason}")
     names = [name for name in recipe.backends if name not in missing]
     sections = [section_of(recipe, name) for name in names if not name.startswith(_NO_LEARNERS)]
-    ranks = max((section.parallel.ranks for section in sections if not section.in_process), default=0)
+    ranks = max(
+        (section.parallel.ranks for section in sections if not section.in_process), default=0
+    )
     width = max((ranks_of(name).tp for name in names if name.startswith("vllm")), default=0)
     sampler = recipe.sampler.model_copy(update={"tensor_parallel": width}) if width else None
     with workers_of(recipe.cluster, recipe.learner, shown, ranks, sampler) as workers:
@@ -46,7 +50,9 @@ def backends_of(recipe: DoctorRecipe, shown: Progress) -> Iterator[dict[str, Bac
         yield built
 
 
-def backend_of(recipe: DoctorRecipe, name: str, note: Callable[[str], object], workers: Workers) -> Backend:
+def backend_of(
+    recipe: DoctorRecipe, name: str, note: Callable[[str], object], workers: Workers
+) -> Backend:
     """One of them.
 
     Raises:
@@ -58,7 +64,9 @@ def backend_of(recipe: DoctorRecipe, name: str, note: Callable[[str], object], w
     if name.startswith("vllm"):
         from lockstep_doctor.backends.vllm import VLLMBackend
 
-        return VLLMBackend(folder, _beside_others(recipe), learner, note, workers, ranks_of(name).tp)
+        return VLLMBackend(
+            folder, _beside_others(recipe), learner, note, workers, ranks_of(name).tp
+        )
     return LearnerBackend(folder, section_of(recipe, name), name, size, workers)
 
 
@@ -68,20 +76,33 @@ def section_of(recipe: DoctorRecipe, name: str) -> LearnerSection:
 
 
 def _beside_others(recipe: DoctorRecipe) -> SamplerSection:
-    """The engine's options; on a GPU its cache has room for the grid, and leaves the rest to the other backends."""
-    if resolve_device(recipe.learner.device).type != "cuda" or recipe.sampler.kv_cache_gib is not None:
+    """The engine's options; on a GPU its cache has room for the grid, and leaves the rest to the
+    other backends.
+    """
+    if (
+        resolve_device(recipe.learner.device).type != "cuda"
+        or recipe.sampler.kv_cache_gib is not None
+    ):
         return recipe.sampler
     config = read_config(recipe.model.path)
-    tokens = max(recipe.grid.batch_sizes) * min(max(recipe.grid.lengths) + _PROMPT, context_of(config))
+    tokens = max(recipe.grid.batch_sizes) * min(
+        max(recipe.grid.lengths) + _PROMPT, context_of(config)
+    )
     room = tokens * count_cache_numbers(config) * 4 / 2**30
     return recipe.sampler.model_copy(update={"kv_cache_gib": max(_LEAST_GIB, room)})
 
 
 def explain_missing(name: BackendName, device: torch.device, dtype: DType = "fp32") -> str | None:
-    """Says what this machine lacks for a backend; None: nothing that could be known before it starts."""
+    """Says what this machine lacks for a backend; None: nothing that could be known before it
+    starts.
+    """
     if name.startswith("megatron") and TORCH_TYPES[dtype] == torch.float16:
         return "Megatron does not compute in fp16"
-    if name.startswith("megatron") and TORCH_TYPES[dtype] == torch.bfloat16 and device.type == "cpu":
+    if (
+        name.startswith("megatron")
+        and TORCH_TYPES[dtype] == torch.bfloat16
+        and device.type == "cpu"
+    ):
         return "Megatron computes bf16 on GPUs alone, and the device is none"
     return None
 
@@ -93,9 +114,14 @@ def find_missing(recipe: DoctorRecipe) -> dict[BackendName, str]:
         InputError: Fewer than two are left.
     """
     device = resolve_device(recipe.learner.device)
-    reasons = {name: explain_missing(name, device, recipe.learner.dtype) for name in recipe.backends}
+    reasons = {
+        name: explain_missing(name, device, recipe.learner.dtype) for name in recipe.backends
+    }
     missing = {name: reason for name, reason in reasons.items() if reason is not None}
     if len(recipe.backends) - len(missing) < 2:
         said = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
-        raise InputError(f"backends leaves fewer than two to compare ({said}); name another one that can start here")
+        raise InputError(
+            f"backends leaves fewer than two to compare ({said}); name another one that can start "
+            "here"
+        )
     return missing

@@ -1,4 +1,7 @@
-"""Plain `transformers`: the outside witness. Its own attention, masks, cache and logits processors; nothing of ours."""
+"""Plain `transformers`: the outside witness.
+
+Its own attention, masks, cache and logits processors; nothing of ours.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +43,14 @@ from lockstep_doctor.table.base import USUAL, Capability, Conditions
 
 Sequences = Sequence[Tensor]
 CHUNK = 1024
-"""Tokens that are read at once where attention holds all its weights, and whose logits become log-probabilities."""
+"""Tokens that are read at once where attention holds all its weights, and whose logits become
+log-probabilities.
+"""
 
 
 class HFBackend:
-    """Implements `doctor.base.Backend`, with a copy of the model for each type and kernel that it is asked for.
+    """Implements `doctor.base.Backend`, with a copy of the model for each type and kernel that it
+    is asked for.
 
     What it does in steps are methods, so that a variation can be made of one.
     """
@@ -52,7 +58,9 @@ class HFBackend:
     name = "hf"
     capabilities: frozenset[Capability] = frozenset(("generate", "shaped"))
 
-    def __init__(self, folder: str, dtype: DType = "fp32", batch_size: int = 8, device: Device = "cpu") -> None:
+    def __init__(
+        self, folder: str, dtype: DType = "fp32", batch_size: int = 8, device: Device = "cpu"
+    ) -> None:
         self.device, self._folder = resolve_device(device), folder
         empty = skeleton(read_config(folder), folder)
         check_weights(folder, empty)
@@ -116,27 +124,37 @@ class HFBackend:
         for start in range(0, len(sequences), size):
             chunk = sequences[start : start + size]
             if len(chunk) == 1 and self.attention(asked) == "eager" and len(chunk[0]) > CHUNK:
-                logits = [self._read_in_chunks(chunk[0], max(0, _count_prompt(batch, start) - 1), asked)]
+                logits = [
+                    self._read_in_chunks(chunk[0], max(0, _count_prompt(batch, start) - 1), asked)
+                ]
             else:
                 logits = self.compute_logits(model, chunk)
             for number, (tokens, logits_TV) in enumerate(zip(chunk, logits, strict=True), start):
                 prompt = _count_prompt(batch, number)
                 seen = ((tokens[:end], tokens[prompt:end]) for end in range(1, len(tokens)))
                 shaped_TV = _penalize_rows(logits_TV[:-1], seen, sampling)
-                parts = zip(shaped_TV.split(CHUNK), tokens[1:].to(self.device).split(CHUNK), strict=True)
-                own = [self.logprob(rows, ids, sampling, asked).float().cpu() for rows, ids in parts]
+                parts = zip(
+                    shaped_TV.split(CHUNK), tokens[1:].to(self.device).split(CHUNK), strict=True
+                )
+                own = [
+                    self.logprob(rows, ids, sampling, asked).float().cpu() for rows, ids in parts
+                ]
                 columns.append(torch.cat([torch.zeros(1), *own]))
         return torch.cat(columns) * batch.mask
 
     @torch.no_grad()
-    def generate(self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL) -> Batch:
+    def generate(
+        self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL
+    ) -> Batch:
         if sampling.stop_token_ids:
             raise InputError("the doctor draws responses of full length; leave stop_token_ids out")
         asked = self._usual.but(conditions)
         model, size = self.model(asked), asked.batch_size or 1
         rows: list[Response] = []
         for start in range(0, len(requests), size):
-            tokens_BK, logprob_BK = self.draw(model, requests[start : start + size], sampling, asked)
+            tokens_BK, logprob_BK = self.draw(
+                model, requests[start : start + size], sampling, asked
+            )
             pairs = zip(tokens_BK.tolist(), logprob_BK.tolist(), strict=True)
             rows += [Response(tokens, logprobs, stopped=False) for tokens, logprobs in pairs]
         return lay_behind(requests, rows, 0, sampling)
@@ -144,44 +162,63 @@ class HFBackend:
     def compute_logits(self, model: PreTrainedModel, sequences: Sequences) -> Sequences:
         """Computes the logits of each sequence, [T, V], side by side with padding."""
         padded = pad_sequence(list(sequences), batch_first=True).to(self.device)
-        seen = pad_sequence([torch.ones_like(tokens) for tokens in sequences], batch_first=True).to(self.device)
+        seen = pad_sequence([torch.ones_like(tokens) for tokens in sequences], batch_first=True).to(
+            self.device
+        )
         logits_BTV = model(input_ids=padded, attention_mask=seen, use_cache=False).logits
         return [logits[: len(tokens)] for logits, tokens in zip(logits_BTV, sequences, strict=True)]
 
     def _read_in_chunks(self, tokens_T: Tensor, text: int, asked: Conditions) -> Tensor:
-        """Logits of one sequence [T, V]; eager attention holds a chunk's weights, and the usual one reads `text`."""
+        """Logits of one sequence [T, V]; eager attention holds a chunk's weights, and the usual one
+        reads `text`.
+        """
         own, quick = self.model(asked), self.model(replace(asked, kernel=None))
         cache, tokens_1T = DynamicCache(config=own.config), tokens_T[None].to(self.device)
         parts = [(quick, tokens_1T[:, :text])] if text else []
         parts += [(own, part) for part in tokens_1T[:, text:].split(CHUNK, 1)]
         return torch.cat(
-            [model(input_ids=ids, past_key_values=cache, use_cache=True).logits[0] for model, ids in parts]
+            [
+                model(input_ids=ids, past_key_values=cache, use_cache=True).logits[0]
+                for model, ids in parts
+            ]
         )
 
-    def logprob(self, logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams, conditions: Conditions) -> Tensor:
+    def logprob(
+        self, logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams, conditions: Conditions
+    ) -> Tensor:
         """log π of tokens from the logits that describe them, nats, fp32 [M]."""
         shaped_MV, own_M1 = shape_logits(logits_MV.float(), sampling), token_M[:, None]
         # A token that was drawn can be drawn, even where rounding puts it just outside.
         inside_MV = shaped_MV.scatter(
             -1,
             own_M1,
-            shape_logits(logits_MV.float(), replace(sampling, top_k=0, top_p=1.0, min_p=0.0)).gather(-1, own_M1),
+            shape_logits(
+                logits_MV.float(), replace(sampling, top_k=0, top_p=1.0, min_p=0.0)
+            ).gather(-1, own_M1),
         )
         return inside_MV.log_softmax(-1).gather(-1, own_M1)[:, 0]
 
     def draw(
-        self, model: PreTrainedModel, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
+        self,
+        model: PreTrainedModel,
+        requests: Sequence[Request],
+        sampling: SamplingParams,
+        conditions: Conditions,
     ) -> tuple[Tensor, Tensor]:
         """Responses by the model's own `generate`. Returns tokens and log-probabilities [B, K]."""
         drawing = _Drawing(self, requests, sampling, conditions)
         prompts = [torch.tensor(request.tokens) for request in requests]
         padded = pad_sequence(prompts, batch_first=True, padding_side="left")
-        seen = pad_sequence([torch.ones_like(p) for p in prompts], batch_first=True, padding_side="left")
+        seen = pad_sequence(
+            [torch.ones_like(p) for p in prompts], batch_first=True, padding_side="left"
+        )
         model.generation_config = GenerationConfig()
         model.generate(  # pyright: ignore[reportCallIssue]
             padded.to(self.device),
             attention_mask=seen.to(self.device),
-            generation_config=GenerationConfig(max_new_tokens=sampling.max_tokens, do_sample=False, pad_token_id=0),
+            generation_config=GenerationConfig(
+                max_new_tokens=sampling.max_tokens, do_sample=False, pad_token_id=0
+            ),
             logits_processor=LogitsProcessorList([drawing]),
         )
         return torch.stack(drawing.tokens, 1).cpu(), torch.stack(drawing.logprobs, 1).cpu()
@@ -192,23 +229,39 @@ def _count_prompt(batch: Batch, number: int) -> int:
     return int(batch.mask.split(batch.lengths.tolist())[number].int().argmax())
 
 
-def _penalize_rows(logits_MV: Tensor, seen: Iterable[tuple[Tensor, Tensor]], sampling: SamplingParams) -> Tensor:
-    """Logits of next tokens, with penalties; `seen` is what comes before each, and the response's part of that."""
+def _penalize_rows(
+    logits_MV: Tensor, seen: Iterable[tuple[Tensor, Tensor]], sampling: SamplingParams
+) -> Tensor:
+    """Logits of next tokens, with penalties; `seen` is what comes before each, and the response's
+    part of that.
+    """
     if not sampling.penalizes or not len(logits_MV):
         return logits_MV
-    return torch.stack([penalize(row_V, *both, sampling) for row_V, both in zip(logits_MV, seen, strict=True)])
+    return torch.stack(
+        [penalize(row_V, *both, sampling) for row_V, both in zip(logits_MV, seen, strict=True)]
+    )
 
 
-def penalize(logits_V: Tensor, before: Tensor, response: Tensor, sampling: SamplingParams) -> Tensor:
-    """Returns logits of the next token, fp32, with penalties on those of prompt and response, and on the response's."""
+def penalize(
+    logits_V: Tensor, before: Tensor, response: Tensor, sampling: SamplingParams
+) -> Tensor:
+    """Returns logits of the next token, fp32, with penalties on those of prompt and response, and
+    on the response's.
+    """
     scores: Any = RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)
     penalized_V = scores(before[None].to(logits_V.device), logits_V[None].float())[0]
     times_V = torch.bincount(response, minlength=len(logits_V)).to(logits_V.device)
-    return penalized_V - sampling.frequency_penalty * times_V - sampling.presence_penalty * (times_V > 0)
+    return (
+        penalized_V
+        - sampling.frequency_penalty * times_V
+        - sampling.presence_penalty * (times_V > 0)
+    )
 
 
 def shape_logits(logits_MV: Tensor, sampling: SamplingParams) -> Tensor:
-    """Returns logits of the distribution that is sampled from, by the processors of `transformers`."""
+    """Returns logits of the distribution that is sampled from, by the processors of
+    `transformers`.
+    """
     scores: Any = logits_MV / sampling.divisor
     nothing: Any = None
     if sampling.min_p:
@@ -221,15 +274,23 @@ def shape_logits(logits_MV: Tensor, sampling: SamplingParams) -> Tensor:
 
 
 class _Drawing(LogitsProcessor):
-    """Draws with keyed random numbers, notes what it drew, and leaves `generate` no other choice."""
+    """Draws with keyed random numbers, notes what it drew, and leaves `generate` no other
+    choice.
+    """
 
     def __init__(
-        self, backend: HFBackend, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions
+        self,
+        backend: HFBackend,
+        requests: Sequence[Request],
+        sampling: SamplingParams,
+        conditions: Conditions,
     ) -> None:
         self._backend, self._sampling, self._conditions = backend, sampling, conditions
         self._prompts = [torch.tensor(request.tokens) for request in requests]
         keys = torch.tensor([request.key for request in requests])
-        self._uniform_BK = keyed.uniforms(keys, torch.arange(sampling.max_tokens)).to(backend.device)
+        self._uniform_BK = keyed.uniforms(keys, torch.arange(sampling.max_tokens)).to(
+            backend.device
+        )
         self.tokens: list[Tensor] = []
         self.logprobs: list[Tensor] = []
 
@@ -237,9 +298,14 @@ class _Drawing(LogitsProcessor):
         if self._sampling.penalizes:
             none = torch.zeros(len(scores), 0, dtype=torch.int64)
             drawn_BK = torch.cat([none, *(token_B.cpu()[:, None] for token_B in self.tokens)], 1)
-            seen = ((torch.cat([own, made]), made) for own, made in zip(self._prompts, drawn_BK, strict=True))
+            seen = (
+                (torch.cat([own, made]), made)
+                for own, made in zip(self._prompts, drawn_BK, strict=True)
+            )
             scores = _penalize_rows(scores, seen, self._sampling)
         token_B, _ = draw(scores, self._uniform_BK[:, len(self.tokens)], self._sampling)
-        self.logprobs.append(self._backend.logprob(scores, token_B, self._sampling, self._conditions))
+        self.logprobs.append(
+            self._backend.logprob(scores, token_B, self._sampling, self._conditions)
+        )
         self.tokens.append(token_B)
         return torch.full_like(scores, float("-inf")).scatter(-1, token_B[:, None], 0.0)

@@ -1,4 +1,6 @@
-"""A training backend as runs have it, by the same specs: a learner scores, and the torch sampler draws."""
+"""A training backend as runs have it, by the same specs: a learner scores, and the torch sampler
+draws.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ _TIMEOUT_S = 600.0
 
 
 class LearnerBackend:
-    """Implements `doctor.base.Backend`. A learner in processes of its own scores in its own packing, and draws nothing.
+    """Implements `doctor.base.Backend`.
+
+    A learner in processes of its own scores in its own packing, and draws nothing.
 
     Args:
         section: How it computes; None: as learners do by default.
@@ -45,12 +49,16 @@ class LearnerBackend:
         self._learner = spec.build() if is_here else launch(spec, _TIMEOUT_S, workers)
         head = None if isinstance(self._learner, MeshLearner) else self._learner.model
         self.network = head.lm if isinstance(head, LogitsHead) else None
-        self.capabilities: frozenset[Capability] = frozenset(("generate", "shaped") if is_here else ("shaped",))
+        self.capabilities: frozenset[Capability] = frozenset(
+            ("generate", "shaped") if is_here else ("shaped",)
+        )
 
     def settings(self) -> Mapping[str, Any]:
         said = {"dtype": self._section.dtype, "layout": "packed", "training": False}
         if self.network is None:
-            return said | {name: size for name, size in self._section.parallel.model_dump().items() if size > 1}
+            return said | {
+                name: size for name, size in self._section.parallel.model_dump().items() if size > 1
+            }
         return said | {
             "device": self.network.device.type,
             "kernel": self.network.config._attn_implementation,
@@ -61,10 +69,16 @@ class LearnerBackend:
     def score(self, batch: Batch, conditions: Conditions = USUAL) -> Tensor:
         if isinstance(self._learner, MeshLearner):
             return self._learner.logprobs(batch)
-        return self._learner.logprobs(batch, cut_in_order(len(batch), conditions.batch_size or self._batch_size))
+        return self._learner.logprobs(
+            batch, cut_in_order(len(batch), conditions.batch_size or self._batch_size)
+        )
 
-    def generate(self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL) -> Batch:
-        assert self.network is not None, f"{self.name} does not generate, and says so in its capabilities"
+    def generate(
+        self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL
+    ) -> Batch:
+        assert self.network is not None, (
+            f"{self.name} does not generate, and says so in its capabilities"
+        )
         size = conditions.batch_size or self._batch_size
         return torch_sampler(self.network, size, self._section.dtype).generate(requests, sampling)
 

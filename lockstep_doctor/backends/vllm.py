@@ -41,7 +41,9 @@ class VLLMBackend:
         tp: int = 1,
     ) -> None:
         if section.replicas > 1:
-            raise InputError(f"the doctor asks one engine, not {section.replicas}; leave sampler.replicas at 1")
+            raise InputError(
+                f"the doctor asks one engine, not {section.replicas}; leave sampler.replicas at 1"
+            )
         # Where vLLM is one backend among several, the section need not say so.
         section = section.model_copy(update={"backend": "vllm", "tensor_parallel": tp})
         require_sampler(section, computation)
@@ -58,28 +60,39 @@ class VLLMBackend:
 
     def settings(self) -> Mapping[str, Any]:
         told = self.engine.remotes[0].call("settings")
-        return told | {"dtype": _short(told["dtype"]), "batch_size": told["max_num_seqs"], "training": False}
+        return told | {
+            "dtype": _short(told["dtype"]),
+            "batch_size": told["max_num_seqs"],
+            "training": False,
+        }
 
     def score(self, batch: Batch, conditions: Conditions = USUAL) -> Tensor:
-        """Never reads the prefix cache: vLLM does not where it is asked for log-probabilities of a prompt."""
+        """Never reads the prefix cache: vLLM does not where it is asked for log-probabilities of a
+        prompt.
+        """
         if batch.sampling is not None and not batch.sampling.unshaped:
-            raise InputError("vLLM rescores at temperature 1 and over all tokens only; leave batch.sampling out")
+            raise InputError(
+                "vLLM rescores at temperature 1 and over all tokens only; leave batch.sampling out"
+            )
         parts = batch.split(conditions.batch_size or len(batch))
         return torch.cat([self.engine.logprobs(part) for part in parts])
 
-    def generate(self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL) -> Batch:
+    def generate(
+        self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL
+    ) -> Batch:
         """Implements `Backend.generate`.
 
         Returns:
-            The batch, with per sample `prefix_hits`, tokens of the prompt whose keys and values came out of the prefix
-            cache.
+            The batch, with per sample `prefix_hits`, tokens of the prompt whose keys and values
+            came out of the prefix cache.
         """
         if conditions.fresh:
             self.engine.remotes[0].call("drop_caches")
         self.engine.remotes[0].call("take_prefix_hits")  # those before
         size = conditions.batch_size or len(requests)
         parts = [
-            self.engine.generate(requests[start : start + size], sampling) for start in range(0, len(requests), size)
+            self.engine.generate(requests[start : start + size], sampling)
+            for start in range(0, len(requests), size)
         ]
         hits = self.engine.remotes[0].call("take_prefix_hits")
         return concat(parts).with_columns(sample={"prefix_hits": torch.tensor(hits)})
@@ -90,4 +103,6 @@ class VLLMBackend:
 
 def _short(dtype: str) -> str:
     """torch's name of a type as the doctor's."""
-    return next((short for short, own in TORCH_TYPES.items() if str(own) == f"torch.{dtype}"), dtype)
+    return next(
+        (short for short, own in TORCH_TYPES.items() if str(own) == f"torch.{dtype}"), dtype
+    )

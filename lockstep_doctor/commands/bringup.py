@@ -1,4 +1,5 @@
-"""`lockstep doctor bringup`: the checks of a new model that no grid makes, one row for each check and backend.
+"""`lockstep doctor bringup`: the checks of a new model that no grid makes, one row for each check
+and backend.
 
 context      the longest sequence is that which was asked for, no more and no less
 embeddings   rows of embedding and head that look untrained: near zero, far from the others, or alike
@@ -80,15 +81,25 @@ def bring_up(loaded: Loaded) -> int:
     rows = [[one.check, one.what, one.outcome, one.said] for one in found]
     print(markdown_table(["Check", "Of", "Outcome", ""], rows))
     outcomes = {one.outcome for one in found}
-    return exit_codes.BROKEN if "FAIL" in outcomes else exit_codes.INCONCLUSIVE if "LOOK" in outcomes else 0
+    return (
+        exit_codes.BROKEN
+        if "FAIL" in outcomes
+        else exit_codes.INCONCLUSIVE
+        if "LOOK" in outcomes
+        else 0
+    )
 
 
-def observe(recipe: DoctorRecipe, backends: Mapping[str, Backend], shown: Progress) -> Iterator[Observation]:
+def observe(
+    recipe: DoctorRecipe, backends: Mapping[str, Backend], shown: Progress
+) -> Iterator[Observation]:
     """All rows."""
     witness = HFBackend(recipe.model.path, device=recipe.learner.device)
     source = PromptSource(recipe)
     with shown.phase("embeddings"):
-        yield from check_embeddings(witness, None if source.tokenizer is None else len(source.tokenizer))
+        yield from check_embeddings(
+            witness, None if source.tokenizer is None else len(source.tokenizer)
+        )
     room = min(backend.context for backend in backends.values()) // 2
     prompts = source.prompts("real", max(1, min(recipe.data.max_prompt_tokens, room)))[:_SEQUENCES]
     rounds = math.ceil(_SEQUENCES / len(prompts))
@@ -102,13 +113,18 @@ def observe(recipe: DoctorRecipe, backends: Mapping[str, Backend], shown: Progre
             yield check_decode(name, backend, requests, recipe)
             yield check_prefix_cache(name, backend)
     with shown.phase("experts"):
-        yield from check_experts(backends, requests, read_config(recipe.model.path).get_text_config().to_dict())
+        yield from check_experts(
+            backends, requests, read_config(recipe.model.path).get_text_config().to_dict()
+        )
 
 
 def check_embeddings(witness: HFBackend, known: int | None) -> Iterator[Observation]:
     """Rows of embedding and head; those that no token of the tokenizer stands for only pad."""
     model = witness.model()
-    for name, module in (("embedding", model.get_input_embeddings()), ("head", model.get_output_embeddings())):
+    for name, module in (
+        ("embedding", model.get_input_embeddings()),
+        ("head", model.get_output_embeddings()),
+    ):
         if module is None:
             continue
         rows = find_untrained(module.get_parameter("weight").detach())
@@ -117,8 +133,13 @@ def check_embeddings(witness: HFBackend, known: int | None) -> Iterator[Observat
             own = [i for i in ids if known is None or i < known]
             inside += len(own)
             if ids:
-                said.append(f"{len(ids)} {kind} ({len(own)} in the tokenizer): {', '.join(map(str, ids[:8]))}")
-        yield Observation("embeddings", name, "LOOK" if inside else "PASS", "; ".join(said) or "none stands out")
+                said.append(
+                    f"{len(ids)} {kind} ({len(own)} in the tokenizer): "
+                    f"{', '.join(map(str, ids[:8]))}"
+                )
+        yield Observation(
+            "embeddings", name, "LOOK" if inside else "PASS", "; ".join(said) or "none stands out"
+        )
 
 
 def find_untrained(weight_VC: Tensor) -> dict[str, list[int]]:
@@ -140,7 +161,9 @@ def find_untrained(weight_VC: Tensor) -> dict[str, list[int]]:
 
 def _find_alike(rows_VC: Tensor, wanted_V: Tensor) -> list[int]:
     """Ids whose row another one has, too: equal projections on a random direction, to the bit."""
-    direction = torch.randn(rows_VC.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    direction = torch.randn(
+        rows_VC.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     place = (rows_VC.double() * direction).sum(1)
     _, number, count = torch.unique(place, return_inverse=True, return_counts=True)
     return ((count[number] > 1) & wanted_V).nonzero()[:, 0].tolist()
@@ -150,40 +173,70 @@ def check_context(name: str, backend: Backend, asked: int | None) -> Observation
     """The longest sequence is computed, and one token more is not."""
     limit = backend.context if asked is None or not name.startswith("vllm") else asked
     if name == "hf":
-        return Observation("context", name, "SKIPPED", f"transformers has no limit of its own; the model's is {limit}")
+        return Observation(
+            "context",
+            name,
+            "SKIPPED",
+            f"transformers has no limit of its own; the model's is {limit}",
+        )
     full, over = (_count_drawn(backend, limit - 2, tokens) for tokens in (2, 3))
     if full != 2:
-        return Observation("context", name, "FAIL", f"takes less than the {limit} tokens that were asked for: {full}")
+        return Observation(
+            "context",
+            name,
+            "FAIL",
+            f"takes less than the {limit} tokens that were asked for: {full}",
+        )
     if over == 3:
-        return Observation("context", name, "FAIL", f"takes more than the {limit} tokens that were asked for")
+        return Observation(
+            "context", name, "FAIL", f"takes more than the {limit} tokens that were asked for"
+        )
     end = f"response cut to {over}" if isinstance(over, int) else f"refused: {over}"
     return Observation("context", name, "PASS", f"{limit} tokens; one more: {end}")
 
 
-def check_decode(name: str, backend: Backend, requests: Sequence[Request], recipe: DoctorRecipe) -> Observation:
-    """Decoding against prefill over a long response: the error of its first and of its last quarter."""
+def check_decode(
+    name: str, backend: Backend, requests: Sequence[Request], recipe: DoctorRecipe
+) -> Observation:
+    """Decoding against prefill over a long response: the error of its first and of its last
+    quarter.
+    """
     longest = backend.context - max(len(request.tokens) for request in requests) - ROOM
     length = min(max(recipe.grid.lengths), longest)
     batch = backend.generate(requests, SamplingParams(length))
-    delta = (batch["sampler_logprob"].double() - backend.score(_without_sampling(batch)).double()).abs()
+    delta = (
+        batch["sampler_logprob"].double() - backend.score(_without_sampling(batch)).double()
+    ).abs()
     sizes = batch.lengths.tolist()
-    generated = [own[mask].chunk(4) for own, mask in zip(delta.split(sizes), batch.mask.split(sizes), strict=True)]
+    generated = [
+        own[mask].chunk(4)
+        for own, mask in zip(delta.split(sizes), batch.mask.split(sizes), strict=True)
+    ]
     quarters = [float(torch.cat(parts).exp().mean()) for parts in zip(*generated, strict=True)]
     grows = quarters[3] - 1 > 2 * (quarters[0] - 1) + DUST / 10
     limit = 1 + DUST if backend.settings()["dtype"] == "fp32" else recipe.limits.max_mult_prob_error
     broken = not all(quarter <= limit for quarter in quarters)
-    said = f"mean e^|Δ| by quarters of {length} tokens: {', '.join(f'{quarter:.5f}' for quarter in quarters)}"
+    said = (
+        f"mean e^|Δ| by quarters of {length} tokens: "
+        f"{', '.join(f'{quarter:.5f}' for quarter in quarters)}"
+    )
     outcome: Outcome = "FAIL" if broken else "LOOK" if grows else "PASS"
     return Observation("decode", name, outcome, said + ("; it grows" if grows else ""))
 
 
 def check_prefix_cache(name: str, backend: Backend) -> Observation:
-    """Greedy answers to the same prompts twice; the second time their keys and values come out of the cache."""
+    """Greedy answers to the same prompts twice; the second time their keys and values come out of
+    the cache.
+    """
     if backend.context < _CACHED + 4:
         return Observation("prefix cache", name, "SKIPPED", "its context is too short")
-    prompts = [Request(tuple((7 * k + i) % 50 for k in range(_CACHED)), i) for i in range(_SEQUENCES)]
+    prompts = [
+        Request(tuple((7 * k + i) % 50 for k in range(_CACHED)), i) for i in range(_SEQUENCES)
+    ]
     sampling = SamplingParams(4, temperature=0.0)
-    first, again = (backend.generate(prompts, sampling, Conditions(fresh=fresh)) for fresh in (True, False))
+    first, again = (
+        backend.generate(prompts, sampling, Conditions(fresh=fresh)) for fresh in (True, False)
+    )
     hits = int(again["prefix_hits"].sum()) if "prefix_hits" in again.sample else 0
     if not hits:
         return Observation("prefix cache", name, "SKIPPED", "no prompt came out of a cache")
@@ -193,7 +246,9 @@ def check_prefix_cache(name: str, backend: Backend) -> Observation:
     moved = not torch.equal(first.tokens, again.tokens)
     apart = float("nan") if column.shape != fresh.shape else float((column - fresh).abs().max())
     limit = DUST if backend.settings()["dtype"] == "fp32" else _CACHED_BF16
-    said = f"{hits} tokens out of the cache, max |Δ| {apart:.2g}" + ("; not finite" if broken else "")
+    said = f"{hits} tokens out of the cache, max |Δ| {apart:.2g}" + (
+        "; not finite" if broken else ""
+    )
     passes = not broken and apart <= (DUST if moved else limit)
     return Observation("prefix cache", name, "PASS" if passes else "FAIL", said)
 
@@ -201,7 +256,9 @@ def check_prefix_cache(name: str, backend: Backend) -> Observation:
 def check_experts(
     backends: Mapping[str, Backend], requests: Sequence[Request], config: Mapping[str, Any]
 ) -> Iterator[Observation]:
-    """Checks the routers of a mixture: experts never chosen, and choices that differ between backends."""
+    """Checks the routers of a mixture: experts never chosen, and choices that differ between
+    backends.
+    """
     experts = next((int(config[name]) for name in _COUNTS if config.get(name)), 0)
     if not experts:
         return
@@ -213,21 +270,40 @@ def check_experts(
             yield Observation("experts", name, "SKIPPED", "it does not show its routers")
             continue
         chosen[name] = record_experts(backend, backend.network, sequences, each)
-        idle = {layer: sorted(set(range(experts)) - set(ids.unique().tolist())) for layer, ids in chosen[name].items()}
+        idle = {
+            layer: sorted(set(range(experts)) - set(ids.unique().tolist()))
+            for layer, ids in chosen[name].items()
+        }
         never = "; ".join(f"{layer}: {ids}" for layer, ids in idle.items() if ids)
-        said = f"never chosen: {never}" if never else f"all {experts} of {len(idle)} layers are chosen"
+        said = (
+            f"never chosen: {never}" if never else f"all {experts} of {len(idle)} layers are chosen"
+        )
         yield Observation("experts", name, "LOOK" if never else "PASS", said)
     for one, other in pairwise(chosen):
         flips = {
-            layer: float((ids.sort(-1).values != chosen[other][layer].sort(-1).values).any(-1).double().mean())
+            layer: float(
+                (ids.sort(-1).values != chosen[other][layer].sort(-1).values)
+                .any(-1)
+                .double()
+                .mean()
+            )
             for layer, ids in chosen[one].items()
         }
         allowed = max(_FLIPS[backends[name].settings()["dtype"]] for name in (one, other))
-        said = "tokens with other experts: " + ", ".join(f"{layer} {share:.2%}" for layer, share in flips.items())
-        yield Observation("experts", f"{one} vs {other}", "FAIL" if max(flips.values()) > allowed else "PASS", said)
+        said = "tokens with other experts: " + ", ".join(
+            f"{layer} {share:.2%}" for layer, share in flips.items()
+        )
+        yield Observation(
+            "experts",
+            f"{one} vs {other}",
+            "FAIL" if max(flips.values()) > allowed else "PASS",
+            said,
+        )
 
 
-def record_experts(backend: Backend, network: nn.Module, sequences: Sequence[Tensor], each: int) -> dict[str, Tensor]:
+def record_experts(
+    backend: Backend, network: nn.Module, sequences: Sequence[Tensor], each: int
+) -> dict[str, Tensor]:
     """Returns ids of the chosen experts, by the router's name, of all tokens end to end [N, k].
 
     Args:
@@ -247,11 +323,16 @@ def record_experts(backend: Backend, network: nn.Module, sequences: Sequence[Ten
     with ExitStack() as hooks:
         for name, module in network.named_modules():
             if name.endswith(_ROUTERS):
-                handle = module.register_forward_hook(lambda _, inputs, output, *, name=name: note(name, output))
+                handle = module.register_forward_hook(
+                    lambda _, inputs, output, *, name=name: note(name, output)
+                )
                 hooks.callback(handle.remove)
         for tokens_T in sequences:
             mask_T = torch.arange(len(tokens_T)) > 0
-            backend.score(Batch(tokens_T, torch.tensor([len(tokens_T)]), {"mask": mask_T}), Conditions(batch_size=1))
+            backend.score(
+                Batch(tokens_T, torch.tensor([len(tokens_T)]), {"mask": mask_T}),
+                Conditions(batch_size=1),
+            )
     return {name: torch.cat(ids) for name, ids in found.items()}
 
 

@@ -1,4 +1,6 @@
-"""Dumps: `lockstep doctor analyze`, without a model, and `lockstep doctor locate DUMP --model FOLDER`."""
+"""Dumps: `lockstep doctor analyze`, without a model, and `lockstep doctor locate DUMP --model
+FOLDER`.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,8 @@ def analyze_dump(file: Path, names: FieldNames) -> DumpAnalysis:
     if dump.train is None or dump.infer is None:
         missing = "train" if dump.train is None else "infer"
         raise DataError(
-            f"{file}: has {dump.train or dump.infer} alone, and analyze compares two sides; name the other one by "
+            f"{file}: has {dump.train or dump.infer} alone, and analyze compares two sides; name "
+            "the other one by "
             f"--columns {missing}=…, or say lockstep doctor locate {file} --model FOLDER"
         )
     compared = dump.columns.compare()
@@ -74,7 +77,8 @@ def _describe(file: Path, dump: Dump, analysis: DumpAnalysis) -> Iterator[str]:
     yield f"# {file.name}: {analysis.judgement.verdict}"
     yield ""
     yield (
-        f"{numbers['tokens']:,.0f} tokens of {numbers['sequences']:,.0f} sequences; Δ is `{dump.train}` − "
+        f"{numbers['tokens']:,.0f} tokens of {numbers['sequences']:,.0f} sequences; Δ is "
+        f"`{dump.train}` − "
         f"`{dump.infer}`, nats."
     )
     yield ""
@@ -88,7 +92,10 @@ def _describe(file: Path, dump: Dump, analysis: DumpAnalysis) -> Iterator[str]:
         side = "" if one.side is None else f" ({SIDES[one.side]} side)"
         yield f"- **{one.kind}**{side}: {one.what}"
         yield f"  {one.tokens:,} tokens in {one.where}; {one.share:.0%} of the squares of Δ"
-    yield "Marks prove nothing: `lockstep doctor locate` looks for the place in the models themselves."
+    yield (
+        "Marks prove nothing: `lockstep doctor locate` looks for the place in the models "
+        "themselves."
+    )
 
 
 def locate_file(dump: str, model: str, names: FieldNames) -> int:
@@ -103,7 +110,9 @@ def locate_file(dump: str, model: str, names: FieldNames) -> int:
         InputError: The dump or the model cannot be read.
     """
     try:
-        found = locate_dump(Path(dump), fetch_model(model), names, heard=lambda phase: print(phase, file=sys.stderr))
+        found = locate_dump(
+            Path(dump), fetch_model(model), names, heard=lambda phase: print(phase, file=sys.stderr)
+        )
     except DumpError as error:
         raise InputError(str(error)) from error
     print("\n".join(describe_dump(found)))

@@ -1,4 +1,5 @@
-"""`lockstep doctor locate`: finds the place where two engines disagree about a model, and proves it.
+"""`lockstep doctor locate`: finds the place where two engines disagree about a model, and proves
+it.
 
 location.json   what was found, by pair
 repro/          by pair, a script that fails on the fault and passes where it is mended, with its inputs
@@ -61,7 +62,9 @@ class EngineChoice:
 
     def __str__(self) -> str:
         sizes = "".join(f"{key}{size}" for key, size in self.options.parallel.items())
-        ways = [" among others"] * bool(self.options.neighbors) + [" by decoding"] * (self.options.prompt is not None)
+        ways = [" among others"] * bool(self.options.neighbors) + [" by decoding"] * (
+            self.options.prompt is not None
+        )
         return "".join([self.engine.replace("_", " "), f"-{sizes}" if sizes else "", *ways])
 
     def but(self, **options: Any) -> EngineChoice:
@@ -73,7 +76,9 @@ class EngineChoice:
         return find_engine(self.engine)(self.folder, self.options)
 
     def variants(self, prompt: int) -> Iterator[EngineChoice]:
-        """Other ways in which the engine computes the same: beside other sequences, and by decoding."""
+        """Other ways in which the engine computes the same: beside other sequences, and by
+        decoding.
+        """
         if self.engine in _LEARNERS:
             yield self.but(neighbors=_NEIGHBORS)
         if self.engine in _SAMPLERS and not self.options.parallel:
@@ -89,7 +94,8 @@ class Located:
 
 
 def locate_model(loaded: Loaded) -> list[PairExamination]:
-    """Examines every pair, prints what was found, leaves it in the folder of the results, and returns it.
+    """Examines every pair, prints what was found, leaves it in the folder of the results, and
+    returns it.
 
     Engines that agree with another one and not with themselves follow the pairs.
 
@@ -98,14 +104,21 @@ def locate_model(loaded: Loaded) -> list[PairExamination]:
     """
     recipe = loaded.expect(DoctorRecipe)
     results = choose_results(loaded)
-    with results.open() as started, show_progress(f"{recipe.model.path} → {results.folder}") as shown:
+    with (
+        results.open() as started,
+        show_progress(f"{recipe.model.path} → {results.folder}") as shown,
+    ):
         with shown.phase("draw requests"):
             drawn = draw_requests(recipe, PromptSource(recipe))
         started()
         with shown.phase("open float64"):
             computed = EngineChoice.of(recipe, "hf").options
-            witness, rounded = open_witnesses(Path(recipe.model.path), computed.device, torch.float64, computed.dtype)
-        found = list(_Locator(recipe, drawn, witness, rounded, results.folder / REPRODUCTION, shown).locate())
+            witness, rounded = open_witnesses(
+                Path(recipe.model.path), computed.device, torch.float64, computed.dtype
+            )
+        found = list(
+            _Locator(recipe, drawn, witness, rounded, results.folder / REPRODUCTION, shown).locate()
+        )
     trees = [tree_of(one.found) | {"reproduction": one.script and str(one.script)} for one in found]
     write_whole(results.folder / LOCATION, [json.dumps(trees, indent=1).encode(), b"\n"])
     for one in found:
@@ -121,7 +134,9 @@ def draw_requests(recipe: DoctorRecipe, source: PromptSource) -> Batch:
     length = min(*recipe.grid.lengths, _LONGEST, context // 2)
     method = min(recipe.grid.methods, key=lambda one: (one.temperature == 0, one.name != "T=1"))
     cell = Cell(length, recipe.grid.data[0], method, _REQUESTS)
-    requests = requests_for(cell, source.prompts(cell.data, context - length), _REQUESTS, recipe.seed)
+    requests = requests_for(
+        cell, source.prompts(cell.data, context - length), _REQUESTS, recipe.seed
+    )
     backend = HFBackend(recipe.model.path, recipe.learner.dtype, _REQUESTS, recipe.learner.device)
     return backend.generate(requests, cell.sampling)
 
@@ -145,7 +160,9 @@ class _Locator:
     shown: Progress
 
     def locate(self) -> Iterator[Located]:
-        """Two engines beside each other; those that agree, beside themselves among other sequences, and decoding."""
+        """Two engines beside each other; those that agree, beside themselves among other sequences,
+        and decoding.
+        """
         engines = [EngineChoice.of(self.recipe, name) for name in self.recipe.backends]
         sound = set[str]()
         for pair in combinations(engines, 2):
@@ -158,17 +175,30 @@ class _Locator:
             yield from (one for one in beside if not one.found.agrees)
 
     def _examine(self, reference: EngineChoice, other: EngineChoice) -> Located:
-        with self.shown.phase(f"{reference} vs {other}"), reference.open() as right, other.open() as own:
-            found = examine(right, own, list(self.drawn.sequences()), self.witness, [self.rounded] * 2)
+        with (
+            self.shown.phase(f"{reference} vs {other}"),
+            reference.open() as right,
+            other.open() as own,
+        ):
+            found = examine(
+                right, own, list(self.drawn.sequences()), self.witness, [self.rounded] * 2
+            )
             return Located(found, self._reproduce(reference, other, right, own, found))
 
     def _reproduce(
-        self, reference: EngineChoice, other: EngineChoice, right: Tap, own: Tap, found: PairExamination
+        self,
+        reference: EngineChoice,
+        other: EngineChoice,
+        right: Tap,
+        own: Tap,
+        found: PairExamination,
     ) -> Path | None:
         """The script that shows what was found; None: it is no place."""
         if not found.location.places:
             return None
-        tap, choice = (right, reference) if found.location.places[0].wrong == [right.name] else (own, other)
+        tap, choice = (
+            (right, reference) if found.location.places[0].wrong == [right.name] else (own, other)
+        )
         folder = self.folder / f"{reference}-{other}".replace(" ", "-")
         if isinstance(tap, ModuleTap) and tap.builder:
             return write_reproduction(folder, tap, found.location, found.tokens)

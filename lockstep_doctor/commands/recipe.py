@@ -1,4 +1,6 @@
-"""Recipe of `lockstep doctor table MODEL` and its like, based on a run's own where MODEL is a run."""
+"""Recipe of `lockstep doctor table MODEL` and its like, based on a run's own where MODEL is a
+run.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ def doctor_recipe(
     """The recipe.
 
     Args:
-        model: A Hugging Face folder, a name on the hub, or the folder of a finished run, which then says in which
-            precision and by which sampler it was trained.
+        model: A Hugging Face folder, a name on the hub, or the folder of a finished run, which then
+            says in which precision and by which sampler it was trained.
         overrides: `key.sub=value` each.
         folder: Of the results.
 
@@ -35,7 +37,8 @@ def doctor_recipe(
     own = Path(model) / "recipe.yaml"
     if Path(model).is_file():
         raise RecipeError(
-            f"{model} is a file, no model's folder; of a dump say lockstep doctor locate {model} --model FOLDER"
+            f"{model} is a file, no model's folder; of a dump say lockstep doctor locate {model} "
+            "--model FOLDER"
         )
     said: dict[str, Any] = {"model": {"path": str(weights_of(model))}}
     if folder is not None:
@@ -51,5 +54,9 @@ def _as_trained(own: Path) -> Layer:
     tree, said = training.model_dump(mode="json"), dict[str, Any](learner=computation_of(training))
     if "sampler" in tree:
         said["sampler"] = tree["sampler"]
-        said["backends"] = ["hf", "torch", *(["vllm"] if tree["sampler"]["backend"] == "vllm" else [])]
+        said["backends"] = [
+            "hf",
+            "torch",
+            *(["vllm"] if tree["sampler"]["backend"] == "vllm" else []),
+        ]
     return Layer(str(own), said)

@@ -1,4 +1,5 @@
-"""`lockstep doctor refit`: do an engine's weights really come from the learner, all of them, every time?
+"""`lockstep doctor refit`: do an engine's weights really come from the learner, all of them, every
+time?
 
 noise    the engine is sent random tensors, so that nothing of the first weights is left, and proves that it has
          them: by fingerprints, and by log-probabilities that are no longer the learner's
@@ -40,7 +41,9 @@ from lockstep_doctor.table.options import DoctorRecipe
 REPORT = "refit.json"
 STAGES = ("noise", "refit", "step", "again")
 _STEP = Optimizer(lr=1e-3)
-"""AdamW's first step moves every weight by about the learning rate, so this one shows in any type."""
+"""AdamW's first step moves every weight by about the learning rate, so this one shows in any
+type.
+"""
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,8 @@ class RefitStage:
 
     Attributes:
         tensors: That were sent, or compared.
-        received_only: Of these, those that arrived, and that the engine makes something of its own of.
+        received_only: Of these, those that arrived, and that the engine makes something of its own
+            of.
         gap: Mean |Δ log π| between learner and engine over the probe, nats.
         largest_gap: Largest of the same.
         seconds: That the refit took, or the step.
@@ -81,7 +85,8 @@ class RefitStage:
 
 
 def check_model(loaded: Loaded) -> dict[str, list[RefitStage]]:
-    """Checks each backend but the first that takes weights, prints what was found, and returns it by backend.
+    """Checks each backend but the first that takes weights, prints what was found, and returns it
+    by backend.
 
     Raises:
         ValueError: If there is nothing to check, or it cannot start.
@@ -90,7 +95,8 @@ def check_model(loaded: Loaded) -> dict[str, list[RefitStage]]:
     checked = [backend for backend in recipe.backends[1:] if backend != "hf"]
     if not checked:
         raise InputError(
-            f"backends is {list(recipe.backends)}: the first trains, and none of the others is an engine that takes "
+            f"backends is {list(recipe.backends)}: the first trains, and none of the others is an "
+            "engine that takes "
             "weights; name torch or vllm behind it, as in backends=[hf,vllm]"
         )
     results: dict[str, list[RefitStage]] = {}
@@ -102,19 +108,32 @@ def check_model(loaded: Loaded) -> dict[str, list[RefitStage]]:
         ):
             own = LearnerSection.of(recipe.learner)
             learner = LearnerSpec(recipe.model.path, "logits", own, _STEP, recipe.seed).build()
-            engine = processes(SamplerSpec(recipe.model.path, section, recipe.learner), shown, workers)
-            results[backend] = list(check_refits(learner, engine, probe_of(recipe.model.path, own), shown))
+            engine = processes(
+                SamplerSpec(recipe.model.path, section, recipe.learner), shown, workers
+            )
+            results[backend] = list(
+                check_refits(learner, engine, probe_of(recipe.model.path, own), shown)
+            )
     print(render_refits(results))
     if recipe.run.folder is not None:
         folder = Path(recipe.run.folder)
         folder.mkdir(parents=True, exist_ok=True)
-        engines = {backend: [asdict(stage) for stage in stages] for backend, stages in results.items()}
-        report = {"version": 2, "model": recipe.model.path, "learner": recipe.learner.model_dump(), "engines": engines}
+        engines = {
+            backend: [asdict(stage) for stage in stages] for backend, stages in results.items()
+        }
+        report = {
+            "version": 2,
+            "model": recipe.model.path,
+            "learner": recipe.learner.model_dump(),
+            "engines": engines,
+        }
         write_whole(folder / REPORT, [json.dumps(report, indent=1).encode(), b"\n"])
     return results
 
 
-def check_refits(learner: RankLearner, engine: SamplerPool, probe: Probe, shown: Progress) -> Iterator[RefitStage]:
+def check_refits(
+    learner: RankLearner, engine: SamplerPool, probe: Probe, shown: Progress
+) -> Iterator[RefitStage]:
     """Runs the stages.
 
     Args:
@@ -131,7 +150,9 @@ def check_refits(learner: RankLearner, engine: SamplerPool, probe: Probe, shown:
 
 
 class _Check:
-    """A learner, an engine, what the engine holds, and what it was sent, by the names of its states, newest first."""
+    """A learner, an engine, what the engine holds, and what it was sent, by the names of its
+    states, newest first.
+    """
 
     def __init__(self, learner: RankLearner, engine: SamplerPool, probe: Probe) -> None:
         self._learner, self._engine = learner, engine
@@ -158,30 +179,51 @@ class _Check:
         start = time.perf_counter()
         train(self._learner, self._probe, CrossEntropyLoss())
         seconds = time.perf_counter() - start
-        new, sent = _fingerprint_all(self._learner, self._engine.dtype), next(iter(self._sent.values()))
+        new, sent = (
+            _fingerprint_all(self._learner, self._engine.dtype),
+            next(iter(self._sent.values())),
+        )
         moved = [tensor for tensor in new if new[tensor] != sent[tensor]]
         found = [
-            RefitFinding(tensor, "moved in the step, and what the engine holds passes for the new one")
+            RefitFinding(
+                tensor, "moved in the step, and what the engine holds passes for the new one"
+            )
             for tensor in moved
             if tensor in self._held.fingerprints and self._holds(tensor, new[tensor])
         ]
         if not moved:
-            found.append(RefitFinding("the learner", "took a step that changed none of its tensors"))
+            found.append(
+                RefitFinding("the learner", "took a step that changed none of its tensors")
+            )
         return self._stage(name, moved, seconds, found, equal=False)
 
     def _stage(
-        self, name: str, tensors: Iterable[str], seconds: float, found: list[RefitFinding], equal: bool
+        self,
+        name: str,
+        tensors: Iterable[str],
+        seconds: float,
+        found: list[RefitFinding],
+        equal: bool,
     ) -> RefitStage:
-        """Compares log-probabilities too: they must be equal, or must not; what is found already excuses both."""
-        gap = (self._learner.logprobs(self._probe) - self._engine.logprobs(self._probe))[self._probe.mask].abs()
+        """Compares log-probabilities too: they must be equal, or must not; what is found already
+        excuses both.
+        """
+        gap = (self._learner.logprobs(self._probe) - self._engine.logprobs(self._probe))[
+            self._probe.mask
+        ].abs()
         if bool(gap.mean() <= self._bound) != equal and not found:
-            same = "gives other log-probabilities with equal weights: positions, masks or its own tables differ"
+            same = (
+                "gives other log-probabilities with equal weights: positions, masks or its own "
+                "tables differ"
+            )
             what = same if equal else "has other weights, and does not show it"
             what = f"{what} (mean |Δ| {gap.mean():.2g} nats, the limit is {self._bound:g})"
             found.append(RefitFinding("the engine", what))
         names = set(tensors)
         received = len(self._held.received & names)
-        return RefitStage(name, len(names), received, float(gap.mean()), float(gap.max()), seconds, tuple(found))
+        return RefitStage(
+            name, len(names), received, float(gap.mean()), float(gap.max()), seconds, tuple(found)
+        )
 
     def _holds(self, name: str, one: Sent) -> bool:
         """True if the engine holds a tensor as it was sent then, as far as it attests."""
@@ -189,21 +231,31 @@ class _Check:
             return self._held.columns[name] == one.columns
         return self._held.fingerprints[name] == one.whole
 
-    def _find_faults(self, source: RankLearner | Noise, sent: Mapping[str, Sent]) -> Iterator[RefitFinding]:
+    def _find_faults(
+        self, source: RankLearner | Noise, sent: Mapping[str, Sent]
+    ) -> Iterator[RefitFinding]:
         """Describes what differs from what a source sent."""
         tensors = {name: tensor.cpu() for name, tensor in source.weights()}
         faults: dict[str, str] = {}
-        for name in self._held.columns:  # an attestation knows these by some columns: they are read whole
+        for (
+            name
+        ) in self._held.columns:  # an attestation knows these by some columns: they are read whole
             held = self._engine.show(name).cpu()
             if not torch.equal(held, tensors[self._held.tied.get(name, name)].to(held.dtype)):
                 faults[name] = "arrived, but is not what is computed with"
         for name, why in (faults | differing(sent, self._held)).items():
             own = self._held.tied.get(name, name)
             is_known = name in self._held.fingerprints and own in sent
-            yield RefitFinding(name, self._describe(name, own, tensors[own], sent, why) if is_known else why)
+            yield RefitFinding(
+                name, self._describe(name, own, tensors[own], sent, why) if is_known else why
+            )
 
-    def _describe(self, name: str, own: str, tensor: Tensor, sent: Mapping[str, Sent], why: str) -> str:
-        """Says what is in the place of a tensor that has other bits; it was sent by the name `own`."""
+    def _describe(
+        self, name: str, own: str, tensor: Tensor, sent: Mapping[str, Sent], why: str
+    ) -> str:
+        """Says what is in the place of a tensor that has other bits; it was sent by the name
+        `own`.
+        """
         for state, earlier in self._sent.items():
             if self._holds(name, earlier[own]):
                 return f"is still that of {state}"
@@ -220,7 +272,9 @@ class _Check:
 
 @dataclass(frozen=True)
 class Noise:
-    """Random tensors of the sizes, types and spreads of a learner's; those that are no floats as they are."""
+    """Random tensors of the sizes, types and spreads of a learner's; those that are no floats as
+    they are.
+    """
 
     like: RankLearner
 
@@ -255,6 +309,10 @@ def render_refits(results: Mapping[str, Sequence[RefitStage]]) -> str:
     for backend, stages in results.items():
         for one in stages:
             counts = str(one.tensors), str(one.received_only)
-            rows.append((backend, one.name, *counts, f"{one.gap:.2g}", f"{one.seconds:.2f}", one.verdict))
-            found += [f"{backend}, {one.name}: {finding.what} {finding.why}" for finding in one.findings]
+            rows.append(
+                (backend, one.name, *counts, f"{one.gap:.2g}", f"{one.seconds:.2f}", one.verdict)
+            )
+            found += [
+                f"{backend}, {one.name}: {finding.what} {finding.why}" for finding in one.findings
+            ]
     return "\n".join([summary_table(rows), *found])

@@ -1,4 +1,6 @@
-"""Common part of the commands that measure by backends: a folder of results, progress, and the backends."""
+"""Common part of the commands that measure by backends: a folder of results, progress, and the
+backends.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +22,22 @@ def choose_results(loaded: Loaded) -> Results:
     """The folder of a recipe's results.
 
     Raises:
-        ValueError: If the model or its prompts cannot be used, or the folder holds a report on something else.
+        ValueError: If the model or its prompts cannot be used, or the folder holds a report on
+            something else.
     """
     recipe = loaded.expect(DoctorRecipe)
-    read_config(recipe.model.path)  # says what is wrong with a folder before one for the results is made
+    read_config(
+        recipe.model.path
+    )  # says what is wrong with a folder before one for the results is made
     rows = {"prompts": files_of(PromptSource(recipe).rows)}
     return results_of(loaded, recipe.model.path, rows, "doctor", "a report on something else")
 
 
 @contextmanager
 def open_session(loaded: Loaded) -> Iterator[tuple[Results, dict[str, Backend], Progress]]:
-    """Makes the folder of results, and starts the backends, while progress is shown; raises as `choose_results`."""
+    """Makes the folder of results, and starts the backends, while progress is shown; raises as
+    `choose_results`.
+    """
     recipe, results = loaded.expect(DoctorRecipe), choose_results(loaded)
     with (
         results.open() as started,

@@ -1,4 +1,6 @@
-"""The judgement of a dump by the model's folder: which side leaves the model's own column, and at which stage."""
+"""The judgement of a dump by the model's folder: which side leaves the model's own column, and at
+which stage.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,9 @@ from lockstep_doctor.locate import FLOORS
 from lockstep_doctor.statistics import CAP, difference_up_to_cap, score_tokens
 
 Stage = Literal["ids", "model", "temperature", "log-probabilities", "column"]
-"""The place where a side leaves the model: what is read, the pass itself, the division of the logits, what is done to
-single log-probabilities, or how they are put together."""
+"""The place where a side leaves the model: what is read, the pass itself, the division of the
+logits, what is done to single log-probabilities, or how they are put together.
+"""
 
 _NEARBY = (0.96, 0.98, 1.02, 1.04)
 _TOLD = "at the temperature that the dump says"
@@ -30,7 +33,9 @@ _MOST_IDS = 16_384
 """Rows in front with at most so many ids are computed."""
 _STAGES: Mapping[str, Stage] = {
     **dict.fromkeys(("rows moved", "positions moved", "exactly 0", "constant"), "column"),
-    **dict.fromkeys(("grid", "floor", "ceiling", "offset", "scaled", "not finite"), "log-probabilities"),
+    **dict.fromkeys(
+        ("grid", "floor", "ceiling", "offset", "scaled", "not finite"), "log-probabilities"
+    ),
     "renormalized over a nucleus": "log-probabilities",
 }
 """Stages of findings whose kind says it."""
@@ -44,8 +49,10 @@ class SideVerdict:
     """One side of a dump, beside the model.
 
     Attributes:
-        rms: From the model's column, nats: root mean square of differences, each counting at most 3.
-        change: With which change of the model's column that is, such as `at temperature 0.7`; empty: with none.
+        rms: From the model's column, nats: root mean square of differences, each counting at most
+            3.
+        change: With which change of the model's column that is, such as `at temperature 0.7`;
+            empty: with none.
         left: What is left with the change.
         stage: Where it leaves the model; None: it does not.
         findings: What the differences that are left look like.
@@ -83,9 +90,15 @@ class DumpLocation:
 
     @property
     def wrong(self) -> list[SideVerdict]:
-        """The sides that leave the model; two that divide by the same temperature agree on a convention."""
+        """The sides that leave the model; two that divide by the same temperature agree on a
+        convention.
+        """
         agreed = len(self.sides) > 1 and len({one.change for one in self.sides}) == 1
-        return [one for one in self.sides if one.stage is not None and not (agreed and one.stage == "temperature")]
+        return [
+            one
+            for one in self.sides
+            if one.stage is not None and not (agreed and one.stage == "temperature")
+        ]
 
 
 def locate_dump(
@@ -102,15 +115,21 @@ def locate_dump(
         names: Of the dump's columns, as far as they are not known.
 
     Raises:
-        DumpError: The dump or the model cannot be read, the dump has no ids, or the model does not know all of them.
+        DumpError: The dump or the model cannot be read, the dump has no ids, or the model does not
+            know all of them.
     """
     dump = dump if isinstance(dump, Dump) else read_dump(dump, names)
     if dump.columns.ids is None:
-        raise DumpError("the dump has no ids of prompt and response, without which nothing can be computed again")
+        raise DumpError(
+            "the dump has no ids of prompt and response, without which nothing can be computed "
+            "again"
+        )
     heard(f"load {folder}")
     model, most = _load(Path(folder)), int(dump.columns.ids.max())
     if most >= (size := model.get_input_embeddings().weight.shape[0]):
-        raise DumpError(f"{folder}: knows {size} ids, but the dump has id {most}; is it that model's?")
+        raise DumpError(
+            f"{folder}: knows {size} ids, but the dump has id {most}; is it that model's?"
+        )
     own = dump.columns.take(max(1, int((dump.columns.offsets[1:] <= _MOST_IDS).sum())))
     heard(f"compute {own.train.numel():,} ids of {own.lengths.numel()} rows")
     judge = _Judge(model, own)
@@ -125,19 +144,24 @@ def locate_dump(
 
 
 def _doubt_temperature(dump: Dump, sides: Sequence[SideVerdict]) -> str:
-    """Says that 1 was taken for a temperature, where the dump does not say it and a side has another; else empty."""
+    """Says that 1 was taken for a temperature, where the dump does not say it and a side has
+    another; else empty.
+    """
     others = sorted({one.change for one in sides if one.change.startswith("at temperature")})
     if not others or "temperature" in dump.columns.facts:
         return ""
     return (
-        f"the dump does not say the temperature, and 1 was taken: if they were sampled {' or '.join(others)}, a side "
+        "the dump does not say the temperature, and 1 was taken: if they were sampled "
+        f"{' or '.join(others)}, a side "
         "that fits it is right, and one at 1 is wrong; write the temperature into the dump"
     )
 
 
 def _load(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
     if not (folder / "config.json").is_file():
-        raise DumpError(f"{folder}: has no config.json; give a model's folder as transformers saves it")
+        raise DumpError(
+            f"{folder}: has no config.json; give a model's folder as transformers saves it"
+        )
     try:
         return load(folder, dtype, "cpu")
     except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
@@ -177,7 +201,8 @@ def _score(
             own = score_tokens(scaled, given[1:]).double()[-ids.numel() :]
             if bool(own.isnan().any()):
                 raise DumpError(
-                    f"the model in {dtype} gives log-probabilities that are NaN; no side can be judged by it"
+                    f"the model in {dtype} gives log-probabilities that are NaN; no side can be "
+                    "judged by it"
                 )
             found[name][end - own.numel() : end] = own
     return found
@@ -188,7 +213,9 @@ def _rms(a: Tensor, b: Tensor, mask: Tensor) -> float:
 
 
 def _says_stage(finding: Finding) -> bool:
-    """True for a finding about the dump's side that is a fault; digits that a dump drops behind the second are none."""
+    """True for a finding about the dump's side that is a fault; digits that a dump drops behind the
+    second are none.
+    """
     if finding.kind == "grid":
         return finding.what in _COARSE and finding.side != "train"
     return finding.kind in _STAGES and finding.side != "train"
@@ -207,14 +234,20 @@ class _Judge:
         self._by = _score(model, columns, temperatures)
         self.compared = columns.mask & ~self._by[""].isnan()
         if not bool(self.compared.any()):
-            raise DumpError("no token that was generated has another one in front of it; there is nothing to compare")
+            raise DumpError(
+                "no token that was generated has another one in front of it; there is nothing to "
+                "compare"
+            )
 
     def measure_floor(self, rounded: Any) -> float:
         """Returns how far the model in bf16 is from itself, in the first rows."""
         again = _score(rounded, self._columns, {"": 1.0}, rows=_FEW_ROWS)[""]
         floor = max(_LEAST_FLOOR, self._measure(self._by[""], again))
         if not FLOORS * floor < CAP:
-            raise DumpError(f"the model in bf16 is {floor:.2g} nats from itself in fp32; no side can be judged by it")
+            raise DumpError(
+                f"the model in bf16 is {floor:.2g} nats from itself in fp32; no side can be "
+                "judged by it"
+            )
         return floor
 
     def judge(self, side: ColumnSide, name: str, floor: float) -> SideVerdict:
@@ -222,15 +255,23 @@ class _Judge:
         column = self._columns.train if side == "train" else self._columns.infer
         change, off = self._find_nearest(column)
         if not change and not off[""] < _CLOSER * off[self._told]:
-            change = self._told  # nothing fits, so what is wrong is looked for at the temperature of the dump
+            change = (
+                self._told
+            )  # nothing fits, so what is wrong is looked for at the temperature of the dump
         if change.startswith("at temperature"):
             near = [float(change.split()[-1]) * factor for factor in _NEARBY]
-            self._by |= _score(self._model, self._columns, {f"at temperature {one:.3g}": one for one in near})
+            self._by |= _score(
+                self._model, self._columns, {f"at temperature {one:.3g}": one for one in near}
+            )
             change, off = self._find_nearest(column)
         names: Mapping[ColumnSide, str] = {"train": "the model", "infer": side}
-        own = replace(self._columns, train=self._by[change], infer=column, mask=self.compared, names=names)
+        own = replace(
+            self._columns, train=self._by[change], infer=column, mask=self.compared, names=names
+        )
         findings, left = examine_columns(own), off[change]
-        stage: Stage | None = next((_STAGES[one.kind] for one in findings if _says_stage(one)), None)
+        stage: Stage | None = next(
+            (_STAGES[one.kind] for one in findings if _says_stage(one)), None
+        )
         if stage is None and left > FLOORS * floor:
             front = "" if change != self._told else self._find_front(column, left)
             if front:
@@ -241,7 +282,9 @@ class _Judge:
         return SideVerdict(side, name, off[""], change, left, stage, findings)
 
     def _find_nearest(self, column: Tensor) -> tuple[str, dict[str, float]]:
-        """The change that comes closest, where it comes much closer than none, and how close each comes."""
+        """The change that comes closest, where it comes much closer than none, and how close each
+        comes.
+        """
         off = {change: self._measure(column, own) for change, own in self._by.items()}
         best = min(off, key=off.__getitem__)
         return best if off[best] < _CLOSER * off[""] else "", off
@@ -252,7 +295,9 @@ class _Judge:
 
     def _find_front(self, column: Tensor, left: float) -> tuple[str, float] | Literal[""]:
         """The other ids in front that bring the first rows closer, and what is left then."""
-        fronts: dict[str, Callable[[Tensor], Tensor]] = {"without the first id": lambda ids: ids[1:]}
+        fronts: dict[str, Callable[[Tensor], Tensor]] = {
+            "without the first id": lambda ids: ids[1:]
+        }
         bos = self._model.config.bos_token_id
         if isinstance(bos, int):
             fronts[f"with id {bos} in front"] = lambda ids: torch.cat([ids.new_tensor([bos]), ids])
@@ -267,19 +312,33 @@ class _Judge:
 def describe_dump(found: DumpLocation) -> Iterator[str]:
     """Yields what was found, line by line."""
     part = f" of {found.of_rows}" if found.rows < found.of_rows else ""
-    yield f"{found.tokens:,} generated tokens of {found.rows}{part} rows, beside {found.model} in float32"
+    yield (
+        f"{found.tokens:,} generated tokens of {found.rows}{part} rows, beside {found.model} in "
+        "float32"
+    )
     yield f"rounding in bf16 makes {found.floor:.2g} nats (root mean square, as all that follow)"
     if found.gap is not None:
         yield f"both sides differ by {found.gap:.2g}"
     for one in found.sides:
         near = f", and {one.left:.2g} {one.change}" if one.change else ""
-        how = "rounding explains it" if one.stage is None else f"it leaves the model at {_WORDS[one.stage]}"
+        how = (
+            "rounding explains it"
+            if one.stage is None
+            else f"it leaves the model at {_WORDS[one.stage]}"
+        )
         yield f"{one.side} ({one.name}) is {one.rms:.2g} from the model{near}: {how}"
         for finding in one.findings:
             yield f"  {finding.kind}: {finding.what}"
-            yield f"    {finding.tokens:,} tokens in {finding.where}; {finding.share:.0%} of all squared differences"
+            yield (
+                f"    {finding.tokens:,} tokens in {finding.where}; {finding.share:.0%} of all "
+                "squared differences"
+            )
     wrong = found.wrong
-    yield f"wrong: {' and '.join(one.side for one in wrong)}" if wrong else "neither side leaves the model"
+    yield (
+        f"wrong: {' and '.join(one.side for one in wrong)}"
+        if wrong
+        else "neither side leaves the model"
+    )
     if wrong and found.doubt:
         yield found.doubt
 

@@ -1,4 +1,5 @@
-"""Dumps of ids and log-probabilities of any framework: rows of lists become flat columns, one entry per token.
+"""Dumps of ids and log-probabilities of any framework: rows of lists become flat columns, one entry
+per token.
 
 No code of a file is run: tensors and plain containers are read, and nothing else.
 """
@@ -30,18 +31,30 @@ _REBUILD = {"_reconstruct": np.zeros(1).__reduce__()[0], "scalar": np.float64(0)
 _ARRAYS: list[Any] = [
     np.ndarray,
     np.dtype,
-    *(type(np.dtype(name)) for name in ("bool", "int8", "uint8", "int16", "int32", "int64", "float32", "float64")),
-    *((one, f"numpy.{core}.multiarray.{name}") for name, one in _REBUILD.items() for core in ("core", "_core")),
+    *(
+        type(np.dtype(name))
+        for name in ("bool", "int8", "uint8", "int16", "int32", "int64", "float32", "float64")
+    ),
+    *(
+        (one, f"numpy.{core}.multiarray.{name}")
+        for name, one in _REBUILD.items()
+        for core in ("core", "_core")
+    ),
 ]
 """Names that arrays and numbers of numpy are made of, in its first and second edition."""
 
-_ADVICE = "write tensors, numbers, strings, lists and dicts alone: docs/guides/dumps.md has five lines for each library"
+_ADVICE = (
+    "write tensors, numbers, strings, lists and dicts alone: docs/guides/dumps.md has five "
+    "lines for each library"
+)
 
 LARGEST = 0.1
 """Nats above 0 that rounding may make of a log-probability."""
 
 _CERTAIN = 0.01
-"""Nats: a token that the other side gives so much may be certain, and its log-probability exactly 0."""
+"""Nats: a token that the other side gives so much may be certain, and its log-probability exactly
+0.
+"""
 _MOST_ID = 2.0**53
 _EXPORTERS = "docs/guides/dumps.md has five lines that write them"
 
@@ -51,7 +64,8 @@ class Dump:
     """The content of a dump.
 
     Attributes:
-        columns: Every token of every sequence without padding; NaN for a side that says nothing of it.
+        columns: Every token of every sequence without padding; NaN for a side that says nothing of
+            it.
         train: Name of the column of the training side; None: there is none.
         infer: Of the inference side.
     """
@@ -98,7 +112,9 @@ def _find_sides(where: str, row: Row, names: FieldNames) -> dict[str, str | None
     there = ", ".join(sorted(row)) or "none"
     for role, name in vars(names).items():
         if name is not None and name not in row:
-            raise DumpError(f"{where}: has no column {name!r}, which is to be {role}; there are {there}")
+            raise DumpError(
+                f"{where}: has no column {name!r}, which is to be {role}; there are {there}"
+            )
     found: dict[str, str | None] = {}
     for side in ("train", "infer"):
         own = [name for name in names.candidates(side) if row.get(name) is not None]
@@ -107,7 +123,8 @@ def _find_sides(where: str, row: Row, names: FieldNames) -> dict[str, str | None
         found[side] = own[0] if own else None
     if found["train"] is found["infer"] is None:
         raise DumpError(
-            f"{where}: has no column of log-probabilities; there are {there}; {_EXPORTERS}; name others by "
+            f"{where}: has no column of log-probabilities; there are {there}; {_EXPORTERS}; name "
+            "others by "
             f"{_how('train')}"
         )
     if found["train"] == found["infer"]:
@@ -134,7 +151,9 @@ class _RowReader:
         """Returns the row without padding."""
         ids = self._ids()
         columns = {name: self._tokens(name) for name in self.sides.values() if name is not None}
-        count = " and ".join(f"{name} has {column.size} entries" for name, column in columns.items())
+        count = " and ".join(
+            f"{name} has {column.size} entries" for name, column in columns.items()
+        )
         spoken = max(column.size for column in columns.values())
         if any(column.size < spoken for column in columns.values()):
             raise self._wrong(f"{count}; both must speak of the same tokens")
@@ -142,7 +161,8 @@ class _RowReader:
         if spoken > total:
             raise self._wrong(f"{count} for {total} ids")
         train, infer = (
-            _pad(np.zeros(0) if name is None else columns[name], total, math.nan) for name in self.sides.values()
+            _pad(np.zeros(0) if name is None else columns[name], total, math.nan)
+            for name in self.sides.values()
         )
         real = self._find_real(total)
         mask = self._find_generated(train, infer, (np.arange(total) >= total - spoken) & real)
@@ -152,7 +172,9 @@ class _RowReader:
         real &= np.cumsum(mask[::-1])[::-1] > 0  # nothing behind the last one
         train, infer, mask = (torch.from_numpy(one[real]) for one in (train, infer, mask))
         own = None if ids is None else torch.from_numpy(ids[real]).long()
-        return TokenColumns(train, infer, mask, torch.tensor([0, int(real.sum())]), own, self._facts())
+        return TokenColumns(
+            train, infer, mask, torch.tensor([0, int(real.sum())]), own, self._facts()
+        )
 
     def _names(self, role: str) -> list[str]:
         """The columns of a role that hold something."""
@@ -171,7 +193,9 @@ class _RowReader:
         ids = np.concatenate([self._tokens(name) for name in used])
         wrong = np.flatnonzero(~((ids >= 0) & (ids < _MOST_ID) & (ids == np.floor(ids))))
         if wrong.size:
-            raise self._wrong(f"{' and '.join(used)}: {ids[wrong[0]]:g} at entry {wrong[0]} is no token id")
+            raise self._wrong(
+                f"{' and '.join(used)}: {ids[wrong[0]]:g} at entry {wrong[0]} is no token id"
+            )
         return ids
 
     def _holds_numbers(self, name: str) -> bool:
@@ -193,11 +217,15 @@ class _RowReader:
         return real
 
     def _find_generated(self, train: Floats, infer: Floats, spoken: Bools) -> Bools:
-        """The entries that are compared; without a mask all that both sides speak of, of which none may be context."""
+        """The entries that are compared; without a mask all that both sides speak of, of which none
+        may be context.
+        """
         total = spoken.size
         if masks := self._names("mask"):
             least = 0 if self._names("attention") else int(spoken.sum())
-            return np.logical_and.reduce([spoken, *(self._flags(name, total, least) for name in masks)])
+            return np.logical_and.reduce(
+                [spoken, *(self._flags(name, total, least) for name in masks)]
+            )
         if prompt := self._names("prompt_length"):
             return spoken & (np.arange(total) >= self._number(prompt[0], 0, total))
         name = self.sides["infer"] or self.sides["train"]
@@ -205,8 +233,10 @@ class _RowReader:
         ends = np.flatnonzero(spoken)[[0, -1]] if spoken.any() else []
         if zero[ends].any() or (zero & ~(np.abs(train) <= _CERTAIN)).any():
             raise self._wrong(
-                f"there is no mask, and {name} is exactly 0 at {zero.sum()} entries, the first {np.argmax(zero)}: a "
-                f"prompt or a turn that the model did not write, or a fault? Name the mask by {_how('mask')}"
+                f"there is no mask, and {name} is exactly 0 at {zero.sum()} entries, the first "
+                f"{np.argmax(zero)}: a "
+                "prompt or a turn that the model did not write, or a fault? Name the mask by "
+                f"{_how('mask')}"
             )
         return spoken
 
@@ -221,27 +251,39 @@ class _RowReader:
     def _check(self, name: str, side: Floats, mask: Bools) -> None:
         wrong = np.flatnonzero(mask & (np.isnan(side) | (side > LARGEST)))
         if wrong.size:
-            raise self._wrong(f"{name} has {side[wrong[0]]:g} at entry {wrong[0]}, which is no log-probability")
+            raise self._wrong(
+                f"{name} has {side[wrong[0]]:g} at entry {wrong[0]}, which is no log-probability"
+            )
         if mask.any() and (side[mask] > LARGEST / 10).all():
-            raise self._wrong(f"{name} is above 0 at every entry; write log-probabilities, not probabilities")
+            raise self._wrong(
+                f"{name} is above 0 at every entry; write log-probabilities, not probabilities"
+            )
 
     def _flags(self, name: str, total: int, least: int) -> Bools:
         flags = self._tokens(name)
         if not np.isin(flags, (0, 1)).all():
             raise self._wrong(f"{name} has entries besides 0 and 1")
         if not least <= flags.size <= total:
-            raise self._wrong(f"{name} has {flags.size} entries for {least} log-probabilities and {total} tokens")
+            raise self._wrong(
+                f"{name} has {flags.size} entries for {least} log-probabilities and {total} tokens"
+            )
         return _pad(flags, total, 0.0) == 1
 
     def _tokens(self, name: str) -> Floats:
         """A column of numbers, [T]; NaN for null."""
         value = self.row.get(name)
         try:
-            column = np.array(value.double().numpy() if isinstance(value, Tensor) else value, np.float64)
+            column = np.array(
+                value.double().numpy() if isinstance(value, Tensor) else value, np.float64
+            )
         except (TypeError, ValueError, OverflowError):
-            raise self._wrong(f"{name} is no list of numbers; write one entry for each token") from None
+            raise self._wrong(
+                f"{name} is no list of numbers; write one entry for each token"
+            ) from None
         if column.ndim != 1:
-            raise self._wrong(f"{name} has shape {list(column.shape)}, and not one number per token")
+            raise self._wrong(
+                f"{name} has shape {list(column.shape)}, and not one number per token"
+            )
         return column
 
     def _number(self, name: str, least: float, most: float) -> float:
@@ -275,7 +317,9 @@ def _join(rows: Sequence[TokenColumns]) -> TokenColumns:
         torch.cat([one.train for one in rows]),
         torch.cat([one.infer for one in rows]),
         torch.cat([one.mask for one in rows]),
-        torch.cat([torch.zeros(1, dtype=torch.int64), torch.cat([one.lengths for one in rows]).cumsum(0)]),
+        torch.cat(
+            [torch.zeros(1, dtype=torch.int64), torch.cat([one.lengths for one in rows]).cumsum(0)]
+        ),
         torch.cat(ids) if len(ids) == len(rows) else None,
         facts,
     )
@@ -316,7 +360,9 @@ def _kind(path: Path) -> str:
 
 def _read_jsonl(path: Path, names: Collection[str]) -> Iterator[tuple[str, Row]]:
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        for where, line in ((f"{path}, line {number}", line) for number, line in enumerate(file, 1) if line.strip()):
+        for where, line in (
+            (f"{path}, line {number}", line) for number, line in enumerate(file, 1) if line.strip()
+        ):
             try:
                 row: Any = json.loads(line)
             except (ValueError, RecursionError) as error:
@@ -332,35 +378,49 @@ def _row(where: str, row: Any) -> Row:
 
 def _read_safetensors(path: Path, names: Collection[str]) -> Iterator[tuple[str, Row]]:
     with safe_open(path, "pt") as file:
-        told = {name: float(text) for name, text in (file.metadata() or {}).items() if name in names}
+        told = {
+            name: float(text) for name, text in (file.metadata() or {}).items() if name in names
+        }
         table = {name: file.get_tensor(name) for name in file.keys() if name in names}  # noqa: SIM118, it is no dict
     yield from _transpose(path, told | table, names)
 
 
 def _read_pt(path: Path, names: Collection[str]) -> Iterator[tuple[str, Row]]:
     if not zipfile.is_zipfile(path):
-        raise DumpError(f"{path}: is no file of torch.save (a zip file); write it again with torch.save")
+        raise DumpError(
+            f"{path}: is no file of torch.save (a zip file); write it again with torch.save"
+        )
     with safe_globals(_ARRAYS):
         if unsafe := get_unsafe_globals_in_checkpoint(str(path)):
-            raise DumpError(f"{path}: holds {', '.join(sorted(unsafe))}, which only running code could read; {_ADVICE}")
+            raise DumpError(
+                f"{path}: holds {', '.join(sorted(unsafe))}, which only running code could read; "
+                f"{_ADVICE}"
+            )
         content: object = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     match content:
         case {"samples": [*samples]}:  # slime's rollouts, and what it trains on
-            return ((f"{path}, sample {number}", _row(str(path), one)) for number, one in enumerate(samples))
+            return (
+                (f"{path}, sample {number}", _row(str(path), one))
+                for number, one in enumerate(samples)
+            )
         case dict():
             return _transpose(path, content, names)
         case _:
             raise DumpError(f"{path}: is no dict of columns but {type(content).__name__}")
 
 
-def _transpose(path: Path, table: Mapping[str, Any], names: Collection[str]) -> Iterator[tuple[str, Row]]:
+def _transpose(
+    path: Path, table: Mapping[str, Any], names: Collection[str]
+) -> Iterator[tuple[str, Row]]:
     """Rows of columns; what has no entry for each row is said of all of them alike."""
     kept = {name: column for name, column in table.items() if name in names}
     shapes = {name: _shape(column) for name, column in kept.items()}
     rows = {name: shape[0] for name, shape in shapes.items() if len(shape) == 2}
     if len(set(rows.values())) != 1:
         there = rows or "none of a known name"
-        raise DumpError(f"{path}: needs columns with one row of tokens for each sequence; there are {there}")
+        raise DumpError(
+            f"{path}: needs columns with one row of tokens for each sequence; there are {there}"
+        )
     count = next(iter(rows.values()))
     each = [name for name, shape in shapes.items() if shape and shape[0] == count]
     for number in range(count):

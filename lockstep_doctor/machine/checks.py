@@ -1,4 +1,6 @@
-"""The checks of a machine: each measures, or says what it lacks, or finds that a promise is broken."""
+"""The checks of a machine: each measures, or says what it lacks, or finds that a promise is
+broken.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,11 @@ def list_checks(trial: Trial) -> dict[str, Callable[[], Measured]]:
     return {
         "copy": partial(measure_copy, trial),
         "products": partial(measure_products, trial),
-        **{f"{name}, {dtype}": partial(one, trial, dtype) for name, one in in_each_type.items() for dtype in TYPES},
+        **{
+            f"{name}, {dtype}": partial(one, trial, dtype)
+            for name, one in in_each_type.items()
+            for dtype in TYPES
+        },
         **{f"weight sync, {one}": partial(measure_sync, trial, one) for one in carriers},
         "learner over all GPUs": partial(measure_ranks, trial),
         "vLLM, bf16": partial(measure_vllm, trial),
@@ -74,10 +80,15 @@ def measure_copy(trial: Trial) -> Measured:
     """Reads and writes memory of the device, and moves as much from the host."""
     here = torch.zeros(trial.scale.copied, dtype=torch.uint8, device=trial.device)
     there = torch.zeros_like(here)
-    host = torch.zeros(trial.scale.copied // 8, dtype=torch.uint8, pin_memory=trial.device.type == "cuda")
+    host = torch.zeros(
+        trial.scale.copied // 8, dtype=torch.uint8, pin_memory=trial.device.type == "cuda"
+    )
     seconds = _time(trial, lambda: there.copy_(here))
     moved = _time(trial, lambda: here[: len(host)].copy_(host, non_blocking=True))
-    return {"read and written, GB/s": 2 * len(here) / seconds / 1e9, "from the host, GB/s": len(host) / moved / 1e9}
+    return {
+        "read and written, GB/s": 2 * len(here) / seconds / 1e9,
+        "from the host, GB/s": len(host) / moved / 1e9,
+    }
 
 
 def measure_products(trial: Trial) -> Measured:
@@ -100,13 +111,16 @@ def multiply(trial: Trial, dtype: torch.dtype, rows: int) -> float:
 
 
 def measure_scores(trial: Trial, dtype: DType) -> Measured:
-    """Scores random logits, and returns the largest errors of log p, the entropy and the gradient of Σ log p.
+    """Scores random logits, and returns the largest errors of log p, the entropy and the gradient
+    of Σ log p.
 
     Raises:
         BrokenPromiseError: An error is above its bound.
     """
     draw = torch.Generator().manual_seed(0)
-    logits_MV = (_SPREAD * torch.randn(trial.scale.rows, trial.scale.vocabulary, generator=draw)).to(TYPES[dtype])
+    logits_MV = (
+        _SPREAD * torch.randn(trial.scale.rows, trial.scale.vocabulary, generator=draw)
+    ).to(TYPES[dtype])
     here = logits_MV.to(trial.device).requires_grad_()
     token_M = logits_MV.argmax(-1)
     logprob_M, entropy_M = token_scores(here, token_M.to(trial.device), SamplingParams(1))
@@ -121,9 +135,15 @@ def measure_scores(trial: Trial, dtype: DType) -> Measured:
         "gradient": _find_gap(here.grad, gradient_MV),
     }
     bounds = _BOUNDS[dtype]
-    wrong = [f"{name} {gap:.2g} (at most {bounds[name]:.2g})" for name, gap in found.items() if not gap <= bounds[name]]
+    wrong = [
+        f"{name} {gap:.2g} (at most {bounds[name]:.2g})"
+        for name, gap in found.items()
+        if not gap <= bounds[name]
+    ]
     if wrong:
-        raise BrokenPromiseError(f"kernels of log-probabilities differ from float64 on the host: {', '.join(wrong)}")
+        raise BrokenPromiseError(
+            f"kernels of log-probabilities differ from float64 on the host: {', '.join(wrong)}"
+        )
     return found
 
 
@@ -132,27 +152,39 @@ def _find_gap(found: Tensor, true: Tensor) -> float:
 
 
 def measure_learner(trial: Trial, dtype: DType) -> Measured:
-    """Trains on one batch again and again: speed, memory against the plan, and whether the loss falls."""
+    """Trains on one batch again and again: speed, memory against the plan, and whether the loss
+    falls.
+    """
     if trial.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     spec = trial.learner(dtype)
     before, after, seconds = _train(trial, spec.build())
     rank = trial.rank(dtype)
     found: dict[str, float | str] = {
-        "attention": describe_attention(read_config(str(trial.folder)), trial.device, spec.section.dtype),
+        "attention": describe_attention(
+            read_config(str(trial.folder)), trial.device, spec.section.dtype
+        ),
         "tokens/s": len(trial.batch.tokens) / seconds,
-        "share of products": count_learning(rank) / seconds / multiply(trial, TYPES[dtype], trial.scale.product),
+        "share of products": count_learning(rank)
+        / seconds
+        / multiply(trial, TYPES[dtype], trial.scale.product),
         "loss, before": before,
         "loss, after": after,
     }
     if trial.device.type == "cuda":
         peak, planned = torch.cuda.max_memory_allocated(), rank.peak.size
-        found |= {"peak, GB": peak / 1e9, "planned, GB": planned / 1e9, "peak / planned": peak / planned}
+        found |= {
+            "peak, GB": peak / 1e9,
+            "planned, GB": planned / 1e9,
+            "peak / planned": peak / planned,
+        }
     return found
 
 
 def _train(trial: Trial, learner: Learner) -> tuple[float, float, float]:
-    """Trains on one batch. Returns the loss before the first update and before the last, and seconds of an update.
+    """Trains on one batch.
+
+    Returns the loss before the first update and before the last, and seconds of an update.
 
     Raises:
         BrokenPromiseError: The loss does not fall.
@@ -163,7 +195,9 @@ def _train(trial: Trial, learner: Learner) -> tuple[float, float, float]:
         ends.append(time.perf_counter())
     before, after = losses[0], losses[-1]
     if not after < before:
-        raise BrokenPromiseError(f"{_UPDATES} updates on one batch took the loss from {before:.3f} to {after:.3f}")
+        raise BrokenPromiseError(
+            f"{_UPDATES} updates on one batch took the loss from {before:.3f} to {after:.3f}"
+        )
     return before, after, (ends[-1] - ends[0]) / _UPDATES
 
 
@@ -179,16 +213,25 @@ def measure_exact(trial: Trial, dtype: DType) -> Measured:
     Raises:
         BrokenPromiseError: A token's two log-probabilities are not the same to the bit.
     """
-    inexact = explain_inexact_sampler(str(trial.folder), trial.sampler(), trial.computation(dtype), may_be_slow=True)
+    inexact = explain_inexact_sampler(
+        str(trial.folder), trial.sampler(), trial.computation(dtype), may_be_slow=True
+    )
     if inexact is not None:
         raise InputError(inexact)
     computation, spec = trial.computation(dtype).compute_exactly(), trial.learner(dtype)
     learner = replace(spec, section=spec.section.compute_exactly()).build()
-    found = _agree(trial, SamplerSpec(str(trial.folder), trial.sampler(), computation).open_here(), learner, dtype)
+    found = _agree(
+        trial,
+        SamplerSpec(str(trial.folder), trial.sampler(), computation).open_here(),
+        learner,
+        dtype,
+    )
     if found["not equal to the bit"]:
         raise BrokenPromiseError(
-            f"sampler and learner compute exactly here, and {found['not equal to the bit']:,.0f} of "
-            f"{found['tokens compared']:,.0f} tokens differ, by up to {found['largest |Δ|, nats']:.2g} nats"
+            f"sampler and learner compute exactly here, and {found['not equal to the bit']:,.0f} "
+            "of "
+            f"{found['tokens compared']:,.0f} tokens differ, by up to "
+            f"{found['largest |Δ|, nats']:.2g} nats"
         )
     return found
 
@@ -203,7 +246,8 @@ def _agree(trial: Trial, sampler: Sampler, learner: Learner, dtype: DType) -> di
     bound = AgreementSection().bound(dtype)
     if tally.breaks(bound):
         raise BrokenPromiseError(
-            f"sampler and learner disagree on {tally.mismatches:,} of {tally.tokens:,.0f} tokens, by up to "
+            f"sampler and learner disagree on {tally.mismatches:,} of {tally.tokens:,.0f} tokens, "
+            "by up to "
             f"{tally.largest:.2g} nats: more than the bound {bound:g} on the mean of e^|Δ|"
         )
     return {
@@ -215,7 +259,9 @@ def _agree(trial: Trial, sampler: Sampler, learner: Learner, dtype: DType) -> di
 
 
 def measure_sync(trial: Trial, carrier: str) -> Measured:
-    """Sends weights to a torch sampler in a process of its own, and compares fingerprints of what it holds."""
+    """Sends weights to a torch sampler in a process of its own, and compares fingerprints of what
+    it holds.
+    """
     if carrier == "cuda_ipc" and trial.device.type != "cuda":
         raise InputError("it takes a GPU")
     with _open(trial, trial.sampler(transfer=carrier), "fp32") as pool:
@@ -223,7 +269,9 @@ def measure_sync(trial: Trial, carrier: str) -> Measured:
 
 
 def measure_vllm(trial: Trial) -> Measured:
-    """Sends weights to vLLM, samples with it, and lets a learner with the same weights score the tokens."""
+    """Sends weights to vLLM, samples with it, and lets a learner with the same weights score the
+    tokens.
+    """
     section = trial.sampler(backend="vllm", kv_cache_gib=trial.cache_gib)
     require_sampler(section, trial.computation("bf16"))
     learner = trial.learner("bf16").build()
@@ -231,7 +279,9 @@ def measure_vllm(trial: Trial) -> Measured:
         return {**_send(trial, learner, pool, "bf16"), **_agree(trial, pool, learner, "bf16")}
 
 
-def _open(trial: Trial, section: SamplerSection, dtype: DType) -> AbstractContextManager[SamplerPool]:
+def _open(
+    trial: Trial, section: SamplerSection, dtype: DType
+) -> AbstractContextManager[SamplerPool]:
     """Starts a sampler in a process of its own."""
     return closing(SamplerPool(SamplerSpec(str(trial.folder), section, trial.computation(dtype))))
 
@@ -245,7 +295,11 @@ def _send(trial: Trial, learner: Learner, pool: SamplerPool, dtype: DType) -> di
         begun = time.perf_counter()
         attested = sync_weights(learner, pool, version, probe).floats()["refit/attested"]
         seconds.append(time.perf_counter() - begun)
-    return {"sync GB/s": size / min(seconds) / 1e9, "sync, s": min(seconds), "tensors attested": attested}
+    return {
+        "sync GB/s": size / min(seconds) / 1e9,
+        "sync, s": min(seconds),
+        "tensors attested": attested,
+    }
 
 
 def measure_ranks(trial: Trial) -> Measured:

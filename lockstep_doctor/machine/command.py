@@ -1,4 +1,6 @@
-"""`lockstep gpu-check`: runs all checks, prints a table, and writes what was found as JSON to send."""
+"""`lockstep gpu-check`: runs all checks, prints a table, and writes what was found as JSON to
+send.
+"""
 
 from __future__ import annotations
 
@@ -75,14 +77,19 @@ def check_machine(device: str, out: Path) -> int:
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, show_progress(f"gpu-check → {out}") as progress:
         with progress.phase("make a model"):
-            trial = Trial.make(Path(folder), chosen, _count_gpus(chosen), Scale.for_memory(_memory(chosen)))
+            trial = Trial.make(
+                Path(folder), chosen, _count_gpus(chosen), Scale.for_memory(_memory(chosen))
+            )
         checks = list_checks(trial)
         progress.total(len(checks), "it takes some minutes", unit="check")
         for number, (name, measure) in enumerate(checks.items(), start=1):
             with progress.phase(name):
                 outcomes.append(_make(name, measure))
             progress.step(number, {}, 0)
-        rates = find_rates(trial, {outcome.check: outcome.measured for outcome in outcomes if outcome.state == "ok"})
+        rates = find_rates(
+            trial,
+            {outcome.check: outcome.measured for outcome in outcomes if outcome.state == "ok"},
+        )
     found = {
         "machine": dict(machine),
         "rates": {dtype: asdict(own) for dtype, own in rates.items()},
@@ -90,9 +97,18 @@ def check_machine(device: str, out: Path) -> int:
     }
     (out / "gpu_check.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print("\n".join([*(f"{key}: {text}" for key, text in machine.items()), "", _render(outcomes)]))
-    print(f"{out}/gpu_check.json has all of it; please send it with an issue, also where everything is ok")
+    print(
+        f"{out}/gpu_check.json has all of it; please send it with an issue, also where everything "
+        "is ok"
+    )
     states = {outcome.state for outcome in outcomes}
-    return exit_codes.BROKEN if "broken" in states else exit_codes.CRASH if "failed" in states else exit_codes.OK
+    return (
+        exit_codes.BROKEN
+        if "broken" in states
+        else exit_codes.CRASH
+        if "failed" in states
+        else exit_codes.OK
+    )
 
 
 def _make(name: str, measure: Callable[[], Measured]) -> Outcome:
@@ -106,8 +122,13 @@ def _make(name: str, measure: Callable[[], Measured]) -> Outcome:
         return Outcome(name, "skipped", {}, str(error))
     except BrokenPromiseError as error:
         return Outcome(name, "broken", {}, str(error), time.monotonic() - begun)
-    except Exception as error:  # on an unknown machine a check may fail in any way; the others are made all the same
-        note = str(error) if isinstance(error, LockstepError) else f"{type(error).__name__}: {error}".splitlines()[0]
+    # on an unknown machine a check may fail in any way; the others are made all the same
+    except Exception as error:
+        note = (
+            str(error)
+            if isinstance(error, LockstepError)
+            else f"{type(error).__name__}: {error}".splitlines()[0]
+        )
         return Outcome(name, "failed", {}, note, time.monotonic() - begun, traceback.format_exc())
     return Outcome(name, "ok", measured, "", time.monotonic() - begun)
 
@@ -117,12 +138,24 @@ def find_rates(trial: Trial, measured: Mapping[str, Measured]) -> dict[DType, Ra
     sync = next((measured[name] for name in _SYNCS if name in measured), None)
     if sync is None:
         return {}
-    needed = {dtype: {"copy", "products", f"learner, {dtype}", f"torch sampler, {dtype}"} for dtype in TYPES}
-    return {dtype: _find_rates_in(trial, measured, dtype, sync) for dtype in TYPES if measured.keys() >= needed[dtype]}
+    needed = {
+        dtype: {"copy", "products", f"learner, {dtype}", f"torch sampler, {dtype}"}
+        for dtype in TYPES
+    }
+    return {
+        dtype: _find_rates_in(trial, measured, dtype, sync)
+        for dtype in TYPES
+        if measured.keys() >= needed[dtype]
+    }
 
 
-def _find_rates_in(trial: Trial, measured: Mapping[str, Measured], dtype: DType, sync: Measured) -> Rates:
-    """Rates in one type. The time of a layer is what a decoding pass takes besides products and reading."""
+def _find_rates_in(
+    trial: Trial, measured: Mapping[str, Measured], dtype: DType, sync: Measured
+) -> Rates:
+    """Rates in one type.
+
+    The time of a layer is what a decoding pass takes besides products and reading.
+    """
     products = measured["products"]
     known = Rates(
         products=1e12 * float(products[f"{dtype}, TFLOP/s"]),
@@ -147,7 +180,9 @@ def describe_devices(device: torch.device) -> Mapping[str, str]:
         "CUDA": str(torch.version.cuda or "none"),
     }
     versions = {name: _version(name) for name in _PACKAGES}
-    return {key: str(text) for key, text in {**describe_machine(), **found, **versions}.items() if text}
+    return {
+        key: str(text) for key, text in {**describe_machine(), **found, **versions}.items() if text
+    }
 
 
 def _render(outcomes: Sequence[Outcome]) -> str:

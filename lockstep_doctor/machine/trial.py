@@ -1,4 +1,6 @@
-"""The model and the work of `lockstep gpu-check`: random weights and random tokens, so that it needs no download."""
+"""The model and the work of `lockstep gpu-check`: random weights and random tokens, so that it
+needs no download.
+"""
 
 from __future__ import annotations
 
@@ -107,12 +109,19 @@ class Trial:
         """The learner as a plan has it; it samples and trains on all rows once."""
         length, rows = self.scale.prompt + self.scale.response, self.scale.rows
         sizes = Sizes.of(skeleton(read_config(str(self.folder)), str(self.folder)))
-        return Rank(sizes, self.learner(dtype).section, Load(length, 1, rows, scored=rows, generated=length))
+        return Rank(
+            sizes, self.learner(dtype).section, Load(length, 1, rows, scored=rows, generated=length)
+        )
 
     @property
     def cache_gib(self) -> float:
-        """Room for keys and values of all rows, twice over: an engine takes no more of a device that others use."""
-        sizes, tokens = self.rank("fp32").sizes, self.scale.rows * (self.scale.prompt + self.scale.response)
+        """Room for keys and values of all rows, twice over: an engine takes no more of a device
+        that others use.
+        """
+        sizes, tokens = (
+            self.rank("fp32").sizes,
+            self.scale.rows * (self.scale.prompt + self.scale.response),
+        )
         return 2 * FP32 * sizes.cache * tokens / 2**30
 
     def sampler(self, **options: str | float) -> SamplerSection:
@@ -123,8 +132,14 @@ class Trial:
     def requests(self) -> list[Request]:
         """Prompts of random tokens."""
         keys = torch.tensor([keyed.key("gpu-check", row) for row in range(self.scale.rows)])
-        tokens = keyed.bits(keys, torch.arange(self.scale.prompt)).remainder(self.scale.vocabulary).tolist()
-        return [Request(tuple(row), keyed.key("response", number)) for number, row in enumerate(tokens)]
+        tokens = (
+            keyed.bits(keys, torch.arange(self.scale.prompt))
+            .remainder(self.scale.vocabulary)
+            .tolist()
+        )
+        return [
+            Request(tuple(row), keyed.key("response", number)) for number, row in enumerate(tokens)
+        ]
 
     @property
     def sampling(self) -> SamplingParams:

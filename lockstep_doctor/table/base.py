@@ -22,7 +22,8 @@ Capability = Literal[
 
 @dataclass(frozen=True)
 class Conditions:
-    """Deviations from how a backend usually computes; a backend disregards those that it has no choice in.
+    """Deviations from how a backend usually computes; a backend disregards those that it has no
+    choice in.
 
     Attributes:
         dtype: Of the computation; None: the backend's own.
@@ -36,14 +37,18 @@ class Conditions:
 
     def but(self, other: Conditions) -> Conditions:
         """These, and over them what the other ones say."""
-        return replace(other, **{name: usual for name, usual in vars(self).items() if not vars(other)[name]})
+        return replace(
+            other, **{name: usual for name, usual in vars(self).items() if not vars(other)[name]}
+        )
 
 
 USUAL = Conditions()
 
 
 class Backend(Protocol):
-    """One side of a comparison: something that scores tokens with a model, and perhaps generates with it."""
+    """One side of a comparison: something that scores tokens with a model, and perhaps generates
+    with it.
+    """
 
     name: str
 
@@ -61,19 +66,23 @@ class Backend(Protocol):
         ...
 
     def settings(self) -> Mapping[str, Any]:
-        """Returns all known settings that shape its numbers: dtype, kernel, training (mode), batch_size, layout,
-        tensor_parallel_size (of more than one rank), kv_dtype, quantization."""
+        """Returns all known settings that shape its numbers: dtype, kernel, training (mode),
+        batch_size, layout, tensor_parallel_size (of more than one rank), kv_dtype, quantization.
+        """
         ...
 
     def score(self, batch: Batch, conditions: Conditions = USUAL) -> Tensor:
-        """Scores the masked tokens under `batch.sampling` (None: temperature 1, all tokens) by prefill.
+        """Scores the masked tokens under `batch.sampling` (None: temperature 1, all tokens) by
+        prefill.
 
         Returns:
             Log-probabilities of the masked tokens, nats, fp32 [N]; 0 elsewhere.
         """
         ...
 
-    def generate(self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL) -> Batch:
+    def generate(
+        self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL
+    ) -> Batch:
         """Generates like `Sampler.generate`; `sampler_logprob` comes from its decoding."""
         ...
 

@@ -1,6 +1,8 @@
-"""Confidence bounds over clusters: exact ones for rates, Student's t with a correction for skewness for other figures.
+"""Confidence bounds over clusters: exact ones for rates, Student's t with a correction for skewness
+for other figures.
 
-Bounds are one-sided, each with its own probability: `below`, that the truth is below the lower one, and `above`.
+Bounds are one-sided, each with its own probability: `below`, that the truth is below the lower one,
+and `above`.
 """
 
 from __future__ import annotations
@@ -29,20 +31,28 @@ class Bounded:
 
 
 def bound_rate(totals: Tensor, below: float, above: float) -> Bounded:
-    """Bounds a share from hits and trials of clusters [G, 2], by the binomial tail (Clopper & Pearson 1934).
+    """Bounds a share from hits and trials of clusters [G, 2], by the binomial tail (Clopper &
+    Pearson 1934).
 
-    There are as many independent trials as give the variance that is seen between clusters (Kish 1965; Korn & Graubard
-    1998, as in `objectives.estimates.share`). Where nothing was hit there is no variance, and all trials count.
+    There are as many independent trials as give the variance that is seen between clusters (Kish
+    1965; Korn & Graubard 1998, as in `objectives.estimates.share`). Where nothing was hit there is
+    no variance, and all trials count.
     """
     hits_G, trials_G = totals.unbind(1)
     clusters, n = trials_G.numel(), float(trials_G.sum())
     rate = float(hits_G.sum()) / n
     if clusters > 1 and 0 < rate < 1:
-        variance = float((hits_G - rate * trials_G).square().sum()) * clusters / (clusters - 1) / n**2
+        variance = (
+            float((hits_G - rate * trials_G).square().sum()) * clusters / (clusters - 1) / n**2
+        )
         n *= min(1.0, rate * (1 - rate) / n / max(variance, _TINY))
     fewer, more = math.floor(rate * n + 1e-9), math.ceil(rate * n - 1e-9)
     low = _root(lambda p: 1 - _binomial_tail(fewer - 1, n, p) - below, 0.0, rate) if fewer else 0.0
-    return Bounded(rate, low, _root(lambda p: above - _binomial_tail(more, n, p), rate, 1.0) if more < n else 1.0)
+    return Bounded(
+        rate,
+        low,
+        _root(lambda p: above - _binomial_tail(more, n, p), rate, 1.0) if more < n else 1.0,
+    )
 
 
 def mean(sums: Tensor) -> Tensor:
@@ -50,11 +60,15 @@ def mean(sums: Tensor) -> Tensor:
     return sums[:, 0] / sums[:, 1]
 
 
-def bound(totals: Tensor, statistic: Callable[[Tensor], Tensor], below: float, above: float) -> Bounded:
-    """Bounds a smooth function of sums over clusters, [G, K] → [G], by leaving each out once (Tukey 1958).
+def bound(
+    totals: Tensor, statistic: Callable[[Tensor], Tensor], below: float, above: float
+) -> Bounded:
+    """Bounds a smooth function of sums over clusters, [G, K] → [G], by leaving each out once (Tukey
+    1958).
 
-    Sums of few clusters with heavy tails are skewed, and so is their t: Hall's transformation (1992) takes that into
-    account, and then the bounds miss as seldom as those of a bootstrap do (`tests/doctor/test_doctor_statistics.py`).
+    Sums of few clusters with heavy tails are skewed, and so is their t: Hall's transformation
+    (1992) takes that into account, and then the bounds miss as seldom as those of a bootstrap do
+    (`tests/doctor/test_doctor_statistics.py`).
     """
     value, error, skewness = _jackknife(totals, statistic)
     clusters = totals.shape[0]
@@ -66,7 +80,9 @@ def bound(totals: Tensor, statistic: Callable[[Tensor], Tensor], below: float, a
 
 
 def standard_errors(totals: Tensor, allowed: float) -> float:
-    """Standard errors by which a mean over tokens [G, 2] exceeds ±`allowed`, from Student to normal."""
+    """Standard errors by which a mean over tokens [G, 2] exceeds ±`allowed`, from Student to
+    normal.
+    """
     value, error, _ = _jackknife(totals, mean)
     beyond, freedom = max(0.0, abs(value) - allowed), totals.shape[0] - 1
     if not beyond or not freedom:
@@ -77,7 +93,9 @@ def standard_errors(totals: Tensor, allowed: float) -> float:
 
 
 def _jackknife(totals: Tensor, statistic: Callable[[Tensor], Tensor]) -> tuple[float, float, float]:
-    """The value, its standard error and the skewness of what clusters add to it; a single cluster has neither."""
+    """The value, its standard error and the skewness of what clusters add to it; a single cluster
+    has neither.
+    """
     whole, clusters = totals.sum(0, keepdim=True), totals.shape[0]
     value = float(statistic(whole))
     if clusters < 2:
@@ -102,7 +120,9 @@ def _binomial_tail(k: int, n: float, p: float) -> float:
     """The chance of at most `k` hits in `n` trials, each a hit with probability `p`."""
     i = torch.arange(k + 1, dtype=torch.float64)
     ways = math.lgamma(n + 1) - torch.lgamma(i + 1) - torch.lgamma(n - i + 1)
-    return float((ways + i * math.log(max(p, _TINY)) + (n - i) * math.log1p(-min(p, 1 - 1e-16))).exp().sum())
+    return float(
+        (ways + i * math.log(max(p, _TINY)) + (n - i) * math.log1p(-min(p, 1 - 1e-16))).exp().sum()
+    )
 
 
 def _root(rising: Callable[[float], float], low: float, high: float) -> float:

@@ -1,4 +1,6 @@
-"""Cells of the table: every backend draws once, all rescore what each drew, token for token, and pairs are judged."""
+"""Cells of the table: every backend draws once, all rescore what each drew, token for token, and
+pairs are judged.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from lockstep_doctor.table.plan import Cell, clusters_of, rescore_limit
 from lockstep_doctor.table.verdict import LEAST_CLUSTERS, CellJudgement, Clause, judge, judge_tails
 
 PASS_TOKENS = 16_384
-"""The most tokens of a pass that scores, unless a single sequence is longer: this bounds the memory."""
+"""The most tokens of a pass that scores, unless a single sequence is longer: this bounds the
+memory.
+"""
 REPEATED = 25
 """Tokens of a response that is asked again."""
 
@@ -31,20 +35,27 @@ State = Literal["measured", "beyond context", "cut by budget"]
 Pair = tuple[str, str]
 """Training side and inference side."""
 _FEWEST = 2 * LEAST_CLUSTERS
-"""Clusters of a cell. Among 8, bounds for a table of 72 cells left healthy ones open now and then; among 16 never."""
+"""Clusters of a cell.
+
+Among 8, bounds for a table of 72 cells left healthy ones open now and then; among 16 never.
+"""
 SHORTEST_SEGMENT = 250
-"""Tokens of a sequence that stand for an independent one, where a cell has fewer than `LEAST_CLUSTERS` of those."""
+"""Tokens of a sequence that stand for an independent one, where a cell has fewer than
+`LEAST_CLUSTERS` of those.
+"""
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """Tokens that one backend drew, and what all of them say about these. M of the N tokens were drawn.
+    """Tokens that one backend drew, and what all of them say about these.
+
+    M of the N tokens were drawn.
 
     Attributes:
         cluster: Which sequences answer the same prompt, int64 [B].
-        tensors: By the names that they have in files, fp32 [M]: `decoded`, log-probabilities that the drawer's decoding
-            gave, nats; `kind.backend`, those by prefill; `kind.rounding.type`, how far rounding alone takes one, in
-            absolute value.
+        tensors: By the names that they have in files, fp32 [M]: `decoded`, log-probabilities that
+            the drawer's decoding gave, nats; `kind.backend`, those by prefill;
+            `kind.rounding.type`, how far rounding alone takes one, in absolute value.
     """
 
     drawer: str
@@ -54,7 +65,9 @@ class Drawn:
     dtypes: Mapping[str, DType]
 
     def kind(self, train: str, infer: str) -> Kind:
-        """Returns the kind of a comparison: under the sampling distribution where both sides support it."""
+        """Returns the kind of a comparison: under the sampling distribution where both sides
+        support it.
+        """
         needed = {train, infer} - ({self.drawer} if infer == self.drawer else set())
         return "shaped" if all(f"shaped.{name}" in self.tensors for name in needed) else "plain"
 
@@ -65,7 +78,9 @@ class Drawn:
         return f"{kind}.{train}", "decoded" if decoded else f"{kind}.{infer}"
 
     def compare(self, train: str, infer: str) -> Compared:
-        """A pair's two columns: of decoding for what the inference side drew itself, else of prefill."""
+        """A pair's two columns: of decoding for what the inference side drew itself, else of
+        prefill.
+        """
         of_train, of_infer = (self.tensors[name] for name in self.columns(train, infer))
         mask = self.batch.mask
         return Compared(
@@ -79,8 +94,8 @@ class Drawn:
     def distribution(self, train: str, infer: str) -> SamplingParams | None:
         """Returns the distribution that a pair's tokens were drawn from, and scored under.
 
-        Where they were scored under another, no side's probabilities of what was drawn add up to 1, as little as those
-        of greedy tokens do, and it is said to be greedy.
+        Where they were scored under another, no side's probabilities of what was drawn add up to 1,
+        as little as those of greedy tokens do, and it is said to be greedy.
         """
         sampling = self.batch.sampling
         if sampling is None or sampling.unshaped or self.kind(train, infer) == "shaped":
@@ -90,7 +105,9 @@ class Drawn:
     def floor(self, train: str, infer: str) -> Tensor:
         """Returns a pair's |Δ| from rounding alone, per token, nats, fp32 [M]."""
         kind = self.kind(train, infer)
-        return torch.hypot(*(self.tensors[f"{kind}.rounding.{self.dtypes[name]}"] for name in (train, infer)))
+        return torch.hypot(
+            *(self.tensors[f"{kind}.rounding.{self.dtypes[name]}"] for name in (train, infer))
+        )
 
 
 @dataclass(frozen=True)
@@ -125,19 +142,25 @@ class Bench:
     def __init__(self, backends: Mapping[str, Backend], witness: Backend, grid: DoctorGrid) -> None:
         self.backends, self.witness, self.grid = backends, witness, grid
         self.generating = find_generating(backends)
-        self.dtypes: dict[str, DType] = {name: backend.settings()["dtype"] for name, backend in backends.items()}
+        self.dtypes: dict[str, DType] = {
+            name: backend.settings()["dtype"] for name, backend in backends.items()
+        }
 
     def drawers(self, cell: Cell) -> Sequence[str]:
         """Returns the backends that draw the cell's responses; the inference engine comes last."""
         return self.generating if cell.length <= self.grid.all_draw_to else self.generating[-1:]
 
     def scorers(self, sampling: SamplingParams, drawer: str) -> dict[Kind, list[str]]:
-        """Returns the backends that score what one drew, by kind: also at temperature 1 if one supports nothing else.
+        """Returns the backends that score what one drew, by kind: also at temperature 1 if one
+        supports nothing else.
 
-        The last one that generates is the inference side of its pairs: where it draws, its decoding is compared.
+        The last one that generates is the inference side of its pairs: where it draws, its decoding
+        is compared.
         """
         every = self.backends.items()
-        shaped = [name for name, backend in every if sampling.unshaped or "shaped" in backend.capabilities]
+        shaped = [
+            name for name, backend in every if sampling.unshaped or "shaped" in backend.capabilities
+        ]
         alike = self.backends.keys() <= {*shaped, *({drawer} & {self.generating[-1]})}
         return {"shaped": shaped} if alike else {"shaped": shaped, "plain": list(self.backends)}
 
@@ -146,8 +169,12 @@ class Bench:
         kept = range(min(len(requests), rescore_limit(cell, self.grid)))
         found: list[Drawn] = []
         for name in self.drawers(cell):
-            drawn = self.backends[name].generate(requests, cell.sampling, Conditions(batch_size=cell.batch_size))
-            found.append(self._rescore(cell, name, drawn.select(kept), clusters_of(requests[: len(kept)])))
+            drawn = self.backends[name].generate(
+                requests, cell.sampling, Conditions(batch_size=cell.batch_size)
+            )
+            found.append(
+                self._rescore(cell, name, drawn.select(kept), clusters_of(requests[: len(kept)]))
+            )
         return found
 
     def _rescore(self, cell: Cell, drawer: str, batch: Batch, cluster: Tensor) -> Drawn:
@@ -158,15 +185,22 @@ class Bench:
                 logprob = self.backends[name].score(asked, self._side_by_side(cell, batch))
                 said[f"{kind}.{name}"] = logprob[batch.mask]
             for dtype in sorted(set(self.dtypes.values())):
-                said[f"{kind}.rounding.{dtype}"] = self._rounding(_adapt(self.witness, kind, batch), dtype, cell)
+                said[f"{kind}.rounding.{dtype}"] = self._rounding(
+                    _adapt(self.witness, kind, batch), dtype, cell
+                )
         return Drawn(drawer, batch, cluster, said, self.dtypes)
 
     def repeat(self, cell: Cell, name: str, requests: Sequence[Request]) -> Repeated:
-        """Asks for the beginning of one batch of a cell so many times, and scores what came first as often."""
+        """Asks for the beginning of one batch of a cell so many times, and scores what came first
+        as often.
+        """
         backend, times = self.backends[name], self.grid.repeats
         conditions = Conditions(batch_size=cell.batch_size)
         sampling = replace(cell.sampling, max_tokens=min(cell.decoded, REPEATED))
-        rounds = [backend.generate(requests[: cell.batch_size], sampling, conditions) for _ in range(times)]
+        rounds = [
+            backend.generate(requests[: cell.batch_size], sampling, conditions)
+            for _ in range(times)
+        ]
         asked = _adapt(backend, "shaped", rounds[0])
         scores = [backend.score(asked, conditions) for _ in range(times)]
         tokens = [torch.equal(batch.tokens, rounds[0].tokens) for batch in rounds]
@@ -175,8 +209,17 @@ class Bench:
             same and torch.equal(decoding, decoded[0]) and torch.equal(score, scores[0])
             for same, decoding, score in zip(tokens, decoded, scores, strict=True)
         ]
-        away = torch.stack([(score - scores[0])[asked.mask] for score in scores[1:]] or [torch.zeros(1)])
-        return Repeated(cell.name, name, times, sum(tokens), sum(bits), float(away.double().square().mean().sqrt()))
+        away = torch.stack(
+            [(score - scores[0])[asked.mask] for score in scores[1:]] or [torch.zeros(1)]
+        )
+        return Repeated(
+            cell.name,
+            name,
+            times,
+            sum(tokens),
+            sum(bits),
+            float(away.double().square().mean().sqrt()),
+        )
 
     def _side_by_side(self, cell: Cell, batch: Batch) -> Conditions:
         """The cell's batch size, or as many of its sequences as a pass has room for."""
@@ -184,10 +227,13 @@ class Bench:
         return Conditions(batch_size=min(cell.batch_size, room))
 
     def _rounding(self, batch: Batch, dtype: DType, cell: Cell) -> Tensor:
-        """|what the witness says in a type − what it says in fp32|; in fp32, padded and alone by two kernels."""
+        """|what the witness says in a type − what it says in fp32|; in fp32, padded and alone by
+        two kernels.
+        """
         beside_others = self._side_by_side(cell, batch)
         first, second = (
-            self.witness.score(batch, beside_others.but(conditions)) for conditions in floor_conditions(dtype)
+            self.witness.score(batch, beside_others.but(conditions))
+            for conditions in floor_conditions(dtype)
         )
         return (first - second).abs()[batch.mask]
 
@@ -198,14 +244,24 @@ def find_generating(backends: Mapping[str, Backend]) -> list[str]:
 
 
 def floor_conditions(dtype: DType) -> tuple[Conditions, Conditions]:
-    """Returns the conditions of the witness's two passes: fp32 and `dtype`; for fp32, two kernels, padded and alone."""
+    """Returns the conditions of the witness's two passes: fp32 and `dtype`; for fp32, two kernels,
+    padded and alone.
+    """
     exact = Conditions(dtype="fp32")
-    return exact, Conditions(dtype="fp32", batch_size=1, kernel="eager") if dtype == "fp32" else Conditions(dtype=dtype)
+    return exact, Conditions(
+        dtype="fp32", batch_size=1, kernel="eager"
+    ) if dtype == "fp32" else Conditions(dtype=dtype)
 
 
 def _adapt(backend: Backend, kind: Kind, batch: Batch) -> Batch:
-    """The batch as a backend is asked to score it; one that knows only temperature 1 is not told another."""
-    return batch if kind == "shaped" and "shaped" in backend.capabilities else replace(batch, sampling=None)
+    """The batch as a backend is asked to score it; one that knows only temperature 1 is not told
+    another.
+    """
+    return (
+        batch
+        if kind == "shaped" and "shaped" in backend.capabilities
+        else replace(batch, sampling=None)
+    )
 
 
 @dataclass(frozen=True)
@@ -229,14 +285,18 @@ class TableRow:
 
 
 def pairs_of(backends: Mapping[str, Backend]) -> list[Pair]:
-    """Each with each; the earlier one is the training side, or the one that draws no responses, of which one may be.
+    """Each with each; the earlier one is the training side, or the one that draws no responses, of
+    which one may be.
 
     Raises:
         ValueError: If no backend draws any.
     """
     draw = find_generating(backends)
     if not draw:
-        raise InputError(f"none of {', '.join(backends)} draws responses; name one more in backends, such as torch")
+        raise InputError(
+            f"none of {', '.join(backends)} draws responses; name one more in backends, such as "
+            "torch"
+        )
     both = [pair for pair in combinations(backends, 2) if set(pair) & set(draw)]
     return [pair if pair[1] in draw else (pair[1], pair[0]) for pair in both]
 
@@ -244,7 +304,9 @@ def pairs_of(backends: Mapping[str, Backend]) -> list[Pair]:
 def judge_rows(
     rows: Sequence[TableRow], pairs: Sequence[Pair], limits: DoctorLimits
 ) -> dict[tuple[int, Pair], CellJudgement]:
-    """Judges all measured cells of all pairs together, by number and pair: what is rare is counted over its cells."""
+    """Judges all measured cells of all pairs together, by number and pair: what is rare is counted
+    over its cells.
+    """
     measured = [(number, row) for number, row in enumerate(rows) if row.state == "measured"]
     measured_rows = [row for _, row in measured]
     methods = {row.cell.method.name for row in measured_rows}
@@ -254,7 +316,8 @@ def judge_rows(
         for number, row in measured:
             samples = samples_for(row, pair)
             drawn: dict[Side, tuple[Compared, Tensor | None]] = {
-                side: (make_independent(one.compare(*pair)), one.floor(*pair)) for side, one in samples.items()
+                side: (make_independent(one.compare(*pair)), one.floor(*pair))
+                for side, one in samples.items()
             }
             sampling = samples["infer"].distribution(*pair)
             found[number, pair] = judge(
@@ -264,14 +327,19 @@ def judge_rows(
 
 
 def _judge_tails(rows: Sequence[TableRow], pair: Pair, method: str, limits: DoctorLimits) -> Clause:
-    """The clause on outliers over all cells of a pair; if they do not pass, over those of one method.
+    """The clause on outliers over all cells of a pair; if they do not pass, over those of one
+    method.
 
-    Only under top-k and top-p does rounding move tokens over an edge, which leaves the other methods in no doubt.
+    Only under top-k and top-p does rounding move tokens over an edge, which leaves the other
+    methods in no doubt.
     """
     every = judge_tails([part for row in rows for part in _parts(row, pair)], limits)
     if every.verdict == "PASS":
         return every
-    return judge_tails([part for row in rows if row.cell.method.name == method for part in _parts(row, pair)], limits)
+    return judge_tails(
+        [part for row in rows if row.cell.method.name == method for part in _parts(row, pair)],
+        limits,
+    )
 
 
 def counts_segments(row: TableRow, pair: Pair) -> bool:
@@ -280,14 +348,18 @@ def counts_segments(row: TableRow, pair: Pair) -> bool:
 
 
 def make_independent(compared: Compared) -> Compared:
-    """Returns the clusters for bounds: sequences, or segments of them where a cell has few and long ones."""
+    """Returns the clusters for bounds: sequences, or segments of them where a cell has few and long
+    ones.
+    """
     few = compared.lengths.numel() < LEAST_CLUSTERS
     count = max(LEAST_CLUSTERS, min(_FEWEST, compared.train.numel() // SHORTEST_SEGMENT))
     return compared.in_segments(count, SHORTEST_SEGMENT) if few else compared
 
 
 def samples_for(row: TableRow, pair: Pair) -> Mapping[Side, Drawn]:
-    """Returns the samples of each side; the shared ones stand in for an inference side that drew none."""
+    """Returns the samples of each side; the shared ones stand in for an inference side that drew
+    none.
+    """
     own, other = row.by(pair[0]), row.by(pair[1]) or row.drawn[-1]
     found: dict[Side, Drawn] = {"infer": other}
     return found if own is None else {**found, "train": own}

@@ -1,4 +1,5 @@
-"""`lockstep doctor table`: the guide's grid over every pair of backends, each cell with its interval and a verdict.
+"""`lockstep doctor table`: the guide's grid over every pair of backends, each cell with its
+interval and a verdict.
 
 report.json, columns.safetensors   for programs, see `report.py`
 table.md              for people
@@ -34,7 +35,15 @@ from lockstep_doctor.table.plan import (
     requests_for,
     rescore_limit,
 )
-from lockstep_doctor.table.report import COLUMNS, REPORT, TableResult, columns_of, describe, markdown, tree_of
+from lockstep_doctor.table.report import (
+    COLUMNS,
+    REPORT,
+    TableResult,
+    columns_of,
+    describe,
+    markdown,
+    tree_of,
+)
 
 TABLE = "table.md"
 
@@ -64,7 +73,9 @@ class Measurement:
         shown: Progress.
     """
 
-    def __init__(self, recipe: DoctorRecipe, backends: Mapping[str, Backend], shown: Progress) -> None:
+    def __init__(
+        self, recipe: DoctorRecipe, backends: Mapping[str, Backend], shown: Progress
+    ) -> None:
         self._recipe, self._backends, self._shown = recipe, backends, shown
         self._source = PromptSource(recipe)
         self._cells, self._pairs = cells_of(recipe.grid), pairs_of(backends)
@@ -115,7 +126,9 @@ class Measurement:
 
     def _row(self, cell: Cell) -> TableRow:
         begun, grid = time.monotonic(), self._recipe.grid
-        if grid.budget_s is not None and not self._fits(cell, grid.budget_s - (begun - self._begun)):
+        if grid.budget_s is not None and not self._fits(
+            cell, grid.budget_s - (begun - self._begun)
+        ):
             return TableRow(cell, "cut by budget")
         prompts = self._source.prompts(cell.data, max(1, self._context - cell.length - ROOM))
         requests = requests_for(cell, prompts, count_sequences(cell, grid), self._recipe.seed)
@@ -124,7 +137,9 @@ class Measurement:
             drawn, repeats = tuple(self._bench.draw(cell, requests)), list[Repeated]()
         if cell.length == self._cells[0].length:
             with self._shown.phase(f"{cell.name}, again"):
-                repeats = [self._bench.repeat(cell, name, requests) for name in self._bench.generating]
+                repeats = [
+                    self._bench.repeat(cell, name, requests) for name in self._bench.generating
+                ]
         return TableRow(cell, "measured", drawn, tuple(repeats), time.monotonic() - begun)
 
     def _fits(self, cell: Cell, left_s: float) -> bool:
@@ -132,21 +147,27 @@ class Measurement:
         return left_s > 0 and self._expect_s(cell) <= left_s
 
     def _notes(self, cut: Sequence[str]) -> list[str]:
-        notes = [f"{name} is skipped: {reason}." for name, reason in find_missing(self._recipe).items()]
+        notes = [
+            f"{name} is skipped: {reason}." for name, reason in find_missing(self._recipe).items()
+        ]
         if self._source.tokenizer is None:
             path = self._recipe.model.path
-            notes.append(f"{path} has no tokenizer: all prompts, real and counting, are random tokens.")
+            notes.append(
+                f"{path} has no tokenizer: all prompts, real and counting, are random tokens."
+            )
         begun = sorted({cell.length for cell in self._inside if cell.beginning})
         if begun:
             decoded = self._recipe.grid.decoded_tokens
             notes.append(
-                f"of responses of {', '.join(f'{length:,}' for length in begun)} tokens the last {decoded:,} are "
+                f"of responses of {', '.join(f'{length:,}' for length in begun)} tokens the last "
+                f"{decoded:,} are "
                 "decoded and compared; the others are the prompts' text, end to end, and read."
             )
         if cut:
             budget = self._recipe.grid.budget_s
             notes.append(
-                f"{len(cut)} cells were left out, since they would not end within grid.budget_s={budget:g} (null: no "
+                f"{len(cut)} cells were left out, since they would not end within "
+                f"grid.budget_s={budget:g} (null: no "
                 f"limit), and the verdict is on the others: {'; '.join(cut)}."
             )
         return notes

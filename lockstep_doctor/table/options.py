@@ -16,10 +16,14 @@ from lockstep.config.sources import DataSection, ModelFolder, Paths, PromptSecti
 from lockstep.core.errors import InputError
 
 _LAYOUT = re.compile(r"(dp|tp|cp|pp)([1-9]\d*)")
-_NAMES = r"^(hf|vllm(-tp[1-9]\d*)?|torch(-((dp|tp|cp)[1-9]\d*)+)?|megatron(-((dp|tp|cp|pp)[1-9]\d*)+)?)$"
+_NAMES = (
+    r"^(hf|vllm(-tp[1-9]\d*)?|torch(-((dp|tp|cp)[1-9]\d*)+)?|megatron(-((dp|tp|cp|pp)[1-9]\d*)+)?)$"
+)
 _ANY_LENGTH = 2**40
 BackendName = Annotated[str, Field(pattern=_NAMES)]
-"""`torch-dp2tp2` and `megatron-pp2` are learners over so many ranks, `vllm-tp2` is a vLLM of two."""
+"""`torch-dp2tp2` and `megatron-pp2` are learners over so many ranks, `vllm-tp2` is a vLLM of
+two.
+"""
 
 
 def ranks_of(backend: BackendName) -> Parallel:
@@ -38,7 +42,8 @@ class DoctorData(PromptSection):
     """Source of real prompts."""
 
     prompts: Paths | None = Field(
-        default=None, description="file of rows, or a list of files; null: the few that ship with Lockstep"
+        default=None,
+        description="file of rows, or a list of files; null: the few that ship with Lockstep",
     )
 
     @property
@@ -56,14 +61,18 @@ class Method(Distribution):
     @property
     def name(self) -> str:
         """Label in a table."""
-        shape = [f"{name}={value:g}" for name, value in self.of_length(1).filters_and_penalties.items()]
+        shape = [
+            f"{name}={value:g}" for name, value in self.of_length(1).filters_and_penalties.items()
+        ]
         return " ".join(["greedy" if self.temperature == 0 else f"T={self.temperature:g}", *shape])
 
 
 class DoctorGrid(Section):
     """The cells of the table: every length with every kind of data, method and batch size."""
 
-    lengths: tuple[PositiveInt, ...] = Field(default=(100, 1000, 10000), description="tokens of a response")
+    lengths: tuple[PositiveInt, ...] = Field(
+        default=(100, 1000, 10000), description="tokens of a response"
+    )
     data: tuple[Literal["real", "counting"], ...] = Field(
         default=("real", "counting"), description="prompts: text, or numbers in a row"
     )
@@ -71,34 +80,53 @@ class DoctorGrid(Section):
         default=(Method(temperature=0.0), Method(), Method(temperature=0.7), Method(top_p=0.9)),
         description="ways to draw",
     )
-    batch_sizes: tuple[PositiveInt, ...] = Field(default=(1, 8, 32), description="sequences side by side")
+    batch_sizes: tuple[PositiveInt, ...] = Field(
+        default=(1, 8, 32), description="sequences side by side"
+    )
     sequences: PositiveInt = Field(
-        default=32, description="of a cell; fewer where max_steps or max_tokens allow no more, and one batch at least"
+        default=32,
+        description=(
+            "of a cell; fewer where max_steps or max_tokens allow no more, and one batch at least"
+        ),
     )
     all_draw_to: PositiveInt = Field(
         default=100,
-        description="up to this length every backend that generates draws; beyond, the last of them draws for all",
+        description=(
+            "up to this length every backend that generates draws; beyond, the last of "
+            "them draws for all"
+        ),
     )
     decoded_tokens: PositiveInt = Field(
         default=1000,
-        description="tokens at the end of a response that are decoded, at most, and compared; a longer one begins with "
+        description="tokens at the end of a response that are decoded, at most, and compared; a "
+        "longer one begins with "
         "the prompts' text, which is read at once",
     )
     max_steps: PositiveInt = Field(
         default=2000,
-        description="decoding steps of each backend in a cell, at most, but for one batch: bounds the time of batch 1",
+        description=(
+            "decoding steps of each backend in a cell, at most, but for one batch: bounds "
+            "the time of batch 1"
+        ),
     )
     max_tokens: PositiveInt = Field(
         default=20000,
-        description="tokens of a cell that all backends rescore, at most, but for one sequence; the rest of a batch "
+        description="tokens of a cell that all backends rescore, at most, but for one sequence; "
+        "the rest of a batch "
         "only lies beside them while they are drawn, and does not begin with text",
     )
     repeats: PositiveInt = Field(
-        default=10, description="how often a cell of the shortest length is asked the same, for its first 25 tokens"
+        default=10,
+        description=(
+            "how often a cell of the shortest length is asked the same, for its first 25 tokens"
+        ),
     )
     budget_s: PositiveFloat | None = Field(
         default=None,
-        description="begin no cell that would end after so many seconds; it is shown as left out; null: no limit",
+        description=(
+            "begin no cell that would end after so many seconds; it is shown as left out; "
+            "null: no limit"
+        ),
     )
 
 
@@ -109,16 +137,20 @@ class DoctorLimits(Section):
         default=1.05, description="mean of e^|Δ|, which is never below 1; the field's usual limit"
     )
     max_outlier_rate: Probability = Field(
-        default=1e-3, description="share of tokens with |Δ| above 1 nat; 1e-2 for mixtures of experts"
+        default=1e-3,
+        description="share of tokens with |Δ| above 1 nat; 1e-2 for mixtures of experts",
     )
-    confidence: Probability = Field(default=0.99, description="of one-sided bounds, over the whole table")
+    confidence: Probability = Field(
+        default=0.99, description="of one-sided bounds, over the whole table"
+    )
 
 
 class DoctorRun(Section):
     """Output of a command."""
 
     folder: LocalPath | None = Field(
-        default=None, description="folder of the results; null: doctor/<model>-<hash of all that matters>"
+        default=None,
+        description="folder of the results; null: doctor/<model>-<hash of all that matters>",
     )
 
 
@@ -130,7 +162,8 @@ class DoctorRecipe(Recipe):
     model: ModelFolder
     data: DoctorData
     backends: tuple[BackendName, ...] = Field(
-        default=("hf", "torch"), description="what is compared, each with each; the earlier of a pair is the trainer"
+        default=("hf", "torch"),
+        description="what is compared, each with each; the earlier of a pair is the trainer",
     )
     grid: DoctorGrid = DoctorGrid()
     limits: DoctorLimits = DoctorLimits()
@@ -147,7 +180,8 @@ class DoctorRecipe(Recipe):
     def _each_backend_once(self) -> None:
         if len(self.backends) < 2:
             raise ValueError(
-                "backends names whom to compare: two or more of hf, torch, vllm, megatron, torch-dp2tp2, vllm-tp2, "
+                "backends names whom to compare: two or more of hf, torch, vllm, megatron, "
+                "torch-dp2tp2, vllm-tp2, "
                 "megatron-pp2"
             )
         if len(set(self.backends)) < len(self.backends):

@@ -1,4 +1,6 @@
-"""Plan of the table: its cells, the number and requests of each cell's sequences, and their prompts."""
+"""Plan of the table: its cells, the number and requests of each cell's sequences, and their
+prompts.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ class Cell:
 
     Attributes:
         length: Tokens of each response.
-        beginning: Tokens of a response that are text, and read; the others are decoded and compared.
+        beginning: Tokens of a response that are text, and read; the others are decoded and
+            compared.
     """
 
     length: int
@@ -72,7 +75,9 @@ def cells_of(grid: DoctorGrid) -> list[Cell]:
 
 
 def count_sequences(cell: Cell, grid: DoctorGrid) -> int:
-    """Returns the number of a cell's sequences: as many as the grid asks for and its bounds allow, and one batch."""
+    """Returns the number of a cell's sequences: as many as the grid asks for and its bounds allow,
+    and one batch.
+    """
     rescored = math.ceil(rescore_limit(cell, grid) / cell.batch_size)
     rounds = max(1, min(grid.max_steps // cell.decoded, rescored))
     return min(max(grid.sequences, cell.batch_size), rounds * cell.batch_size)
@@ -84,17 +89,27 @@ def rescore_limit(cell: Cell, grid: DoctorGrid) -> int:
 
 
 def requests_for(cell: Cell, prompts: Sequence[Prompt], count: int, seed: int) -> list[Request]:
-    """One request per sequence: every prompt once, then again with other draws; greedy, only once."""
+    """One request per sequence: every prompt once, then again with other draws; greedy, only
+    once.
+    """
     distinct = list({prompt.tokens: prompt for prompt in prompts}.values())
     rounds = 1 if cell.greedy else math.ceil(count / len(distinct))
     every = requests_of(distinct, 0, rounds, seed, f"doctor {cell.name}")
     return [request for first in range(rounds) for request in every[first::rounds]][:count]
 
 
-def put_text_before(requests: Sequence[Request], cell: Cell, prompts: Sequence[Prompt], count: int) -> list[Request]:
-    """Returns the requests, the first `count` of them with the cell's beginning: all prompts, end to end, in rounds."""
-    text = tuple(islice(cycle(token for prompt in prompts for token in prompt.tokens), cell.beginning))
-    return [replace(one, tokens=(*text, *one.tokens)) for one in requests[:count]] + list(requests[count:])
+def put_text_before(
+    requests: Sequence[Request], cell: Cell, prompts: Sequence[Prompt], count: int
+) -> list[Request]:
+    """Returns the requests, the first `count` of them with the cell's beginning: all prompts, end
+    to end, in rounds.
+    """
+    text = tuple(
+        islice(cycle(token for prompt in prompts for token in prompt.tokens), cell.beginning)
+    )
+    return [replace(one, tokens=(*text, *one.tokens)) for one in requests[:count]] + list(
+        requests[count:]
+    )
 
 
 def clusters_of(requests: Sequence[Request]) -> Tensor:
@@ -118,7 +133,9 @@ class PromptSource:
     @property
     def rows(self) -> str | tuple[str, ...]:
         """The files that real prompts are read from."""
-        return self.recipe.data.prompts or str(files("lockstep_doctor").joinpath("table", "prompts.jsonl"))
+        return self.recipe.data.prompts or str(
+            files("lockstep_doctor").joinpath("table", "prompts.jsonl")
+        )
 
     def prompts(self, data: str, room: int) -> list[Prompt]:
         """All prompts of a kind, none longer than `room` tokens.
@@ -128,13 +145,18 @@ class PromptSource:
         """
         if self.tokenizer is None:
             return self._random(data, room)
-        found = self._real(self.tokenizer, room) if data == "real" else self._counting(self.tokenizer, room)
+        found = (
+            self._real(self.tokenizer, room)
+            if data == "real"
+            else self._counting(self.tokenizer, room)
+        )
         if not found:
             raise InputError(f"{self.rows} holds no prompt; name a file with rows as data.prompts")
         largest = max(max(prompt.tokens, default=0) for prompt in found)
         if largest >= self._vocabulary:
             raise InputError(
-                f"the tokenizer in {self.recipe.model.path} makes token {largest}, but the model has embeddings for "
+                f"the tokenizer in {self.recipe.model.path} makes token {largest}, but the model "
+                "has embeddings for "
                 f"{self._vocabulary} tokens; bring the tokenizer that belongs to the model"
             )
         return found
@@ -144,18 +166,24 @@ class PromptSource:
         return int(read_config(self.recipe.model.path).get_text_config().vocab_size)
 
     def _real(self, tokenizer: PreTrainedTokenizerBase, room: int) -> list[Prompt]:
-        """Prompts of the data; of a long one the last tokens, and the opening token, since models rely on it."""
+        """Prompts of the data; of a long one the last tokens, and the opening token, since models
+        rely on it.
+        """
         longest = min(room, self.recipe.data.max_prompt_tokens)
         prompts = open_prompts(files_of(self.rows), self.recipe.data.uncut(self.rows), tokenizer)
         cut = []
         for prompt in prompts.first(_MOST):
             begin = prompt.tokens[:1] if prompt.tokens[0] == tokenizer.bos_token_id else ()
             rest = prompt.tokens[len(begin) :]
-            cut.append(replace(prompt, tokens=(*begin, *rest[max(0, len(prompt.tokens) - longest) :])))
+            cut.append(
+                replace(prompt, tokens=(*begin, *rest[max(0, len(prompt.tokens) - longest) :]))
+            )
         return cut
 
     def _counting(self, tokenizer: PreTrainedTokenizerBase, room: int) -> list[Prompt]:
-        """Numbers in a row, each prompt from another one on, and of other lengths, so that a batch is ragged."""
+        """Numbers in a row, each prompt from another one on, and of other lengths, so that a batch
+        is ragged.
+        """
         texts = [" ".join(str(i + k) for k in range(1, 5 + i % 12)) for i in range(COUNT)]
         tokens = token_ids(tokenizer, texts, add_special_tokens=True)
         longest = min(room, self.recipe.data.max_prompt_tokens)
@@ -166,6 +194,11 @@ class PromptSource:
 
     def _random(self, data: str, room: int) -> list[Prompt]:
         longest = min(room, self.recipe.data.max_prompt_tokens)
-        keys = torch.tensor([keyed.key(self.recipe.seed, "random prompt", data, i) for i in range(COUNT)])
+        keys = torch.tensor(
+            [keyed.key(self.recipe.seed, "random prompt", data, i) for i in range(COUNT)]
+        )
         drawn = (keyed.uniforms(keys, torch.arange(longest)) * self._vocabulary).long()
-        return [Prompt(f"random:{i}", "", tuple(own[: 1 + i % longest].tolist()), {}) for i, own in enumerate(drawn)]
+        return [
+            Prompt(f"random:{i}", "", tuple(own[: 1 + i % longest].tolist()), {})
+            for i, own in enumerate(drawn)
+        ]

@@ -1,4 +1,5 @@
-"""Output of `lockstep doctor table`: `report.json` and `columns.safetensors` for programs, Markdown for people.
+"""Output of `lockstep doctor table`: `report.json` and `columns.safetensors` for programs, Markdown
+for people.
 
 `report.json` has the schema `lockstep_doctor.table/2`; figures that are not finite are null:
 
@@ -12,8 +13,8 @@
     cells                 [{name, length, data, method, batch_size, beginning, state, sequences, seconds, pairs}, …]
     repeats               [{cell, backend, times, same_tokens, bitwise, rms}, …]: the same request again and again
 
-In a cell, `state` is measured, beyond context or cut by budget; `sequences` and `pairs` are there only for what was
-measured; `method` is {name, temperature, top_k, top_p}. Each of its `pairs` has
+In a cell, `state` is measured, beyond context or cut by budget; `sequences` and `pairs` are there
+only for what was measured; `method` is {name, temperature, top_k, top_p}. Each of its `pairs` has
 
     train, infer          names of the two backends
     verdict, reasons      of this pair in this cell, and a sentence for each clause that made it so
@@ -21,11 +22,12 @@ measured; `method` is {name, temperature, top_k, top_p}. Each of its `pairs` has
     clauses               by side and name: {name, side, verdict, value, low, high, limit, what}
     drawn                 by the side that drew: {drawer, kind, columns, floor_rms, figures}
 
-`kind` is shaped (scored under the distribution that was drawn from) or plain (at temperature 1, among all tokens);
-`columns` names tensors of `columns.safetensors`; `figures` take the side that drew for the inference side.
+`kind` is shaped (scored under the distribution that was drawn from) or plain (at temperature 1,
+among all tokens); `columns` names tensors of `columns.safetensors`; `figures` take the side that
+drew for the inference side.
 
-`columns.safetensors` has for cell c (its number in `cells`) and each drawer d, with N tokens in B sequences, of which M
-were drawn:
+`columns.safetensors` has for cell c (its number in `cells`) and each drawer d, with N tokens in B
+sequences, of which M were drawn:
 
     c.d.tokens            ids of prompts and responses, end to end, int32 [N]
     c.d.lengths           tokens of each sequence, int64 [B]
@@ -56,9 +58,22 @@ from lockstep.run.folder.identity import Identity
 from lockstep.run.folder.machine import describe_machine
 from lockstep_doctor.statistics import figures
 from lockstep_doctor.table.base import Backend
-from lockstep_doctor.table.measure import Drawn, Pair, Repeated, TableRow, counts_segments, samples_for
+from lockstep_doctor.table.measure import (
+    Drawn,
+    Pair,
+    Repeated,
+    TableRow,
+    counts_segments,
+    samples_for,
+)
 from lockstep_doctor.table.options import DoctorRecipe
-from lockstep_doctor.table.verdict import EXIT_CODES, LEAST_CLUSTERS, CellJudgement, Verdict, worst_of
+from lockstep_doctor.table.verdict import (
+    EXIT_CODES,
+    LEAST_CLUSTERS,
+    CellJudgement,
+    Verdict,
+    worst_of,
+)
 
 REPORT, COLUMNS = "report.json", "columns.safetensors"
 SCHEMA = "lockstep_doctor.table/2"
@@ -104,14 +119,22 @@ def describe(backend: Backend) -> dict[str, Any]:
 def tree_of(found: TableResult, loaded: Loaded, inputs: Identity) -> dict[str, Any]:
     """`report.json`."""
     folder = Path(loaded.expect(DoctorRecipe).model.path)
-    files = {name.removeprefix("model."): its for name, its in inputs.items() if name.startswith("model.")}
+    files = {
+        name.removeprefix("model."): its
+        for name, its in inputs.items()
+        if name.startswith("model.")
+    }
     gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
     return {
         "schema": SCHEMA,
         "verdict": found.verdict,
         "exit_code": EXIT_CODES[found.verdict],
         "seconds": found.seconds,
-        "model": {"path": str(folder), "digest": digest(sorted(folder.glob("*.safetensors"))), "files": files},
+        "model": {
+            "path": str(folder),
+            "digest": digest(sorted(folder.glob("*.safetensors"))),
+            "files": files,
+        },
         "environment": describe_machine() | gpu,
         "recipe": loaded.dump(),
         "refused": list(found.refused),
@@ -131,7 +154,10 @@ def columns_of(rows: Sequence[TableRow]) -> dict[str, Tensor]:
             batch = drawn.batch
             own = {"tokens": batch.tokens.int(), "lengths": batch.lengths, "mask": batch.mask}
             own |= {"cluster": drawn.cluster, **drawn.tensors}
-            tensors |= {f"{number}.{drawn.drawer}.{name}": tensor.contiguous() for name, tensor in own.items()}
+            tensors |= {
+                f"{number}.{drawn.drawer}.{name}": tensor.contiguous()
+                for name, tensor in own.items()
+            }
     return tensors
 
 
@@ -145,19 +171,33 @@ def _cell(found: TableResult, number: int, row: TableRow) -> dict[str, Any]:
 
 
 def _pair(judgement: CellJudgement, number: int, row: TableRow, pair: Pair) -> dict[str, Any]:
-    samples = {side: _samples(drawn, number, pair) for side, drawn in samples_for(row, pair).items()}
+    samples = {
+        side: _samples(drawn, number, pair) for side, drawn in samples_for(row, pair).items()
+    }
     reasons = list(judgement.reasons) if judgement.verdict != "PASS" else []
-    return {"train": pair[0], "infer": pair[1], **asdict(judgement), "reasons": reasons, "drawn": samples}
+    return {
+        "train": pair[0],
+        "infer": pair[1],
+        **asdict(judgement),
+        "reasons": reasons,
+        "drawn": samples,
+    }
 
 
 def _samples(drawn: Drawn, number: int, pair: Pair) -> dict[str, Any]:
     kind, prefix, compared = drawn.kind(*pair), f"{number}.{drawn.drawer}", drawn.compare(*pair)
     columns = {name: f"{prefix}.{name}" for name in ("tokens", "lengths", "mask", "cluster")}
-    columns |= {side: f"{prefix}.{name}" for side, name in zip(("train", "infer"), drawn.columns(*pair), strict=True)}
+    columns |= {
+        side: f"{prefix}.{name}"
+        for side, name in zip(("train", "infer"), drawn.columns(*pair), strict=True)
+    }
     return {
         "drawer": drawn.drawer,
         "kind": kind,
-        "columns": {**columns, "floor": [f"{prefix}.{kind}.rounding.{drawn.dtypes[name]}" for name in pair]},
+        "columns": {
+            **columns,
+            "floor": [f"{prefix}.{kind}.rounding.{drawn.dtypes[name]}" for name in pair],
+        },
         "floor_rms": float(drawn.floor(*pair).double().square().mean().sqrt()),
         "figures": figures(compared if drawn.drawer == pair[1] else compared.swap()),
     }
@@ -167,20 +207,31 @@ def markdown(found: TableResult) -> str:
     """Renders the table, then remarks on it."""
     rows: list[list[str]] = []
     for number, row in enumerate(found.rows):
-        named = [f"{row.cell.length:,}", row.cell.data, row.cell.method.name, str(row.cell.batch_size)]
+        named = [
+            f"{row.cell.length:,}",
+            row.cell.data,
+            row.cell.method.name,
+            str(row.cell.batch_size),
+        ]
         judged = [found.judged.get((number, pair)) for pair in found.pairs]
         shown = [row.state if one is None else _show(one) for one in judged]
         rows.append([*named, *shown, *("refused" for _ in found.refused)])
     pairs = (" vs ".join(pair) for pair in found.pairs)
     head = ["Length", "Data", "Method", "Batch", *pairs, *found.refused]
     measured = sum(row.state == "measured" for row in found.rows)
-    rest = "" if measured == len(rows) else f" of {measured} of {len(rows)} rows; the others were not measured"
+    rest = (
+        ""
+        if measured == len(rows)
+        else f" of {measured} of {len(rows)} rows; the others were not measured"
+    )
     said = [f"- {sentence}" for sentence in _remark(found)]
     return "\n".join([markdown_table(head, rows), "", *said, "", f"**{found.verdict}**{rest}", ""])
 
 
 def _show(judged: CellJudgement) -> str:
-    """A cell: mean e^|Δ| over what the inference side drew, and over what the training side drew."""
+    """A cell: mean e^|Δ| over what the inference side drew, and over what the training side
+    drew.
+    """
     drawn = [
         judged.clauses[f"{side}.mult_prob_error"].value
         for side in ("infer", "train")
@@ -198,19 +249,28 @@ def _show_ratio(value: float) -> str:
 
 def _remark(found: TableResult) -> Iterator[str]:
     """Yields what was asked otherwise, and what is behind the numbers."""
-    yield "mean e^|Δ| over tokens that the inference side drew / that the training side drew, if both drew."
+    yield (
+        "mean e^|Δ| over tokens that the inference side drew / that the training side drew, if "
+        "both drew."
+    )
     yield from found.notes
     measured = [row for row in found.rows if row.state == "measured"]
-    cut = [row.cell.name for row in measured if any(counts_segments(row, pair) for pair in found.pairs)]
+    cut = [
+        row.cell.name for row in measured if any(counts_segments(row, pair) for pair in found.pairs)
+    ]
     if cut:
         yield (
-            f"judged by segments of fewer than {LEAST_CLUSTERS} long sequences, taken for independent, which says "
+            f"judged by segments of fewer than {LEAST_CLUSTERS} long sequences, taken for "
+            "independent, which says "
             f"nothing of other texts: {'; '.join(cut)}."
         )
     yield from _determinism(found)
     for (number, pair), one in found.judged.items():
         if one.verdict != "PASS":
-            yield f"{found.rows[number].cell.name}, {' vs '.join(pair)}: {one.verdict}: {'; '.join(one.reasons)}."
+            yield (
+                f"{found.rows[number].cell.name}, {' vs '.join(pair)}: {one.verdict}: "
+                f"{'; '.join(one.reasons)}."
+            )
 
 
 def _determinism(found: TableResult) -> Iterator[str]:
@@ -218,11 +278,16 @@ def _determinism(found: TableResult) -> Iterator[str]:
     for backend in found.backends:
         own = [repeat for repeat in found.repeats if repeat.backend == backend]
         if own:
-            times, bitwise = sum(repeat.times for repeat in own), sum(repeat.bitwise for repeat in own)
+            times, bitwise = (
+                sum(repeat.times for repeat in own),
+                sum(repeat.bitwise for repeat in own),
+            )
             yield f"{backend}, asked the same again: {bitwise} of {times} bitwise the same."
         for repeat in own:
             if repeat.bitwise < repeat.times:
                 yield (
-                    f"{backend}, {repeat.cell}: {repeat.bitwise} of {repeat.times} bitwise the same, "
-                    f"{repeat.same_tokens} of {repeat.times} in their tokens, RMS {repeat.rms:.2g} nats."
+                    f"{backend}, {repeat.cell}: {repeat.bitwise} of {repeat.times} bitwise the "
+                    "same, "
+                    f"{repeat.same_tokens} of {repeat.times} in their tokens, RMS "
+                    f"{repeat.rms:.2g} nats."
                 )

@@ -16,5 +16,7 @@ def computation_of(options: EngineOptions) -> Computation:
     """
     names = {dtype: name for name, dtype in TORCH_TYPES.items()}
     if options.dtype not in names:
-        raise InputError(f"Lockstep's engines compute in {' or '.join(TORCH_TYPES)}, not in {options.dtype}")
+        raise InputError(
+            f"Lockstep's engines compute in {' or '.join(TORCH_TYPES)}, not in {options.dtype}"
+        )
     return Computation.model_validate({"device": options.device, "dtype": names[options.dtype]})

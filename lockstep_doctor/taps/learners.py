@@ -1,4 +1,6 @@
-"""Taps on learners, for `lockstep_doctor`: in this process, or over ranks in processes of their own."""
+"""Taps on learners, for `lockstep_doctor`: in this process, or over ranks in processes of their
+own.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +54,15 @@ def attach(build: Callable[[], RankLearner], name: str, neighbors: int) -> RankT
 
 
 def tap_torch(learner: RankLearner, model: LogitsHead, name: str, neighbors: int) -> RankTap:
-    """The tap on a rank of the torch learner: hooks on those modules of `transformers` that the rank holds."""
-    inside = find_watched(model.lm)  # named within `lm`: a cut whose name is not unique is named by its path there
-    named = values_by_name({(f"{_MODEL}.{path}", end): cut for (path, end), cut in name_cuts(inside).items()})
+    """The tap on a rank of the torch learner: hooks on those modules of `transformers` that the
+    rank holds.
+    """
+    inside = find_watched(
+        model.lm
+    )  # named within `lm`: a cut whose name is not unique is named by its path there
+    named = values_by_name(
+        {(f"{_MODEL}.{path}", end): cut for (path, end), cut in name_cuts(inside).items()}
+    )
 
     def values(path: str, end: End, value: Any) -> Iterator[tuple[CutPoint, Tensor]]:
         if path != _MODEL:
@@ -107,7 +115,11 @@ class RanksTap:
         return Capture(stages[-1].logits, seen, stages[-1].column, stages[-1].hidden)
 
     def trace(
-        self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor], start: CutPoint | None, end: CutPoint
+        self,
+        tokens_T: Tensor,
+        forced: Mapping[CutPoint, Tensor],
+        start: CutPoint | None,
+        end: CutPoint,
     ) -> OperatorTrace:
         def trace(begin: CutPoint | None) -> OperatorTrace:
             found: list[OperatorTrace] = self._call("trace", tokens_T, dict(forced), begin, end)
@@ -123,7 +135,9 @@ class RanksTap:
 
 
 @contextmanager
-def open_learner(folder: Path, options: EngineOptions, backend: str, attach_rank: Attach = attach) -> Iterator[Tap]:
+def open_learner(
+    folder: Path, options: EngineOptions, backend: str, attach_rank: Attach = attach
+) -> Iterator[Tap]:
     """Opens a folder in a learner, in this process if that can be; see `engines.OpenTap`."""
     section = LearnerSection.of(computation_of(options), backend, Parallel(**options.parallel))
     sizes = {**options.parallel, "packed": 1 + options.neighbors}
@@ -131,7 +145,9 @@ def open_learner(folder: Path, options: EngineOptions, backend: str, attach_rank
     spec = LearnerSpec(str(folder), "logits", section, None, 0)
     require_computable(read_config(folder), section)
     if options.prompt is not None:
-        raise InputError(f"the engine {backend} is a learner, which decodes nothing; leave prompt out")
+        raise InputError(
+            f"the engine {backend} is a learner, which decodes nothing; leave prompt out"
+        )
     if section.in_process:
         yield attach_rank(spec.build, name, options.neighbors)
         return
@@ -147,4 +163,6 @@ def open_learner(folder: Path, options: EngineOptions, backend: str, attach_rank
         yield RanksTap(name, ranks, section.parallel)
 
 
-open_torch, open_megatron = (partial(open_learner, backend=backend) for backend in ("torch", "megatron"))
+open_torch, open_megatron = (
+    partial(open_learner, backend=backend) for backend in ("torch", "megatron")
+)

@@ -1,7 +1,9 @@
-"""The tap on the Megatron learner: hooks on Megatron's modules, whose values are named as those of `transformers`.
+"""The tap on the Megatron learner: hooks on Megatron's modules, whose values are named as those of
+`transformers`.
 
-Megatron fuses tensors with the same input: queries, keys and values group by group, gate and up one after the other.
-That layout is written down here independently of the learner, so that a mistake in the learner's shows.
+Megatron fuses tensors with the same input: queries, keys and values group by group, gate and up one
+after the other. That layout is written down here independently of the learner, so that a mistake in
+the learner's shows.
 """
 
 from __future__ import annotations
@@ -72,7 +74,11 @@ def tap_megatron(learner: RankLearner, name: str, neighbors: int = 0) -> RankTap
             dist.all_gather(parts, own, group=group)
         return torch.cat(parts)[: stage.vocabulary]
 
-    paths = [path for path, one in stage.named_modules() if _has_cuts(path) and any(True for _ in one.parameters())]
+    paths = [
+        path
+        for path, one in stage.named_modules()
+        if _has_cuts(path) and any(True for _ in one.parameters())
+    ]
     activations = {CutPoint("mlp.act_fn", layer) for layer in range(stage.config.num_layers)}
     hidden = frozenset({CutPoint("rotary_emb"), *activations})
     return RankTap(learner, paths, values, gather_head, hidden, name, neighbors)
@@ -80,7 +86,11 @@ def tap_megatron(learner: RankLearner, name: str, neighbors: int = 0) -> RankTap
 
 def _has_cuts(path: str) -> bool:
     found = _LAYER.fullmatch(path)
-    return path in {path for path, _ in _OUTSIDE} if found is None else found[2] in {path for path, _ in _INSIDE}
+    return (
+        path in {path for path, _ in _OUTSIDE}
+        if found is None
+        else found[2] in {path for path, _ in _INSIDE}
+    )
 
 
 def _split_groups(x: Tensor, heads: int, size: int) -> Sequence[Tensor]:

@@ -1,6 +1,8 @@
-"""The tap on one rank of a learner: the values at the cuts of its part of the model, gathered whole on every rank.
+"""The tap on one rank of a learner: the values at the cuts of its part of the model, gathered whole
+on every rank.
 
-Letters: N tokens of the row, n of them on this rank; T tokens of the sequence that is read, m of them on this rank.
+Letters: N tokens of the row, n of them on this rank; T tokens of the sequence that is read, m of
+them on this rank.
 """
 
 from __future__ import annotations
@@ -29,7 +31,20 @@ from lockstep_doctor.operators import OperatorTrace, Recorder
 LOGITS, LAST = CutPoint("logits"), CutPoint("final_norm")
 _NOTHING = torch.zeros(0)
 
-_DIVIDED = frozenset({"q", "k", "v", "attn", "gate", "up", "act", "self_attn.q_norm", "self_attn.k_norm", "mlp.act_fn"})
+_DIVIDED = frozenset(
+    {
+        "q",
+        "k",
+        "v",
+        "attn",
+        "gate",
+        "up",
+        "act",
+        "self_attn.q_norm",
+        "self_attn.k_norm",
+        "mlp.act_fn",
+    }
+)
 """Stages whose values tensor parallelism shards by heads or hidden units."""
 
 
@@ -54,7 +69,11 @@ class RankShare(Share):
     @classmethod
     def of(cls, cut: Cut, first: int, count: int, ranks: Ranks) -> RankShare:
         """The share of a sequence that begins at token `first` of the batch."""
-        place_N = torch.arange(len(cut.tokens), device=cut.tokens.device) if cut.place is None else cut.place
+        place_N = (
+            torch.arange(len(cut.tokens), device=cut.tokens.device)
+            if cut.place is None
+            else cut.place
+        )
         place_T = place_N[first : first + count]
         here = (place_T >= 0).nonzero().squeeze(-1)
         return cls(ranks, len(cut.tokens), here, place_T[here], count)
@@ -63,7 +82,10 @@ class RankShare(Share):
         found = self._row(cut, _local(value))
         if found is None:
             return None
-        own_mD, whole_TD = found[self._places(len(found))], found.new_zeros(self.count, found.shape[1])
+        own_mD, whole_TD = (
+            found[self._places(len(found))],
+            found.new_zeros(self.count, found.shape[1]),
+        )
         whole_TD[self.here] = own_mD
         if self.ranks.group("cp") is not None:
             dist.all_reduce(whole_TD, group=self.ranks.group("cp"))
@@ -82,7 +104,9 @@ class RankShare(Share):
         local.copy_(row.reshape(local.shape))
 
     def _row(self, cut: CutPoint, local: Tensor) -> Tensor | None:
-        """The values of the row's tokens [n, D], or of those that are read [m, D], of all tensor-parallel ranks."""
+        """The values of the row's tokens [n, D], or of those that are read [m, D], of all
+        tensor-parallel ranks.
+        """
         tokens = _tokens_of(local)
         flat = local.reshape(tokens, -1).clone()
         if self._is_by_tokens(tokens):
@@ -93,7 +117,11 @@ class RankShare(Share):
 
     def _places(self, tokens: int) -> Tensor:
         """The places of the sequence's tokens; the last layer may have computed no others."""
-        return self.place if tokens == self.row else torch.arange(len(self.here), device=self.here.device)
+        return (
+            self.place
+            if tokens == self.row
+            else torch.arange(len(self.here), device=self.here.device)
+        )
 
     def _is_by_tokens(self, tokens: int) -> bool:
         return self.ranks.size("tp") > 1 and tokens * self.ranks.size("tp") == self.row
@@ -120,14 +148,17 @@ def _tokens_of(value: Tensor) -> int:
 
 
 class RankTap:
-    """Implements `lockstep_doctor.Tap` for one rank of a learner. Its methods are collectives over all ranks.
+    """Implements `lockstep_doctor.Tap` for one rank of a learner.
+
+    Its methods are collectives over all ranks.
 
     A rank returns the cuts of its own pipeline stage; only the first rank of a stage returns any.
 
     Args:
         learner: The rank.
         paths: Modules of the learner's model at which cuts lie.
-        values: Maps a module's input or output to its cuts; with `OUTPUT` only if the model computes logits itself.
+        values: Maps a module's input or output to its cuts; with `OUTPUT` only if the model
+            computes logits itself.
         head: Gathers the weight of the vocabulary head [V, D], if the model computes no logits.
         hidden: Cuts that the model does not have, because a fused operator skips them.
         name: Name of the engine in reports.
@@ -144,7 +175,12 @@ class RankTap:
         name: str,
         neighbors: int = 0,
     ) -> None:
-        self._learner, self._ranks, self._paths, self._values = learner, learner._ranks, paths, values
+        self._learner, self._ranks, self._paths, self._values = (
+            learner,
+            learner._ranks,
+            paths,
+            values,
+        )
         self._head, self._hidden, self.name, self._neighbors = head, hidden, name, neighbors
         self._own: frozenset[CutPoint] = frozenset()
 
@@ -155,7 +191,9 @@ class RankTap:
 
     @property
     def model(self) -> nn.Module:
-        """The model; if it is one of `transformers`, without Lockstep's head, so that modules have its names."""
+        """The model; if it is one of `transformers`, without Lockstep's head, so that modules have
+        its names.
+        """
         own = self._learner.model
         return own.lm if isinstance(own, LogitsHead) else own
 
@@ -167,9 +205,15 @@ class RankTap:
         return Capture(_NOTHING if logits is None else logits.cpu(), here, column, self._hidden)
 
     def trace(
-        self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor], start: CutPoint | None, end: CutPoint
+        self,
+        tokens_T: Tensor,
+        forced: Mapping[CutPoint, Tensor],
+        start: CutPoint | None,
+        end: CutPoint,
     ) -> OperatorTrace:
-        """Operators of this stage, if it has one of the two cuts; other stages have the rest of the segment."""
+        """Operators of this stage, if it has one of the two cuts; other stages have the rest of the
+        segment.
+        """
         with Recorder() as recorder:
             self._read(tokens_T, forced, recorder, start if start in self._own else None, end)
         return recorder.join() if {start, end} & self._own else OperatorTrace()
@@ -187,10 +231,14 @@ class RankTap:
         start: CutPoint | None = None,
         end: CutPoint | None = None,
     ) -> tuple[Tensor | None, Tensor | None, dict[CutPoint, Tensor]]:
-        """Returns logits [T, V] and the learner's log-probabilities [T − 1], on ranks of the last stage, and the values
-        at cuts."""
+        """Returns logits [T, V] and the learner's log-probabilities [T − 1], on ranks of the last
+        stage, and the values at cuts.
+        """
         batch = _lay_behind(tokens_T, self._neighbors)
-        cut, first = self._lay_out(batch).cut.map(lambda x: x.to(self._learner.device)), int(batch.starts[-1])
+        cut, first = (
+            self._lay_out(batch).cut.map(lambda x: x.to(self._learner.device)),
+            int(batch.starts[-1]),
+        )
         share = RankShare.of(cut, first, len(tokens_T), self._ranks)
         inside = None if end in (LOGITS, OUTPUT) and OUTPUT not in self._own else recorder
         one, kept = Pass(forced, inside, start, end, share), dict[CutPoint, Tensor]()
@@ -212,7 +260,11 @@ class RankTap:
             behind = Pass(forced, recorder, start, end)
             logits, seen = self._multiply(hidden_TD, behind), behind.collect() | seen
             self._own |= {LOGITS}
-        column = None if not outputs or outputs[0].logprob is None else outputs[0].logprob[first + 1 :].cpu()
+        column = (
+            None
+            if not outputs or outputs[0].logprob is None
+            else outputs[0].logprob[first + 1 :].cpu()
+        )
         return logits, column, seen
 
     @torch.no_grad()
@@ -227,7 +279,9 @@ class RankTap:
         return logits_TV
 
     def _lay_out(self, batch: Batch) -> LaidOut:
-        """Lays out a batch so that all states of its last sequence are read; the last state's output is not used."""
+        """Lays out a batch so that all states of its last sequence are read; the last state's
+        output is not used.
+        """
         laid = self._learner._lay_out(batch)
         first, count = int(batch.starts[-1]), int(batch.lengths[-1])
         state_T = torch.arange(first, first + count)
@@ -237,6 +291,9 @@ class RankTap:
 def _lay_behind(tokens_T: Tensor, neighbors: int) -> Batch:
     """Packs a sequence after `neighbors` others, which are parts of its reversal."""
     others = [tokens_T.flip(0)[: len(tokens_T) - number] for number in range(neighbors)]
-    tokens, lengths = torch.cat([*others, tokens_T]), torch.tensor([len(one) for one in (*others, tokens_T)])
+    tokens, lengths = (
+        torch.cat([*others, tokens_T]),
+        torch.tensor([len(one) for one in (*others, tokens_T)]),
+    )
     mask = torch.ones_like(tokens, dtype=torch.bool)
     return Batch(tokens, lengths, {"mask": mask}, entropy=False)

@@ -1,4 +1,5 @@
-"""The tap on the torch sampler: one row that draws the tokens of a given sequence, by the sampler's own passes.
+"""The tap on the torch sampler: one row that draws the tokens of a given sequence, by the sampler's
+own passes.
 
 Letters: N tokens of a pass, T tokens of the sequence, V tokens of the vocabulary.
 """
@@ -29,7 +30,14 @@ from lockstep.samplers.torch.continuous import Continuous, call_modules
 from lockstep.samplers.torch.scheduler import Scheduler
 from lockstep_doctor.cuts import OUTPUT, Capture, CutPoint, name_cuts
 from lockstep_doctor.engines import EngineOptions
-from lockstep_doctor.modules import Pass, Share, count_functions, find_watched, values_by_name, visit_cuts
+from lockstep_doctor.modules import (
+    Pass,
+    Share,
+    count_functions,
+    find_watched,
+    values_by_name,
+    visit_cuts,
+)
 from lockstep_doctor.operators import OperatorTrace, Recorder
 from lockstep_doctor.tap import trace_segment
 from lockstep_doctor.taps.computation import computation_of
@@ -39,11 +47,16 @@ from lockstep_doctor.taps.computation import computation_of
 def open_sampler(folder: Path, options: EngineOptions) -> Iterator[SamplerTap]:
     """Opens a folder in the torch sampler; see `engines.OpenTap`."""
     if options.parallel or options.neighbors:
-        raise InputError("the torch sampler reads one sequence in one process; leave parallel and neighbors out")
+        raise InputError(
+            "the torch sampler reads one sequence in one process; leave parallel and neighbors out"
+        )
     computation = computation_of(options)
     lm = load_on_device(str(folder), computation)
     if carries_state(lm.config):
-        raise InputError(f"layers of a {lm.config.model_type} carry a state, which the tap on the sampler does not see")
+        raise InputError(
+            f"layers of a {lm.config.model_type} carry a state, which the tap on the sampler does "
+            "not see"
+        )
     yield SamplerTap(lm, computation.dtype, options.prompt)
 
 
@@ -53,7 +66,8 @@ class SamplerTap:
     Args:
         lm: A causal language model with Lockstep's attention.
         dtype: Type of a learner that computes alike.
-        prompt: Tokens that are read by prefill; the others are decoded one by one; None: all by prefill.
+        prompt: Tokens that are read by prefill; the others are decoded one by one; None: all by
+            prefill.
     """
 
     def __init__(self, lm: PreTrainedModel, dtype: DType, prompt: int | None = None) -> None:
@@ -73,7 +87,11 @@ class SamplerTap:
         return Capture(logits_TV.cpu(), seen, column)
 
     def trace(
-        self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor], start: CutPoint | None, end: CutPoint
+        self,
+        tokens_T: Tensor,
+        forced: Mapping[CutPoint, Tensor],
+        start: CutPoint | None,
+        end: CutPoint,
     ) -> OperatorTrace:
         def trace(begin: CutPoint | None) -> OperatorTrace:
             rows = PassShare()
@@ -90,16 +108,24 @@ class SamplerTap:
         return ran
 
     def _read(self, tokens_T: Tensor, one: Pass, rows: PassShare) -> tuple[Tensor, Tensor | None]:
-        """Returns logits [T, V], and the sampler's log-probabilities [T − 1] if it draws all tokens but the first."""
-        context, prompt = context_of(self.model.config), len(tokens_T) if self._prompt is None else self._prompt
+        """Returns logits [T, V], and the sampler's log-probabilities [T − 1] if it draws all tokens
+        but the first.
+        """
+        context, prompt = (
+            context_of(self.model.config),
+            len(tokens_T) if self._prompt is None else self._prompt,
+        )
         if len(tokens_T) >= context or not 0 < prompt <= len(tokens_T):
             raise InputError(
-                f"the sampler reads 1 to {min(context - 1, len(tokens_T))} of {len(tokens_T)} tokens by prefill and "
+                f"the sampler reads 1 to {min(context - 1, len(tokens_T))} of {len(tokens_T)} "
+                "tokens by prefill and "
                 f"draws one more, in a context of {context}; {prompt} were asked for"
             )
         logits: list[Tensor] = []
 
-        def forward(token_N: Tensor, position_N: Tensor, layout: Continuous, keep_M: Tensor) -> Tensor:
+        def forward(
+            token_N: Tensor, position_N: Tensor, layout: Continuous, keep_M: Tensor
+        ) -> Tensor:
             rows.begin(len(token_N), 1 if logits else prompt, first=bool(logits))
             keep_N = torch.arange(len(token_N), device=token_N.device)
             logits_NV = call_modules(self.model, token_N, position_N, layout, keep_N)
@@ -107,7 +133,9 @@ class SamplerTap:
             logits.append(logits_NV[rows.own])
             return logits_NV.index_select(0, keep_M)
 
-        scheduler = _Following(tokens_T, forward, 1, context, self.model.device, is_exact(self.model))
+        scheduler = _Following(
+            tokens_T, forward, 1, context, self.model.device, is_exact(self.model)
+        )
         request = Request(tuple(tokens_T[:prompt].tolist()), key=0)
         number = scheduler.submit(request, SamplingParams(max_tokens=len(tokens_T) - prompt + 1))
         watched = visit_cuts(self.model, self._paths, self._values, one)
@@ -139,7 +167,9 @@ class PassShare(Share):
         self.begin(0, 0, first=True)
 
     def begin(self, count: int, own: int, first: bool) -> None:
-        """Begins a pass of `count` tokens, of which the first or the last `own` belong to the sequence."""
+        """Begins a pass of `count` tokens, of which the first or the last `own` belong to the
+        sequence.
+        """
         self._count, self.own = count, slice(0, own) if first else slice(count - own, count)
 
     def gather(self, cut: CutPoint, value: Tensor) -> Tensor | None:

@@ -1,1 +1,3 @@
-"""Triton kernels of the passes in this package: imported where tensors are on a GPU, by `kernel`, and nowhere else."""
+"""Triton kernels of the passes in this package: imported where tensors are on a GPU, by `kernel`,
+and nowhere else.
+"""

@@ -1,8 +1,9 @@
-"""The passes of `hidden`: logits are multiplied out in tiles that stay in registers, and summed there in fp32.
+"""The passes of `hidden`: logits are multiplied out in tiles that stay in registers, and summed
+there in fp32.
 
-A program handles a tile's rows and one piece of the vocabulary. The bounds of pieces do not depend on the number of
-rows, and pieces are merged in order. Backward recomputes the same logits to the bit, since both passes multiply in the
-same tiles.
+A program handles a tile's rows and one piece of the vocabulary. The bounds of pieces do not depend
+on the number of rows, and pieces are merged in order. Backward recomputes the same logits to the
+bit, since both passes multiply in the same tiles.
 """
 
 # pyright: reportMissingImports=false
@@ -24,8 +25,10 @@ from lockstep_logprobs.shard import blocks
 from lockstep_logprobs.softmax import RowSums
 
 SMALL, LARGE = (64, 128), (128, 256)
-"""Rows and columns of a tile of logits. The large one reads its operands less often, and takes 144 KiB of shared
-memory."""
+"""Rows and columns of a tile of logits.
+
+The large one reads its operands less often, and takes 144 KiB of shared memory.
+"""
 
 _HAVE_ROOM = ((8, 0), (9, 0), (10, 0), (10, 3))
 """Compute capabilities with shared memory for the large tile: A100, H100 and H200, B200, B300."""
@@ -38,8 +41,12 @@ _PIECE = 8192
 
 
 def choose_tile(x: Tensor) -> tuple[int, int]:
-    """The tile for a tensor's device; forward and backward use the same one, so that they compute the same logits."""
-    return LARGE if x.is_cuda and torch.cuda.get_device_capability(x.device) in _HAVE_ROOM else SMALL
+    """The tile for a tensor's device; forward and backward use the same one, so that they compute
+    the same logits.
+    """
+    return (
+        LARGE if x.is_cuda and torch.cuda.get_device_capability(x.device) in _HAVE_ROOM else SMALL
+    )
 
 
 def hidden_row_sums(
@@ -52,18 +59,32 @@ def hidden_row_sums(
     max_rows: int | None,
     row_invariant: bool,
 ) -> tuple[Tensor, Tensor]:
-    """`hidden._hidden_row_sums`, always row-invariant; there is no block that `max_rows` could bound."""
+    """`hidden._hidden_row_sums`, always row-invariant; there is no block that `max_rows` could
+    bound.
+    """
     if hidden.dtype == torch.bfloat16 and not hidden.is_cuda:
         raise NotImplementedError(
             "Triton's interpreter multiplies the bits of bf16 as integers; use fp16 or fp32 there"
         )
     (rows, depth), (columns, _), tokens = hidden.shape, weight.shape, token.shape[1]
-    picked_MK, pieces = torch.zeros_like(token, dtype=torch.float32).contiguous(), triton.cdiv(columns, _PIECE)
+    picked_MK, pieces = (
+        torch.zeros_like(token, dtype=torch.float32).contiguous(),
+        triton.cdiv(columns, _PIECE),
+    )
     if not rows or not pieces:
         return RowSums.zeros(rows, entropy, hidden.device).rows(), picked_MK
     sums_RMT = hidden.new_empty((2 + entropy, rows, pieces), dtype=torch.float32)
     states, head = with_adjacent_columns(hidden), with_adjacent_columns(weight.to(hidden.dtype))
-    sizes = rows, columns, depth, tokens, states.stride(0), head.stride(0), start, power_scale(temperature)
+    sizes = (
+        rows,
+        columns,
+        depth,
+        tokens,
+        states.stride(0),
+        head.stride(0),
+        start,
+        power_scale(temperature),
+    )
     tile = choose_tile(states)
     programs = triton.cdiv(rows, tile[0]), pieces
     tiles = entropy, *tile, _BYTES // states.itemsize, _PIECE
@@ -98,7 +119,9 @@ def _sum_piece(
     weighted = tl.zeros((ROWS,), tl.float32)
     for first in range(piece * PIECE, tl.minimum((piece + 1) * PIECE, columns), COLUMNS):
         column = first + tl.arange(0, COLUMNS)
-        z = _multiply(hidden, weight, row, column, rows, columns, depth, hidden_stride, weight_stride, DEPTH)
+        z = _multiply(
+            hidden, weight, row, column, rows, columns, depth, hidden_stride, weight_stride, DEPTH
+        )
         for k in range(tokens):
             wanted = tl.load(token + row * tokens + k, mask=row < rows, other=-1) - start
             inside = (wanted >= first) & (wanted < tl.minimum(first + COLUMNS, columns))
@@ -128,7 +151,15 @@ def gradient_tiles(
     for own in blocks(len(states_MD), columns, hidden_MD.device, max_rows):
         states, numbers = states_MD[own], pack(*row[own].tensors[:-1])
         gradient = states.new_empty(len(states), columns)
-        sizes = len(states), columns, depth, row.token.shape[1], states.stride(0), head.stride(0), start
+        sizes = (
+            len(states),
+            columns,
+            depth,
+            row.token.shape[1],
+            states.stride(0),
+            head.stride(0),
+            start,
+        )
         programs = triton.cdiv(len(states), tile[0]), triton.cdiv(columns, tile[1])
         tensors = states, head, gradient, *numbers
         tiles = *tile, _BYTES // states.itemsize
@@ -161,30 +192,56 @@ def _write_tile(
 ):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    z = _multiply(hidden, weight, row, column, rows, columns, depth, hidden_stride, weight_stride, DEPTH)
-    m, log2_total = tl.load(maximum + row, mask=row < rows), tl.load(log_total + row, mask=row < rows) * LOG2_E
+    z = _multiply(
+        hidden, weight, row, column, rows, columns, depth, hidden_stride, weight_stride, DEPTH
+    )
+    m, log2_total = (
+        tl.load(maximum + row, mask=row < rows),
+        tl.load(log_total + row, mask=row < rows) * LOG2_E,
+    )
     c = tl.load(offset + row, mask=row < rows)
     h = tl.zeros_like(c) if slope is None else tl.load(slope + row, mask=row < rows) / LOG2_E
-    result = differentiate(z, -float("inf"), m[:, None], log2_total[:, None], h[:, None], c[:, None], scale)
+    result = differentiate(
+        z, -float("inf"), m[:, None], log2_total[:, None], h[:, None], c[:, None], scale
+    )
     for k in range(tokens):
         wanted_id = tl.load(token + row * tokens + k, mask=row < rows, other=-1)
-        more = tl.where(wanted_id < 0, 0.0, tl.load(own + row * tokens + k, mask=row < rows, other=0.0))
+        more = tl.where(
+            wanted_id < 0, 0.0, tl.load(own + row * tokens + k, mask=row < rows, other=0.0)
+        )
         result += tl.where(column[None, :] == (wanted_id - start)[:, None], more[:, None], 0.0)
     inside = (row < rows)[:, None] & (column < columns)[None, :]
     tl.store(gradient + row[:, None] * columns + column[None, :], result, mask=inside)
 
 
 @triton.jit
-def _multiply(hidden, weight, row, column, rows, columns, depth, hidden_stride, weight_stride, DEPTH: tl.constexpr):
+def _multiply(
+    hidden,
+    weight,
+    row,
+    column,
+    rows,
+    columns,
+    depth,
+    hidden_stride,
+    weight_stride,
+    DEPTH: tl.constexpr,
+):
     """A tile of logits, hidden · weightᵀ, in fp32; −∞ beyond the columns."""
     z = tl.zeros((row.shape[0], column.shape[0]), tl.float32)
     column = column.to(tl.int64)
     for first in range(0, depth, DEPTH):
         d = first + tl.arange(0, DEPTH)
         inside = (d < depth)[None, :]
-        a = tl.load(hidden + row[:, None] * hidden_stride + d[None, :], mask=(row < rows)[:, None] & inside, other=0.0)
+        a = tl.load(
+            hidden + row[:, None] * hidden_stride + d[None, :],
+            mask=(row < rows)[:, None] & inside,
+            other=0.0,
+        )
         b = tl.load(
-            weight + column[:, None] * weight_stride + d[None, :], mask=(column < columns)[:, None] & inside, other=0.0
+            weight + column[:, None] * weight_stride + d[None, :],
+            mask=(column < columns)[:, None] & inside,
+            other=0.0,
         )
         z = tl.dot(a, tl.trans(b), z, input_precision="ieee")
     return tl.where((column < columns)[None, :], z, -float("inf"))

@@ -1,8 +1,9 @@
 """Sums over the columns of a row, in an order that depends only on the row's length.
 
-A program goes through its row tile by tile, and lane l of a tile keeps sums of its own, over the columns l, l + TILE,
-l + 2·TILE and so on. At the end lanes are added in pairs. So the bits of a row depend neither on other rows nor on
-how lanes are spread over threads, which follows the alignment of the memory that is read.
+A program goes through its row tile by tile, and lane l of a tile keeps sums of its own, over the
+columns l, l + TILE, l + 2·TILE and so on. At the end lanes are added in pairs. So the bits of a row
+depend neither on other rows nor on how lanes are spread over threads, which follows the alignment
+of the memory that is read.
 """
 
 # pyright: reportMissingImports=false
@@ -18,7 +19,9 @@ import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 NOTHING = tl.constexpr(-150.0)
-"""An exponent whose power of 2 is 0 in fp32; multiplied by that 0 it gives 0, where −∞ gives NaN."""
+"""An exponent whose power of 2 is 0 in fp32; multiplied by that 0 it gives 0, where −∞ gives
+NaN.
+"""
 
 WARPS = 8
 """Threads of a program, in units of 32."""
@@ -32,7 +35,10 @@ def launch(kernel: Any, programs: tuple[int, ...], *args: Any) -> None:
 
 @triton.jit
 def add_lanes(x, HALVINGS: tl.constexpr):
-    """The sum of 2 to the HALVINGS lanes, by pairs: a + b and b + a are the same bits. `tl.sum` follows the threads."""
+    """The sum of 2 to the HALVINGS lanes, by pairs: a + b and b + a are the same bits.
+
+    `tl.sum` follows the threads.
+    """
     for _ in tl.static_range(HALVINGS):
         x = tl.sum(tl.reshape(x, (x.shape[0] // 2, 2)), 1)
     return tl.sum(x, 0)
@@ -46,16 +52,20 @@ def finite_base(maximum):
 
 @triton.jit
 def add_logits(z, inside, maximum, total, weighted, scale, ENTROPY: tl.constexpr):
-    """Adds one logit to each lane's sums: max z, Σ 2^d and Σ 2^d·d over those inside, d = (z − max z)·scale.
+    """Adds one logit to each lane's sums: max z, Σ 2^d and Σ 2^d·d over those inside, d = (z − max
+    z)·scale.
 
-    Either the new logit or the old maximum is the new maximum, so one exponential does: that of the lower of the two.
+    Either the new logit or the old maximum is the new maximum, so one exponential does: that of the
+    lower of the two.
     """
     highest = tl.maximum(maximum, z, propagate_nan=tl.PropagateNan.ALL)
     d = (tl.minimum(maximum, z) - finite_base(highest)) * scale
     power, higher = tl.exp2(d), z > maximum
     if ENTROPY:
         d = tl.maximum(d, NOTHING)
-        weighted = tl.where(higher, power * (weighted + d * total), weighted + tl.where(inside, power * d, 0.0))
+        weighted = tl.where(
+            higher, power * (weighted + d * total), weighted + tl.where(inside, power * d, 0.0)
+        )
     one, more = tl.where(inside, 1.0, 0.0), tl.where(inside, power, 0.0)
     total = tl.where(higher, power * total + one, total + more)
     return highest, total, weighted

@@ -1,4 +1,5 @@
-"""The passes of `vocab` over logits: one program per row, each logit read once, all arithmetic in fp32.
+"""The passes of `vocab` over logits: one program per row, each logit read once, all arithmetic in
+fp32.
 
 Letters: M rows, v this rank's columns, K wanted tokens in each row.
 """
@@ -70,7 +71,9 @@ def _sum_row(
     for first in range(0, columns, TILE):
         column = first + lane
         z = tl.load(logits + column, mask=column < columns, other=-float("inf")).to(tl.float32)
-        maximum, total, weighted = add_logits(z, z >= lowest, maximum, total, weighted, scale, ENTROPY)
+        maximum, total, weighted = add_logits(
+            z, z >= lowest, maximum, total, weighted, scale, ENTROPY
+        )
     highest, total, weighted = merge_lanes(maximum, total, weighted, scale, ENTROPY, HALVINGS)
     tl.store(sums + row, highest)
     tl.store(sums + rows + row, total)
@@ -104,12 +107,21 @@ def logits_gradient(
     return gradient_Mv
 
 
-def write_gradient(result_Mv: Tensor, logits_Mv: Tensor, row: RowGradient, start: int, max_rows: int | None) -> None:
+def write_gradient(
+    result_Mv: Tensor, logits_Mv: Tensor, row: RowGradient, start: int, max_rows: int | None
+) -> None:
     """`vocab._write_gradient`."""
     (rows, columns), tokens = logits_Mv.shape, row.token.shape[1]
     if rows:
         logits_Mv = with_adjacent_columns(logits_Mv)
-        sizes = columns, tokens, logits_Mv.stride(0), result_Mv.stride(0), start, power_scale(row.temperature)
+        sizes = (
+            columns,
+            tokens,
+            logits_Mv.stride(0),
+            result_Mv.stride(0),
+            start,
+            power_scale(row.temperature),
+        )
         tensors = logits_Mv, result_Mv, *pack(*row.tensors)
         launch(_write_row_gradient, (rows,), *tensors, *sizes, _TILE, _power_of_2(tokens))
 
@@ -134,7 +146,9 @@ def _write_row_gradient(
     TILE: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    """Writes a row's gradient; in place is safe, since no logit is read after its column was written."""
+    """Writes a row's gradient; in place is safe, since no logit is read after its column was
+    written.
+    """
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     gradient += row * gradient_stride
@@ -149,21 +163,29 @@ def _write_row_gradient(
     inside = (wanted_id >= 0) & (wanted >= 0) & (wanted < columns)
     z_wanted = tl.load(logits + wanted, mask=inside, other=-float("inf")).to(tl.float32)
     of_wanted = differentiate(z_wanted, lowest, m, log2_total, h, c, scale)
-    for other in range(tokens):  # a token that is wanted twice collects both, and both write the same sum
+    for other in range(
+        tokens
+    ):  # a token that is wanted twice collects both, and both write the same sum
         same = wanted_id == tl.load(token + row * tokens + other)
         of_wanted += tl.where(same, tl.load(own + row * tokens + other), 0.0)
 
     for first in range(0, columns, TILE):
         column = first + tl.arange(0, TILE)
         z = tl.load(logits + column, mask=column < columns, other=-float("inf")).to(tl.float32)
-        tl.store(gradient + column, differentiate(z, lowest, m, log2_total, h, c, scale), mask=column < columns)
+        tl.store(
+            gradient + column,
+            differentiate(z, lowest, m, log2_total, h, c, scale),
+            mask=column < columns,
+        )
     tl.debug_barrier()  # other threads may have written the wanted tokens' columns
     tl.store(gradient + wanted, of_wanted, mask=inside)
 
 
 @triton.jit
 def differentiate(z, lowest, maximum, log2_total, slope, offset, scale):
-    """p·(c − h·log₂ p) of the logits inside the support, 0 elsewhere; see `gradient.RowGradient`."""
+    """p·(c − h·log₂ p) of the logits inside the support, 0 elsewhere; see
+    `gradient.RowGradient`.
+    """
     log2_p = (z - maximum) * scale - log2_total
     gradient = (offset - slope * tl.maximum(log2_p, NOTHING)) * tl.exp2(log2_p)
     return tl.where(z < lowest, 0.0, gradient)

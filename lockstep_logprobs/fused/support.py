@@ -1,9 +1,10 @@
 """The threshold of top-k and top-p, found bit by bit: one program per row, no sort, no histogram.
 
-fp32 numbers sort like their bits, once the bits of negative numbers are flipped. The threshold is the largest number
-such that the logits at or above it weigh enough: for top-k each logit weighs 1 and k is enough; for top-p each weighs
-its probability and p is enough. Each pass over the row finds two bits; the row is read from memory once and from the
-cache after that. All weights are integers, so that no sum depends on its order.
+fp32 numbers sort like their bits, once the bits of negative numbers are flipped. The threshold is
+the largest number such that the logits at or above it weigh enough: for top-k each logit weighs 1
+and k is enough; for top-p each weighs its probability and p is enough. Each pass over the row finds
+two bits; the row is read from memory once and from the cache after that. All weights are integers,
+so that no sum depends on its order.
 """
 
 # pyright: reportMissingImports=false
@@ -25,16 +26,31 @@ _ONE = tl.constexpr(2.0**40)
 """The probability of the likeliest token, as an integer; see `nucleus`."""
 
 
-def whole_floor(logits: Tensor, top_k: int, top_p: float, temperature: float, max_rows: int | None) -> Tensor:
+def whole_floor(
+    logits: Tensor, top_k: int, top_p: float, temperature: float, max_rows: int | None
+) -> Tensor:
     """`support._whole_floor`; no memory is needed that `max_rows` could bound."""
     rows, columns = logits.shape
     floor_M = logits.new_empty(rows, dtype=torch.float32)
     if rows:
         logits, by_k, by_p = with_adjacent_columns(logits), 0 < top_k < columns, top_p < 1.0
-        probability = torch.full((1,), top_p, dtype=torch.float64, device=logits.device)  # a number would become fp32
+        probability = torch.full(
+            (1,), top_p, dtype=torch.float64, device=logits.device
+        )  # a number would become fp32
         lowest_bit = 16 if logits.dtype == torch.bfloat16 else 0
         sizes = columns, logits.stride(0), top_k, power_scale(temperature)
-        launch(_find_floor, (rows,), logits, floor_M, probability, *sizes, by_k, by_p, lowest_bit, _TILE)
+        launch(
+            _find_floor,
+            (rows,),
+            logits,
+            floor_M,
+            probability,
+            *sizes,
+            by_k,
+            by_p,
+            lowest_bit,
+            _TILE,
+        )
     return floor_M
 
 
@@ -63,28 +79,48 @@ def _find_floor(
         total, _, _ = _weigh_from(logits, columns, 0, 0, 0, lowest, base, scale, True, TILE)
         enough = (tl.load(probability) * total.to(tl.float64)).to(tl.int64)
         enough = tl.maximum(enough, 1)  # the likeliest is kept
-        found = _find_threshold(logits, columns, enough, lowest, base, scale, True, LOWEST_BIT, TILE)
+        found = _find_threshold(
+            logits, columns, enough, lowest, base, scale, True, LOWEST_BIT, TILE
+        )
         lowest = tl.where(tl.abs(highest) < float("inf"), found, highest)
     tl.store(floor + row, lowest)
 
 
 @triton.jit
 def _find_threshold(
-    logits, columns, enough, lowest, base, scale, BY_MASS: tl.constexpr, LOWEST_BIT: tl.constexpr, TILE: tl.constexpr
+    logits,
+    columns,
+    enough,
+    lowest,
+    base,
+    scale,
+    BY_MASS: tl.constexpr,
+    LOWEST_BIT: tl.constexpr,
+    TILE: tl.constexpr,
 ):
-    """The largest number such that the logits at or above it weigh enough; by mass, only logits ≥ `lowest` count."""
+    """The largest number such that the logits at or above it weigh enough; by mass, only logits ≥
+    `lowest` count.
+    """
     key = tl.full((), 0, tl.int64)
     for step in range((32 - LOWEST_BIT) // 2):
         unit = tl.full((), 1, tl.int64) << (30 - 2 * step)
         a, b, c = key + unit, key + 2 * unit, key + 3 * unit
-        above_a, above_b, above_c = _weigh_from(logits, columns, a, b, c, lowest, base, scale, BY_MASS, TILE)
-        digit = (above_a >= enough).to(tl.int64) + (above_b >= enough).to(tl.int64) + (above_c >= enough).to(tl.int64)
+        above_a, above_b, above_c = _weigh_from(
+            logits, columns, a, b, c, lowest, base, scale, BY_MASS, TILE
+        )
+        digit = (
+            (above_a >= enough).to(tl.int64)
+            + (above_b >= enough).to(tl.int64)
+            + (above_c >= enough).to(tl.int64)
+        )
         key += digit * unit
     return _number(key, LOWEST_BIT)
 
 
 @triton.jit
-def _weigh_from(logits, columns, a, b, c, lowest, base, scale, BY_MASS: tl.constexpr, TILE: tl.constexpr):
+def _weigh_from(
+    logits, columns, a, b, c, lowest, base, scale, BY_MASS: tl.constexpr, TILE: tl.constexpr
+):
     """The weights of the logits whose keys are a or more, b or more and c or more."""
     lane = tl.arange(0, TILE)
     above_a = tl.zeros((TILE,), tl.int64)
@@ -126,7 +162,9 @@ def _key(z):
 
 @triton.jit
 def _number(key, LOWEST_BIT: tl.constexpr):
-    """The number of a key whose bits from LOWEST_BIT on were found; the lower bits of a bf16 number are 0."""
+    """The number of a key whose bits from LOWEST_BIT on were found; the lower bits of a bf16 number
+    are 0.
+    """
     negative = key < 2147483648
     key += tl.where(negative, (1 << LOWEST_BIT) - 1, 0)
     return tl.where(negative, -1 - key, key - 2147483648).to(tl.int32).to(tl.float32, bitcast=True)

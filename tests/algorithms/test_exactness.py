@@ -1,4 +1,6 @@
-"""The decision whether a model that only samples, or a learner in a loop of one's own, computes exactly."""
+"""The decision whether a model that only samples, or a learner in a loop of one's own, computes
+exactly.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ from transformers import AutoConfig
 from lockstep.algorithms.exactness import choose_kernels, choose_learner_kernels
 from lockstep.config import Computation, LearnerSection, LoRA, Parallel, SamplerSection
 
-SHAPE = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+SHAPE = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
 
 
 @pytest.mark.parametrize(
@@ -21,11 +29,15 @@ SHAPE = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidd
         ("llama", "vllm", "sampler.backend=vllm has kernels of its own"),
     ],
 )
-def test_a_sampler_is_exact_or_a_line_says_why_not(tmp_path: Path, kind: str, backend: str, reason: str | None) -> None:
+def test_a_sampler_is_exact_or_a_line_says_why_not(
+    tmp_path: Path, kind: str, backend: str, reason: str | None
+) -> None:
     AutoConfig.for_model(kind, **SHAPE).save_pretrained(tmp_path)
     notes: list[str] = []
     section, computation = SamplerSection(backend=backend), Computation(device="cpu")
-    assert choose_kernels(str(tmp_path), section, computation, notes.append).exact is (reason is None)
+    assert choose_kernels(str(tmp_path), section, computation, notes.append).exact is (
+        reason is None
+    )
     if reason is None:
         assert not notes
     else:
@@ -39,9 +51,21 @@ def test_a_sampler_is_exact_or_a_line_says_why_not(tmp_path: Path, kind: str, ba
     [
         ("llama", LearnerSection(device="cpu", dtype="bf16"), None),
         ("gpt_neox", LearnerSection(device="cpu"), "a gpt_neox has not been shown to be exact"),
-        ("llama", LearnerSection(device="cpu", compile=True), "learner.compile writes kernels of its own"),
-        ("llama", LearnerSection(device="cpu", parallel=Parallel(dp=2)), "learner.parallel cuts sums over ranks"),
-        ("llama", LearnerSection(device="cpu", backend="megatron"), "learner.backend=megatron has kernels of its own"),
+        (
+            "llama",
+            LearnerSection(device="cpu", compile=True),
+            "learner.compile writes kernels of its own",
+        ),
+        (
+            "llama",
+            LearnerSection(device="cpu", parallel=Parallel(dp=2)),
+            "learner.parallel cuts sums over ranks",
+        ),
+        (
+            "llama",
+            LearnerSection(device="cpu", backend="megatron"),
+            "learner.backend=megatron has kernels of its own",
+        ),
         ("llama", LearnerSection(device="cpu", lora=LoRA()), "learner.lora has adapters"),
     ],
 )
@@ -52,4 +76,6 @@ def test_a_learner_is_exact_or_a_line_says_why_not(
     notes: list[str] = []
     assert choose_learner_kernels(str(tmp_path), learner, notes.append).exact is (reason is None)
     assert not learner.exact
-    assert [note.startswith(f"not exact: {reason}") for note in notes] == ([] if reason is None else [True])
+    assert [note.startswith(f"not exact: {reason}") for note in notes] == (
+        [] if reason is None else [True]
+    )

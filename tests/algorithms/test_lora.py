@@ -1,4 +1,6 @@
-"""Runs that learn adapters alone, of every algorithm: they learn, go on exactly, and are written for everybody."""
+"""Runs that learn adapters alone, of every algorithm: they learn, go on exactly, and are written
+for everybody.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,14 @@ SFT = {
     "data": PPO["data"],
     "sft": {"global_batch_size": 8, "max_tokens": 96},
 }
-RECIPES = {"sft": SFT, "dpo": DPO, "reward_model": REWARD_MODEL, "ppo": PPO, "grpo": GRPO, "judged": SELF_REWARDING}
+RECIPES = {
+    "sft": SFT,
+    "dpo": DPO,
+    "reward_model": REWARD_MODEL,
+    "ppo": PPO,
+    "grpo": GRPO,
+    "judged": SELF_REWARDING,
+}
 LORA = "learner.lora={rank: 4, alpha: 8}"
 WIDE = "model.scratch.config.initializer_range=0.2"
 """A vocabulary head that is not learned must be able to say something."""
@@ -42,7 +51,9 @@ LOSS = {"sft": "policy/loss"}
 
 @pytest.fixture
 def run(in_tmp: Path) -> Run:
-    """Runs a small recipe with adapters and overrides in an empty folder; returns the rows of metrics.jsonl."""
+    """Runs a small recipe with adapters and overrides in an empty folder; returns the rows of
+    metrics.jsonl.
+    """
     (in_tmp / "rewards.py").write_text(REWARDS)
     for name, recipe in RECIPES.items():
         (in_tmp / f"{name}.yaml").write_text(yaml.safe_dump(recipe))
@@ -53,12 +64,16 @@ def series(rows: Rows, metric: str) -> list[float]:
     return [row[metric] for row in rows if metric in row]
 
 
-def saved(step: int, learner: str = "policy", folder: str = "run", file: str = "model") -> dict[str, Tensor]:
+def saved(
+    step: int, learner: str = "policy", folder: str = "run", file: str = "model"
+) -> dict[str, Tensor]:
     return load_file(f"{folder}/checkpoints/step_{step:06d}/{learner}/{file}.safetensors")
 
 
 def adapters_alone(names: Any) -> bool:
-    return bool(names) and all(".lora_A." in name or ".lora_B." in name or "value." in name for name in names)
+    return bool(names) and all(
+        ".lora_A." in name or ".lora_B." in name or "value." in name for name in names
+    )
 
 
 def only_adapted_maps_moved(folder: str = "run") -> bool:
@@ -70,11 +85,14 @@ def only_adapted_maps_moved(folder: str = "run") -> bool:
 @pytest.mark.parametrize("name", ["sft", "dpo", "reward_model"])
 def test_losses_fall(run: Run, name: str) -> None:
     loss = series(
-        run(name, WIDE, "run.max_steps=12", "run.save_every=12", "optimizer.lr=2e-2"), LOSS.get(name, "train/loss")
+        run(name, WIDE, "run.max_steps=12", "run.save_every=12", "optimizer.lr=2e-2"),
+        LOSS.get(name, "train/loss"),
     )
     assert loss[-1] < 0.8 * loss[0]
     assert adapters_alone(saved(12, "reward_model" if name == "reward_model" else "policy"))
-    assert adapters_alone(saved(12, "reward_model" if name == "reward_model" else "policy", file="optimizer"))
+    assert adapters_alone(
+        saved(12, "reward_model" if name == "reward_model" else "policy", file="optimizer")
+    )
     assert only_adapted_maps_moved()
     if name == "dpo":
         assert loss[0] == pytest.approx(math.log(2), abs=1e-6)
@@ -95,11 +113,20 @@ def test_rewards_rise_and_both_sides_agree(run: Run, name: str) -> None:
 
 
 def test_a_model_rewards_itself_and_its_reference_takes_over_the_adapters(run: Run) -> None:
-    rows = run("judged", "optimizer.lr=1e-2", "data.task.validation_prompts=1", "run.save_every=1", "run.keep=9")
+    rows = run(
+        "judged",
+        "optimizer.lr=1e-2",
+        "data.task.validation_prompts=1",
+        "run.save_every=1",
+        "run.keep=9",
+    )
     losses = series(rows, "train/preference_loss")
     assert (losses[0], losses[2]) == pytest.approx((math.log(2), math.log(2)), abs=1e-5)
     assert losses[1] != pytest.approx(math.log(2), abs=1e-5)
-    policy, reference = saved(2), saved(3, "reference")  # it takes over with the first step of an iteration
+    policy, reference = (
+        saved(2),
+        saved(3, "reference"),
+    )  # it takes over with the first step of an iteration
     assert adapters_alone(policy)
     assert all(torch.equal(policy[key], reference[key]) for key in policy)
     assert any(tensor.any() for key, tensor in reference.items() if ".lora_B." in key)
@@ -116,7 +143,9 @@ def test_a_stopped_run_goes_on_to_the_same_bits(run: Run) -> None:
         for file in ("model", "optimizer"):
             one, other = saved(2, name, "whole", file), saved(2, name, "stopped", file)
             assert all(torch.equal(one[key], other[key]) for key in one)
-    one, other = (Path(folder, "final/model.safetensors").read_bytes() for folder in ("whole", "stopped"))
+    one, other = (
+        Path(folder, "final/model.safetensors").read_bytes() for folder in ("whole", "stopped")
+    )
     assert one == other
 
 
@@ -134,30 +163,49 @@ def test_peft_reads_the_adapters_and_transformers_the_merged_model(run: Run) -> 
     assert main(["export", "run", "adapters", "--adapter"]) == 0
     for folder in ("run/final/adapter", "adapters"):
         base = AutoModelForCausalLM.from_pretrained("run/initial")
-        torch.testing.assert_close(logits(PeftModel.from_pretrained(base, folder)), logits(merged), atol=2e-6, rtol=0.0)
+        torch.testing.assert_close(
+            logits(PeftModel.from_pretrained(base, folder)), logits(merged), atol=2e-6, rtol=0.0
+        )
     assert (logits(merged) - before).abs().max() > 0.01
     config = json.loads(Path("adapters/adapter_config.json").read_text())
-    assert (config["r"], config["lora_alpha"], config["base_model_name_or_path"]) == (4, 8, "run/initial")
-    assert {path.name for path in Path("adapters").iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
+    assert (config["r"], config["lora_alpha"], config["base_model_name_or_path"]) == (
+        4,
+        8,
+        "run/initial",
+    )
+    assert {path.name for path in Path("adapters").iterdir()} == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
     assert export(Path("run"), Path("again")) == 6
-    assert Path("again/model.safetensors").read_bytes() == Path("run/final/model.safetensors").read_bytes()
+    assert (
+        Path("again/model.safetensors").read_bytes()
+        == Path("run/final/model.safetensors").read_bytes()
+    )
 
 
 def test_what_follows_begins_with_the_merged_model(run: Run) -> None:
-    """And a run whose first model is another now cannot be merged; its adapters are there as they were."""
+    """And a run whose first model is another now cannot be merged; its adapters are there as they
+    were.
+    """
     run("sft", "run.folder=first", "optimizer.lr=1e-2")
     run("ppo", "run.folder=second", "run.max_steps=1", "model={path: first/final}")
     shutil.copy("first/initial/model.safetensors", "first/final/model.safetensors")
     with pytest.raises(
-        CheckpointError, match=r"has adapters of another model than is in first/final now:\n  model\.model"
+        CheckpointError,
+        match=r"has adapters of another model than is in first/final now:\n  model\.model",
     ):
         export(Path("second"), Path("merged"))
     assert export(Path("second"), Path("adapters"), adapter=True) == 1
 
 
 @pytest.mark.parametrize(
-    "option", ["learner.lora.rank=2", "learner.lora.alpha=32", "learner.lora.target_modules=[q_proj]"]
+    "option",
+    ["learner.lora.rank=2", "learner.lora.alpha=32", "learner.lora.target_modules=[q_proj]"],
 )
 def test_every_option_has_its_effect(run: Run, option: str) -> None:
-    loss = [series(run("sft", f"run.folder=of_{n}", *more), LOSS["sft"])[-1] for n, more in enumerate(((), (option,)))]
+    loss = [
+        series(run("sft", f"run.folder=of_{n}", *more), LOSS["sft"])[-1]
+        for n, more in enumerate(((), (option,)))
+    ]
     assert loss[0] != loss[1]

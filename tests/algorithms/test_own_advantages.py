@@ -1,4 +1,6 @@
-"""Advantages and losses outside of Lockstep: `examples/custom_algorithm/median.py`, as a user would run it."""
+"""Advantages and losses outside of Lockstep: `examples/custom_algorithm/median.py`, as a user would
+run it.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ def scored(scores: list[float]) -> Batch:
     """Responses of two tokens, the first of which is the prompt."""
     count, score_B = len(scores), torch.tensor(scores)
     return Batch(torch.zeros(2 * count, dtype=torch.int64), torch.full((count,), 2)).with_columns(
-        {"mask": torch.tensor([False, True]).repeat(count)}, {"score": score_B, "shaped_score": score_B.nan_to_num()}
+        {"mask": torch.tensor([False, True]).repeat(count)},
+        {"score": score_B, "shaped_score": score_B.nan_to_num()},
     )
 
 
@@ -60,7 +63,10 @@ def test_the_advantages_of_a_class_are_those_that_are_trained_on() -> None:
 @pytest.mark.parametrize("found", [torch.zeros(5), 3.0, None])
 def test_what_is_no_advantage_is_refused(found: object) -> None:
     kind = type("Odd", (lockstep.PolicyGradient,), {"advantages": lambda self, batch: found})
-    with pytest.raises(InputError, match=r"Odd.advantages returned .* each of the 6 responses, or for each of the 12"):
+    with pytest.raises(
+        InputError,
+        match=r"Odd.advantages returned .* each of the 6 responses, or for each of the 12",
+    ):
         with_advantages(scored([0.0] * 6), recipe(kind))
 
 
@@ -68,7 +74,9 @@ def test_what_is_no_advantage_is_refused(found: object) -> None:
 def test_a_kl_added_to_any_loss_has_the_gradient_of_the_built_in_one(mean: str) -> None:
     """A clipped loss with β inside, and the same without plus β·KL, differ by rounding alone."""
     generator = torch.Generator().manual_seed(0)
-    old_N, ref_N, advantage_N, weight_N = torch.randn(4, 7, dtype=torch.float64, generator=generator)
+    old_N, ref_N, advantage_N, weight_N = torch.randn(
+        4, 7, dtype=torch.float64, generator=generator
+    )
     batch = Batch(torch.zeros(7, dtype=torch.int64), torch.tensor([3, 4])).with_columns(
         {
             "mask": torch.tensor([False, True, True, False, True, True, True]),
@@ -91,17 +99,23 @@ def test_a_kl_added_to_any_loss_has_the_gradient_of_the_built_in_one(mean: str) 
 
 
 def test_a_kl_in_the_reward_that_its_advantages_drop_is_refused(example: Path) -> None:
-    with pytest.raises(RecipeError, match=r'does not subtract batch\["kl_penalty"\].*set placement to loss'):
+    with pytest.raises(
+        RecipeError, match=r'does not subtract batch\["kl_penalty"\].*set placement to loss'
+    ):
         load("median.yaml", ["grpo.kl={coef: 0.1, placement: reward}"])
     with Path("median.py").open("a") as file:
         file.write(
             "\n\nclass Bounded(lockstep.PolicyGradient):\n    def advantages(self, batch):\n"
             "        return super().advantages(batch).clamp(-1, 1)\n"
         )
-    assert load("median.yaml", ["algorithm=median.py:Bounded", "grpo.kl={coef: 0.1, placement: reward}"])
+    assert load(
+        "median.yaml", ["algorithm=median.py:Bounded", "grpo.kl={coef: 0.1, placement: reward}"]
+    )
 
 
-def test_its_run_learns_with_kl_exactly_and_is_resumed(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_its_run_learns_with_kl_exactly_and_is_resumed(
+    example: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["train", "median.yaml", "algorithm=median.py:MedianReinforce", KL, *SHORT]
     assert main([*words, "run=whole"]) == 0
     assert "E2, exact" in capsys.readouterr().out

@@ -35,18 +35,27 @@ def example(in_tmp: Path) -> Path:
 
 
 def lockstep(*arguments: str) -> list[str]:
-    """As a user calls it: `-P` keeps the working folder out of Python's path, as the installed command does."""
+    """As a user calls it: `-P` keeps the working folder out of Python's path, as the installed
+    command does.
+    """
     return [sys.executable, "-P", "-m", "lockstep", *arguments]
 
 
-def test_it_learns_and_is_reported_and_exported(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_learns_and_is_reported_and_exported(
+    example: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["train", "recipe.yaml", "run=run"]) == 0
     rows = read_metrics(Path("run"))
     held_out = {row["step"]: row["validation/reward"] for row in rows if "validation/reward" in row}
     assert held_out[0] < 0.2
     assert held_out[40] > 0.6
-    assert all(row["critic/grad_norm"] > 0 for row in rows if row["step"] and "critic/grad_norm" in row)
-    assert {path.name for path in Path("run/checkpoints/step_000040").iterdir()} >= {"policy", "critic"}
+    assert all(
+        row["critic/grad_norm"] > 0 for row in rows if row["step"] and "critic/grad_norm" in row
+    )
+    assert {path.name for path in Path("run/checkpoints/step_000040").iterdir()} >= {
+        "policy",
+        "critic",
+    }
     assert main(["report", "run"]) == 0
     assert b"uPlot" in Path("run/report.html").read_bytes()
     assert main(["export", "run", "exported", "--checkpoint", "40"]) == 0
@@ -75,12 +84,23 @@ def test_two_ranks_learn_what_one_does(example: Path) -> None:
     """The loss is of a class that is in the user's file alone, and every rank is sent it."""
     one, two = (
         read_metrics(
-            train(load("recipe.yaml", [*SHORT, "run.max_steps=3", f"learner.parallel.dp={dp}", f"run=dp{dp}"]))
+            train(
+                load(
+                    "recipe.yaml",
+                    [*SHORT, "run.max_steps=3", f"learner.parallel.dp={dp}", f"run=dp{dp}"],
+                )
+            )
         )
         for dp in (1, 2)
     )
     assert [row["step"] for row in two] == [row["step"] for row in one]
-    for name in ("policy/loss", "policy/grad_norm", "critic/loss", "critic/grad_norm", "train/reward"):
+    for name in (
+        "policy/loss",
+        "policy/grad_norm",
+        "critic/loss",
+        "critic/grad_norm",
+        "train/reward",
+    ):
         ones, twos = ([row[name] for row in rows if name in row] for rows in (one, two))
         assert len(ones) == 3
         assert twos == pytest.approx(ones, rel=1e-3, abs=1e-5)
@@ -90,22 +110,31 @@ def forget(name: str) -> None:
     """Takes a property or a method out of the class."""
     text = Path("reinforce.py").read_text()
     found = re.search(
-        rf"(    @property\n)?    def {name}\(self.*?(?=\n    @property|\n    def |\n\n\n)", text, re.DOTALL
+        rf"(    @property\n)?    def {name}\(self.*?(?=\n    @property|\n    def |\n\n\n)",
+        text,
+        re.DOTALL,
     )
     assert found is not None
     Path("reinforce.py").write_text(text.replace(found[0], ""))
 
 
-def test_what_it_forgets_to_declare_is_told_when_it_runs(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_it_forgets_to_declare_is_told_when_it_runs(
+    example: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     forget("models")
     forget("open")
     assert main(["train", "recipe.yaml"]) == 2
     told = capsys.readouterr().err
-    assert "algorithm reinforce.py:Reinforce: reinforce.py:Reinforce does not declare: models, open" in told
+    assert (
+        "algorithm reinforce.py:Reinforce: reinforce.py:Reinforce does not declare: models, open"
+        in told
+    )
     assert "Traceback" not in told
 
 
-def test_a_file_is_what_it_is_in_this_folder_now(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_what_it_is_in_this_folder_now(
+    example: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here = registry.find("reinforce.py:Reinforce")
     assert registry.find("./reinforce.py:Reinforce") is here
     Path("other").mkdir()
@@ -124,14 +153,28 @@ def test_a_package_brings_one(example: Path) -> None:
     (site / "baselines").mkdir(parents=True)
     shutil.move("reinforce.py", site / "baselines/reinforce.py")
     (site / "baselines/__init__.py").touch()
-    environment = {"PYTHONPATH": f"{site.resolve()}:{ROOT}", "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
+    environment = {
+        "PYTHONPATH": f"{site.resolve()}:{ROOT}",
+        "OMP_NUM_THREADS": "1",
+        "PATH": "/usr/bin:/bin",
+    }
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(lockstep(*arguments), capture_output=True, text=True, check=False, env=environment)
+        return subprocess.run(
+            lockstep(*arguments), capture_output=True, text=True, check=False, env=environment
+        )
 
     trained = run(
-        "train", "recipe.yaml", "algorithm=baselines.reinforce:Reinforce", *SHORT, "run.max_steps=2", "run.folder=run"
+        "train",
+        "recipe.yaml",
+        "algorithm=baselines.reinforce:Reinforce",
+        *SHORT,
+        "run.max_steps=2",
+        "run.folder=run",
     )
     assert trained.returncode == 0, trained.stderr
-    assert yaml.safe_load(Path("run/recipe.yaml").read_text())["algorithm"] == "baselines.reinforce:Reinforce"
+    assert (
+        yaml.safe_load(Path("run/recipe.yaml").read_text())["algorithm"]
+        == "baselines.reinforce:Reinforce"
+    )
     assert '"code.algorithm"' in Path("run/checkpoints/step_000002/manifest.json").read_text()

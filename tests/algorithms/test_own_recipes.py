@@ -1,4 +1,6 @@
-"""The recipes for pairs, teachers and students of one's own, with a small model: a dry run, and two steps."""
+"""The recipes for pairs, teachers and students of one's own, with a small model: a dry run, and two
+steps.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,21 @@ CHAT = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
-HERE = ["learner.device=cpu", "learner.dtype=fp32", "run.max_steps=2", "run.folder=run", "run.num_logged_samples=1"]
+HERE = [
+    "learner.device=cpu",
+    "learner.dtype=fp32",
+    "run.max_steps=2",
+    "run.folder=run",
+    "run.num_logged_samples=1",
+]
 """What a machine without GPUs and few rows ask for; all else is the recipe's."""
 
 
 @pytest.fixture
 def chat_model(assets: Path, in_tmp: Path) -> Folder:
-    """`chat_model(name, seed)` is a folder of the small real model with a chat template, each weight a little moved."""
+    """`chat_model(name, seed)` is a folder of the small real model with a chat template, each
+    weight a little moved.
+    """
 
     def made(name: str, seed: int) -> Path:
         folder = Path(shutil.copytree(assets / "models/stories260K/hf", name))
@@ -54,7 +64,8 @@ def write(name: str, rows: list[dict[str, Any]]) -> None:
 def test_a_reward_model_of_ones_own_pairs(chat_model: Folder) -> None:
     def pairs(numbers: range) -> list[dict[str, Any]]:
         answers = (
-            {"prompt": f"Who is there, {n}?", "chosen": f"Lily and {n} cats.", "rejected": "No."} for n in numbers
+            {"prompt": f"Who is there, {n}?", "chosen": f"Lily and {n} cats.", "rejected": "No."}
+            for n in numbers
         )
         return [*answers]
 
@@ -65,10 +76,17 @@ def test_a_reward_model_of_ones_own_pairs(chat_model: Folder) -> None:
     assert "1 optimizer step of 64 pairs" in dry_run(loaded)
     rows = read_metrics(train(loaded))
     assert [row["step"] for row in rows if "train/loss" in row] == [1, 2]
-    assert all(math.isfinite(row["train/loss"]) and row["train/grad_norm"] > 0 for row in rows if "train/loss" in row)
+    assert all(
+        math.isfinite(row["train/loss"]) and row["train/grad_norm"] > 0
+        for row in rows
+        if "train/loss" in row
+    )
     held_out = [row for row in rows if "validation/acc" in row]
     assert [row["step"] for row in held_out] == [0, 2]
-    assert all(row["validation/acc_low"] <= row["validation/acc"] <= row["validation/acc_high"] for row in held_out)
+    assert all(
+        row["validation/acc_low"] <= row["validation/acc"] <= row["validation/acc_high"]
+        for row in held_out
+    )
     assert AutoModelForSequenceClassification.from_pretrained("run/final").config.num_labels == 1
 
 

@@ -1,4 +1,6 @@
-"""A loop of your own: the README's code runs as it stands, and its parts are those that recipes run."""
+"""A loop of your own: the README's code runs as it stands, and its parts are those that recipes
+run.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ def test_the_readme_shows_the_example() -> None:
 def test_the_example_learns(model: str, in_tmp: Path) -> None:
     command = [sys.executable, str(ROOT / "examples/rl_loop.py"), model]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    lines = subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout.splitlines()
+    lines = subprocess.run(
+        command, capture_output=True, text=True, check=True, env=env
+    ).stdout.splitlines()
     rewards = [float(re.findall(r"reward ([\d.]+)", line)[0]) for line in lines]
     assert len(rewards) == 10
     assert rewards[-1] > 2 * rewards[0]
@@ -85,7 +89,12 @@ class Returning:
             "tokens": (-outputs.logprob, lockstep.Metrics()),
             "detached": (total.detach(), lockstep.Metrics()),
             "number": (total, lockstep.Metrics({"loss": cast(Any, total.detach())})),
-            "right": (total, lockstep.losses.Metrics(loss=lockstep.losses.Mean(total.detach(), batch.mask.sum()))),
+            "right": (
+                total,
+                lockstep.losses.Metrics(
+                    loss=lockstep.losses.Mean(total.detach(), batch.mask.sum())
+                ),
+            ),
         }[self.kind]
 
 
@@ -99,11 +108,23 @@ class Undivided:
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        (Returning("sum"), "loss Returning returned Tensor; return two things: the sum over the batch"),
+        (
+            Returning("sum"),
+            "loss Returning returned Tensor; return two things: the sum over the batch",
+        ),
         (Returning("tokens"), "loss Returning returned tuple; return two things"),
-        (Returning("detached"), "returned tuple; return two things: .* one number that has a gradient"),
-        (Returning("number"), r"its metric loss is a Tensor; say how .* lockstep\.losses\.Mean\(total, count\)"),
-        (Returning("right", "token"), "has the denominator 'token'; .* one of: tokens, rows, pairs"),
+        (
+            Returning("detached"),
+            "returned tuple; return two things: .* one number that has a gradient",
+        ),
+        (
+            Returning("number"),
+            r"its metric loss is a Tensor; say how .* lockstep\.losses\.Mean\(total, count\)",
+        ),
+        (
+            Returning("right", "token"),
+            "has the denominator 'token'; .* one of: tokens, rows, pairs",
+        ),
         (Undivided(), "loss Undivided has no denominator; .* one of: tokens, rows, pairs"),
     ],
 )
@@ -116,14 +137,20 @@ def test_a_loss_that_is_none_is_told_what_to_return(model: str, loss: Any, messa
 
 def test_the_guide_s_loss_logs_what_the_guide_says(model: str) -> None:
     guide = (ROOT / "docs/guides/python.md").read_text()
-    [block] = [block for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "def __call__" in block]
+    [block] = [
+        block
+        for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+        if "def __call__" in block
+    ]
     names: dict[str, Any] = {"__name__": "guide"}
     sys.modules["guide"] = ModuleType("guide")  # where dataclasses looks types up
     exec(block, names)
     learner = lockstep.open_learner(model, optimizer={"lr": 1e-3})
     batch = lockstep.rollout(lockstep.open_sampler(model), ["Once"], score, max_tokens=4).batch
     batch = batch.with_columns({"advantage": batch.mask.float()})
-    logged = (learner.forward_backward(batch, names["WithEntropy"]()) + learner.optim_step()).floats()
+    logged = (
+        learner.forward_backward(batch, names["WithEntropy"]()) + learner.optim_step()
+    ).floats()
     assert set(logged) == {"loss", "entropy", "grad_norm", "lr"}
     assert logged["entropy"] > 0
 
@@ -132,7 +159,9 @@ def test_a_step_without_a_gradient_is_refused_and_one_without_rows_is_not(model:
     learner = lockstep.open_learner(model, optimizer={"lr": 1e-3})
     batch = lockstep.rollout(lockstep.open_sampler(model), ["Once"], score, max_tokens=4).batch
     nothing = batch.with_columns({"mask": torch.zeros_like(batch.mask)})
-    with pytest.raises(InputError, match=r"optim_step: no gradient .*; call forward_backward\(batch, loss\) first"):
+    with pytest.raises(
+        InputError, match=r"optim_step: no gradient .*; call forward_backward\(batch, loss\) first"
+    ):
         learner.optim_step()
     learner.forward_backward(nothing, Returning("right"))
     assert learner.optim_step().floats() == {"updates_skipped": 1.0}
@@ -151,7 +180,9 @@ def test_other_weights_are_seen(model: str) -> None:
     learner.optim_step()
     assert (learner.logprobs(batch) - batch["sampler_logprob"]).abs().max() > 1e-3
     assert lockstep.sync(learner, sampler).version == 1
-    fresh = lockstep.rollout(sampler, ["Once"], score, max_tokens=8, num_generations=4, seed=1).batch
+    fresh = lockstep.rollout(
+        sampler, ["Once"], score, max_tokens=8, num_generations=4, seed=1
+    ).batch
     assert (learner.logprobs(fresh) - fresh["sampler_logprob"]).abs().max() < 1e-4
     assert fresh["version"].tolist() == [1] * 4
 
@@ -160,7 +191,9 @@ def test_other_weights_are_seen(model: str) -> None:
 def test_what_is_sampled_has_the_learner_s_log_probability_to_the_bit(
     model: str, dtype: Literal["fp32", "bf16"], shared: bool
 ) -> None:
-    learner = lockstep.open_learner(model, optimizer={"lr": 1e-2}, dtype=dtype, micro_batch_tokens=100)
+    learner = lockstep.open_learner(
+        model, optimizer={"lr": 1e-2}, dtype=dtype, micro_batch_tokens=100
+    )
     sampler = lockstep.open_sampler(model, learner, max_batch_size=3, replicas=1 if shared else 2)
     compared = 0
     for step in range(4):
@@ -170,7 +203,9 @@ def test_what_is_sampled_has_the_learner_s_log_probability_to_the_bit(
             top_p=0.95, min_p=0.001, repetition_penalty=1.1, stop=["."], seed=step,
         )  # fmt: skip
         batch = rollouts.batch.with_columns({"advantage": rollouts.batch.mask.float()})
-        assert torch.equal(learner.logprobs(batch)[batch.mask], batch["sampler_logprob"][batch.mask])
+        assert torch.equal(
+            learner.logprobs(batch)[batch.mask], batch["sampler_logprob"][batch.mask]
+        )
         compared += int(batch.mask.sum())
         learner.forward_backward(batch, Reinforce())
         learner.optim_step()
@@ -204,7 +239,9 @@ def test_seeds_and_rows(model: str) -> None:
         return None
 
     first, again, other = (
-        lockstep.rollout(sampler, rows, judge, max_tokens=48, num_generations=2, temperature=1.5, seed=seed).responses
+        lockstep.rollout(
+            sampler, rows, judge, max_tokens=48, num_generations=2, temperature=1.5, seed=seed
+        ).responses
         for seed in (0, 0, 1)
     )
     assert first == again != other
@@ -213,9 +250,22 @@ def test_seeds_and_rows(model: str) -> None:
 
 
 def test_a_model_that_decodes_wrongly_is_refused_when_its_sampler_opens(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    fields = {**sizes, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 64, "num_local_experts": 2}
-    config = AutoConfig.for_model("minimax", **fields, layer_types=["linear_attention", "full_attention"])
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    fields = {
+        **sizes,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 64,
+        "num_local_experts": 2,
+    }
+    config = AutoConfig.for_model(
+        "minimax", **fields, layer_types=["linear_attention", "full_attention"]
+    )
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="minimax"):
         lockstep.open_sampler(tmp_path)
@@ -245,21 +295,28 @@ def test_two_ranks_and_two_samplers_compute_the_same(model: str, tmp_path: Path)
         "import sys, lockstep\n"
         "from lockstep.losses.cross_entropy import CrossEntropyLoss\n"
         "def main(model, ranks, replicas):\n"
-        "    learner = lockstep.open_learner(model, optimizer={'lr': 1e-3}, parallel={'dp': ranks})\n"
+        "    learner = lockstep.open_learner(model, optimizer={'lr': 1e-3}, parallel={'dp': "
+        "ranks})\n"
         "    sampler = lockstep.open_sampler(model, learner, replicas=replicas)\n"
         "    tensors = lockstep.sync(learner, sampler).tensors\n"
         "    score = lambda *asked: 1.0\n"
-        "    batch = lockstep.rollout(sampler, ['Once', 'A dog'], score, max_tokens=8, num_generations=2).batch\n"
+        "    batch = lockstep.rollout(sampler, ['Once', 'A dog'], score, max_tokens=8, "
+        "num_generations=2).batch\n"
         "    learner.forward_backward(batch, CrossEntropyLoss())\n"
         "    learner.optim_step()\n"
-        "    print(batch.tokens.tolist(), tensors, round(float(learner.logprobs(batch).sum()), 3))\n"
+        "    print(batch.tokens.tolist(), tensors, round(float(learner.logprobs(batch).sum()), "
+        "3))\n"
         "if __name__ == '__main__':\n"
         "    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))\n"
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     results = [
         subprocess.run(
-            [sys.executable, str(program), model, *sizes], capture_output=True, text=True, env=env, check=True
+            [sys.executable, str(program), model, *sizes],
+            capture_output=True,
+            text=True,
+            env=env,
+            check=True,
         )
         for sizes in (("1", "1"), ("2", "2"))
     ]
@@ -274,7 +331,10 @@ def test_a_reward_reads_a_response_as_it_continues_its_prompt(model: str) -> Non
         sampler, ["Once upon a time there was"], lambda _, response, *__: seen.append(response), max_tokens=8,
         num_generations=4,
     )  # fmt: skip
-    whole = [sampler.source.tokenizer.decode(tokens[1:].tolist()) for tokens in rollouts.batch.sequences()]
+    whole = [
+        sampler.source.tokenizer.decode(tokens[1:].tolist())
+        for tokens in rollouts.batch.sequences()
+    ]
     assert whole == [f"Once upon a time there was{response}" for response in seen]
     assert seen == rollouts.responses
     assert all(response.startswith(" ") for response in seen)

@@ -1,4 +1,6 @@
-"""A cell of a real notebook trains, shows progress, and is interrupted as its stop button does it."""
+"""A cell of a real notebook trains, shows progress, and is interrupted as its stop button does
+it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def train(steps, **callbacks):
 
 def client_of(cells: list[str], folder: Path) -> NotebookClient:
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    return NotebookClient(notebook, timeout=550, kernel_name="python3", resources={"metadata": {"path": str(folder)}})
+    return NotebookClient(
+        notebook, timeout=550, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+    )
 
 
 def outputs(client: NotebookClient, cell: int) -> list[Any]:
@@ -52,7 +56,9 @@ def test_a_cell_trains_and_shows_progress(assets: Path, tmp_path: Path) -> None:
 def test_the_stop_button_saves_and_the_same_cell_resumes(assets: Path, tmp_path: Path) -> None:
     model = f"MODEL = {str(assets / 'models/stories260K/hf')!r}"
     slow = "import os, pathlib, time\ndef slowly(step, values):\n    time.sleep(0.3)\n"
-    slow += "    pathlib.Path('begun').write_text(str(os.getpid()))\nrun = train(60, on_step=slowly)"
+    slow += (
+        "    pathlib.Path('begun').write_text(str(os.getpid()))\nrun = train(60, on_step=slowly)"
+    )
     slow += "\nprint(run.is_finished, len(run.metrics))"
     client = client_of([model + CELLS, slow, "print(train(60).is_finished)"], tmp_path)
 
@@ -65,8 +71,16 @@ def test_the_stop_button_saves_and_the_same_cell_resumes(assets: Path, tmp_path:
     stopper = threading.Thread(target=interrupt, daemon=True)
     stopper.start()
     client.execute()
-    text = "".join(out.text for out in outputs(client, 1) if out.output_type == "stream" and out.name == "stdout")
+    text = "".join(
+        out.text
+        for out in outputs(client, 1)
+        if out.output_type == "stream" and out.name == "stdout"
+    )
     assert text.split()[-2] == "False"
     assert int(text.split()[-1]) < 60
-    last = "".join(out.text for out in outputs(client, 2) if out.output_type == "stream" and out.name == "stdout")
+    last = "".join(
+        out.text
+        for out in outputs(client, 2)
+        if out.output_type == "stream" and out.name == "stdout"
+    )
     assert last.split()[-1] == "True"

@@ -42,28 +42,59 @@ def test_each_is_there_and_documented(name: str) -> None:
 
 
 def list_returned(found: object) -> Iterator[tuple[str, str]]:
-    """What a public function, or the public members of a public class, return: their names and annotations."""
-    members = [member for name, member in vars(found).items() if name[0] != "_"] if isinstance(found, type) else [found]
+    """What a public function, or the public members of a public class, return: their names and
+    annotations.
+    """
+    members = (
+        [member for name, member in vars(found).items() if name[0] != "_"]
+        if isinstance(found, type)
+        else [found]
+    )
     for member in members:
-        function: Any = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+        function: Any = (
+            member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+        )
         if inspect.isfunction(function) and "return" in function.__annotations__:
             yield function.__qualname__, str(function.__annotations__["return"])
     if isinstance(found, type):
-        yield from ((f"{found.__name__}.{name}", str(kind)) for name, kind in inspect.get_annotations(found).items())
+        yield from (
+            (f"{found.__name__}.{name}", str(kind))
+            for name, kind in inspect.get_annotations(found).items()
+        )
 
 
 def test_what_public_names_return_is_public() -> None:
     """But for members that only the author of a backend reads."""
-    known = {*lockstep.__all__, *lockstep.losses.__all__, *dir(builtins), *vars(typing), "Path", "Tensor", "torch"}
-    backend = {"Learner.sender", "Sampler.pieces", "Sampler.load_weights", "Batch.values", "Batch.places"}
-    backend |= {"Rollouts.prompts", "Rollouts.terms", "TextSampler.source", "TextSampler.computation"}
+    known = {
+        *lockstep.__all__,
+        *lockstep.losses.__all__,
+        *dir(builtins),
+        *vars(typing),
+        "Path",
+        "Tensor",
+        "torch",
+    }
+    backend = {
+        "Learner.sender",
+        "Sampler.pieces",
+        "Sampler.load_weights",
+        "Batch.values",
+        "Batch.places",
+    }
+    backend |= {
+        "Rollouts.prompts",
+        "Rollouts.terms",
+        "TextSampler.source",
+        "TextSampler.computation",
+    }
     sections = {"PolicyGradient.options", "PolicyGradient.grpo"}
     unknown = {
         where
         for name in lockstep.__all__
         for where, annotation in list_returned(lockstep.__getattr__(name))
         if not where.rpartition(".")[2].startswith("_")
-        if {node.id for node in ast.walk(ast.parse(annotation)) if isinstance(node, ast.Name)} - known
+        if {node.id for node in ast.walk(ast.parse(annotation)) if isinstance(node, ast.Name)}
+        - known
     }
     assert unknown == backend | sections
 
@@ -77,18 +108,25 @@ def test_packages_export_what_they_name(package: str) -> None:
 
 
 def test_a_wrong_name_is_told() -> None:
-    with pytest.raises(AttributeError, match="has no attribute 'PPO2'; it has AgreementSummary, Batch, DPO"):
+    with pytest.raises(
+        AttributeError, match="has no attribute 'PPO2'; it has AgreementSummary, Batch, DPO"
+    ):
         lockstep.__getattr__("PPO2")
 
 
-@pytest.mark.parametrize("name", [name for name, kind in vars(algorithms).items() if getattr(kind, "algorithm", None)])
+@pytest.mark.parametrize(
+    "name", [name for name, kind in vars(algorithms).items() if getattr(kind, "algorithm", None)]
+)
 def test_the_example_of_an_algorithm_is_a_valid_recipe(name: str) -> None:
     [example] = re.findall(r"lockstep\..*\)", vars(algorithms)[name].__doc__)
     assert eval(example.removesuffix(".train()"), {"lockstep": lockstep}).describe()
 
 
 def test_the_import_pulls_in_nothing_heavy() -> None:
-    code = "import sys, lockstep; dir(lockstep); sys.exit(any(name in sys.modules for name in ('torch', 'pydantic')))"
+    code = (
+        "import sys, lockstep; dir(lockstep); sys.exit(any(name in sys.modules for name in "
+        "('torch', 'pydantic')))"
+    )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
@@ -96,7 +134,10 @@ def test_every_option_of_a_recipe_has_a_type(tmp_path: Path) -> None:
     made = tmp_path / "options.pyi"
     subprocess.run([sys.executable, str(ROOT / ".ci/face.py"), str(made)], cwd=ROOT, check=True)
     classes = [each for each in ast.parse(made.read_text()).body if isinstance(each, ast.ClassDef)]
-    typed = {each.name: {ast.unparse(line).partition(":")[0] for line in each.body[1:]} for each in classes}
+    typed = {
+        each.name: {ast.unparse(line).partition(":")[0] for line in each.body[1:]}
+        for each in classes
+    }
     for trainer in (lockstep.PPO, lockstep.SFT, lockstep.KTO):
         recipe = registry.find(trainer.algorithm or "")
         assert recipe is not None
@@ -104,5 +145,7 @@ def test_every_option_of_a_recipe_has_a_type(tmp_path: Path) -> None:
         assert typed[f"{trainer.__name__}Options"] == names | {"train", "validation"}
     assert typed["PPOSectionKeys"] == PPOSection.model_fields.keys()
     stubs = ast.parse(made.with_name("algorithms.pyi").read_text()).body
-    shipped = {each.__name__ for each in vars(algorithms).values() if getattr(each, "algorithm", None)}
+    shipped = {
+        each.__name__ for each in vars(algorithms).values() if getattr(each, "algorithm", None)
+    }
     assert {each.name for each in stubs if isinstance(each, ast.ClassDef)} == shipped

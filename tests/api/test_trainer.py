@@ -1,4 +1,6 @@
-"""An algorithm as an object: the recipe that the command line would load, the run that it would train."""
+"""An algorithm as an object: the recipe that the command line would load, the run that it would
+train.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ from lockstep.core.errors import InputError
 from lockstep.report.log import read_metrics
 from lockstep.run.train import train
 
-ROWS = [{"question": f"Once upon a time there was a {name}"} for name in ("dog", "cat", "boy", "girl")]
+ROWS = [
+    {"question": f"Once upon a time there was a {name}"} for name in ("dog", "cat", "boy", "girl")
+]
 SMALL: dict[str, Any] = {
     "data": {"max_prompt_tokens": 32, "answer": ""},
     "sampling": {"max_tokens": 8},
@@ -49,7 +53,9 @@ def grpo(assets: Path, **options: Any) -> lockstep.GRPO:
 
 
 def test_it_trains_what_the_command_line_trains(assets: Path, in_tmp: Path) -> None:
-    Path("rewards.py").write_text("def letters(prompt, response, answer, row):\n    return response.count('e') / 10\n")
+    Path("rewards.py").write_text(
+        "def letters(prompt, response, answer, row):\n    return response.count('e') / 10\n"
+    )
     Path("own.yaml").write_text(
         yaml.safe_dump(
             {
@@ -110,9 +116,13 @@ def test_another_function_is_another_run(assets: Path, in_tmp: Path) -> None:
 
 
 def run_program(text: str) -> str:
-    """The reference of `reward` in a program without a file, as `python -` and some notebooks have it."""
+    """The reference of `reward` in a program without a file, as `python -` and some notebooks have
+    it.
+    """
     code = f"{text}\nfrom lockstep.config.user_code import refer\nprint(refer(reward))"
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
 
 
 REWARD = """
@@ -126,10 +136,19 @@ def reward(prompt, response, answer, row):
 
 @pytest.mark.parametrize(
     ("then", "now"),
-    [("count('e')", "count('a')"), ("K = 3", "K = 30"), ("K = 3", "K = [3]"), ("x * K for", "x + K for")],
+    [
+        ("count('e')", "count('a')"),
+        ("K = 3", "K = 30"),
+        ("K = 3", "K = [3]"),
+        ("x * K for", "x + K for"),
+    ],
 )
 def test_what_a_function_names_is_part_of_it(then: str, now: str) -> None:
-    assert run_program(REWARD) == run_program(f"{REWARD}  # and a remark") == run_program(f"{REWARD}\nM = 4")
+    assert (
+        run_program(REWARD)
+        == run_program(f"{REWARD}  # and a remark")
+        == run_program(f"{REWARD}\nM = 4")
+    )
     assert run_program(REWARD) != run_program(REWARD.replace(then, now))
 
 
@@ -165,10 +184,16 @@ class Echo:
 
 def test_an_environment_rewards_where_no_reward_is_given(assets: Path, in_tmp: Path) -> None:
     """The recipe `grpo`, to begin with, has one, which knows nothing of the environment."""
-    options: dict[str, Any] = {"train": ROWS, "model": "model", "environment": {"class_name": Echo, "max_tokens": 200}}
+    options: dict[str, Any] = {
+        "train": ROWS,
+        "model": "model",
+        "environment": {"class_name": Echo, "max_tokens": 200},
+    }
     assert lockstep.GRPO(**options)._loaded.dump()["reward"] is None
     assert lockstep.GRPO(**options, reward="math")._loaded.dump()["reward"]["type"] == "math"
-    assert lockstep.GRPO(**options, recipe="grpo")._loaded.dump()["reward"]["type"] == "math", "the run notes that"
+    assert lockstep.GRPO(**options, recipe="grpo")._loaded.dump()["reward"]["type"] == "math", (
+        "the run notes that"
+    )
 
 
 @pytest.mark.full
@@ -177,7 +202,10 @@ def test_an_environment_may_be_a_class(assets: Path, in_tmp: Path) -> None:
     own.__module__ = "__main__"
     for made in (Echo, own):
         run = grpo(
-            assets, reward=None, environment={"class_name": made, "max_tokens": 64}, run={"max_steps": 1}
+            assets,
+            reward=None,
+            environment={"class_name": made, "max_tokens": 64},
+            run={"max_steps": 1},
         ).train()
         assert run.metrics[0]["train/turns"] == 1  # a response that is cut off ends the episode
         assert run.metrics[0]["train/reward"] > 0
@@ -220,7 +248,9 @@ def test_a_dry_run_and_the_recipe(assets: Path, in_tmp: Path) -> None:
 
 def test_an_algorithm_out_of_the_tree(in_tmp: Path) -> None:
     options = {
-        key: value for key, value in RECIPE.items() if key not in ("algorithm", "ppo", "critic", "reward", "run")
+        key: value
+        for key, value in RECIPE.items()
+        if key not in ("algorithm", "ppo", "critic", "reward", "run")
     }
     own = type("Own", (PolicyGradient,), {})
     own.__module__ = "__main__"

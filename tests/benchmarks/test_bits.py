@@ -1,4 +1,6 @@
-"""`make bits` sees the smallest change of a run, keeps its proof over renames, and finds a commit equal to itself."""
+"""`make bits` sees the smallest change of a run, keeps its proof over renames, and finds a commit
+equal to itself.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ from benchmarks.bits_sides import ROOT
 pytestmark = pytest.mark.full
 
 METRICS = [{"step": 1, "train/reward": 0.5, "refit/version": 1.0}, {"step": 2, "train/reward": 0.0}]
-SAMPLES = [{"step": 1, "id": "a:1", "token": {"mask": [1, 1]}}, {"step": 1, "id": "a:2", "token": {"mask": [1]}}]
+SAMPLES = [
+    {"step": 1, "id": "a:1", "token": {"mask": [1, 1]}},
+    {"step": 1, "id": "a:2", "token": {"mask": [1]}},
+]
 
 
 def write_lines(file: Path, rows: list[dict[str, Any]]) -> None:
@@ -35,7 +40,10 @@ def finished(tmp_path: Path) -> Path:
     """A run's folder."""
     folder = tmp_path / "run"
     (folder / "final").mkdir(parents=True)
-    save_file({"a": torch.linspace(0, 1, 6).view(2, 3), "b": torch.ones(4)}, folder / "final" / "model.safetensors")
+    save_file(
+        {"a": torch.linspace(0, 1, 6).view(2, 3), "b": torch.ones(4)},
+        folder / "final" / "model.safetensors",
+    )
     for step in (9, 10):
         critic = folder / "checkpoints" / f"step_{step:06d}" / "critic"
         critic.mkdir(parents=True)
@@ -54,7 +62,10 @@ def move_a_weight(folder: Path) -> None:
 
 
 def change_the_critic(folder: Path) -> None:
-    save_file({"c": torch.tensor([10.0, 10.0, 11.0])}, folder / "checkpoints/step_000010/critic/model.safetensors")
+    save_file(
+        {"c": torch.tensor([10.0, 10.0, 11.0])},
+        folder / "checkpoints/step_000010/critic/model.safetensors",
+    )
 
 
 def change_metrics(value: float | None, folder: Path) -> None:
@@ -70,9 +81,18 @@ def drop_a_sample(folder: Path) -> None:
     ("spoil", "said"),
     [
         (move_a_weight, "final/model.safetensors:a differs in 1 of 6 elements, first in element 4"),
-        (change_the_critic, "checkpoint/critic/model.safetensors:c differs in 1 of 3 elements, first in element 2"),
-        (partial(change_metrics, 5e-324), "metrics.jsonl:2 train/reward is 0.0 in the baseline and 5e-324 in HEAD"),
-        (partial(change_metrics, -0.0), "metrics.jsonl:2 train/reward is 0.0 in the baseline and -0.0 in HEAD"),
+        (
+            change_the_critic,
+            "checkpoint/critic/model.safetensors:c differs in 1 of 3 elements, first in element 2",
+        ),
+        (
+            partial(change_metrics, 5e-324),
+            "metrics.jsonl:2 train/reward is 0.0 in the baseline and 5e-324 in HEAD",
+        ),
+        (
+            partial(change_metrics, -0.0),
+            "metrics.jsonl:2 train/reward is 0.0 in the baseline and -0.0 in HEAD",
+        ),
         (partial(change_metrics, None), "metrics.jsonl:2 train/reward is only in the baseline"),
         (drop_a_sample, "samples.jsonl has 2 rows in the baseline and 1 in HEAD"),
     ],
@@ -89,11 +109,16 @@ def test_the_smallest_change_is_seen(
     assert find_difference(baseline, Outputs.read(finished)) == said
 
 
-def test_renames_of_metrics_columns_and_tensors_keep_the_proof(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_renames_of_metrics_columns_and_tensors_keep_the_proof(
+    finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     baseline = Outputs.read(finished)
     write_lines(
         finished / "metrics.jsonl",
-        [{"step": 1, "train/return": 0.5, "weight_sync/version": 1.0}, {"step": 2, "train/return": 0.0}],
+        [
+            {"step": 1, "train/return": 0.5, "weight_sync/version": 1.0},
+            {"step": 2, "train/return": 0.0},
+        ],
     )
     write_lines(finished / "samples.jsonl", [{**row, "tokens": row["token"]} for row in SAMPLES])
     critic = finished / "checkpoints" / "step_000010" / "critic"
@@ -105,8 +130,13 @@ def test_renames_of_metrics_columns_and_tensors_keep_the_proof(finished: Path, m
     for row in head.samples["samples.jsonl"]:
         row.pop("token")
     monkeypatch.setattr(bits_names, "TENSORS", {"checkpoint/critic/": "checkpoint/value/"})
-    assert find_difference(baseline.rename(), head) == "metrics.jsonl:1 train/reward is only in the baseline"
-    monkeypatch.setattr(bits_names, "METRICS", {"train/reward": "train/return", "refit/": "weight_sync/"})
+    assert (
+        find_difference(baseline.rename(), head)
+        == "metrics.jsonl:1 train/reward is only in the baseline"
+    )
+    monkeypatch.setattr(
+        bits_names, "METRICS", {"train/reward": "train/return", "refit/": "weight_sync/"}
+    )
     monkeypatch.setattr(bits_names, "COLUMNS", {"token": "tokens"})
     assert find_difference(baseline.rename(), head) is None
 
@@ -114,23 +144,38 @@ def test_renames_of_metrics_columns_and_tensors_keep_the_proof(finished: Path, m
 def test_every_algorithm_backend_and_sampler_has_a_case() -> None:
     recipes = [case.recipe for case in load_cases().values()]
     algorithms = {"sft", "dpo", "reward_model", "ppo", "grpo", "distill", "self_rewarding"}
-    assert {recipe["algorithm"] for recipe in recipes} == algorithms | {"eval", "generate", "eval_judge"}
-    assert {recipe.get("learner", {}).get("backend", "torch") for recipe in recipes} == {"torch", "megatron"}
-    assert {recipe.get("sampler", {}).get("backend", "torch") for recipe in recipes} == {"torch", "vllm"}
+    assert {recipe["algorithm"] for recipe in recipes} == algorithms | {
+        "eval",
+        "generate",
+        "eval_judge",
+    }
+    assert {recipe.get("learner", {}).get("backend", "torch") for recipe in recipes} == {
+        "torch",
+        "megatron",
+    }
+    assert {recipe.get("sampler", {}).get("backend", "torch") for recipe in recipes} == {
+        "torch",
+        "vllm",
+    }
 
 
 @pytest.fixture
 def baseline_commit() -> None:
     """The clone has the commit that `make bits` compares with."""
     commit = (ROOT / "benchmarks/bits_baseline").read_text().strip()
-    asked = subprocess.run(["git", "-C", str(ROOT), "cat-file", "-e", f"{commit}^{{commit}}"], capture_output=True)
+    asked = subprocess.run(
+        ["git", "-C", str(ROOT), "cat-file", "-e", f"{commit}^{{commit}}"], capture_output=True
+    )
     if asked.returncode:
         pytest.skip(f"needs commit {commit[:7]}, which this clone has not: git fetch --unshallow")
 
 
 @pytest.mark.full
 def test_the_baseline_and_this_tree_come_to_the_same(
-    baseline_commit: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    baseline_commit: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert main(["--only", "sft", "--cache", str(tmp_path)]) == 0
@@ -139,7 +184,12 @@ def test_the_baseline_and_this_tree_come_to_the_same(
     rows = (kept / "metrics.jsonl").read_text().splitlines()
     (kept / "metrics.jsonl").write_text("\n".join(rows[:-1]) + "\n")
     assert main(["--only", "sft", "--cache", str(tmp_path)]) == 1
-    assert f"metrics.jsonl has {len(rows) - 1} rows in the baseline and {len(rows)} in HEAD" in capsys.readouterr().out
-    trees = subprocess.run(["git", "worktree", "list"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert (
+        f"metrics.jsonl has {len(rows) - 1} rows in the baseline and {len(rows)} in HEAD"
+        in capsys.readouterr().out
+    )
+    trees = subprocess.run(
+        ["git", "worktree", "list"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     assert str(tmp_path) not in trees, "the baseline's tree is taken away"
     assert not list(tmp_path.glob("lockstep-bits-*"))

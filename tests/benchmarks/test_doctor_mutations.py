@@ -1,4 +1,6 @@
-"""The parts of the score by location: edits are drawn and put in, two of them are found, and nothing else is."""
+"""The parts of the score by location: edits are drawn and put in, two of them are found, and
+nothing else is.
+"""
 
 from __future__ import annotations
 
@@ -51,13 +53,17 @@ def test_each_kind_of_edit_changes_its_line_alone(file: str, kind: str, after: s
     changed = {edit: ast.unparse(apply(edit)).splitlines() for edit in edits}
     assert any(after in line for lines in changed.values() for line in lines)
     plain = ast.unparse(ast.parse(SOURCE)).splitlines()
-    assert all(sum(a != b for a, b in zip(plain, lines, strict=True)) == 1 for lines in changed.values())
+    assert all(
+        sum(a != b for a, b in zip(plain, lines, strict=True)) == 1 for lines in changed.values()
+    )
     assert {edit.function for edit in edits} == {"Layer.forward"}
 
 
 def test_a_mutant_is_scored_by_its_line(tmp_path: Path) -> None:
     judge = Judge(find_programs()["llama"])
-    score = judge.score(patch_of(LLAMA, "x1 = x[..., : x.shape[-1] // 2]", "x1 = x[..., x.shape[-1] // 2 :]"))
+    score = judge.score(
+        patch_of(LLAMA, "x1 = x[..., : x.shape[-1] // 2]", "x1 = x[..., x.shape[-1] // 2 :]")
+    )
     assert score.outcome == "kept"
     assert score.segment
     assert score.in_line
@@ -76,7 +82,10 @@ def test_code_that_carries_weights_is_edited_where_it_runs() -> None:
     assert any(name.startswith("lockstep.weight_sync") for name in program.modules)
     file = str(importlib.import_module("lockstep.weight_sync.outgoing").__file__)
     tap = EditedTap(
-        program, patch_of(file, "return dtype if dtype is not None", "return torch.bfloat16 if dtype is not None")
+        program,
+        patch_of(
+            file, "return dtype if dtype is not None", "return torch.bfloat16 if dtype is not None"
+        ),
     )
     weight = tap.model.get_parameter("model.norm.weight")
     assert not torch.equal(weight, program.build().get_parameter("model.norm.weight"))

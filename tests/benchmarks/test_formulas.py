@@ -1,4 +1,6 @@
-"""Lockstep's formulas equal the papers' equations in float64, rollouts tell formulas apart, and the page is true."""
+"""Lockstep's formulas equal the papers' equations in float64, rollouts tell formulas apart, and the
+page is true.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,17 @@ from benchmarks.formulas.rollouts import Rollouts, draw_rollouts
 DIFFERENT = {"grpo": "convention"}
 """What the page says of Lockstep; all else equals the paper."""
 
-SMOOTH = ("ppo_tokens", "dual_clip", "gspo", "tis_sequence", "k3", "value_loss", "entropy", "dpo", "ipo")
+SMOOTH = (
+    "ppo_tokens",
+    "dual_clip",
+    "gspo",
+    "tis_sequence",
+    "k3",
+    "value_loss",
+    "entropy",
+    "dpo",
+    "ipo",
+)
 """Formulas without a stopped gradient."""
 
 
@@ -39,15 +51,21 @@ def test_every_formula_is_compared() -> None:
 
 
 @pytest.mark.parametrize("name", SMOOTH)
-def test_gradients_of_the_references_are_slopes_of_their_values(name: str, rollouts: Rollouts) -> None:
+def test_gradients_of_the_references_are_slopes_of_their_values(
+    name: str, rollouts: Rollouts
+) -> None:
     batch, reference, step = rollouts.double(), FORMULAS[name].reference, 1e-6
     by = {"value_loss": "value", "entropy": "logits"}.get(name, "logprob")
     column: Tensor = getattr(batch, by)
     gradient = reference(batch).known_gradient
     for place in gradient.abs().flatten().topk(3).indices.tolist():
         moved = step * one_hot(torch.tensor(place), column.numel()).double().view_as(column)
-        up, down = (reference(replace(batch, **{by: column + sign * moved})).known_value for sign in (1, -1))
-        assert float((up - down) / (2 * step)) == pytest.approx(float(gradient.flatten()[place]), rel=1e-5)
+        up, down = (
+            reference(replace(batch, **{by: column + sign * moved})).known_value for sign in (1, -1)
+        )
+        assert float((up - down) / (2 * step)) == pytest.approx(
+            float(gradient.flatten()[place]), rel=1e-5
+        )
 
 
 def test_rollouts_tell_formulas_apart(rollouts: Rollouts) -> None:

@@ -1,4 +1,6 @@
-"""The ladder: its statistics, its results by digests, its rungs' recipes, and one rung trained for real."""
+"""The ladder: its statistics, its results by digests, its rungs' recipes, and one rung trained for
+real.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def result(arm: str, seed: int, end: float, curve: tuple[float, ...] = (0.0, 0.5
         ([0.0, 1.0, 2.0, 3.0, 9.0], (0.75 + 2 + 2.25) / 2.5),
     ],
 )
-def test_the_interquartile_mean_cuts_a_quarter_on_either_side(values: list[float], middle: float) -> None:
+def test_the_interquartile_mean_cuts_a_quarter_on_either_side(
+    values: list[float], middle: float
+) -> None:
     assert iqm(np.array(values)) == pytest.approx(middle)
 
 
@@ -47,7 +51,9 @@ def test_a_claim_holds_only_if_every_likely_difference_is_above_nothing() -> Non
     ends = {"good": (0.8, 0.9), "bad": (0.5, 0.7)}
     clear = [result(arm, seed, end) for arm in ends for seed, end in enumerate(ends[arm])]
     assert judge(claim, clear).startswith("holds")
-    assert judge(claim, [*clear, result("good", 2, 0.5), result("bad", 2, 0.9)]).startswith("not shown")
+    assert judge(claim, [*clear, result("good", 2, 0.5), result("bad", 2, 0.9)]).startswith(
+        "not shown"
+    )
     assert judge(claim, clear[:3]).startswith("not measured"), "one common seed is no comparison"
     turned = compare(replace(claim, better="bad", worse="good"), clear)
     assert turned is not None
@@ -58,7 +64,11 @@ def test_a_claim_holds_only_if_every_likely_difference_is_above_nothing() -> Non
 def test_every_arm_of_a_rung_resolves(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ASSETS, "assets")  # nothing is read of them
     rung = open_rung(name)
-    digests = {arm: rung.arms[arm].load(0).digest for arm in rung.arms if rung.arms[arm].module == "lockstep"}
+    digests = {
+        arm: rung.arms[arm].load(0).digest
+        for arm in rung.arms
+        if rung.arms[arm].module == "lockstep"
+    }
     assert len(set(digests.values())) == len(digests), f"two arms are the same run: {digests}"
     assert rung.seeds >= 3
     assert name in table(rung)
@@ -69,7 +79,9 @@ def test_the_page_has_the_figures_that_the_results_have(tmp_path: Path) -> None:
     copy = tmp_path / "ladder.md"
     copy.write_text(page.read_text())
     write_page(copy, [open_rung(name) for name in list_rungs()])
-    assert copy.read_text() == page.read_text(), "python -m benchmarks.ladder --show --page docs/ladder.md"
+    assert copy.read_text() == page.read_text(), (
+        "python -m benchmarks.ladder --show --page docs/ladder.md"
+    )
 
 
 @pytest.mark.full
@@ -83,7 +95,9 @@ def test_a_rung_tells_two_arms_apart(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert ends["grpo"] > ends["dr_grpo"] + 0.1
     written = (tmp_path / "results" / "bandit.jsonl").stat().st_mtime_ns
     ladder.run([rung], ["grpo", "dr_grpo"], [100])
-    assert (tmp_path / "results" / "bandit.jsonl").stat().st_mtime_ns == written, "what has been measured is kept"
+    assert (tmp_path / "results" / "bandit.jsonl").stat().st_mtime_ns == written, (
+        "what has been measured is kept"
+    )
 
 
 @pytest.mark.proof

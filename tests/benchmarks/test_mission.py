@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.mission import agreement, agreement_page, generation, logprobs, ppo, self_rewarding_page
+from benchmarks.mission import (
+    agreement,
+    agreement_page,
+    generation,
+    logprobs,
+    ppo,
+    self_rewarding_page,
+)
 from benchmarks.mission.__main__ import FILE, PAGE, write
 from benchmarks.mission.judgements import (
     COMPARISON,
@@ -31,7 +38,9 @@ def test_page_and_pictures_are_those_of_the_results() -> None:
     files = write(json.loads(FILE.read_text()))
     assert PAGE in files
     for file, text in files.items():
-        assert file.read_text(encoding="utf-8") == text, f"{file} is out of date: python -m benchmarks.mission --page"
+        assert file.read_text(encoding="utf-8") == text, (
+            f"{file} is out of date: python -m benchmarks.mission --page"
+        )
 
 
 ORPHAN = r"""
@@ -48,19 +57,28 @@ print(_child_cpu_seconds())
 
 
 def test_cpu_minutes_count_processes_that_outlive_their_program() -> None:
-    done = subprocess.run([sys.executable, "-c", ORPHAN], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", ORPHAN], check=True, capture_output=True, text=True
+    )
     assert float(done.stdout) >= 0.3
 
 
 def test_curves_that_differ_do_not_hold() -> None:
     one = {"train/reward": [[step, 0.5] for step in range(4)]}
     other = {"train/reward": [[step, 0.5 + 0.21 * (step % 2)] for step in range(4)]}
-    assert ppo._verdict("equal", one, one).startswith("- **Holds**: equal: equal rewards in 4 of 4 steps")
-    assert ppo._verdict("equal", one, other).startswith("- **Does not hold**: equal: equal rewards in 2 of 4")
+    assert ppo._verdict("equal", one, one).startswith(
+        "- **Holds**: equal: equal rewards in 4 of 4 steps"
+    )
+    assert ppo._verdict("equal", one, other).startswith(
+        "- **Does not hold**: equal: equal rewards in 2 of 4"
+    )
 
 
 def test_a_shift_that_is_ahead_by_chance_does_not_hold() -> None:
-    late = {"train/reward": [[step, 0.5] for step in range(1, 21)], "critic/explained_variance": [[1, 0.0]]}
+    late = {
+        "train/reward": [[step, 0.5] for step in range(1, 21)],
+        "critic/explained_variance": [[1, 0.0]],
+    }
     right = late | {"train/reward": [[step, 0.6 if step > 12 else 0.5] for step in range(1, 21)]}
     mixed = late | {"train/reward": [[step, 0.5 + 0.1 * (-1) ** step] for step in range(1, 21)]}
     assert ppo._shift(right, late).startswith("- **Holds**: the right shift learns faster")
@@ -91,19 +109,31 @@ def test_a_short_response_with_the_right_word_is_rewarded(response: str, reward:
         ("Hot.", 1),
     ],
 )
-def test_the_right_judgement_has_the_score_that_the_reward_gives(response: str, score: float) -> None:
-    assert ScoreParser(0, 5, "score|points", False)(judge_opposite("hot", response, "cold")).value == score
+def test_the_right_judgement_has_the_score_that_the_reward_gives(
+    response: str, score: float
+) -> None:
+    assert (
+        ScoreParser(0, 5, "score|points", False)(judge_opposite("hot", response, "cold")).value
+        == score
+    )
     assert (score == 5) == bool(name_opposite("", response, "cold", {}))
 
 
-def test_rows_of_the_warm_start_are_asked_as_the_judges_ask_and_their_replies_can_be_read(tmp_path: Path) -> None:
+def test_rows_of_the_warm_start_are_asked_as_the_judges_ask_and_their_replies_can_be_read(
+    tmp_path: Path,
+) -> None:
     task = {"instruction": "Sum up.", "instances": [{"input": "", "output": "In short."}]}
     other = {"instruction": "Name a bird.", "instances": [{"input": "", "output": "A lark."}]}
     (tmp_path / "tasks.jsonl").write_text(f"{json.dumps(task)}\n{json.dumps(other)}\n")
     count = write_warm_start(tmp_path / "rows.jsonl", tmp_path / "tasks.jsonl")
-    rows = [json.loads(line)["messages"] for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)["messages"] for line in (tmp_path / "rows.jsonl").read_text().splitlines()
+    ]
     assert len(rows) == count
-    asked = {QUESTION[-20:]: ScoreParser(0, 5, "score|points", False), COMPARISON[-20:]: WinnerParser("winner")}
+    asked = {
+        QUESTION[-20:]: ScoreParser(0, 5, "score|points", False),
+        COMPARISON[-20:]: WinnerParser("winner"),
+    }
     parsers = [(asked.get(row[-2]["content"][-20:]), row[-1]["content"]) for row in rows]
     assert {parser(reply).cause for parser, reply in parsers if parser is not None} == {None}
     assert {type(parser) for parser, _ in parsers} == {ScoreParser, WinnerParser, type(None)}
@@ -114,18 +144,30 @@ def _stage(reward: list[float], accuracy: list[float], unread: int = 0) -> dict[
     return {"figures": figures, "llmbar_judgements": {"judgements": 200, "no_verdict": unread}}
 
 
-def _found(after: list[float], accuracy: list[float], unread: int, left_out: str | None) -> dict[str, Any]:
+def _found(
+    after: list[float], accuracy: list[float], unread: int, left_out: str | None
+) -> dict[str, Any]:
     step = {f"train/{name}": 0.5 for name in self_rewarding_page.METRICS}
     validation = {f"val/{name}": 0.5 for name in self_rewarding_page.METRICS if name != left_out}
-    run = {"steps": [step], "validations": [validation], "judge_pairs": 0 if left_out else 3, "left_out": 1}
+    run = {
+        "steps": [step],
+        "validations": [validation],
+        "judge_pairs": 0 if left_out else 3,
+        "left_out": 1,
+    }
     stages = {name: _stage(after, accuracy, unread) for name in self_rewarding_page.RUNS}
-    start = {"raw": _stage([0.4, 0.3, 0.5], accuracy, 200), "warm_start": _stage([0.5, 0.4, 0.6], accuracy, unread)}
+    start = {
+        "raw": _stage([0.4, 0.3, 0.5], accuracy, 200),
+        "warm_start": _stage([0.5, 0.4, 0.6], accuracy, unread),
+    }
     return {"stages": start | stages, "runs": dict.fromkeys(self_rewarding_page.RUNS, run)}
 
 
 def test_what_self_rewarding_does_not_show_does_not_hold() -> None:
     good = self_rewarding_page._verdicts(_found([0.8, 0.7, 0.9], [0.7, 0.6, 0.8], 4, None))
-    poor = self_rewarding_page._verdicts(_found([0.55, 0.45, 0.65], [0.52, 0.42, 0.62], 60, "sft_loss"))
+    poor = self_rewarding_page._verdicts(
+        _found([0.55, 0.45, 0.65], [0.52, 0.42, 0.62], 60, "sft_loss")
+    )
     assert len(good) == len(poor) == 9
     assert all(line.startswith("- **Holds**: ") for line in good), good
     assert all(line.startswith("- **Does not hold**: ") for line in poor), poor
@@ -139,7 +181,10 @@ def test_a_program_that_ends_before_it_is_killed_is_an_error(tmp_path: Path) -> 
 
 TABLE: dict[str, Any] = {
     "title": "fp32",
-    "cells": [{"state": "measured", "verdicts": {"PASS": 3}}, {"state": "cut by budget", "verdicts": {}}],
+    "cells": [
+        {"state": "measured", "verdicts": {"PASS": 3}},
+        {"state": "cut by budget", "verdicts": {}},
+    ],
     "repeats": {"hf": [4, 4]},
 }
 
@@ -155,13 +200,20 @@ def test_a_table_holds_if_every_verdict_is_pass() -> None:
         assert agreement_page.judge_table(other).startswith(f"- **{word}**")
     assert agreement_page.judge_table(TABLE | {"cells": []}).startswith("- **Does not hold**")
     assert agreement_page.judge_repeats(TABLE).startswith("- **Holds**")
-    assert agreement_page.judge_repeats(TABLE | {"repeats": {"hf": [4, 3]}}).startswith("- **Does not hold**")
+    assert agreement_page.judge_repeats(TABLE | {"repeats": {"hf": [4, 3]}}).startswith(
+        "- **Does not hold**"
+    )
     assert agreement_page.judge_repeats(TABLE | {"repeats": {}}).startswith("- **Does not hold**")
 
 
 @pytest.mark.parametrize(
     ("tokens", "mismatches", "seen", "word"),
-    [(9, 0, 2, "Holds"), (9, 1, 2, "Does not hold"), (9, 0, 0, "Does not hold"), (0, 0, 2, "Does not hold")],
+    [
+        (9, 0, 2, "Holds"),
+        (9, 1, 2, "Does not hold"),
+        (9, 0, 0, "Does not hold"),
+        (0, 0, 2, "Does not hold"),
+    ],
 )
 def test_a_type_is_exact_if_no_token_differs_and_a_moved_weight_shows(
     tokens: int, mismatches: int, seen: int, word: str
@@ -173,7 +225,9 @@ def test_a_type_is_exact_if_no_token_differs_and_a_moved_weight_shows(
 @pytest.mark.parametrize(
     ("exact", "usual", "word"), [(0, 5, "Holds"), (1, 5, "Does not hold"), (0, 0, "Does not hold")]
 )
-def test_exactness_has_to_leave_no_gap_where_there_is_one_without(exact: int, usual: int, word: str) -> None:
+def test_exactness_has_to_leave_no_gap_where_there_is_one_without(
+    exact: int, usual: int, word: str
+) -> None:
     windows = [[0, 4, 0.1, 0.01], [128, 4, 0.2, 0.02], [256, 1, 0.0, 0.0]]
     depth = {
         name: {"tokens": 9, "differ": differ, "windows": windows}
@@ -191,8 +245,13 @@ def test_exactness_has_to_leave_no_gap_where_there_is_one_without(exact: int, us
         (1, ["hf"], "Does not hold"),
     ],
 )
-def test_a_fault_is_located_by_its_line_and_its_engine(rank: int | None, wrong: list[str], word: str) -> None:
-    faults = [{"engine": "vllm", "rank": 1, "wrong": ["vllm"]}, {"engine": "vllm", "rank": rank, "wrong": wrong}]
+def test_a_fault_is_located_by_its_line_and_its_engine(
+    rank: int | None, wrong: list[str], word: str
+) -> None:
+    faults = [
+        {"engine": "vllm", "rank": 1, "wrong": ["vllm"]},
+        {"engine": "vllm", "rank": rank, "wrong": wrong},
+    ]
     assert agreement_page.judge_faults(faults).startswith(f"- **{word}**")
 
 
@@ -255,7 +314,10 @@ def test_what_is_only_moved_may_not_differ() -> None:
     moved = torch.tensor([1.0 + 2**-23, -torch.inf])
     assert measure(Claim([moved], [wanted], [0.0]))["share"] == torch.inf
     assert measure(Claim([moved], [wanted], [torch.tensor(2.0**-22)]))["share"] == 0.5
-    assert measure(Claim([torch.tensor([torch.nan, 0.0])], [wanted], [torch.tensor(9.0)]))["share"] == torch.inf
+    assert (
+        measure(Claim([torch.tensor([torch.nan, 0.0])], [wanted], [torch.tensor(9.0)]))["share"]
+        == torch.inf
+    )
 
 
 def test_a_test_of_nemo_rl_that_fails_without_a_known_reason_does_not_hold() -> None:
@@ -271,8 +333,8 @@ def test_a_test_of_nemo_rl_that_fails_without_a_known_reason_does_not_hold() -> 
     lines = logprobs._describe_tests(peer)
     assert lines[0].startswith("- **Does not hold**: ")
     assert (
-        "`test_values` fails: it has no known reason: AssertionError: apart. With NeMo RL's own functions it passes"
-        in (lines[-1])
+        "`test_values` fails: it has no known reason: AssertionError: apart. With NeMo RL's own "
+        "functions it passes" in (lines[-1])
     )
     assert logprobs._describe_tests(None)[0].startswith("- **Not measured**: ")
     assert "git clone" in logprobs._describe_tests(None)[0]

@@ -32,7 +32,9 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def opened(browser: Browser) -> Iterator[Callable[..., Page]]:
-    """`opened(file, view)` is the page, loaded; afterwards it must have complained of nothing and asked for nothing."""
+    """`opened(file, view)` is the page, loaded; afterwards it must have complained of nothing and
+    asked for nothing.
+    """
     complaints: list[str] = []
     pages: list[Page] = []
 
@@ -55,7 +57,9 @@ def opened(browser: Browser) -> Iterator[Callable[..., Page]]:
 
 @pytest.fixture
 def written(tmp_path: Path) -> Callable[..., Path]:
-    """`written(name, metrics, samples, timings, **recipe)` is a run folder with these logs, step by step from 1."""
+    """`written(name, metrics, samples, timings, **recipe)` is a run folder with these logs, step by
+    step from 1.
+    """
 
     def go(
         name: str = "run",
@@ -66,7 +70,12 @@ def written(tmp_path: Path) -> Callable[..., Path]:
     ) -> Path:
         folder = tmp_path / name
         logs = Logs(folder)
-        whole = {"algorithm": "ppo", "run": {"max_steps": 30}, "ppo": {"whiten_advantages": True}, **recipe}
+        whole = {
+            "algorithm": "ppo",
+            "run": {"max_steps": 30},
+            "ppo": {"whiten_advantages": True},
+            **recipe,
+        }
         (folder / "recipe.yaml").write_text(yaml.safe_dump(whole))
         for step, values in enumerate(metrics or [], 1):
             logs.metrics(step, values)

@@ -18,7 +18,10 @@ pytestmark = pytest.mark.needs("browser")
 def test_the_page_follows_the_run_and_leaves_samples_to_their_reader(
     written: Callable[..., Path], browser: Browser
 ) -> None:
-    folder = written(metrics=[{"train/reward": 0.1}], samples=[[{"id": "t:1", "prompt": "Q", "response": "first"}]])
+    folder = written(
+        metrics=[{"train/reward": 0.1}],
+        samples=[[{"id": "t:1", "prompt": "Q", "response": "first"}]],
+    )
     complaints: list[str] = []
     with LiveServer([folder], 0) as server:
         Thread(target=server.serve_forever, daemon=True).start()

@@ -23,7 +23,9 @@ def choose(page: Page, row: int = 0) -> None:
     page.wait_for_selector(".rollout dd")
 
 
-def test_curves_show_what_was_logged_and_gaps_where_that_is_no_number(written: Written, opened: Opened) -> None:
+def test_curves_show_what_was_logged_and_gaps_where_that_is_no_number(
+    written: Written, opened: Opened
+) -> None:
     page = opened(page_of(written(metrics=METRICS)))
     (trace,) = traces(page, "train/reward")
     assert trace["x"] == [1, 2, 3, 4, 5]
@@ -32,12 +34,17 @@ def test_curves_show_what_was_logged_and_gaps_where_that_is_no_number(written: W
 
 
 def test_agreement_times_and_recipes_are_there(written: Written, opened: Opened) -> None:
-    timings = [{"generate": 1.0, "policy": 3.0, "beside/generate": 9.0}, {"generate": 2.0, "policy": 2.0}]
+    timings = [
+        {"generate": 1.0, "policy": 3.0, "beside/generate": 9.0},
+        {"generate": 2.0, "policy": 2.0},
+    ]
     deep = [
         {**row, "agreement/gap_from_64": gap, "agreement/gap_from_0": 0.0}
         for row, gap in zip(METRICS, (0.5, 0.25), strict=False)
     ]
-    folders = [written(name, deep, None, timings, seed=seed) for name, seed in (("one", 0), ("two", 1))]
+    folders = [
+        written(name, deep, None, timings, seed=seed) for name, seed in (("one", 0), ("two", 1))
+    ]
     page = opened(page_of(*folders), "agreement")
     assert "1.000e−9" in page.locator("#agreement table").first.inner_text()
     by_depth = page.locator("#agreement table").nth(1).locator("td").all_inner_texts()
@@ -53,7 +60,11 @@ def test_agreement_times_and_recipes_are_there(written: Written, opened: Opened)
 
 
 def test_samples_are_filtered_by_step_and_text(written: Written, opened: Opened) -> None:
-    logged = [[sample("apples"), sample("pears")], [sample("Apples", truncated=True)], [sample("apples")]]
+    logged = [
+        [sample("apples"), sample("pears")],
+        [sample("Apples", truncated=True)],
+        [sample("apples")],
+    ]
     page = opened(page_of(written(samples=logged)), "samples")
     page.fill("#search", "apple")
     assert rows(page, 5) == ["apples", "Apples", "apples"]
@@ -72,7 +83,9 @@ def test_a_rollout_opens_token_by_token(written: Written, opened: Opened) -> Non
     assert "whitened" in page.locator(".legend").inner_text()
     page.hover(".token >> nth=1")
     tip = page.locator(".tip").inner_text()
-    shown = dict(zip(*[iter(part.strip() for part in tip.splitlines()[2:] if part.strip())] * 2, strict=True))
+    shown = dict(
+        zip(*[iter(part.strip() for part in tip.splitlines()[2:] if part.strip())] * 2, strict=True)
+    )
     assert shown["log-probability"] == "−2"
     assert shown["advantage"] == "1.5"
     assert shown["value"] == "0.2"
@@ -80,7 +93,9 @@ def test_a_rollout_opens_token_by_token(written: Written, opened: Opened) -> Non
     assert shown["probability"] == "0.1353"
 
 
-def test_a_pair_shows_both_answers_and_what_the_judge_said(written: Written, opened: Opened) -> None:
+def test_a_pair_shows_both_answers_and_what_the_judge_said(
+    written: Written, opened: Opened
+) -> None:
     row = {
         "id": "a:1", "prompt": "Q", "status": "ok", "scores": [4.0, None, 1.5],
         "chosen": "good", "chosen_score": 4.0, "chosen_judgements": ["fine. Score: 4"],
@@ -92,35 +107,59 @@ def test_a_pair_shows_both_answers_and_what_the_judge_said(written: Written, ope
     choose(page)
     page.wait_for_selector(".rollout h3:text-is('Rejected, with score 1.50')")
     texts = page.locator(".rollout .text").all_inner_texts()
-    assert texts == ["Q", "good", "ok; scores of all answers: 4.00, none, 1.50", "bad", "fine. Score: 4", "no"]
+    assert texts == [
+        "Q",
+        "good",
+        "ok; scores of all answers: 4.00, none, 1.50",
+        "bad",
+        "fine. Score: 4",
+        "no",
+    ]
     choose(page, 1)
-    page.wait_for_selector(".rollout .text:text-is('unscored; scores of all answers: none, none, none')")
+    page.wait_for_selector(
+        ".rollout .text:text-is('unscored; scores of all answers: none, none, none')"
+    )
     choose(page, 2)
     page.wait_for_selector(".rollout h3:text-is('Rejected')")
     assert page.locator(".rollout .text").all_inner_texts() == ["Q", "better", "worse"]
 
 
 HOSTILE = [
-    "<script>harmed = 1</script>", "</script><script>harmed = 1</script>", "<img src=x onerror='harmed = 1'>",
-    "a\u2028b\u2029c", "\x1b[31mred\x1b[0m \x00 \x07", "\ud800 lone \udfff", "\u202egnp.exe \u05d0\u05d1",
+    "<script>harmed = 1</script>", "</script><script>harmed = 1</script>", ("<img src=x "
+                                                                           "onerror='harmed = 1'>"),
+    "a\u2028b\u2029c", "\x1b[31mred\x1b[0m \x00 \x07", "\ud800 lone \udfff", ("\u202egnp.exe "
+                                                                             "\u05d0\u05d1"),
     "]]>&amp;--><!--", "%{harmed} {{harmed}} ${harmed}", "javascript:harmed=1", "__proto__",
 ]  # fmt: skip
 
 
 def test_what_a_model_wrote_stays_text(written: Written, opened: Opened) -> None:
-    samples = [sample(text, id=text, prompt=text, answer=text, token=token_columns([text, *text])) for text in HOSTILE]
+    samples = [
+        sample(text, id=text, prompt=text, answer=text, token=token_columns([text, *text]))
+        for text in HOSTILE
+    ]
     evil = "<img src=x onerror='harmed=1'>"
     recipe = {"data": {"prompt": HOSTILE[1]}, evil: evil}
     metrics = [{evil: 1.0, HOSTILE[1]: 2.0, "__proto__": 3.0, "train/reward": 1.0}] * 2
-    page = opened(page_of(written(evil.replace("/", ""), metrics, [samples], [{evil: 1.0}] * 2, **recipe)), "samples")
+    page = opened(
+        page_of(written(evil.replace("/", ""), metrics, [samples], [{evil: 1.0}] * 2, **recipe)),
+        "samples",
+    )
     for row, text in enumerate(HOSTILE):
         choose(page, row)
         until(page, "n => document.querySelectorAll('.token').length === n", arg=len([text, *text]))
         for token in page.locator(".token").all()[:2]:
             token.hover()
         whole = page.locator(".token").first.inner_text()
-        # What would hide is shown: a picture of a control character, the name of one that breaks or turns a line.
-        for sign, meant in (("␛", "\x1b"), ("␀", "\0"), ("␇", "\a"), ("⟨U+2028⟩", "\u2028"), ("⟨U+2029⟩", "\u2029")):
+        # What would hide is shown: a picture of a control character, the name of one that breaks or
+        # turns a line.
+        for sign, meant in (
+            ("␛", "\x1b"),
+            ("␀", "\0"),
+            ("␇", "\a"),
+            ("⟨U+2028⟩", "\u2028"),
+            ("⟨U+2029⟩", "\u2029"),
+        ):
             whole = whole.replace(sign, meant)
         whole = whole.replace("⟨U+202E⟩", "\u202e")
         assert whole == text
@@ -134,15 +173,23 @@ def test_what_a_model_wrote_stays_text(written: Written, opened: Opened) -> None
     assert set(elements) == {"", "application/gzip"}
 
 
-def test_no_other_script_would_run_and_nothing_would_be_loaded(written: Written, browser: Any) -> None:
+def test_no_other_script_would_run_and_nothing_would_be_loaded(
+    written: Written, browser: Any
+) -> None:
     page = browser.new_page()
     page.goto(page_of(written()).as_uri())
     page.evaluate(
-        "() => { const s = document.createElement('script'); s.textContent = 'harmed = 1'; document.body.append(s); }"
+        "() => { const s = document.createElement('script'); s.textContent = 'harmed = 1'; "
+        "document.body.append(s); }"
     )
-    page.evaluate("() => document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"harmed = 1\">')")
+    page.evaluate(
+        "() => document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"harmed = 1\">')"
+    )
     assert page.evaluate("typeof harmed") == "undefined"
-    assert page.evaluate("fetch('http://127.0.0.1:9/').then(() => 'loaded', error => error.name)") == "TypeError"
+    assert (
+        page.evaluate("fetch('http://127.0.0.1:9/').then(() => 'loaded', error => error.name)")
+        == "TypeError"
+    )
     page.close()
 
 
@@ -153,12 +200,16 @@ def test_a_million_rows_stay_usable(written: Written, opened: Opened) -> None:
     with (folder / "samples.jsonl").open("w") as file:
         for i in range(count):
             file.write(
-                f'{{"step": {i // 2000}, "id": "t:{i // 4 % 999}", "response": "r{i}", "score": {i * 7919 % count}}}\n'
+                f'{{"step": {i // 2000}, "id": "t:{i // 4 % 999}", "response": "r{i}", "score": '
+                f"{i * 7919 % count}}}\n"
             )
     page = opened(page_of(folder), "samples")
     page.wait_for_selector(".line")
     page.locator(".scroller").evaluate("scroller => (scroller.scrollTop = scroller.scrollHeight)")
-    until(page, "[...document.querySelectorAll('.line')].some(line => line.textContent.includes('r1999'))")
+    until(
+        page,
+        "[...document.querySelectorAll('.line')].some(line => line.textContent.includes('r1999'))",
+    )
     page.click(".head:has-text('score')")
     until(page, "document.querySelector('.line').children[1].textContent === '0'")
     assert rows(page, 1)[:3] == ["0", "1", "2"]
@@ -169,28 +220,59 @@ def test_a_million_rows_stay_usable(written: Written, opened: Opened) -> None:
     assert page.locator("#samples *").count() < 500
 
 
-def test_each_validation_has_a_table_of_held_out_prompts_the_newest_first(written: Written, opened: Opened) -> None:
+def test_each_validation_has_a_table_of_held_out_prompts_the_newest_first(
+    written: Written, opened: Opened
+) -> None:
     def validated(chosen: str) -> dict[str, Any]:
-        pair = {"chosen": chosen, "chosen_score": 4.0, "rejected": "bad\nend", "rejected_score": 1.5}
+        pair = {
+            "chosen": chosen,
+            "chosen_score": 4.0,
+            "rejected": "bad\nend",
+            "rejected_score": 1.5,
+        }
         return {"held_out": True, "id": "v:1", "prompt": "Q?", "status": "ok", **pair}
 
     tie = {"held_out": True, "id": "v:2", "prompt": "R?", "status": "tie"}
-    trained = {"id": "t:1", "prompt": "T?", "status": "ok", "chosen": "learned", "rejected": "forgotten"}
+    trained = {
+        "id": "t:1",
+        "prompt": "T?",
+        "status": "ok",
+        "chosen": "learned",
+        "rejected": "forgotten",
+    }
     page = opened(
-        page_of(written(samples=[[validated("first"), tie], [trained], [trained, validated("third")]])), "heldout"
+        page_of(
+            written(samples=[[validated("first"), tie], [trained], [trained, validated("third")]])
+        ),
+        "heldout",
     )
     cells = page.locator("#heldout td")
     assert cells.all_inner_texts() == ["ok", "Q?", "third", "4", "bad\nend", "1.5"]
     assert page.locator("#validation option").all_inner_texts() == ["step 3", "step 1"]
     page.select_option("#validation", "1")
     until(page, "document.querySelectorAll('#heldout tbody tr').length === 2")
-    assert cells.all_inner_texts() == ["ok", "Q?", "first", "4", "bad\nend", "1.5", "tie", "R?", "", "–", "", "–"]
+    assert cells.all_inner_texts() == [
+        "ok",
+        "Q?",
+        "first",
+        "4",
+        "bad\nend",
+        "1.5",
+        "tie",
+        "R?",
+        "",
+        "–",
+        "",
+        "–",
+    ]
     page.click("nav >> text=Samples")
     page.wait_for_selector(".line")
     assert rows(page, 1) == ["", "held out", "", "held out", "held out"]
 
 
-def test_the_command_writes_one_file(written: Written, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_one_file(
+    written: Written, in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     one, two = written("one", METRICS), written("two", METRICS)
     assert main(["report", str(one)]) == 0
     assert re.fullmatch(rf"{one}/report\.html  \d\.\d MB\n", capsys.readouterr().out)

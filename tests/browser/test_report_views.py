@@ -1,4 +1,6 @@
-"""The views of the page of `lockstep report`: tabs, time, agreement, cards, groups of samples, what differs."""
+"""The views of the page of `lockstep report`: tabs, time, agreement, cards, groups of samples, what
+differs.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,14 @@ Opened = Callable[..., Page]
 def test_who_works_and_who_waits(written: Written, opened: Opened) -> None:
     timings = [{"generate": 1.0, "policy": 3.0, "critic": 4.0, "beside/generate": 2.0}]
     page = opened(page_of(written(metrics=METRICS, timings=timings)), "time")
-    lanes = dict(zip(*(page.locator(kind).all_inner_texts() for kind in (".worker", ".busy")), strict=True))
-    assert lanes == {"sampler": "works 38 %", "policy learner": "works 38 %", "critic learner": "works 50 %"}
+    lanes = dict(
+        zip(*(page.locator(kind).all_inner_texts() for kind in (".worker", ".busy")), strict=True)
+    )
+    assert lanes == {
+        "sampler": "works 38 %",
+        "policy learner": "works 38 %",
+        "critic learner": "works 50 %",
+    }
     bars = page.locator("[data-worker=sampler] .stretch")
     assert [bar.get_attribute("title") for bar in bars.all()] == [
         "step 1: generate, 1 s", "step 1: generate, beside the learner, 2 s",
@@ -41,9 +49,16 @@ def agreeing(*values: float, bound: float = 1.05) -> list[dict[str, float]]:
     ]  # fmt: skip
 
 
-def test_a_certificate_says_its_level_and_what_it_rests_on(written: Written, opened: Opened) -> None:
-    runs = [written(name, metrics=agreeing(1.0, 1.0), agreement={}) for name in ("exact", "bounded")]
-    sound, fell = Certificate("E2", 20, 5, 0, 0.0, True), Certificate("E1", 20, 0, 3, 1e-6, False, "a reason <b>")
+def test_a_certificate_says_its_level_and_what_it_rests_on(
+    written: Written, opened: Opened
+) -> None:
+    runs = [
+        written(name, metrics=agreeing(1.0, 1.0), agreement={}) for name in ("exact", "bounded")
+    ]
+    sound, fell = (
+        Certificate("E2", 20, 5, 0, 0.0, True),
+        Certificate("E1", 20, 0, 3, 1e-6, False, "a reason <b>"),
+    )
     for folder, certificate in zip(runs, (sound, fell), strict=True):
         write_certificate(folder / "certificate.json", certificate, {"step": 2})
     page = opened(page_of(*runs), "agreement")
@@ -60,7 +75,8 @@ def test_agreement_is_drawn_around_its_bound(written: Written, opened: Opened) -
     metric = "agreement/token_mult_prob_error"
     assert [trace["y"] for trace in traces(page, metric)] == [[1.0, 1.02], [1.05, 1.05]]
     low, high = page.evaluate(
-        f"(() => {{ const {{min, max}} = Chart.of(document.querySelector(`[data-metric='{metric}'] .chart`))"
+        f"(() => {{ const {{min, max}} = "
+        f"Chart.of(document.querySelector(`[data-metric='{metric}'] .chart`))"
         ".drawing.scales.y; return [min, max]; })()"
     )
     assert 0.99 < low <= 1.0
@@ -70,15 +86,22 @@ def test_agreement_is_drawn_around_its_bound(written: Written, opened: Opened) -
 
 
 def test_a_broken_bound_is_marked_and_told_at_the_head(written: Written, opened: Opened) -> None:
-    page = opened(page_of(written(metrics=agreeing(1.0, 1.2, 1.1, 1.0), agreement={"on_breach": "warn"})))
+    page = opened(
+        page_of(written(metrics=agreeing(1.0, 1.2, 1.1, 1.0), agreement={"on_breach": "warn"}))
+    )
     metric = "agreement/token_mult_prob_error"
     mark = traces(page, metric)[-1]
     assert (mark["x"], mark["y"]) == ([2, 3], [1.2, 1.1])
     assert page.locator(f"[data-metric='{metric}'] .badge").first.inner_text() == "DISAGREE"
-    assert "steps 2 to 3: sampler and learner disagree: mean e^|Δ| 1.2" in page.locator("#alarms").inner_text()
+    assert (
+        "steps 2 to 3: sampler and learner disagree: mean e^|Δ| 1.2"
+        in page.locator("#alarms").inner_text()
+    )
 
 
-def test_samples_of_one_prompt_stand_together_and_the_first_is_open(written: Written, opened: Opened) -> None:
+def test_samples_of_one_prompt_stand_together_and_the_first_is_open(
+    written: Written, opened: Opened
+) -> None:
     logged = [
         sample(text, id=prompt, logged_as="best score", **{"reward/math": 0.25})
         for text, prompt in (("a1", "a"), ("b1", "b"), ("a2", "a"), ("b2", "b"))
@@ -89,7 +112,9 @@ def test_samples_of_one_prompt_stand_together_and_the_first_is_open(written: Wri
     assert page.locator(".line.begins").all_inner_texts()[0].split("\n").count("b1") == 1
     assert page.locator(".line.begins").count() == 1
     assert "1 of 2" in page.locator(".rollout .facts").inner_text()
-    assert "reward math\n0.25\nlogged as\nbest score" in page.locator(".rollout .facts").inner_text()
+    assert (
+        "reward math\n0.25\nlogged as\nbest score" in page.locator(".rollout .facts").inner_text()
+    )
     page.click(".head:has-text('response')")
     page.click(".head:has-text('response')")
     assert rows(page, 5) == ["b2", "b1", "a2", "a1"]
@@ -110,11 +135,18 @@ BAND_COLOURS = """card => {
 
 @pytest.mark.full
 def test_a_sweep_draws_a_band_for_each_configuration(written: Written, opened: Opened) -> None:
-    runs = {f"clip={clip}_seed={seed}": {"ppo.clip": clip, "seed": seed} for clip in (0.1, 0.3) for seed in range(3)}
+    runs = {
+        f"clip={clip}_seed={seed}": {"ppo.clip": clip, "seed": seed}
+        for clip in (0.1, 0.3)
+        for seed in range(3)
+    }
     folders = [
         written(
             f"sweep/{name}",
-            [{"train/reward": 5 * at["ppo.clip"] + 0.1 * at["seed"] + 0.01 * step} for step in range(9)],
+            [
+                {"train/reward": 5 * at["ppo.clip"] + 0.1 * at["seed"] + 0.01 * step}
+                for step in range(9)
+            ],
         )
         for name, at in runs.items()
     ]

@@ -1,4 +1,6 @@
-"""The site of docs/ opens from its folder: it asks for nothing outside, complains of nothing, and its search finds."""
+"""The site of docs/ opens from its folder: it asks for nothing outside, complains of nothing, and
+its search finds.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def site() -> Path:
 @pytest.mark.parametrize(
     "name", ["index.html", "coming_from.html", "reference/lockstep.html", "notebooks/own_loop.html"]
 )
-def test_pages_ask_for_nothing_outside_and_search_finds(site: Path, name: str, browser: Browser) -> None:
+def test_pages_ask_for_nothing_outside_and_search_finds(
+    site: Path, name: str, browser: Browser
+) -> None:
     page, complaints, asked = browser.new_page(), list[str](), list[str]()
     page.on("console", lambda message: complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
@@ -29,7 +33,9 @@ def test_pages_ask_for_nothing_outside_and_search_finds(site: Path, name: str, b
     page.goto((site / name).as_uri())
     page.click(".md-search__input")
     page.keyboard.type("bad_rows")
-    page.wait_for_selector(".md-search-result__item a[href*='messages.html']", state="attached", timeout=60_000)
+    page.wait_for_selector(
+        ".md-search-result__item a[href*='messages.html']", state="attached", timeout=60_000
+    )
     page.close()
     assert complaints == []
     assert not [url for url in asked if not url.startswith(("file:", "data:"))]

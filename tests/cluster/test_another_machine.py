@@ -1,4 +1,6 @@
-"""Ranks of another machine, with mounts, processes and a network of its own: the results of one machine."""
+"""Ranks of another machine, with mounts, processes and a network of its own: the results of one
+machine.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ OF_A_FOLDER = ("model.scratch=null", "model.path=grpo_there/final")
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run of two machines beside the same run of one, and with what the former printed."""
+    """A folder with a run of two machines beside the same run of one, and with what the former
+    printed.
+    """
     obstacle = two_machines.find_obstacle()
     if obstacle is not None:
         pytest.skip(f"needs namespaces: {obstacle}")

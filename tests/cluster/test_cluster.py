@@ -1,4 +1,6 @@
-"""Runs whose workers are actors of a Ray cluster, and runs whose learner is lost: the same results."""
+"""Runs whose workers are actors of a Ray cluster, and runs whose learner is lost: the same
+results.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ RAY = "cluster=ray"
 
 
 def sizes(replicas: int = 1, **parallel: int) -> tuple[str, ...]:
-    return (f"sampler.replicas={replicas}", *(f"learner.parallel.{name}={size}" for name, size in parallel.items()))
+    return (
+        f"sampler.replicas={replicas}",
+        *(f"learner.parallel.{name}={size}" for name, size in parallel.items()),
+    )
 
 
 STAGES = ("learner=megatron", "learner.parallel.pp=2", "model.scratch.config.num_hidden_layers=2")
@@ -73,7 +78,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]
 
 
 @pytest.mark.needs("gloo")
-@pytest.mark.parametrize("cluster", ["local", pytest.param("ray", marks=[pytest.mark.needs("ray"), pytest.mark.proof])])
+@pytest.mark.parametrize(
+    "cluster", ["local", pytest.param("ray", marks=[pytest.mark.needs("ray"), pytest.mark.proof])]
+)
 def test_a_rank_that_is_killed_costs_nothing_but_time(
     run: Run,
     undisturbed: list[dict[str, Any]],
@@ -97,7 +104,10 @@ def test_a_learner_that_is_lost_too_often_ends_the_run_and_the_same_command_goes
 ) -> None:
     with (
         killing("lost", [4], rank),
-        pytest.raises(WorkerDied, match=r"killed by SIGKILL; the run is not resumed, since cluster\.max_restarts=0$"),
+        pytest.raises(
+            WorkerDied,
+            match=r"killed by SIGKILL; the run is not resumed, since cluster\.max_restarts=0$",
+        ),
     ):
         run("run.folder=lost", "cluster.max_restarts=0", *LONG)
     assert run("run.folder=lost", "cluster.max_restarts=0", *LONG) == undisturbed
@@ -107,7 +117,17 @@ def test_a_learner_that_is_lost_too_often_ends_the_run_and_the_same_command_goes
 def test_self_rewarding_by_actors_picks_the_same_pairs(ray: None, in_tmp: Path) -> None:
     furnish(in_tmp)
     for folder, *options in (("here",), ("there", RAY, *sizes(2, dp=2))):
-        train(load("judged.yaml", [f"run.folder={folder}", "run.max_steps=2", "judge.max_no_verdict_rate=1", *options]))
+        train(
+            load(
+                "judged.yaml",
+                [
+                    f"run.folder={folder}",
+                    "run.max_steps=2",
+                    "judge.max_no_verdict_rate=1",
+                    *options,
+                ],
+            )
+        )
     assert Path("here/samples.jsonl").read_bytes() == Path("there/samples.jsonl").read_bytes()
 
 
@@ -119,7 +139,9 @@ def test_answers_are_the_same_whoever_runs_the_sampler(ray: None, in_tmp: Path) 
     assert main([*words, "--out", "there", RAY, "sampler.replicas=2"]) == 0
     names = sorted(path.name for path in Path("here").iterdir() if path.suffix == ".jsonl")
     assert names
-    assert all((Path("here") / name).read_bytes() == (Path("there") / name).read_bytes() for name in names)
+    assert all(
+        (Path("here") / name).read_bytes() == (Path("there") / name).read_bytes() for name in names
+    )
 
 
 @pytest.mark.proof
@@ -139,14 +161,19 @@ def test_the_doctor_asks_an_actor(ray: None, in_tmp: Path) -> None:
 
 def test_no_room_is_said(ray: None, run: Run) -> None:
     with pytest.raises(
-        ValueError, match=r"has no room for 1 workers with 99 CPUs each \(it has 16 CPUs\) and none came"
+        ValueError,
+        match=r"has no room for 1 workers with 99 CPUs each \(it has 16 CPUs\) and none came",
     ):
         run(RAY, "cluster.ray.cpus_per_worker=99", "cluster.ray.timeout_s=1")
 
 
 def test_ray_listens_on_loopback_alone(ray: None) -> None:
     ours = {process.pid for process in psutil.Process().children(recursive=True)}
-    listening = [c for c in psutil.net_connections("inet") if c.status == psutil.CONN_LISTEN and c.pid in ours]
+    listening = [
+        c
+        for c in psutil.net_connections("inet")
+        if c.status == psutil.CONN_LISTEN and c.pid in ours
+    ]
     assert len(listening) >= 4
     assert {c.laddr.ip for c in listening if c.laddr} <= {
         "127.0.0.1",

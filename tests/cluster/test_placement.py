@@ -1,4 +1,6 @@
-"""Which rank and which engine lives where: what holds for every recipe and every set of machines."""
+"""Which rank and which engine lives where: what holds for every recipe and every set of
+machines.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ from lockstep.weight_sync.carriers import Route
 
 MACHINES = [Devices(1, 1, True), Devices(1, 8, True), Devices(2, 8, True)]
 CASES = [
-    Processes(*case) for case in itertools.product((0, 1, 2, 7, 8, 16), (0, 1, 2, 8, 16), (1, 2, 8), (False, True))
+    Processes(*case)
+    for case in itertools.product((0, 1, 2, 7, 8, 16), (0, 1, 2, 8, 16), (1, 2, 8), (False, True))
 ]
 
 
@@ -38,7 +41,9 @@ def devices_of(places: tuple[Place, ...]) -> list[tuple[int, int]]:
     return [(place.machine, device) for place in places for device in place.devices]
 
 
-@pytest.mark.parametrize("devices", MACHINES, ids=lambda found: f"{found.machines}x{found.per_machine}")
+@pytest.mark.parametrize(
+    "devices", MACHINES, ids=lambda found: f"{found.machines}x{found.per_machine}"
+)
 def test_every_process_has_devices_of_its_own_kind_to_itself(devices: Devices) -> None:
     placed = 0
     for processes in CASES:
@@ -50,16 +55,29 @@ def test_every_process_has_devices_of_its_own_kind_to_itself(devices: Devices) -
             continue
         placed += 1
         ranks, engines = devices_of(found.ranks), devices_of(found.engines)
-        assert len(ranks) == len(set(ranks)) == processes.ranks, "no two ranks of a learner share a device"
-        assert len(engines) == len(set(engines)) == processes.engines * processes.width, "nor do two engines"
-        assert all(0 <= m < devices.machines and 0 <= d < devices.per_machine for m, d in ranks + engines)
-        assert all(len(place.devices) == processes.width for place in found.engines), "all of them on one machine"
-        assert [place.first for place in found.ranks] == list(range(processes.ranks)), "in the order of the machines"
+        assert len(ranks) == len(set(ranks)) == processes.ranks, (
+            "no two ranks of a learner share a device"
+        )
+        assert len(engines) == len(set(engines)) == processes.engines * processes.width, (
+            "nor do two engines"
+        )
+        assert all(
+            0 <= m < devices.machines and 0 <= d < devices.per_machine for m, d in ranks + engines
+        )
+        assert all(len(place.devices) == processes.width for place in found.engines), (
+            "all of them on one machine"
+        )
+        assert [place.first for place in found.ranks] == list(range(processes.ranks)), (
+            "in the order of the machines"
+        )
         if processes.apart:
             assert not set(ranks) & set(engines)
         elif ranks and engines:
             assert ranks[0] == engines[0], "they take turns"
-        assert max((place.last for place in found.ranks + found.engines), default=-1) + 1 == processes.devices
+        assert (
+            max((place.last for place in found.ranks + found.engines), default=-1) + 1
+            == processes.devices
+        )
     assert placed > 4
 
 
@@ -106,7 +124,11 @@ NCCL = Route("process_group", backend="nccl")
         (Devices(1, 1, True), Processes(1, 1), WITHIN),
         (Devices(1, 8, True), Processes(8, 4, 2), WITHIN),
         (Devices(2, 8, True), Processes(16, 16), WITHIN),
-        (Devices(1, 8, True), Processes(2, 8), GLOO),  # rank 0 shares a GPU with an engine, which NCCL refuses
+        (
+            Devices(1, 8, True),
+            Processes(2, 8),
+            GLOO,
+        ),  # rank 0 shares a GPU with an engine, which NCCL refuses
         (Devices(1, 8, True), Processes(4, 2, apart=True), NCCL),
         (Devices(2, 8, True), Processes(8, 8, apart=True), NCCL),
         (Devices(1, 8, True), Processes(0, 2), HOST),
@@ -114,7 +136,9 @@ NCCL = Route("process_group", backend="nccl")
         (Devices(2, 4, False), Processes(4, 4, apart=True), GLOO),
     ],
 )
-def test_weights_take_the_shortest_way_that_there_is(devices: Devices, processes: Processes, route: Route) -> None:
+def test_weights_take_the_shortest_way_that_there_is(
+    devices: Devices, processes: Processes, route: Route
+) -> None:
     placement = Placement.of(devices, processes)
     one_machine = len({place.machine for place in (*placement.ranks, *placement.engines)}) == 1
     assert choose_route(SamplerSection(), placement, one_machine) == route
@@ -130,8 +154,12 @@ def test_engines_that_are_opened_one_by_one_are_spread(monkeypatch: pytest.Monke
         (4, 5),
         (6, 7),
     ]
-    run = Workers(choose_placement(SEPARATE, Computation(), Processes.of(SEPARATE, 4, SamplerSection())))
-    assert [place.devices for place in run.place_engines(SamplerSection(replicas=3), Computation())] == [
+    run = Workers(
+        choose_placement(SEPARATE, Computation(), Processes.of(SEPARATE, 4, SamplerSection()))
+    )
+    assert [
+        place.devices for place in run.place_engines(SamplerSection(replicas=3), Computation())
+    ] == [
         (4,),
         (5,),
         (6,),
@@ -167,7 +195,9 @@ def test_actors_see_their_own_gpus_alone(many_gpus: None) -> None:
         workers = Workers(cluster.placement, cluster)
         places = (*cluster.placement.ranks, *cluster.placement.engines)
         remotes = [workers.start(Abacus, f"worker {place}", 400.0, place) for place in places]
-        first, second, both = (remote.call("variable", "CUDA_VISIBLE_DEVICES") for remote in remotes)
+        first, second, both = (
+            remote.call("variable", "CUDA_VISIBLE_DEVICES") for remote in remotes
+        )
         for remote in remotes:
             remote.close()
     assert first != second
@@ -185,7 +215,10 @@ TURNS = {
     "one step ahead": (("ppo.one_step_ahead=true", "ppo.correction.kind=token_tis"), False),
     "GPUs of its own": (("cluster.placement=separate",), False),
     "the CPU": (("learner.device=cpu",), False),
-    "a learner without a sampler's GPU": (("learner.parallel.dp=2", "cluster.placement=separate"), False),
+    "a learner without a sampler's GPU": (
+        ("learner.parallel.dp=2", "cluster.placement=separate"),
+        False,
+    ),
 }
 
 

@@ -21,7 +21,10 @@ except Exception as error:
 
 def find_token() -> str:
     """The token of this process, which Ray makes if there is none."""
-    return os.environ.get("RAY_AUTH_TOKEN") or (Path.home() / ".ray" / "auth_token").read_text().strip()
+    return (
+        os.environ.get("RAY_AUTH_TOKEN")
+        or (Path.home() / ".ray" / "auth_token").read_text().strip()
+    )
 
 
 @pytest.mark.full
@@ -34,7 +37,12 @@ def test_a_stranger_without_the_token_cannot_connect(tmp_path: Path) -> None:
     unknown["HOME"] = str(tmp_path)  # where another token may lie in a file
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": find_token()}
     ends = [
-        subprocess.run([sys.executable, "-c", CONNECT, address], env=unknown | known, stderr=subprocess.PIPE, text=True)
+        subprocess.run(
+            [sys.executable, "-c", CONNECT, address],
+            env=unknown | known,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         for known in ({}, token | {"RAY_AUTH_TOKEN": "0" * 64}, token)
     ]
     assert [end.stderr.splitlines()[-1:] for end in ends[:2]] == [["AuthenticationError"]] * 2

@@ -1,4 +1,6 @@
-"""Runs whose samplers live in processes of their own: the same results, and what happens when one of them dies."""
+"""Runs whose samplers live in processes of their own: the same results, and what happens when one
+of them dies.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,11 @@ LONG = ("run.max_steps=40", "run.save_every=100", "sampler.replicas=2", "sampler
 
 @pytest.mark.parametrize(
     ("transfer", "dp"),
-    [pytest.param("shared_memory", 1, marks=pytest.mark.proof), ("process_group", 1), ("shared_memory", 2)],
+    [
+        pytest.param("shared_memory", 1, marks=pytest.mark.proof),
+        ("process_group", 1),
+        ("shared_memory", 2),
+    ],
 )
 def test_samplers_elsewhere_agree_and_are_attested(run: Run, transfer: str, dp: int) -> None:
     rows = run(
@@ -47,7 +53,9 @@ def test_a_dead_sampler_changes_nothing(run: Run, capsys: pytest.CaptureFixture[
 @pytest.mark.needs("vllm")
 @pytest.mark.usefixtures("vllm")
 @pytest.mark.parametrize("kills", [1, pytest.param(5, marks=pytest.mark.proof)])
-def test_vllm_starts_by_itself_and_again_when_it_dies(run: Run, capsys: pytest.CaptureFixture[str], kills: int) -> None:
+def test_vllm_starts_by_itself_and_again_when_it_dies(
+    run: Run, capsys: pytest.CaptureFixture[str], kills: int
+) -> None:
     after = [3 * kill for kill in range(1, kills + 1)]
     with killing("run", after, sampler_process) as victims:
         rows = run(

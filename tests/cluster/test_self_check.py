@@ -1,4 +1,6 @@
-"""A model is proven before it is opened: packed = decoded = plain `transformers`, or it is refused by name."""
+"""A model is proven before it is opened: packed = decoded = plain `transformers`, or it is refused
+by name.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +43,19 @@ DELTA = {
     "linear_value_head_dim": 8,
 }
 LFM2 = {"model_type": "lfm2", "layer_types": ["conv", "full_attention"]}
-MAMBA2 = {"model_type": "mamba2", "state_size": 8, "num_heads": 4, "head_dim": 16, "expand": 2, "n_groups": 2}
-QWEN35 = {"model_type": "qwen3_5_text", **DELTA, "layer_types": ["linear_attention", "full_attention"]}
+MAMBA2 = {
+    "model_type": "mamba2",
+    "state_size": 8,
+    "num_heads": 4,
+    "head_dim": 16,
+    "expand": 2,
+    "n_groups": 2,
+}
+QWEN35 = {
+    "model_type": "qwen3_5_text",
+    **DELTA,
+    "layer_types": ["linear_attention", "full_attention"],
+}
 DEEPSEEK = {
     "model_type": "deepseek_v3", "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2,
     "moe_intermediate_size": 16, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
@@ -54,8 +67,14 @@ def config(**fields: Any) -> PreTrainedConfig:
     return AutoConfig.for_model(**{**SHAPE, **fields})
 
 
-def proof(fields: dict[str, Any], sampling: SamplingParams | None = PLAIN, dtype: DType = "fp32") -> self_check.Proof:
-    sampling = None if sampling is None else SamplingParams(8, sampling.temperature, sampling.top_k, sampling.top_p)
+def proof(
+    fields: dict[str, Any], sampling: SamplingParams | None = PLAIN, dtype: DType = "fp32"
+) -> self_check.Proof:
+    sampling = (
+        None
+        if sampling is None
+        else SamplingParams(8, sampling.temperature, sampling.top_k, sampling.top_p)
+    )
     return prove(config(**fields), torch.device("cpu"), dtype, sampling)
 
 
@@ -108,7 +127,9 @@ def test_a_window_that_is_forgotten_is_caught(monkeypatch: pytest.MonkeyPatch) -
         proof({"model_type": "mistral", "sliding_window": 16}, sampling=None)
 
 
-def test_a_model_that_is_decoded_wrong_is_refused_only_where_it_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_is_decoded_wrong_is_refused_only_where_it_is_sampled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def shifted(self: SideBySide, *arguments: Any) -> Tensor:
         out = original(self, *arguments)
         return out * 0.5 if arguments[2].shape[2] == 1 else out
@@ -140,7 +161,9 @@ def test_a_miniature_keeps_one_layer_of_each_kind_and_the_sizes_of_heads() -> No
     assert sparse.config.num_hidden_layers == 2  # one dense, one with experts
 
 
-def test_a_proof_is_kept_for_its_configuration(models: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_proof_is_kept_for_its_configuration(
+    models: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path))
     computation, folder = Computation(device="cpu"), models("llama")
     first = require_proof(folder, computation, PLAIN)

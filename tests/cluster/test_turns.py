@@ -39,7 +39,10 @@ def test_all_leave_but_for_weights_that_an_engine_computes_with() -> None:
         turns.add(learner)
     turns.leave(learners[1])
     turns.leave()
-    assert [learner.asked for learner in learners] == [["leave", "leave"], ["moments leave", "leave"]]
+    assert [learner.asked for learner in learners] == [
+        ["leave", "leave"],
+        ["moments leave", "leave"],
+    ]
 
 
 def test_whoever_worked_before_gives_back_what_it_keeps_for_later() -> None:
@@ -57,7 +60,11 @@ def test_an_engine_sleeps_where_learners_leave_and_has_a_larger_cache(
     show_gpus(monkeypatch, 1)
     model, beside = assets / "models/stories260K/hf", dict[bool, int]()
     for offload in (True, False):
-        options = ["learner.device=auto", "sampler=vllm", f"cluster.offload_idle={str(offload).lower()}"]
+        options = [
+            "learner.device=auto",
+            "sampler=vllm",
+            f"cluster.offload_idle={str(offload).lower()}",
+        ]
         recipe = load("ppo_arithmetic", [*options, f"model.path={model}"]).expect(Algorithm)
         files, source = data_files(recipe.data, in_tmp), open_source(str(model))
         spec = LiveSetup(recipe, in_tmp, files, source, "a test", show_notes(), Workers())._spec

@@ -1,4 +1,6 @@
-"""Bad configs of other libraries, for `lockstep convert`; what is said of them stands in messages.md."""
+"""Bad configs of other libraries, for `lockstep convert`; what is said of them stands in
+messages.md.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,11 @@ CONVERTED = {
     "convert: several commands": theirs("sh", "cd x\npython train.py a=1\n"),
     "convert: nothing known": theirs("yaml", "x: 1\n"),
     "convert: no algorithm": theirs("yaml", "model_name_or_path: m\nlearning_rate: 1e-6\n"),
-    "convert: over a file": theirs("yaml", "grpo: {num_generations_per_prompt: 4}\n", "--out ./theirs.yaml"),
+    "convert: over a file": theirs(
+        "yaml", "grpo: {num_generations_per_prompt: 4}\n", "--out ./theirs.yaml"
+    ),
     "convert: a recipe that does not load": theirs("sh", ODD_BATCH),
-    "convert: another objective": theirs("sh", "python grpo.py --model_name_or_path m --loss_type sapo\n"),
+    "convert: another objective": theirs(
+        "sh", "python grpo.py --model_name_or_path m --loss_type sapo\n"
+    ),
 }

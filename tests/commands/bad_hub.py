@@ -64,7 +64,9 @@ HUB = {
     "hub: not on this machine": said("model.path=hf:no-owner/tiny"),
     "hub: a copy of another program": of_model(copied, f"hf:ada/tiny@{COMMIT}"),
     "hub: a damaged note of commits": own(badly_pinned, "model.path=hf:ada/tiny"),
-    "hub: a sweep without a commit": BadInput("sweep own.yaml model.path=hf:ada/tiny seed=0,1", dry=False),
+    "hub: a sweep without a commit": BadInput(
+        "sweep own.yaml model.path=hf:ada/tiny seed=0,1", dry=False
+    ),
     "hub: no such model": of_model(lambda hub, cache: None),
     "hub: terms": of_model(has(MODEL, gated={"models/ada/tiny"})),
     "hub: no such revision": of_model(has(MODEL), "hf:ada/tiny@v9"),

@@ -1,4 +1,6 @@
-"""The catalogue of bad inputs: how each is made. What is said of it stands in messages.md under the same name.
+"""The catalogue of bad inputs: how each is made.
+
+What is said of it stands in messages.md under the same name.
 
 The commands are given in a folder of `workspace.furnish`.
 """
@@ -84,8 +86,12 @@ def code_of_its_own(folder: Path) -> None:
 
 
 def known_with_code(folder: Path) -> None:
-    change("model/config.json", auto_map={"AutoConfig": "x.Config", "AutoModelForCausalLM": "x.Model"})(folder)
-    (folder / "model/x.py").write_text("raise KeyError")  # no other file's content: this one stays trusted
+    change(
+        "model/config.json", auto_map={"AutoConfig": "x.Config", "AutoModelForCausalLM": "x.Model"}
+    )(folder)
+    (folder / "model/x.py").write_text(
+        "raise KeyError"
+    )  # no other file's content: this one stays trusted
 
 
 def a_run(folder: Path) -> None:
@@ -101,19 +107,25 @@ def reward(function: str, *overrides: str) -> BadInput:
 
 
 def rewarded(fields: str, overrides: str) -> BadInput:
-    """Of the only row, with fields besides question and answer, for a reward that is not math alone."""
+    """Of the only row, with fields besides question and answer, for a reward that is not math
+    alone.
+    """
     return own(write("rows.jsonl", f'{{"question": "a", "answer": "1", {fields}}}\n'), overrides)
 
 
 def played(name: str, *overrides: str) -> BadInput:
     """Of an environment in worlds.py."""
-    return said(" ".join([f"environment.class_name=worlds.py:{name} environment.max_tokens=24", *overrides]))
+    return said(
+        " ".join([f"environment.class_name=worlds.py:{name} environment.max_tokens=24", *overrides])
+    )
 
 
 FOLLOWED = "reward={type: instructions, marker: null, instructions: {field: asked}}"
 TESTED = "reward={type: code, marker: null, code: {tests: tests}}"
 BY_ROW = "reward={type: by_row, verifier: kind, code: {tests: tests}}"
-SERVED = "reward={type: server, marker: null, server: {url: http://127.0.0.1:9/score, max_retries: 0}}"
+SERVED = (
+    "reward={type: server, marker: null, server: {url: http://127.0.0.1:9/score, max_retries: 0}}"
+)
 
 
 POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{64 * '0'}\nsize 4\n"
@@ -132,7 +144,9 @@ RECIPES = {
     "recipe: no such file": BadInput("train absent.yaml"),
     "recipe: no YAML": BadInput("train bad.yaml", write("bad.yaml", "seed: 1\nppo: {clip: 0.1\n")),
     "recipe: a key twice": BadInput("train bad.yaml", write("bad.yaml", "seed: 1\nseed: 2\n")),
-    "recipe: a tag": BadInput("train bad.yaml", write("bad.yaml", "seed: !!python/name:os.system\n")),
+    "recipe: a tag": BadInput(
+        "train bad.yaml", write("bad.yaml", "seed: !!python/name:os.system\n")
+    ),
     "recipe: bases in a circle": BadInput("train bad.yaml", write("bad.yaml", "base: bad.yaml\n")),
     "recipe: no algorithm": BadInput("train bad.yaml", write("bad.yaml", "seed: 1\n")),
     "recipe: unknown algorithm": said("algorithm=pppo"),
@@ -164,22 +178,32 @@ RECIPES = {
     "rule: two that reward": said("reward_model.path=models/judge ppo.kl.coef=0.05"),
     "rule: a learned reward that nothing holds": said("reward=null reward_model.path=models/judge"),
     "rule: a bound on nothing": said("acceptance='[{metric: train/reward, steps: [1, 2]}]'"),
-    "rule: a window that ends before it begins": said("acceptance='[{metric: train/reward, steps: [2, 1], min: 0}]'"),
+    "rule: a window that ends before it begins": said(
+        "acceptance='[{metric: train/reward, steps: [2, 1], min: 0}]'"
+    ),
     "rule: a statistic of one step": said(
         "acceptance='[{metric: train/reward, steps: [2, 2], statistic: max, max: 0}]'"
     ),
-    "rule: a deviation of rewards without a baseline": BadInput("train grpo_arithmetic grpo.baseline=none"),
+    "rule: a deviation of rewards without a baseline": BadInput(
+        "train grpo_arithmetic grpo.baseline=none"
+    ),
     "rule: two models": said("model.path=model model.from_recipe=sft_arithmetic"),
     "rule: no data": said("data.task=null"),
     "rule: system prompt without chat": said("data.system_prompt=Hi"),
     "rule: messages and a template": said("data.messages=talk data.prompt='\"{question}?\"'"),
-    "rule: messages and chat": said("data.prompt='\"{question}\"' data.messages=talk data.chat=true"),
-    "rule: greedy several times": BadInput("generate model rows.jsonl sampling.temperature=0 num_generations=2"),
+    "rule: messages and chat": said(
+        "data.prompt='\"{question}\"' data.messages=talk data.chat=true"
+    ),
+    "rule: greedy several times": BadInput(
+        "generate model rows.jsonl sampling.temperature=0 num_generations=2"
+    ),
     "rule: greedy and top_k": said("sampling.temperature=0 sampling.top_k=5"),
     "rule: a time limit for math": said("reward.timeout_s=5"),
     "rule: a reward without its section": said("reward.type=code reward.marker=null"),
     "rule: a verifier for every row": said("reward.verifier=kind"),
-    "rule: a part without a name": said("'reward={type: sum, marker: null, parts: {a-b: {type: math}}}'"),
+    "rule: a part without a name": said(
+        "'reward={type: sum, marker: null, parts: {a-b: {type: math}}}'"
+    ),
     "rule: a server without an address": said(f"'{SERVED.replace('http://', '')}'"),
     "rule: validation without rows": BadInput("train sft.yaml run.validate_every=2"),
     "rule: a loss that reads scores": BadInput("train dpo.yaml dpo.preference_loss=scale"),
@@ -187,7 +211,9 @@ RECIPES = {
     "rule: nothing to learn of pairs": BadInput("train dpo.yaml dpo.preference_loss_weight=0"),
     "rule: one score of two": BadInput("train dpo.yaml data.chosen_score=score"),
     "rule: a completion of pairs": BadInput("train dpo.yaml data.completion=X"),
-    "rule: best between validations": said("run.best.metric=validation/accuracy run.validate_every=0"),
+    "rule: best between validations": said(
+        "run.best.metric=validation/accuracy run.validate_every=0"
+    ),
     "rule: exact where it cannot be": said("agreement.exact=require learner.compile=true"),
     "path: a variable that is not set": said("'run.folder=$NOWHERE/run'"),
     "path: no such user": own(overrides="model.path=~nobody.here/model"),
@@ -199,21 +225,32 @@ MODELS = {
     "model: no config.json": own(remove("model/config.json")),
     "model: config.json torn": own(write("model/config.json", '{"model_type": "lla')),
     "model: unknown architecture": own(change("model/config.json", model_type="abacus")),
-    "model: an encoder": own(change("model/config.json", model_type="bert", architectures=["BertForMaskedLM"])),
+    "model: an encoder": own(
+        change("model/config.json", model_type="bert", architectures=["BertForMaskedLM"])
+    ),
     "model: impossible shape": own(change("model/config.json", num_key_value_heads=3)),
     "model: code of its own": own(code_of_its_own),
-    "model: code that is not there": own(change("model/config.json", model_type="abacus", auto_map=ABACUS)),
+    "model: code that is not there": own(
+        change("model/config.json", model_type="abacus", auto_map=ABACUS)
+    ),
     "model: code by halves": own(
         change("model/config.json", model_type="abacus", auto_map={"AutoConfig": "abacus.Abacus"})
     ),
     "model: trusted overrides": own(overrides="--trust seed=1"),
     "model: trusted and not used": own(known_with_code, "--trust model/x.py"),
-    "model: a stop token that is not there": own(change("model/generation_config.json", eos_token_id=10**9)),
-    "model: quantized": own(change("model/config.json", quantization_config={"quant_method": "bitsandbytes"})),
+    "model: a stop token that is not there": own(
+        change("model/generation_config.json", eos_token_id=10**9)
+    ),
+    "model: quantized": own(
+        change("model/config.json", quantization_config={"quant_method": "bitsandbytes"})
+    ),
     "model: adapters alone": own(adapters_only),
     "model: no context": own(
         change(
-            "model/config.json", model_type="mamba", architectures=["MambaForCausalLM"], max_position_embeddings=None
+            "model/config.json",
+            model_type="mamba",
+            architectures=["MambaForCausalLM"],
+            max_position_embeddings=None,
         )
     ),
     "model: no reward model": own(overrides="reward=null reward_model.path=model ppo.kl.coef=0"),
@@ -223,7 +260,8 @@ MODELS = {
     "tokenizer: of another model": own(small_embedding),
     "tokenizer: no chat template": own(overrides="data.chat=true"),
     "tokenizer: a chat template that is no Jinja": own(
-        write("model/chat_template.jinja", "{% for m in messages %}\n{{ m.content }\n{% endfor %}"), "data.chat=true"
+        write("model/chat_template.jinja", "{% for m in messages %}\n{{ m.content }\n{% endfor %}"),
+        "data.chat=true",
     ),
     "tokenizer: a chat template that reaches out": own(
         write("model/chat_template.jinja", "{{ messages.__class__.__mro__ }}"), "data.chat=true"
@@ -271,8 +309,12 @@ DATA = {
     ),
     "data: messages that the template refuses": own(
         lambda folder: [
-            write("rows.jsonl", '{"talk": [{"role": "user", "content": "Hi"}], "answer": "1"}\n')(folder),
-            write("model/chat_template.jinja", "{{ raise_exception('no system message') }}")(folder),
+            write("rows.jsonl", '{"talk": [{"role": "user", "content": "Hi"}], "answer": "1"}\n')(
+                folder
+            ),
+            write("model/chat_template.jinja", "{{ raise_exception('no system message') }}")(
+                folder
+            ),
         ],
         "data.messages=talk",
     ),
@@ -285,7 +327,9 @@ DATA = {
     "data: no answer in messages": BadInput(
         "train sft.yaml data.messages=talk",
         lambda folder: [
-            change("model/tokenizer_config.json", chat_template="{{ messages[0].content }}")(folder),
+            change("model/tokenizer_config.json", chat_template="{{ messages[0].content }}")(
+                folder
+            ),
             write("rows.jsonl", '{"talk": [{"role": "user", "content": "Why?"}]}\n')(folder),
         ],
     ),
@@ -302,7 +346,9 @@ ENVIRONMENTS = {
     "environment: a penalty for length": played("Broken", "ppo.overlong_penalty.buffer=2"),
     "environment: an invalid cut_off_reward": played("Vague"),
     "environment: negative rewards, and nothing declared": played("Costly", "reward=null").late,
-    "environment: a value on top of a whole reward": played("Broken", "reward=null ppo.bootstrap_truncated=true"),
+    "environment: a value on top of a whole reward": played(
+        "Broken", "reward=null ppo.bootstrap_truncated=true"
+    ),
 }
 
 REWARDS = {
@@ -314,12 +360,18 @@ REWARDS = {
     "reward: a batch with too few": reward("rewards.py:too_few", "reward.batch=true").late,
     "reward: no server": said(f"'{SERVED}'").lost,
     "reward: the system ends its process": reward("rewards.py:killed").lost,
-    "reward: unknown instruction": rewarded('"asked": [{"id": "wrods", "at_least": 3}]', f"'{FOLLOWED}'"),
-    "reward: an instruction without a number": rewarded('"asked": [{"id": "words"}]', f"'{FOLLOWED}'"),
+    "reward: unknown instruction": rewarded(
+        '"asked": [{"id": "wrods", "at_least": 3}]', f"'{FOLLOWED}'"
+    ),
+    "reward: an instruction without a number": rewarded(
+        '"asked": [{"id": "words"}]', f"'{FOLLOWED}'"
+    ),
     "reward: no instructions": rewarded('"asked": []', f"'{FOLLOWED}'"),
     "reward: unknown verifier": rewarded('"kind": "maths"', f"'{BY_ROW}'"),
     "reward: no judge": rewarded('"kind": "judge"', f"'{BY_ROW}'"),
-    "reward: no sandbox": rewarded('"tests": ["pass"]', f"'{TESTED.replace('tests}', 'tests, wall_s: 0.00001}')}'"),
+    "reward: no sandbox": rewarded(
+        '"tests": ["pass"]', f"'{TESTED.replace('tests}', 'tests, wall_s: 0.00001}')}'"
+    ),
 }
 
 SCORE_OF_NINE = '{"prompt": "a", "response": "b", "score": 9}\n'
@@ -329,15 +381,20 @@ JUDGED = {
     "judge: no such folder": judged("judge.path=absent"),
     "judge: questions longer than the context": judged("judge.max_prompt_tokens=900"),
     "judged: one value of a list too many": judged("self_rewarding.length_control=[0,0,0.1]"),
-    "judge: a known score off the scale": judged("known.judgements=known.jsonl", write("known.jsonl", SCORE_OF_NINE)),
+    "judge: a known score off the scale": judged(
+        "known.judgements=known.jsonl", write("known.jsonl", SCORE_OF_NINE)
+    ),
     "judged: one answer to each prompt": judged("self_rewarding.num_responses_to_gen=1"),
     "judged: greedy": judged("sampling.temperature=0"),
     "judged: fewer prompts than a step": judged("self_rewarding.global_batch_size=64"),
     "judged: new prompts unsaid": judged("self_rewarding.prompt_source=new"),
-    "judged: judgements unsaid": judged("self_rewarding.use_meta_judge=true self_rewarding.meta_judge_pcnt=0.5"),
+    "judged: judgements unsaid": judged(
+        "self_rewarding.use_meta_judge=true self_rewarding.meta_judge_pcnt=0.5"
+    ),
     "judged: a share of nothing": judged("self_rewarding.meta_judge_pcnt=0.1"),
     "judged: too few judgements to compare": judged(
-        "self_rewarding.use_meta_judge=true self_rewarding.meta_judge_pcnt=0.5 judge.num_evals_to_average=1 "
+        "self_rewarding.use_meta_judge=true self_rewarding.meta_judge_pcnt=0.5 "
+        "judge.num_evals_to_average=1 "
         "'meta_judge={max_prompt_tokens: 80, sampling: {max_tokens: 4}}'"
     ),
 }
@@ -348,17 +405,25 @@ RUNS = {
     "run: folder cannot be made": said("run.folder=rewards.py/run"),
     "run: a folder of a model": own(overrides="run=model"),
     "run: a folder of something else": own(
-        lambda folder: [(folder / "notes").mkdir(), write("notes/diary.md", "Dear")(folder)], "run.folder=notes"
+        lambda folder: [(folder / "notes").mkdir(), write("notes/diary.md", "Dear")(folder)],
+        "run.folder=notes",
     ),
     "run: no GPU": said("learner.device=cuda"),
-    "run: too little memory": BadInput("train tiny.yaml sampler.max_batch_size=1000000000000 --dry-run"),
-    "run: all rewards equal": reward("rewards.py:constant", "ppo.dynamic_sampling.max_batches=2").late,
+    "run: too little memory": BadInput(
+        "train tiny.yaml sampler.max_batch_size=1000000000000 --dry-run"
+    ),
+    "run: all rewards equal": reward(
+        "rewards.py:constant", "ppo.dynamic_sampling.max_batches=2"
+    ).late,
     "run: nothing was trained": replace(
-        said("ppo.overlong_filtering=true sampling.max_tokens=1 run.max_steps=2").late, code=exit_codes.INCONCLUSIVE
+        said("ppo.overlong_filtering=true sampling.max_tokens=1 run.max_steps=2").late,
+        code=exit_codes.INCONCLUSIVE,
     ),
     "run: numbers break": said("critic.lr=1e30 run.max_steps=3").lost,
     "run: heads that cannot be divided": said("learner.parallel.tp=3"),
-    "run: a critic's heads that cannot be divided": said("learner.parallel.dp=3 critic.parallel.tp=3"),
+    "run: a critic's heads that cannot be divided": said(
+        "learner.parallel.dp=3 critic.parallel.tp=3"
+    ),
     "run: a critic on other ranks": said("learner.parallel.dp=2 critic.parallel.tp=4"),
     "run: tensor parallelism compiled": said("learner.compile=true learner.parallel.tp=2"),
     "run: adapters of nothing": said("learner.lora.target_modules=[q_porj]"),
@@ -368,11 +433,17 @@ RUNS = {
     "run: fixed passes too small": said("learner.rows_per_pass=200"),
     "run: fixed passes over ranks": said("learner.rows_per_pass=2 learner.parallel.dp=2"),
     "run: a worker too slow": said("learner.parallel.dp=2 cluster.timeout_s=0.01").lost,
-    "run: nothing scores the best": said("run.best.metric=train/rewards run.save_every=1 run.max_steps=2").late,
-    "generate: a recipe of another command": BadInput("generate model rows.jsonl --recipe own.yaml"),
+    "run: nothing scores the best": said(
+        "run.best.metric=train/rewards run.save_every=1 run.max_steps=2"
+    ).late,
+    "generate: a recipe of another command": BadInput(
+        "generate model rows.jsonl --recipe own.yaml"
+    ),
     "generate: a run that is not finished": BadInput("generate run rows.jsonl", a_run),
     "plan: memory of no number": BadInput("plan own.yaml --gpus 1 --memory nanGB"),
-    "doctor: probabilities": BadInput("doctor analyze dump.jsonl", write("dump.jsonl", PROBABILITIES)),
+    "doctor: probabilities": BadInput(
+        "doctor analyze dump.jsonl", write("dump.jsonl", PROBABILITIES)
+    ),
     "check: no run": BadInput("check model"),
 }
 

@@ -25,7 +25,9 @@ from lockstep.run.folder.files import lock_folder
 CATALOGUE = {**OWN, **OPTIONS, **HUB, **CONVERTED}
 PAGE = Path(__file__).with_name("messages.md")
 ROW = re.compile(r"\| (?P<name>[^|]+: [^|]+) \| (?P<ticks>`+)(?P<sentence>.+?)(?P=ticks) \|")
-SENTENCES = {row["name"]: row["sentence"] for row in map(ROW.fullmatch, PAGE.read_text().splitlines()) if row}
+SENTENCES = {
+    row["name"]: row["sentence"] for row in map(ROW.fullmatch, PAGE.read_text().splitlines()) if row
+}
 BREAKING = "train tiny.yaml critic.lr=1e30 run.max_steps=3"
 NOTES = {name for name in SENTENCES if name.startswith("note: ")}
 
@@ -97,7 +99,9 @@ def test_bad_input_gets_its_sentence_and_leaves_nothing(
         assert left(here) == spoiled
 
 
-TRAINED = [name for name, bad in CATALOGUE.items() if bad.dry and bad.command.startswith("train")][::5]
+TRAINED = [name for name, bad in CATALOGUE.items() if bad.dry and bad.command.startswith("train")][
+    ::5
+]
 """One in five: what differs between a dry run and a run is where they end, not what they read."""
 
 
@@ -112,23 +116,44 @@ def test_a_dry_run_says_the_same(
 
 def test_a_dry_run_says_all_at_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "model/model.safetensors").unlink()
-    overrides = "data.validation=absent.jsonl reward.marker=null reward.type=python reward.function=rewards.py:narrow"
-    assert main(shlex.split(f"train own.yaml {overrides} learner.device=cuda run.folder=rewards.py/run --dry-run")) == 2
+    overrides = (
+        "data.validation=absent.jsonl reward.marker=null reward.type=python "
+        "reward.function=rewards.py:narrow"
+    )
+    assert (
+        main(
+            shlex.split(
+                f"train own.yaml {overrides} learner.device=cuda run.folder=rewards.py/run "
+                "--dry-run"
+            )
+        )
+        == 2
+    )
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("note: reward.function rewards.py:narrow runs ")
     assert len(lines) == 6
-    for text in ("learner.device", "run folder", "absent.jsonl", "model.safetensors missing", "narrow"):
+    for text in (
+        "learner.device",
+        "run folder",
+        "absent.jsonl",
+        "model.safetensors missing",
+        "narrow",
+    ):
         assert sum(text in line for line in lines[1:]) == 1, text
 
 
 def test_a_dry_run_computes_no_part_of_a_model_that_this_machine_has_no_memory_for(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["train", "tiny.yaml", "model.scratch.config.hidden_size=1048576", "--dry-run"]) == 2
+    assert (
+        main(["train", "tiny.yaml", "model.scratch.config.hidden_size=1048576", "--dry-run"]) == 2
+    )
     assert "the run needs about 123 TB of memory, but this machine has" in capsys.readouterr().err
 
 
-def test_a_dry_run_finds_another_recipe_in_the_folder(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_finds_another_recipe_in_the_folder(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["train", "sft.yaml"]) == 0
     assert main(["train", "sft.yaml", "--dry-run"]) == 0
     assert main(["train", "sft.yaml", "seed=1", "--dry-run"]) == 2
@@ -157,8 +182,12 @@ def test_epochs_that_are_asked_for_take_back_the_steps_of_the_recipe(
     assert "steps: 16;" in capsys.readouterr().out
 
 
-def test_a_dry_run_goes_on_to_the_recipe_that_is_trained_first(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (here / "later.yaml").write_text("base: own.yaml\nmodel: {path: null, from_recipe: ./sft.yaml}\n")
+def test_a_dry_run_goes_on_to_the_recipe_that_is_trained_first(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "later.yaml").write_text(
+        "base: own.yaml\nmodel: {path: null, from_recipe: ./sft.yaml}\n"
+    )
     assert main(["train", "later.yaml", "--dry-run"]) == 0
     assert "sft is trained first" in capsys.readouterr().out
     (here / "model/tokenizer.json").unlink()
@@ -176,7 +205,9 @@ def test_traceback_may_stand_behind_the_command(here: Path) -> None:
         main(["train", "absent.yaml", "--traceback"])
 
 
-def test_all_overrides_that_cannot_be_read_are_told_at_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_overrides_that_cannot_be_read_are_told_at_once(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["train", "own.yaml", "run.keep=", "ppo.clip = 0.1"]) == exit_codes.INPUT
     said = capsys.readouterr().err.splitlines()
     assert is_said("override: no value", said[0].removeprefix("lockstep: "))
@@ -184,7 +215,9 @@ def test_all_overrides_that_cannot_be_read_are_told_at_once(here: Path, capsys: 
 
 
 @pytest.mark.needs("gloo")
-def test_numbers_that_break_on_two_ranks_get_the_same_sentence(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_numbers_that_break_on_two_ranks_get_the_same_sentence(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sentence = refusal(f"{BREAKING} learner.parallel.dp=2", capsys, exit_codes.CRASH)
     assert is_said("run: numbers break", sentence)
 
@@ -193,13 +226,19 @@ def test_equal_rewards_are_noted(here: Path, capsys: pytest.CaptureFixture[str])
     reward = "reward.type=python reward.marker=null reward.function=rewards.py:constant"
     assert main(shlex.split(f"train tiny.yaml {reward} run.max_steps=6")) == 0
     lines = capsys.readouterr().err.splitlines()
-    assert [is_said("note: equal rewards", line) for line in lines if "every reward" in line] == [True]
+    assert [is_said("note: equal rewards", line) for line in lines if "every reward" in line] == [
+        True
+    ]
 
 
-def test_a_step_that_trained_on_nothing_is_noted(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_step_that_trained_on_nothing_is_noted(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = ["train", "tiny.yaml", "ppo.overlong_filtering=true", "sampling.max_tokens=1"]
     assert main(command) == exit_codes.INCONCLUSIVE
-    assert any(is_said("note: nothing to train on", line) for line in capsys.readouterr().err.splitlines())
+    assert any(
+        is_said("note: nothing to train on", line) for line in capsys.readouterr().err.splitlines()
+    )
 
 
 @pytest.mark.parametrize(
@@ -213,7 +252,10 @@ def test_what_is_probably_not_meant_is_noted(
 ) -> None:
     shutil.copy("rows.jsonl", "copy.jsonl")
     assert main([*shlex.split(command), "--dry-run"]) == 0
-    assert any(is_said(name, line.removeprefix("note: ").strip()) for line in capsys.readouterr().out.splitlines())
+    assert any(
+        is_said(name, line.removeprefix("note: ").strip())
+        for line in capsys.readouterr().out.splitlines()
+    )
     main(shlex.split(command))
     assert any(is_said(name, line) for line in capsys.readouterr().err.splitlines())
 
@@ -229,7 +271,9 @@ def test_a_failed_start_takes_back_what_it_made_and_nothing_else(
     assert os.listdir("mine") == ["notes.txt"]
 
 
-def test_a_start_that_finds_the_run_in_use_takes_nothing_away(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_start_that_finds_the_run_in_use_takes_nothing_away(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("run").mkdir()
     with lock_folder(Path("run")):
         assert "in use by another process" in refusal("train tiny.yaml", capsys)

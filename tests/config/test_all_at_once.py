@@ -46,7 +46,9 @@ run: {best: {metric: validation/reward}, save_every: 7, validate_every: 5}
     assert len(sections) == len(set(sections))
 
 
-def test_options_that_only_a_shipped_base_sets_give_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_that_only_a_shipped_base_sets_give_way(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     loaded = load(write(tmp_path, OWN_REWARD))
     recipe = loaded.expect(PPORecipe)
     assert recipe.reward is not None

@@ -59,7 +59,13 @@ def test_floats_without_a_point_are_numbers_in_files_and_overrides(recipe: str) 
 
 
 def test_overrides_are_typed_and_later_than_the_file(recipe: str) -> None:
-    options = ppo(recipe, "ppo.clip=0.1", "critic.betas=[0, 0.5]", "run.keep=5", "ppo.overlong_penalty.buffer=4")
+    options = ppo(
+        recipe,
+        "ppo.clip=0.1",
+        "critic.betas=[0, 0.5]",
+        "run.keep=5",
+        "ppo.overlong_penalty.buffer=4",
+    )
     assert options.ppo.clip == 0.1
     assert options.critic.betas == (0.0, 0.5)
     assert options.run.keep == 5
@@ -86,7 +92,9 @@ def test_every_shipped_recipe_loads_by_name() -> None:
         assert load(name).name == name
 
 
-@pytest.mark.parametrize("override", ["model.path=FOLDER", "model.scratch={config: {model_type: llama}}"])
+@pytest.mark.parametrize(
+    "override", ["model.path=FOLDER", "model.scratch={config: {model_type: llama}}"]
+)
 def test_another_model_source_takes_the_place_of_the_old(recipe: str, override: str) -> None:
     assert ppo(recipe, override).model.from_recipe is None
 
@@ -97,20 +105,37 @@ def test_another_data_source_takes_the_place_of_the_old(recipe: str, tmp_path: P
     assert ppo(child).data.task is None
 
 
-def test_several_files_can_be_trained_on_and_are_replaced_as_a_whole(recipe: str, tmp_path: Path) -> None:
-    several = ppo(recipe, "data.train=[a.jsonl, b.jsonl]", "data.weights=[1, 2.5]", "data.validation=[c.jsonl]").data
-    assert (several.train, several.weights, several.validation) == (("a.jsonl", "b.jsonl"), (1.0, 2.5), ("c.jsonl",))
+def test_several_files_can_be_trained_on_and_are_replaced_as_a_whole(
+    recipe: str, tmp_path: Path
+) -> None:
+    several = ppo(
+        recipe,
+        "data.train=[a.jsonl, b.jsonl]",
+        "data.weights=[1, 2.5]",
+        "data.validation=[c.jsonl]",
+    ).data
+    assert (several.train, several.weights, several.validation) == (
+        ("a.jsonl", "b.jsonl"),
+        (1.0, 2.5),
+        ("c.jsonl",),
+    )
     child = variant(tmp_path, f"base: {Path(recipe).name}\ndata: {{train: [a.jsonl, b.jsonl]}}\n")
     assert ppo(child, "data.train=[x.jsonl]").data.train == ("x.jsonl",)
     assert ppo(child, "data.train=x.jsonl").data.train == "x.jsonl"
 
 
-def test_messages_take_the_place_of_a_prompt_and_a_prompt_that_of_messages(recipe: str, tmp_path: Path) -> None:
-    templated = variant(tmp_path, f"base: {Path(recipe).name}\ndata: {{prompt: 'Q: {{question}}'}}\n")
+def test_messages_take_the_place_of_a_prompt_and_a_prompt_that_of_messages(
+    recipe: str, tmp_path: Path
+) -> None:
+    templated = variant(
+        tmp_path, f"base: {Path(recipe).name}\ndata: {{prompt: 'Q: {{question}}'}}\n"
+    )
     assert ppo(templated, "data.messages=talk").data.messages == "talk"
     (tmp_path / "talk.yaml").write_text(f"base: {Path(recipe).name}\ndata: {{messages: talk}}\n")
     assert ppo(str(tmp_path / "talk.yaml"), "data.prompt='A: {question}'").data.messages is None
-    assert "say one of prompt and messages" in refusal(recipe, "data.messages=talk", "data.prompt='A: {question}'")
+    assert "say one of prompt and messages" in refusal(
+        recipe, "data.messages=talk", "data.prompt='A: {question}'"
+    )
 
 
 def test_a_scalar_for_a_section_sets_its_backend_or_the_runs_folder(recipe: str) -> None:
@@ -122,22 +147,28 @@ def test_a_scalar_for_a_section_sets_its_backend_or_the_runs_folder(recipe: str)
     ("override", "message"),
     [
         ("clip=0.1", "override clip=0.1: there is no option clip; did you mean ppo.clip?"),
-        ("ppo.kl={coef: 0.1, placment: loss}", "override ppo.kl={coef: 0.1, placment: loss}: there is no option "
+        ("ppo.kl={coef: 0.1, placment: loss}", "override ppo.kl={coef: 0.1, placment: loss}: "
+                                               "there is no option "
          "ppo.kl.placment; did you mean ppo.kl.placement?"),
         ("reward={type: sum, parts: {e: {type: math, markr: x}}}",
          "override reward={type: sum, parts: {e: {type: math, markr: x}}}: there is no option "
          "reward.parts.e.markr; did you mean reward.parts.e.marker?"),
         ("seed='3'", "override seed='3': seed is \"3\", but should be a whole number"),
         ("data.train=3", "override data.train=3: data.train is 3, but should be text or a list"),
-        ("data.train=[a, 3]", "override data.train=[a, 3]: data.train is a list, but should be text or a list of text"),
-        ("data.train=[]", "override data.train=[]: data.train is a list, but should be text or a longer list"),
-        ("algorithm=pppo", 'override algorithm=pppo: algorithm is "pppo"; there are: sft, ppo, grpo, dpo, '
+        ("data.train=[a, 3]", ("override data.train=[a, 3]: data.train is a list, but should be "
+                              "text or a list of text")),
+        ("data.train=[]", ("override data.train=[]: data.train is a list, but should be text or a "
+                          "longer list")),
+        ("algorithm=pppo", 'override algorithm=pppo: algorithm is "pppo"; there are: sft, ppo, '
+                           'grpo, dpo, '
          "kto, orpo, simpo, online_dpo, reward_model, distill, self_rewarding, eval, "
          "generate, doctor, eval_judge; one of your own is named by its "
          "place, file.py:Class or package.module:Class"),
     ],
 )  # fmt: skip
-def test_a_wrong_override_is_refused_in_one_sentence(recipe: str, override: str, message: str) -> None:
+def test_a_wrong_override_is_refused_in_one_sentence(
+    recipe: str, override: str, message: str
+) -> None:
     assert refusal(recipe, override) == message
 
 
@@ -157,30 +188,62 @@ def test_the_digest_changes_with_every_option_that_may_change_a_result(recipe: s
         assert load(recipe, [option]).digest == loaded.digest
     for option in ("sampler.max_batch_size=7", "sampler.replicas=3"):
         assert load(recipe, [option]).digest != loaded.digest
-    others = [load(recipe, [change]).digest for change in ("ppo.clip=0.1", "seed=1", "run.max_steps=4")]
+    others = [
+        load(recipe, [change]).digest for change in ("ppo.clip=0.1", "seed=1", "run.max_steps=4")
+    ]
     assert len({loaded.digest, *others}) == 4
     assert loaded.run_folder == Path("runs") / f"small-{loaded.digest}"
 
 
 def test_a_described_recipe_is_the_same_recipe(recipe: str, tmp_path: Path) -> None:
-    odd = ["data.prompt='{question}: 1e5\n'", "model.path='1e5'", "data.system_prompt='no'", "data.chat=true"]
+    odd = [
+        "data.prompt='{question}: 1e5\n'",
+        "model.path='1e5'",
+        "data.system_prompt='no'",
+        "data.chat=true",
+    ]
     loaded = load(recipe, odd)
     again = load(variant(tmp_path, describe(loaded)))
     assert again.recipe == loaded.recipe
     assert again.digest == loaded.digest
 
 
-def test_a_recipe_says_where_each_value_comes_from_and_is_still_a_recipe(recipe: str, tmp_path: Path) -> None:
-    child = variant(tmp_path, f"base: {Path(recipe).name}\ncritic: {{betas: [0.5, 0.6]}}\nppo: {{kl: {{coef: 0.1}}}}\n")
-    loaded = load(child, ["data.prompt='Q: {question} # 1\n'", "model.path=X", "ppo.clip_high=null", "run=here"])
+def test_a_recipe_says_where_each_value_comes_from_and_is_still_a_recipe(
+    recipe: str, tmp_path: Path
+) -> None:
+    child = variant(
+        tmp_path,
+        f"base: {Path(recipe).name}\ncritic: {{betas: [0.5, 0.6]}}\nppo: {{kl: {{coef: 0.1}}}}\n",
+    )
+    loaded = load(
+        child,
+        ["data.prompt='Q: {question} # 1\n'", "model.path=X", "ppo.clip_high=null", "run=here"],
+    )
     text = describe(loaded, origins=True)
     assert load(variant(tmp_path, text)).recipe == loaded.recipe
-    origins = {line.split(":")[0].strip(): line.rsplit("  # ", 1)[-1] for line in text.splitlines() if "  # " in line}
-    names = {"betas": child, "coef": child, "gamma": "default", "clip": recipe, "global_batch_size": recipe}
-    names |= {"prompt": "override", "path": "override", "clip_high": "override", "folder": "override"}
+    origins = {
+        line.split(":")[0].strip(): line.rsplit("  # ", 1)[-1]
+        for line in text.splitlines()
+        if "  # " in line
+    }
+    names = {
+        "betas": child,
+        "coef": child,
+        "gamma": "default",
+        "clip": recipe,
+        "global_batch_size": recipe,
+    }
+    names |= {
+        "prompt": "override",
+        "path": "override",
+        "clip_high": "override",
+        "folder": "override",
+    }
     assert {name: origins[name] for name in names} == names
     assert origins["from_recipe"] == "default", "another source takes it back"
-    columns = {line.index("  # ") for line in text.splitlines() if "  # " in line and len(line) < 60}
+    columns = {
+        line.index("  # ") for line in text.splitlines() if "  # " in line and len(line) < 60
+    }
     assert len(columns) == 1
 
 
@@ -190,7 +253,11 @@ def test_a_recipe_says_where_each_value_comes_from_and_is_still_a_recipe(recipe:
         ("ppo.clip", "ppo:\n  clip: 0.3  # ratio is clipped to"),
         (
             "critic.betas",
-            "  betas:  # decay of the running means of the gradient and of its square\n  - 0.9\n  - 0.99\n",
+            (
+                "  betas:  # decay of the running means of the gradient and of its square\n  - "
+                "0.9\n  "
+                "- 0.99\n"
+            ),
         ),
         ("ppo.overlong_penalty", "    buffer: null"),
         ("ppo.kl", "      gain: 0.1      # how fast"),
@@ -233,9 +300,15 @@ def test_a_recipe_that_is_trained_first_is_found_from_the_recipe_that_names_it(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rungs").mkdir()
     (tmp_path / "rungs" / "first.yaml").write_text("base: sft_arithmetic\n")
-    for folder, named in {"rungs": "first.yaml", "beside": "../rungs/first.yaml", "kept": "rungs/first.yaml"}.items():
+    for folder, named in {
+        "rungs": "first.yaml",
+        "beside": "../rungs/first.yaml",
+        "kept": "rungs/first.yaml",
+    }.items():
         (tmp_path / folder).mkdir(exist_ok=True)
-        (tmp_path / folder / "later.yaml").write_text(f"base: ppo_arithmetic\nmodel: {{from_recipe: {named}}}\n")
+        (tmp_path / folder / "later.yaml").write_text(
+            f"base: ppo_arithmetic\nmodel: {{from_recipe: {named}}}\n"
+        )
         loaded = load(f"{folder}/later.yaml")
         assert loaded.training.model.from_recipe == "rungs/first.yaml"
         assert loaded.warm_start is not None

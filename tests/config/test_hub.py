@@ -1,4 +1,6 @@
-"""Names on a hub, fetched from one on this machine: which commit, which files, what is noted, and every refusal."""
+"""Names on a hub, fetched from one on this machine: which commit, which files, what is noted, and
+every refusal.
+"""
 
 from __future__ import annotations
 
@@ -43,14 +45,26 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def hub(in_tmp: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes]) -> Iterator[HubServer]:
+def hub(
+    in_tmp: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes]
+) -> Iterator[HubServer]:
     with serve_hub() as server:
-        for variable, value in {**environment_of(server.url, in_tmp / "cache"), "HF_TOKEN": SECRET}.items():
+        for variable, value in {
+            **environment_of(server.url, in_tmp / "cache"),
+            "HF_TOKEN": SECRET,
+        }.items():
             monkeypatch.setenv(variable, value)
         server.push("models/ada/tiny", files)
-        server.push("datasets/ada/sums", {"train.jsonl": "".join(json.dumps(row) + "\n" for row in QUESTIONS).encode()})
+        server.push(
+            "datasets/ada/sums",
+            {"train.jsonl": "".join(json.dumps(row) + "\n" for row in QUESTIONS).encode()},
+        )
         (in_tmp / "rewards.py").write_text(REWARDS)
-        recipe = {**RECIPE, "model": {"path": MODEL}, "data": {**RECIPE["data"], "train": ROWS, "validation": ROWS}}
+        recipe = {
+            **RECIPE,
+            "model": {"path": MODEL},
+            "data": {**RECIPE["data"], "train": ROWS, "validation": ROWS},
+        }
         recipe["data"].pop("task")
         recipe["run"] = {"max_steps": 1, "save_every": 1}
         (in_tmp / "tiny.yaml").write_text(yaml.safe_dump(recipe))
@@ -72,7 +86,9 @@ def test_a_run_takes_one_commit_and_keeps_it(
 ) -> None:
     folder = train(tiny())
     said = capfd.readouterr()
-    moved = hub.push("models/ada/tiny", renamed(files, config__json=b"{}"))  # main has moved, and is broken now
+    moved = hub.push(
+        "models/ada/tiny", renamed(files, config__json=b"{}")
+    )  # main has moved, and is broken now
     pins = json.loads((folder / PINS).read_text())
     assert pins[MODEL] != moved
     assert f"{MODEL} is commit {pins[MODEL]}" in said.err
@@ -108,10 +124,16 @@ def test_a_dry_run_leaves_the_weights_where_they_are(hub: HubServer) -> None:
     assert "can start" in dry_run(tiny())
     assert not list(Path("cache").rglob("*.safetensors"))
     hub.code = 451
-    with pytest.raises(InputError, match=f"{MODEL} is not complete on this machine, and the hub answered with the cod"):
+    with pytest.raises(
+        InputError,
+        match=f"{MODEL} is not complete on this machine, and the hub answered with the cod",
+    ):
         fetch_names(tiny())
     hub.code, hub.torn = 0, "model.safetensors"
-    with pytest.raises(InputError, match=f"{MODEL} is not complete on this machine, and the hub answered with the cod"):
+    with pytest.raises(
+        InputError,
+        match=f"{MODEL} is not complete on this machine, and the hub answered with the cod",
+    ):
         fetch_names(tiny())
 
 
@@ -121,11 +143,16 @@ def test_without_a_network_this_machines_copy_is_used(
     here = fetch_names(tiny())
     hub.code = 451
     assert fetch_names(tiny()).training == here.training
-    assert f"{MODEL} is commit {Path(str(here.training.model.path)).name}" in capsys.readouterr().err
+    assert (
+        f"{MODEL} is commit {Path(str(here.training.model.path)).name}" in capsys.readouterr().err
+    )
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     hub.asked.clear()
     assert fetch_names(tiny()).training == here.training
-    with pytest.raises(InputError, match=r"hf:ada/other is not complete on this machine, and HF_HUB_OFFLINE keeps the"):
+    with pytest.raises(
+        InputError,
+        match=r"hf:ada/other is not complete on this machine, and HF_HUB_OFFLINE keeps the",
+    ):
         fetch_names(tiny("model.path=hf:ada/other"))
     assert not hub.asked
 
@@ -135,15 +162,22 @@ def test_a_copy_in_part_is_refused(hub: HubServer, lost: str) -> None:
     folder = Path(str(fetch_names(tiny()).training.model.path))
     (folder / lost).unlink()
     hub.code = 451
-    with pytest.raises(InputError, match=f"{MODEL} is not complete on this machine, and the hub answered with the"):
+    with pytest.raises(
+        InputError, match=f"{MODEL} is not complete on this machine, and the hub answered with the"
+    ):
         fetch_names(tiny())
 
 
 def test_all_shards_are_fetched(hub: HubServer, files: dict[str, bytes]) -> None:
-    index = json.dumps({"weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}}).encode()
+    index = json.dumps(
+        {"weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}}
+    ).encode()
     shards = {f"model-{number}-of-2.safetensors": b"a" for number in (1, 2)}
     others = {"model.safetensors": None, "original/model-1.safetensors": b"x"}
-    hub.push("models/ada/cut", renamed(files | shards | {"model.safetensors.index.json": index}, **others))
+    hub.push(
+        "models/ada/cut",
+        renamed(files | shards | {"model.safetensors.index.json": index}, **others),
+    )
     folder = Path(str(fetch_names(tiny("model.path=hf:ada/cut")).training.model.path))
     assert {file.name for file in folder.glob("**/*.safetensors")} == set(shards)
 
@@ -157,7 +191,10 @@ def test_a_refusal_tells_no_token(hub: HubServer, files: dict[str, bytes]) -> No
 
 def test_parsing() -> None:
     assert parse("hf:ada/tiny@v1.2", "model").revision == "v1.2"
-    assert parse("hf:datasets/ada/sums@refs/convert/parquet/a/0.parquet", "dataset").file == "a/0.parquet"
+    assert (
+        parse("hf:datasets/ada/sums@refs/convert/parquet/a/0.parquet", "dataset").file
+        == "a/0.parquet"
+    )
     assert parse("hf:datasets/ada/sums@main/a/train.jsonl", "dataset").revision == "main"
     with pytest.raises(ValueError, match="is not a file of a data set"):
         parse("hf:datasets/ada/sums/a/../../b.jsonl", "dataset")

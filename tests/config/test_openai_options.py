@@ -1,4 +1,6 @@
-"""The options of a server that is there already: where they go, and what is refused when a recipe is resolved."""
+"""The options of a server that is there already: where they go, and what is refused when a recipe
+is resolved.
+"""
 
 from __future__ import annotations
 
@@ -20,25 +22,43 @@ def refusal(**options: Any) -> str:
 
 
 @pytest.mark.parametrize("recipe", ["ppo_arithmetic", "eval_gsm8k", "generate"])
-def test_a_server_is_refused_where_weights_and_exact_log_probabilities_are_needed(recipe: str) -> None:
+def test_a_server_is_refused_where_weights_and_exact_log_probabilities_are_needed(
+    recipe: str,
+) -> None:
     server = "sampler={backend: openai, openai: {base_url: http://localhost:8000/v1, model: m}}"
-    with pytest.raises(RecipeError, match=r"sampler: a server takes no weights .* choose torch or vllm$"):
+    with pytest.raises(
+        RecipeError, match=r"sampler: a server takes no weights .* choose torch or vllm$"
+    ):
         load(recipe, [server])
     with pytest.raises(
-        RecipeError, match=r"sampler: backend: openai needs to know which server; set sampler.openai.base_url"
+        RecipeError,
+        match=r"sampler: backend: openai needs to know which server; set sampler.openai.base_url",
     ):
         load(recipe, ["sampler=openai"])
 
 
 def test_a_server_may_move_and_be_asked_more_gently() -> None:
     engine = "judge.sampler"
-    here = ["judge.path=null", f"{engine}.backend=openai", f"{engine}.openai={{base_url: http://a/v1, model: m}}"]
-    there = [*here, f"{engine}.openai.base_url=http://other:9000/v1", f"{engine}.openai.max_concurrency=2"]
+    here = [
+        "judge.path=null",
+        f"{engine}.backend=openai",
+        f"{engine}.openai={{base_url: http://a/v1, model: m}}",
+    ]
+    there = [
+        *here,
+        f"{engine}.openai.base_url=http://other:9000/v1",
+        f"{engine}.openai.max_concurrency=2",
+    ]
     assert load("eval_judge", here).digest == load("eval_judge", there).digest
-    assert load("eval_judge", [*here, f"{engine}.openai.model=n"]).digest != load("eval_judge", here).digest
+    assert (
+        load("eval_judge", [*here, f"{engine}.openai.model=n"]).digest
+        != load("eval_judge", here).digest
+    )
 
 
-@pytest.mark.parametrize("base_url", ["http://me:secret@localhost/v1", "http://localhost/v1?key=secret"])
+@pytest.mark.parametrize(
+    "base_url", ["http://me:secret@localhost/v1", "http://localhost/v1?key=secret"]
+)
 def test_an_address_holds_no_key(base_url: str) -> None:
     said = refusal(backend="openai", openai=SERVER | {"base_url": base_url})
     assert "an address holds no key; put the key into the environment variable api_key_env" in said

@@ -28,7 +28,9 @@ def options(shape: Shape, above: str = "") -> dict[str, str]:
     found: dict[str, str] = {}
     for name, field in shape.fields.items():
         inner = shape.within(name)
-        found[above + name] = field.description or ("" if inner is None else inner.kind.__doc__ or "")
+        found[above + name] = field.description or (
+            "" if inner is None else inner.kind.__doc__ or ""
+        )
         found |= {} if inner is None else options(inner, f"{above}{name}.")
     return found
 
@@ -71,7 +73,10 @@ def test_each_option_is_described(name: str, kind: type) -> None:
     described = json.dumps(make_schema(name), ensure_ascii=False)
     for keys, meaning in options(Shape(kind)).items():
         assert f'"{keys.rpartition(".")[2]}"' in described
-        assert json.dumps(meaning.splitlines()[0] if meaning else "", ensure_ascii=False)[1:-1] in described, keys
+        assert (
+            json.dumps(meaning.splitlines()[0] if meaning else "", ensure_ascii=False)[1:-1]
+            in described
+        ), keys
 
 
 def test_an_algorithm_of_the_user_has_a_schema(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,14 +6,27 @@ from dataclasses import asdict
 
 import pytest
 
-from lockstep.config import Computation, LearnerSection, Parallel, PromptSection, QuestionSection, Sampling
+from lockstep.config import (
+    Computation,
+    LearnerSection,
+    Parallel,
+    PromptSection,
+    QuestionSection,
+    Sampling,
+)
 from lockstep.inference.eval_recipe import EvalData
 from lockstep.inference.generate_recipe import GenerateData
 
 FIELDS = PromptSection.model_fields
-TALKS = PromptSection(messages="talk", max_prompt_tokens=7, overlong_prompts="skip", bad_rows="skip")
+TALKS = PromptSection(
+    messages="talk", max_prompt_tokens=7, overlong_prompts="skip", bad_rows="skip"
+)
 CHATS = PromptSection(
-    prompt="{q}", chat=True, system_prompt="Be brief.", template_args={"thinking": False}, max_prompt_tokens=7
+    prompt="{q}",
+    chat=True,
+    system_prompt="Be brief.",
+    template_args={"thinking": False},
+    max_prompt_tokens=7,
 )
 
 
@@ -23,7 +36,9 @@ def options(section: PromptSection, of: type[PromptSection] = PromptSection) -> 
 
 def test_these_two_say_something_of_everything() -> None:
     talks, chats = options(TALKS), options(CHATS)
-    assert all(field.default != talks[name] or talks[name] != chats[name] for name, field in FIELDS.items())
+    assert all(
+        field.default != talks[name] or talks[name] != chats[name] for name, field in FIELDS.items()
+    )
 
 
 def test_samplers_are_told_all_that_a_recipe_says() -> None:
@@ -35,14 +50,18 @@ def test_a_learner_computes_as_the_recipe_says() -> None:
     computation, parallel = Computation(device="cpu", dtype="bf16"), Parallel(dp=2)
     section = LearnerSection.of(computation, "megatron", parallel)
     assert section.model_dump(include=set(Computation.model_fields)) == computation.model_dump()
-    assert section == LearnerSection(device="cpu", dtype="bf16", backend="megatron", parallel=parallel)
+    assert section == LearnerSection(
+        device="cpu", dtype="bf16", backend="megatron", parallel=parallel
+    )
 
 
 @pytest.mark.parametrize("said", [TALKS, CHATS], ids=["messages", "prompt"])
 def test_rows_are_read_as_their_section_says(said: PromptSection) -> None:
     given = options(said)
     answered = GenerateData.model_validate({"prompts": "rows.jsonl", **given}).in_order
-    asked = EvalData.model_validate({"validation": "rows.jsonl", "answer": "{a}", "max_validation_samples": 5, **given})
+    asked = EvalData.model_validate(
+        {"validation": "rows.jsonl", "answer": "{a}", "max_validation_samples": 5, **given}
+    )
     for data in (answered, asked.in_order):
         assert options(data) == given
         assert (data.train, data.shuffle) == ("rows.jsonl", False)

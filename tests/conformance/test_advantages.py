@@ -1,4 +1,7 @@
-"""Runs an advantage estimator through the cases. The environment variable LOCKSTEP_GAE names another one to run."""
+"""Runs an advantage estimator through the cases.
+
+The environment variable LOCKSTEP_GAE names another one to run.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +30,16 @@ def gae() -> Callable[..., Tensor]:
 def test_advantages(case: Case, gamma: float, lam: float, gae: Callable[..., Tensor]) -> None:
     rewards, values, mask, lengths, final_values = tensors(case)
     try:
-        advantages = gae(rewards, values, mask, lengths, gamma=gamma, lam=lam, final_value_B=final_values)
+        advantages = gae(
+            rewards, values, mask, lengths, gamma=gamma, lam=lam, final_value_B=final_values
+        )
     except NotImplementedError as missing:
         pytest.skip(f"the estimator does not do this: {missing}")
     assert advantages.shape == rewards.shape
     assert advantages[~mask].eq(0).all(), "an advantage where there is no action"
     torch.testing.assert_close(
-        advantages.double(), torch.tensor(expected(case, gamma, lam)).double(), rtol=TOLERANCE, atol=TOLERANCE
+        advantages.double(),
+        torch.tensor(expected(case, gamma, lam)).double(),
+        rtol=TOLERANCE,
+        atol=TOLERANCE,
     )

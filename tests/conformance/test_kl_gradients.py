@@ -1,7 +1,9 @@
-"""The divergence from the reference, against autograd: every response of a small vocabulary is enumerated, in float64.
+"""The divergence from the reference, against autograd: every response of a small vocabulary is
+enumerated, in float64.
 
-What a step really does is run on all responses at once, each weighed by its probability: advantages by GRPO or PPO,
-then the clipped loss. The gradient of that sum is the exact expected gradient of a step; it must be the divergence's.
+What a step really does is run on all responses at once, each weighed by its probability: advantages
+by GRPO or PPO, then the clipped loss. The gradient of that sum is the exact expected gradient of a
+step; it must be the divergence's.
 """
 
 from __future__ import annotations
@@ -28,9 +30,14 @@ Estimate = Callable[[Tensor, Tensor], Tensor]
 
 
 def table(seed: int) -> Tensor:
-    """Logits of a policy in each of its states: a state is what was answered so far. Returns [S, V]."""
+    """Logits of a policy in each of its states: a state is what was answered so far.
+
+    Returns [S, V].
+    """
     states = sum(VOCABULARY**t for t in range(LENGTH))
-    return torch.randn(states, VOCABULARY, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(
+        states, VOCABULARY, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def token_logprobs(logits: Tensor, responses: Tensor = RESPONSES) -> Tensor:
@@ -50,7 +57,10 @@ def divergence(logits: Tensor, ref: Tensor) -> Tensor:
 
 def divergence_at_sampled_states(logits: Tensor, old: Tensor, ref: Tensor) -> Tensor:
     """Σ over tokens of KL(π ‖ π_ref) at the state before, for states as π_old comes to them."""
-    reached_R, total = torch.zeros(len(RESPONSES), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    reached_R, total = (
+        torch.zeros(len(RESPONSES), dtype=torch.float64),
+        torch.zeros((), dtype=torch.float64),
+    )
     old_RT, own_RT, ref_RT = (token_logprobs(x) for x in (old, logits, ref))
     for t in range(LENGTH):
         follow = VOCABULARY ** (LENGTH - t - 1)  # responses that share their first t + 1 tokens
@@ -60,7 +70,9 @@ def divergence_at_sampled_states(logits: Tensor, old: Tensor, ref: Tensor) -> Te
     return total
 
 
-def batch_of(old: Tensor, ref: Tensor, estimate: Estimate, responses: Tensor, weight_B: Tensor) -> Batch:
+def batch_of(
+    old: Tensor, ref: Tensor, estimate: Estimate, responses: Tensor, weight_B: Tensor
+) -> Batch:
     """Responses of π_old with all that a step knows of them, β being 1, and each weighed."""
     count = len(responses)
     old_N, ref_N = (token_logprobs(x, responses).reshape(-1).detach() for x in (old, ref))
@@ -96,9 +108,13 @@ def exact(function: Callable[[Tensor], Tensor], logits: Tensor) -> Tensor:
 
 
 def in_reward_of_reinforce(old: Tensor, ref: Tensor, estimate: Estimate = k1) -> Tensor:
-    """REINFORCE++ without its whitening: no baseline, and a token pays for itself and what follows."""
+    """REINFORCE++ without its whitening: no baseline, and a token pays for itself and what
+    follows.
+    """
     options = {"num_generations": 1, "baseline": "none", "scale_rewards": "none"}
-    grpo_options = GRPOSection.model_validate({"num_prompts_per_step": 64, "global_batch_size": 64, **options})
+    grpo_options = GRPOSection.model_validate(
+        {"num_prompts_per_step": 64, "global_batch_size": 64, **options}
+    )
     batch = batch_of(old, ref, estimate, RESPONSES, token_logprobs(old).sum(1).exp())
     batch, _ = grpo.with_advantages(batch, PolicyGradient.model_construct(grpo=grpo_options))
     return gradient(old, batch, ClippedSurrogate(0.2, 0.2))
@@ -106,12 +122,16 @@ def in_reward_of_reinforce(old: Tensor, ref: Tensor, estimate: Estimate = k1) ->
 
 def in_reward_of_rloo(old: Tensor, ref: Tensor, baseline: str) -> Tensor:
     """Of all pairs of responses, each a group of two."""
-    first, second = torch.cartesian_prod(torch.arange(len(RESPONSES)), torch.arange(len(RESPONSES))).T
+    first, second = torch.cartesian_prod(
+        torch.arange(len(RESPONSES)), torch.arange(len(RESPONSES))
+    ).T
     pairs = RESPONSES[torch.stack([first, second], 1).reshape(-1)]
     logprob_R = token_logprobs(old).sum(1)
     weight_B = (logprob_R[first] + logprob_R[second]).exp().repeat_interleave(2) / 2
     options = {"num_generations": 2, "baseline": baseline, "scale_rewards": "none"}
-    grpo_options = GRPOSection.model_validate({"num_prompts_per_step": 4096, "global_batch_size": 64, **options})
+    grpo_options = GRPOSection.model_validate(
+        {"num_prompts_per_step": 4096, "global_batch_size": 64, **options}
+    )
     recipe = PolicyGradient.model_construct(grpo=grpo_options)
     batch, _ = grpo.with_advantages(batch_of(old, ref, k1, pairs, weight_B), recipe)
     return gradient(old, batch, ClippedSurrogate(0.2, 0.2))
@@ -120,13 +140,21 @@ def in_reward_of_rloo(old: Tensor, ref: Tensor, baseline: str) -> Tensor:
 def in_reward_of_ppo(old: Tensor, ref: Tensor) -> Tensor:
     """With any critic at all, because λ = 1 makes its values a baseline."""
     batch = batch_of(old, ref, k1, RESPONSES, token_logprobs(old).sum(1).exp())
-    prefix = torch.cat([torch.zeros(len(RESPONSES), 1, dtype=torch.int64), RESPONSES[:, :-1].cumsum(1)], 1)
+    prefix = torch.cat(
+        [torch.zeros(len(RESPONSES), 1, dtype=torch.int64), RESPONSES[:, :-1].cumsum(1)], 1
+    )
     value_N = torch.sin(prefix.reshape(-1).float())  # a function of the state
     penalty_N = batch["kl_penalty"].float()
     batch = batch.with_columns(
-        {"old_value": value_N, "kl_penalty": penalty_N}, {"final_value": torch.zeros(len(RESPONSES))}
+        {"old_value": value_N, "kl_penalty": penalty_N},
+        {"final_value": torch.zeros(len(RESPONSES))},
     )
-    options = {"num_prompts_per_step": 64, "global_batch_size": 64, "gae_lambda": 1.0, "whiten_advantages": False}
+    options = {
+        "num_prompts_per_step": 64,
+        "global_batch_size": 64,
+        "gae_lambda": 1.0,
+        "whiten_advantages": False,
+    }
     batch, _ = ppo.with_advantages(batch, PPOSection.model_validate(options))
     return gradient(old, batch, ClippedSurrogate(0.2, 0.2))
 
@@ -139,10 +167,17 @@ def test_in_the_reward_every_token_pays_for_what_follows_it(seed: int) -> None:
     old, ref = table(2 * seed), table(2 * seed + 1)
     wanted = exact(lambda logits: divergence(logits, ref), old)
     torch.testing.assert_close(in_reward_of_reinforce(old, ref), wanted, rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(in_reward_of_rloo(old, ref, "leave_one_out"), wanted, rtol=1e-9, atol=1e-12)
-    # The mean of a group holds the response itself, which takes 1/G of the gradient; scale_rewards undoes that or not.
-    torch.testing.assert_close(in_reward_of_rloo(old, ref, "mean"), wanted / 2, rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(in_reward_of_ppo(old, ref), wanted, rtol=1e-4, atol=1e-5)  # GAE computes in fp32
+    torch.testing.assert_close(
+        in_reward_of_rloo(old, ref, "leave_one_out"), wanted, rtol=1e-9, atol=1e-12
+    )
+    # The mean of a group holds the response itself, which takes 1/G of the gradient; scale_rewards
+    # undoes that or not.
+    torch.testing.assert_close(
+        in_reward_of_rloo(old, ref, "mean"), wanted / 2, rtol=1e-9, atol=1e-12
+    )
+    torch.testing.assert_close(
+        in_reward_of_ppo(old, ref), wanted, rtol=1e-4, atol=1e-5
+    )  # GAE computes in fp32
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -153,21 +188,29 @@ def test_in_the_loss_it_is_the_divergence_at_the_sampled_states(seed: int, dista
     old = now + distance * table(100 + seed)
     wanted = exact(lambda logits: divergence_at_sampled_states(logits, old, ref), now)
     batch = batch_of(old, ref, k1, RESPONSES, token_logprobs(old).sum(1).exp())
-    batch = batch.with_columns({"advantage": torch.zeros(batch.tokens.numel(), dtype=torch.float64)})
+    batch = batch.with_columns(
+        {"advantage": torch.zeros(batch.tokens.numel(), dtype=torch.float64)}
+    )
     for cispo in (False, True):
         found = gradient(now, batch, ClippedSurrogate(0.2, 0.2, kl_coef=1.0, cispo=cispo))
         torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
 
 
 def test_a_sampler_of_other_weights_is_corrected_for_in_the_loss_too() -> None:
-    """Importance weights from sampler to learner weigh the divergence as they weigh the surrogate."""
+    """Importance weights from sampler to learner weigh the divergence as they weigh the
+    surrogate.
+    """
     now, ref, sampler = table(0), table(1), table(2)
-    single = torch.arange(VOCABULARY)[:, None].repeat(1, LENGTH)  # only the first token counts below
+    single = torch.arange(VOCABULARY)[:, None].repeat(
+        1, LENGTH
+    )  # only the first token counts below
     weight_B = (token_logprobs(now, single) - token_logprobs(sampler, single))[:, 0].exp()
     drawn_B = token_logprobs(sampler, single)[:, 0].exp()
     batch = batch_of(now, ref, k1, single, weight_B * drawn_B)
     first = torch.tensor([True, *[False] * (LENGTH - 1)]).repeat(VOCABULARY)
-    batch = batch.with_columns({"mask": first, "advantage": torch.zeros(len(first), dtype=torch.float64)})
+    batch = batch.with_columns(
+        {"mask": first, "advantage": torch.zeros(len(first), dtype=torch.float64)}
+    )
     found = gradient(now, batch, ClippedSurrogate(0.2, 0.2, kl_coef=1.0))[0]
 
     def of_first(logits: Tensor) -> Tensor:

@@ -1,4 +1,6 @@
-"""The suite works for others: copied away, it runs the function that LOCKSTEP_GAE names, and judges it."""
+"""The suite works for others: copied away, it runs the function that LOCKSTEP_GAE names, and judges
+it.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +57,20 @@ def elsewhere(tmp_path: Path) -> Path:
 
 def run_suite(folder: Path, function: str) -> str:
     environment = {**os.environ, "LOCKSTEP_GAE": f"adapter:{function}"}
-    command = [sys.executable, "-m", "pytest", "-q", "-rfs", "--tb=no", "-k", "not long", "test_advantages.py"]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120).stdout
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-rfs",
+        "--tb=no",
+        "-k",
+        "not long",
+        "test_advantages.py",
+    ]
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+    ).stdout
 
 
 def test_a_right_function_passes(elsewhere: Path) -> None:
@@ -65,9 +79,15 @@ def test_a_right_function_passes(elsewhere: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_wrong_function_fails_where_it_is_wrong_and_what_it_lacks_is_named(elsewhere: Path) -> None:
+def test_a_wrong_function_fails_where_it_is_wrong_and_what_it_lacks_is_named(
+    elsewhere: Path,
+) -> None:
     summary = run_suite(elsewhere, "every_token_a_step")
-    failed = set(re.findall(r"^FAILED test_advantages.py::test_advantages\[(.*)-1\.0-0\.95\]", summary, re.MULTILINE))
+    failed = set(
+        re.findall(
+            r"^FAILED test_advantages.py::test_advantages\[(.*)-1\.0-0\.95\]", summary, re.MULTILINE
+        )
+    )
     assert failed == {
         "tool tokens in mid-response",
         "every other token is a tool's",
@@ -76,4 +96,6 @@ def test_a_wrong_function_fails_where_it_is_wrong_and_what_it_lacks_is_named(els
         "junk that is not a number",
         "junk that is infinite",
     }, summary
-    assert re.search(r"SKIPPED \[\d+\].*does not do this: bootstrap at truncation", summary), summary
+    assert re.search(r"SKIPPED \[\d+\].*does not do this: bootstrap at truncation", summary), (
+        summary
+    )

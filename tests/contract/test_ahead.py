@@ -1,4 +1,6 @@
-"""One step ahead on fakes: who works when, with which weights, and what is left where something breaks."""
+"""One step ahead on fakes: who works when, with which weights, and what is left where something
+breaks.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,9 @@ def bench(sampler: TabularSampler | None = None, policy: TabularLearner | None =
     used, learner = sampler or TabularSampler(), policy or TabularLearner(3.0)
     place = workers(used)
     collector = replace(place.collector, engine=SamplerSession(used, learner))
-    agreement = Agreement(learner, collector.engine, Promise(1.001, True, "lockstep doctor quick"), None, print)
+    agreement = Agreement(
+        learner, collector.engine, Promise(1.001, True, "lockstep doctor quick"), None, print
+    )
     with show_progress("test", stream=io.StringIO()) as shown:
         place = replace(place, policy=learner, collector=collector, agreement=None)
         return Bench(used, place, shown, agreement)
@@ -101,8 +105,12 @@ def test_it_learns_from_weights_of_one_step_before() -> None:
     assert [row["refit/version"] for row in rows] == [0.0, *map(float, range(29))]
     assert rows[0]["agreement/max_abs_logprob_diff"] == 0.0
     assert all(row["staleness/sampler_kl_k3"] > 0.0 for row in rows[1:])
-    assert all(row["staleness/token_mult_prob_error"] > 1.01 for row in rows[1:6]), "the policy moves fast"
-    assert all(row["agreement/max_abs_logprob_diff"] < 1e-5 for row in rows), "which is no disagreement"
+    assert all(row["staleness/token_mult_prob_error"] > 1.01 for row in rows[1:6]), (
+        "the policy moves fast"
+    )
+    assert all(row["agreement/max_abs_logprob_diff"] < 1e-5 for row in rows), (
+        "which is no disagreement"
+    )
     assert rows[0]["train/reward"] == pytest.approx(0.25, abs=0.08)
     assert rows[-1]["train/reward"] > 0.8
 
@@ -134,7 +142,9 @@ class Biased(TabularSampler):
 
 
 @pytest.mark.parametrize("sampler", [Hotter(since=3), Biased()])
-def test_an_engine_that_is_wrong_stops_it_before_that_is_trained_on(sampler: TabularSampler, tmp_path: Path) -> None:
+def test_an_engine_that_is_wrong_stops_it_before_that_is_trained_on(
+    sampler: TabularSampler, tmp_path: Path
+) -> None:
     here = bench(sampler)
     ahead = here.ahead(30)
     rows = list[dict[str, float]]()
@@ -161,7 +171,9 @@ def test_what_is_drawn_otherwise_is_compared_by_reading() -> None:
 
 
 class Concurrent(TabularSampler):
-    """Finishes no responses but the first before the learner has learned, and looks at the weights once more then."""
+    """Finishes no responses but the first before the learner has learned, and looks at the weights
+    once more then.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -243,7 +255,9 @@ class Fragile(TabularSampler):
             raise ConnectionError("the sampler is gone")
 
 
-@pytest.mark.parametrize(("verb", "at", "done"), [("generate", 1, 0), ("generate", 3, 2), ("load", 2, 1)])
+@pytest.mark.parametrize(
+    ("verb", "at", "done"), [("generate", 1, 0), ("generate", 3, 2), ("load", 2, 1)]
+)
 def test_what_breaks_is_told_between_steps_and_what_is_saved_then_goes_on_the_same(
     verb: str, at: int, done: int, tmp_path: Path
 ) -> None:

@@ -1,4 +1,6 @@
-"""PPO runs whole on fakes that implement the protocols: it knows nothing of torch models, processes or files."""
+"""PPO runs whole on fakes that implement the protocols: it knows nothing of torch models, processes
+or files.
+"""
 
 from __future__ import annotations
 
@@ -61,6 +63,8 @@ def test_a_sampler_with_stale_weights_is_caught_at_the_refit() -> None:
 
 
 def test_every_draw_is_keyed_so_equal_steps_are_equal() -> None:
-    one, other = (ppo_step(0, 0, workers(TabularSampler()), build_settings(recipe(), ())) for _ in range(2))
+    one, other = (
+        ppo_step(0, 0, workers(TabularSampler()), build_settings(recipe(), ())) for _ in range(2)
+    )
     assert one.metrics.floats() == other.metrics.floats()
     assert torch.equal(torch.tensor(one.position), torch.tensor(other.position))

@@ -1,4 +1,5 @@
-"""The contract of carriers: what a receiver takes is what the sender wrote, and no bucket changes while it is read.
+"""The contract of carriers: what a receiver takes is what the sender wrote, and no bucket changes
+while it is read.
 
 Those that need a GPU keep it in `tests/gpu/test_carriers_on_gpus.py`.
 """
@@ -18,7 +19,14 @@ from lockstep.core.errors import InputError
 from lockstep.distributed.meeting import Host
 from lockstep.weight_sync import buckets
 from lockstep.weight_sync.buckets import Bucket
-from lockstep.weight_sync.carriers import Carrier, Route, SharedFiles, Transfer, open_carrier, unpack
+from lockstep.weight_sync.carriers import (
+    Carrier,
+    Route,
+    SharedFiles,
+    Transfer,
+    open_carrier,
+    unpack,
+)
 from lockstep.weight_sync.fingerprints import column_fingerprint, fingerprint
 from lockstep.weight_sync.outgoing import Outgoing, Sent
 from lockstep.weight_sync.sender import LocalSender
@@ -69,7 +77,9 @@ class Ends:
         return {name: tensor for one in self.taken for name, tensor in one.items()}
 
 
-def receive(carrier: Carrier, announced: queue.SimpleQueue[Bucket | None], taken: list[Taken]) -> None:
+def receive(
+    carrier: Carrier, announced: queue.SimpleQueue[Bucket | None], taken: list[Taken]
+) -> None:
     while (bucket := announced.get()) is not None:
         taken.append({name: tensor.clone() for name, tensor in unpack(carrier, bucket, CPU)})
 
@@ -77,11 +87,16 @@ def receive(carrier: Carrier, announced: queue.SimpleQueue[Bucket | None], taken
 @pytest.fixture(params=["shared_memory", "process_group"])
 def ends(request: pytest.FixtureRequest) -> Ends:
     transfer: Transfer = request.param
-    sender, host = LocalSender(), Host("127.0.0.1", 2, 30.0) if transfer == "process_group" else None
+    sender, host = (
+        LocalSender(),
+        Host("127.0.0.1", 2, 30.0) if transfer == "process_group" else None,
+    )
     route = Route(transfer, () if host else sender.places, host.meeting if host else None)
     announced, taken = queue.SimpleQueue[Bucket | None](), list[Taken]()
     text = route.of(1).json()
-    thread = threading.Thread(target=lambda: receive(open_carrier(Route.read(text)), announced, taken), daemon=True)
+    thread = threading.Thread(
+        target=lambda: receive(open_carrier(Route.read(text)), announced, taken), daemon=True
+    )
     thread.start()
     sender.join(route)
     return Ends(sender, announced, taken, thread, host)
@@ -89,7 +104,10 @@ def ends(request: pytest.FixtureRequest) -> Ends:
 
 def weights() -> Taken:
     draws = torch.Generator().manual_seed(0)
-    return {name: torch.randn(shape, generator=draws).to(KINDS.get(name)) for name, shape in SHAPES.items()}
+    return {
+        name: torch.randn(shape, generator=draws).to(KINDS.get(name))
+        for name, shape in SHAPES.items()
+    }
 
 
 def assert_same(left: Taken, right: Taken) -> None:
@@ -142,7 +160,9 @@ def test_fingerprints_are_those_of_the_cast_tensors(ends: Ends, dtype: torch.dty
     for bucket in ends.sender.buckets(outgoing, columns=True):
         ends.send(bucket)
     for name, tensor in ends.finish().items():
-        assert tensor.dtype == (dtype if held[name].is_floating_point() and dtype is not None else held[name].dtype)
+        assert tensor.dtype == (
+            dtype if held[name].is_floating_point() and dtype is not None else held[name].dtype
+        )
         columns = column_fingerprint(tensor) if tensor.ndim == 2 else None
         assert outgoing.sent[name] == Sent(fingerprint(tensor), columns)
 
@@ -178,9 +198,16 @@ def test_files_of_shared_memory_are_gone_with_their_owner() -> None:
     ("carrier", "what"),
     [
         (lambda: Route("cuda_ipc"), "sampler.transfer=cuda_ipc"),
-        (lambda: Route("process_group", meeting=Host("127.0.0.1", 1, 5.0).meeting, backend="nccl"), "NCCL"),
+        (
+            lambda: Route(
+                "process_group", meeting=Host("127.0.0.1", 1, 5.0).meeting, backend="nccl"
+            ),
+            "NCCL",
+        ),
     ],
 )
-def test_without_a_gpu_what_needs_one_is_refused_by_name(carrier: Callable[[], Route], what: str) -> None:
+def test_without_a_gpu_what_needs_one_is_refused_by_name(
+    carrier: Callable[[], Route], what: str
+) -> None:
     with pytest.raises(InputError, match=f"{what} .*torch sees none here"):
         open_carrier(carrier())

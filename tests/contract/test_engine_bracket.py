@@ -25,7 +25,17 @@ def test_wake_refit_generate_sleep() -> None:
         with engine.at(version):
             engine.generate(*ASKED)
     around = ["wake", "generate", "sleep"]
-    assert sampler.phases == ["wake", "load 0", "generate", "sleep", *around, "wake", "load 1", "generate", "sleep"]
+    assert sampler.phases == [
+        "wake",
+        "load 0",
+        "generate",
+        "sleep",
+        *around,
+        "wake",
+        "load 1",
+        "generate",
+        "sleep",
+    ]
 
 
 def test_brackets_do_not_nest_and_nothing_is_generated_outside() -> None:
@@ -42,7 +52,9 @@ def test_a_refit_that_failed_is_made_again() -> None:
     class Once(TabularSampler):
         failed = False
 
-        def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Sequence[Attestation]:
+        def load_weights(
+            self, stream: Iterable[tuple[str, Tensor]], version: int
+        ) -> Sequence[Attestation]:
             held = super().load_weights(stream, version)
             failed, self.failed = self.failed, True
             return held if failed else [Attestation(version, {"logits": 0})]
@@ -70,9 +82,18 @@ SENT = {"embed": Sent(1, 10), "norm": Sent(2, None)}
             Attestation(0, {"embed": 1, "norm": 2}, {"embed": 11}),
             {"embed": UNUSED},
         ),
-        (Attestation(0, {"embed": 1, "norm": 2, "head": 5}, tied={"head": "embed"}), {"head": "has other bits"}),
-        (Attestation(0, {"embed": 1, "norm": 2}, tied={"head": "embed"}), {"head": "did not arrive"}),
-        (Attestation(0, {"embed": 1, "norm": 2}, kept_caches=("prefix cache",)), {"prefix cache": "was not dropped"}),
+        (
+            Attestation(0, {"embed": 1, "norm": 2, "head": 5}, tied={"head": "embed"}),
+            {"head": "has other bits"},
+        ),
+        (
+            Attestation(0, {"embed": 1, "norm": 2}, tied={"head": "embed"}),
+            {"head": "did not arrive"},
+        ),
+        (
+            Attestation(0, {"embed": 1, "norm": 2}, kept_caches=("prefix cache",)),
+            {"prefix cache": "was not dropped"},
+        ),
     ],
 )
 def test_what_differs_is_named_with_its_reason(held: Attestation, faults: dict[str, str]) -> None:

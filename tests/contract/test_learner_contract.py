@@ -38,7 +38,10 @@ from lockstep.losses.base import Loss
 from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
 
 RANKS = {"one rank": 1, "two ranks": 2}
-IMPLEMENTATIONS = ["in process", *(pytest.param(kind, marks=pytest.mark.needs("gloo")) for kind in RANKS)]
+IMPLEMENTATIONS = [
+    "in process",
+    *(pytest.param(kind, marks=pytest.mark.needs("gloo")) for kind in RANKS),
+]
 LENGTHS = (7, 1, 19, 4, 33, 2, 12, 9)
 
 
@@ -62,7 +65,9 @@ def start(kind: str, spec: LearnerSpec, stack: ExitStack) -> Learner:
 
 @pytest.fixture(scope="module", params=IMPLEMENTATIONS)
 def started(
-    request: pytest.FixtureRequest, models: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    models: Callable[..., Path],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Pair]:
     model, first = models("qwen2"), tmp_path_factory.mktemp("first")
     with ExitStack() as stack:
@@ -79,7 +84,9 @@ def started(
 
 @pytest.fixture
 def pair(started: Pair) -> Pair:
-    """Learners in their first state; that loading brings it back is what every test here relies on."""
+    """Learners in their first state; that loading brings it back is what every test here relies
+    on.
+    """
     started.policy.load(started.first / "policy")
     started.critic.load(started.first / "critic")
     return started
@@ -105,19 +112,29 @@ def assert_close(left: dict[str, Tensor], right: dict[str, Tensor], tolerance: f
     assert left.keys() == right.keys()
     for name in left:
         torch.testing.assert_close(
-            left[name], right[name], atol=tolerance, rtol=0.0, msg=lambda m, name=name: f"{name}: {m}"
+            left[name],
+            right[name],
+            atol=tolerance,
+            rtol=0.0,
+            msg=lambda m, name=name: f"{name}: {m}",
         )
 
 
 def hand_written_steps(model: nn.Module, batches: list[Batch]) -> list[float]:
-    """REINFORCE with AdamW as a textbook has it: no packing, no micro-batches. Returns the gradients' norms."""
+    """REINFORCE with AdamW as a textbook has it: no packing, no micro-batches.
+
+    Returns the gradients' norms.
+    """
     decayed = torch.optim.AdamW(
         model.parameters(), OPTIMIZER.lr, OPTIMIZER.betas, OPTIMIZER.eps, OPTIMIZER.weight_decay
     )
     norms = []
     for step, batch in enumerate(batches):
         decayed.param_groups[0]["lr"] = OPTIMIZER.lr * min(1.0, (step + 1) / 2)
-        loss = -(batch["advantage"] * plain_logprobs(model, batch) * batch.mask).sum() / batch.mask.sum()
+        loss = (
+            -(batch["advantage"] * plain_logprobs(model, batch) * batch.mask).sum()
+            / batch.mask.sum()
+        )
         loss.backward()
         norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.5)))
         decayed.step()
@@ -142,7 +159,9 @@ def test_the_likeliest_tokens_are_those_of_a_plain_forward_pass(pair: Pair, k: i
     )
     token, logprob = pair.policy.topk(batch, k)
     assert (token.dtype, logprob.dtype) == (torch.int64, torch.float32)
-    tables = [plain_logits(model, sequence).log_softmax(-1).roll(1, 0) for sequence in batch.sequences()]
+    tables = [
+        plain_logits(model, sequence).log_softmax(-1).roll(1, 0) for sequence in batch.sequences()
+    ]
     table = torch.cat(tables)[batch.mask]
     likeliest = torch.arange(k).expand(len(table), -1) if k == VOCABULARY else table.topk(k).indices
     expected = table.gather(1, likeliest)
@@ -183,7 +202,10 @@ def test_order_of_rows_does_not_matter(pair: Pair) -> None:
     value, final = pair.critic.values(shuffled)
     torch.testing.assert_close(final[back], pair.critic.values(batch)[1], atol=2e-6, rtol=0.0)
     torch.testing.assert_close(
-        Batch(value, shuffled.lengths).select(back).tokens, pair.critic.values(batch)[0], atol=2e-6, rtol=0.0
+        Batch(value, shuffled.lengths).select(back).tokens,
+        pair.critic.values(batch)[0],
+        atol=2e-6,
+        rtol=0.0,
     )
 
 
@@ -204,7 +226,9 @@ def test_three_steps_are_those_of_a_hand_written_loop(pair: Pair) -> None:
 
 def test_metrics_are_exact_over_micro_batches_and_ranks(pair: Pair) -> None:
     batch = ragged(LENGTHS)
-    expected = -float(plain_logprobs(plain_model(pair.model), batch).detach().sum()) / int(batch.mask.sum())
+    expected = -float(plain_logprobs(plain_model(pair.model), batch).detach().sum()) / int(
+        batch.mask.sum()
+    )
     metrics = pair.policy.forward_backward(batch, WeightedLogprob()).floats()
     assert metrics["surprise"] == pytest.approx(expected, rel=1e-6)
 
@@ -223,7 +247,10 @@ def test_ppos_losses_and_metrics_are_those_of_one_process(pair: Pair) -> None:
     noise = 0.3 * torch.randn(batch.tokens.shape, generator=torch.Generator().manual_seed(5))
     columns = {"weight": torch.ones_like(noise), "old_value": pair.critic.values(batch)[0] + noise}
     batch = batch.with_columns({**columns, "old_logprob": pair.policy.logprobs(batch) + noise})
-    losses: dict[Head, Loss] = {"logits": ClippedSurrogate(0.2, 0.3, dual_clip=3.0), "value": ClippedValue(0.2)}
+    losses: dict[Head, Loss] = {
+        "logits": ClippedSurrogate(0.2, 0.3, dual_clip=3.0),
+        "value": ClippedValue(0.2),
+    }
     for (head, loss), learner in zip(losses.items(), (pair.policy, pair.critic), strict=True):
         alone = LearnerSpec(str(pair.model), head, SECTION, OPTIMIZER, seed=3).build()
         assert train(learner, batch, loss).floats() == pytest.approx(
@@ -257,10 +284,14 @@ def test_loss_may_be_divided_by_rows(pair: Pair) -> None:
 def test_nothing_to_learn_skips_the_update(pair: Pair) -> None:
     batch = ragged(LENGTHS)
     before = snapshot(pair.policy)
-    metrics = train(pair.policy, batch.with_columns({"mask": torch.zeros_like(batch.mask)}), WeightedLogprob())
+    metrics = train(
+        pair.policy, batch.with_columns({"mask": torch.zeros_like(batch.mask)}), WeightedLogprob()
+    )
     assert metrics.floats()["updates_skipped"] == 1.0
     assert_same(snapshot(pair.policy), before)
-    assert train(pair.policy, batch, WeightedLogprob()).floats()["lr"] == pytest.approx(OPTIMIZER.lr / 2)
+    assert train(pair.policy, batch, WeightedLogprob()).floats()["lr"] == pytest.approx(
+        OPTIMIZER.lr / 2
+    )
 
 
 def test_a_saved_learner_goes_on_bit_for_bit(pair: Pair, tmp_path: Path) -> None:
@@ -293,11 +324,15 @@ def test_a_refused_batch_leaves_the_learner_usable(pair: Pair) -> None:
     with pytest.raises((KeyError, RuntimeError), match="no column 'advantage'"):
         pair.policy.forward_backward(lame, WeightedLogprob())
     pair.policy.load(pair.first / "policy")
-    assert train(pair.policy, batch, WeightedLogprob()).floats()["lr"] == pytest.approx(OPTIMIZER.lr / 2)
+    assert train(pair.policy, batch, WeightedLogprob()).floats()["lr"] == pytest.approx(
+        OPTIMIZER.lr / 2
+    )
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_architecture_scores_like_transformers(models: Callable[..., Path], architecture: str) -> None:
+def test_every_architecture_scores_like_transformers(
+    models: Callable[..., Path], architecture: str
+) -> None:
     folder, batch = models(architecture), ragged(LENGTHS)
     policy = LearnerSpec(str(folder), "logits", SECTION, None, 0).build()
     expected = plain_logprobs(plain_model(folder), batch)
@@ -319,15 +354,23 @@ def test_micro_batches_change_no_gradient(models: Callable[..., Path], budget: i
     (-(batch["advantage"] * plain_logprobs(model, batch)).sum()).backward()
     expected = {name: p.grad.float() for name, p in model.named_parameters() if p.grad is not None}
     largest = max(float(grad.abs().max()) for grad in expected.values())
-    gradients = {name.removeprefix("lm."): p.grad for name, p in learner.model.named_parameters() if p.grad is not None}
+    gradients = {
+        name.removeprefix("lm."): p.grad
+        for name, p in learner.model.named_parameters()
+        if p.grad is not None
+    }
     assert_close(gradients, expected, 2e-6 * largest)
 
 
 def test_updates_of_one_in_a_hundred_thousand_survive_bf16(models: Callable[..., Path]) -> None:
     batch, folder = ragged(LENGTHS), models("llama")
     section = SECTION.model_copy(update={"dtype": "bf16"})
-    settings = OPTIMIZER.model_copy(update={"lr": 1e-5, "eps": 1e-12, "weight_decay": 0.0, "max_grad_norm": None})
-    settings = settings.model_copy(update={"schedule": OPTIMIZER.schedule.model_copy(update={"warmup_steps": 0})})
+    settings = OPTIMIZER.model_copy(
+        update={"lr": 1e-5, "eps": 1e-12, "weight_decay": 0.0, "max_grad_norm": None}
+    )
+    settings = settings.model_copy(
+        update={"schedule": OPTIMIZER.schedule.model_copy(update={"warmup_steps": 0})}
+    )
     learner = LearnerSpec(str(folder), "logits", section, settings, 0).build()
     exact = plain_logprobs(plain_model(folder), batch)
     rounded = (learner.logprobs(batch).double() - exact).abs().max()

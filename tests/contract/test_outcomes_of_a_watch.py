@@ -80,7 +80,9 @@ class Run:
         if not mask:
             batch = batch.with_columns({"mask": torch.zeros_like(batch.mask)})
         self.steps += 1
-        return self.watch(self.steps, 0, batch.with_columns({"old_logprob": self.learner.logprobs(batch)}))
+        return self.watch(
+            self.steps, 0, batch.with_columns({"old_logprob": self.learner.logprobs(batch)})
+        )
 
     def until_alarm(self, first: int, steps: int = 60) -> Metrics:
         for _ in range(steps):
@@ -111,7 +113,9 @@ def test_numbers_that_became_worse_are_found_on_kept_sequences() -> None:
 
 
 def test_kept_sequences_that_became_unlikely_are_no_fault() -> None:
-    """The policy comes to be unsure where it was sure: |Δ| of the kept sequences grows, by the policy alone."""
+    """The policy comes to be unsure where it was sure: |Δ| of the kept sequences grows, by the
+    policy alone.
+    """
     run = Run(Noisy())
     for _ in range(6):
         run.step(SURE)
@@ -159,7 +163,9 @@ def test_a_sampler_that_is_lost_at_an_alarm_leaves_the_state_as_it_was() -> None
     ],
 )
 def test_the_outcome_is_the_first_that_holds(measured: dict[str, float], outcome: str) -> None:
-    usual = Evidence(usual=0.01, now=0.09, rescored=0.08, resent=0.08, kept_then=0.01, kept_now=0.01)
+    usual = Evidence(
+        usual=0.01, now=0.09, rescored=0.08, resent=0.08, kept_then=0.01, kept_now=0.01
+    )
     evidence = replace(usual, **measured)
     assert evidence.outcome == outcome
     assert str(evidence).startswith(f"{outcome}: ")

@@ -61,13 +61,21 @@ class Slanted(TabularSampler):
 
 
 def steps(
-    count: int, reward: Any = share_of_ones, reference: Learner | None = None, sampler: Any = None, **ppo: Any
+    count: int,
+    reward: Any = share_of_ones,
+    reference: Learner | None = None,
+    sampler: Any = None,
+    **ppo: Any,
 ) -> tuple[Witness, Witness, list[int]]:
     """Runs steps on fakes. Returns policy and critic, and the position after each step."""
     policy, critic = Witness(3.0), Witness(0.3)
     engine, prompts = SamplerSession(sampler or TabularSampler(), policy), OnePrompt()
-    collector = RolloutCollector(engine, prompts, reward, lambda ids: "".join(map(str, ids)), seed=0)
-    workers = PPOWorkers(policy=policy, critic=critic, reference=reference, collector=collector, phase=skip_timing)
+    collector = RolloutCollector(
+        engine, prompts, reward, lambda ids: "".join(map(str, ids)), seed=0
+    )
+    workers = PPOWorkers(
+        policy=policy, critic=critic, reference=reference, collector=collector, phase=skip_timing
+    )
     rule, positions = build_settings(recipe(**ppo), ()), [0]
     for step in range(count):
         positions.append(ppo_step(step, positions[-1], workers, rule).position)
@@ -84,7 +92,9 @@ def order(batch: Batch) -> list[int]:
 
 
 def one_token(advantage: float, ratio: float, weight: float = 1.0) -> Batch:
-    """A prompt token and a trained one, which the policy, at log-probability 0, makes `ratio` times as likely."""
+    """A prompt token and a trained one, which the policy, at log-probability 0, makes `ratio` times
+    as likely.
+    """
     return Batch(
         torch.zeros(2, dtype=torch.int64),
         torch.tensor([2]),
@@ -106,7 +116,9 @@ def one_token(advantage: float, ratio: float, weight: float = 1.0) -> Batch:
         ({"clip": 0.1, "dual_clip": 3.0}, -1.0, 5.0, 3.0),
     ],
 )
-def test_bounds_on_the_ratio(ppo: dict[str, float], advantage: float, ratio: float, expected: float) -> None:
+def test_bounds_on_the_ratio(
+    ppo: dict[str, float], advantage: float, ratio: float, expected: float
+) -> None:
     batch = one_token(advantage, ratio)
     total, _ = build_settings(recipe(**ppo), ()).policy_loss(Outputs(logprob=torch.zeros(2)), batch)
     assert total.item() == pytest.approx(expected, rel=1e-5)
@@ -133,18 +145,26 @@ def test_kl_in_the_loss_is_not_in_the_reward() -> None:
     batch, loss = policy.batches[0], policy.losses[0]
     assert isinstance(loss, ClippedSurrogate)
     assert loss.kl_coef == 0.5
-    assert torch.equal(batch["reward"][batch.position < 4], torch.zeros(int((batch.position < 4).sum())))
+    assert torch.equal(
+        batch["reward"][batch.position < 4], torch.zeros(int((batch.position < 4).sum()))
+    )
 
 
 @pytest.mark.parametrize("placement", ["reward", "loss"])
 def test_what_is_maximized_has_the_kl_wherever_it_stands(placement: str) -> None:
     policy, critic = Witness(3.0), Witness(0.3)
-    collector = RolloutCollector(SamplerSession(TabularSampler(), policy), OnePrompt(), share_of_ones, str, seed=0)
-    workers = PPOWorkers(policy=policy, critic=critic, reference=tilted(), collector=collector, phase=skip_timing)
+    collector = RolloutCollector(
+        SamplerSession(TabularSampler(), policy), OnePrompt(), share_of_ones, str, seed=0
+    )
+    workers = PPOWorkers(
+        policy=policy, critic=critic, reference=tilted(), collector=collector, phase=skip_timing
+    )
     options = recipe(kl={"coef": 0.5, "placement": placement}, global_batch_size=64)
     found = ppo_step(0, 0, workers, build_settings(options, ())).metrics.floats()
     assert found["train/kl"] != 0
-    assert found["train/shaped_reward"] == pytest.approx(found["train/reward"] - 0.5 * 4 * found["train/kl"], rel=1e-5)
+    assert found["train/shaped_reward"] == pytest.approx(
+        found["train/reward"] - 0.5 * 4 * found["train/kl"], rel=1e-5
+    )
 
 
 def test_the_coefficient_follows_its_target_and_a_checkpoint_holds_it(tmp_path: Path) -> None:
@@ -204,7 +224,9 @@ def test_correction_weights_reach_the_loss() -> None:
 def test_sequences_within_the_bound_stay_and_those_beyond_it_go() -> None:
     policy, _, _ = steps(1, sampler=Slanted(), max_sequence_mismatch=1.5, global_batch_size=64)
     batch = policy.batches[0]
-    error = (batch["old_logprob"] - batch["sampler_logprob"]).abs().exp().view(64, 5)[:, 1:].mean(-1)
+    error = (
+        (batch["old_logprob"] - batch["sampler_logprob"]).abs().exp().view(64, 5)[:, 1:].mean(-1)
+    )
     kept = batch.mask.view(64, 5).any(-1)
     assert torch.equal(kept, error <= 1.5)
     assert kept.any()
@@ -223,7 +245,12 @@ def test_responses_without_a_verdict_leave_the_training() -> None:
     def undecided(prompts: Any, responses: list[str], answers: Any) -> list[float | None]:
         return [None if response[0] == "1" else 1.0 for response in responses]
 
-    policy, _, _ = steps(1, reward=undecided, reward_scaling={"source": [0, 1], "target": [2, 3]}, global_batch_size=64)
+    policy, _, _ = steps(
+        1,
+        reward=undecided,
+        reward_scaling={"source": [0, 1], "target": [2, 3]},
+        global_batch_size=64,
+    )
     batch = policy.batches[0]
     trained = batch.mask.view(64, 5).any(-1)
     assert torch.equal(trained, batch["score"].isfinite())
@@ -235,7 +262,12 @@ def test_dynamic_sampling_moves_the_position_by_all_that_was_drawn() -> None:
     def rarely(prompts: Any, responses: list[str], answers: Any) -> list[float | None]:
         return [float(response == "11") for response in responses]
 
-    ppo = {"num_prompts_per_step": 8, "num_generations": 2, "global_batch_size": 16, "dynamic_sampling": {}}
+    ppo = {
+        "num_prompts_per_step": 8,
+        "num_generations": 2,
+        "global_batch_size": 16,
+        "dynamic_sampling": {},
+    }
     policy, _, positions = steps(2, reward=lambda p, r, a: rarely(p, [x[:2] for x in r], a), **ppo)
     scores = policy.batches[0]
     assert len(scores) == 16
@@ -266,7 +298,9 @@ def credit(**ppo: Any) -> Batch:
 def test_each_lambda_goes_where_it_belongs() -> None:
     batch = credit(gae_lambda_policy=0.0, gae_lambda_value=1.0)
     assert batch["return"].tolist() == pytest.approx([0, 1, 1, 0, 1, 1, 1])
-    assert batch["advantage"].tolist() == pytest.approx([0, 0.1 - 0.3, 1 - 0.1, 0, 0.6 - 0.2, 0.4 - 0.6, 1 - 0.4])
+    assert batch["advantage"].tolist() == pytest.approx(
+        [0, 0.1 - 0.3, 1 - 0.1, 0, 0.6 - 0.2, 0.4 - 0.6, 1 - 0.4]
+    )
 
 
 def test_lambda_that_grows_with_the_response_is_for_advantages_alone() -> None:
@@ -287,6 +321,9 @@ def test_whitening_only_where_asked() -> None:
     plain, white = (credit(whiten_advantages=on) for on in (False, True))
     chosen = plain["advantage"][plain.mask]
     torch.testing.assert_close(
-        white["advantage"][white.mask], (chosen - chosen.mean()) / chosen.std(correction=0), atol=1e-4, rtol=1e-4
+        white["advantage"][white.mask],
+        (chosen - chosen.mean()) / chosen.std(correction=0),
+        atol=1e-4,
+        rtol=1e-4,
     )
     assert torch.equal(plain["return"], white["return"])

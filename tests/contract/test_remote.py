@@ -50,7 +50,10 @@ KILLED = "(killed by SIGKILL|Ray says: The actor died unexpectedly.*)"
 @contextmanager
 def open_workers(backend: Literal["local", "ray"]) -> Iterator[Workers]:
     section, computation = ClusterSection(backend=backend), Computation(device="cpu")
-    with show_progress("tests") as shown, workers_of(section, computation, shown, ranks=2) as workers:
+    with (
+        show_progress("tests") as shown,
+        workers_of(section, computation, shown, ranks=2) as workers,
+    ):
         yield workers
 
 
@@ -61,7 +64,9 @@ def workers() -> Iterator[Workers]:
         yield workers
 
 
-def abacus(workers: Workers, start: int = 0, name: str = "abacus", timeout_s: float = 400.0) -> Remote:
+def abacus(
+    workers: Workers, start: int = 0, name: str = "abacus", timeout_s: float = 400.0
+) -> Remote:
     remote = workers.start(partial(Abacus, start), name, timeout_s, PLACE)
     workers.callback(remote.close)
     return remote
@@ -115,14 +120,18 @@ def test_several_workers_work_at_the_same_time(shared: Remote, own: Remote, tmp_
     """Each waits for the other to have begun."""
     shared.ready()
     seen = [str(tmp_path / name) for name in ("one", "other")]
-    pending = [worker.submit("meet", *names) for worker, names in ((shared, seen), (own, seen[::-1]))]
+    pending = [
+        worker.submit("meet", *names) for worker, names in ((shared, seen), (own, seen[::-1]))
+    ]
     assert outcomes(pending) == ["met", "met"]
 
 
 def test_a_worker_does_one_thing_at_a_time(shared: Remote) -> None:
     pending = shared.submit("sleep", 0.2)
     assert not pending.is_done()
-    with pytest.raises(RuntimeError, match="worker abacus was asked for add while sleep is under way"):
+    with pytest.raises(
+        RuntimeError, match="worker abacus was asked for add while sleep is under way"
+    ):
         shared.submit("add", 1)
     assert pending.result() == "rested"
 
@@ -138,7 +147,9 @@ def test_a_refusal_reads_as_it_was_written(shared: Remote) -> None:
 
 
 def test_an_error_brings_its_traceback(shared: Remote) -> None:
-    with pytest.raises(RemoteError, match="fail of worker abacus raised LookupError: no such thing") as caught:
+    with pytest.raises(
+        RemoteError, match="fail of worker abacus raised LookupError: no such thing"
+    ) as caught:
         shared.call("fail")
     assert 'remote_workers.py", line' in str(caught.value)
     assert shared.call("echo", 1) == 1
@@ -181,10 +192,14 @@ def test_a_worker_that_takes_too_long_is_ended(workers: Workers) -> None:
     hasty.ready()
     hasty.timeout_s = 0.5
     pid = hasty.call("pid")
-    with pytest.raises(WorkerDied, match=r"worker hasty took longer than 0\.5 s over sleep and was ended"):
+    with pytest.raises(
+        WorkerDied, match=r"worker hasty took longer than 0\.5 s over sleep and was ended"
+    ):
         hasty.call("sleep", 60.0)
     assert gone(pid, 50.0), "before it has slept enough"
-    with pytest.raises(WorkerDied, match="worker hasty died before add: it was ended by this process"):
+    with pytest.raises(
+        WorkerDied, match="worker hasty died before add: it was ended by this process"
+    ):
         hasty.call("add", 1)
 
 
@@ -241,7 +256,9 @@ def test_an_actor_keeps_the_contract_of_a_child(ray: None) -> None:
         assert own.call("add", 2) == 12
         with pytest.raises(InputError, match=r"policy\.lr is -1"):
             own.call("refuse")
-        with pytest.raises(RemoteError, match="fail of worker abacus raised LookupError: no such thing"):
+        with pytest.raises(
+            RemoteError, match="fail of worker abacus raised LookupError: no such thing"
+        ):
             own.call("fail")
         assert [piece.tolist() for piece in own.stream("pieces", 2, 2)] == [[0, 0], [1, 1]]
         pieces = own.stream("broken_pieces")
@@ -286,7 +303,10 @@ def test_a_busy_worker_does_not_outlive_its_parent(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     paths = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     parent = subprocess.Popen(
-        [sys.executable, tmp_path / "script.py"], stdout=subprocess.PIPE, text=True, env={**os.environ, **paths}
+        [sys.executable, tmp_path / "script.py"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **paths},
     )
     with parent:
         assert parent.stdout is not None
@@ -297,7 +317,9 @@ def test_a_busy_worker_does_not_outlive_its_parent(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_a_script_without_a_main_guard_fails_in_one_sentence(tmp_path: Path) -> None:
-    script = SCRIPT.replace('if __name__ == "__main__":', "if True:").replace('"orphan"', '"unguarded"')
+    script = SCRIPT.replace('if __name__ == "__main__":', "if True:").replace(
+        '"orphan"', '"unguarded"'
+    )
     (tmp_path / "script.py").write_text(script)
     paths = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     done = subprocess.run(
@@ -308,4 +330,6 @@ def test_a_script_without_a_main_guard_fails_in_one_sentence(tmp_path: Path) -> 
         env={**os.environ, **paths},
     )
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].endswith("WorkerDied: worker unguarded died in build: exit code 1")
+    assert done.stderr.splitlines()[-1].endswith(
+        "WorkerDied: worker unguarded died in build: exit code 1"
+    )

@@ -1,4 +1,6 @@
-"""Samplers in processes of their own that die or hang: the error names them, and nothing is left behind."""
+"""Samplers in processes of their own that die or hang: the error names them, and nothing is left
+behind.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ from lockstep.weight_sync.sync import sync_weights
 def shared_files() -> int:
     """Descriptors of shared memory that this process has open."""
     return sum(
-        "lockstep-weights" in str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()
+        "lockstep-weights" in str(link.readlink())
+        for link in Path("/proc/self/fd").iterdir()
+        if link.is_symlink()
     )
 
 
@@ -69,7 +73,9 @@ def test_a_death_in_a_weight_sync_is_a_samplers_and_the_version_is_unknown(
     assert pool.version is None
 
 
-def test_a_learner_that_dies_in_a_weight_sync_is_no_samplers_death(start: Start, models: Callable[..., Path]) -> None:
+def test_a_learner_that_dies_in_a_weight_sync_is_no_samplers_death(
+    start: Start, models: Callable[..., Path]
+) -> None:
     pool = start(replicas=2)
     spec = LearnerSpec(str(models("llama", seed=1)), "logits", SECTION, None, 0)
     remote = HERE.start(spec.build, "learner", 60.0, Place(0, (0,), 0, on_gpu=False))
@@ -94,7 +100,9 @@ def test_work_that_is_left_leaves_idle_workers_ready(start: Start) -> None:
     assert len(pool.generate(requests(), SAMPLING)) == 10
 
 
-def test_abandoned_workers_end_the_call_that_another_thread_waits_for(start: Start, tmp_path: Path) -> None:
+def test_abandoned_workers_end_the_call_that_another_thread_waits_for(
+    start: Start, tmp_path: Path
+) -> None:
     ends = list[BaseException]()
     pool, wanted = start(signal.SIGSTOP, replicas=2), requests()
     (tmp_path / f"doom-{wanted[3].key}").touch()

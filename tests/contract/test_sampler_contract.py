@@ -55,7 +55,11 @@ SHAPED = {
     "greedy": SamplingParams(max_tokens=12, temperature=0.0),
     "min-p": SamplingParams(max_tokens=12, temperature=1.5, top_p=0.9, min_p=0.2),
     "penalties": SamplingParams(
-        max_tokens=12, temperature=0.8, repetition_penalty=1.4, presence_penalty=0.6, frequency_penalty=-0.9
+        max_tokens=12,
+        temperature=0.8,
+        repetition_penalty=1.4,
+        presence_penalty=0.6,
+        frequency_penalty=-0.9,
     ),
 }
 
@@ -79,10 +83,15 @@ SUBJECTS = {
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(name, marks=pytest.mark.needs("vllm") if name == "vllm" else ()) for name in SUBJECTS],
+    params=[
+        pytest.param(name, marks=pytest.mark.needs("vllm") if name == "vllm" else ())
+        for name in SUBJECTS
+    ],
 )
 def started(
-    request: pytest.FixtureRequest, models: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    models: Callable[..., Path],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Subject]:
     if request.param == "vllm":
         request.getfixturevalue("vllm")
@@ -119,7 +128,9 @@ def test_a_response_follows_its_prompt(subject: Subject) -> None:
     assert batch.sampling == PLAIN
     assert batch.tokens.dtype == torch.int64
     assert batch.mask.dtype == torch.bool
-    for request, tokens, mask in zip(wanted, batch.sequences(), batch.sequences("mask"), strict=True):
+    for request, tokens, mask in zip(
+        wanted, batch.sequences(), batch.sequences("mask"), strict=True
+    ):
         prompt = len(request.tokens)
         assert tuple(tokens[:prompt].tolist()) == request.tokens
         assert mask.tolist() == [False] * prompt + [True] * 12
@@ -143,7 +154,9 @@ def test_a_stop_token_ends_and_belongs(subject: Subject) -> None:
     assert responses(batch) == [row[:end] for row, end in zip(free, ended, strict=True)]
     assert batch["truncated"].tolist() == [end is None for end in ended]
     assert 4 < sum(end is None for end in ended) < 20
-    torch.testing.assert_close(batch["sampler_logprob"], subject.learner.logprobs(batch), atol=1e-5, rtol=0.0)
+    torch.testing.assert_close(
+        batch["sampler_logprob"], subject.learner.logprobs(batch), atol=1e-5, rtol=0.0
+    )
 
 
 def test_a_stop_string_ends_with_the_token_that_completes_it(subject: Subject) -> None:
@@ -151,14 +164,21 @@ def test_a_stop_string_ends_with_the_token_that_completes_it(subject: Subject) -
     strings, read = ("13", "24", "35"), load_tokenizer(subject.model).decode
     wanted, free_length = requests(tuple(range(1, 25))), SamplingParams(max_tokens=8)
     free = responses(subject.sampler.generate(wanted, free_length))
-    ended = [next((k for k in range(1, 9) if any(s in read(list(row[:k])) for s in strings)), None) for row in free]
-    assert any(end and read(row[end - 1]) not in strings for row, end in zip(free, ended, strict=True)), "one over two"
+    ended = [
+        next((k for k in range(1, 9) if any(s in read(list(row[:k])) for s in strings)), None)
+        for row in free
+    ]
+    assert any(
+        end and read(row[end - 1]) not in strings for row, end in zip(free, ended, strict=True)
+    ), "one over two"
     sampling = replace(free_length, stop=strings)
     batch = subject.sampler.generate(wanted, sampling)
     assert responses(batch) == [row[:end] for row, end in zip(free, ended, strict=True)]
     assert batch["truncated"].tolist() == [end is None for end in ended]
     assert 4 < sum(end is None for end in ended) < 20
-    torch.testing.assert_close(batch["sampler_logprob"], subject.learner.logprobs(batch), atol=1e-5, rtol=0.0)
+    torch.testing.assert_close(
+        batch["sampler_logprob"], subject.learner.logprobs(batch), atol=1e-5, rtol=0.0
+    )
     assert responses(subject.sampler.generate(wanted[3:5], sampling)) == responses(batch)[3:5]
 
 
@@ -171,16 +191,22 @@ def test_the_context_ends_a_response(subject: Subject) -> None:
 
 @pytest.mark.parametrize("length", [0, CONTEXT, CONTEXT + 5])
 def test_a_prompt_without_room_is_refused(subject: Subject, length: int) -> None:
-    with pytest.raises(ValueError, match=f"request 1 has {length} prompt tokens; .* at most {CONTEXT - 1}"):
+    with pytest.raises(
+        ValueError, match=f"request 1 has {length} prompt tokens; .* at most {CONTEXT - 1}"
+    ):
         subject.sampler.generate(requests((4, length)), PLAIN)
 
 
-def test_new_weights_are_used_stamped_and_attested(subject: Subject, models: Callable[..., Path]) -> None:
+def test_new_weights_are_used_stamped_and_attested(
+    subject: Subject, models: Callable[..., Path]
+) -> None:
     other = LearnerSpec(str(models("qwen2", seed=1)), "logits", SECTION, None, 0).build()
     before = subject.sampler.generate(requests(), PLAIN)
     for attestation in subject.sampler.load_weights(dict(other.weights()).items(), 5):
         assert attestation.version == 5
-        assert attestation.fingerprints == {name: fingerprint(tensor) for name, tensor in other.weights()}
+        assert attestation.fingerprints == {
+            name: fingerprint(tensor) for name, tensor in other.weights()
+        }
         assert not attestation.kept_caches
     batch = subject.sampler.generate(requests(), PLAIN)
     assert before["version"].unique().tolist() == [0]
@@ -189,7 +215,9 @@ def test_new_weights_are_used_stamped_and_attested(subject: Subject, models: Cal
     assert (batch["sampler_logprob"] - subject.learner.logprobs(batch)).abs().max() > 0.1
 
 
-def test_attestation_tells_of_a_tensor_that_did_not_come(subject: Subject, models: Callable[..., Path]) -> None:
+def test_attestation_tells_of_a_tensor_that_did_not_come(
+    subject: Subject, models: Callable[..., Path]
+) -> None:
     other = LearnerSpec(str(models("qwen2", seed=1)), "logits", SECTION, None, 0).build()
     skipped = "model.layers.1.mlp.up_proj.weight"
     stream = {name: tensor for name, tensor in other.weights() if name != skipped}.items()
@@ -201,18 +229,28 @@ def test_attestation_tells_of_a_tensor_that_did_not_come(subject: Subject, model
 
 def test_a_sampler_scores_as_the_learner_does(subject: Subject) -> None:
     batch = ragged((9, 1, 30, 5))
-    torch.testing.assert_close(subject.sampler.logprobs(batch), subject.learner.logprobs(batch), atol=1e-5, rtol=0.0)
+    torch.testing.assert_close(
+        subject.sampler.logprobs(batch), subject.learner.logprobs(batch), atol=1e-5, rtol=0.0
+    )
 
 
-@pytest.mark.parametrize("sampling", [PLAIN, SHAPED["all three"]], ids=["full support", "all three"])
-def test_frequencies_are_those_of_the_distribution(subject: Subject, sampling: SamplingParams) -> None:
+@pytest.mark.parametrize(
+    "sampling", [PLAIN, SHAPED["all three"]], ids=["full support", "all three"]
+)
+def test_frequencies_are_those_of_the_distribution(
+    subject: Subject, sampling: SamplingParams
+) -> None:
     draws = 3000
     prompt = requests((6,))[0].tokens
     short = SamplingParams(1, sampling.temperature, sampling.top_k, sampling.top_p)
-    batch = subject.sampler.generate([Request(prompt, keyed.key("frequency", i)) for i in range(draws)], short)
+    batch = subject.sampler.generate(
+        [Request(prompt, keyed.key("frequency", i)) for i in range(draws)], short
+    )
     counts = Counter(row[0] for row in responses(batch))
     probability = plain_distribution(plain_model(subject.model), torch.tensor(prompt), sampling)
-    observed = torch.tensor([counts[token] for token in range(len(probability))], dtype=torch.float64)
+    observed = torch.tensor(
+        [counts[token] for token in range(len(probability))], dtype=torch.float64
+    )
     assert (observed[probability == 0] == 0).all()
     common = probability * draws >= 5
     expected = probability[common] * draws
@@ -234,30 +272,45 @@ def test_batch_size_changes_no_draw(models: Callable[..., Path], size: int) -> N
     lm = load_causal_lm(models("qwen3"))
     stops = SamplingParams(max_tokens=12, stop_token_ids=(7, 20, 33, 48))
     wanted = requests(tuple(range(1, 25)))
-    batch, expected = TorchSampler(lm, size).generate(wanted, stops), TorchSampler(lm, 9).generate(wanted, stops)
+    batch, expected = (
+        TorchSampler(lm, size).generate(wanted, stops),
+        TorchSampler(lm, 9).generate(wanted, stops),
+    )
     assert responses(batch) == responses(expected)
-    torch.testing.assert_close(batch["sampler_logprob"], expected["sampler_logprob"], atol=1e-5, rtol=0.0)
+    torch.testing.assert_close(
+        batch["sampler_logprob"], expected["sampler_logprob"], atol=1e-5, rtol=0.0
+    )
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_greedy_is_what_transformers_generates(models: Callable[..., Path], architecture: str) -> None:
+def test_greedy_is_what_transformers_generates(
+    models: Callable[..., Path], architecture: str
+) -> None:
     folder, wanted = models(architecture), requests((9, 2, 25))
     drawn = responses(TorchSampler(load_causal_lm(folder), 8).generate(wanted, SHAPED["greedy"]))
     model = plain_model(folder)
     for request, response in zip(wanted, drawn, strict=True):
         prompt = torch.tensor([request.tokens])
         expected = model.generate(
-            prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=12, pad_token_id=0
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            do_sample=False,
+            max_new_tokens=12,
+            pad_token_id=0,
         )
         assert response == tuple(expected[0, prompt.shape[1] :].tolist())
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_architecture_samples_as_it_scores(models: Callable[..., Path], architecture: str) -> None:
+def test_every_architecture_samples_as_it_scores(
+    models: Callable[..., Path], architecture: str
+) -> None:
     lm = load_causal_lm(models(architecture))
     learner = TorchLearner(LogitsHead(lm), SECTION)
     batch = TorchSampler(lm, 64).generate(requests(), SHAPED["all three"])
-    torch.testing.assert_close(batch["sampler_logprob"], learner.logprobs(batch), atol=1e-5, rtol=0.0)
+    torch.testing.assert_close(
+        batch["sampler_logprob"], learner.logprobs(batch), atol=1e-5, rtol=0.0
+    )
 
 
 def test_a_shared_model_needs_no_copy(models: Callable[..., Path]) -> None:
@@ -268,7 +321,9 @@ def test_a_shared_model_needs_no_copy(models: Callable[..., Path]) -> None:
         train(learner, ragged((9, 14, 30), seed), WeightedLogprob(scale=10.0))
     places = {name: tensor.data_ptr() for name, tensor in learner.weights()}
     second = sampler.generate(requests(), PLAIN)
-    torch.testing.assert_close(second["sampler_logprob"], learner.logprobs(second), atol=1e-5, rtol=0.0)
+    torch.testing.assert_close(
+        second["sampler_logprob"], learner.logprobs(second), atol=1e-5, rtol=0.0
+    )
     assert (learner.logprobs(first) - first["sampler_logprob"]).abs().max() > 1e-3
     (held,) = sampler.load_weights(learner.weights(), 1)
     assert {name: tensor.data_ptr() for name, tensor in learner.weights()} == places
@@ -277,7 +332,9 @@ def test_a_shared_model_needs_no_copy(models: Callable[..., Path]) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_16_bits_sample_as_a_learner_of_that_type_scores(models: Callable[..., Path], dtype: DType) -> None:
+def test_16_bits_sample_as_a_learner_of_that_type_scores(
+    models: Callable[..., Path], dtype: DType
+) -> None:
     lm = load_causal_lm(models("qwen2"))
     learner = TorchLearner(LogitsHead(lm), SECTION.model_copy(update={"dtype": dtype}))
     batch = TorchSampler(lm, 64, dtype).generate(requests(), PLAIN)
@@ -292,11 +349,15 @@ def test_logits_that_are_not_finite_name_model_step_and_row(
 ) -> None:
     """Row 1 alone reads token 9, whose embedding is broken; so what follows it is not finite."""
     lm = load_causal_lm(models("llama"))
-    sampler, asked = TorchSampler(lm, max_batch_size=8), [Request((3, 4), 0), Request((3, 9), 1), Request((5,), 2)]
+    sampler, asked = (
+        TorchSampler(lm, max_batch_size=8),
+        [Request((3, 4), 0), Request((3, 9), 1), Request((5,), 2)],
+    )
     sampler.load_weights([], version=7)
     with torch.no_grad():
         lm.get_input_embeddings().get_parameter("weight")[9] = value
     with pytest.raises(
-        RunError, match=r"step 7, gives logits that are not finite for token 1 of the response to row 1 of 3"
+        RunError,
+        match=r"step 7, gives logits that are not finite for token 1 of the response to row 1 of 3",
     ):
         sampler.generate(asked, sampling)

@@ -1,4 +1,6 @@
-"""Configs of other libraries, as they are published: each key is accounted for, and the recipe loads."""
+"""Configs of other libraries, as they are published: each key is accounted for, and the recipe
+loads.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +118,9 @@ def test_every_key_is_accounted_for_and_the_recipe_loads(library: str, tmp_path:
     assert found.table.name.lower().replace(" ", "-") == library
     given = dict(flatten(read_config([str(tmp_path / CONFIGS[library][0])]).tree))
     accounted = {entry.theirs for entry in found.entries}
-    assert {key for key in given if not any(f"{key}.".startswith(f"{other}.") for other in accounted)} == set()
+    assert {
+        key for key in given if not any(f"{key}.".startswith(f"{other}.") for other in accounted)
+    } == set()
     assert not found.select(Verdict.UNKNOWN)
     recipe(found)
 
@@ -135,23 +139,49 @@ def test_what_verl_trains(tmp_path: Path) -> None:
 def test_what_the_others_train(tmp_path: Path) -> None:
     options = recipe(converted(tmp_path, *CONFIGS["openrlhf"]))
     assert (options["grpo.baseline"], options["grpo.scale_rewards"]) == ("mean", "group")
-    assert (options["policy.lr"], options["data.prompt"], options["data.answer"]) == (5e-7, "{question}", "{answer}")
+    assert (options["policy.lr"], options["data.prompt"], options["data.answer"]) == (
+        5e-7,
+        "{question}",
+        "{answer}",
+    )
     options = recipe(converted(tmp_path, *CONFIGS["nemo-rl"]))
     assert options["sampling.max_tokens"] == options["data.max_prompt_tokens"] == 512
-    assert (options["grpo.clip"], options["grpo.clip_high"], options["run.max_epochs"]) == (0.2, 0.28, 1)
+    assert (options["grpo.clip"], options["grpo.clip_high"], options["run.max_epochs"]) == (
+        0.2,
+        0.28,
+        1,
+    )
     options = recipe(converted(tmp_path, *CONFIGS["trl"]))
     assert options["dpo.global_batch_size"] == 32
-    assert (options["optimizer.schedule.decay"], options["optimizer.schedule.decay_steps"]) == ("cosine", 500)
+    assert (options["optimizer.schedule.decay"], options["optimizer.schedule.decay_steps"]) == (
+        "cosine",
+        500,
+    )
 
 
 LOOK = {
     "a decay whose steps are unknown": ("trl", "", "max_steps=-1", "lr_scheduler_type"),
     "a warm-up by share": ("trl", "", "", "warmup_ratio"),
     "a loss that is not here": ("trl", "", "loss_type=sapo", "loss_type"),
-    "a KL of another gradient": ("verl", "", "actor_rollout_ref.actor.kl_loss_type=low_var_kl", "actor.kl_loss_type"),
-    "an estimator that is not here": ("verl", "grpo", "algorithm.adv_estimator=opo", "algorithm.adv_estimator"),
+    "a KL of another gradient": (
+        "verl",
+        "",
+        "actor_rollout_ref.actor.kl_loss_type=low_var_kl",
+        "actor.kl_loss_type",
+    ),
+    "an estimator that is not here": (
+        "verl",
+        "grpo",
+        "algorithm.adv_estimator=opo",
+        "algorithm.adv_estimator",
+    ),
     "a variable": ("verl", "", "trainer.total_epochs=$EPOCHS", "trainer.total_epochs"),
-    "an engine that is not here": ("verl", "", "actor_rollout_ref.rollout.name=sglang", "rollout.name"),
+    "an engine that is not here": (
+        "verl",
+        "",
+        "actor_rollout_ref.rollout.name=sglang",
+        "rollout.name",
+    ),
     "schedules of torch": ("nemo-rl", "", "", "policy.scheduler"),
     "experts": ("openrlhf", "", "actor.aux_loss_coef=0.01", "actor.aux_loss_coef"),
 }
@@ -175,24 +205,42 @@ def test_their_defaults_that_differ_are_named(tmp_path: Path) -> None:
     )
     found = converted(tmp_path, "run.sh", text)
     lines = "\n".join(list_lines(found, recipe(found)))
-    assert "policy.lr: theirs is 1e-06 (actor_rollout_ref.actor.optim.lr), ours has no default" in lines
-    assert "policy.weight_decay: theirs is 0.01 (actor_rollout_ref.actor.optim.weight_decay), ours is 0.0" in lines
+    assert (
+        "policy.lr: theirs is 1e-06 (actor_rollout_ref.actor.optim.lr), ours has no default"
+        in lines
+    )
+    assert (
+        "policy.weight_decay: theirs is 0.01 (actor_rollout_ref.actor.optim.weight_decay), ours "
+        "is 0.0" in lines
+    )
     assert "validation_sampling.temperature: theirs is 0" in lines
     assert "kl_loss_type (their default) = low_var_kl" in lines
     text = NEMO_RL.replace("reference_policy_kl_penalty: 0.01, ", "")
     found = converted(tmp_path, "grpo.yaml", text)
     lines = "\n".join(list_lines(found, recipe(found)))
-    assert "grpo.kl.coef: theirs is 0.01 (loss_fn.reference_policy_kl_penalty), ours is null" in lines
+    assert (
+        "grpo.kl.coef: theirs is 0.01 (loss_fn.reference_policy_kl_penalty), ours is null" in lines
+    )
     found = converted(
-        tmp_path, "dpo.yaml", TRL.replace("beta: 0.1", "").replace("lr_scheduler_type: cosine", ""), "dpo"
+        tmp_path,
+        "dpo.yaml",
+        TRL.replace("beta: 0.1", "").replace("lr_scheduler_type: cosine", ""),
+        "dpo",
     )
     lines = "\n".join(list_lines(found, recipe(found)))
-    assert "dpo.max_tokens: theirs is 1024 (max_length), ours has no default: the recipe has theirs" in lines
-    assert "optimizer.schedule.decay: theirs is linear (lr_scheduler_type), ours is constant" in lines
+    assert (
+        "dpo.max_tokens: theirs is 1024 (max_length), ours has no default: the recipe has theirs"
+        in lines
+    )
+    assert (
+        "optimizer.schedule.decay: theirs is linear (lr_scheduler_type), ours is constant" in lines
+    )
 
 
 def test_unknown_keys_and_two_keys_of_one_option_are_listed(tmp_path: Path) -> None:
-    found = converted(tmp_path, *CONFIGS["verl"], "trainer.total_epoch=3", "data.seed=1", "trainer.seed=2")
+    found = converted(
+        tmp_path, *CONFIGS["verl"], "trainer.total_epoch=3", "data.seed=1", "trainer.seed=2"
+    )
     assert [entry.theirs for entry in found.select(Verdict.UNKNOWN)] == ["trainer.total_epoch"]
     [clash] = [entry for entry in found.select(Verdict.LOOK) if entry.theirs == "trainer.seed"]
     assert clash.sentence == "seed is 1 already, by data.seed"
@@ -233,7 +281,9 @@ def test_what_cannot_be_read_is_refused(case: str, tmp_path: Path) -> None:
         convert_words([str(write(tmp_path, text, name))], None, None)
 
 
-def test_the_command_writes_a_recipe_and_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_a_recipe_and_reports(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "mine.yaml"
     assert main(["convert", str(write(tmp_path, VERL)), "--from", "verl", "--out", str(out)]) == 0
     assert "rollout.n = 4 → grpo.num_generations: 4" in capsys.readouterr().out
@@ -247,7 +297,16 @@ def test_the_command_writes_a_recipe_and_reports(tmp_path: Path, capsys: pytest.
 
 
 def test_flags_are_given_as_words(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--model_name_or_path", "m", "--learning_rate", "1e-6", "--max_steps", "3", "--bf16", "False"]
+    words = [
+        "--model_name_or_path",
+        "m",
+        "--learning_rate",
+        "1e-6",
+        "--max_steps",
+        "3",
+        "--bf16",
+        "False",
+    ]
     assert main(["convert", "--from", "trl", "--algorithm", "sft", "--", *words]) == 2
     said = capsys.readouterr()
     assert "dtype: fp32" in said.out

@@ -1,4 +1,6 @@
-"""Tables of other libraries' keys name options that recipes have, and word hints about keys in recipes."""
+"""Tables of other libraries' keys name options that recipes have, and word hints about keys in
+recipes.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,24 @@ from lockstep_convert.convert import order_options
 from lockstep_convert.table import Row, Table, Verdict, list_libraries, load_ours, load_table
 from lockstep_convert.values import CONVERSIONS
 
-TRAINED = ("ppo", "grpo", "sft", "dpo", "kto", "orpo", "simpo", "online_dpo", "reward_model", "distill")
-OPTIONS = {option for name, kind in registry.every() if name in TRAINED for option in list_options(Shape(kind))}
+TRAINED = (
+    "ppo",
+    "grpo",
+    "sft",
+    "dpo",
+    "kto",
+    "orpo",
+    "simpo",
+    "online_dpo",
+    "reward_model",
+    "distill",
+)
+OPTIONS = {
+    option
+    for name, kind in registry.every()
+    if name in TRAINED
+    for option in list_options(Shape(kind))
+}
 
 
 def spell(option: str) -> set[str]:
@@ -60,20 +78,36 @@ def test_every_row_names_options_and_keys_that_exist(library: str) -> None:
 @pytest.mark.parametrize("library", list_libraries())
 def test_a_row_without_an_option_has_a_reason(library: str) -> None:
     rows = load_table(library).rows
-    assert not [key for key, row in rows.items() if row.verdict is not Verdict.CONVERTED and not row.note]
-    bare = [key for key, row in rows.items() if row.verdict is Verdict.CONVERTED and not [*named_options(row)]]
-    assert not [key for key in bare if not (rows[key].otherwise or rows[key].convert == "trackers" or rows[key].values)]
+    assert not [
+        key for key, row in rows.items() if row.verdict is not Verdict.CONVERTED and not row.note
+    ]
+    bare = [
+        key
+        for key, row in rows.items()
+        if row.verdict is Verdict.CONVERTED and not [*named_options(row)]
+    ]
+    assert not [
+        key
+        for key in bare
+        if not (rows[key].otherwise or rows[key].convert == "trackers" or rows[key].values)
+    ]
 
 
 def test_requirements_and_placeholders_name_options() -> None:
     ours = load_ours()
-    names = {*ours["requires"], *(name.partition("=")[0] for name in ours["requires"].values()), *ours["placeholders"]}
+    names = {
+        *ours["requires"],
+        *(name.partition("=")[0] for name in ours["requires"].values()),
+        *ours["placeholders"],
+    }
     assert not {name for name in names if not OPTIONS & spell(name)}
     assert order_options("sft")
 
 
 SAYS = {
-    "actor_rollout_ref.rollout.temperature=1": "rollout.temperature of verl is sampling.temperature=… here",
+    "actor_rollout_ref.rollout.temperature=1": (
+        "rollout.temperature of verl is sampling.temperature=… here"
+    ),
     "rollout.temperature=1": "rollout.temperature of OpenRLHF is sampling.temperature=… here",
     "learning_rate=0.1": "learning_rate of TRL is policy.lr=… here",
     "policy.learning_rate=0.1": "learning_rate of TRL is policy.lr=… here",
@@ -85,18 +119,25 @@ SAYS = {
 
 
 @pytest.mark.parametrize("override", SAYS)
-def test_a_key_of_theirs_in_a_recipe_is_explained(override: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_key_of_theirs_in_a_recipe_is_explained(
+    override: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["config", "ppo_arithmetic", override]) == 2
     message = capsys.readouterr().err
     assert SAYS[override] in message
     assert message.count("\n") == 1
 
 
-def test_a_section_of_theirs_in_a_recipe_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_section_of_theirs_in_a_recipe_is_explained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("base: grpo_arithmetic\nactor_rollout_ref: {rollout: {temperature: 1.0}}\n")
     assert main(["config", str(recipe)]) == 2
-    assert "actor_rollout_ref.rollout.temperature of verl is sampling.temperature=… here" in capsys.readouterr().err
+    assert (
+        "actor_rollout_ref.rollout.temperature of verl is sampling.temperature=… here"
+        in capsys.readouterr().err
+    )
 
 
 class Hidden:

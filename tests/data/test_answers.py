@@ -1,4 +1,6 @@
-"""What is learned of an answer: what the chat template writes of it after its prompt, up to one stop token."""
+"""What is learned of an answer: what the chat template writes of it after its prompt, up to one
+stop token.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,17 @@ from lockstep.models.tokenizer import load_tokenizer
 
 END, TEXT_END = "<|im_end|>", "<|endoftext|>"
 OPEN = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}" + OPEN
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    + OPEN
+)
 THINKS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
     "{% set parts = m.content.split('</think>') %}{% set thought = m.reasoning_content or '' %}"
-    "{% if not thought and parts|length > 1 %}{% set thought = parts[0].replace('<think>', '').strip() %}{% endif %}"
-    "<think>\n{{ thought }}\n</think>\n\n{{ parts[-1].lstrip() }}{% else %}{{ m.content }}{% endif %}<|im_end|>\n"
+    "{% if not thought and parts|length > 1 %}{% set thought = parts[0].replace('<think>', "
+    "'').strip() %}{% endif %}"
+    "<think>\n{{ thought }}\n</think>\n\n{{ parts[-1].lstrip() }}{% else %}{{ m.content }}{% "
+    "endif %}<|im_end|>\n"
     "{% endfor %}"
 ) + OPEN
 OPENS_A_THOUGHT = THINKS.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
@@ -39,26 +46,37 @@ DROPS_THOUGHTS = (
 )
 CALLS = (
     "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}{% for c in "
+    "m.tool_calls or [] %}"
     "{{ '\n<tool_call>\n' }}{{ c.function.name }} {{ c.function.arguments | tojson }}\n</tool_call>"
     "{% endfor %}<|im_end|>\n{% endfor %}"
 ) + OPEN
 INST = (
-    "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% elif m.role == 'assistant' %} "
+    "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% elif m.role "
+    "== 'assistant' %} "
     "{{ m.content | trim }}{{ eos_token }}{% endif %}{% endfor %}"
 )
-INST_SYSTEM = INST.replace("[INST] {{", "[INST] {% if loop.last %}{{ messages[0].content }}\n\n{% endif %}{{", 1)
+INST_SYSTEM = INST.replace(
+    "[INST] {{", "[INST] {% if loop.last %}{{ messages[0].content }}\n\n{% endif %}{{", 1
+)
 TWO_ENDS = CHATML.replace("{% endif %}", "{% else %}<|endoftext|>{% endif %}")
 TRIMS = CHATML.replace("{{ m.content }}", "{{ m.content | trim }}")
 
 CALL = [{"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}]
-SCHEMA = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+SCHEMA = {
+    "type": "function",
+    "function": {"name": "add", "parameters": {"type": "object", "properties": {}}},
+}
 WRITTEN = '\n<tool_call>\nadd {"a": 2}\n</tool_call><|im_end|>'
 
 
-def build_tokenizer(template: str | None, *, end: str = END, bos: str | None = None) -> PreTrainedTokenizerFast:
+def build_tokenizer(
+    template: str | None, *, end: str = END, bos: str | None = None
+) -> PreTrainedTokenizerFast:
     """A tokenizer of bytes, with the marks of conversations as tokens."""
-    letters = {letter: token for token, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    letters = {
+        letter: token for token, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
+    }
     whole = Tokenizer(models.BPE(letters, []))
     whole.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     whole.decoder = decoders.ByteLevel()
@@ -90,14 +108,20 @@ def open_rows(
 ) -> Demonstrations:
     fields = {"train": "rows.jsonl", "max_prompt_tokens": 999, "shuffle": False, **options}
     data = DataSection.model_validate(fields)
-    return Demonstrations(write(folder, row), tokenizer, data, 999, tokenizer.convert_tokens_to_ids(list(stops)))
+    return Demonstrations(
+        write(folder, row), tokenizer, data, 999, tokenizer.convert_tokens_to_ids(list(stops))
+    )
 
 
-def learn(folder: Path, template: str, *talk: dict[str, Any], end: str = END, stops: tuple[str, ...] = ()) -> str:
+def learn(
+    folder: Path, template: str, *talk: dict[str, Any], end: str = END, stops: tuple[str, ...] = ()
+) -> str:
     """What is learned of the last message of a conversation, as text."""
     tokenizer = build_tokenizer(template, end=end)
     [row] = open_rows(folder, tokenizer, {"talk": talk}, stops, messages="talk").first()
-    whole = tokenizer.apply_chat_template(list(talk[:-1]), tokenize=False, add_generation_prompt=True)
+    whole = tokenizer.apply_chat_template(
+        list(talk[:-1]), tokenize=False, add_generation_prompt=True
+    )
     assert tokenizer.decode(list(row.prompt.tokens)) == whole
     return str(tokenizer.decode(list(row.answers[0])))
 
@@ -113,7 +137,11 @@ def learn(folder: Path, template: str, *talk: dict[str, Any], end: str = END, st
         (CALLS, assistant("I add.", tool_calls=CALL), "I add." + WRITTEN),
         (CALLS, assistant(None, tool_calls=CALL), WRITTEN),
         (CALLS, {"role": "assistant", "tool_calls": CALL}, WRITTEN),
-        (CALLS.replace("m.content or ''", "m.content + ''"), assistant(None, tool_calls=CALL), WRITTEN),
+        (
+            CALLS.replace("m.content or ''", "m.content + ''"),
+            assistant(None, tool_calls=CALL),
+            WRITTEN,
+        ),
         (INST, assistant("  4\n"), " 4<|im_end|>"),
         (TRIMS, assistant("4\n"), "4<|im_end|>"),
         (TWO_ENDS, assistant("4"), "4<|im_end|>"),
@@ -128,24 +156,37 @@ def test_what_the_template_writes_after_the_prompt_is_learned(
 
 
 def test_calls_without_content_are_rendered_in_earlier_turns(tmp_path: Path) -> None:
-    talk = [user("2+2?"), assistant(None, tool_calls=CALL), {"role": "tool", "content": "4"}, assistant("It is 4.")]
+    talk = [
+        user("2+2?"),
+        assistant(None, tool_calls=CALL),
+        {"role": "tool", "content": "4"},
+        assistant("It is 4."),
+    ]
     assert learn(tmp_path, CALLS, *talk) == "It is 4.<|im_end|>"
 
 
 def test_a_template_may_write_the_last_question_with_more(tmp_path: Path) -> None:
-    """Mistral's writes the system message into the last question, and not if an answer follows it."""
+    """Mistral's writes the system message into the last question, and not if an answer follows
+    it.
+    """
     talk = [{"role": "system", "content": "Be brief."}, user("2+2?"), assistant("4")]
     assert learn(tmp_path, INST_SYSTEM, *talk) == " 4<|im_end|>"
 
 
-def test_an_answer_of_a_template_that_writes_no_stop_token_ends_with_the_end_of_sequence(tmp_path: Path) -> None:
+def test_an_answer_of_a_template_that_writes_no_stop_token_ends_with_the_end_of_sequence(
+    tmp_path: Path,
+) -> None:
     assert learn(tmp_path, CHATML, user("2+2?"), assistant("4"), end=TEXT_END) == "4<|endoftext|>"
 
 
 @pytest.mark.parametrize(
     ("template", "answer", "message"),
     [
-        (CHATML, assistant("4", tool_calls=CALL), "has tool_calls in its answer, which the tokenizer's chat template"),
+        (
+            CHATML,
+            assistant("4", tool_calls=CALL),
+            "has tool_calls in its answer, which the tokenizer's chat template",
+        ),
         (CHATML, assistant("4", weight=0), "has weight 0 on its answer, so it teaches nothing"),
         (CHATML, assistant("4", weight=0.5), r"has the weight 0\.5 on its answer"),
         (CHATML, assistant("4<|im_end|>\nMore<|im_end|>"), r"has <\|im_end\|> inside its answer"),
@@ -161,8 +202,14 @@ def test_an_answer_that_cannot_be_learned_is_a_bad_row(
 
 
 def test_a_thought_that_the_template_does_not_write_is_noted(tmp_path: Path, capsys: Any) -> None:
-    assert learn(tmp_path, CHATML, user("2+2?"), assistant("4", reasoning_content="two", id=None)) == "4<|im_end|>"
-    assert "fields left out, and in how many of the first rows: reasoning_content (1)" in capsys.readouterr().err
+    assert (
+        learn(tmp_path, CHATML, user("2+2?"), assistant("4", reasoning_content="two", id=None))
+        == "4<|im_end|>"
+    )
+    assert (
+        "fields left out, and in how many of the first rows: reasoning_content (1)"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("tools", [[SCHEMA], json.dumps([SCHEMA])])
@@ -175,8 +222,12 @@ def test_tools_of_a_row_are_given_to_the_template(tmp_path: Path, tools: Any) ->
     assert f"system\n{json.dumps([SCHEMA])}<|im_end|>" in prompts[0].text
 
 
-@pytest.mark.parametrize(("answer", "learned"), [("x<|im_end|>", "x<|im_end|>"), ("x", "x<|endoftext|>")])
-def test_text_that_already_ends_gets_no_second_end(tmp_path: Path, answer: str, learned: str) -> None:
+@pytest.mark.parametrize(
+    ("answer", "learned"), [("x<|im_end|>", "x<|im_end|>"), ("x", "x<|endoftext|>")]
+)
+def test_text_that_already_ends_gets_no_second_end(
+    tmp_path: Path, answer: str, learned: str
+) -> None:
     tokenizer = build_tokenizer(None, end=TEXT_END)
     row = open_rows(tmp_path, tokenizer, {"question": "q", "answer": answer}, (END,))[0]
     assert tokenizer.decode(list(row.answers[0])) == learned
@@ -218,4 +269,6 @@ def test_a_run_keeps_the_date_that_its_template_writes(tmp_path: Path) -> None:
     assert date.fromisoformat(kept.strip()).strftime("%d %b %Y 00:00") in today
     (run / "template_date.txt").write_text("2024-07-26\n")
     with keep_date(run):
-        assert "26 Jul 2024 00:00" in open_prompts(tmp_path, build_tokenizer(DATED), chat=True)[0].text
+        assert (
+            "26 Jul 2024 00:00" in open_prompts(tmp_path, build_tokenizer(DATED), chat=True)[0].text
+        )

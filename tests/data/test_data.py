@@ -1,4 +1,6 @@
-"""Runs on data files of the user's: several, mixed, packed, with rows that cannot be used; stopped and continued."""
+"""Runs on data files of the user's: several, mixed, packed, with rows that cannot be used; stopped
+and continued.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,13 @@ def files(in_tmp: Path) -> None:
     bad = [{"answer": "1", "level": 1}, {"question": "easy 1", "level": 1}]
     easy = "".join(json.dumps(row) + "\n" for row in [*rows("easy", 6), long, *bad])
     Path("easy.jsonl").write_text(easy + "torn\n")
-    Path("hard.jsonl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, rows("hard", 5))).encode()))
+    Path("hard.jsonl.gz").write_bytes(
+        gzip.compress("\n".join(map(json.dumps, rows("hard", 5))).encode())
+    )
     parquet.write_table(pyarrow.Table.from_pylist(rows("more", 7)), "more.parquet")
-    Path("held.jsonl").write_text("\n".join([json.dumps(row) for row in rows("easy", 3)] + ["torn"]))
+    Path("held.jsonl").write_text(
+        "\n".join([json.dumps(row) for row in rows("easy", 3)] + ["torn"])
+    )
 
 
 def drawn(folder: str) -> list[str]:

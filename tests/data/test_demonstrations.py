@@ -19,7 +19,9 @@ ROWS = [{"question": f"Say {'very ' * n}{n}", "answer": "7 " * (3 - n) + "end"} 
 
 @pytest.fixture
 def tokenizer() -> PreTrainedTokenizerFast:
-    return words_tokenizer([text for row in ROWS for text in (row["question"] + "\n", row["answer"])])
+    return words_tokenizer(
+        [text for row in ROWS for text in (row["question"] + "\n", row["answer"])]
+    )
 
 
 @pytest.fixture
@@ -30,22 +32,35 @@ def index(tmp_path: Path) -> JsonlIndex:
 
 
 def section(**options: Any) -> DataSection:
-    fields = {"train": "rows.jsonl", "prompt": "{question}\n", "max_prompt_tokens": 64, "shuffle": False, **options}
+    fields = {
+        "train": "rows.jsonl",
+        "prompt": "{question}\n",
+        "max_prompt_tokens": 64,
+        "shuffle": False,
+        **options,
+    }
     return DataSection(**fields)
 
 
-def test_the_mask_is_on_the_completion_and_its_stop_token_and_on_nothing_else(index: Any, tokenizer: Any) -> None:
+def test_the_mask_is_on_the_completion_and_its_stop_token_and_on_nothing_else(
+    index: Any, tokenizer: Any
+) -> None:
     batch = batch_of(Demonstrations(index, tokenizer, section(), max_tokens=64).first())
     rows = zip(ROWS, batch.sequences(), batch.sequences("mask"), strict=True)
     for row, tokens, mask in rows:
         assert tokenizer.decode(tokens[~mask]) == row["question"] + "\n"
         assert tokenizer.decode(tokens[mask]) == row["answer"] + "<eos>"
-        assert mask.int().diff().abs().sum() == 1  # all of the prompt stands before all of the completion
+        assert (
+            mask.int().diff().abs().sum() == 1
+        )  # all of the prompt stands before all of the completion
 
 
 def test_the_prompt_has_the_tokens_that_a_sampler_is_given(index: Any, assets: Path) -> None:
     llama = load_tokenizer(assets / "models/stories260K/hf")
-    demonstrations, prompts = Demonstrations(index, llama, section(), 512), Prompts(index, llama, section())
+    demonstrations, prompts = (
+        Demonstrations(index, llama, section(), 512),
+        Prompts(index, llama, section()),
+    )
     for i in range(4):
         assert demonstrations[i].prompt == prompts[i]
         assert llama.bos_token_id not in demonstrations[i].answers[0]
@@ -56,7 +71,9 @@ def test_over_long_rows_can_be_skipped_and_are_counted(index: Any, tokenizer: An
     lengths = [Demonstrations(index, tokenizer, section(), 64)[i].longest for i in range(4)]
     limit = sorted(lengths)[1]
     rows = Demonstrations(index, tokenizer, section(overlong_prompts="skip"), limit)
-    assert [rows[i].longest for i in range(len(rows))] == [length for length in lengths if length <= limit]
+    assert [rows[i].longest for i in range(len(rows))] == [
+        length for length in lengths if length <= limit
+    ]
     assert rows.selection.overlong.count == rows.selection.skipped == 4 - len(rows) > 0
 
 
@@ -86,18 +103,31 @@ def talks(folder: Path, *rows: Any) -> JsonlIndex:
 
 
 def chat_section(**options: Any) -> DataSection:
-    return DataSection(train="talks.jsonl", messages="talk", max_prompt_tokens=64, shuffle=False, **options)
+    return DataSection(
+        train="talks.jsonl", messages="talk", max_prompt_tokens=64, shuffle=False, **options
+    )
 
 
-def test_an_answer_ends_with_a_token_at_which_the_model_stops(tmp_path: Path, index: Any, chatting: Any) -> None:
+def test_an_answer_ends_with_a_token_at_which_the_model_stops(
+    tmp_path: Path, index: Any, chatting: Any
+) -> None:
     """The template's, where it is one of those; without a template the end of the sequence."""
     turn = chatting.convert_tokens_to_ids("<turn>")
     rows = talks(tmp_path, TALK)
-    assert Demonstrations(rows, chatting, chat_section(), 64)[0].answers[0][-1] == chatting.eos_token_id
-    assert Demonstrations(index, chatting, section(), 64, [turn])[0].answers[0][-1] == chatting.eos_token_id
+    assert (
+        Demonstrations(rows, chatting, chat_section(), 64)[0].answers[0][-1]
+        == chatting.eos_token_id
+    )
+    assert (
+        Demonstrations(index, chatting, section(), 64, [turn])[0].answers[0][-1]
+        == chatting.eos_token_id
+    )
     assert Demonstrations(index, chatting, section(chat=True), 64, [turn])[0].answers[0][-1] == turn
     chatting.chat_template = "{{ raise_exception('no') }}"
-    assert Demonstrations(index, chatting, section(), 64, [turn])[0].answers[0][-1] == chatting.eos_token_id
+    assert (
+        Demonstrations(index, chatting, section(), 64, [turn])[0].answers[0][-1]
+        == chatting.eos_token_id
+    )
 
 
 ASKED = [{"role": "user", "content": "Say 2"}]
@@ -111,7 +141,9 @@ def write_row(tmp_path: Path, row: dict[str, Any]) -> JsonlIndex:
     return JsonlIndex(path)
 
 
-def test_messages_in_prompt_and_completion_are_read_by_the_chat_template(tmp_path: Path, tokenizer: Any) -> None:
+def test_messages_in_prompt_and_completion_are_read_by_the_chat_template(
+    tmp_path: Path, tokenizer: Any
+) -> None:
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
     data = section(prompt="{question}", messages="prompt", completion="{completion}")
     [row] = Demonstrations(write_row(tmp_path, CHAT_ROW), tokenizer, data, 64).first()
@@ -122,5 +154,7 @@ def test_dots_lead_into_objects(tmp_path: Path, tokenizer: Any) -> None:
     data = section(prompt="Say {info.score}", completion="{info.truth}")
     [row] = Demonstrations(write_row(tmp_path, CHAT_ROW), tokenizer, data, 64).first()
     assert (row.prompt.text, tokenizer.decode(list(row.answers[0]))) == ("Say 3", "7 end<eos>")
-    with pytest.raises(DataError, match=r"no field 'info.other', which data.prompt='{info.other}' asks for"):
+    with pytest.raises(
+        DataError, match=r"no field 'info.other', which data.prompt='{info.other}' asks for"
+    ):
         Demonstrations(write_row(tmp_path, CHAT_ROW), tokenizer, section(prompt="{info.other}"), 64)

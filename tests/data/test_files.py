@@ -18,8 +18,14 @@ from lockstep.data.jsonl import DataError
 from lockstep.data.prompts import Prompts
 from lockstep.models.tokenizer import words_tokenizer
 
-ROWS = [{"question": "007", "answer": 3.5, "tags": ["a", None]}, {"question": "null", "answer": None, "tags": []}]
-LINES = b'{"question": "007", "answer": 3.5, "tags": ["a", null]}\n{"question": "null", "answer": null, "tags": []}\n'
+ROWS = [
+    {"question": "007", "answer": 3.5, "tags": ["a", None]},
+    {"question": "null", "answer": None, "tags": []},
+]
+LINES = (
+    b'{"question": "007", "answer": 3.5, "tags": ["a", null]}\n{"question": "null", "answer": '
+    b'null, "tags": []}\n'
+)
 
 
 def jsonl(folder: Path) -> Path:
@@ -70,7 +76,11 @@ def many(folder: Path, name: str, answers: range) -> Path:
 
 
 def test_files_stand_one_after_the_other(tmp_path: Path) -> None:
-    paths = (many(tmp_path, "a.jsonl", range(3)), parquet(tmp_path), many(tmp_path, "b.jsonl", range(3, 5)))
+    paths = (
+        many(tmp_path, "a.jsonl", range(3)),
+        parquet(tmp_path),
+        many(tmp_path, "b.jsonl", range(3, 5)),
+    )
     rows = open_rows(FileGroup(paths))
     assert [row["answer"] for row in rows.rows([6, 0, 3, 2, 6])] == ["4", "0", 3.5, "2", "4"]
     assert [rows.id(i) for i in (2, 3, 5)] == ["a.jsonl:3", "rows.parquet:1", "b.jsonl:1"]
@@ -114,12 +124,16 @@ def test_null_keys_inside_of_objects_are_padding_in_every_format(form: str, tmp_
     assert [{key: row[key] for key in CALLS[0]} for row in found] == CALLS
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), [1.0, float("nan")], {"a": {"b": float("nan")}}])
+@pytest.mark.parametrize(
+    "value", [float("nan"), float("inf"), [1.0, float("nan")], {"a": {"b": float("nan")}}]
+)
 def test_a_number_of_a_table_that_is_not_finite_is_never_text(value: Any, tmp_path: Path) -> None:
     good = {float: 1.0, list: [1.0], dict: {"a": {"b": 1.0}}}[type(value)]
     rows = [{"question": "q", "answer": good}, {"question": "q", "answer": value}]
     table = open_rows(FileGroup((write_table(tmp_path / "rows.parquet", rows),)))
-    data = DataSection(train="rows.parquet", prompt="{question}", max_prompt_tokens=8, bad_rows="skip")
+    data = DataSection(
+        train="rows.parquet", prompt="{question}", max_prompt_tokens=8, bad_rows="skip"
+    )
     prompts = Prompts(table, words_tokenizer(["q"]), data)
     assert len(prompts) == 1
     assert "which is not a finite number" in prompts.selection.bad.first[0]

@@ -1,4 +1,6 @@
-"""The index of JSONL rows: every row as written, every fault with its line, and nothing found out twice."""
+"""The index of JSONL rows: every row as written, every fault with its line, and nothing found out
+twice.
+"""
 
 import gzip
 import hashlib
@@ -30,8 +32,23 @@ def all_rows(index: JsonlIndex) -> list[dict]:
 
 def test_strings_come_back_as_written_whatever_other_rows_hold(tmp_path: Path) -> None:
     # One row with another type makes some loaders retype the strings of all others.
-    strings = ["007", "4", "1e5", "3.10", "true", "null", "[1, 2]", " 5 ", "NaN", "a\u2028b", "x\rx", "🦆"]
-    lines = [json.dumps({"answer": s}, ensure_ascii=False) for s in strings] + ['{"answer": {"nested": 1}}']
+    strings = [
+        "007",
+        "4",
+        "1e5",
+        "3.10",
+        "true",
+        "null",
+        "[1, 2]",
+        " 5 ",
+        "NaN",
+        "a\u2028b",
+        "x\rx",
+        "🦆",
+    ]
+    lines = [json.dumps({"answer": s}, ensure_ascii=False) for s in strings] + [
+        '{"answer": {"nested": 1}}'
+    ]
     index = JsonlIndex(written(tmp_path, "\n".join(lines).encode()))
     assert [row["answer"] for row in all_rows(index)] == [*strings, {"nested": 1}]
 
@@ -55,7 +72,16 @@ def test_line_ends_marks_and_blank_lines_change_no_row(tmp_path: Path, content: 
 
 @pytest.mark.parametrize(
     "number",
-    ["3.10", "1E5", "-0", "-0.0", "0.1000000000000000055511151231257827", "9007199254740993", str(2**70), "7"],
+    [
+        "3.10",
+        "1E5",
+        "-0",
+        "-0.0",
+        "0.1000000000000000055511151231257827",
+        "9007199254740993",
+        str(2**70),
+        "7",
+    ],
 )
 def test_a_number_goes_into_a_template_as_it_was_written(tmp_path: Path, number: str) -> None:
     line = f'{{"n": {number}, "nested": [{{"n": {number}}}]}}'.encode()
@@ -80,7 +106,9 @@ def test_a_number_goes_into_a_template_as_it_was_written(tmp_path: Path, number:
         (b'{"b": [{"a": 1, "a" : 1}]}', 'has the key "a" twice'),
     ],
 )
-def test_a_bad_line_is_an_error_with_its_place_or_a_counted_skip(tmp_path: Path, bad: bytes, what: str) -> None:
+def test_a_bad_line_is_an_error_with_its_place_or_a_counted_skip(
+    tmp_path: Path, bad: bytes, what: str
+) -> None:
     path = written(tmp_path, b'{"a": 1}\n' + bad + b'\n{"a": 2}\n')
     with pytest.raises(DataError, match=rf"rows\.jsonl, line 2: .*{what}.*data\.bad_rows=skip"):
         JsonlIndex(path)
@@ -110,7 +138,9 @@ def refused(*_: Any) -> Any:
     raise AssertionError("the file was read again")
 
 
-def test_the_second_opening_reads_nothing_and_finds_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_second_opening_reads_nothing_and_finds_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     content = b'{"a": 1}\nbad\n{"a": 2}\n'
     first = JsonlIndex(written(tmp_path, content), "skip")
     monkeypatch.setattr(JsonlIndex, "_scan", refused)
@@ -132,11 +162,15 @@ def test_a_cache_entry_that_is_cut_short_is_made_anew(
     assert all_rows(JsonlIndex(path)) == [{"a": 1}, {"a": 2}]
 
 
-def test_a_packed_file_is_read_as_what_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_packed_file_is_read_as_what_it_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path / "cache"))
     content = b'{"a": 1}\n{"a": 2}\n'
     path = tmp_path / "rows.jsonl.gz"
-    path.write_bytes(gzip.compress(content[:9]) + gzip.compress(content[9:]))  # as `cat a.gz b.gz` makes it
+    path.write_bytes(
+        gzip.compress(content[:9]) + gzip.compress(content[9:])
+    )  # as `cat a.gz b.gz` makes it
     index = JsonlIndex(path)
     assert all_rows(index) == [{"a": 1}, {"a": 2}]
     assert (index.id(1), index.where(1)) == ("rows.jsonl.gz:2", f"{path}, line 2")
@@ -160,16 +194,29 @@ print(kib("VmHWM") - before)
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not tell a process's peak memory")
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(),
+    reason="the system does not tell a process's peak memory",
+)
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     line = b'{"text": "' + b"x" * 300 + b'"}\n'
     path = written(tmp_path, line * 400_000)  # 125 MB
-    grown = subprocess.run([sys.executable, "-c", PEAK, str(path)], capture_output=True, text=True, check=True).stdout
+    grown = subprocess.run(
+        [sys.executable, "-c", PEAK, str(path)], capture_output=True, text=True, check=True
+    ).stdout
     assert int(grown) < 32_000
 
 
-@given(rows=st.lists(st.dictionaries(st.text(), st.text() | st.integers() | st.booleans()), min_size=1, max_size=8))
-def test_any_rows_come_back_in_any_order(tmp_path_factory: pytest.TempPathFactory, rows: list[dict]) -> None:
+@given(
+    rows=st.lists(
+        st.dictionaries(st.text(), st.text() | st.integers() | st.booleans()),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_any_rows_come_back_in_any_order(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[dict]
+) -> None:
     path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
     path.write_bytes("\n".join(json.dumps(row) for row in rows).encode())
     index = JsonlIndex(path)

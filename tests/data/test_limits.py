@@ -37,13 +37,20 @@ def write(folder: Path, *rows: dict[str, str]) -> JsonlIndex:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits that need no patience."""
-    for name, value in {"_TEMPLATE_S": 0.2, "_TOKENIZER_S": 0.1, "_CHARACTERS_A_SECOND": 1e9}.items():
+    for name, value in {
+        "_TEMPLATE_S": 0.2,
+        "_TOKENIZER_S": 0.1,
+        "_CHARACTERS_A_SECOND": 1e9,
+    }.items():
         monkeypatch.setattr(limits, name, value)
 
 
 @pytest.mark.parametrize(
     ("template", "why"),
-    [(ENDLESS, r"it takes more than 0\.2 s"), ("{{ 'a' * 10**10 }}", "it asks for more than 1 GiB of memory")],
+    [
+        (ENDLESS, r"it takes more than 0\.2 s"),
+        ("{{ 'a' * 10**10 }}", "it asks for more than 1 GiB of memory"),
+    ],
 )
 @pytest.mark.usefixtures("short")
 def test_a_template_ends_in_time_and_gets_no_more_than_its_memory(template: str, why: str) -> None:
@@ -55,10 +62,15 @@ def test_a_template_ends_in_time_and_gets_no_more_than_its_memory(template: str,
 
 @pytest.mark.usefixtures("short")
 def test_a_tokenizer_ends_in_time_and_the_row_is_named(tmp_path: Path) -> None:
-    """There are more slow rows than a small machine has cores, so no thread of the tokenizer is free to find one."""
+    """There are more slow rows than a small machine has cores, so no thread of the tokenizer is
+    free to find one.
+    """
     rows = write(tmp_path, {"question": "b"}, *({"question": SLOW} for _ in range(3)))
     data = DataSection(train="rows.jsonl", max_prompt_tokens=99_999, prompt="{question}", answer="")
-    with pytest.raises(DataError, match=r"line 2: the tokenizer of .* fails on the text that begins 'aaa.*takes more"):
+    with pytest.raises(
+        DataError,
+        match=r"line 2: the tokenizer of .* fails on the text that begins 'aaa.*takes more",
+    ):
         Prompts(rows, build_tokenizer(), data)
 
 
@@ -69,8 +81,14 @@ def test_a_text_that_would_take_a_tokenizer_gigabytes_is_refused_by_row(
     monkeypatch.setattr(prompts, "_MOST_CHARACTERS", 1000)
     usual = {"question": "b", "answer": "b"}
     rows = write(tmp_path, usual, usual | {field: "b" * 1001})
-    options = {"train": "rows.jsonl", "max_prompt_tokens": 99_999, "prompt": "{question}", "completion": "{answer}"}
+    options = {
+        "train": "rows.jsonl",
+        "max_prompt_tokens": 99_999,
+        "prompt": "{question}",
+        "completion": "{answer}",
+    }
     with pytest.raises(
-        DataError, match=r"2: its text has 1,001 characters, of which a tokenizer is given at most 1,000"
+        DataError,
+        match=r"2: its text has 1,001 characters, of which a tokenizer is given at most 1,000",
     ):
         Demonstrations(rows, build_tokenizer(), DataSection.model_validate(options), 99_999, [])

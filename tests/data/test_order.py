@@ -21,7 +21,10 @@ def test_after_any_number_of_rows_each_part_has_given_its_share(parts: list, pos
     counts = count_drawn(position, tuple(weights))
     assert sum(counts) == position
     shares = [position * weight / sum(weights) for weight in weights]
-    assert all(abs(count - share) < len(parts) + 1e-9 * share for count, share in zip(counts, shares, strict=True))
+    assert all(
+        abs(count - share) < len(parts) + 1e-9 * share
+        for count, share in zip(counts, shares, strict=True)
+    )
 
 
 @given(parts=PARTS, seed=st.integers(0, 99))
@@ -36,9 +39,20 @@ def test_every_row_of_a_part_comes_once_before_any_comes_again(parts: list, seed
     assert all(0 <= row < ends[-1] for row in rows)
 
 
-@given(parts=PARTS, start=st.integers(0, 10**6), cuts=st.lists(st.integers(1, 9), min_size=1, max_size=6))
-def test_a_mixture_does_not_depend_on_the_size_of_batches(parts: list, start: int, cuts: list[int]) -> None:
+@given(
+    parts=PARTS,
+    start=st.integers(0, 10**6),
+    cuts=st.lists(st.integers(1, 9), min_size=1, max_size=6),
+)
+def test_a_mixture_does_not_depend_on_the_size_of_batches(
+    parts: list, start: int, cuts: list[int]
+) -> None:
     sizes, weights = split(parts)
     ends = list(accumulate(cuts, initial=start))
-    pieces = [mix_rows_at(at, count, sizes, weights, 3, True) for at, count in zip(ends, cuts, strict=False)]
-    assert [row for piece in pieces for row in piece] == mix_rows_at(start, sum(cuts), sizes, weights, 3, True)
+    pieces = [
+        mix_rows_at(at, count, sizes, weights, 3, True)
+        for at, count in zip(ends, cuts, strict=False)
+    ]
+    assert [row for piece in pieces for row in piece] == mix_rows_at(
+        start, sum(cuts), sizes, weights, 3, True
+    )

@@ -1,4 +1,6 @@
-"""Pairs of answers: what is given, what is learned of either, which rows are none, and which tokens end an answer."""
+"""Pairs of answers: what is given, what is learned of either, which rows are none, and which tokens
+end an answer.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,12 @@ ROWS = [
     }
     for n in range(4)
 ]  # fmt: skip
-FIELDS: dict[str, Any] = {"train": "rows.jsonl", "prompt": "{question}\n", "max_prompt_tokens": 64, "shuffle": False}
+FIELDS: dict[str, Any] = {
+    "train": "rows.jsonl",
+    "prompt": "{question}\n",
+    "max_prompt_tokens": 64,
+    "shuffle": False,
+}
 TALK = [{"role": "user", "content": "Say 1"}, {"role": "assistant", "content": "7 end"}]
 CHAT = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}<turn>{% endfor %}"
@@ -33,13 +40,22 @@ CHAT = (
 
 @pytest.fixture
 def tokenizer() -> PreTrainedTokenizerFast:
-    words = [text for row in ROWS for text in (row["question"] + "\n", row["chosen"], row["rejected"])]
+    words = [
+        text for row in ROWS for text in (row["question"] + "\n", row["chosen"], row["rejected"])
+    ]
     made = words_tokenizer(words)
     made.add_special_tokens({"additional_special_tokens": ["<user>", "<assistant>", "<turn>"]})
     return made
 
 
-def opened(folder: Path, tokenizer: Any, rows: list[dict[str, Any]], max_tokens: int = 64, /, **options: Any) -> Pairs:
+def opened(
+    folder: Path,
+    tokenizer: Any,
+    rows: list[dict[str, Any]],
+    max_tokens: int = 64,
+    /,
+    **options: Any,
+) -> Pairs:
     path = folder / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     fields = {**FIELDS, **options}
@@ -50,35 +66,53 @@ def opened(folder: Path, tokenizer: Any, rows: list[dict[str, Any]], max_tokens:
     return Pairs(JsonlIndex(path, data.bad_rows), tokenizer, data, max_tokens, stops)
 
 
-def test_either_answer_follows_its_prompt_and_is_learned_with_its_stop_token(tmp_path: Path, tokenizer: Any) -> None:
+def test_either_answer_follows_its_prompt_and_is_learned_with_its_stop_token(
+    tmp_path: Path, tokenizer: Any
+) -> None:
     batch = batch_of(opened(tmp_path, tokenizer, ROWS).first())
     assert (len(batch), batch.group_size) == (8, 2)
     assert "score" not in batch.sample
     sequences = list(zip(batch.sequences(), batch.sequences("mask"), strict=True))
     for i, row in enumerate(ROWS):
-        for (tokens, mask), name in zip(sequences[2 * i : 2 * i + 2], ("chosen", "rejected"), strict=True):
+        for (tokens, mask), name in zip(
+            sequences[2 * i : 2 * i + 2], ("chosen", "rejected"), strict=True
+        ):
             assert tokenizer.decode(tokens[~mask]) == row["question"] + "\n"
             assert tokenizer.decode(tokens[mask]) == row[name] + "<eos>"
             assert mask.int().diff().abs().sum() == 1
 
 
-def test_pairs_come_in_the_order_of_prompts_and_with_their_scores(tmp_path: Path, tokenizer: Any) -> None:
+def test_pairs_come_in_the_order_of_prompts_and_with_their_scores(
+    tmp_path: Path, tokenizer: Any
+) -> None:
     pairs = opened(tmp_path, tokenizer, ROWS, shuffle=True, chosen_score="w", rejected_score="l")
     data = PairSection(train="rows.jsonl", prompt="{question}\n", max_prompt_tokens=64, answer="")
     prompts = Prompts(pairs.selection.rows, tokenizer, data)
     batch = batch_of(pairs.at(2, 5, seed=9))
-    given = [tuple(t[~m].tolist()) for t, m in zip(batch.sequences(), batch.sequences("mask"), strict=True)]
+    given = [
+        tuple(t[~m].tolist())
+        for t, m in zip(batch.sequences(), batch.sequences("mask"), strict=True)
+    ]
     drawn = prompts.at(2, 5, seed=9)
     assert given == [prompt.tokens for prompt in drawn for _ in range(2)]
-    assert batch["score"].tolist() == [score for prompt in drawn for score in (prompt.row["w"], 1.0)]
+    assert batch["score"].tolist() == [
+        score for prompt in drawn for score in (prompt.row["w"], 1.0)
+    ]
 
 
 def test_conversations_give_the_prompt_and_the_answers(tmp_path: Path, tokenizer: Any) -> None:
     tokenizer.chat_template = CHAT
-    row = {"talk": TALK[:1], "chosen": TALK, "rejected": [*TALK[:1], {"role": "assistant", "content": "no way"}]}
+    row = {
+        "talk": TALK[:1],
+        "chosen": TALK,
+        "rejected": [*TALK[:1], {"role": "assistant", "content": "no way"}],
+    }
     pairs = opened(tmp_path, tokenizer, [row], messages="talk")
     assert pairs[0].prompt.text == "<user>Say 1<turn><assistant>"
-    assert [tokenizer.decode(answer) for answer in pairs[0].answers] == ["7 end<turn>", "no way<turn>"]
+    assert [tokenizer.decode(answer) for answer in pairs[0].answers] == [
+        "7 end<turn>",
+        "no way<turn>",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +125,10 @@ def test_conversations_give_the_prompt_and_the_answers(tmp_path: Path, tokenizer
         ({"rejected": {"text": "no"}}, "has no text in the field 'rejected', which is an answer"),
         ({"w": "4"}, "has text in the field 'w', which should be number"),
         ({"w": 10**400}, "has 1000+.* in the field 'w', which is not a finite number"),
-        ({"w": 0.5}, "has a chosen answer that is worth less than the rejected one: 'w' 0.5, 'l' 1.0"),
+        (
+            {"w": 0.5},
+            "has a chosen answer that is worth less than the rejected one: 'w' 0.5, 'l' 1.0",
+        ),
     ],
 )
 def test_a_row_that_is_no_pair_is_an_error_or_skipped(
@@ -107,9 +144,13 @@ def test_a_pair_is_as_long_as_its_longer_answer(tmp_path: Path, tokenizer: Any) 
     pairs = opened(tmp_path, tokenizer, ROWS)
     lengths = [pairs[i].longest for i in range(4)]
     assert lengths == batch_of(pairs.first()).lengths.view(-1, 2).amax(1).tolist()
-    with pytest.raises(DataError, match=rf"have {lengths[3]} tokens, more than max_tokens={lengths[3] - 1}"):
+    with pytest.raises(
+        DataError, match=rf"have {lengths[3]} tokens, more than max_tokens={lengths[3] - 1}"
+    ):
         opened(tmp_path, tokenizer, ROWS[3:], lengths[3] - 1)
     some = opened(tmp_path, tokenizer, ROWS, sorted(lengths)[0], overlong_prompts="skip")
     assert some.selection.overlong.count == 4 - len(some) > 0
-    with pytest.raises(DataError, match=r"the prompt has 6 tokens, more than data\.max_prompt_tokens=5"):
+    with pytest.raises(
+        DataError, match=r"the prompt has 6 tokens, more than data\.max_prompt_tokens=5"
+    ):
         opened(tmp_path, tokenizer, ROWS, max_prompt_tokens=5)

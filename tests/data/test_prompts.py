@@ -14,7 +14,10 @@ from lockstep.data.templates import render
 from lockstep.models.tokenizer import load_tokenizer, words_tokenizer
 from lockstep.rewards.row_rules import NO_ANSWERS
 
-ROWS = [{"question": f"What is {n} more than {n}?" + " Say." * (n % 3), "answer": str(2 * n)} for n in range(10)]
+ROWS = [
+    {"question": f"What is {n} more than {n}?" + " Say." * (n % 3), "answer": str(2 * n)}
+    for n in range(10)
+]
 CHAT = (
     "{% for m in messages %}<{{ m.role }}> {{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}<reply>{% endif %}"
@@ -23,7 +26,9 @@ CHAT = (
 
 @pytest.fixture
 def tokenizer() -> PreTrainedTokenizerFast:
-    return words_tokenizer([*(row["question"] for row in ROWS), "<user> What <system> Be brief.\n<reply>"])
+    return words_tokenizer(
+        [*(row["question"] for row in ROWS), "<user> What <system> Be brief.\n<reply>"]
+    )
 
 
 @pytest.fixture
@@ -43,7 +48,9 @@ def test_render_fills_fields_and_leaves_everything_else() -> None:
     assert render("no fields", {}, "") == "no fields"
 
 
-def test_a_prompt_is_the_rendered_row_with_its_tokens_and_place(index: JsonlIndex, tokenizer: Any) -> None:
+def test_a_prompt_is_the_rendered_row_with_its_tokens_and_place(
+    index: JsonlIndex, tokenizer: Any
+) -> None:
     prompt = Prompts(index, tokenizer, section(prompt="{question}\n", answer="#### {answer}"))[3]
     assert prompt.id == "rows.jsonl:4"
     assert prompt.text == ROWS[3]["question"] + "\n"
@@ -56,39 +63,54 @@ def test_a_row_needs_no_answer_where_nobody_reads_one(tmp_path: Path, tokenizer:
     path.write_text(json.dumps({"question": "What?"}) + "\n" + json.dumps(ROWS[1]))
     prompts = Prompts(JsonlIndex(path), tokenizer, section(), NO_ANSWERS)
     assert [prompts.answer(prompt) for prompt in prompts.first()] == ["", "2"]
-    with pytest.raises(DataError, match=r"line 1: has no field 'answer', which data\.answer='\{answer\}' asks for"):
+    with pytest.raises(
+        DataError, match=r"line 1: has no field 'answer', which data\.answer='\{answer\}' asks for"
+    ):
         Prompts(JsonlIndex(path), tokenizer, section())
 
 
-def test_a_chat_template_wraps_the_prompt_and_opens_the_reply(index: JsonlIndex, tokenizer: Any) -> None:
+def test_a_chat_template_wraps_the_prompt_and_opens_the_reply(
+    index: JsonlIndex, tokenizer: Any
+) -> None:
     tokenizer.chat_template = CHAT
     prompt = Prompts(index, tokenizer, section(chat=True, system_prompt="Be brief."))[1]
     assert prompt.text == f"<system> Be brief.\n<user> {ROWS[1]['question']}\n<reply>"
     assert tokenizer.decode(prompt.tokens) == prompt.text
 
 
-THINKING = CHAT + "{% if style and loud is not false %}{% generation %}<{{ style }}>{% endgeneration %}{% endif %}"
+THINKING = CHAT + (
+    "{% if style and loud is not false %}{% generation %}<{{ style }}>{% endgeneration %}{% "
+    "endif %}"
+)
 
 
 def test_a_chat_template_reads_its_arguments(index: JsonlIndex, tokenizer: Any) -> None:
     tokenizer.chat_template = THINKING
     plain = Prompts(index, tokenizer, section(chat=True))[1].text
-    assert Prompts(index, tokenizer, section(chat=True, template_args={"style": "What"}))[1].text == f"{plain}<What>"
+    assert (
+        Prompts(index, tokenizer, section(chat=True, template_args={"style": "What"}))[1].text
+        == f"{plain}<What>"
+    )
     quiet = section(chat=True, template_args={"style": "What", "loud": False})
     assert Prompts(index, tokenizer, quiet)[1].text == plain
 
 
-def test_arguments_that_a_chat_template_does_not_read_are_refused(index: JsonlIndex, tokenizer: Any) -> None:
+def test_arguments_that_a_chat_template_does_not_read_are_refused(
+    index: JsonlIndex, tokenizer: Any
+) -> None:
     tokenizer.chat_template = THINKING
     for name in ("enable_thinking", "messages", "bos_token"):
         with pytest.raises(
-            ValueError, match=rf"data\.template_args has {name}, which .* not read; it knows loud, style"
+            ValueError,
+            match=rf"data\.template_args has {name}, which .* not read; it knows loud, style",
         ):
             Prompts(index, tokenizer, section(chat=True, template_args={"style": "x", name: True}))
     tokenizer.chat_template = CHAT
     with pytest.raises(ValueError, match="does not read; it takes no arguments"):
         Prompts(index, tokenizer, section(chat=True, template_args={"style": "x"}))
-    with pytest.raises(ValueError, match="template_args are of a chat template; set chat: true, or messages"):
+    with pytest.raises(
+        ValueError, match="template_args are of a chat template; set chat: true, or messages"
+    ):
         section(template_args={"style": "x"})
 
 
@@ -102,7 +124,9 @@ def test_special_tokens_come_from_the_tokenizer_or_from_the_chat_template_never_
 
 
 def test_real_questions_with_a_real_tokenizer(assets: Path) -> None:
-    data = section(prompt="Question: {question}\nAnswer:", max_prompt_tokens=300, overlong_prompts="skip")
+    data = section(
+        prompt="Question: {question}\nAnswer:", max_prompt_tokens=300, overlong_prompts="skip"
+    )
     tokenizer = load_tokenizer(assets / "models/stories260K/hf")
     prompts = Prompts(JsonlIndex(assets / "data/gsm8k/test.jsonl"), tokenizer, data)
     assert len(prompts) + prompts.selection.overlong.count == 1319
@@ -120,11 +144,15 @@ def talks(tmp_path: Path, *talks: Any) -> JsonlIndex:
     return JsonlIndex(path)
 
 
-def test_messages_go_through_the_chat_template_without_the_answer(tmp_path: Path, tokenizer: Any) -> None:
+def test_messages_go_through_the_chat_template_without_the_answer(
+    tmp_path: Path, tokenizer: Any
+) -> None:
     tokenizer.chat_template = CHAT
     answered = [*TALK, {"role": "assistant", "content": "A number."}]
     longer = [*answered, {"role": "user", "content": "Say."}]
-    prompts = Prompts(talks(tmp_path, TALK, answered, longer), tokenizer, section(messages="talk", answer="")).first()
+    prompts = Prompts(
+        talks(tmp_path, TALK, answered, longer), tokenizer, section(messages="talk", answer="")
+    ).first()
     asked = "<system> Be brief.\n<user> What is 7?\n"
     assert [prompt.text for prompt in prompts] == [
         f"{asked}<reply>", f"{asked}<reply>", f"{asked}<assistant> A number.\n<user> Say.\n<reply>",

@@ -21,7 +21,9 @@ def ranked(
     folder: Path, rows: list[Any], section: dict[str, Any], name: str = "rows.jsonl"
 ) -> tuple[list[RankedResponses], Skipped]:
     path = folder / name
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows) if name.endswith("l") else json.dumps(rows))
+    path.write_text(
+        "".join(json.dumps(row) + "\n" for row in rows) if name.endswith("l") else json.dumps(rows)
+    )
     options = RankedSection.model_validate_json(json.dumps(section))
     return read_ranked(open_rows(FileGroup((path,)), options.bad_rows), options)
 
@@ -33,22 +35,41 @@ def said(role: str, text: str, *replies: dict[str, Any], rank: int | None = None
 def test_rows_with_lists(tmp_path: Path) -> None:
     rows = [{"prompt": "p", "responses": ["a", "b", "c"], "ranks": [2, 0, 1.5]}]
     (one,), skipped = ranked(tmp_path, rows, FLAT)
-    assert one == RankedResponses("rows.jsonl:1", ({"role": "user", "content": "p"},), ("a", "b", "c"), (2.0, 0.0, 1.5))
+    assert one == RankedResponses(
+        "rows.jsonl:1", ({"role": "user", "content": "p"},), ("a", "b", "c"), (2.0, 0.0, 1.5)
+    )
     assert skipped.count == 0
 
 
 def test_rows_with_a_template_for_each_response_and_the_best_of_them(tmp_path: Path) -> None:
     rows = [{"input": "p", "output_1": "a", "output_2": "b", "label": 2}]
-    section = {"ranked": "x", "prompt": "Q {input}", "responses": ["{output_1}", "{output_2}!"], "best": "{label}"}
+    section = {
+        "ranked": "x",
+        "prompt": "Q {input}",
+        "responses": ["{output_1}", "{output_2}!"],
+        "best": "{label}",
+    }
     for name in ("rows.jsonl", "rows.json"):
         (one,), _ = ranked(tmp_path, rows, section, name)
-        assert one == RankedResponses(f"{name}:1", ({"role": "user", "content": "Q p"},), ("a", "b!"), (1.0, 0.0))
+        assert one == RankedResponses(
+            f"{name}:1", ({"role": "user", "content": "Q p"},), ("a", "b!"), (1.0, 0.0)
+        )
 
 
 def test_every_message_of_a_tree_with_ranked_replies_is_a_prompt(tmp_path: Path) -> None:
     again = said("prompter", "q", said("assistant", "c", rank=1), said("assistant", "d", rank=0))
-    unranked = said("assistant", "e", said("prompter", "r", said("assistant", "f"), said("assistant", "g", rank=0)))
-    first = said("prompter", "p", said("assistant", "a", again, rank=0), said("assistant", "b", rank=1), unranked)
+    unranked = said(
+        "assistant",
+        "e",
+        said("prompter", "r", said("assistant", "f"), said("assistant", "g", rank=0)),
+    )
+    first = said(
+        "prompter",
+        "p",
+        said("assistant", "a", again, rank=0),
+        said("assistant", "b", rank=1),
+        unranked,
+    )
     found, _ = ranked(tmp_path, [{"prompt": first}], TREE)
     assert [(one.id, one.responses, one.ranks) for one in found] == [
         ("rows.jsonl:1", ("a", "b"), (0.0, 1.0)),
@@ -62,23 +83,46 @@ def test_every_message_of_a_tree_with_ranked_replies_is_a_prompt(tmp_path: Path)
 BAD = (
     ({"responses": ["a", "b"], "ranks": [0, 1]}, FLAT, "has no field 'prompt'"),
     ({"prompt": "p", "responses": ["a"], "ranks": [0]}, FLAT, "no list of at least two texts"),
-    ({"prompt": "p", "responses": ["a", "b"], "ranks": [0]}, FLAT, "not one number for each of 2 responses"),
-    ({"prompt": "p", "responses": ["a", "b"], "ranks": [0, "1"]}, FLAT, "not one number for each of 2 responses"),
-    ({"prompt": "p", "responses": ["a", "b"], "best": 3}, {"ranked": "x", "best": "{best}"}, "says '3' for the best"),
+    (
+        {"prompt": "p", "responses": ["a", "b"], "ranks": [0]},
+        FLAT,
+        "not one number for each of 2 responses",
+    ),
+    (
+        {"prompt": "p", "responses": ["a", "b"], "ranks": [0, "1"]},
+        FLAT,
+        "not one number for each of 2 responses",
+    ),
+    (
+        {"prompt": "p", "responses": ["a", "b"], "best": 3},
+        {"ranked": "x", "best": "{best}"},
+        "says '3' for the best",
+    ),
     ({"prompt": "p"}, TREE, "has text in the field 'prompt', which should be object"),
-    ({"prompt": said("system", "p")}, TREE, "has in the field 'role' 'system', and neither 'prompter' nor 'assistant'"),
+    (
+        {"prompt": said("system", "p")},
+        TREE,
+        "has in the field 'role' 'system', and neither 'prompter' nor 'assistant'",
+    ),
 )
 
 
 @pytest.mark.parametrize(("row", "section", "sentence"), BAD)
-def test_a_bad_row_is_named_or_counted(tmp_path: Path, row: Any, section: dict[str, Any], sentence: str) -> None:
+def test_a_bad_row_is_named_or_counted(
+    tmp_path: Path, row: Any, section: dict[str, Any], sentence: str
+) -> None:
     with pytest.raises(
-        DataError, match=rf"rows\.jsonl, line 1: .*{sentence}.*; correct the row, or set data\.bad_rows=s"
+        DataError,
+        match=rf"rows\.jsonl, line 1: .*{sentence}.*; correct the row, or set data\.bad_rows=s",
     ):
         ranked(tmp_path, [row], section)
     good: dict[str, Any] = {"prompt": "p", "responses": ["a", "b"], "ranks": [0, 1], "best": 1}
     if section is TREE:
-        good = {"prompt": said("prompter", "p", said("assistant", "a", rank=0), said("assistant", "b", rank=1))}
+        good = {
+            "prompt": said(
+                "prompter", "p", said("assistant", "a", rank=0), said("assistant", "b", rank=1)
+            )
+        }
     found, skipped = ranked(tmp_path, [row, good], section | {"bad_rows": "skip"})
     assert (len(found), skipped.count) == (1, 1)
     assert skipped.first[0].startswith(f"{tmp_path / 'rows.jsonl'}, line 1: ")
@@ -86,6 +130,8 @@ def test_a_bad_row_is_named_or_counted(tmp_path: Path, row: Any, section: dict[s
 
 def test_the_real_data_can_be_read(assets: Path) -> None:
     section = RankedSection.model_validate({"ranked": "x", "tree": True})
-    found, skipped = read_ranked(open_rows(FileGroup((assets / "data/oasst/en_100_tree.jsonl",))), section)
+    found, skipped = read_ranked(
+        open_rows(FileGroup((assets / "data/oasst/en_100_tree.jsonl",))), section
+    )
     assert (len(found), sum(len(one.responses) for one in found), skipped.count) == (212, 641, 0)
     assert {len(one.conversation) % 2 for one in found} == {1}

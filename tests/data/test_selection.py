@@ -1,4 +1,6 @@
-"""Which rows a run uses: the others are counted by reason and named, and the pass over all rows is made once."""
+"""Which rows a run uses: the others are counted by reason and named, and the pass over all rows is
+made once.
+"""
 
 import datetime
 from pathlib import Path
@@ -40,7 +42,13 @@ def path(tmp_path: Path) -> Path:
 
 
 def section(**options: Any) -> DataSection:
-    chosen = {"train": "rows.jsonl", "max_prompt_tokens": 3, "bad_rows": "skip", "overlong_prompts": "skip", **options}
+    chosen = {
+        "train": "rows.jsonl",
+        "max_prompt_tokens": 3,
+        "bad_rows": "skip",
+        "overlong_prompts": "skip",
+        **options,
+    }
     return DataSection(**chosen)
 
 

@@ -28,7 +28,9 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize(("response", "answer"), ANSWERS.items())
-def test_an_answer_follows_the_thoughts_that_a_response_begins_with(response: str, answer: str) -> None:
+def test_an_answer_follows_the_thoughts_that_a_response_begins_with(
+    response: str, answer: str
+) -> None:
     assert drop_thought(response) == answer
 
 
@@ -60,10 +62,15 @@ def with_specials(*texts: str) -> PreTrainedTokenizerFast:
     ("marks", "response"),
     [
         (("[THINK]", "[/THINK]"), "[THINK] two and two [/THINK] 4 <eos>"),
-        (("<|channel|>", "<|message|>"), "<|channel|>analysis<|message|> two <|channel|>final<|message|> 4 <eos>"),
+        (
+            ("<|channel|>", "<|message|>"),
+            "<|channel|>analysis<|message|> two <|channel|>final<|message|> 4 <eos>",
+        ),
     ],
 )
-def test_marks_that_are_special_tokens_stay_in_the_text(marks: tuple[str, ...], response: str) -> None:
+def test_marks_that_are_special_tokens_stay_in_the_text(
+    marks: tuple[str, ...], response: str
+) -> None:
     tokenizer = with_specials(*marks)
     decoded = decode_marked(tokenizer, tokenizer.encode(response, add_special_tokens=False))
     assert all(mark in decoded for mark in marks)

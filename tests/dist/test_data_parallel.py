@@ -52,7 +52,9 @@ def kill(name: str) -> None:
 
 def kill_soon(learner: MeshLearner, rank: int) -> None:
     """Stops a rank at once, so that the others wait for it, and kills it soon after."""
-    process = learner.ranks[rank]._transport  # not by its name, which ranks of other learners have, too
+    process = learner.ranks[
+        rank
+    ]._transport  # not by its name, which ranks of other learners have, too
     assert isinstance(process, ChildProcess)
     pid = process.pid
     assert pid is not None
@@ -60,7 +62,9 @@ def kill_soon(learner: MeshLearner, rank: int) -> None:
     threading.Timer(0.5, os.kill, (pid, signal.SIGKILL)).start()
 
 
-def test_two_ranks_learn_labeled_rows_as_one(two: MeshLearner, spec: LearnerSpec, tmp_path: Path) -> None:
+def test_two_ranks_learn_labeled_rows_as_one(
+    two: MeshLearner, spec: LearnerSpec, tmp_path: Path
+) -> None:
     """With KTO's reference point, which is of the whole batch."""
     two.save(tmp_path)
     assert two.poll_save(wait=True)
@@ -69,7 +73,9 @@ def test_two_ranks_learn_labeled_rows_as_one(two: MeshLearner, spec: LearnerSpec
     batch = ragged(LENGTHS, 5)
     mask = batch.mask | (batch.position == 0)
     column = torch.full((len(mask),), -9.0)
-    batch = batch.with_columns({"mask": mask, "ref_logprob": column}, {"desirable": torch.arange(len(batch)) % 3 > 0})
+    batch = batch.with_columns(
+        {"mask": mask, "ref_logprob": column}, {"desirable": torch.arange(len(batch)) % 3 > 0}
+    )
     points = [measure_reference_point(learner, batch) for learner in (one, two)]
     assert points[0] > 0
     assert points[1] == pytest.approx(points[0], rel=1e-5)
@@ -81,7 +87,9 @@ def test_two_ranks_learn_labeled_rows_as_one(two: MeshLearner, spec: LearnerSpec
         torch.testing.assert_close(tensor, expected[name], atol=1e-6, rtol=0.0)
 
 
-def test_a_rank_without_rows_takes_part_in_the_update(two: MeshLearner, spec: LearnerSpec, tmp_path: Path) -> None:
+def test_a_rank_without_rows_takes_part_in_the_update(
+    two: MeshLearner, spec: LearnerSpec, tmp_path: Path
+) -> None:
     two.save(tmp_path)
     assert two.poll_save(wait=True)
     one, batch = spec.build(), ragged((15,))
@@ -97,7 +105,9 @@ def test_a_rank_without_rows_takes_part_in_the_update(two: MeshLearner, spec: Le
 def test_weights_are_handed_over_in_a_folder_of_the_run(
     two: MeshLearner, spec: LearnerSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which is named as seen from the command's working directory, and may hold what a killed process has left."""
+    """Which is named as seen from the command's working directory, and may hold what a killed
+    process has left.
+    """
     monkeypatch.chdir(tmp_path)
     folder, one = Path("handed_over"), spec.build()
     folder.mkdir()
@@ -114,7 +124,9 @@ def test_weights_are_handed_over_in_a_folder_of_the_run(
 def test_ranks_send_their_weights_as_one_process_would(
     two: MeshLearner, models: Callable[..., Path], transfer: str, dtype: torch.dtype
 ) -> None:
-    """In the engine's type: fingerprints of what ranks cast in parts, or before they gather, are those of the whole."""
+    """In the engine's type: fingerprints of what ranks cast in parts, or before they gather, are
+    those of the whole.
+    """
     section = SamplerSection.model_validate({"replicas": 2, "transfer": transfer})
     pool = SamplerPool(SamplerSpec(str(models("qwen3", seed=1)), section, SECTION))
     outgoing = Outgoing(two.weights, dtype, two.sender)
@@ -124,18 +136,26 @@ def test_ranks_send_their_weights_as_one_process_would(
     finally:
         pool.close()
     whole = {name: tensor.to(type_for(tensor, dtype)) for name, tensor in two.weights()}
-    assert outgoing.sent == {name: Sent(fingerprint(tensor), None) for name, tensor in whole.items()}
+    assert outgoing.sent == {
+        name: Sent(fingerprint(tensor), None) for name, tensor in whole.items()
+    }
     expected = {name: fingerprint(tensor.float()) for name, tensor in whole.items()}
     assert [dict(one.fingerprints) for one in held] == [expected, expected]
 
 
 class Killing:
-    """Sends as another sender does, but kills an engine, once, when the first bucket is on its way."""
+    """Sends as another sender does, but kills an engine, once, when the first bucket is on its
+    way.
+    """
 
     def __init__(self, sender: RankSender, victim: str) -> None:
         self._sender, self._victim = sender, victim
         self.route: Route | None = None
-        self.places, self.on_host, self.one_machine = sender.places, sender.on_host, sender.one_machine
+        self.places, self.on_host, self.one_machine = (
+            sender.places,
+            sender.on_host,
+            sender.one_machine,
+        )
 
     def stream(self, dtype: torch.dtype | None) -> Iterator[tuple[str, torch.Tensor]]:
         return self._sender.stream(dtype)
@@ -162,13 +182,17 @@ class Killing:
 def test_ranks_survive_an_engine_that_dies_while_they_send(
     two: MeshLearner, models: Callable[..., Path], transfer: str
 ) -> None:
-    section = SamplerSection.model_validate({"replicas": 2, "transfer": transfer, "timeout_s": 60.0})
+    section = SamplerSection.model_validate(
+        {"replicas": 2, "transfer": transfer, "timeout_s": 60.0}
+    )
     pool = SamplerPool(SamplerSpec(str(models("qwen3", seed=1)), section, SECTION))
     expected = {name: fingerprint(tensor) for name, tensor in two.weights()}
     try:
         pool.ready()
         with pytest.raises(SamplerLost):
-            pool.load_weights(Outgoing(two.weights, torch.float32, Killing(two.sender, "sampler 2")), 1)
+            pool.load_weights(
+                Outgoing(two.weights, torch.float32, Killing(two.sender, "sampler 2")), 1
+            )
     finally:
         pool.close()
     assert {name: fingerprint(tensor) for name, tensor in two.weights()} == expected
@@ -178,7 +202,9 @@ def test_a_rank_that_dies_in_a_collective_is_noticed(two: MeshLearner) -> None:
     batch = ragged(LENGTHS)
     two.forward_backward(batch, WeightedLogprob())
     kill_soon(two, 1)  # rank 0 waits for it in the sum of the gradients
-    with pytest.raises(WorkerDied, match="worker logits learner rank 1 died in optim_step: killed by SIGKILL"):
+    with pytest.raises(
+        WorkerDied, match="worker logits learner rank 1 died in optim_step: killed by SIGKILL"
+    ):
         two.optim_step()
     assert not any(rank.alive() for rank in two.ranks)
     with pytest.raises(WorkerDied, match="died before"):
@@ -186,10 +212,19 @@ def test_a_rank_that_dies_in_a_collective_is_noticed(two: MeshLearner) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_dies_while_ranks_send_weights_is_the_one_named(spec: LearnerSpec, rank: int) -> None:
+def test_a_rank_that_dies_while_ranks_send_weights_is_the_one_named(
+    spec: LearnerSpec, rank: int
+) -> None:
     learner = launch(over(spec, dp=2), timeout_s=400.0)
     learner.sender.join(Route("shared_memory", learner.sender.places))
     kill_soon(learner, rank)
-    with pytest.raises(WorkerDied, match=f"worker logits learner rank {rank} died in begin_sending: killed by SIGKILL"):
-        list(learner.sender.buckets(Outgoing(learner.weights, torch.float32, learner.sender), columns=True))
+    with pytest.raises(
+        WorkerDied,
+        match=f"worker logits learner rank {rank} died in begin_sending: killed by SIGKILL",
+    ):
+        list(
+            learner.sender.buckets(
+                Outgoing(learner.weights, torch.float32, learner.sender), columns=True
+            )
+        )
     assert not any(rank.alive() for rank in learner.ranks)

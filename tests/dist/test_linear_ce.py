@@ -1,4 +1,6 @@
-"""Megatron's own model, patched: log-probabilities without logits, over two tensor-parallel ranks in two copies."""
+"""Megatron's own model, patched: log-probabilities without logits, over two tensor-parallel ranks
+in two copies.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,12 @@ def model(tied: bool) -> torch.nn.Module:
     )  # fmt: skip
     torch.manual_seed(torch.distributed.get_rank() % 2)
     return GPTModel(
-        config, spec, VOCABULARY, 32, share_embeddings_and_output_weights=tied, position_embedding_type="none"
+        config,
+        spec,
+        VOCABULARY,
+        32,
+        share_embeddings_and_output_weights=tied,
+        position_embedding_type="none",
     )
 
 
@@ -73,7 +80,9 @@ def gradients_of(gpt: torch.nn.Module) -> list[Tensor]:
 
 @quietly
 def scored(layout: Layout, tied: bool, chunk_size: int) -> tuple[Tensor, Tensor, float]:
-    """Log-probabilities by the patched model, those of its logits, and how far gradients are apart."""
+    """Log-probabilities by the patched model, those of its logits, and how far gradients are
+    apart.
+    """
     from lockstep.core.batch import Batch
     from lockstep.models.attention import Packed
     from lockstep_logprobs import linear_ce
@@ -92,15 +101,20 @@ def scored(layout: Layout, tied: bool, chunk_size: int) -> tuple[Tensor, Tensor,
     torch.distributed.all_gather(parts, local.detach(), group=layout.tp_group)
     parts[layout.tp_rank] = local
     logprob = torch.cat(parts, -1).log_softmax(-1)[:-1].gather(-1, tokens[0, 1:, None])[:, 0]
-    # Each rank's logits alone have a gradient here; Megatron's layers sum what comes back over ranks.
+    # Each rank's logits alone have a gradient here; Megatron's layers sum what comes back over
+    # ranks.
     logprob.sum().backward()
-    apart = [(one - other).abs().max() for one, other in zip(gradients, gradients_of(gpt), strict=True)]
+    apart = [
+        (one - other).abs().max() for one, other in zip(gradients, gradients_of(gpt), strict=True)
+    ]
     return found.detach()[0], logprob.detach(), float(torch.stack(apart).max())
 
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("chunk_size", [4, 1024])
-def test_log_probabilities_and_gradients_are_those_of_logits(ranks: Ranks, tied: bool, chunk_size: int) -> None:
+def test_log_probabilities_and_gradients_are_those_of_logits(
+    ranks: Ranks, tied: bool, chunk_size: int
+) -> None:
     for found, expected, apart in ranks.run(scored, tied, chunk_size, tp=2, cp=2):
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=0.0)
         assert apart < 1e-5

@@ -1,4 +1,6 @@
-"""Adapters over ranks that share rows or tokens, against one process: the same steps, weights and checkpoints."""
+"""Adapters over ranks that share rows or tokens, against one process: the same steps, weights and
+checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +24,30 @@ LAYOUTS = {
     "cp2": ({"cp": 2}, "qwen3", "value"),
     "dp2 of another family": ({"dp": 2}, "gpt neox", "logits"),
     "2 copies dp2": ({"dp_replicate": 2, "dp": 2}, "llama", "logits"),
-    "offloaded": ({"dp": 2, "cpu_offload": True, "activation_checkpointing": True}, "llama", "logits"),
+    "offloaded": (
+        {"dp": 2, "cpu_offload": True, "activation_checkpointing": True},
+        "llama",
+        "logits",
+    ),
 }
 DAILY = ("dp2", "cp2")
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param(name, marks=() if name in DAILY else pytest.mark.proof) for name in LAYOUTS]
+    scope="module",
+    params=[
+        pytest.param(name, marks=() if name in DAILY else pytest.mark.proof) for name in LAYOUTS
+    ],
 )
-def pair(request: pytest.FixtureRequest, models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Twins]:
+def pair(
+    request: pytest.FixtureRequest, models: Models, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Twins]:
     given, architecture, head = LAYOUTS[request.param]
     parallel = {name: size for name, size in given.items() if not isinstance(size, bool)}
     ways = {name: said for name, said in given.items() if isinstance(said, bool)}
-    adapted = section("torch", **parallel).model_copy(update={"lora": LoRA(rank=3, alpha=12), **ways})
+    adapted = section("torch", **parallel).model_copy(
+        update={"lora": LoRA(rank=3, alpha=12), **ways}
+    )
     yield from twins((adapted, models(architecture)), head, tmp_path_factory.mktemp("first"))
 
 
@@ -57,13 +70,17 @@ def test_ranks_begin_with_the_same_adapters_and_learn_the_same(pair: Twins) -> N
     assert 2 * 4 <= sum(name.endswith("weight") for name in moved) < len(first[1]) - 2
 
 
-def test_a_checkpoint_of_adapters_goes_on_in_one_process_and_back(pair: Twins, tmp_path: Path) -> None:
+def test_a_checkpoint_of_adapters_goes_on_in_one_process_and_back(
+    pair: Twins, tmp_path: Path
+) -> None:
     steps = steps_of(pair)
     pair.alike(steps[:3])
     pair.many.save(tmp_path)
     assert pair.many.poll_save(wait=True)
     pair.one.load(tmp_path)
     expected = [train(pair.many, *step).floats() for step in steps[3:]]
-    assert [train(pair.one, *step).floats() for step in steps[3:]] == [pytest.approx(e, rel=1e-5) for e in expected]
+    assert [train(pair.one, *step).floats() for step in steps[3:]] == [
+        pytest.approx(e, rel=1e-5) for e in expected
+    ]
     pair.many.load(tmp_path)
     assert [train(pair.many, *step).floats() for step in steps[3:]] == expected, "bit for bit"

@@ -1,4 +1,6 @@
-"""A learner over ranks that share rows, heads and tokens against one process: equal losses, gradients and weights."""
+"""A learner over ranks that share rows, heads and tokens against one process: equal losses,
+gradients and weights.
+"""
 
 from __future__ import annotations
 
@@ -51,9 +53,12 @@ DAILY = ("dp2", "tp2", "cp2", "megatron pp2")
 
 
 def layouts(*in_ci: str) -> pytest.MarkDecorator:
-    """All of them: some for `make test`, the others of those that are named for `make test-all`, the rest as proofs."""
+    """All of them: some for `make test`, the others of those that are named for `make test-all`,
+    the rest as proofs.
+    """
     params = [
-        pytest.param(name, id=name.replace(" ", ""), marks=[*_tier(name, in_ci), *_needs(name)]) for name in LAYOUTS
+        pytest.param(name, id=name.replace(" ", ""), marks=[*_tier(name, in_ci), *_needs(name)])
+        for name in LAYOUTS
     ]
     return pytest.mark.parametrize("layout", params, indirect=True)
 
@@ -75,7 +80,9 @@ def layout(request: pytest.FixtureRequest, models: Models) -> tuple[LearnerSecti
 
 
 @pytest.fixture(scope="module")
-def policy(layout: tuple[LearnerSection, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Twins]:
+def policy(
+    layout: tuple[LearnerSection, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Twins]:
     yield from twins(layout, "logits", tmp_path_factory.mktemp("policy"))
 
 
@@ -83,16 +90,24 @@ def pairs(steps: int) -> list[tuple[Batch, Loss]]:
     made: list[tuple[Batch, Loss]] = []
     for seed in range(steps):
         batch = replace(ragged(lengths(seed), seed), group_size=2)
-        reference = -2 - torch.rand(batch.tokens.numel(), generator=torch.Generator().manual_seed(seed))
-        made.append((batch.with_columns({"ref_logprob": reference}), Preference(beta=0.3, sft_coef=0.1)))
+        reference = -2 - torch.rand(
+            batch.tokens.numel(), generator=torch.Generator().manual_seed(seed)
+        )
+        made.append(
+            (batch.with_columns({"ref_logprob": reference}), Preference(beta=0.3, sft_coef=0.1))
+        )
     return made
 
 
 def rollouts(folder: Path, sampling: SamplingParams, steps: int) -> list[tuple[Batch, Loss]]:
-    """Responses of the first weights, scored by those who drew them: the steps that follow learn from old ones, too."""
+    """Responses of the first weights, scored by those who drew them: the steps that follow learn
+    from old ones, too.
+    """
     sampler, made = TorchSampler(load_causal_lm(folder), 64), []
     for seed in range(steps):
-        batch = sampler.generate(requests(range(2 + seed % 3, 12 + seed % 3), f"step {seed}"), sampling)
+        batch = sampler.generate(
+            requests(range(2 + seed % 3, 12 + seed % 3), f"step {seed}"), sampling
+        )
         made.append((recorded(batch, seed), SURROGATE))
     return made
 
@@ -106,7 +121,9 @@ SHAPED = SamplingParams(
     presence_penalty=0.3,
     frequency_penalty=0.2,
 )
-LENGTHS_OF_RUNS = pytest.mark.parametrize("steps", [STEPS, pytest.param(MANY, marks=pytest.mark.proof)])
+LENGTHS_OF_RUNS = pytest.mark.parametrize(
+    "steps", [STEPS, pytest.param(MANY, marks=pytest.mark.proof)]
+)
 
 
 @layouts(*TWO, "2 copies dp2")
@@ -132,7 +149,12 @@ def test_distillation(policy: Twins, models: Models, k: int, outside: bool) -> N
         token, logprob = teacher.topk(batch, k)
         columns = {"mask": batch.mask, "top_token": token, "teacher_logprob": logprob}
         whole = replace(batch, token={"mask": batch.mask, "teacher_logprob": logprob}, top_k=k)
-        made.append((replace(batch, token=columns) if k < VOCABULARY else whole, Distillation("mixed", 0.5, outside)))
+        made.append(
+            (
+                replace(batch, token=columns) if k < VOCABULARY else whole,
+                Distillation("mixed", 0.5, outside),
+            )
+        )
     policy.alike(made)
     policy.hold_the_same()
     mine, theirs = (learner.topk(made[0][0], k) for learner in (policy.one, policy.many))
@@ -145,7 +167,8 @@ def test_distillation(policy: Twins, models: Models, k: int, outside: bool) -> N
     ("sampling", "steps"),
     [
         (SHAPED, STEPS),
-        # Only with all tokens: in many steps rounding moves one over the edge of what can be drawn, and that shows.
+        # Only with all tokens: in many steps rounding moves one over the edge of what can be drawn,
+        # and that shows.
         pytest.param(SamplingParams(max_tokens=12, temperature=1.2), MANY, marks=pytest.mark.proof),
     ],
     ids=["shaped", "warm"],
@@ -157,18 +180,25 @@ def test_recorded_rollouts(
     policy.alike(made)
     policy.hold_the_same()
     batch = made[0][0]
-    torch.testing.assert_close(policy.many.logprobs(batch), policy.one.logprobs(batch), atol=2e-5, rtol=0.0)
+    torch.testing.assert_close(
+        policy.many.logprobs(batch), policy.one.logprobs(batch), atol=2e-5, rtol=0.0
+    )
 
 
 @layouts("cp2")
 @LENGTHS_OF_RUNS
 def test_a_critic(layout: tuple[LearnerSection, Path], tmp_path: Path, steps: int) -> None:
-    plain = [batch.with_columns({"sampler_logprob": batch["advantage"]}) for batch, _ in demonstrations(steps)]
+    plain = [
+        batch.with_columns({"sampler_logprob": batch["advantage"]})
+        for batch, _ in demonstrations(steps)
+    ]
     batches = [recorded(batch, seed) for seed, batch in enumerate(plain)]
     for critic in twins(layout, "value", tmp_path):
         critic.alike([(batch, ClippedValue(0.2)) for batch in batches])
         critic.hold_the_same()
-        for mine, theirs in zip(critic.one.values(batches[0]), critic.many.values(batches[0]), strict=True):
+        for mine, theirs in zip(
+            critic.one.values(batches[0]), critic.many.values(batches[0]), strict=True
+        ):
             torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=0.0)
 
 
@@ -181,10 +211,14 @@ def test_a_checkpoint_goes_on_in_one_process_and_back(policy: Twins, tmp_path: P
     assert policy.many.poll_save(wait=True)
     files = list((tmp_path / "many").glob("model*.safetensors"))
     parallel = policy.many.section.parallel
-    assert len(files) == parallel.ranks // parallel.dp_replicate, "copies of the model are saved once"
+    assert len(files) == parallel.ranks // parallel.dp_replicate, (
+        "copies of the model are saved once"
+    )
     policy.one.load(tmp_path / "many")
     expected = [train(policy.many, *step).floats() for step in steps[3:]]
-    assert [train(policy.one, *step).floats() for step in steps[3:]] == [pytest.approx(e, rel=1e-5) for e in expected]
+    assert [train(policy.one, *step).floats() for step in steps[3:]] == [
+        pytest.approx(e, rel=1e-5) for e in expected
+    ]
     policy.many.load(tmp_path / "many")
     assert [train(policy.many, *step).floats() for step in steps[3:]] == expected, "bit for bit"
     policy.one.save(tmp_path / "one")
@@ -205,7 +239,8 @@ WAYS = [
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("first", "then"), [*WAYS[:2], *(pytest.param(*way, marks=pytest.mark.proof) for way in WAYS[2:])]
+    ("first", "then"),
+    [*WAYS[:2], *(pytest.param(*way, marks=pytest.mark.proof) for way in WAYS[2:])],
 )
 def test_a_checkpoint_goes_on_over_other_ranks_and_by_another_backend(
     models: Models, first: LearnerSection, then: LearnerSection, tmp_path: Path
@@ -222,7 +257,9 @@ def test_a_checkpoint_goes_on_over_other_ranks_and_by_another_backend(
     expected = [train(one, *step).floats() for step in steps[2:]]
     reads = launch(replace(spec, section=then), timeout_s=400.0)
     reads.load(tmp_path)
-    assert [train(reads, *step).floats() for step in steps[2:]] == [pytest.approx(e, rel=1e-5) for e in expected]
+    assert [train(reads, *step).floats() for step in steps[2:]] == [
+        pytest.approx(e, rel=1e-5) for e in expected
+    ]
     reads.close()
 
 
@@ -243,13 +280,21 @@ def test_ranks_that_never_held_the_model_hold_what_its_folder_says(
     "ways",
     [
         pytest.param({"cpu_offload": True, "parallel": Parallel(dp=2)}, id="offload"),
-        pytest.param({"compile": True, "parallel": Parallel(dp=2)}, id="compile", marks=pytest.mark.proof),
-        pytest.param({"compile": True, "parallel": Parallel(cp=2)}, id="compile_cp", marks=pytest.mark.proof),
+        pytest.param(
+            {"compile": True, "parallel": Parallel(dp=2)}, id="compile", marks=pytest.mark.proof
+        ),
+        pytest.param(
+            {"compile": True, "parallel": Parallel(cp=2)}, id="compile_cp", marks=pytest.mark.proof
+        ),
     ],
 )
-def test_ways_to_save_memory_and_time_change_no_number(models: Models, ways: dict[str, object], tmp_path: Path) -> None:
+def test_ways_to_save_memory_and_time_change_no_number(
+    models: Models, ways: dict[str, object], tmp_path: Path
+) -> None:
     section = SECTION.model_copy(update={"activation_checkpointing": True, **ways})
-    saving = launch(LearnerSpec(str(models("qwen3")), "logits", section, OPTIMIZER, seed=0), timeout_s=600.0)
+    saving = launch(
+        LearnerSpec(str(models("qwen3")), "logits", section, OPTIMIZER, seed=0), timeout_s=600.0
+    )
     one = LearnerSpec(str(models("qwen3")), "logits", SECTION, OPTIMIZER, seed=0).build()
     one.save(tmp_path)
     assert one.poll_save(wait=True)
@@ -257,11 +302,14 @@ def test_ways_to_save_memory_and_time_change_no_number(models: Models, ways: dic
     saving.close()
 
 
-def test_other_families_have_rows_and_tokens_cut_but_no_heads(models: Models, tmp_path: Path) -> None:
+def test_other_families_have_rows_and_tokens_cut_but_no_heads(
+    models: Models, tmp_path: Path
+) -> None:
     folder = models("gpt neox")
     for pair in twins((section("torch", dp=2, cp=2), folder), "logits", tmp_path):
         pair.alike(demonstrations(2))
     with pytest.raises(
-        ValueError, match="a gpt_neox has no plan for that; use dp and cp, or a model of these families"
+        ValueError,
+        match="a gpt_neox has no plan for that; use dp and cp, or a model of these families",
     ):
         next(twins((section("torch", tp=2), folder), "logits", tmp_path))

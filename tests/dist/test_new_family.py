@@ -1,4 +1,6 @@
-"""A family is one file and its name: with the guide's, ranks share a Mistral, and Megatron computes it."""
+"""A family is one file and its name: with the guide's, ranks share a Mistral, and Megatron computes
+it.
+"""
 
 from __future__ import annotations
 
@@ -47,13 +49,19 @@ if __name__ == "__main__":
 def install(into: Path) -> None:
     """Copies the package, and adds the guide's file and its name."""
     for package in ("lockstep", "lockstep_logprobs"):
-        shutil.copytree(ROOT / package, into / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / package, into / package, ignore=shutil.ignore_patterns("__pycache__")
+        )
     folder = into / "lockstep/models/families"
-    (folder / "mistral.py").write_text(GUIDE.partition("```python\n")[2].partition("```")[0], encoding="utf-8")
+    (folder / "mistral.py").write_text(
+        GUIDE.partition("```python\n")[2].partition("```")[0], encoding="utf-8"
+    )
     registry = (folder / "registry.py").read_text(encoding="utf-8")
     line = '    "llama",\n'
     assert registry.count(line) == 1
-    (folder / "registry.py").write_text(registry.replace(line, f'{line}    "mistral",\n'), encoding="utf-8")
+    (folder / "registry.py").write_text(
+        registry.replace(line, f'{line}    "mistral",\n'), encoding="utf-8"
+    )
 
 
 def compute(folder: Path) -> subprocess.CompletedProcess[str]:
@@ -61,7 +69,9 @@ def compute(folder: Path) -> subprocess.CompletedProcess[str]:
     (folder / "program.py").write_text(PROGRAM, encoding="utf-8")
     paths = {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT / "tests/fixtures")])}
     command = [sys.executable, "program.py"]
-    return subprocess.run(command, cwd=folder, env=os.environ | paths, capture_output=True, text=True)
+    return subprocess.run(
+        command, cwd=folder, env=os.environ | paths, capture_output=True, text=True
+    )
 
 
 @pytest.mark.full

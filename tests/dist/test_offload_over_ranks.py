@@ -1,4 +1,6 @@
-"""Ranks that leave for the host's memory between their verbs: the same numbers to the bit as those that stay."""
+"""Ranks that leave for the host's memory between their verbs: the same numbers to the bit as those
+that stay.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ pytestmark = pytest.mark.needs("gloo")
 Models = Callable[[str], Path]
 LAYOUTS = {
     "dp2": ("qwen2 tied", section("torch", dp=2)),
-    "dp2 with adapters": ("llama", section("torch", dp=2).model_copy(update={"lora": LoRA(rank=3, alpha=12)})),
+    "dp2 with adapters": (
+        "llama",
+        section("torch", dp=2).model_copy(update={"lora": LoRA(rank=3, alpha=12)}),
+    ),
     "tp2": ("llama", section("torch", tp=2)),
     "megatron tp2": ("llama", section("megatron", tp=2)),
 }
@@ -47,7 +52,10 @@ class CountedSpec(LearnerSpec):
 def count_bytes(learner: RankLearner) -> int:
     """Bytes of weights and moments that a rank has on its device."""
     assert learner._optimizer is not None
-    return sum(tensor.untyped_storage().nbytes() for tensor in (*learner._weights, *learner._optimizer.tensors()))
+    return sum(
+        tensor.untyped_storage().nbytes()
+        for tensor in (*learner._weights, *learner._optimizer.tensors())
+    )
 
 
 def bytes_of(learner: MeshLearner) -> list[int]:
@@ -92,9 +100,17 @@ def started(
     learner.close()
 
 
-def test_ranks_that_leave_between_their_verbs_learn_the_same(started: Started, tmp_path: Path) -> None:
-    learner, batches = started.learner, [ragged((7, 2, 19, 4, 33, 12, 9, 3), seed) for seed in range(3)]
-    stayed = [(learner.logprobs(batch), train(learner, batch, CrossEntropyLoss()).floats()) for batch in batches]
+def test_ranks_that_leave_between_their_verbs_learn_the_same(
+    started: Started, tmp_path: Path
+) -> None:
+    learner, batches = (
+        started.learner,
+        [ragged((7, 2, 19, 4, 33, 12, 9, 3), seed) for seed in range(3)],
+    )
+    stayed = [
+        (learner.logprobs(batch), train(learner, batch, CrossEntropyLoss()).floats())
+        for batch in batches
+    ]
     save(learner, tmp_path / "stayed")
     learner.offload()
     learner.load(started.first)
@@ -115,7 +131,9 @@ def test_ranks_that_leave_between_their_verbs_learn_the_same(started: Started, t
     learner.load(tmp_path / "left")
     expected = train(learner, batches[0], CrossEntropyLoss()).floats()
     learner.load(tmp_path / "stayed")
-    assert_same(dict(learner.weights()), away)  # last of all: a CPU's tensor that was sent cannot leave any more
+    assert_same(
+        dict(learner.weights()), away
+    )  # last of all: a CPU's tensor that was sent cannot leave any more
     assert train(learner, batches[0], CrossEntropyLoss()).floats() == expected
 
 
@@ -123,7 +141,9 @@ def test_ranks_that_leave_between_their_verbs_learn_the_same(started: Started, t
 def test_an_engine_is_sent_the_weights_of_ranks_that_are_away(models: Models) -> None:
     folder, how = str(models("llama")), section("torch", dp=2)
     turns = Turns()
-    learner = launch(CountedSpec(folder, "logits", how, OPTIMIZER, 0), timeout_s=400.0, begin=turns.begin)
+    learner = launch(
+        CountedSpec(folder, "logits", how, OPTIMIZER, 0), timeout_s=400.0, begin=turns.begin
+    )
     turns.add(learner)
     pools = list[SamplerPool]()
 

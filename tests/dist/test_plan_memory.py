@@ -31,7 +31,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.mark.needs("gloo")
 @pytest.mark.parametrize("passes", [1, pytest.param(2, marks=pytest.mark.proof)])
 @pytest.mark.parametrize(
-    "case", [pytest.param(n, id=c[0], marks=() if c[0] in DAILY else pytest.mark.proof) for n, c in enumerate(CASES)]
+    "case",
+    [
+        pytest.param(n, id=c[0], marks=() if c[0] in DAILY else pytest.mark.proof)
+        for n, c in enumerate(CASES)
+    ],
 )
 def test_a_step_takes_what_was_planned(folders: tuple[Path, Path], case: int, passes: int) -> None:
     measured, planned = compared(*folders, tokens=1024, case=case, passes=passes)

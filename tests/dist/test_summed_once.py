@@ -1,4 +1,7 @@
-"""What ranks send where FSDP cuts a model: bf16 weights, and gradients once per batch. It changes no number."""
+"""What ranks send where FSDP cuts a model: bf16 weights, and gradients once per batch.
+
+It changes no number.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +40,14 @@ Models = Callable[..., Path]
 LENGTHS = (7, 1, 19, 4, 33, 2, 12, 9)
 LAYERS = 2
 ALONE = SECTION.model_copy(update={"dtype": "bf16", "micro_batch_tokens": 1})
-"""Passes of one sequence: bf16 rounds what is summed within a pass, and layouts pack passes otherwise."""
+"""Passes of one sequence: bf16 rounds what is summed within a pass, and layouts pack passes
+otherwise.
+"""
 
 
-def spec_of(models: Models, architecture: str = "qwen3", head: Any = "logits", **options: Any) -> LearnerSpec:
+def spec_of(
+    models: Models, architecture: str = "qwen3", head: Any = "logits", **options: Any
+) -> LearnerSpec:
     section = LearnerSection.model_validate(ALONE.model_dump() | options)
     return LearnerSpec(str(models(architecture)), head, section, OPTIMIZER, seed=0)
 
@@ -51,7 +58,9 @@ def spec_of(models: Models, architecture: str = "qwen3", head: Any = "logits", *
         ({"dp": 2}, "qwen3", "logits", None),
         ({"dp": 2}, "gpt neox", "value", None),
         pytest.param({"dp": 2}, "llama", "logits", LoRA(rank=4), marks=pytest.mark.full),
-        pytest.param({"dp_replicate": 2, "dp": 2}, "qwen2 tied", "logits", None, marks=pytest.mark.full),
+        pytest.param(
+            {"dp_replicate": 2, "dp": 2}, "qwen2 tied", "logits", None, marks=pytest.mark.full
+        ),
         pytest.param({"dp_replicate": 2}, "qwen3", "value", None, marks=pytest.mark.proof),
     ],
     ids=["policy", "critic", "adapters", "copies", "critic copies"],
@@ -59,7 +68,9 @@ def spec_of(models: Models, architecture: str = "qwen3", head: Any = "logits", *
 def test_ranks_in_bf16_step_as_one(
     models: Models, parallel: dict[str, int], architecture: str, head: Any, lora: LoRA | None
 ) -> None:
-    """Norms, biases and a value head among them: what one process computes in fp32 is not rounded on its way."""
+    """Norms, biases and a value head among them: what one process computes in fp32 is not rounded
+    on its way.
+    """
     spec, loss = (
         spec_of(models, architecture, head, lora=lora),
         WeightedLogprob() if head == "logits" else SquaredError(),
@@ -72,7 +83,9 @@ def test_ranks_in_bf16_step_as_one(
         else:
             assert all(map(torch.equal, many.values(batch), one.values(batch)))
         for seed in range(3):
-            alone, together = (train(learner, ragged(LENGTHS, seed), loss).floats() for learner in (one, many))
+            alone, together = (
+                train(learner, ragged(LENGTHS, seed), loss).floats() for learner in (one, many)
+            )
             assert together == pytest.approx(alone, rel=1e-6)
         expected = dict(one.weights())
         for name, tensor in many.weights():
@@ -81,7 +94,9 @@ def test_ranks_in_bf16_step_as_one(
 
 
 class Watch(TorchDispatchMode):
-    """Notes what a rank sends in turn, (operation, type, bytes of all ranks), and its products between."""
+    """Notes what a rank sends in turn, (operation, type, bytes of all ranks), and its products
+    between.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +105,9 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         namespace, _, name = func._schema.name.partition("::")
         if namespace == "c10d":
-            whole = max((x for x in tree_leaves(args) if isinstance(x, Tensor)), key=lambda x: x.nbytes)
+            whole = max(
+                (x for x in tree_leaves(args) if isinstance(x, Tensor)), key=lambda x: x.nbytes
+            )
             self.events.append((name, whole.dtype, whole.nbytes))
         elif name in ("mm", "addmm"):
             self.events.append(("product", args[-1].dtype, 0))
@@ -122,22 +139,30 @@ def learn(layout: Layout, spec: LearnerSpec, passes: int) -> list[tuple[str, tor
 def test_a_step_sends_what_was_planned(
     ranks: Pool, models: Models, dtype: str, options: dict[str, bool], parallel: dict[str, int]
 ) -> None:
-    """Layers twice a pass, in bf16 where they are computed in it, the rest once; gradients once, or in every pass."""
+    """Layers twice a pass, in bf16 where they are computed in it, the rest once; gradients once, or
+    in every pass.
+    """
     passes, every = 3, "sync_every_pass" in options
-    spec = over(spec_of(models, "llama", dtype=dtype, parallel=Parallel(dp=4), **options), **parallel)
+    spec = over(
+        spec_of(models, "llama", dtype=dtype, parallel=Parallel(dp=4), **options), **parallel
+    )
     events = ranks.run(learn, spec, passes, cp=4)[0]
     gathers = [(kind, size) for name, kind, size in events if name == "_allgather_base_"]
     narrow = dtype == "bf16" and "cpu_offload" not in options
     kinds = Counter(kind for kind, _ in gathers)
     assert kinds == (
-        {torch.bfloat16: 2 * LAYERS * passes, torch.float32: 1} if narrow else {torch.float32: 2 * LAYERS * passes + 1}
+        {torch.bfloat16: 2 * LAYERS * passes, torch.float32: 1}
+        if narrow
+        else {torch.float32: 2 * LAYERS * passes + 1}
     )
     sums = [(kind, size) for name, kind, size in events if name == "_reduce_scatter_base_"]
     assert len(sums) == (passes if every else 1) * (LAYERS + 1)
     assert {kind for kind, _ in sums} == {torch.float32}
     model = skeleton(read_config(spec.model), spec.model)
     rows = passes * spec.section.parallel.row_shares
-    planned = Rank(Sizes.of(model), spec.section.model_copy(update={"micro_batch_tokens": 9}), Load(9, 1, rows))
+    planned = Rank(
+        Sizes.of(model), spec.section.model_copy(update={"micro_batch_tokens": 9}), Load(9, 1, rows)
+    )
     gathered = passes * 2 * planned.sizes.layers * planned.gathered_layer + planned.root
     assert sum(size for _, size in gathers) == pytest.approx(gathered, rel=0.01)
     vectors = 4 * planned.sizes.layers * planned.sizes.norms if planned.gathers_half else 0
@@ -189,15 +214,22 @@ def test_several_batches_before_a_step_are_summed_as_one(models: Models) -> None
 
 @pytest.mark.parametrize("steps", [10, pytest.param(100, marks=pytest.mark.proof)])
 def test_a_critic_in_bf16_over_ranks_learns_as_one_in_fp32(models: Models, steps: int) -> None:
-    """Returns are a function of the token before, with noise, so that the loss falls and never to nothing."""
-    spec, losses = spec_of(models, "llama", "value", micro_batch_tokens=100), list[tuple[float, float]]()
+    """Returns are a function of the token before, with noise, so that the loss falls and never to
+    nothing.
+    """
+    spec, losses = (
+        spec_of(models, "llama", "value", micro_batch_tokens=100),
+        list[tuple[float, float]](),
+    )
     plain = replace(spec, section=spec.section.model_copy(update={"dtype": "fp32"})).build()
     with closing(launch(over(spec, dp=2), timeout_s=400.0)) as many:
         for step in range(steps):
             batch = ragged(LENGTHS, step)
             noisy = batch.tokens.roll(1) / 32 - 1 + 0.3 * batch["return"]
             batch = batch.with_columns({"return": noisy})
-            fp32, bf16 = (train(learner, batch, SquaredError()).floats()["error"] for learner in (plain, many))
+            fp32, bf16 = (
+                train(learner, batch, SquaredError()).floats()["error"] for learner in (plain, many)
+            )
             assert bf16 == pytest.approx(fp32, rel=0.05), step
             losses.append((fp32, bf16))
     if steps >= 100:

@@ -1,4 +1,6 @@
-"""Attention of sequences that are cut zig-zag over ranks against the same in one process, values and gradients."""
+"""Attention of sequences that are cut zig-zag over ranks against the same in one process, values
+and gradients.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +27,22 @@ def drawn(tokens: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values [1, heads, T, size], float64."""
     draw = torch.Generator().manual_seed(seed)
     shapes = [(1, heads, tokens, SIZE) for heads in (HEADS, GROUPS, GROUPS)]
-    query, key, value = (torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes)
+    query, key, value = (
+        torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes
+    )
     return query, key, value
 
 
 def weights(tokens: int) -> Tensor:
-    return torch.randn(tokens, HEADS, SIZE, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    return torch.randn(
+        tokens, HEADS, SIZE, generator=torch.Generator().manual_seed(9), dtype=torch.float64
+    )
 
 
 def whole(lengths: tuple[int, ...], window: int | None) -> list[Tensor]:
-    """Outputs [T, heads, size], and gradients of Σ weight · output with respect to queries, keys and values."""
+    """Outputs [T, heads, size], and gradients of Σ weight · output with respect to queries, keys
+    and values.
+    """
     q, k, v = (x.requires_grad_() for x in drawn(sum(lengths)))
     out = Packed.of(row(lengths)).attend(FUSED, 0, q, k, v, SCALING, window)[0]
     return [out.detach(), *torch.autograd.grad((out * weights(len(out))).sum(), (q, k, v))]
@@ -53,7 +61,9 @@ def shared(layout: Layout, lengths: tuple[int, ...], window: int | None) -> list
 
 
 @pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize(("cp", "lengths"), [(2, (8,)), (2, (12, 4, 40, 4, 16)), (4, (8, 48, 16, 8))])
+@pytest.mark.parametrize(
+    ("cp", "lengths"), [(2, (8,)), (2, (12, 4, 40, 4, 16)), (4, (8, 48, 16, 8))]
+)
 def test_each_rank_has_its_share_of_values_and_gradients(
     ranks: Ranks, cp: int, lengths: tuple[int, ...], window: int | None
 ) -> None:
@@ -65,7 +75,9 @@ def test_each_rank_has_its_share_of_values_and_gradients(
 
 
 def leaks(layout: Layout, lengths: tuple[int, ...], own: int) -> tuple[bool, bool]:
-    """Whether other sequences' numbers move one sequence's outputs, and whether its outputs have gradients there."""
+    """Whether other sequences' numbers move one sequence's outputs, and whether its outputs have
+    gradients there.
+    """
     bounds = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()])
     packing = Packing(bounds, sum(lengths), layout.cp)
     held = packing.positions(layout.cp_rank)
@@ -73,9 +85,13 @@ def leaks(layout: Layout, lengths: tuple[int, ...], own: int) -> tuple[bool, boo
     zigzag = Zigzag.of(row(lengths), packing, layout.cp_rank, layout.cp_group)
     q, k, v = (x[:, :, held].requires_grad_() for x in drawn(sum(lengths)))
     others = zip((q, k, v), drawn(sum(lengths), seed=1), strict=True)
-    other_q, other_k, other_v = (torch.where(mine[None, None, :, None], x, y[:, :, held]) for x, y in others)
+    other_q, other_k, other_v = (
+        torch.where(mine[None, None, :, None], x, y[:, :, held]) for x, y in others
+    )
     out = zigzag.attend(FUSED, 0, q, k, v, SCALING, None)[0]
-    moved = not torch.equal(out[mine], zigzag.attend(FUSED, 0, other_q, other_k, other_v, SCALING, None)[0][mine])
+    moved = not torch.equal(
+        out[mine], zigzag.attend(FUSED, 0, other_q, other_k, other_v, SCALING, None)[0][mine]
+    )
     gradients = torch.autograd.grad(out[mine].square().sum(), (q, k, v))
     return moved, any(bool((gradient[:, :, ~mine] != 0).any()) for gradient in gradients)
 

@@ -1,4 +1,6 @@
-"""Draws from vocabularies of several tiles: their distribution, their bits, and rows that are broken or masked."""
+"""Draws from vocabularies of several tiles: their distribution, their bits, and rows that are
+broken or masked.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,18 @@ def make(rows: int, columns: int, seed: int = 0) -> Tensor:
 
 
 def even_uniforms(draws: int) -> Tensor:
-    """The middles of equal pieces of (0, 1): inverting at all of them counts each token to within one draw."""
+    """The middles of equal pieces of (0, 1): inverting at all of them counts each token to within
+    one draw.
+    """
     return (torch.arange(draws, dtype=torch.float64) + 0.5) / draws
 
 
 @ALL
 @pytest.mark.parametrize("columns", [2063, 2064, 9000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_an_exact_draw_has_the_bits_of_a_score_in_any_company(name: str, columns: int, dtype: torch.dtype) -> None:
+def test_an_exact_draw_has_the_bits_of_a_score_in_any_company(
+    name: str, columns: int, dtype: torch.dtype
+) -> None:
     logits, uniform = make(13, columns).to(dtype), even_uniforms(13)[torch.randperm(13)]
     token, logprob = draw(logits, uniform, SAMPLINGS[name], row_invariant=True)
     assert torch.equal(logprob, token_scores(logits, token, SAMPLINGS[name], row_invariant=True)[0])
@@ -60,7 +66,9 @@ def test_draws_follow_the_distribution_over_tiles(name: str, exact: bool, spread
     else:
         probability = plain_filtered(logits.double(), sampling).softmax(-1)[0]
         counted = torch.bincount(token, minlength=5003).double() / draws
-        torch.testing.assert_close(counted.cumsum(0), probability.cumsum(0), atol=1.0 / draws, rtol=0.0)
+        torch.testing.assert_close(
+            counted.cumsum(0), probability.cumsum(0), atol=1.0 / draws, rtol=0.0
+        )
         assert (probability[token] > 0).all()
     torch.testing.assert_close(logprob.double(), probability[token].log(), atol=1e-5, rtol=0.0)
 
@@ -68,7 +76,9 @@ def test_draws_follow_the_distribution_over_tiles(name: str, exact: bool, spread
 @ALL
 @EXACT
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_broken_row_says_so_and_leaves_the_others_as_they_are(name: str, exact: bool, value: float) -> None:
+def test_a_broken_row_says_so_and_leaves_the_others_as_they_are(
+    name: str, exact: bool, value: float
+) -> None:
     logits, uniform = make(5, 9000), even_uniforms(5)
     whole, kept = draw(logits, uniform, SAMPLINGS[name], exact), torch.tensor([0, 1, 3, 4])
     logits[2, 4321] = value

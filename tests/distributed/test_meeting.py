@@ -19,7 +19,9 @@ ADDRESSES = {
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
-def test_gloo_listens_on_the_interface_that_reaches_the_host(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gloo_listens_on_the_interface_that_reaches_the_host(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     meeting = Meeting(address, 1, 0, 2, 1.0)
     assert meeting.own_address == address
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")

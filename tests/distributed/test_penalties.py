@@ -14,7 +14,9 @@ ALL = SamplingParams(1, repetition_penalty=1.3, presence_penalty=0.5, frequency_
 
 
 def episodes() -> Batch:
-    """Five sequences over few tokens, so that they repeat; one without a response, one with a prompt of one token."""
+    """Five sequences over few tokens, so that they repeat; one without a response, one with a
+    prompt of one token.
+    """
     generator = torch.Generator().manual_seed(0)
     lengths, prompts = torch.tensor([12, 3, 9, 5, 20]), torch.tensor([5, 3, 1, 4, 9])
     tokens = torch.randint(0, VOCABULARY, (int(lengths.sum()),), generator=generator)
@@ -35,7 +37,14 @@ def by_hand(batch: Batch, logits_mV: Tensor, sampling: SamplingParams) -> Tensor
     for sequence, mask in zip(batch.sequences(), batch.sequences("mask"), strict=True):
         for t in mask.nonzero()[:, 0].tolist():
             z = logits_mV[len(rows)].double()
-            rows.append(torch.stack([penalize(z[token], token, sequence[:t], mask[:t]) for token in range(VOCABULARY)]))
+            rows.append(
+                torch.stack(
+                    [
+                        penalize(z[token], token, sequence[:t], mask[:t])
+                        for token in range(VOCABULARY)
+                    ]
+                )
+            )
     return torch.stack(rows)
 
 
@@ -54,7 +63,9 @@ def test_penalties_are_those_of_their_definition(sampling: SamplingParams) -> No
     own_m = batch.mask_indices
     logits = torch.randn(len(own_m), VOCABULARY, generator=torch.Generator().manual_seed(1))
     penalized = penalize(logits, find_earlier(batch, own_m), sampling)
-    torch.testing.assert_close(penalized.double(), by_hand(batch, logits, sampling), atol=1e-6, rtol=0.0)
+    torch.testing.assert_close(
+        penalized.double(), by_hand(batch, logits, sampling), atol=1e-6, rtol=0.0
+    )
 
 
 def test_a_rank_with_some_places_and_some_columns_finds_its_part() -> None:
@@ -65,7 +76,10 @@ def test_a_rank_with_some_places_and_some_columns_finds_its_part() -> None:
     whole = penalize(logits, find_earlier(batch, own_m), ALL)
     share = torch.tensor([17, 3, 18, 0, 9])
     found = penalize(
-        logits[share][:, 2:5], find_earlier(batch, own_m[share]), ALL, Shard(2, torch.distributed.group.WORLD)
+        logits[share][:, 2:5],
+        find_earlier(batch, own_m[share]),
+        ALL,
+        Shard(2, torch.distributed.group.WORLD),
     )
     assert torch.equal(found, whole[share][:, 2:5])
 
@@ -73,7 +87,9 @@ def test_a_rank_with_some_places_and_some_columns_finds_its_part() -> None:
 def test_the_gradient_is_that_of_the_penalized_logits() -> None:
     batch = episodes()
     own_m, weight = batch.mask_indices, torch.randn(VOCABULARY)
-    logits = torch.randn(len(own_m), VOCABULARY, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    logits = torch.randn(
+        len(own_m), VOCABULARY, generator=torch.Generator().manual_seed(1)
+    ).requires_grad_()
     (penalize(logits, find_earlier(batch, own_m), ALL) * weight).sum().backward()
     assert logits.grad is not None
     wanted = torch.autograd.functional.jacobian(

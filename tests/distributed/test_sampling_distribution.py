@@ -17,7 +17,9 @@ def filtered_logits(logits: Tensor, sampling: SamplingParams) -> Tensor:
 
 
 def even_uniforms(draws: int) -> Tensor:
-    """The middles of equal pieces of (0, 1): inverting at all of them counts each token to within one draw."""
+    """The middles of equal pieces of (0, 1): inverting at all of them counts each token to within
+    one draw.
+    """
     return (torch.arange(draws, dtype=torch.float64) + 0.5) / draws
 
 
@@ -30,10 +32,14 @@ def test_filters_are_those_of_transformers(temperature: float, top_k: int, top_p
 
 
 def test_equal_logits_stay_or_go_together() -> None:
-    """As in transformers and vLLM for the k-th; and for the token that reaches p, which there sorting decides."""
+    """As in transformers and vLLM for the k-th; and for the token that reaches p, which there
+    sorting decides.
+    """
     logits = torch.tensor([[1.0, 2.0, 2.0, 2.0, 0.0]])
     top_k = SamplingParams(1, top_k=2)
-    assert torch.isfinite(filtered_logits(logits, top_k)).tolist() == [[False, True, True, True, False]]
+    assert torch.isfinite(filtered_logits(logits, top_k)).tolist() == [
+        [False, True, True, True, False]
+    ]
     torch.testing.assert_close(filtered_logits(logits, top_k), plain_filtered(logits, top_k))
     assert torch.isfinite(filtered_logits(logits, SamplingParams(1, top_p=0.2))).tolist() == [
         [False, True, True, True, False]
@@ -49,7 +55,12 @@ def test_a_drawn_token_is_never_scored_as_impossible() -> None:
 
 @pytest.mark.parametrize(
     "sampling",
-    [SamplingParams(1), SamplingParams(1, temperature=0.5), SamplingParams(1, top_k=6), SamplingParams(1, top_p=0.7)],
+    [
+        SamplingParams(1),
+        SamplingParams(1, temperature=0.5),
+        SamplingParams(1, top_k=6),
+        SamplingParams(1, top_p=0.7),
+    ],
     ids=["plain", "temperature", "top-k", "top-p"],
 )
 def test_draws_follow_the_distribution_and_report_it(sampling: SamplingParams) -> None:
@@ -65,13 +76,19 @@ def test_draws_follow_the_distribution_and_report_it(sampling: SamplingParams) -
 
 def test_a_large_vocabulary_of_any_shape_is_inverted_as_float64_would() -> None:
     logits = torch.randn(1, 2_500, generator=torch.Generator().manual_seed(0)) * 3
-    uniform = torch.cat([even_uniforms(5_000), torch.tensor([2.0**-53, 1.0 - 2.0**-53], dtype=torch.float64)])
+    uniform = torch.cat(
+        [even_uniforms(5_000), torch.tensor([2.0**-53, 1.0 - 2.0**-53], dtype=torch.float64)]
+    )
     token, _ = draw(logits.expand(len(uniform), -1), uniform, SamplingParams(1))
-    expected = torch.searchsorted(logits[0].double().softmax(-1).cumsum(-1), uniform[:-2], right=True)
+    expected = torch.searchsorted(
+        logits[0].double().softmax(-1).cumsum(-1), uniform[:-2], right=True
+    )
     assert torch.equal(token, torch.cat([expected, torch.tensor([0, 2_499])]))
 
 
-@pytest.mark.parametrize("sampling", [SamplingParams(1, temperature=0.7), SamplingParams(1, 0.7, top_k=9, top_p=0.8)])
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(1, temperature=0.7), SamplingParams(1, 0.7, top_k=9, top_p=0.8)]
+)
 def test_scores_have_the_gradient_of_a_filtered_softmax(sampling: SamplingParams) -> None:
     logits = LOGITS.clone().requires_grad_()
     token = LOGITS.argmax(-1)
@@ -85,7 +102,9 @@ def test_scores_have_the_gradient_of_a_filtered_softmax(sampling: SamplingParams
 def test_an_impossible_token_adds_nothing_to_the_entropy_when_all_are_scored() -> None:
     logits = LOGITS.masked_fill(LOGITS < -4, -torch.inf).requires_grad_()
     every = torch.arange(50).expand(32, -1)
-    entropy, expected = (token_scores(logits, token, SamplingParams(1))[1] for token in (every, every[:, :1]))
+    entropy, expected = (
+        token_scores(logits, token, SamplingParams(1))[1] for token in (every, every[:, :1])
+    )
     assert entropy is not None
     assert expected is not None
     torch.testing.assert_close(entropy, expected)
@@ -98,5 +117,7 @@ def test_bf16_logits_are_scored_in_fp32() -> None:
     rounded = LOGITS.bfloat16()
     scored = token_scores(rounded, LOGITS.argmax(-1), SamplingParams(1, temperature=0.7))[0]
     assert scored.dtype == torch.float32
-    expected = (rounded.double() / 0.7).log_softmax(-1).gather(-1, LOGITS.argmax(-1, keepdim=True))[:, 0]
+    expected = (
+        (rounded.double() / 0.7).log_softmax(-1).gather(-1, LOGITS.argmax(-1, keepdim=True))[:, 0]
+    )
     torch.testing.assert_close(scored.double(), expected, atol=1e-6, rtol=0.0)

@@ -1,6 +1,7 @@
 """Every shell command of the documentation, and what the tests do with it.
 
-`python tests/docs/doc_commands.py` lists them. A command without one is a failure of `test_docs.py`.
+`python tests/docs/doc_commands.py` lists them. A command without one is a failure of
+`test_docs.py`.
 """
 
 from __future__ import annotations
@@ -20,10 +21,14 @@ AT_THE_TOP = ("README.md", "CONTRIBUTING.md", "AGENTS.md", "SECURITY.md")
 PAGES = [*(ROOT / name for name in AT_THE_TOP), *sorted((ROOT / "docs").rglob("*.md"))]
 
 Fate = Literal["run", "gpus", "check", "elsewhere"]
-"""run: here; gpus: its dry run, where torch says there are some; check: all it names is there; elsewhere: cannot be."""
+"""run: here; gpus: its dry run, where torch says there are some; check: all it names is there;
+elsewhere: cannot be.
+"""
 
 ELSEWHERE = {
-    "cd": "goes where the next commands are typed; test_docs.py gives them the files that lie there",
+    "cd": (
+        "goes where the next commands are typed; test_docs.py gives them the files that lie there"
+    ),
     "docker": "wants a daemon; tests/docs/test_deploy.py tries what it runs",
     "hf": "downloads a model",
     "kubectl": "wants a Kubernetes cluster",
@@ -38,23 +43,29 @@ OTHERS = {
     "data.validation=hf:datasets/openai/gsm8k@main/main/test-00000-of-00001.parquet": (
         "downloads a model; tests/config/test_hub.py has a hub of its own"
     ),
-    "python -m vllm.entrypoints.openai.api_server --model MODEL": "is a server of vLLM's build for GPUs",
+    "python -m vllm.entrypoints.openai.api_server --model MODEL": (
+        "is a server of vLLM's build for GPUs"
+    ),
     "python -m lockstep train benchmarks/ladder/rungs/self_rewarding_small.yaml --dry-run": (
-        "makes a hundred thousand rows; tests/algorithms/self_rewarding/test_rewarding_itself.py trains a small one"
+        "makes a hundred thousand rows; tests/algorithms/self_rewarding/test_rewarding_itself.py "
+        "trains a small one"
     ),
     **dict.fromkeys(
         (
-            "lockstep train ppo_arithmetic model.path=my_model --trust my_model/modeling_sandwich.py",
+            "lockstep train ppo_arithmetic model.path=my_model --trust "
+            "my_model/modeling_sandwich.py",
             "lockstep eval RUN questions.jsonl --trust my_model/modeling_sandwich.py",
         ),
         "wants the page's own class; tests/docs/test_own_model_guide.py runs both",
     ),
     "lockstep watch my_run": (
-        "serves until it is interrupted; tests/report/test_followed.py and tests/browser/test_live_page.py start it"
+        "serves until it is interrupted; tests/report/test_followed.py and "
+        "tests/browser/test_live_page.py start it"
     ),
-    "lockstep eval http://localhost:8000/v1 ranked.jsonl --recipe eval_judge judge.sampler.openai.model=NAME": (
-        "asks a server; tests/inference/test_eval_judge.py starts one"
-    ),
+    (
+        "lockstep eval http://localhost:8000/v1 ranked.jsonl --recipe eval_judge "
+        "judge.sampler.openai.model=NAME"
+    ): ("asks a server; tests/inference/test_eval_judge.py starts one"),
 }
 """Commands that are not run here, and why."""
 
@@ -123,7 +134,9 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 def with_files(command: str, real: Mapping[str, str]) -> list[str]:
     """What a command tells its program, with files that are here under other names."""
     _, *arguments = shlex.split(command)
-    return [re.sub(r"[^=]+$", lambda given: real.get(given[0], given[0]), word) for word in arguments]
+    return [
+        re.sub(r"[^=]+$", lambda given: real.get(given[0], given[0]), word) for word in arguments
+    ]
 
 
 def _of(page: Path) -> Iterator[Command]:
@@ -160,7 +173,9 @@ def warmed_up_shortly(recipe: str) -> list[str]:
     if first is None:
         return few
     data = "data: {task: {demonstrations: 2048}}"
-    Path(f"{first}_shortly.yaml").write_text(f"base: {first}\nrun: {{max_steps: 2, validate_every: 0}}\n{data}\n")
+    Path(f"{first}_shortly.yaml").write_text(
+        f"base: {first}\nrun: {{max_steps: 2, validate_every: 0}}\n{data}\n"
+    )
     return [*few, f"model.from_recipe={first}_shortly.yaml"]
 
 

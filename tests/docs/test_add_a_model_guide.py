@@ -15,7 +15,9 @@ GUIDE = (Path(__file__).parents[2] / "docs/guides/add_a_model.md").read_text(enc
 def rows(heading: str) -> list[list[str]]:
     """The cells of the table under a heading's first line of names."""
     table = GUIDE.partition(heading)[2].partition("\n\n")[0]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]
+    ]
 
 
 def test_the_errors_are_those_of_rounding() -> None:
@@ -24,7 +26,9 @@ def test_the_errors_are_those_of_rounding() -> None:
     assert len(listed) == 4
     for _, error, spread, divergence, *left in listed:
         sigma = float(spread)
-        assert float(error) == pytest.approx(2 * math.exp(sigma**2 / 2) * NormalDist().cdf(sigma), abs=5e-5)
+        assert float(error) == pytest.approx(
+            2 * math.exp(sigma**2 / 2) * NormalDist().cdf(sigma), abs=5e-5
+        )
         assert float(divergence) == pytest.approx(sigma**2 / 2, rel=0.05)
         for tokens, share in zip((100, 1000, 10000), left, strict=True):
             exact = math.exp(-tokens * sigma**2)

@@ -38,6 +38,8 @@ def test_what_is_named_is_there(page: Path) -> None:
 
 
 def test_every_algorithm_has_a_page() -> None:
-    algorithms = {path.parent.name for path in (ROOT / "lockstep/algorithms").glob("*/options.py")} - {SHARED}
+    algorithms = {
+        path.parent.name for path in (ROOT / "lockstep/algorithms").glob("*/options.py")
+    } - {SHARED}
     assert len(algorithms) > 5
     assert not algorithms - {page.stem for page in PAGES}

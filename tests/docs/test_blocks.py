@@ -46,11 +46,15 @@ SHOWN = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```)?", re.DOTAL
 
 def python_of(name: str) -> list[str]:
     """The blocks of Python of a guide."""
-    return [text for language, text in blocks(ROOT / f"docs/guides/{name}.md") if language == "python"]
+    return [
+        text for language, text in blocks(ROOT / f"docs/guides/{name}.md") if language == "python"
+    ]
 
 
 def await_elsewhere(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """What a coroutine returns; in a thread of its own, since tests with a browser leave a loop in theirs."""
+    """What a coroutine returns; in a thread of its own, since tests with a browser leave a loop in
+    theirs.
+    """
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, coroutine).result()
 
@@ -69,8 +73,15 @@ def run_block() -> Callable[..., dict[str, Any]]:
 
 
 def test_each_page_with_python_has_a_test() -> None:
-    with_python = {str(p.relative_to(ROOT)) for p in PAGES if any(language == "python" for language, _ in blocks(p))}
-    here = {f"docs/guides/{name}.md" for name in re.findall(r'python_of\("(\w+)"\)', Path(__file__).read_text())}
+    with_python = {
+        str(p.relative_to(ROOT))
+        for p in PAGES
+        if any(language == "python" for language, _ in blocks(p))
+    }
+    here = {
+        f"docs/guides/{name}.md"
+        for name in re.findall(r'python_of\("(\w+)"\)', Path(__file__).read_text())
+    }
     here |= {str(page.relative_to(ROOT)) for page in CONCEPTS}
     assert with_python <= here | ELSEWHERE.keys()
     assert not here & ELSEWHERE.keys()
@@ -79,7 +90,9 @@ def test_each_page_with_python_has_a_test() -> None:
 
 
 @pytest.mark.parametrize("page", CONCEPTS, ids=lambda page: page.stem)
-def test_concepts_print_what_they_say(page: Path, assets: Path, run_block: Callable[..., dict[str, Any]]) -> None:
+def test_concepts_print_what_they_say(
+    page: Path, assets: Path, run_block: Callable[..., dict[str, Any]]
+) -> None:
     names: dict[str, Any] = {"MODEL": str(assets / "models/stories260K/hf")}
     for text, expected in SHOWN.findall(page.read_text()):
         printed = io.StringIO()
@@ -88,12 +101,16 @@ def test_concepts_print_what_they_say(page: Path, assets: Path, run_block: Calla
         assert printed.getvalue() == expected
 
 
-def test_a_task_of_ones_own_writes_its_rows(in_tmp: Path, run_block: Callable[..., dict[str, Any]]) -> None:
+def test_a_task_of_ones_own_writes_its_rows(
+    in_tmp: Path, run_block: Callable[..., dict[str, Any]]
+) -> None:
     [block] = python_of("data")
     files = run_block(block)["Doubles"](name="my_task.py:Doubles", highest=20).write(in_tmp)
     rows = [json.loads(line) for line in files.train.read_text().splitlines()]
     assert len(rows) == 12
-    assert all(int(row["answer"]) == 2 * int(re.findall(r"\d+", row["question"])[0]) for row in rows)
+    assert all(
+        int(row["answer"]) == 2 * int(re.findall(r"\d+", row["question"])[0]) for row in rows
+    )
 
 
 def test_an_environment_of_ones_own_plays(run_block: Callable[..., dict[str, Any]]) -> None:
@@ -108,7 +125,8 @@ def test_an_environment_of_ones_own_plays(run_block: Callable[..., dict[str, Any
     store.reset({"prices": {"pear": "2 crowns"}, "answer": "4 crowns"}, seed=0)
     tools = Tools(store.tools())
     assert (
-        tools.schemas[0]["function"]["parameters"]["properties"]["item"]["description"] == "Its name, in the singular."
+        tools.schemas[0]["function"]["parameters"]["properties"]["item"]["description"]
+        == "Its name, in the singular."
     )
     assert store.tools()[0]("pear") == "2 crowns"
     assert store.step("Two are 4 crowns.") == ("", 1.0, True)
@@ -121,12 +139,19 @@ def test_an_environment_of_ones_own_plays(run_block: Callable[..., dict[str, Any
     assert [end for _, _, end in await_elsewhere(play())] == [False, False, True]
 
 
-def score_as_openrlhf(queries: list[str], prompts: list[str], labels: list[str], **kwargs: Any) -> dict[str, Any]:
-    right = [float(query == prompt + label) for query, prompt, label in zip(queries, prompts, labels, strict=True)]
+def score_as_openrlhf(
+    queries: list[str], prompts: list[str], labels: list[str], **kwargs: Any
+) -> dict[str, Any]:
+    right = [
+        float(query == prompt + label)
+        for query, prompt, label in zip(queries, prompts, labels, strict=True)
+    ]
     return {"rewards": torch.tensor(right), "scores": torch.tensor(right), "extra_logs": {}}
 
 
-def test_a_reward_of_ones_own_scores(run_block: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reward_of_ones_own_scores(
+    run_block: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     one, of_verl, of_trl, of_openrlhf, batch, slow, several = python_of("rewards")
     score = run_block(one)["short_and_right"]
     assert score("2 + 2 =", "", "4", {}) is None
@@ -151,7 +176,10 @@ def test_a_server_answers_as_a_judge(run_block: Callable[..., dict[str, Any]]) -
             text = "yes" if "Good day" in body["messages"][0]["content"] else "no"
             message = {"role": "assistant", "content": text}
             usage = {"prompt_tokens": 9, "completion_tokens": 1}
-            return 200, {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": usage}
+            return 200, {
+                "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+                "usage": usage,
+            }
 
     [block] = python_of("servers")
     server = Polite(model="my-model")
@@ -165,25 +193,44 @@ def test_a_judge_scores(assets: Path, run_block: Callable[..., dict[str, Any]]) 
     folder = assets / "models/stories260K/hf"
     sampler, sampling = TorchSampler(load_causal_lm(folder), 1), SamplingParams(8)
     section = JudgeSection.model_validate(
-        {"sampling": {"max_tokens": 8}, "max_prompt_tokens": 400, "chat": False, "max_no_verdict_rate": 1.0}
+        {
+            "sampling": {"max_tokens": 8},
+            "max_prompt_tokens": 400,
+            "chat": False,
+            "max_no_verdict_rate": 1.0,
+        }
     )
     prompt = SimpleNamespace(messages=({"role": "user", "content": "Who?"},), id=0)
-    names = {"section": section, "sampler": sampler, "tokenizer": load_tokenizer(folder), "sampling": sampling}
+    names = {
+        "section": section,
+        "sampler": sampler,
+        "tokenizer": load_tokenizer(folder),
+        "sampling": sampling,
+    }
     text = block.replace("True, 2048", "False, 400")  # this model has no chat template
-    assert run_block(text, **names, prompt=prompt, response="Lily.", step=1, draw=0)["scores"] == [None]
+    assert run_block(text, **names, prompt=prompt, response="Lily.", step=1, draw=0)["scores"] == [
+        None
+    ]
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("block", "options"),
     [
-        (python_of("evaluation")[0], ["data.max_validation_samples=2", "greedy.max_tokens=4", "sampling.max_tokens=4"]),
+        (
+            python_of("evaluation")[0],
+            ["data.max_validation_samples=2", "greedy.max_tokens=4", "sampling.max_tokens=4"],
+        ),
         (python_of("generation")[0], ["data.max_prompts=2", "sampling.max_tokens=4"]),
     ],
     ids=["evaluation", "generation"],
 )
 def test_a_model_is_asked(
-    block: str, options: list[str], assets: Path, in_tmp: Path, run_block: Callable[..., dict[str, Any]]
+    block: str,
+    options: list[str],
+    assets: Path,
+    in_tmp: Path,
+    run_block: Callable[..., dict[str, Any]],
 ) -> None:
     shutil.copytree(assets / "models/stories260K/hf", in_tmp / "MODEL")
     for name in ("test.jsonl", "prompts.jsonl"):

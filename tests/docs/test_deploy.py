@@ -1,6 +1,8 @@
-"""Files of deploy/: every command of Lockstep in them is tried, and each version, extra and file in them is there.
+"""Files of deploy/: every command of Lockstep in them is tried, and each version, extra and file in
+them is there.
 
-They were linted by hand, with hadolint, shellcheck and KubeRay's own schema (LOG.md), for which CI has no room.
+They were linted by hand, with hadolint, shellcheck and KubeRay's own schema (LOG.md), for which CI
+has no room.
 """
 
 from __future__ import annotations
@@ -37,12 +39,20 @@ def shell_commands() -> list[str]:
 def image_commands() -> list[str]:
     """Commands that the Dockerfiles' first lines tell to run in an image."""
     return [
-        text for image in IMAGES for text in re.findall(r"^#.* lockstep:\w+ (lockstep .+)$", image.read_text(), re.M)
+        text
+        for image in IMAGES
+        for text in re.findall(r"^#.* lockstep:\w+ (lockstep .+)$", image.read_text(), re.M)
     ]
 
 
-TRIED = {"slurm": (shell_commands()[0], 8), "kuberay": (JOB["spec"]["entrypoint"], 0), "cpu": (image_commands()[0], 0)}
-"""Commands that train, and the GPUs that are seen where they run: the head of KubeRay's cluster has none."""
+TRIED = {
+    "slurm": (shell_commands()[0], 8),
+    "kuberay": (JOB["spec"]["entrypoint"], 0),
+    "cpu": (image_commands()[0], 0),
+}
+"""Commands that train, and the GPUs that are seen where they run: the head of KubeRay's cluster has
+none.
+"""
 
 
 def containers() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
@@ -55,17 +65,22 @@ def containers() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
 
 @pytest.fixture
 def hub(assets: Path, in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    """A hub with a model and a data set of the names that the files have; the model is a small one."""
+    """A hub with a model and a data set of the names that the files have; the model is a small
+    one.
+    """
     model = read_files(assets / "models/stories260K/hf")
     config = json.loads(model["config.json"]) | {"max_position_embeddings": 8192}
-    Dataset.from_list([{"question": f"{i} + 1?", "answer": f"#### {i + 1}"} for i in range(1024)]).to_parquet(
-        "rows.parquet"
-    )
+    Dataset.from_list(
+        [{"question": f"{i} + 1?", "answer": f"#### {i + 1}"} for i in range(1024)]
+    ).to_parquet("rows.parquet")
     rows = Path("rows.parquet").read_bytes()
     with serve_hub() as server:
         for name, value in environment_of(server.url, Path("cache")).items():
             monkeypatch.setenv(name, value)
-        server.push("models/Qwen/Qwen2.5-1.5B-Instruct", model | {"config.json": json.dumps(config).encode()})
+        server.push(
+            "models/Qwen/Qwen2.5-1.5B-Instruct",
+            model | {"config.json": json.dumps(config).encode()},
+        )
         splits = {f"main/{split}-00000-of-00001.parquet": rows for split in ("train", "test")}
         server.push("datasets/openai/gsm8k", splits)
         yield server
@@ -105,17 +120,27 @@ def test_an_image_gets_the_packages_and_nothing_else() -> None:
     assert all((ROOT / name).exists() for name in named)
     assert {path.parent.name for path in ROOT.glob("lockstep*/__init__.py")} <= named
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert {"pyproject.toml", "constraints.txt", project["readme"], *project["license-files"]} <= named
+    assert {
+        "pyproject.toml",
+        "constraints.txt",
+        project["readme"],
+        *project["license-files"],
+    } <= named
 
 
 def test_kuberay_s_job_fits_together() -> None:
     cluster, (_, head), (_, worker) = JOB["spec"]["rayClusterSpec"], *containers()
     assert cluster["rayVersion"] == PINS["ray"]
     assert head["image"] == worker["image"]
-    gpus = int(worker["resources"]["limits"]["nvidia.com/gpu"]) * cluster["workerGroupSpecs"][0]["replicas"]
+    gpus = (
+        int(worker["resources"]["limits"]["nvidia.com/gpu"])
+        * cluster["workerGroupSpecs"][0]["replicas"]
+    )
     assert f"learner.parallel.dp={gpus} " in JOB["spec"]["entrypoint"]
     assert "nvidia.com/gpu" not in head["resources"]["limits"]
     for pod, container in containers():
         assert pod["securityContext"]["runAsUser"] == 1000
-        assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+        assert {mount["name"] for mount in container["volumeMounts"]} == {
+            volume["name"] for volume in pod["volumes"]
+        }
         assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == VOLUME["metadata"]["name"]

@@ -1,8 +1,8 @@
 """Every command of the documentation is tried, as `doc_commands.fate` says.
 
-`lockstep …` is run here, `train` for two steps, or as a dry run where another test trains so, and `make …` as far as
-make says without doing; of the others is asked that what they name is there. `test_docs_on_gpus.py` tries what may
-compute on GPUs.
+`lockstep …` is run here, `train` for two steps, or as a dry run where another test trains so, and
+`make …` as far as make says without doing; of the others is asked that what they name is there.
+`test_docs_on_gpus.py` tries what may compute on GPUs.
 """
 
 from __future__ import annotations
@@ -46,15 +46,24 @@ CHAT = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
-ANSWERED = ["data.max_prompts=2", "data.overlong_prompts=skip", "sampling.max_tokens=8", "learner.device=cpu"]
+ANSWERED = [
+    "data.max_prompts=2",
+    "data.overlong_prompts=skip",
+    "sampling.max_tokens=8",
+    "learner.device=cpu",
+]
 
 JUDGED = [
     "judge.chat=false", "judge.max_prompt_tokens=400", "judge.sampling.max_tokens=8", "data.max_prompts=2",
     "learner.device=cpu",
 ]  # fmt: skip
-SIZES = re.findall(r"`([\w/]+\.json)`:\n\n```json\n(.*?)```", (ROOT / "docs/guides/plan.md").read_text(), re.DOTALL)
+SIZES = re.findall(
+    r"`([\w/]+\.json)`:\n\n```json\n(.*?)```", (ROOT / "docs/guides/plan.md").read_text(), re.DOTALL
+)
 """Names and content of the configurations of models that are not here."""
-FOREIGN = re.findall(r"`(\w+\.\w+)`:\n\n```\w+\n(.*?)```", (ROOT / "docs/coming_from.md").read_text(), re.DOTALL)
+FOREIGN = re.findall(
+    r"`(\w+\.\w+)`:\n\n```\w+\n(.*?)```", (ROOT / "docs/coming_from.md").read_text(), re.DOTALL
+)
 """Names and content of configs of other libraries."""
 RATHER_LONG = ("sampler=vllm", "vllm]", "megatron", "run=", "grpo_gsm8k", "lockstep sweep")
 PROVEN = (
@@ -65,9 +74,15 @@ PROVEN = (
     "run=",
     "=my_run",
 )
-"""What stands in a command whose training other tests have, on fewer rows: here its dry run is tried."""
-[REWARD] = re.findall(r"```python\n(.*?)```", (ROOT / "docs/guides/first_steps.md").read_text(), re.DOTALL)
-[MIXED] = re.findall(r"```jsonl\n(.*?)```", (ROOT / "docs/guides/rewards.md").read_text(), re.DOTALL)
+"""What stands in a command whose training other tests have, on fewer rows: here its dry run is
+tried.
+"""
+[REWARD] = re.findall(
+    r"```python\n(.*?)```", (ROOT / "docs/guides/first_steps.md").read_text(), re.DOTALL
+)
+[MIXED] = re.findall(
+    r"```jsonl\n(.*?)```", (ROOT / "docs/guides/rewards.md").read_text(), re.DOTALL
+)
 
 
 COMMANDS = commands()
@@ -75,13 +90,21 @@ COMMANDS = commands()
 
 def texts(program: str, what: str) -> list[str]:
     """Commands of a program with a fate, each once."""
-    return list(dict.fromkeys(each.text for each in COMMANDS if each.program == program and fate(each) == what))
+    return list(
+        dict.fromkeys(
+            each.text for each in COMMANDS if each.program == program and fate(each) == what
+        )
+    )
 
 
 def test_somebody_has_said_what_becomes_of_a_command() -> None:
-    """Of a new program in tests/docs/doc_commands.py; what is to be typed is in blocks of bash, so that it is."""
+    """Of a new program in tests/docs/doc_commands.py; what is to be typed is in blocks of bash, so
+    that it is.
+    """
     assert not [each for each in COMMANDS if fate(each) is None]
-    assert not [each for each in COMMANDS if each.place == "output" and each.page != "docs/guides/plan.md"]
+    assert not [
+        each for each in COMMANDS if each.place == "output" and each.page != "docs/guides/plan.md"
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -93,15 +116,21 @@ def test_blocks_are_of_the_shell(page: Path) -> None:
 
 def test_make_knows_the_targets() -> None:
     targets = {
-        word for command in (*texts("make", "run"), *texts("make", "check")) for word in shlex.split(command)[1:]
+        word
+        for command in (*texts("make", "run"), *texts("make", "check"))
+        for word in shlex.split(command)[1:]
     }
     assert targets
-    subprocess.run(["make", "--dry-run", *sorted(targets)], cwd=ROOT, check=True, capture_output=True)
+    subprocess.run(
+        ["make", "--dry-run", *sorted(targets)], cwd=ROOT, check=True, capture_output=True
+    )
 
 
 @pytest.mark.parametrize("command", texts("pip", "check"))
 def test_extras_are_there(command: str) -> None:
-    """Of packages of others, that constraints.txt or an extra knows them is not asked: those are taken away."""
+    """Of packages of others, that constraints.txt or an extra knows them is not asked: those are
+    taken away.
+    """
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for word in shlex.split(command):
         name, _, extras = word.removesuffix("]").partition("[")
@@ -123,13 +152,21 @@ def test_module_is_there(command: str) -> None:
 
 @pytest.mark.parametrize("command", texts("lockstep", "check"))
 def test_what_a_command_names_is_there(command: str) -> None:
-    """Subcommand, options, recipe and the recipe's keys; values that are left to the reader are not looked at."""
+    """Subcommand, options, recipe and the recipe's keys; values that are left to the reader are not
+    looked at.
+    """
     words = [word for word in shlex.split(command)[1:] if word != "…"]
     if words[0] == "--traceback":
         del words[0]
-    [named] = [action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    [named] = [
+        action
+        for action in build_parser()._actions
+        if isinstance(action, argparse._SubParsersAction)
+    ]
     parser = named.choices[words[0]]
-    for inner in [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]:
+    for inner in [
+        action for action in parser._actions if isinstance(action, argparse._SubParsersAction)
+    ]:
         parser = inner.choices[words[1]] if words[1:] else parser
     known = {option for action in parser._actions for option in action.option_strings}
     assert {word for word in words if word.startswith("--")} <= known
@@ -142,7 +179,9 @@ def test_what_a_command_names_is_there(command: str) -> None:
 def test_example_runs(command: str) -> None:
     """Each says how far it is from one process; what that may be, only rounding in fp32 decides."""
     _, *arguments = shlex.split(command)
-    run = subprocess.run([sys.executable, *arguments], cwd=ROOT, check=True, capture_output=True, text=True)
+    run = subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, check=True, capture_output=True, text=True
+    )
     differences = [float(number) for number in re.findall(r"\d\.\de-\d+", run.stdout)]
     assert differences
     assert max(differences) < 1e-4
@@ -150,8 +189,15 @@ def test_example_runs(command: str) -> None:
 
 @pytest.fixture(scope="session")
 def my_run() -> str:
-    """The run that documentation speaks of; made in the working folder of the first who asks, which is `workplace`."""
-    options = ["run=my_run", "run.best.metric=train/reward", *SHORT, *warmed_up_shortly("ppo_arithmetic")]
+    """The run that documentation speaks of; made in the working folder of the first who asks, which
+    is `workplace`.
+    """
+    options = [
+        "run=my_run",
+        "run.best.metric=train/reward",
+        *SHORT,
+        *warmed_up_shortly("ppo_arithmetic"),
+    ]
     assert main(["train", "ppo_arithmetic", *options]) == 0
     return "my_run"
 
@@ -159,7 +205,12 @@ def my_run() -> str:
 @pytest.fixture(scope="session")
 def my_lora_run() -> str:
     """A run of adapters."""
-    options = ["run=my_lora_run", "learner.lora.rank=4", *SHORT, *warmed_up_shortly("sft_arithmetic")]
+    options = [
+        "run=my_lora_run",
+        "learner.lora.rank=4",
+        *SHORT,
+        *warmed_up_shortly("sft_arithmetic"),
+    ]
     assert main(["train", "sft_arithmetic", *options]) == 0
     return "my_lora_run"
 
@@ -174,19 +225,32 @@ def my_reward_run() -> str:
 
 @pytest.fixture(scope="session")
 def chat_model(assets: Path, workplace: Path) -> str:
-    """A real model with a chat template, and beside it rows to learn from, under the names of the documentation."""
+    """A real model with a chat template, and beside it rows to learn from, under the names of the
+    documentation.
+    """
     shutil.copytree(assets / "models/stories260K/hf", workplace / "chat_model")
     (workplace / "chat_model/chat_template.jinja").write_text(CHAT)
     for number, prefix in enumerate(("", "held_out_")):
         talks, pairs = [], []
         for n in range(8):
-            ask, better = f"Who was there, {n}?", [{"role": "assistant", "content": f"Lily and {n + number} cats."}]
+            ask, better = (
+                f"Who was there, {n}?",
+                [{"role": "assistant", "content": f"Lily and {n + number} cats."}],
+            )
             talks.append({"messages": [{"role": "user", "content": ask}, *better]})
             pairs.append(
-                {"prompt": ask, "chosen": better, "rejected": "Nobody.", "score_chosen": 5, "score_rejected": 1}
+                {
+                    "prompt": ask,
+                    "chosen": better,
+                    "rejected": "Nobody.",
+                    "score_chosen": 5,
+                    "score_rejected": 1,
+                }
             )
         for name, rows in (("talks", talks), ("pairs", pairs)):
-            (workplace / f"{prefix}{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+            (workplace / f"{prefix}{name}.jsonl").write_text(
+                "".join(json.dumps(row) + "\n" for row in rows)
+            )
     return "chat_model"
 
 
@@ -233,7 +297,9 @@ def test_command_runs(
     if chat:
         command = command.replace("CHAT_MODEL", request.getfixturevalue("chat_model"))
     (workplace / "my_rewards.py").write_text(REWARD)
-    (workplace / "labeled.jsonl").write_text("".join(map(LABELED.format, range(64), ["true", "false"] * 32)))
+    (workplace / "labeled.jsonl").write_text(
+        "".join(map(LABELED.format, range(64), ["true", "false"] * 32))
+    )
     arguments = with_files(
         command,
         {
@@ -248,7 +314,9 @@ def test_command_runs(
     if arguments[0] == "train":
         own = {"sft": "sft_chat", "dpo": "dpo_chat"}
         fitting = [
-            option for option in CHATTED if option.split(".")[0] in ("data", *(k for k in own if own[k] in command))
+            option
+            for option in CHATTED
+            if option.split(".")[0] in ("data", *(k for k in own if own[k] in command))
         ]
         arguments += warmed_up_shortly(arguments[1])
         tiny = [
@@ -267,5 +335,7 @@ def test_command_runs(
         arguments += EXAMINED
     if arguments[0] == "certify":
         arguments += ["--count", "3", "--max-tokens", "4"]
-    least = {0, 3} if arguments[0] in ("doctor", "train") else {0}  # a few tokens or steps may be too few to tell
+    least = (
+        {0, 3} if arguments[0] in ("doctor", "train") else {0}
+    )  # a few tokens or steps may be too few to tell
     assert main(arguments) in least, capsys.readouterr().err

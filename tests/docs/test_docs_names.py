@@ -1,4 +1,6 @@
-"""Names of Lockstep's own code that the documentation quotes exist; LOG.md and CHANGELOG.md tell of the past."""
+"""Names of Lockstep's own code that the documentation quotes exist; LOG.md and CHANGELOG.md tell of
+the past.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +41,15 @@ def names_of(file: Path) -> frozenset[str]:
 
 
 def exists(dotted: str, member: str = "") -> bool:
-    """Whether there is such a module, or a module with such a name; `member` is what stands behind a colon."""
+    """Whether there is such a module, or a module with such a name; `member` is what stands behind
+    a colon.
+    """
     parts = dotted.split(".")
     for length in range(len(parts), 0, -1):
         path = ROOT.joinpath(*parts[:length])
-        file = path.with_suffix(".py") if path.with_suffix(".py").is_file() else path / "__init__.py"
+        file = (
+            path.with_suffix(".py") if path.with_suffix(".py").is_file() else path / "__init__.py"
+        )
         if file.is_file():
             wanted = [*parts[length:], *([member] if member else [])]
             return all(name in names_of(file) for name in wanted)
@@ -69,7 +75,12 @@ def find_missing(text: str) -> list[str]:
 def imported(text: str) -> list[str]:
     """What `from lockstep.x import y, z` of a text asks for, as dotted names."""
     found = re.findall(rf"^from ((?:{PACKAGES})[\w.]*) import ([\w, ]+)", text, re.MULTILINE)
-    return [f"{module}.{name.strip()}" for module, names in found for name in names.split(",") if name.strip()]
+    return [
+        f"{module}.{name.strip()}"
+        for module, names in found
+        for name in names.split(",")
+        if name.strip()
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -1,7 +1,9 @@
-"""Commands of the documentation that may compute on GPUs, tried where torch says that there are eight of 80 GB.
+"""Commands of the documentation that may compute on GPUs, tried where torch says that there are
+eight of 80 GB.
 
-`train` is dry-run as it stands in the guide; of a command without a dry run is asked that its sampler can be had there.
-The models are small, so whether one of the size that a guide speaks of has room is asked of `lockstep plan`.
+`train` is dry-run as it stands in the guide; of a command without a dry run is asked that its
+sampler can be had there. The models are small, so whether one of the size that a guide speaks of
+has room is asked of `lockstep plan`.
 """
 
 from __future__ import annotations
@@ -28,7 +30,13 @@ CHAT = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}{% en
 ANSWER = [{"role": "assistant", "content": "Lily."}]
 ROWS = {
     "talks.jsonl": {"messages": [{"role": "user", "content": "Who?"}, *ANSWER]},
-    "pairs.jsonl": {"prompt": "Who?", "chosen": ANSWER, "rejected": "Nobody.", "score_chosen": 5, "score_rejected": 1},
+    "pairs.jsonl": {
+        "prompt": "Who?",
+        "chosen": ANSWER,
+        "rejected": "Nobody.",
+        "score_chosen": 5,
+        "score_rejected": 1,
+    },
     "prompts.jsonl": {"prompt": "Who?", "question": "Who?"},
     "train.jsonl": {"question": "How many?", "answer": "#### 3"},
     "labeled.jsonl": {"prompt": "Who?", "completion": "Lily.", "label": True},
@@ -48,7 +56,9 @@ def may_use_gpus(command: Command) -> bool:
             return "learner.device=cpu" not in words
         case "train":
             with contextlib.chdir(EXAMPLE):  # where the guide of one's own algorithm is
-                return load(words[2], [word for word in words[3:] if "=" in word]).training.learner.may_use_gpu
+                return load(
+                    words[2], [word for word in words[3:] if "=" in word]
+                ).training.learner.may_use_gpu
         case _:
             return False
 
@@ -66,10 +76,15 @@ def real(assets: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, st
     (model / "chat_template.jinja").write_text(CHAT)
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 8192}))
-    found: dict[str, str] = dict.fromkeys(("MODEL", "CHAT_MODEL", "Meta-Llama-3-8B-Instruct"), str(model))
+    found: dict[str, str] = dict.fromkeys(
+        ("MODEL", "CHAT_MODEL", "Meta-Llama-3-8B-Instruct"), str(model)
+    )
     for name, row in ROWS.items():
         for file in (name, f"held_out_{name}", name.replace("train", "test")):
-            lines = [json.dumps(row | {"number": number + COUNT * (file != name)}) for number in range(COUNT)]
+            lines = [
+                json.dumps(row | {"number": number + COUNT * (file != name)})
+                for number in range(COUNT)
+            ]
             (folder / file).write_text("\n".join(lines))
             found[file] = str(folder / file)
     return found
@@ -78,7 +93,11 @@ def real(assets: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, st
 @pytest.mark.full
 @pytest.mark.parametrize("text", TRAINING)
 def test_a_run_can_start_on_gpus(
-    text: str, real: dict[str, str], in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    text: str,
+    real: dict[str, str],
+    in_tmp: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     shutil.copytree(EXAMPLE, in_tmp, dirs_exist_ok=True)
     (in_tmp / "my_rewards.py").write_text(
@@ -86,14 +105,20 @@ def test_a_run_can_start_on_gpus(
     )
     show_gpus(monkeypatch, 8)
     arguments = [word for word in with_files(text, real) if word != "--dry-run"]
-    assert main([*arguments, *warmed_up_shortly(arguments[1]), "--dry-run"]) == 0, capsys.readouterr().err
+    assert main([*arguments, *warmed_up_shortly(arguments[1]), "--dry-run"]) == 0, (
+        capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("text", ASKING)
 def test_a_sampler_can_be_had_on_gpus(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     show_gpus(monkeypatch, 8)
     _, program, *words = shlex.split(text)
-    recipe = words[words.index("--recipe") + 1] if "--recipe" in words else {"eval": "eval_gsm8k"}.get(program, program)
+    recipe = (
+        words[words.index("--recipe") + 1]
+        if "--recipe" in words
+        else {"eval": "eval_gsm8k"}.get(program, program)
+    )
     overrides = [word for word in words if "=" in word and not word.startswith("data.prompt")]
     asked = load(recipe.replace("-", "_"), overrides).recipe
     match asked:
@@ -133,7 +158,11 @@ def test_dry_run_and_plan_place_a_run_alike(
 ) -> None:
     machines, gpus, recipe, options = case
     show_gpus(monkeypatch, gpus)
-    words = [f"model.path={real['MODEL']}", *(word.replace("=", f"={in_tmp}/") for word in FILES), *options]
+    words = [
+        f"model.path={real['MODEL']}",
+        *(word.replace("=", f"={in_tmp}/") for word in FILES),
+        *options,
+    ]
     for name in ("train.jsonl", "test.jsonl"):
         shutil.copy(real[name], in_tmp / name)
     assert main(["train", recipe, *words, "--dry-run"]) == 0
@@ -141,17 +170,28 @@ def test_dry_run_and_plan_place_a_run_alike(
     assert main(["plan", recipe, *words, "--gpus", str(machines * gpus), "--memory", "80GB"]) == 0
     page = capsys.readouterr().out
     assert "It fits: " in page
-    placed = next(line.split(maxsplit=1)[1] for line in page.splitlines() if line.startswith("placement"))
+    placed = next(
+        line.split(maxsplit=1)[1] for line in page.splitlines() if line.startswith("placement")
+    )
     assert placed in dry
     command = shlex.split(
-        next(line[line.index("lockstep train") :] for line in page.splitlines() if "lockstep t" in line)
+        next(
+            line[line.index("lockstep train") :]
+            for line in page.splitlines()
+            if "lockstep t" in line
+        )
     )
-    assert any(word.startswith("sampler.kv_cache_gib=") for word in command), "the engine is told what the plan assumes"
+    assert any(word.startswith("sampler.kv_cache_gib=") for word in command), (
+        "the engine is told what the plan assumes"
+    )
     assert main([*command[1:], "--dry-run"]) == 0
 
 
 def test_a_run_that_has_too_few_gpus_is_refused_by_name(
-    in_tmp: Path, real: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    in_tmp: Path,
+    real: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     show_gpus(monkeypatch, 8)
     words = [
@@ -161,10 +201,26 @@ def test_a_run_that_has_too_few_gpus_is_refused_by_name(
     ]
     for options, sentence in {
         ("learner.parallel.dp=16",): "learner.parallel asks for 16 GPUs",
-        ("sampler.replicas=9", "cluster=ray", "sampler.transfer=shared_memory"): "shared_memory for one machine",
-        ("sampler.replicas=2", "sampler.transfer=cuda_ipc"): "sampler.transfer=cuda_ipc cannot reach these engines",
+        (
+            "sampler.replicas=9",
+            "cluster=ray",
+            "sampler.transfer=shared_memory",
+        ): "shared_memory for one machine",
+        (
+            "sampler.replicas=2",
+            "sampler.transfer=cuda_ipc",
+        ): "sampler.transfer=cuda_ipc cannot reach these engines",
         ("sampler.replicas=9",): "for 9 × 1, but there are 8 GPUs",
-        ("learner.parallel.dp=8", "sampler.replicas=2", "cluster.placement=separate"): "lets them take turns",
+        (
+            "learner.parallel.dp=8",
+            "sampler.replicas=2",
+            "cluster.placement=separate",
+        ): "lets them take turns",
     }.items():
-        assert main(["train", "grpo_gsm8k", *words, *options, "grpo.global_batch_size=32", "--dry-run"]) != 0
+        assert (
+            main(
+                ["train", "grpo_gsm8k", *words, *options, "grpo.global_batch_size=32", "--dry-run"]
+            )
+            != 0
+        )
         assert sentence in capsys.readouterr().err

@@ -18,14 +18,23 @@ TABLES = ("options.md", "metrics.md")
 
 
 def test_the_reference_of_the_site_has_every_option_metric_and_name(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, str(ROOT / ".ci/docs_pages.py"), str(tmp_path)], cwd=ROOT, check=True)
-    rows = {page: set(re.findall(r"^\| `(.+?)` \|", (tmp_path / page).read_text(), re.MULTILINE)) for page in TABLES}
+    subprocess.run(
+        [sys.executable, str(ROOT / ".ci/docs_pages.py"), str(tmp_path)], cwd=ROOT, check=True
+    )
+    rows = {
+        page: set(re.findall(r"^\| `(.+?)` \|", (tmp_path / page).read_text(), re.MULTILINE))
+        for page in TABLES
+    }
     for name, kind in registry.every():
         assert f"### `algorithm: {name}`\n" in (tmp_path / "options.md").read_text()
         keys = {key.rpartition(".")[2] for key in list_options(Shape(kind, {"algorithm": name}))}
         assert keys - {"algorithm"} <= rows["options.md"]
     assert rows["metrics.md"] > {*BY_NAME, *BY_LAST_WORD}
     for package in ("lockstep", "lockstep.algorithms", "lockstep_logprobs"):
-        listed = re.findall(r"^::: (.*)$", (tmp_path / f"{package.replace('.', '_')}.md").read_text(), re.MULTILINE)
+        listed = re.findall(
+            r"^::: (.*)$", (tmp_path / f"{package.replace('.', '_')}.md").read_text(), re.MULTILINE
+        )
         names = {f"{package}.{name}" for name in import_module(package).__all__}
-        assert set(listed) == names - {"lockstep.losses", "lockstep.objectives"}, "those have pages of their own"
+        assert set(listed) == names - {"lockstep.losses", "lockstep.objectives"}, (
+            "those have pages of their own"
+        )

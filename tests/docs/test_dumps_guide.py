@@ -1,4 +1,6 @@
-"""What the guide of dumps shows is Python that runs, on objects in the shape of the libraries it names."""
+"""What the guide of dumps shows is Python that runs, on objects in the shape of the libraries it
+names.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,15 @@ IDS = torch.tensor([1, 5, 6, 7, 8, 9])
 
 def build() -> LlamaForCausalLM:
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {"vocab_size": 20, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
-    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1)).eval()
+    sizes: dict[str, Any] = {
+        "vocab_size": 20,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 2,
+    }
+    model = LlamaForCausalLM(
+        LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1)
+    ).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(0.3 * torch.randn_like(parameter) + float(parameter.ndim == 1))
@@ -45,7 +54,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_dump_beside_its_model(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     moved = [*score()[1:], -1.0]
-    row = {"token_ids": [IDS.tolist()], "token_loss_mask": [[0, 0, 1, 1, 1, 1]], "input_lengths": [6]}
+    row = {
+        "token_ids": [IDS.tolist()],
+        "token_loss_mask": [[0, 0, 1, 1, 1, 1]],
+        "input_lengths": [6],
+    }
     row |= {"prev_logprobs": [score()], "generation_logprobs": [moved], "idx": 0}
     Path("train_data_step3.jsonl").write_text(json.dumps(row) + "\n")
     exec(DUMP, {})
@@ -64,7 +77,9 @@ def test_the_exporter_of_verl(here: Path) -> None:
     class RayPPOTrainer:
         global_steps = 3
 
-        def _log_rollout_data(self, batch: Any, reward: dict[str, Any], timing: dict[str, Any], folder: str) -> None:
+        def _log_rollout_data(
+            self, batch: Any, reward: dict[str, Any], timing: dict[str, Any], folder: str
+        ) -> None:
             pass
 
     names: dict[str, Any] = {"RayPPOTrainer": RayPPOTrainer, "torch": torch}

@@ -1,4 +1,6 @@
-"""docs/glossary.md: each word stands once, sorted within its group, and names code (test_docs_names.py)."""
+"""docs/glossary.md: each word stands once, sorted within its group, and names code
+(test_docs_names.py).
+"""
 
 from __future__ import annotations
 

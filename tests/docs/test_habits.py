@@ -18,7 +18,9 @@ def read(name: str) -> Any:
 
 
 def lines_to_run(workflow: dict[str, Any]) -> list[str]:
-    return [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+    return [
+        step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step
+    ]
 
 
 def test_the_workflow_runs_what_a_contributor_runs() -> None:
@@ -26,14 +28,19 @@ def test_the_workflow_runs_what_a_contributor_runs() -> None:
     assert ".ci/run" in typed
     for line in typed:
         program, *targets = line.split()
-        assert (program == "make" and set(targets) <= TARGETS) or os.access(ROOT / program, os.X_OK), line
+        assert (program == "make" and set(targets) <= TARGETS) or os.access(
+            ROOT / program, os.X_OK
+        ), line
 
 
 def test_the_changelog_keeps_its_form() -> None:
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     versions = re.findall(r"^## (.*)$", text, re.MULTILINE)
     assert versions
-    assert all(re.fullmatch(r"\d+\.\d+\.\d+ \((unreleased|\d{4}-\d\d-\d\d)\)", version) for version in versions)
+    assert all(
+        re.fullmatch(r"\d+\.\d+\.\d+ \((unreleased|\d{4}-\d\d-\d\d)\)", version)
+        for version in versions
+    )
     kinds = re.findall(r"^### (.*)$", text, re.MULTILINE)
     assert set(kinds) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
     assert len(kinds) == len(set(kinds)) * len(versions)

@@ -1,4 +1,5 @@
-"""The steps of the CPU image, as a build would take them, without one: what .dockerignore leaves is installed and runs.
+"""The steps of the CPU image, as a build would take them, without one: what .dockerignore leaves is
+installed and runs.
 
 Its base, apt and the user that it makes are not tried.
 """
@@ -18,7 +19,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 IMAGE = (ROOT / "deploy/cpu.Dockerfile").read_text()
 BUILD = IMAGE[: IMAGE.index("\nFROM ", IMAGE.index("FROM ") + 1)].replace("\\\n", " ")
-STEPS = [re.sub(r"--mount=\S+", "", step) for step in re.findall(r"^RUN (.+)$", BUILD, re.MULTILINE)]
+STEPS = [
+    re.sub(r"--mount=\S+", "", step) for step in re.findall(r"^RUN (.+)$", BUILD, re.MULTILINE)
+]
 
 
 def copy_context(to: Path) -> None:
@@ -33,7 +36,12 @@ def copy_context(to: Path) -> None:
 
 def test_a_build_is_sent_what_its_steps_install(tmp_path: Path) -> None:
     copy_context(tmp_path)
-    installed = [word for step in STEPS for word in shlex.split(step) if (ROOT / word).exists() and word != "."]
+    installed = [
+        word
+        for step in STEPS
+        for word in shlex.split(step)
+        if (ROOT / word).exists() and word != "."
+    ]
     for name in ("pyproject.toml", "README.md", "lockstep/__init__.py", *installed):
         assert (tmp_path / name).exists(), name
     assert not (tmp_path / "tests").exists()
@@ -47,10 +55,16 @@ def test_what_a_build_installs_trains(tmp_path: Path) -> None:
     source.mkdir()
     work.mkdir()
     copy_context(source)
-    plain = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    plain = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "VIRTUAL_ENV")
+    }
     plain["PATH"] = f"{Path(sys.executable).resolve().parent}:{plain['PATH']}"
     for step in STEPS:
-        subprocess.run(shlex.split(step.replace("/opt/lockstep", str(home))), cwd=source, env=plain, check=True)
+        subprocess.run(
+            shlex.split(step.replace("/opt/lockstep", str(home))), cwd=source, env=plain, check=True
+        )
     shutil.rmtree(source)
     inside = plain | {"PATH": f"{home / 'bin'}:{plain['PATH']}"}
     [train] = re.findall(r"^#.* lockstep:cpu (lockstep .+)$", IMAGE, re.MULTILINE)

@@ -1,4 +1,6 @@
-"""docs/README.md leads to every page, that of decisions to each of them, and no link of the pages leads nowhere."""
+"""docs/README.md leads to every page, that of decisions to each of them, and no link of the pages
+leads nowhere.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ MAX_LINES, MAX_WORDS = 110, 700
 
 def links(page: Path) -> list[str]:
     """Targets of a page's links within the repository."""
-    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(
+        r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
+    )
     found = (one or other for one, other in LINK.findall(text))
     return [target for target in found if not re.match(r"\w+:", target)]
 
@@ -42,8 +46,16 @@ def find_broken(page: Path) -> list[str]:
 
 def test_the_index_leads_to_every_page() -> None:
     lists = [INDEX, *(page for page in PAGES if page.name == "README.md")]
-    linked = {(page.parent / target.partition("#")[0]).resolve() for page in lists for target in links(page)}
-    assert not [str(page.relative_to(ROOT)) for page in PAGES if page != INDEX and page.resolve() not in linked]
+    linked = {
+        (page.parent / target.partition("#")[0]).resolve()
+        for page in lists
+        for target in links(page)
+    }
+    assert not [
+        str(page.relative_to(ROOT))
+        for page in PAGES
+        if page != INDEX and page.resolve() not in linked
+    ]
 
 
 @pytest.mark.parametrize("page", [*TOP, *PAGES], ids=lambda page: str(page.relative_to(ROOT)))

@@ -20,7 +20,9 @@ def test_snippets_run() -> None:
     table, head = nn.Embedding(11, 4), nn.Linear(4, 11, bias=False)
     logits = torch.randn(6, 11)
     names: dict[str, Any] = {
-        "model": SimpleNamespace(model=lambda ids: SimpleNamespace(last_hidden_state=table(ids)), lm_head=head),
+        "model": SimpleNamespace(
+            model=lambda ids: SimpleNamespace(last_hidden_state=table(ids)), lm_head=head
+        ),
         "input_ids": torch.randint(11, (2, 5)),
         "advantage": torch.randn(8),
         "logits": logits,
@@ -35,4 +37,6 @@ def test_snippets_run() -> None:
         exec(snippet, names)
     names["loss"].backward()
     assert head.weight.grad is not None
-    assert torch.isfinite(names["logprob"]).all()  # of tokens far below the floor: `chosen` keeps them
+    assert torch.isfinite(
+        names["logprob"]
+    ).all()  # of tokens far below the floor: `chosen` keeps them

@@ -1,4 +1,6 @@
-"""Files that the documentation names are there; LOG.md and CHANGELOG.md, which tell of what was, are left out."""
+"""Files that the documentation names are there; LOG.md and CHANGELOG.md, which tell of what was,
+are left out.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,11 @@ def is_there(name: str, *folders: Path) -> bool:
 
 def missing(text: str, page: Path) -> list[str]:
     """Names of files in a text that are not there."""
-    named = [name for name in BELOW_ROOT.findall(text) if name not in OF_OTHERS and not is_there(name, ROOT)]
+    named = [
+        name
+        for name in BELOW_ROOT.findall(text)
+        if name not in OF_OTHERS and not is_there(name, ROOT)
+    ]
     package = ROOT / "lockstep"
     named += [
         name
@@ -48,7 +54,9 @@ def test_named_files_are_there(page: Path) -> None:
 
 
 def test_the_floors_are_those_of_the_conventions() -> None:
-    rows = re.findall(r"^\| F(\d+) \|(.*)\|$", (ROOT / "docs/conventions.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| F(\d+) \|(.*)\|$", (ROOT / "docs/conventions.md").read_text(), re.MULTILINE
+    )
     floors = [[part for part in parts if not part.startswith("__")] for parts in FLOORS]
     assert [int(number) for number, _ in rows] == list(range(len(floors)))
     assert [re.findall(r"`(\w+)/?`", names) for _, names in rows] == floors

@@ -23,23 +23,34 @@ EXAMPLE = (FOLDER / "reinforce.py").read_text()
 MEDIAN = (FOLDER / "median.py").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
 [STATE] = [block for block in BLOCKS if "def load" in block]
-USED = "self.average.update(float(reward_N.mean())); metrics += rl.Metrics(average=rl.Mean(self.average.value))"
+USED = (
+    "self.average.update(float(reward_N.mean())); metrics += "
+    "rl.Metrics(average=rl.Mean(self.average.value))"
+)
 
 
 def members(heading: str) -> set[str]:
     """The names in the first column of the table under a heading's first cell."""
     table = GUIDE.partition(f"| {heading} |")[2].partition("\n\n")[0]
-    return {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)", row.split("|")[1])}
+    return {
+        name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)", row.split("|")[1])
+    }
 
 
 def test_what_it_shows_is_the_example() -> None:
-    shown = [block for block in BLOCKS if block.rstrip("\n") not in EXAMPLE and block.rstrip("\n") not in MEDIAN]
+    shown = [
+        block
+        for block in BLOCKS
+        if block.rstrip("\n") not in EXAMPLE and block.rstrip("\n") not in MEDIAN
+    ]
     assert len(BLOCKS) == 9
     assert [block for block in shown if "lockstep.Trainer(" not in block] == [STATE]
 
 
 def test_state_of_its_own_survives_a_stop(in_tmp: Path) -> None:
-    """The example with the guide's state: stopped after a step and resumed, it logs what a whole run does."""
+    """The example with the guide's state: stopped after a step and resumed, it logs what a whole
+    run does.
+    """
     (in_tmp / "rewards.py").write_text((FOLDER / "rewards.py").read_text())
     (in_tmp / "recipe.yaml").write_text((FOLDER / "recipe.yaml").read_text())
     changed = EXAMPLE
@@ -49,7 +60,10 @@ def test_state_of_its_own_survives_a_stop(in_tmp: Path) -> None:
         ("collector, agreement),", "collector, agreement, average),"),
         ('"critic": critic}', '"critic": critic, "average": average}'),
         ("@dataclass(frozen=True)\nclass Step", f"{STATE}\n\n@dataclass(frozen=True)\nclass Step"),
-        ("    agreement: rl.Agreement\n", "    agreement: rl.Agreement\n    average: RewardAverage\n"),
+        (
+            "    agreement: rl.Agreement\n",
+            "    agreement: rl.Agreement\n    average: RewardAverage\n",
+        ),
         ("        samples =", f"        {USED}\n        samples ="),
     ):
         assert changed.count(before) == 1
@@ -59,11 +73,19 @@ def test_state_of_its_own_survives_a_stop(in_tmp: Path) -> None:
     def stop(step: int, values: Mapping[str, float]) -> None:
         raise RuntimeError("enough")
 
-    short = ["num_prompts_per_step=8", "run.max_steps=2", "run.save_every=1", "run.validate_every=0"]
+    short = [
+        "num_prompts_per_step=8",
+        "run.max_steps=2",
+        "run.save_every=1",
+        "run.validate_every=0",
+    ]
     stopped = load("recipe.yaml", [*short, "run.folder=stopped"])
     with pytest.raises(RuntimeError, match="enough"):
         train(stopped, on_step=stop)
-    resumed, whole = (read_metrics(train(run)) for run in (stopped, load("recipe.yaml", [*short, "run.folder=whole"])))
+    resumed, whole = (
+        read_metrics(train(run))
+        for run in (stopped, load("recipe.yaml", [*short, "run.folder=whole"]))
+    )
     assert resumed == whole
     first, second = (row["average"] for row in whole if "average" in row)
     assert 0 < first < second

@@ -1,4 +1,6 @@
-"""The guide's own class is trained, resumed, evaluated and exported by the guide's own commands, and by no others."""
+"""The guide's own class is trained, resumed, evaluated and exported by the guide's own commands,
+and by no others.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def made(in_tmp: Path) -> Path:
     (in_tmp / "rewards.py").write_text(REWARDS)
     (in_tmp / "first.yaml").write_text(yaml.safe_dump(RECIPE))
     first = load("first.yaml").training
-    scratch_tokenizer(first, data_files(first.data, in_tmp / "rows").demonstrations).save_pretrained("tokenizer")
+    scratch_tokenizer(
+        first, data_files(first.data, in_tmp / "rows").demonstrations
+    ).save_pretrained("tokenizer")
     (in_tmp / "make_model.py").write_text(MAKE.replace("TOKENIZER", "tokenizer"))
     assert python("make_model.py").returncode == 0
     (in_tmp / "modeling_sandwich.py").unlink()
@@ -50,14 +54,20 @@ def made(in_tmp: Path) -> Path:
 
 
 @pytest.mark.full
-def test_a_class_of_ones_own_is_trained_once_it_is_trusted(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_class_of_ones_own_is_trained_once_it_is_trusted(
+    made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["train", "tiny.yaml"]) == 2
     refusal = capsys.readouterr().err
-    assert f"'sandwich' by Python code of its own, which is not run: {made / FILE} (sha256 " in refusal
+    assert (
+        f"'sandwich' by Python code of its own, which is not run: {made / FILE} (sha256 " in refusal
+    )
     assert "if you have read it and trust it: " in refusal
     assert not (made / "run").exists()
 
-    trained = lockstep("train", "tiny.yaml", "sampler.replicas=2", *TRUST)  # in processes of their own, too
+    trained = lockstep(
+        "train", "tiny.yaml", "sampler.replicas=2", *TRUST
+    )  # in processes of their own, too
     assert trained.returncode == 0, trained.stderr
     assert f"note: the model in my_model runs {made / FILE} (sha256 " in trained.stderr
     steps = [row for row in read_metrics(made / "run") if "agreement/token_mult_prob_error" in row]

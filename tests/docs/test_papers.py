@@ -27,7 +27,9 @@ LINES = [
 ]
 
 
-@pytest.mark.parametrize(("algorithm", "words"), [(algorithm[0], words) for algorithm, words in LINES])
+@pytest.mark.parametrize(
+    ("algorithm", "words"), [(algorithm[0], words) for algorithm, words in LINES]
+)
 def test_a_line_makes_a_recipe(algorithm: str, words: list[str]) -> None:
     assert words
     recipe = RECIPES[algorithm]

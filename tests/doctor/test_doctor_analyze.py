@@ -16,11 +16,15 @@ from lockstep.core import exit_codes
 from lockstep_doctor.commands.dump import analyze_dump
 from lockstep_doctor.dumps.names import FieldNames
 
-SIDE = -torch.empty(48, 160, dtype=torch.float64).exponential_(0.7, generator=torch.Generator().manual_seed(0))
+SIDE = -torch.empty(48, 160, dtype=torch.float64).exponential_(
+    0.7, generator=torch.Generator().manual_seed(0)
+)
 """Log-probabilities, [B, T]."""
 
 
-def write(path: Path, infer: Tensor, train: Tensor = SIDE, names: tuple[str, str] = ("train", "infer")) -> Path:
+def write(
+    path: Path, infer: Tensor, train: Tensor = SIDE, names: tuple[str, str] = ("train", "infer")
+) -> Path:
     keys = [f"{name}_logprobs" for name in names]
     rows = [
         dict(zip(keys, sides, strict=True)) | {"prompt_length": 0}
@@ -58,14 +62,22 @@ def test_minus_infinity_is_a_probability_and_is_counted(tmp_path: Path) -> None:
     assert found.judgement.verdict == "FAIL"
 
 
-def test_the_report_can_be_read_and_columns_may_be_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_can_be_read_and_columns_may_be_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = str(write(tmp_path / "dump.jsonl", shift(SIDE), names=("own", "other")))
     named = ["doctor", "analyze", path, "--columns"]
     assert main([*named, "train=own_logprobs", "infer=other_logprobs"]) == exit_codes.BROKEN
     said = capsys.readouterr().out
-    assert said.startswith("# dump.jsonl: FAIL\n\n7,680 tokens of 48 sequences; Δ is `own_logprobs` − `other_logprobs`")
+    assert said.startswith(
+        "# dump.jsonl: FAIL\n\n7,680 tokens of 48 sequences; Δ is `own_logprobs` − `other_logprobs`"
+    )
     assert "**positions moved**: inference's values are training's -1 position from them" in said
     assert main([*named, "infer=other_logprobs"]) == exit_codes.INPUT
-    assert "has other_logprobs alone, and analyze compares two sides; name" in capsys.readouterr().err
+    assert (
+        "has other_logprobs alone, and analyze compares two sides; name" in capsys.readouterr().err
+    )
     assert main([*named, "train"]) == exit_codes.INPUT
-    assert "--columns train is not ROLE=NAME; roles are train, infer, ids" in capsys.readouterr().err
+    assert (
+        "--columns train is not ROLE=NAME; roles are train, infer, ids" in capsys.readouterr().err
+    )

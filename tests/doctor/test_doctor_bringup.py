@@ -1,4 +1,6 @@
-"""`lockstep doctor bringup`: each check finds what it is for, and nothing on a model that is well."""
+"""`lockstep doctor bringup`: each check finds what it is for, and nothing on a model that is
+well.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,23 @@ Models = Callable[..., Path]
 REQUESTS = [Request((1 + i, 2, 3), i) for i in range(8)]
 
 
-def test_a_model_that_is_well_passes(models: Models, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "bringup", str(models("llama")), "--out", "out", *SMALL, "backends=[hf,torch]"]) == 0
+def test_a_model_that_is_well_passes(
+    models: Models, in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(
+            [
+                "doctor",
+                "bringup",
+                str(models("llama")),
+                "--out",
+                "out",
+                *SMALL,
+                "backends=[hf,torch]",
+            ]
+        )
+        == 0
+    )
     rows = json.loads(Path("out/bringup.json").read_text())
     assert {row["check"] for row in rows} == {"embeddings", "context", "decode", "prefix cache"}
     assert {row["outcome"] for row in rows} == {"PASS", "SKIPPED"}
@@ -70,14 +87,20 @@ class Limited(LearnerBackend):
 
     ends = 0
 
-    def generate(self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL) -> Batch:
+    def generate(
+        self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL
+    ) -> Batch:
         (request,) = requests
         tokens = min(sampling.max_tokens, self.ends - len(request.tokens))
-        return super().generate([Request(request.tokens[:3], 0)], replace(sampling, max_tokens=tokens))
+        return super().generate(
+            [Request(request.tokens[:3], 0)], replace(sampling, max_tokens=tokens)
+        )
 
 
 @pytest.mark.parametrize(("off", "outcome"), [(0, "PASS"), (1, "FAIL"), (-1, "FAIL")])
-def test_a_context_that_is_not_the_one_asked_for_is_found(models: Models, off: int, outcome: str) -> None:
+def test_a_context_that_is_not_the_one_asked_for_is_found(
+    models: Models, off: int, outcome: str
+) -> None:
     backend = Limited(str(models("llama")))
     backend.ends = backend.context + off
     found = check_context("torch", backend, None)
@@ -95,7 +118,9 @@ class Drifting(LearnerBackend):
 
 
 @pytest.mark.parametrize(("by", "outcome"), [(0.0, "PASS"), (1e-6, "LOOK"), (1e-3, "FAIL")])
-def test_decoding_that_leaves_prefill_with_length_is_found(models: Models, by: float, outcome: str) -> None:
+def test_decoding_that_leaves_prefill_with_length_is_found(
+    models: Models, by: float, outcome: str
+) -> None:
     backend = Drifting(str(models("llama")))
     backend.by = by
     recipe = asked(models("llama"), "grid.lengths=[40]")
@@ -113,7 +138,9 @@ class Full(LearnerBackend):
 
 
 def test_what_is_decoded_leaves_room_to_be_scored(models: Models) -> None:
-    found = check_decode("torch", Full(str(models("llama"))), REQUESTS, asked(models("llama"), "grid.lengths=[100]"))
+    found = check_decode(
+        "torch", Full(str(models("llama"))), REQUESTS, asked(models("llama"), "grid.lengths=[100]")
+    )
     assert "of 44 tokens" in found.said, "48, less 3 of the prompt and one"
 
 
@@ -122,15 +149,21 @@ class Caching(LearnerBackend):
 
     context, holds, calls = 100, 0.0, 0
 
-    def generate(self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL) -> Batch:
+    def generate(
+        self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL
+    ) -> Batch:
         batch = super().generate([Request(one.tokens[:8], one.key) for one in requests], sampling)
         hits = torch.full((len(requests),), 0 if conditions.fresh else 64)
         column = batch["sampler_logprob"] + (0.0 if conditions.fresh else self.holds)
         return batch.with_columns({"sampler_logprob": column}, {"prefix_hits": hits})
 
 
-@pytest.mark.parametrize(("holds", "outcome"), [(0.0, "PASS"), (0.5, "FAIL"), (float("nan"), "FAIL")])
-def test_what_comes_out_of_a_prefix_cache_is_finite_and_the_same(models: Models, holds: float, outcome: str) -> None:
+@pytest.mark.parametrize(
+    ("holds", "outcome"), [(0.0, "PASS"), (0.5, "FAIL"), (float("nan"), "FAIL")]
+)
+def test_what_comes_out_of_a_prefix_cache_is_finite_and_the_same(
+    models: Models, holds: float, outcome: str
+) -> None:
     backend = Caching(str(models("llama")))
     backend.context, backend.holds = 100, holds
     found = check_prefix_cache("torch", backend)
@@ -146,12 +179,17 @@ def mixture(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def test_experts_that_are_never_chosen_and_other_choices_are_found(models: Models, mixture: str) -> None:
+def test_experts_that_are_never_chosen_and_other_choices_are_found(
+    models: Models, mixture: str
+) -> None:
     folder = mixture
     requests = [Request(tuple((7 * k + 3 * i) % 60 for k in range(20)), i) for i in range(16)]
     hf = HFBackend(folder)
     config = hf.read_config().to_dict()
-    well = {one.what: one for one in check_experts({"hf": hf, "torch": LearnerBackend(folder)}, requests, config)}
+    well = {
+        one.what: one
+        for one in check_experts({"hf": hf, "torch": LearnerBackend(folder)}, requests, config)
+    }
     assert {one.outcome for one in well.values()} == {"PASS"}
     assert list(well) == ["hf", "torch", "hf vs torch"]
     ill = altered_torch(folder, swapped)

@@ -1,4 +1,6 @@
-"""`lockstep doctor locate` on small models: what it leaves, what it says, how it ends; the table names it."""
+"""`lockstep doctor locate` on small models: what it leaves, what it says, how it ends; the table
+names it.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def scaled() -> Iterator[None]:
     kernels[attention.NAME] = plain
 
 
-def ask(model: Path, out: Path, *more: str, what: str = "locate") -> tuple[int, list[dict[str, Any]]]:
+def ask(
+    model: Path, out: Path, *more: str, what: str = "locate"
+) -> tuple[int, list[dict[str, Any]]]:
     code = main(["doctor", what, str(model), "--out", str(out), *SMALL, *more])
     at = out / "location.json"
     return code, json.loads(at.read_text()) if at.is_file() else []
@@ -39,14 +43,23 @@ def ask(model: Path, out: Path, *more: str, what: str = "locate") -> tuple[int, 
 
 def test_engines_that_agree_have_no_place(models: Callable[..., Path], tmp_path: Path) -> None:
     code, (found,) = ask(models("llama"), tmp_path / "out")
-    assert (code, found["agrees"], found["places"], found["reproduction"]) == (exit_codes.OK, True, [], None)
+    assert (code, found["agrees"], found["places"], found["reproduction"]) == (
+        exit_codes.OK,
+        True,
+        [],
+        None,
+    )
 
 
 def test_an_engine_that_decodes_otherwise_than_it_reads_is_found_beside_itself(
     models: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = DynamicCache.update
-    monkeypatch.setattr(DynamicCache, "update", lambda cache, key, *more: plain(cache, key.bfloat16().float(), *more))
+    monkeypatch.setattr(
+        DynamicCache,
+        "update",
+        lambda cache, key, *more: plain(cache, key.bfloat16().float(), *more),
+    )
     code, (pair, decoding) = ask(models("llama"), tmp_path / "out")
     assert (code, pair["agrees"], decoding["agrees"]) == (exit_codes.BROKEN, True, False)
     assert decoding["pair"] == ["hf", "hf decoding"]
@@ -61,7 +74,11 @@ def test_a_fault_is_located_said_and_reproduced(
     (place,) = found["places"]
     assert {one["end"].rpartition(".")[2] for one in place["segments"]} == {"attn"}
     assert place["wrong"] == ["torch"]
-    assert any(line["function"] == "scaled.<locals>.scale" for one in place["suspects"] for line in one["lines"])
+    assert any(
+        line["function"] == "scaled.<locals>.scale"
+        for one in place["suspects"]
+        for line in one["lines"]
+    )
     said = capsys.readouterr().out
     assert "torch is wrong" in said
     assert "rounding alone makes" in said
@@ -71,10 +88,14 @@ def test_a_fault_is_located_said_and_reproduced(
     assert _run(script) == 1
 
 
-def test_the_script_passes_where_the_fault_is_mended(models: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_script_passes_where_the_fault_is_mended(
+    models: Callable[..., Path], tmp_path: Path
+) -> None:
     kernels = AttentionInterface._global_mapping
     plain = kernels[attention.NAME]
-    kernels[attention.NAME] = lambda *inputs, scaling, **named: plain(*inputs, scaling=0.8 * scaling, **named)
+    kernels[attention.NAME] = lambda *inputs, scaling, **named: plain(
+        *inputs, scaling=0.8 * scaling, **named
+    )
     try:
         _, (found,) = ask(models("llama"), tmp_path / "out")
     finally:

@@ -25,14 +25,21 @@ from lockstep_doctor.table.plan import (
 SAMPLED, GREEDY = Cell(100, "real", Method(), 8), Cell(100, "real", Method(temperature=0.0), 8)
 MANY = 10**6
 PROMPTS = [Prompt(f"p:{i}", "", (i, i + 1), {}) for i in (3, 5, 3, 7)]
-SMALL = DoctorGrid(lengths=(50, 10), data=("real",), methods=(Method(), Method(temperature=0.0)), batch_sizes=(1, 4))
+SMALL = DoctorGrid(
+    lengths=(50, 10),
+    data=("real",),
+    methods=(Method(), Method(temperature=0.0)),
+    batch_sizes=(1, 4),
+)
 
 
 def recipe(
     folder: Path, grid: DoctorGrid = SMALL, prompts: str | None = None, prompt: str = "{question}"
 ) -> DoctorRecipe:
     section = DoctorData(max_prompt_tokens=12, prompts=prompts, prompt=prompt)
-    return DoctorRecipe(algorithm="doctor", model=ModelFolder(path=str(folder)), data=section, grid=grid)
+    return DoctorRecipe(
+        algorithm="doctor", model=ModelFolder(path=str(folder)), data=section, grid=grid
+    )
 
 
 def test_cells_are_every_combination_shortest_first() -> None:
@@ -53,7 +60,10 @@ def test_cells_are_every_combination_shortest_first() -> None:
         (Method(temperature=0.0), "greedy"),
         (Method(temperature=0.7), "T=0.7"),
         (Method(top_k=5, top_p=0.9), "T=1 top_k=5 top_p=0.9"),
-        (Method(temperature=0.0, min_p=0.0, repetition_penalty=1.1), "greedy repetition_penalty=1.1"),
+        (
+            Method(temperature=0.0, min_p=0.0, repetition_penalty=1.1),
+            "greedy repetition_penalty=1.1",
+        ),
     ],
 )
 def test_methods_have_names(method: Method, name: str) -> None:
@@ -73,7 +83,10 @@ def test_a_cell_gets_what_the_grid_says_or_a_batch() -> None:
 def test_steps_bound_the_sequences_of_long_cells_but_for_one_batch() -> None:
     one, batch = Cell(1000, "real", Method(), 1), Cell(1000, "real", Method(), 32)
     assert count_sequences(one, DoctorGrid(max_steps=5000, max_tokens=1000 * MANY)) == 5
-    assert count_sequences(batch, DoctorGrid(sequences=200, max_steps=5000, max_tokens=1000 * MANY)) == 160
+    assert (
+        count_sequences(batch, DoctorGrid(sequences=200, max_steps=5000, max_tokens=1000 * MANY))
+        == 160
+    )
     assert count_sequences(batch, DoctorGrid(max_steps=10, max_tokens=1000 * MANY)) == 32
 
 
@@ -86,7 +99,9 @@ def test_of_a_long_response_the_end_is_decoded_after_text() -> None:
     assert [request.key for request in begun] == [request.key for request in plain]
     assert begun[2] == plain[2], "it is not rescored"
     text = ([token for prompt in PROMPTS for token in prompt.tokens] * 9)[:70]
-    assert [list(request.tokens) for request in begun[:2]] == [text + list(request.tokens) for request in plain[:2]]
+    assert [list(request.tokens) for request in begun[:2]] == [
+        text + list(request.tokens) for request in plain[:2]
+    ]
     assert put_text_before(plain, short, PROMPTS, 2) == plain
 
 
@@ -117,7 +132,9 @@ def test_the_shipped_prompts_are_many_and_ragged(assets: Path) -> None:
     assert len({prompt.tokens for prompt in prompts}) >= 60
     assert len({len(prompt.tokens) for prompt in prompts}) > 5
     assert max(len(prompt.tokens) for prompt in prompts) == 12
-    assert all(prompt.tokens[0] == 1 for prompt in prompts), "the tokenizer puts a first token in front"
+    assert all(prompt.tokens[0] == 1 for prompt in prompts), (
+        "the tokenizer puts a first token in front"
+    )
 
 
 def test_counting_goes_on_where_the_prompt_ends(assets: Path) -> None:
@@ -137,7 +154,9 @@ def test_prompts_are_cut_to_the_room_there_is(assets: Path, data: str) -> None:
 
 def test_a_file_of_prompts_is_read_as_the_recipe_says(assets: Path, tmp_path: Path) -> None:
     file = tmp_path / "mine.jsonl"
-    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("A dog", "A cat", "A cow")))
+    file.write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in ("A dog", "A cat", "A cow"))
+    )
     own = recipe(assets / "models/stories260K/hf", prompts=str(file), prompt="Say: {text}")
     assert [prompt.text for prompt in PromptSource(own).prompts("real", 400)] == [
         "Say: A dog",

@@ -16,7 +16,13 @@ from lockstep.config import SamplerSection
 from lockstep.config.loading import load
 from lockstep.report.progress import show_progress
 from lockstep.weight_sync.sync import random_probe
-from lockstep_doctor.commands.refit_check import STAGES, RefitStage, check_model, check_refits, render_refits
+from lockstep_doctor.commands.refit_check import (
+    STAGES,
+    RefitStage,
+    check_model,
+    check_refits,
+    render_refits,
+)
 
 MATRIX = "model.layers.1.self_attn.q_proj.weight"
 NORM = "model.layers.0.input_layernorm.weight"
@@ -110,7 +116,9 @@ def test_the_report_says_what_is_wrong(checked: Checked) -> None:
     assert lines[5] == f"torch, noise: {NORM} is still that of the model's folder"
 
 
-def test_the_command_checks_a_real_model(assets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_checks_a_real_model(
+    assets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = assets / "models" / "stories260K" / "hf"
     loaded = load("doctor", [f"model.path={model}", "learner.device=cpu", f"run={tmp_path}"])
     assert not any(stage.findings for stage in check_model(loaded)["torch"])

@@ -43,7 +43,9 @@ def test_a_table_names_the_rows_that_are_judged_by_segments(
     options = "grid.lengths=[24]", "grid.sequences=3", "grid.max_steps=60", "grid.repeats=1"
     few = found(asked(models("llama"), *options, "grid.batch_sizes=[1]"), both["hf"], both["torch"])
     assert "judged by segments of fewer than 8 long sequences" in markdown(few)
-    many = found(asked(models("llama"), "grid.lengths=[12]", "grid.repeats=1"), both["hf"], both["torch"])
+    many = found(
+        asked(models("llama"), "grid.lengths=[12]", "grid.repeats=1"), both["hf"], both["torch"]
+    )
     assert "judged by segments" not in markdown(many)
 
 
@@ -69,7 +71,9 @@ def test_there_are_as_many_segments_as_are_long_enough(
 def test_a_budget_ends_the_table_by_the_time_that_cells_took(
     models: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two cells of 10 s each are measured; those of twice the length would take 20 s, and 5 s are left."""
+    """Two cells of 10 s each are measured; those of twice the length would take 20 s, and 5 s are
+    left.
+    """
     now = 0.0
     draw = Bench.draw
 
@@ -81,6 +85,8 @@ def test_a_budget_ends_the_table_by_the_time_that_cells_took(
     monkeypatch.setattr(measure_table, "time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(Bench, "draw", draw_slowly)
     folder = str(models("llama"))
-    what = found(asked(models("llama"), "grid.budget_s=25"), HFBackend(folder), LearnerBackend(folder))
+    what = found(
+        asked(models("llama"), "grid.budget_s=25"), HFBackend(folder), LearnerBackend(folder)
+    )
     states = [row.state for row in what.rows]
     assert states == ["measured"] * 2 + ["cut by budget"] * 2 + ["beyond context"] * 2

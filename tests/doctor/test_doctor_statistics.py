@@ -1,4 +1,6 @@
-"""Figures against plain loops that a reader can check by eye; bounds against binomial sums, tables and simulation."""
+"""Figures against plain loops that a reader can check by eye; bounds against binomial sums, tables
+and simulation.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from lockstep_doctor.table.bounds import bound, bound_rate, mean, standard_error
 
 INF = math.inf
 logprobs = st.floats(-8, 0)
-sequences = st.lists(st.lists(st.tuples(logprobs, logprobs), min_size=1, max_size=5), min_size=2, max_size=5)
+sequences = st.lists(
+    st.lists(st.tuples(logprobs, logprobs), min_size=1, max_size=5), min_size=2, max_size=5
+)
 
 
 def compared(rows: list[list[tuple[float, float]]], cluster: list[int] | None = None) -> Compared:
@@ -64,14 +68,20 @@ def test_every_figure_is_its_formula(rows: list[list[tuple[float, float]]]) -> N
 
 
 def test_tokens_without_a_probability_are_counted_and_hide_nothing() -> None:
-    rows = [[(-1.0, -1.1), (-INF, -2.0)], [(-1.0, -1.2), (math.nan, -0.5)], [(-3.0, -INF), (-INF, -INF)]]
+    rows = [
+        [(-1.0, -1.1), (-INF, -2.0)],
+        [(-1.0, -1.2), (math.nan, -0.5)],
+        [(-3.0, -INF), (-INF, -INF)],
+    ]
     found = figures(compared(rows))
     assert (found["support_violations_train"], found["support_violations_infer"]) == (3, 2)
     assert found["token_mult_prob_error"] == pytest.approx((math.exp(0.1) + math.exp(0.2)) / 2)
     assert found["capped_mult_prob_error"] == pytest.approx(
         (math.exp(0.1) + math.exp(0.2) + 3 * math.exp(3) + math.exp(0)) / 6
     )
-    assert found["mean_ratio"] == pytest.approx((math.exp(0.1) + math.exp(0.2)) / 4), "a weight of 0 is a weight"
+    assert found["mean_ratio"] == pytest.approx((math.exp(0.1) + math.exp(0.2)) / 4), (
+        "a weight of 0 is a weight"
+    )
     assert not any(math.isnan(value) for value in found.values())
 
 
@@ -88,7 +98,9 @@ def test_nothing_to_compare_is_an_error() -> None:
 
 def test_only_masked_tokens_are_compared() -> None:
     mask = torch.tensor([False, True, True, False, True])
-    found = TokenColumns(-torch.arange(5.0), -torch.arange(5.0) - 1, mask, torch.tensor([0, 3, 5])).compare()
+    found = TokenColumns(
+        -torch.arange(5.0), -torch.arange(5.0) - 1, mask, torch.tensor([0, 3, 5])
+    ).compare()
     assert found.train.tolist() == [-1.0, -2.0, -4.0]
     assert found.delta.tolist() == [1.0, 1.0, 1.0]
     assert (found.lengths.tolist(), found.position.tolist()) == ([2, 1], [1, 2, 1])
@@ -96,7 +108,10 @@ def test_only_masked_tokens_are_compared() -> None:
 
 
 def test_pooled_cells_keep_their_clusters_apart() -> None:
-    one, two = compared([[(-1.0, -1.0)], [(-1.0, -1.0)]], cluster=[5, 5]), compared([[(-2.0, -1.0)] * 2])
+    one, two = (
+        compared([[(-1.0, -1.0)], [(-1.0, -1.0)]], cluster=[5, 5]),
+        compared([[(-2.0, -1.0)] * 2]),
+    )
     both = pool([one, two])
     assert both.totals(both.delta).tolist() == [[0.0, 2.0], [-2.0, 2.0]]
     assert both.lengths.tolist() == [1, 1, 2]
@@ -114,11 +129,21 @@ def trials(k: int, n: int) -> Tensor:
 
 @pytest.mark.parametrize(("n", "k"), [(10, 0), (10, 10), (40, 17), (900, 1)])
 @pytest.mark.parametrize("level", [0.05, 0.01, 1e-4])
-def test_exact_bounds_are_where_the_binomial_tail_is_the_level(n: int, k: int, level: float) -> None:
-    together = trials(k, n).sum(0, keepdim=True)  # of one cluster no variance is known, so all trials count
+def test_exact_bounds_are_where_the_binomial_tail_is_the_level(
+    n: int, k: int, level: float
+) -> None:
+    together = trials(k, n).sum(
+        0, keepdim=True
+    )  # of one cluster no variance is known, so all trials count
     found = bound_rate(together, level, level)
-    assert found.low == 0 if k == 0 else 1 - binomial(n, k - 1, found.low) == pytest.approx(level, rel=1e-6)
-    assert found.high == 1 if k == n else binomial(n, k, found.high) == pytest.approx(level, rel=1e-6)
+    assert (
+        found.low == 0
+        if k == 0
+        else 1 - binomial(n, k - 1, found.low) == pytest.approx(level, rel=1e-6)
+    )
+    assert (
+        found.high == 1 if k == n else binomial(n, k, found.high) == pytest.approx(level, rel=1e-6)
+    )
 
 
 def test_hits_that_come_together_are_worth_less() -> None:
@@ -133,19 +158,33 @@ def test_hits_that_come_together_are_worth_less() -> None:
 
 @pytest.mark.parametrize(
     ("freedom", "two_sided", "t"),
-    [(7, 0.01, 3.4995), (31, 0.02, 2.4528), (1000, 0.05, 1.9623), (15, 0.002, 3.7328), (1, 0.05, 12.7062)],
+    [
+        (7, 0.01, 3.4995),
+        (31, 0.02, 2.4528),
+        (1000, 0.05, 1.9623),
+        (15, 0.002, 3.7328),
+        (1, 0.05, 12.7062),
+    ],
 )
-def test_students_quantiles_are_those_of_the_tables(freedom: int, two_sided: float, t: float) -> None:
+def test_students_quantiles_are_those_of_the_tables(
+    freedom: int, two_sided: float, t: float
+) -> None:
     assert student(two_sided / 2, freedom) == pytest.approx(t, rel=5e-5)
     assert student(1 - two_sided / 2, freedom) == pytest.approx(-t, rel=5e-5)
 
 
 def test_a_bias_counts_in_standard_errors_beyond_what_is_allowed() -> None:
-    totals = torch.tensor([[0.9, 1.0], [1.1, 1.0]] * 500, dtype=torch.float64)  # 1, with an error of 0.1/√999
+    totals = torch.tensor(
+        [[0.9, 1.0], [1.1, 1.0]] * 500, dtype=torch.float64
+    )  # 1, with an error of 0.1/√999
     assert standard_errors(totals, 0.99) == pytest.approx(0.01 / (0.1 / math.sqrt(999)), rel=1e-2)
-    assert standard_errors(totals * torch.tensor([-1.0, 1.0]), 0.99) == -standard_errors(totals, 0.99)
+    assert standard_errors(totals * torch.tensor([-1.0, 1.0]), 0.99) == -standard_errors(
+        totals, 0.99
+    )
     assert standard_errors(totals, 1.01) == 0
-    assert 0 < standard_errors(totals[:8], 0.9) < 0.1 / (0.1 / math.sqrt(7)), "few clusters are worth less"
+    assert 0 < standard_errors(totals[:8], 0.9) < 0.1 / (0.1 / math.sqrt(7)), (
+        "few clusters are worth less"
+    )
     assert standard_errors(totals[:1], 0.0) == 0, "one says nothing"
     assert standard_errors(torch.ones(8, 2), 0.5) > 4, "equal ones all"
 
@@ -159,12 +198,15 @@ def noise(clusters: int) -> Tensor:
 
 def spikes(clusters: int) -> Tensor:
     """With one spike of about a nat in 200 tokens."""
-    size = torch.randn(clusters, 100).abs() * torch.where(torch.rand(clusters, 100) < 5e-3, 1.0, 0.01)
+    size = torch.randn(clusters, 100).abs() * torch.where(
+        torch.rand(clusters, 100) < 5e-3, 1.0, 0.01
+    )
     return torch.stack([size.clamp(max=3).exp().sum(1), torch.full((clusters,), 100.0)], 1).double()
 
 
 @pytest.mark.parametrize(
-    ("draw", "clusters", "most"), [(noise, 8, 0.06), (noise, 32, 0.035), (spikes, 16, 0.06), (spikes, 64, 0.04)]
+    ("draw", "clusters", "most"),
+    [(noise, 8, 0.06), (noise, 32, 0.035), (spikes, 16, 0.06), (spikes, 64, 0.04)],
 )
 def test_bounds_cover_though_clusters_are_few_and_skewed(
     draw: Callable[[int], Tensor], clusters: int, most: float

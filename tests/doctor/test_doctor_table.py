@@ -1,4 +1,6 @@
-"""`lockstep doctor table` on real, small models: its grid, its verdicts, what it leaves behind, how it ends."""
+"""`lockstep doctor table` on real, small models: its grid, its verdicts, what it leaves behind, how
+it ends.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ from lockstep_doctor.table.report import TableResult, markdown
 
 
 @pytest.fixture(scope="module")
-def passed(models: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+def passed(
+    models: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, int]:
     """The folder of a report on two backends that agree, and the exit code."""
     out = tmp_path_factory.mktemp("doctor") / "out"
     return out, main(["doctor", "table", str(models("llama")), "--out", str(out), *SMALL])
@@ -52,11 +56,15 @@ def test_two_backends_that_agree_pass_everywhere(passed: tuple[Path, int]) -> No
     tree = report(out)
     assert (code, tree["verdict"], tree["exit_code"]) == (0, "PASS", 0)
     pairs = [pair for cell in tree["cells"] for pair in cell.get("pairs", ())]
-    assert [(pair["train"], pair["infer"], pair["verdict"]) for pair in pairs] == [("hf", "torch", "PASS")] * 4
+    assert [(pair["train"], pair["infer"], pair["verdict"]) for pair in pairs] == [
+        ("hf", "torch", "PASS")
+    ] * 4
     assert all(1 <= pair["low"] <= pair["metric"] <= pair["high"] < 1.001 for pair in pairs)
 
 
-def test_the_report_says_what_was_asked_of_what(passed: tuple[Path, int], models: Callable[..., Path]) -> None:
+def test_the_report_says_what_was_asked_of_what(
+    passed: tuple[Path, int], models: Callable[..., Path]
+) -> None:
     tree = report(passed[0])
     assert tree["schema"] == "lockstep_doctor.table/2"
     assert tree["model"]["path"] == str(models("llama"))
@@ -77,8 +85,12 @@ def test_the_columns_make_the_figures(passed: tuple[Path, int]) -> None:
             drawn = cell["pairs"][0]["drawn"][side]
             names = drawn["columns"]
             delta = tensors[names[side]].double() - tensors[names[other]].double()
-            assert drawn["figures"]["k1"] == pytest.approx(float(delta.mean()), rel=1e-6, abs=1e-12), "of who drew"
-            assert drawn["figures"]["mean_abs"] == pytest.approx(float(delta.abs().mean()), rel=1e-6, abs=1e-12)
+            assert drawn["figures"]["k1"] == pytest.approx(
+                float(delta.mean()), rel=1e-6, abs=1e-12
+            ), "of who drew"
+            assert drawn["figures"]["mean_abs"] == pytest.approx(
+                float(delta.abs().mean()), rel=1e-6, abs=1e-12
+            )
             floor = torch.stack([tensors[name] for name in names["floor"]]).double().square().sum(0)
             assert drawn["floor_rms"] == pytest.approx(float(floor.mean().sqrt()), rel=1e-4)
             mask, lengths = tensors[names["mask"]], tensors[names["lengths"]]
@@ -98,11 +110,16 @@ def test_what_the_inference_side_drew_is_compared_by_its_decoding(passed: tuple[
 
 def test_the_same_again_is_the_same_to_the_bit(passed: tuple[Path, int]) -> None:
     repeats = report(passed[0])["repeats"]
-    assert [(repeat["backend"], repeat["times"], repeat["same_tokens"], repeat["bitwise"]) for repeat in repeats] == [
+    assert [
+        (repeat["backend"], repeat["times"], repeat["same_tokens"], repeat["bitwise"])
+        for repeat in repeats
+    ] == [
         ("hf", 2, 2, 2),
         ("torch", 2, 2, 2),
     ] * 2
-    assert all(repeat["cell"].startswith("12 ") for repeat in repeats), "only the shortest length is asked again"
+    assert all(repeat["cell"].startswith("12 ") for repeat in repeats), (
+        "only the shortest length is asked again"
+    )
 
 
 def test_the_table_is_markdown(passed: tuple[Path, int]) -> None:
@@ -125,7 +142,10 @@ def test_the_same_question_is_answered_anew_and_another_one_refused(
 
 
 def test_a_budget_leaves_cells_out(models: Callable[..., Path], in_tmp: Path) -> None:
-    assert main(["doctor", "table", str(models("llama")), "grid.budget_s=1e-9", *SMALL]) == exit_codes.INCONCLUSIVE
+    assert (
+        main(["doctor", "table", str(models("llama")), "grid.budget_s=1e-9", *SMALL])
+        == exit_codes.INCONCLUSIVE
+    )
     (folder,) = Path("doctor").iterdir()
     assert folder.name.startswith("llama-0-")
     states = [cell["state"] for cell in report(folder)["cells"]]
@@ -144,7 +164,14 @@ def scaled(model: PreTrainedModel) -> None:
 def test_where_quick_fails_it_goes_on_to_locate(
     models: Callable[..., Path], in_tmp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["doctor", "quick", str(models("llama")), *SMALL, "grid.lengths=[12]", "grid.repeats=1"]
+    command = [
+        "doctor",
+        "quick",
+        str(models("llama")),
+        *SMALL,
+        "grid.lengths=[12]",
+        "grid.repeats=1",
+    ]
     assert main([*command, "--out", "well"]) == 0
     assert not Path("well/location.json").exists()
     assert main([*command, "--out", "ill", "limits.max_mult_prob_error=1.0"]) == exit_codes.BROKEN
@@ -173,23 +200,33 @@ class Unshaped(LearnerBackend):
         return super().score(batch, conditions)
 
 
-def test_a_backend_that_rescores_at_temperature_1_only_is_compared_there(models: Callable[..., Path]) -> None:
+def test_a_backend_that_rescores_at_temperature_1_only_is_compared_there(
+    models: Callable[..., Path],
+) -> None:
     folder = str(models("llama"))
     what = found(asked(models("llama")), HFBackend(folder), Unshaped(folder))
     drawn = {one.drawer: one for one in what.rows[1].drawn}
     assert drawn["torch"].columns("hf", "torch") == ("shaped.hf", "decoded")
     assert drawn["hf"].columns("hf", "torch") == ("plain.hf", "plain.torch")
-    assert torch.allclose(drawn["hf"].tensors["plain.hf"], drawn["hf"].tensors["plain.torch"], atol=1e-3)
-    assert not torch.allclose(drawn["hf"].tensors["plain.hf"], drawn["hf"].tensors["shaped.hf"], atol=1e-3)
+    assert torch.allclose(
+        drawn["hf"].tensors["plain.hf"], drawn["hf"].tensors["plain.torch"], atol=1e-3
+    )
+    assert not torch.allclose(
+        drawn["hf"].tensors["plain.hf"], drawn["hf"].tensors["shaped.hf"], atol=1e-3
+    )
     assert set(verdicts(what).values()) == {"PASS"}
-    assert not any("plain" in name for name in drawn["torch"].tensors), "its decoding is compared, as it was asked for"
+    assert not any("plain" in name for name in drawn["torch"].tensors), (
+        "its decoding is compared, as it was asked for"
+    )
 
 
 class Forgetful(LearnerBackend):
     """Scores without penalties."""
 
     def score(self, batch: Batch, conditions: Conditions = USUAL) -> Tensor:
-        return super().score(replace(batch, sampling=batch.sampling and batch.sampling.without_penalties), conditions)
+        return super().score(
+            replace(batch, sampling=batch.sampling and batch.sampling.without_penalties), conditions
+        )
 
 
 @pytest.mark.parametrize(("backend", "verdict"), [(LearnerBackend, "PASS"), (Forgetful, "FAIL")])
@@ -197,8 +234,13 @@ def test_every_option_of_sampling_is_compared(
     models: Callable[..., Path], backend: type[LearnerBackend], verdict: str
 ) -> None:
     folder = str(models("llama"))
-    way = "temperature: 0.8, min_p: 0.01, repetition_penalty: 1.3, presence_penalty: 0.2, frequency_penalty: 0.1"
-    recipe = asked(models("llama"), "grid.lengths=[12]", "grid.repeats=1", f"grid.methods=[{{{way}}}]")
+    way = (
+        "temperature: 0.8, min_p: 0.01, repetition_penalty: 1.3, presence_penalty: 0.2, "
+        "frequency_penalty: 0.1"
+    )
+    recipe = asked(
+        models("llama"), "grid.lengths=[12]", "grid.repeats=1", f"grid.methods=[{{{way}}}]"
+    )
     what = found(recipe, HFBackend(folder), backend(folder))
     assert list(verdicts(what).values()) == [verdict]
 
@@ -211,7 +253,9 @@ def note(into: list[tuple[str, int]], name: str) -> Callable[[Any, Any, Mapping[
 def test_the_long_text_before_a_response_is_read_by_the_usual_attention(
     models: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Eager attention reads what is compared, in chunks of eight tokens; its numbers are those of one pass."""
+    """Eager attention reads what is compared, in chunks of eight tokens; its numbers are those of
+    one pass.
+    """
     witness = HFBackend(str(models("llama")))
     tokens = torch.arange(40) * 7 % 60
     batch = Batch(tokens, torch.tensor([40]), {"mask": torch.arange(40) >= 30})
@@ -220,7 +264,9 @@ def test_the_long_text_before_a_response_is_read_by_the_usual_attention(
     monkeypatch.setattr("lockstep_doctor.backends.hf.CHUNK", 8)
     read: list[tuple[str, int]] = []
     for conditions in (Conditions(kernel="eager"), Conditions(kernel="sdpa")):
-        witness.model(conditions).register_forward_pre_hook(note(read, str(conditions.kernel)), with_kwargs=True)
+        witness.model(conditions).register_forward_pre_hook(
+            note(read, str(conditions.kernel)), with_kwargs=True
+        )
     assert torch.allclose(witness.score(batch, eager), at_once, atol=1e-5)
     assert torch.allclose(at_once, usual, atol=1e-5)
     assert read == [("sdpa", 29), ("eager", 8), ("eager", 3)]
@@ -229,7 +275,13 @@ def test_the_long_text_before_a_response_is_read_by_the_usual_attention(
 def test_a_column_that_the_machine_refuses_is_shown(
     models: Callable[..., Path], in_tmp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = [*SMALL, "grid.lengths=[12]", "grid.repeats=1", "backends=[hf,torch,megatron]", "learner.dtype=bf16"]
+    options = [
+        *SMALL,
+        "grid.lengths=[12]",
+        "grid.repeats=1",
+        "backends=[hf,torch,megatron]",
+        "learner.dtype=bf16",
+    ]
     main(["doctor", "table", str(models("llama")), "--out", "out", *options])
     printed = capsys.readouterr().out
     assert "| hf vs torch | megatron |" in printed
@@ -250,11 +302,20 @@ class Restless(LearnerBackend):
 
 def test_repeats_that_differ_are_counted_and_told(models: Callable[..., Path]) -> None:
     folder = str(models("llama"))
-    what = found(asked(models("llama"), "grid.repeats=3", "grid.lengths=[12]"), HFBackend(folder), Restless(folder))
+    what = found(
+        asked(models("llama"), "grid.repeats=3", "grid.lengths=[12]"),
+        HFBackend(folder),
+        Restless(folder),
+    )
     own = [repeat for repeat in what.repeats if repeat.backend == "torch"]
     assert [(repeat.times, repeat.same_tokens, repeat.bitwise) for repeat in own] == [(3, 3, 1)] * 2
-    assert own[0].rms == pytest.approx((2.5e-12) ** 0.5, rel=0.2)  # 1 and 2 millionths away from the first
-    assert "torch, 12 real, greedy, batch 8: 1 of 3 bitwise the same, 3 of 3 in their tokens" in markdown(what)
+    assert own[0].rms == pytest.approx(
+        (2.5e-12) ** 0.5, rel=0.2
+    )  # 1 and 2 millionths away from the first
+    assert (
+        "torch, 12 real, greedy, batch 8: 1 of 3 bitwise the same, 3 of 3 in their tokens"
+        in markdown(what)
+    )
 
 
 class Wanderer(HFBackend):
@@ -262,21 +323,31 @@ class Wanderer(HFBackend):
 
     asked = 0
 
-    def generate(self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL) -> Batch:
+    def generate(
+        self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL
+    ) -> Batch:
         self.asked += 1
-        return super().generate([Request(one.tokens, one.key + self.asked) for one in requests], sampling, conditions)
+        return super().generate(
+            [Request(one.tokens, one.key + self.asked) for one in requests], sampling, conditions
+        )
 
 
 def test_other_tokens_are_counted_too(models: Callable[..., Path]) -> None:
     folder = str(models("llama"))
-    what = found(asked(models("llama"), "grid.lengths=[12]"), Wanderer(folder), LearnerBackend(folder))
-    sampled = next(repeat for repeat in what.repeats if repeat.backend == "hf" and "T=0.7" in repeat.cell)
+    what = found(
+        asked(models("llama"), "grid.lengths=[12]"), Wanderer(folder), LearnerBackend(folder)
+    )
+    sampled = next(
+        repeat for repeat in what.repeats if repeat.backend == "hf" and "T=0.7" in repeat.cell
+    )
     assert (sampled.times, sampled.same_tokens, sampled.bitwise) == (2, 1, 1)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_the_floor_is_of_the_declared_types(models: Callable[..., Path], dtype: DType) -> None:
-    """Where one side computes in 16 bits, that side's rounding is the floor; where both do, both sides' is."""
+    """Where one side computes in 16 bits, that side's rounding is the floor; where both do, both
+    sides' is.
+    """
     folder = str(models("llama"))
     recipe = asked(models("llama"), "grid.lengths=[12]", "grid.repeats=1")
     rounded_learner = LearnerBackend(folder, LearnerSection(dtype=dtype))
@@ -285,7 +356,8 @@ def test_the_floor_is_of_the_declared_types(models: Callable[..., Path], dtype: 
     assert drawn is not None
     witness = HFBackend(folder)
     exact, rounded = (
-        witness.score(drawn.batch, Conditions(dtype=asked_for))[drawn.batch.mask] for asked_for in ("fp32", dtype)
+        witness.score(drawn.batch, Conditions(dtype=asked_for))[drawn.batch.mask]
+        for asked_for in ("fp32", dtype)
     )
     assert torch.allclose(drawn.tensors[f"shaped.rounding.{dtype}"], (exact - rounded).abs())
     assert float(drawn.tensors["shaped.rounding.fp32"].max()) < 1e-4
@@ -319,9 +391,18 @@ def usual_limit(tree: Mapping[str, Any]) -> float:
     ],
 )
 def test_options_are_heeded(
-    option: str, shows: Callable[[Mapping[str, Any]], object], expected: object, assets: Path, in_tmp: Path
+    option: str,
+    shows: Callable[[Mapping[str, Any]], object],
+    expected: object,
+    assets: Path,
+    in_tmp: Path,
 ) -> None:
-    few = ["grid.lengths=[2]", "grid.methods=[{temperature: 0.0}]", "grid.batch_sizes=[8]", "grid.repeats=1"]
+    few = [
+        "grid.lengths=[2]",
+        "grid.methods=[{temperature: 0.0}]",
+        "grid.batch_sizes=[8]",
+        "grid.repeats=1",
+    ]
     model = str(assets / "models/stories260K/hf")
     main(["doctor", "table", model, "--out", "out", *SMALL, *few, option])
     assert shows(report(Path("out"))) == expected
@@ -336,7 +417,11 @@ def test_options_are_heeded(
     ],
 )
 def test_what_is_wrong_with_the_recipe_is_one_sentence(
-    overrides: list[str], said: str, models: Callable[..., Path], in_tmp: Path, capsys: pytest.CaptureFixture[str]
+    overrides: list[str],
+    said: str,
+    models: Callable[..., Path],
+    in_tmp: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["doctor", "table", str(models("llama")), *overrides]) == exit_codes.INPUT
     told = capsys.readouterr().err
@@ -358,23 +443,40 @@ def test_a_run_says_how_it_computed(models: Callable[..., Path], in_tmp: Path) -
     assert loaded.name == "run"
     assert recipe.model.path == str(run / "final")
     assert (recipe.learner.dtype, recipe.sampler.max_batch_size) == ("bf16", 3)
-    assert recipe.backends == ("hf", "torch", "vllm"), "the sampler that the run trained with is examined"
-    assert (recipe.seed, recipe.run.folder, recipe.grid.budget_s, recipe.grid.lengths) == (5, "out", 7.0, (100,))
+    assert recipe.backends == ("hf", "torch", "vllm"), (
+        "the sampler that the run trained with is examined"
+    )
+    assert (recipe.seed, recipe.run.folder, recipe.grid.budget_s, recipe.grid.lengths) == (
+        5,
+        "out",
+        7.0,
+        (100,),
+    )
 
 
 @pytest.mark.proof
 @pytest.mark.usefixtures("vllm")
 def test_three_backends_make_three_pairs(assets: Path, in_tmp: Path) -> None:
     """vLLM rescores at temperature 1 only, so what others drew under top-p is compared there."""
-    few = ["grid.lengths=[24]", "grid.methods=[{temperature: 0.7, top_p: 0.9}]", "limits.max_outlier_rate=0.02"]
+    few = [
+        "grid.lengths=[24]",
+        "grid.methods=[{temperature: 0.7, top_p: 0.9}]",
+        "limits.max_outlier_rate=0.02",
+    ]
     model = str(assets / "models/stories260K/hf")
-    assert main(["doctor", "table", model, "--out", "out", *SMALL, *few, "backends=[hf,torch,vllm]"]) == 0
+    assert (
+        main(["doctor", "table", model, "--out", "out", *SMALL, *few, "backends=[hf,torch,vllm]"])
+        == 0
+    )
     tree = report(Path("out"))
     pairs = {(pair["train"], pair["infer"]): pair for pair in tree["cells"][0]["pairs"]}
     assert {names: pair["verdict"] for names, pair in pairs.items()} == dict.fromkeys(
         [("hf", "torch"), ("hf", "vllm"), ("torch", "vllm")], "PASS"
     )
-    kinds = {names: (pair["drawn"]["infer"]["kind"], pair["drawn"]["train"]["kind"]) for names, pair in pairs.items()}
+    kinds = {
+        names: (pair["drawn"]["infer"]["kind"], pair["drawn"]["train"]["kind"])
+        for names, pair in pairs.items()
+    }
     assert kinds["hf", "torch"] == ("shaped", "shaped")
     assert kinds["hf", "vllm"] == ("shaped", "plain")
     assert [repeat["bitwise"] for repeat in tree["repeats"]] == [2, 2, 2]
@@ -392,7 +494,8 @@ def test_layouts_agree_with_one_process(models: Callable[..., Path], in_tmp: Pat
     assert main(["doctor", "table", str(models("qwen3")), "--out", "out", *SMALL, *few]) == 0
     pairs = report(Path("out"))["cells"][0]["pairs"]
     assert {(pair["train"], pair["infer"]): pair["verdict"] for pair in pairs} == dict.fromkeys(
-        [(name, "torch") for name in ("torch-tp2", "torch-dp2cp2", "megatron-tp2", "megatron-pp2")], "PASS"
+        [(name, "torch") for name in ("torch-tp2", "torch-dp2cp2", "megatron-tp2", "megatron-pp2")],
+        "PASS",
     )
 
 
@@ -400,7 +503,12 @@ def test_layouts_agree_with_one_process(models: Callable[..., Path], in_tmp: Pat
 @pytest.mark.usefixtures("vllm")
 def test_two_ranks_of_vllm_agree_with_the_learner(assets: Path, in_tmp: Path) -> None:
     few = ["grid.lengths=[24]", "grid.methods=[{temperature: 1.0}]", "backends=[torch,vllm-tp2]"]
-    assert main(["doctor", "table", str(assets / "models/stories260K/hf"), "--out", "out", *SMALL, *few]) == 0
+    assert (
+        main(
+            ["doctor", "table", str(assets / "models/stories260K/hf"), "--out", "out", *SMALL, *few]
+        )
+        == 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -413,10 +521,24 @@ def test_two_ranks_of_vllm_agree_with_the_learner(assets: Path, in_tmp: Path) ->
     ],
 )
 def test_layouts_that_are_none_are_refused(
-    models: Callable[..., Path], in_tmp: Path, capsys: pytest.CaptureFixture[str], backends: str, said: str
+    models: Callable[..., Path],
+    in_tmp: Path,
+    capsys: pytest.CaptureFixture[str],
+    backends: str,
+    said: str,
 ) -> None:
     assert (
-        main(["doctor", "table", str(models("qwen3")), "--out", "out", *SMALL, f"backends={backends}"])
+        main(
+            [
+                "doctor",
+                "table",
+                str(models("qwen3")),
+                "--out",
+                "out",
+                *SMALL,
+                f"backends={backends}",
+            ]
+        )
         == exit_codes.INPUT
     )
     assert said in capsys.readouterr().err

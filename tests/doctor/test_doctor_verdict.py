@@ -1,4 +1,6 @@
-"""The verdict: which clause says what, and how often it is wrong about agreement and disagreement that are known."""
+"""The verdict: which clause says what, and how often it is wrong about agreement and disagreement
+that are known.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,19 @@ GREEDY, NUCLEUS = SamplingParams(8, temperature=0.0), SamplingParams(8, top_p=0.
 
 
 def drawn(sequences: int, tokens: int, noise: float, shift: float = 0.0) -> Compared:
-    """Rounding noise about as large as a token surprises, larger in some sequences; E[e^Δ] = e^shift."""
+    """Rounding noise about as large as a token surprises, larger in some sequences; E[e^Δ] =
+    e^shift.
+    """
     surprise = -torch.rand(sequences, tokens, dtype=torch.float64).log()
     scale = noise * (surprise / 2).clamp(max=1.5) * torch.exp(0.3 * torch.randn(sequences, 1))
     delta = scale * torch.randn(sequences, tokens) - scale.square() / 2 + shift
     lengths = torch.full((sequences,), tokens)
-    return Compared((delta - surprise).flatten(), -surprise.flatten(), lengths, torch.arange(tokens).repeat(sequences))
+    return Compared(
+        (delta - surprise).flatten(),
+        -surprise.flatten(),
+        lengths,
+        torch.arange(tokens).repeat(sequences),
+    )
 
 
 def floor_of(compared: Compared, noise: float) -> Tensor:
@@ -34,8 +43,15 @@ def floor_of(compared: Compared, noise: float) -> Tensor:
     return noise * size * torch.randn(size.numel()).abs()
 
 
-def verdict(noise: float = 0.02, shift: float = 0.0, *, sequences: int = 32, sampling: SamplingParams | None = None,
-            alter: Callable[[Compared], Compared] = lambda healthy: healthy) -> CellJudgement:  # fmt: skip
+def verdict(
+    noise: float = 0.02,
+    shift: float = 0.0,
+    *,
+    sequences: int = 32,
+    sampling: SamplingParams | None = None,
+    # fmt: skip
+    alter: Callable[[Compared], Compared] = lambda healthy: healthy,
+) -> CellJudgement:
     torch.manual_seed(3)
     compared = drawn(sequences, 400, noise, shift)
     return judge({"infer": (alter(compared), floor_of(compared, 0.02))}, LIMITS, sampling=sampling)
@@ -65,7 +81,10 @@ def test_the_usual_limit_holds_whatever_the_floor() -> None:
     found = judge({"infer": (compared, floor_of(compared, 0.2))}, LIMITS)
     assert "infer.mult_prob_error" in failed(found)
     assert found.clauses["infer.mismatch"].verdict == "PASS"
-    lax = judge({"infer": (compared, floor_of(compared, 0.2))}, LIMITS.model_copy(update={"max_mult_prob_error": 1.5}))
+    lax = judge(
+        {"infer": (compared, floor_of(compared, 0.2))},
+        LIMITS.model_copy(update={"max_mult_prob_error": 1.5}),
+    )
     assert "infer.mult_prob_error" not in failed(lax)
 
 
@@ -75,7 +94,9 @@ def test_a_bias_fails_where_tokens_were_sampled() -> None:
 
 
 def with_one(train: float) -> Callable[[Compared], Compared]:
-    return lambda healthy: replace(healthy, train=healthy.train.index_fill(0, torch.tensor([77]), train))
+    return lambda healthy: replace(
+        healthy, train=healthy.train.index_fill(0, torch.tensor([77]), train)
+    )
 
 
 @pytest.mark.parametrize("nothing", [-math.inf, math.nan])
@@ -88,7 +109,9 @@ def test_one_impossible_token_fails_unless_the_tail_was_cut(nothing: float) -> N
 
 @pytest.mark.parametrize("nothing", [-math.inf, math.nan])
 @pytest.mark.parametrize("sampling", [None, NUCLEUS])
-def test_a_side_that_says_nothing_of_any_token_fails(nothing: float, sampling: SamplingParams | None) -> None:
+def test_a_side_that_says_nothing_of_any_token_fails(
+    nothing: float, sampling: SamplingParams | None
+) -> None:
     def alter(healthy: Compared) -> Compared:
         return replace(healthy, infer=torch.full_like(healthy.infer, nothing))
 
@@ -116,7 +139,10 @@ def test_weights_that_leave_few_sequences_fail_unless_rounding_does_so_too() -> 
     compared = drawn(64, 400, 0.02)
     drift = torch.randn(64, dtype=torch.float64).repeat_interleave(400) * 4 / 400
     assert "infer.sequence_ess" in failed(
-        judge({"infer": (replace(compared, train=compared.train + drift), floor_of(compared, 0.02))}, LIMITS)
+        judge(
+            {"infer": (replace(compared, train=compared.train + drift), floor_of(compared, 0.02))},
+            LIMITS,
+        )
     )
     long = drawn(64, 10_000, 0.02)
     found = judge({"infer": (long, floor_of(long, 0.02))}, LIMITS)
@@ -135,17 +161,27 @@ def test_few_tokens_certify_no_rate_but_all_cells_together_do() -> None:
     assert len(alone.reasons) == 1
     assert "not surely on either side of the limit 0.001" in alone.reasons[0]
     tails = judge_tails(cells, LIMITS)
-    assert judge({"infer": (cells[0], floor_of(cells[0], 0.02))}, LIMITS, tails=tails).verdict == "PASS"
+    assert (
+        judge({"infer": (cells[0], floor_of(cells[0], 0.02))}, LIMITS, tails=tails).verdict
+        == "PASS"
+    )
     few = judge_tails(cells[:1], LIMITS)
-    assert judge({"infer": (cells[0], floor_of(cells[0], 0.02))}, LIMITS, tails=few).verdict == "INCONCLUSIVE"
+    assert (
+        judge({"infer": (cells[0], floor_of(cells[0], 0.02))}, LIMITS, tails=few).verdict
+        == "INCONCLUSIVE"
+    )
 
 
 @pytest.mark.parametrize(("hits", "expected"), [(9, "INCONCLUSIVE"), (3, "PASS")])
-def test_a_cell_with_more_outliers_than_the_limit_does_not_pass_by_the_others(hits: int, expected: str) -> None:
+def test_a_cell_with_more_outliers_than_the_limit_does_not_pass_by_the_others(
+    hits: int, expected: str
+) -> None:
     torch.manual_seed(0)
     bad = drawn(30, 100, 0.02)
     beyond = torch.arange(hits) * (3000 // hits)
-    bad = replace(bad, train=bad.train.index_add(0, beyond, torch.full((hits,), -1.2, dtype=torch.float64)))
+    bad = replace(
+        bad, train=bad.train.index_add(0, beyond, torch.full((hits,), -1.2, dtype=torch.float64))
+    )
     tails = judge_tails([bad, *(drawn(100, 400, 0.02) for _ in range(2))], LIMITS)
     assert tails.verdict == "PASS"
     found = judge({"infer": (bad, None)}, LIMITS, cells=3, tails=tails).clauses["infer.outliers"]
@@ -154,9 +190,16 @@ def test_a_cell_with_more_outliers_than_the_limit_does_not_pass_by_the_others(hi
 
 
 def test_few_sequences_pass_nothing_though_they_may_fail() -> None:
-    few, enough = ((drawn(sequences, 400, 0.0), torch.zeros(400 * sequences)) for sequences in (7, 8))
-    assert judge({"infer": (few[0], few[1])}, LIMITS).clauses["infer.mismatch"].verdict == "INCONCLUSIVE"
-    assert judge({"infer": (enough[0], enough[1])}, LIMITS).clauses["infer.mismatch"].verdict == "PASS"
+    few, enough = (
+        (drawn(sequences, 400, 0.0), torch.zeros(400 * sequences)) for sequences in (7, 8)
+    )
+    assert (
+        judge({"infer": (few[0], few[1])}, LIMITS).clauses["infer.mismatch"].verdict
+        == "INCONCLUSIVE"
+    )
+    assert (
+        judge({"infer": (enough[0], enough[1])}, LIMITS).clauses["infer.mismatch"].verdict == "PASS"
+    )
     assert verdict(noise=0.3, sequences=7).verdict == "FAIL"
 
 
@@ -172,7 +215,9 @@ def test_both_directions_are_judged() -> None:
     healthy, broken = drawn(32, 400, 0.02), drawn(32, 400, 0.02)
     broken = replace(broken, train=broken.train + 0.1)
     floor = floor_of(healthy, 0.02)
-    found = judge({"infer": (healthy, floor), "train": (broken.swap(), floor_of(broken, 0.02))}, LIMITS)
+    found = judge(
+        {"infer": (healthy, floor), "train": (broken.swap(), floor_of(broken, 0.02))}, LIMITS
+    )
     assert failed(found) == {"train.mismatch", "train.bias", "train.ratio", "train.mult_prob_error"}
     assert "tokens of the training side" in found.reasons[0]
     noisy = drawn(32, 400, 0.3)
@@ -194,7 +239,9 @@ def test_identical_sides_pass_with_a_floor_of_zero_and_so_does_the_dust_of_fp32(
 def test_more_cells_ask_for_more_to_fail_and_for_no_more_to_pass() -> None:
     torch.manual_seed(5)
     compared = drawn(32, 400, 0.0545)
-    one, many = (judge({"infer": (compared, floor_of(compared, 0.02))}, LIMITS, cells) for cells in (1, 1000))
+    one, many = (
+        judge({"infer": (compared, floor_of(compared, 0.02))}, LIMITS, cells) for cells in (1, 1000)
+    )
     assert many.low < one.low < one.high == pytest.approx(many.high, rel=1e-3)
     limits = LIMITS.model_copy(update={"max_mult_prob_error": (one.low + many.low) / 2})
     assert judge({"infer": (compared, None)}, limits).verdict == "FAIL"
@@ -203,7 +250,13 @@ def test_more_cells_ask_for_more_to_fail_and_for_no_more_to_pass() -> None:
 
 @pytest.mark.parametrize(
     ("noise", "shift", "wrong"),
-    [(0.02, 0.0, "FAIL"), (0.0, 0.0, "FAIL"), (0.055, 0.0, "FAIL"), (0.075, 0.0, "PASS"), (0.02, 0.012, "PASS")],
+    [
+        (0.02, 0.0, "FAIL"),
+        (0.0, 0.0, "FAIL"),
+        (0.055, 0.0, "FAIL"),
+        (0.075, 0.0, "PASS"),
+        (0.02, 0.012, "PASS"),
+    ],
 )
 def test_verdicts_are_seldom_wrong(noise: float, shift: float, wrong: str) -> None:
     """Healthy: at most the thrice of a floor of 0.02; sequences are correlated inside."""

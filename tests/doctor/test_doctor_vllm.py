@@ -1,4 +1,6 @@
-"""vLLM in the doctor, with a real model: its numbers, its conditions, what it shows, and its refits. Two engines."""
+"""vLLM in the doctor, with a real model: its numbers, its conditions, what it shows, and its
+refits. Two engines.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,10 @@ def forgetting(backend: VLLMBackend) -> Iterator[Callable[[str], object]]:
 
 def requests(count: int = 8, length: int = 12) -> list[Request]:
     draws = keyed.uniforms(torch.arange(count), torch.arange(length))
-    return [Request(tuple((row * 500).long().tolist()), keyed.key("doctor", i)) for i, row in enumerate(draws)]
+    return [
+        Request(tuple((row * 500).long().tolist()), keyed.key("doctor", i))
+        for i, row in enumerate(draws)
+    ]
 
 
 def unshaped(batch: Batch) -> Batch:
@@ -72,7 +77,9 @@ def gap(batch: Batch, one: Tensor, other: Tensor) -> float:
     return float((one - other)[batch.mask].abs().mean())
 
 
-def test_it_scores_as_transformers_does_and_decodes_as_it_scores(backend: VLLMBackend, hf: HFBackend) -> None:
+def test_it_scores_as_transformers_does_and_decodes_as_it_scores(
+    backend: VLLMBackend, hf: HFBackend
+) -> None:
     batch = backend.generate(requests(), SamplingParams(max_tokens=60))
     assert batch.mask.sum() == 8 * 60
     scores = backend.score(unshaped(batch))
@@ -80,7 +87,9 @@ def test_it_scores_as_transformers_does_and_decodes_as_it_scores(backend: VLLMBa
     assert gap(batch, scores, batch["sampler_logprob"]) < 1e-4
 
 
-def test_what_it_decodes_is_under_the_drawn_distribution(backend: VLLMBackend, hf: HFBackend) -> None:
+def test_what_it_decodes_is_under_the_drawn_distribution(
+    backend: VLLMBackend, hf: HFBackend
+) -> None:
     batch = backend.generate(requests(), SamplingParams(max_tokens=30, temperature=0.7, top_k=20))
     assert gap(batch, batch["sampler_logprob"], hf.score(batch)) < 1e-4
     with pytest.raises(ValueError, match="temperature 1 and over all tokens only"):
@@ -115,11 +124,17 @@ def test_refits_are_checked(
     why: str,
     stages: tuple[str, ...],
 ) -> None:
-    learner = LearnerSpec(folder, "logits", LearnerSection(device="cpu"), Optimizer(lr=1e-3), 0).build()
+    learner = LearnerSpec(
+        folder, "logits", LearnerSection(device="cpu"), Optimizer(lr=1e-3), 0
+    ).build()
     backend.engine.load_weights(list(learner.weights()), 0)  # as if it had just started
     forgetting(forgotten)
     with show_progress("refit") as shown:
-        seen = list(check_refits(learner, backend.engine, probe_of(folder, LearnerSection(device="cpu")), shown))
+        seen = list(
+            check_refits(
+                learner, backend.engine, probe_of(folder, LearnerSection(device="cpu")), shown
+            )
+        )
     assert {stage.name: [finding.what for finding in stage.findings] for stage in seen} == {
         name: [what] if name in stages else [] for name in STAGES
     }
@@ -133,7 +148,9 @@ def test_one_engine_is_enough(folder: str) -> None:
 
 
 @pytest.mark.proof
-def test_tensor_parallel_workers_end_with_their_engine_and_it_with_them(vllm: None, folder: str) -> None:
+def test_tensor_parallel_workers_end_with_their_engine_and_it_with_them(
+    vllm: None, folder: str
+) -> None:
     section = SECTION.model_copy(update={"kv_cache_gib": 0.1})
     opened = VLLMBackend(folder, section, Computation(device="cpu"), tp=2)
     greedy = SamplingParams(max_tokens=8, temperature=0.0)
@@ -151,4 +168,6 @@ def test_tensor_parallel_workers_end_with_their_engine_and_it_with_them(vllm: No
 
 def workers_of_vllm() -> list[psutil.Process]:
     below = psutil.Process().children(recursive=True)
-    return [process for process in below if any("VLLM::Worker" in word for word in process.cmdline())]
+    return [
+        process for process in below if any("VLLM::Worker" in word for word in process.cmdline())
+    ]

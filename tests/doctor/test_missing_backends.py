@@ -35,13 +35,19 @@ def test_megatron_is_left_out_where_it_cannot_compute() -> None:
 
 def test_two_are_left_to_compare() -> None:
     assert list(build.find_missing(recipe("hf", "megatron", "torch", dtype="bf16"))) == ["megatron"]
-    with pytest.raises(InputError, match=r"fewer than two to compare \(megatron: .*; name another one"):
+    with pytest.raises(
+        InputError, match=r"fewer than two to compare \(megatron: .*; name another one"
+    ):
         build.find_missing(recipe("hf", "megatron", dtype="bf16"))
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("vllm", 1), ("vllm-tp2", 2)])
-def test_vllm_is_asked_for_what_the_name_says(monkeypatch: pytest.MonkeyPatch, name: str, ranks: int) -> None:
+def test_vllm_is_asked_for_what_the_name_says(
+    monkeypatch: pytest.MonkeyPatch, name: str, ranks: int
+) -> None:
     seen = list[Any]()
-    monkeypatch.setattr("lockstep_doctor.backends.vllm.VLLMBackend", lambda *given: seen.append(given))
+    monkeypatch.setattr(
+        "lockstep_doctor.backends.vllm.VLLMBackend", lambda *given: seen.append(given)
+    )
     build.backend_of(recipe("hf", "torch"), name, print, HERE)
     assert seen[0][-1] == ranks

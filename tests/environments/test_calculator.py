@@ -25,7 +25,9 @@ from lockstep.environments.calculator import Calculator
         ("-" * 200_000 + "1=", "\n"),
     ],
 )
-def test_a_turn_that_ends_at_an_equals_sign_gets_its_result(response: str, observation: str) -> None:
+def test_a_turn_that_ends_at_an_equals_sign_gets_its_result(
+    response: str, observation: str
+) -> None:
     assert Calculator().step(response) == (observation, None, False)
 
 

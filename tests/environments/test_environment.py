@@ -1,4 +1,6 @@
-"""Runs with an environment, as their users start them: PPO and GRPO learn from episodes, and faults cost episodes."""
+"""Runs with an environment, as their users start them: PPO and GRPO learn from episodes, and faults
+cost episodes.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,12 @@ class Asleep(Even):
 '''
 STOPS = [*"0123456789+-=.", "\n"]
 PPO = {name: value for name, value in RECIPE.items() if name != "reward"} | {
-    "environment": {"class_name": "worlds.py:Even", "stop": STOPS, "max_tokens": 30, "pass_score": 0.1},
+    "environment": {
+        "class_name": "worlds.py:Even",
+        "stop": STOPS,
+        "max_tokens": 30,
+        "pass_score": 0.1,
+    },
     "sampling": {"max_tokens": 8},
     "validation_sampling": {"max_tokens": 8},
 }
@@ -65,7 +72,9 @@ GRPO = {name: value for name, value in PPO.items() if name not in ("ppo", "criti
 
 @pytest.fixture
 def run(in_tmp: Path) -> Run:
-    """Runs one of two small recipes with overrides in an empty folder; returns the rows of metrics.jsonl."""
+    """Runs one of two small recipes with overrides in an empty folder; returns the rows of
+    metrics.jsonl.
+    """
     (in_tmp / "ppo.yaml").write_text(yaml.safe_dump(PPO))
     (in_tmp / "grpo.yaml").write_text(yaml.safe_dump(GRPO))
     (in_tmp / "worlds.py").write_text(WORLDS)
@@ -91,12 +100,18 @@ def test_observations_are_shown_and_not_learned(run: Run) -> None:
     played = [sample for sample in shown if 0 in sample["token"]["mask"]]
     assert played
     for sample in played:
-        unseen = [text for text, mask in zip(sample["token"]["text"], sample["token"]["mask"], strict=True) if not mask]
+        unseen = [
+            text
+            for text, mask in zip(sample["token"]["text"], sample["token"]["mask"], strict=True)
+            if not mask
+        ]
         assert set(unseen) == {"3", "\n"}
         assert sample["tokens"] == sum(sample["token"]["mask"])
 
 
-def test_a_fault_is_counted_and_named_and_the_run_goes_on(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fault_is_counted_and_named_and_the_run_goes_on(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = steps(run("ppo", "environment.class_name=worlds.py:Moody", "run.max_steps=3"))
     faults = sum(row["train/environment_faults"] for row in rows)
     assert 0 < faults < 48

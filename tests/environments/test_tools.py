@@ -1,4 +1,6 @@
-"""Tools: their schemas, the calls that are read from responses, what is answered, and runs that learn to call them."""
+"""Tools: their schemas, the calls that are read from responses, what is answered, and runs that
+learn to call them.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def hermes(*calls: object) -> str:
 
 def test_calls_are_read_in_order_and_what_is_wrong_with_one_is_said() -> None:
     sums = [{"name": "add", "arguments": {"a": a, "b": 2}} for a in (1, 5)]
-    assert parse_calls(f"Let me see. {hermes(*sums)}", "hermes") == [ToolCall("add", {"a": a, "b": 2}) for a in (1, 5)]
+    assert parse_calls(f"Let me see. {hermes(*sums)}", "hermes") == [
+        ToolCall("add", {"a": a, "b": 2}) for a in (1, 5)
+    ]
     assert parse_calls("It is 3.", "hermes") == []
     first, broken, unnamed, listed, cut = parse_calls(
         hermes(sums[0])
@@ -50,7 +54,9 @@ def test_calls_are_read_in_order_and_what_is_wrong_with_one_is_said() -> None:
     assert whys[0].startswith("the call is no JSON (Expecting property name")
     assert whys[1:3] == ['a call is {"name": …, "arguments": {…}}', "arguments of add is no object"]
     assert whys[3] == "the call is not closed by </tool_call>"
-    assert isinstance(parse_calls("<tool_call>" + "[" * 100_000 + "</tool_call>", "hermes")[0], Malformed)
+    assert isinstance(
+        parse_calls("<tool_call>" + "[" * 100_000 + "</tool_call>", "hermes")[0], Malformed
+    )
 
 
 def call(name: str, arguments: str = "{}", key: str = "arguments") -> str:
@@ -60,7 +66,10 @@ def call(name: str, arguments: str = "{}", key: str = "arguments") -> str:
 @pytest.mark.parametrize(
     ("response", "calls"),
     [
-        (call("a", '{"t": "use </tool_call> to close"}') + call("b"), [("a", {"t": "use </tool_call> to close"}), "b"]),
+        (
+            call("a", '{"t": "use </tool_call> to close"}') + call("b"),
+            [("a", {"t": "use </tool_call> to close"}), "b"],
+        ),
         (call("a", '{"t": "the <tool_call> mark"}'), [("a", {"t": "the <tool_call> mark"})]),
         (call("a", '{"t": "say </think> first"}'), [("a", {"t": "say </think> first"})]),
         (call("a", '{"q": "x"}', "parameters"), [("a", {"q": "x"})]),
@@ -69,27 +78,42 @@ def call(name: str, arguments: str = "{}", key: str = "arguments") -> str:
         (call("a", '{"q": 1, "q": 2}'), ['the call is no JSON (has the key "q" twice']),
         (call("a", '{"q": NaN}'), ["the call is no JSON (holds NaN"]),
         (call("a", '{"q": -1e999}'), ["the call is no JSON (holds -1e999"]),
-        (call("a").replace("}}<", "}} now<") + call("b"), ["text follows the JSON of the call", "b"]),
-        (call("a").removesuffix("</tool_call>") + call("b"), ["the call is not closed by </tool_call>", "b"]),
+        (
+            call("a").replace("}}<", "}} now<") + call("b"),
+            ["text follows the JSON of the call", "b"],
+        ),
+        (
+            call("a").removesuffix("</tool_call>") + call("b"),
+            ["the call is not closed by </tool_call>", "b"],
+        ),
         (f"<think>Maybe {call('a')}.</think>It is 4.", []),
         (f"Maybe {call('a')}.\n</think>\n\n{call('b')}", ["b"]),
         (f"<think>the tag <tool_call> opens a call</think>{call('a')}", ["a"]),
         (f"<think>{call('a')}", []),
-        ("<tool_call>x</tool_call>" * 20 + call("a"), ["the call is no JSON"] * 16 + ["16 calls are malformed"]),
+        (
+            "<tool_call>x</tool_call>" * 20 + call("a"),
+            ["the call is no JSON"] * 16 + ["16 calls are malformed"],
+        ),
     ],
 )
-def test_calls_are_read_to_the_end_of_their_json(response: str, calls: list[str | tuple[str, Any]]) -> None:
+def test_calls_are_read_to_the_end_of_their_json(
+    response: str, calls: list[str | tuple[str, Any]]
+) -> None:
     found = parse_calls(response, "hermes")
     for one, expected in zip(found, calls, strict=True):
         if isinstance(one, Malformed):
             assert one.why.startswith(str(expected))
         else:
-            assert (one.name, one.arguments) == (expected if isinstance(expected, tuple) else (expected, {}))
+            assert (one.name, one.arguments) == (
+                expected if isinstance(expected, tuple) else (expected, {})
+            )
 
 
 def test_a_call_in_a_thought_that_the_prompt_opened_is_not_made() -> None:
     assert parse_calls(call("a"), "hermes", "<think>") == []
-    assert parse_calls(f"{call('a')}</think>{call('b')}", "hermes", "<think>") == [ToolCall("b", {})]
+    assert parse_calls(f"{call('a')}</think>{call('b')}", "hermes", "<think>") == [
+        ToolCall("b", {})
+    ]
 
 
 def test_llama_writes_json_alone() -> None:
@@ -97,9 +121,16 @@ def test_llama_writes_json_alone() -> None:
     assert parse_calls(text, "llama3_json") == [ToolCall("add", {"a": 1}), ToolCall("now", {})]
     assert parse_calls("It is {3}.", "llama3_json") == []
     assert isinstance(parse_calls('{"name": ', "llama3_json")[0], Malformed)
-    assert parse_calls('{"name": "add", "arguments": {"a": 1}}', "llama3_json") == [ToolCall("add", {"a": 1})]
-    assert parse_calls('<think>{"name": "a"}</think>\n{"name": "b"}', "llama3_json") == [ToolCall("b", {})]
-    for wrong in ('{"name": "add", "parameters": {"a": 1, "a": 2}}', '{"name": "add", "parameters": {"a": Infinity}}'):
+    assert parse_calls('{"name": "add", "arguments": {"a": 1}}', "llama3_json") == [
+        ToolCall("add", {"a": 1})
+    ]
+    assert parse_calls('<think>{"name": "a"}</think>\n{"name": "b"}', "llama3_json") == [
+        ToolCall("b", {})
+    ]
+    for wrong in (
+        '{"name": "add", "parameters": {"a": 1, "a": 2}}',
+        '{"name": "add", "parameters": {"a": Infinity}}',
+    ):
         assert isinstance(parse_calls(wrong, "llama3_json")[0], Malformed)
 
 
@@ -126,14 +157,20 @@ def test_schemas_are_those_of_transformers_and_arguments_have_to_fit_them() -> N
         (ToolCall("add", {"a": "1"}), "add: a: Input should be a valid integer"),
     ):
         assert tools.check(call) == Malformed(why, call.name)
-    own = Tools([(given, untyped)])  # nothing is made of hints where a schema is given, nor of what is returned
-    assert own.check(ToolCall("plus", {"a": "1", "context": 2})) == ToolCall("plus", {"a": "1", "context": 2})
+    own = Tools(
+        [(given, untyped)]
+    )  # nothing is made of hints where a schema is given, nor of what is returned
+    assert own.check(ToolCall("plus", {"a": "1", "context": 2})) == ToolCall(
+        "plus", {"a": "1", "context": 2}
+    )
     assert Tools([strange]).schemas == [get_json_schema(strange)]
     with pytest.raises(InputError, match="two tools are called add"):
         Tools([add, add])
     with pytest.raises(InputError, match="tools returned 3; return a list of functions"):
         Tools([3])
-    with pytest.raises(InputError, match=r"no JSON schema can be made of the tool bare: .*docstring"):
+    with pytest.raises(
+        InputError, match=r"no JSON schema can be made of the tool bare: .*docstring"
+    ):
         Tools([bare])
 
 
@@ -214,15 +251,29 @@ HALF = {"name": "halve", "arguments": {"a": 0}}
 
 
 def ask(name: str, *said: str, opened: str = "") -> list[Any]:
-    """The answer of an environment in worlds.py to the last response, without what only restarts a timeout."""
+    """The answer of an environment in worlds.py to the last response, without what only restarts a
+    timeout.
+    """
     answers = environment.answers(f"worlds.py:{name}", "hermes")
-    move = {"episode": 0, "row": {}, "seed": 0, "said": list(said[:1]), "heard": [], "timeout_s": 5.0, "opened": opened}
+    move = {
+        "episode": 0,
+        "row": {},
+        "seed": 0,
+        "said": list(said[:1]),
+        "heard": [],
+        "timeout_s": 5.0,
+        "opened": opened,
+    }
     heard: list[Any] = []
     replies: list[Any] = []
     for turn in range(1, len(said) + 1):
         question = [move | {"said": list(said[:turn]), "heard": list(heard)}]
-        with ThreadPoolExecutor(1) as thread:  # which has no event loop; a browser's is in the main one
-            replies = thread.submit(lambda q=question: [x for x in answers(q) if isinstance(x, dict)]).result()
+        with ThreadPoolExecutor(
+            1
+        ) as thread:  # which has no event loop; a browser's is in the main one
+            replies = thread.submit(
+                lambda q=question: [x for x in answers(q) if isinstance(x, dict)]
+            ).result()
         heard.append(replies[-1].get("observation"))
     return replies
 
@@ -236,10 +287,17 @@ def test_all_calls_of_a_turn_are_answered_in_their_order(in_tmp: Path, name: str
     assert [message["content"] for message in reply["observation"]] == ["3", wrong, "10"]
     assert [message["name"] for message in reply["observation"]] == ["add", "mul", "add"]
     assert {message["role"] for message in reply["observation"]} == {"tool"}
-    assert (reply["calls"], reply["malformed"], reply["reward"], reply["done"]) == (3, 1, 0.0, False)
+    assert (reply["calls"], reply["malformed"], reply["reward"], reply["done"]) == (
+        3,
+        1,
+        0.0,
+        False,
+    )
 
 
-def test_a_response_without_a_call_is_the_environments_and_a_tool_that_raises_costs_the_episode(in_tmp: Path) -> None:
+def test_a_response_without_a_call_is_the_environments_and_a_tool_that_raises_costs_the_episode(
+    in_tmp: Path,
+) -> None:
     (in_tmp / "worlds.py").write_text(WORLDS)
     [reply] = ask("Sums", hermes(SUM, OTHER), "Ten.")
     assert (reply["reward"], reply["done"], reply["calls"]) == (2.0, True, 0)
@@ -267,7 +325,9 @@ DATA = DataSection(train="rows.jsonl", prompt="{q}", chat=True, max_prompt_token
 SCHEMAS = [get_json_schema(add)]
 
 
-def test_results_follow_a_reply_as_the_template_writes_them(talker: Callable[[str], ModelSource]) -> None:
+def test_results_follow_a_reply_as_the_template_writes_them(
+    talker: Callable[[str], ModelSource],
+) -> None:
     source = talker(QWEN.replace("<|im_end|>", "{{ eos_token }}"))
     data, eos = DATA.with_tools(SCHEMAS), source.token_ids("</s>")[-1]
     observed = observations(data, (), source, pytest.fail)
@@ -281,7 +341,9 @@ def test_results_follow_a_reply_as_the_template_writes_them(talker: Callable[[st
     tail = [eos, *observed(results, eos)]
     assert behind[-len(tail) :] == tail
     assert "</tool_response><tool_response>\nError: why\n" in str(source.tokenizer.decode(tail))
-    inside = source.token_ids("x")[-1]  # a token of environment.stop: the message is still to be ended
+    inside = source.token_ids("x")[
+        -1
+    ]  # a token of environment.stop: the message is still to be ended
     assert observed(results, inside) == tail
     assert whole.startswith(render_prompt(asked, source.tokenizer, data.template_values))
     assert json.dumps(SCHEMAS[0]["function"]["description"]) in whole
@@ -292,12 +354,16 @@ def test_results_follow_a_reply_as_the_template_writes_them(talker: Callable[[st
     [
         (CHAT, "ignores tools, so the model would not know of them"),
         (CHAT + "{{ tools }}", "writes a prompt in another way once it is answered"),
-        ("{{ tools }}" + CHAT.replace("{{ m.content }}", "{% if m.role != 'tool' %}{{ m.content }}{% endif %}"),
+        ("{{ tools }}" + CHAT.replace("{{ m.content }}", ("{% if m.role != 'tool' %}{{ m.content "
+                                                         "}}{% endif %}")),
          "leaves out results of tools, or changes their order"),
-        ("{{ tools }}" + CHAT.replace("{{ eos_token }}", ""), "ends a call with none of the model's stop tokens"),
-        ("{{ tools }}{% if messages[-1].role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}" + CHAT,
+        ("{{ tools }}" + CHAT.replace("{{ eos_token }}", ""), ("ends a call with none of the "
+                                                              "model's stop tokens")),
+        ("{{ tools }}{% if messages[-1].role == 'tool' %}{{ raise_exception('no tools') }}{% "
+         "endif %}" + CHAT,
          r"takes no results of tools \(no tools\)"),
-        ("{{ tools }}" + CHAT.replace("{{ m.content }}", "{% if m.role != 'assistant' %}{{ m.content }}{% endif %}"),
+        ("{{ tools }}" + CHAT.replace("{{ m.content }}", ("{% if m.role != 'assistant' %}{{ "
+                                                         "m.content }}{% endif %}")),
          r"takes no results of tools \(it leaves out what the assistant says, and its calls\)"),
     ],
 )  # fmt: skip
@@ -332,7 +398,9 @@ QWEN = """{%- if tools %}<|im_start|>system
 """The shape of Qwen's templates."""
 WRONG = "<tool_call>{}</tool_call>"
 CALLS = [hermes(SUM), hermes(SUM, OTHER), WRONG, "<tool_call>"]
-"""Whole responses that are single tokens of the tiny model, so that an untrained one calls tools."""
+"""Whole responses that are single tokens of the tiny model, so that an untrained one calls
+tools.
+"""
 
 
 LLAMA = """{%- for message in messages %}
@@ -357,7 +425,9 @@ def test_a_message_follows_a_reply_as_the_template_writes_it_after_any_token_tha
     other, eos = source.stop_token_ids
     observed = observations(DATA, (), source, pytest.fail)
     talk = [("user", "Who?"), ("assistant", "Ann."), ("user", "Colder.\n")]
-    whole = render_prompt([{"role": role, "content": said} for role, said in talk], source.tokenizer, {})
+    whole = render_prompt(
+        [{"role": role, "content": said} for role, said in talk], source.tokenizer, {}
+    )
     follows = source.token_ids(whole.partition("Ann.")[2])
     assert follows[0] == eos
     assert observed("Colder.\n", eos) == observed("Colder.\n", other) == follows[1:]
@@ -366,19 +436,26 @@ def test_a_message_follows_a_reply_as_the_template_writes_it_after_any_token_tha
 def unlearned(sample: dict[str, Any]) -> str:
     """The text of a response that the policy did not write."""
     token = sample["token"]
-    return "".join(text for text, mask in zip(token["text"], token["mask"], strict=True) if not mask)
+    return "".join(
+        text for text, mask in zip(token["text"], token["mask"], strict=True) if not mask
+    )
 
 
 @pytest.fixture
 def caller(in_tmp: Path) -> Path:
-    """A tiny random model whose tokens are calls and words, with a chat template that writes tools."""
+    """A tiny random model whose tokens are calls and words, with a chat template that writes
+    tools.
+    """
     (in_tmp / "worlds.py").write_text(WORLDS)
     (in_tmp / "rewards.py").write_text(
-        "def sums(prompt, response, answer, row):\n    return float('\\n3\\n</tool_response>' in response)\n"
+        "def sums(prompt, response, answer, row):\n    return float('\\n3\\n</tool_response>' in "
+        "response)\n"
     )
     rows = [{"question": f"{a} plus 2", "answer": str(a + 2)} for a in range(1, 9)]
     (in_tmp / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    tokenizer = words_tokenizer(["system user assistant add halve\n", *(row["question"] for row in rows)])
+    tokenizer = words_tokenizer(
+        ["system user assistant add halve\n", *(row["question"] for row in rows)]
+    )
     tokenizer.add_tokens([*CALLS, "<|im_start|>", "<tool_response>", "</tool_response>"])
     tokenizer.add_special_tokens({"eos_token": "<|im_end|>"})
     tokenizer.chat_template = QWEN.replace("tool | tojson", "tool.function.name")
@@ -401,22 +478,39 @@ RUN = {name: value for name, value in GRPO.items() if name not in ("reward", "mo
 }  # fmt: skip
 
 
-def test_a_policy_learns_to_call_and_the_same_from_python_gives_the_same(caller: Path, in_tmp: Path) -> None:
+def test_a_policy_learns_to_call_and_the_same_from_python_gives_the_same(
+    caller: Path, in_tmp: Path
+) -> None:
     (in_tmp / "run.yaml").write_text(yaml.safe_dump(RUN))
     rows = [row for row in read_metrics(train(load("run.yaml", []))) if "train/turns" in row]
-    assert sum(row["train/reward"] for row in rows[-3:]) > sum(row["train/reward"] for row in rows[:3]) + 1
+    assert (
+        sum(row["train/reward"] for row in rows[-3:])
+        > sum(row["train/reward"] for row in rows[:3]) + 1
+    )
     assert all(row["agreement/max_abs_logprob_diff"] < 1e-4 for row in rows)
     assert rows[0]["train/tool_calls"] > 0 < rows[0]["train/malformed_calls"] < 1
     samples = [json.loads(line) for line in Path("run/samples.jsonl").read_text().splitlines()]
-    assert all(sample["prompt"].startswith("<|im_start|>system\nadd\nhalve\n<|im_end|>\n") for sample in samples)
-    results = {text for sample in samples for text in unlearned(sample).split("<|im_start|>") if "response" in text}
+    assert all(
+        sample["prompt"].startswith("<|im_start|>system\nadd\nhalve\n<|im_end|>\n")
+        for sample in samples
+    )
+    results = {
+        text
+        for sample in samples
+        for text in unlearned(sample).split("<|im_start|>")
+        if "response" in text
+    }
     assert any("<tool_response>\n3\n</tool_response><tool_response>\n" in text for text in results)
 
     loaded: Any = user_code.load("worlds.py:Sums", "environment.class_name", "class")
-    sums = type("Sums", (loaded,), {"__module__": "__main__"})  # as in a notebook: only this process has it
+    sums = type(
+        "Sums", (loaded,), {"__module__": "__main__"}
+    )  # as in a notebook: only this process has it
     options = {name: value for name, value in RUN.items() if name != "algorithm"}
     environment = RUN["environment"] | {"class_name": sums}
-    run = lockstep.GRPO(**options | {"environment": environment, "run": {"max_steps": 1, "folder": "own"}}).train()
+    run = lockstep.GRPO(
+        **options | {"environment": environment, "run": {"max_steps": 1, "folder": "own"}}
+    ).train()
     [same] = [row for row in run.metrics if "train/turns" in row]
     for name in ("train/tool_calls", "train/malformed_calls", "train/reward", "policy/loss"):
         assert same[name] == rows[0][name]

@@ -1,4 +1,6 @@
-"""Folders that hostile inputs spoil, made once: a furnished one, and in it a finished run and a finished evaluation."""
+"""Folders that hostile inputs spoil, made once: a furnished one, and in it a finished run and a
+finished evaluation.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ Check = Callable[[Path, str, int, str], None]
 
 @pytest.fixture(scope="session")
 def refuses() -> Check:
-    """Runs a command in a folder: it ends with this code, and says this, in one sentence where that is no success."""
+    """Runs a command in a folder: it ends with this code, and says this, in one sentence where that
+    is no success.
+    """
 
     def check(folder: Path, command: str, code: int, says: str) -> None:
         ended = run_command(folder, command)

@@ -1,4 +1,5 @@
-"""Hostile inputs: how each is made, from a folder of `workspace.furnish`, and the words that a good answer has.
+"""Hostile inputs: how each is made, from a folder of `workspace.furnish`, and the words that a good
+answer has.
 
 They are what people download, mistype and cut short, beyond the catalogue of `tests/commands`.
 """
@@ -16,7 +17,11 @@ from workspace import Spoil, change, write
 
 LINE_1 = "rows.jsonl, line 1"
 SFT, DPO = "train sft.yaml", "train dpo.yaml"
-CONFIG, WEIGHTS, INDEX = "model/config.json", "model/model.safetensors", "model/model.safetensors.index.json"
+CONFIG, WEIGHTS, INDEX = (
+    "model/config.json",
+    "model/model.safetensors",
+    "model/model.safetensors.index.json",
+)
 TOKENIZER, TOKENIZER_CONFIG = "model/tokenizer.json", "model/tokenizer_config.json"
 GENERATION = "model/generation_config.json"
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -76,7 +81,9 @@ def tiny(text: str, *says: str) -> Hostile:
 
 def algorithm(code: str, *says: str) -> Hostile:
     """An algorithm of the user's."""
-    spoil = both(write("bad.yaml", 'base: tiny.yaml\nalgorithm: "mine.py:Mine"\n'), write("mine.py", code))
+    spoil = both(
+        write("bad.yaml", 'base: tiny.yaml\nalgorithm: "mine.py:Mine"\n'), write("mine.py", code)
+    )
     return Hostile("train bad.yaml --dry-run", spoil, says)
 
 
@@ -96,7 +103,13 @@ def override(words: str | Sequence[str], *says: str, of: str = "tiny.yaml") -> H
     return Hostile(["train", of, *words, "--dry-run"], None, says)
 
 
-def rows(content: str | bytes, *says: str, of: str = "train own.yaml", options: str = "", also: Spoil = str) -> Hostile:
+def rows(
+    content: str | bytes,
+    *says: str,
+    of: str = "train own.yaml",
+    options: str = "",
+    also: Spoil = str,
+) -> Hostile:
     """The rows of a run."""
     return Hostile(f"{of} {options} --dry-run", both(write("rows.jsonl", content), also), says)
 
@@ -104,7 +117,9 @@ def rows(content: str | bytes, *says: str, of: str = "train own.yaml", options: 
 def replaced(make: Callable[[Path], object], *says: str) -> Hostile:
     """Something else in place of the file of rows."""
     return Hostile(
-        "train own.yaml --dry-run", lambda folder: [(folder / "rows.jsonl").unlink(), make(folder / "rows.jsonl")], says
+        "train own.yaml --dry-run",
+        lambda folder: [(folder / "rows.jsonl").unlink(), make(folder / "rows.jsonl")],
+        says,
     )
 
 
@@ -150,7 +165,9 @@ def score(chosen: str, rejected: str, *says: str) -> Hostile:
 
 def known(content: str, *says: str, kind: str = "judgements") -> Hostile:
     """Judgements that are known."""
-    return Hostile(f"train judged.yaml known.{kind}=known.jsonl --dry-run", write("known.jsonl", content), says)
+    return Hostile(
+        f"train judged.yaml known.{kind}=known.jsonl --dry-run", write("known.jsonl", content), says
+    )
 
 
 def ranked(content: str, *says: str) -> Hostile:
@@ -158,7 +175,11 @@ def ranked(content: str, *says: str) -> Hostile:
     judge = """judge.chat=false judge.template='"{prompt} {response}"' judge.max_prompt_tokens=40"""
     judge += " judge.sampling.max_tokens=1 judge.unfinished_judgements=read"
     named = """data.prompt='"{p}"' data.responses=responses data.ranks=ranks"""
-    return Hostile(f"eval model ranked.jsonl --recipe eval_judge {judge} {named}", write("ranked.jsonl", content), says)
+    return Hostile(
+        f"eval model ranked.jsonl --recipe eval_judge {judge} {named}",
+        write("ranked.jsonl", content),
+        says,
+    )
 
 
 def model(spoil: Spoil, *says: str, options: str = "") -> Hostile:
@@ -186,12 +207,18 @@ def index(tree: object, *says: str) -> Hostile:
 def chat(template: object, *says: str) -> Hostile:
     """A chat template."""
     named = isinstance(template, str)
-    spoil = write("model/chat_template.jinja", template) if named else change(TOKENIZER_CONFIG, chat_template=template)
+    spoil = (
+        write("model/chat_template.jinja", template)
+        if named
+        else change(TOKENIZER_CONFIG, chat_template=template)
+    )
     return model(spoil, *says, options="data.chat=true")
 
 
 def generation(fields: object, *says: str) -> Hostile:
-    return trained(write(GENERATION, fields if isinstance(fields, str) else json.dumps(fields)), *says)
+    return trained(
+        write(GENERATION, fields if isinstance(fields, str) else json.dumps(fields)), *says
+    )
 
 
 def reward(code: str | bytes, *says: str, name: str = "mine.py:f", options: str = "") -> Hostile:

@@ -40,7 +40,9 @@ def two_shards(alter: Callable[[Parts, dict[str, str]], object]) -> Callable[[Pa
     def spoil(folder: Path) -> None:
         tensors = load_file(folder / WEIGHTS)
         (folder / WEIGHTS).unlink()
-        where = {name: f"{'ab'[place % 2]}.safetensors" for place, name in enumerate(sorted(tensors))}
+        where = {
+            name: f"{'ab'[place % 2]}.safetensors" for place, name in enumerate(sorted(tensors))
+        }
         parts: Parts = {file: {} for file in where.values()}
         for name, file in where.items():
             parts[file][name] = tensors[name]
@@ -69,7 +71,10 @@ def raw(header: object, body: bytes = b"") -> bytes:
 
 def end_texts(tree: dict[str, Any]) -> None:
     """Has a tokenizer put its end-of-sequence token behind every text."""
-    text, end = {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "<eos>", "type_id": 0}}
+    text, end = (
+        {"Sequence": {"id": "A", "type_id": 0}},
+        {"SpecialToken": {"id": "<eos>", "type_id": 0}},
+    )
     tokens = {"<eos>": {"id": "<eos>", "ids": [1], "tokens": ["<eos>"]}}
     tree["post_processor"] = {
         "type": "TemplateProcessing",
@@ -91,9 +96,13 @@ def drop_merges(tree: dict[str, Any]) -> None:
 
 
 MODELS = {
-    "model: config nested 100,000 deep": model(write(CONFIG, '{"a": ' + DEEP + "}"), "config.json", "JSON"),
+    "model: config nested 100,000 deep": model(
+        write(CONFIG, '{"a": ' + DEEP + "}"), "config.json", "JSON"
+    ),
     "model: config with a mark": model(
-        lambda folder: (folder / CONFIG).write_bytes(b"\xef\xbb\xbf" + (folder / CONFIG).read_bytes()),
+        lambda folder: (folder / CONFIG).write_bytes(
+            b"\xef\xbb\xbf" + (folder / CONFIG).read_bytes()
+        ),
         "config.json",
         "BOM",
     ),
@@ -104,12 +113,16 @@ MODELS = {
     "model: epsilon is NaN": config({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
     "model: a type of numbers that is not there": trained_config({"dtype": "float4"}, "float4"),
     "model: index: nested deep": index('{"weight_map": ' + DEEP + "}", "index", "JSON"),
-    "model: index: names a file above": index({"weight_map": {"model.norm.weight": "../../../etc/passwd"}}, "index"),
+    "model: index: names a file above": index(
+        {"weight_map": {"model.norm.weight": "../../../etc/passwd"}}, "index"
+    ),
     "model: shards: a tensor in two, of two values": model(
         two_shards(clash), "a.safetensors", "b.safetensors", "both hold"
     ),
     "model: shards: the index names the wrong one": in_order(model(two_shards(swap))),
-    "model: weights: a header of 2^60 bytes": model(write(WEIGHTS, struct.pack("<Q", 2**60) + b"{}"), "damaged"),
+    "model: weights: a header of 2^60 bytes": model(
+        write(WEIGHTS, struct.pack("<Q", 2**60) + b"{}"), "damaged"
+    ),
     "model: weights: offsets that overlap": model(
         write(
             WEIGHTS,
@@ -128,24 +141,39 @@ MODELS = {
         "model.norm.weight",
         "fp32",
     ),
-    "model: weights: whole numbers": model(weights(lambda t: t.update({NORM: t[NORM].long()})), "model.norm.weight"),
+    "model: weights: whole numbers": model(
+        weights(lambda t: t.update({NORM: t[NORM].long()})), "model.norm.weight"
+    ),
     "model: weights: a prefix of a wrapper": model(
-        weights(lambda t: [t.update({"module." + k: v}) or t.pop(k) for k, v in list(t.items())]), "model"
+        weights(lambda t: [t.update({"module." + k: v}) or t.pop(k) for k, v in list(t.items())]),
+        "model",
     ),
     "model: adapters beside the weights": trained(
-        both(write("model/adapter_config.json", '{"peft_type": "LORA", "base_model_name_or_path": "nowhere", "r": 2}')),
+        both(
+            write(
+                "model/adapter_config.json",
+                '{"peft_type": "LORA", "base_model_name_or_path": "nowhere", "r": 2}',
+            )
+        ),
         "adapter",
     ),
     "model: tokenizer: an end token that is new": model(
         change(TOKENIZER_CONFIG, eos_token="<nowhere>"), "makes token 86", "<nowhere>"
     ),
-    "model: tokenizer: a class that is not there": in_order(model(change(TOKENIZER_CONFIG, tokenizer_class="Evil"))),
+    "model: tokenizer: a class that is not there": in_order(
+        model(change(TOKENIZER_CONFIG, tokenizer_class="Evil"))
+    ),
     "model: tokenizer: cuts every text": in_order(
         model(
             edit(
                 TOKENIZER,
                 lambda t: t.update(
-                    truncation={"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+                    truncation={
+                        "direction": "Right",
+                        "max_length": 4,
+                        "strategy": "LongestFirst",
+                        "stride": 0,
+                    }
                 ),
             )
         )
@@ -155,11 +183,21 @@ MODELS = {
     "model: tokenizer: a chat template that is a list of names": chat(
         [{"name": "rag", "template": "x"}], "chat template"
     ),
-    "model: tokenizer: a chat template that says nothing": chat("", "rows.jsonl, line 1", "its prompt is empty"),
-    "model: tokenizer: a chat template that leaves the question out": chat("Hello", "chat template", "leaves out"),
-    "model: tokenizer: a chat template of ten gigabytes": chat("{{ 'a' * 10000000000 }}", "chat template", "memory"),
-    "model: tokenizer: a chat template with a large power": chat("{{ 9**9**9 }}", "chat template", "a power"),
-    "model: generation config: stop tokens within lists": generation({"eos_token_id": [[1]]}, "eos_token_id"),
+    "model: tokenizer: a chat template that says nothing": chat(
+        "", "rows.jsonl, line 1", "its prompt is empty"
+    ),
+    "model: tokenizer: a chat template that leaves the question out": chat(
+        "Hello", "chat template", "leaves out"
+    ),
+    "model: tokenizer: a chat template of ten gigabytes": chat(
+        "{{ 'a' * 10000000000 }}", "chat template", "memory"
+    ),
+    "model: tokenizer: a chat template with a large power": chat(
+        "{{ 9**9**9 }}", "chat template", "a power"
+    ),
+    "model: generation config: stop tokens within lists": generation(
+        {"eos_token_id": [[1]]}, "eos_token_id"
+    ),
     "model: generation config: a mode that is not there": generation(
         {"cache_implementation": "nosuch", "num_beams": 0, "eos_token_id": 1},
         "cannot be opened",

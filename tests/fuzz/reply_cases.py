@@ -1,4 +1,6 @@
-"""Hostile replies of servers, each with what a judge's client says of it: text that the sentence holds."""
+"""Hostile replies of servers, each with what a judge's client says of it: text that the sentence
+holds.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from raw_server import MODELS, Reply, http, raw
 
 
 def completed(**fields: Any) -> dict[str, Any]:
-    """A right answer to four tokens, but for these fields; `usage` and `choices` may be among them."""
+    """A right answer to four tokens, but for these fields; `usage` and `choices` may be among
+    them.
+    """
     message = {"role": "assistant", "content": fields.pop("content", "so")}
     choice = {"index": 0, "message": message, "finish_reason": "length"} | fields
     usage = {"prompt_tokens": 2, "completion_tokens": 4}
@@ -37,7 +41,10 @@ def interim(connection: socket.socket) -> None:
 
 
 def chunked(*pieces: bytes) -> Reply:
-    return raw(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n", *pieces)
+    return raw(
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n",
+        *pieces,
+    )
 
 
 def served(*models: Any) -> Reply:
@@ -50,7 +57,10 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 POSTS: dict[str, tuple[Reply, str]] = {
     # counts
     "two choices for one": (http(completed(choices=[completed()["choices"][0]] * 2)), "choices"),
-    "a count of 9,000 digits": (text_of(json.dumps(completed()).replace(": 4}", f": {'9' * 9000}}}")), "answer"),
+    "a count of 9,000 digits": (
+        text_of(json.dumps(completed()).replace(": 4}", f": {'9' * 9000}}}")),
+        "answer",
+    ),
     "no usage": (http(completed(usage=None)), "usage"),
     "a text that is a number": (http(completed(content=7)), "content"),
     "a text of 8 MB for 4 tokens": (http(completed(content="so " * 2_700_000)), "characters"),
@@ -58,7 +68,10 @@ POSTS: dict[str, tuple[Reply, str]] = {
         text_of(json.dumps(completed()).replace('"content"', '"content": "no", "content"')),
         'the key "content" twice',
     ),
-    "an error beside choices": (http(completed() | {"error": {"message": "out of memory"}}), "(out of memory)"),
+    "an error beside choices": (
+        http(completed() | {"error": {"message": "out of memory"}}),
+        "(out of memory)",
+    ),
     "a choice for another request": (http(completed(index=1)), "index 1"),
     "a number that is not finite": (
         http(completed(usage={"prompt_tokens": 2, "completion_tokens": float("nan")})),
@@ -69,16 +82,28 @@ POSTS: dict[str, tuple[Reply, str]] = {
     "no content": (raw(b"HTTP/1.1 204 No Content\r\n\r\n"), "answer"),
     "a body cut short": (raw(HEAD + b"Content-Length: 9999\r\n\r\n" + BODY), "cannot be reached"),
     "a chunk that never ends": (chunked(b"fff\r\n" + BODY), "cannot be reached"),
-    "a header of a megabyte": (raw(HEAD + b"X: " + b"x" * 2**20 + b"\r\n\r\n" + BODY), "cannot be reached"),
-    "compressed though asked not to": (http(BODY, headers={"Content-Encoding": "gzip"}), "compresses its replies"),
+    "a header of a megabyte": (
+        raw(HEAD + b"X: " + b"x" * 2**20 + b"\r\n\r\n" + BODY),
+        "cannot be reached",
+    ),
+    "compressed though asked not to": (
+        http(BODY, headers={"Content-Encoding": "gzip"}),
+        "compresses its replies",
+    ),
     "a stream of events": (
-        http(b"data: " + BODY + b"\n\ndata: [DONE]\n\n", headers={"Content-Type": "text/event-stream"}),
+        http(
+            b"data: " + BODY + b"\n\ndata: [DONE]\n\n",
+            headers={"Content-Type": "text/event-stream"},
+        ),
         "answer",
     ),
     "bytes that are no UTF-8": (http(BODY.replace(b"so", b"s\xff")), "answer"),
     "100,000 brackets": (http(b"[" * 100_000), "answer"),
     # statuses
-    "moved to nowhere": (raw(b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\n\r\n"), "sends requests on"),
+    "moved to nowhere": (
+        raw(b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\n\r\n"),
+        "sends requests on",
+    ),
     "an error that obeys no one": (
         http({"error": {"message": "\x1b[2J\x1b]0;mine\x07gone\u202e"}}, "400 Bad"),
         "␛[2J",

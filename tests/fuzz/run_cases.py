@@ -1,4 +1,6 @@
-"""Hostile run folders and results: a finished run of two steps with one thing wrong, a command, and what it says."""
+"""Hostile run folders and results: a finished run of two steps with one thing wrong, a command, and
+what it says.
+"""
 
 from __future__ import annotations
 
@@ -74,8 +76,12 @@ def token(**columns: Any) -> Spoil:
     return spoil
 
 
-def resealed(alter: Callable[[dict[str, Any]], object], spoil: Spoil = lambda folder: None) -> Spoil:
-    """A checkpoint whose manifest is changed, sums and all: one of another program, not one that was damaged."""
+def resealed(
+    alter: Callable[[dict[str, Any]], object], spoil: Spoil = lambda folder: None
+) -> Spoil:
+    """A checkpoint whose manifest is changed, sums and all: one of another program, not one that
+    was damaged.
+    """
 
     def apply(folder: Path) -> None:
         spoil(folder)
@@ -84,7 +90,10 @@ def resealed(alter: Callable[[dict[str, Any]], object], spoil: Spoil = lambda fo
         noted.pop("sha256")
         for name in noted["files"]:
             content = (folder / NEWEST / name).read_bytes()
-            noted["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+            noted["files"][name] = {
+                "bytes": len(content),
+                "sha256": hashlib.sha256(content).hexdigest(),
+            }
         alter(noted)
         digest = hashlib.sha256(json.dumps(noted, sort_keys=True).encode()).hexdigest()
         path.write_text(json.dumps({**noted, "sha256": digest}))
@@ -128,10 +137,17 @@ PASSED = "is not used"
 
 CASES: dict[str, Case] = {
     # metrics.jsonl
-    "metrics: deep brackets, report": Case(line(METRICS, 1, DEEP), REPORT, 2, "metrics.jsonl:2 " + NO_LINE),
-    "metrics: NUL bytes at the end": Case(unfinished(add(METRICS, b"\0" * 4096)), RUN, 0, "continues after step 2"),
+    "metrics: deep brackets, report": Case(
+        line(METRICS, 1, DEEP), REPORT, 2, "metrics.jsonl:2 " + NO_LINE
+    ),
+    "metrics: NUL bytes at the end": Case(
+        unfinished(add(METRICS, b"\0" * 4096)), RUN, 0, "continues after step 2"
+    ),
     "metrics: a word, resume": Case(
-        unfinished(line(METRICS, 1, {"train/reward": "high"})), RUN, 2, "metrics.jsonl differs from what the run wrote"
+        unfinished(line(METRICS, 1, {"train/reward": "high"})),
+        RUN,
+        2,
+        "metrics.jsonl differs from what the run wrote",
     ),
     "metrics: agreement without its bound": Case(
         line(METRICS, 1, b'{"step": 1, "agreement/tokens": 5}\n'), REPORT, 0, "report.html"
@@ -141,31 +157,51 @@ CASES: dict[str, Case] = {
         line(METRICS, 1, {"</script><script>alert(1)</script>": 1.0}), REPORT, 0, "report.html"
     ),
     # samples.jsonl
-    "samples: no columns of tokens": Case(line(SAMPLES, 0, {"token": None}), REPORT, 0, "report.html"),
+    "samples: no columns of tokens": Case(
+        line(SAMPLES, 0, {"token": None}), REPORT, 0, "report.html"
+    ),
     "samples: a column too short": Case(token(logprob=[-1.0]), REPORT, 2, "samples.jsonl"),
     "timings: a word": Case(line(TIMINGS, 0, {"generate": "long"}), REPORT, 2, "timings.jsonl:1"),
-    "certificate: torn": Case(write("run/certificate.json", '{"step": 2, "lev'), REPORT, 2, "certificate.json"),
+    "certificate: torn": Case(
+        write("run/certificate.json", '{"step": 2, "lev'), REPORT, 2, "certificate.json"
+    ),
     "certificate: a folder, resume": Case(
         unfinished(replace("run/certificate.json", Path.mkdir)), RUN, 2, "certificate.json"
     ),
     # environment.json, crash.txt, recipe.yaml
-    "environment: torn, resume": Case(unfinished(write("run/environment.json", "{")), RUN, 2, "environment.json"),
-    "crash.txt: a folder": Case(
-        unfinished(lambda folder: (folder / "run/crash.txt").mkdir()), REPORT, 2, "run/crash.txt is a folder"
+    "environment: torn, resume": Case(
+        unfinished(write("run/environment.json", "{")), RUN, 2, "environment.json"
     ),
-    "recipe: of a later version": Case(add("run/recipe.yaml", b"tomorrow: 1\n"), "check run", 2, "run/recipe.yaml"),
+    "crash.txt: a folder": Case(
+        unfinished(lambda folder: (folder / "run/crash.txt").mkdir()),
+        REPORT,
+        2,
+        "run/crash.txt is a folder",
+    ),
+    "recipe: of a later version": Case(
+        add("run/recipe.yaml", b"tomorrow: 1\n"), "check run", 2, "run/recipe.yaml"
+    ),
     # checkpoints
     "checkpoints: a file": Case(
-        unfinished(replace("run/checkpoints", lambda path: path.write_text(""))), RUN, 2, "checkpoints"
+        unfinished(replace("run/checkpoints", lambda path: path.write_text(""))),
+        RUN,
+        2,
+        "checkpoints",
     ),
     "checkpoints: a step of 40 digits": Case(
-        unfinished(lambda folder: (folder / f"run/checkpoints/step_{10**39}").mkdir()), RUN, 0, PASSED
+        unfinished(lambda folder: (folder / f"run/checkpoints/step_{10**39}").mkdir()),
+        RUN,
+        0,
+        PASSED,
     ),
     "checkpoints: a state without position": Case(
         unfinished(resealed(lambda noted: noted["state"].pop("position"))), RUN, 2, "manifest.json"
     ),
     "checkpoints: a file outside of it": Case(
-        unfinished(resealed(lambda noted: noted["files"].update({"../../../tiny.yaml": {}}))), RUN, 0, PASSED
+        unfinished(resealed(lambda noted: noted["files"].update({"../../../tiny.yaml": {}}))),
+        RUN,
+        0,
+        PASSED,
     ),
     "checkpoints: a score of a word": Case(
         unfinished(resealed(lambda noted: noted.update(score="best"))),
@@ -176,7 +212,9 @@ CASES: dict[str, Case] = {
     "checkpoints: no policy": Case(
         only_the_newest(
             resealed(
-                lambda noted: noted.update(files={k: v for k, v in noted["files"].items() if "policy" not in k}),
+                lambda noted: noted.update(
+                    files={k: v for k, v in noted["files"].items() if "policy" not in k}
+                ),
                 lambda folder: None,
             )
         ),
@@ -198,14 +236,25 @@ CASES: dict[str, Case] = {
     ),
     # results
     "eval: inputs.json torn": Case(write("out/inputs.json", "{"), EVAL, 2, "inputs.json"),
-    "eval: samples.jsonl a pipe": Case(begun(replace("out/samples.jsonl", os.mkfifo)), EVAL, 2, "samples.jsonl"),
-    "eval: a score of a word": Case(begun(line("out/samples.jsonl", 0, {"score": "good"})), EVAL, 2, "samples.jsonl:1"),
+    "eval: samples.jsonl a pipe": Case(
+        begun(replace("out/samples.jsonl", os.mkfifo)), EVAL, 2, "samples.jsonl"
+    ),
+    "eval: a score of a word": Case(
+        begun(line("out/samples.jsonl", 0, {"score": "good"})), EVAL, 2, "samples.jsonl:1"
+    ),
     # the folder
-    "run: a link to a file": Case(replace("run", lambda path: path.symlink_to("tiny.yaml")), RUN, 2, "run"),
+    "run: a link to a file": Case(
+        replace("run", lambda path: path.symlink_to("tiny.yaml")), RUN, 2, "run"
+    ),
     "run: its lock a pipe": Case(unfinished(replace("run/.lock", os.mkfifo)), RUN, 2, ".lock"),
-    "run: initial/ torn, resume": Case(unfinished(write("run/initial/config.json", "{")), RUN, 2, "config.json"),
+    "run: initial/ torn, resume": Case(
+        unfinished(write("run/initial/config.json", "{")), RUN, 2, "config.json"
+    ),
     "run: initial/ weights gone, resume": Case(
-        unfinished(lambda folder: (folder / "run/initial/model.safetensors").unlink()), RUN, 2, "initial"
+        unfinished(lambda folder: (folder / "run/initial/model.safetensors").unlink()),
+        RUN,
+        2,
+        "initial",
     ),
     "run: data changed": Case(unfinished(add("run/data/train.jsonl", b"{}\n")), RUN, 0, "run: run"),
 }

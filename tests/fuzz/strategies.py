@@ -13,16 +13,44 @@ from hypothesis.strategies import SearchStrategy
 Keys = tuple[str | int, ...]
 
 ODD_NUMBERS = st.sampled_from(
-    [0, -1, 1, 2, 3, 7, 2**31, 2**63, 10**30, 0.0, -0.5, 0.5, 1.5, 1e-320, 1e300, float("inf"), float("nan")]
+    [
+        0,
+        -1,
+        1,
+        2,
+        3,
+        7,
+        2**31,
+        2**63,
+        10**30,
+        0.0,
+        -0.5,
+        0.5,
+        1.5,
+        1e-320,
+        1e300,
+        float("inf"),
+        float("nan"),
+    ]
 )
 ODD_TEXTS = st.sampled_from(
     ["", " ", "null", "true", "~", "{", "}", "{}", "{0}", "{question}", "a.b", "../x", "/dev/null", "~nobody/x", "$NO",
      "math", "torch", "cuda", "float32", "\0", "\ud800", "\u202e", "é", "a" * 300, "1e5", "[", "rows.jsonl", "model"]
 )  # fmt: skip
-SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), ODD_NUMBERS, ODD_TEXTS)
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=8),
+    ODD_NUMBERS,
+    ODD_TEXTS,
+)
 VALUES = st.recursive(
     SCALARS,
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=6), inner, max_size=3)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=6), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 """Anything that JSON can say, and some that it cannot."""
@@ -34,7 +62,10 @@ def near(value: object) -> SearchStrategy[Any]:
         case bool():
             return st.booleans()
         case int():
-            return st.one_of(st.integers(-1, 5), st.sampled_from([value, 2 * value, 10**6, 10**12, 2**63, 10**30]))
+            return st.one_of(
+                st.integers(-1, 5),
+                st.sampled_from([value, 2 * value, 10**6, 10**12, 2**63, 10**30]),
+            )
         case float():
             return st.one_of(st.floats(0, 1), st.sampled_from([value, 1, 2.0, 1e-300, 1e300, -1.0]))
         case str():
@@ -45,7 +76,13 @@ def near(value: object) -> SearchStrategy[Any]:
 
 def find_places(tree: object, above: Keys = ()) -> Iterator[Keys]:
     """Yields the keys of all values in mappings and lists, the outer before the inner."""
-    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    items = (
+        tree.items()
+        if isinstance(tree, dict)
+        else enumerate(tree)
+        if isinstance(tree, list)
+        else ()
+    )
     for key, value in items:
         yield (*above, key)
         yield from find_places(value, (*above, key))

@@ -1,4 +1,6 @@
-"""Fuzzed recipes, overrides, rows and model folders: what is read is in order, or one sentence says why it is not."""
+"""Fuzzed recipes, overrides, rows and model folders: what is read is in order, or one sentence says
+why it is not.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +36,32 @@ T = TypeVar("T", bound=Callable[..., None])
 LONGEST_CPU_S = 20.0
 LONGEST_SENTENCE = 3000
 RECIPES = ("tiny", "own", "sft", "dpo", "judged")
-SHARED = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much])
+SHARED = settings(
+    suppress_health_check=[
+        HealthCheck.too_slow,
+        HealthCheck.data_too_large,
+        HealthCheck.filter_too_much,
+    ]
+)
 
 TALK = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
-ROW = {"question": "1+1=", "answer": "2", "talk": TALK, "c": "2", "r": "3", "cs": 2.0, "rs": 1, "t": {"a": [True]}}
+ROW = {
+    "question": "1+1=",
+    "answer": "2",
+    "talk": TALK,
+    "c": "2",
+    "r": "3",
+    "cs": 2.0,
+    "rs": 1,
+    "t": {"a": [True]},
+}
 FIELDS = {"max_prompt_tokens": 64, "train": "rows.jsonl"}
 PAIR = {"chosen": "{c}", "rejected": "{r}", "chosen_score": "cs", "rejected_score": "rs"}
-TALKS = {"text": {"prompt": "{question}\n"}, "chat": {"chat": True}, "messages": {"messages": "talk"}}
+TALKS = {
+    "text": {"prompt": "{question}\n"},
+    "chat": {"chat": True},
+    "messages": {"messages": "talk"},
+}
 CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
 
 
@@ -50,7 +71,9 @@ class HangsError(BaseException):
 
 @contextmanager
 def bounded() -> Iterator[None]:
-    """Raises HangsError in a block that computes for too long; the clock would count what other processes take."""
+    """Raises HangsError in a block that computes for too long; the clock would count what other
+    processes take.
+    """
 
     def stop(*_: object) -> None:
         raise HangsError
@@ -113,14 +136,20 @@ def overrides(draw: st.DrawFn) -> list[str]:
     recipe = f"{draw(st.sampled_from(RECIPES))}.yaml"
     tree, words = load(recipe).dump(), [recipe]
     for _ in range(draw(st.integers(1, 4))):
-        *above, key = draw(st.sampled_from([place for place in find_places(tree) if isinstance(place[-1], str)]))
+        *above, key = draw(
+            st.sampled_from([place for place in find_places(tree) if isinstance(place[-1], str)])
+        )
         inside: Any = tree
         for part in above:
             inside = inside[part]
         name = ".".join(map(str, (*above, key)))
         value = st.one_of(near(inside[key]), near(inside[key]), VALUES).map(json.dumps)
-        odd = st.one_of(st.text(max_size=8), st.text(max_size=8).map(lambda text, name=name: f"{name}={text}"))
-        words.append(draw(st.one_of(*[value.map(lambda text, name=name: f"{name}={text}")] * 6, odd)))
+        odd = st.one_of(
+            st.text(max_size=8), st.text(max_size=8).map(lambda text, name=name: f"{name}={text}")
+        )
+        words.append(
+            draw(st.one_of(*[value.map(lambda text, name=name: f"{name}={text}")] * 6, odd))
+        )
     return words
 
 
@@ -170,7 +199,9 @@ def files_of_models(draw: st.DrawFn) -> dict[str, bytes]:
             whole = file.read_bytes()
             size = int.from_bytes(whole[:8], "little")
             header = draw(spoiled(json.loads(whole[8 : 8 + size])).map(json_bytes))
-            found[name] = draw(corrupted(st.just(len(header).to_bytes(8, "little") + header + whole[8 + size :])))
+            found[name] = draw(
+                corrupted(st.just(len(header).to_bytes(8, "little") + header + whole[8 + size :]))
+            )
         elif name.endswith(".json"):
             known = {
                 "weight_map": {"model.norm.weight": "model.safetensors"},

@@ -1,4 +1,6 @@
-"""Hostile inputs beyond the catalogue: each ends in one sentence that names what is wrong, and none is trained on."""
+"""Hostile inputs beyond the catalogue: each ends in one sentence that names what is wrong, and none
+is trained on.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ def furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-CASES = [pytest.param(name, id=name, marks=pytest.mark.full if place % 4 else ()) for place, name in enumerate(INPUTS)]
+CASES = [
+    pytest.param(name, id=name, marks=pytest.mark.full if place % 4 else ())
+    for place, name in enumerate(INPUTS)
+]
 
 
 @pytest.mark.parametrize("name", CASES)

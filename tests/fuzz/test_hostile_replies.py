@@ -25,7 +25,9 @@ TALK = [{"role": "user", "content": "Is it?"}]
 DEADLINE_S = 10.0
 
 
-def ask(post: Reply, get: Reply = MODELS, timeout_s: float = 5.0) -> tuple[Response | str, list[str]]:
+def ask(
+    post: Reply, get: Reply = MODELS, timeout_s: float = 5.0
+) -> tuple[Response | str, list[str]]:
     """What comes of one request: the response, or the sentence; and what was noted."""
     notes: list[str] = []
     with sending(post, get) as url:
@@ -76,7 +78,9 @@ def test_what_takes_long_ends(name: str) -> None:
 def test_a_server_that_says_when_to_ask_again_is_told_of() -> None:
     notes: list[str] = []
     with sending(http({}, "429 Busy", {"Retry-After": "1"})) as url:
-        client = OpenAIClient(OpenAI(base_url=url, model="m", max_retries=1), 5.0, note=notes.append)
+        client = OpenAIClient(
+            OpenAI(base_url=url, model="m", max_retries=1), 5.0, note=notes.append
+        )
         with pytest.raises(LockstepError, match="answers 429 after 2 attempts"):
             list(client.chat([TALK], SAMPLING, [7]))
     assert len(notes) == 1
@@ -90,8 +94,13 @@ def changed_answers() -> st.SearchStrategy[Any]:
 def damaged_bytes() -> st.SearchStrategy[bytes]:
     """An answer as it goes over the wire, damaged."""
     body = json.dumps(completed()).encode()
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
-    chunks = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(
+        body
+    )
+    chunks = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (
+        len(body),
+        body,
+    )
     return corrupted(st.sampled_from([head + body, chunks]))
 
 

@@ -1,4 +1,6 @@
-"""Hostile run folders: what was damaged, or is of another program, is refused by name or passed over and told."""
+"""Hostile run folders: what was damaged, or is of another program, is refused by name or passed
+over and told.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,11 @@ from lockstep.report.samples import pack_samples
 from lockstep.report.summary import summary
 from lockstep.run.folder.logs import Logs
 
-_EARLY = ("metrics: a pipe, resume", "environment: torn, resume", "checkpoints: a state without position")
+_EARLY = (
+    "metrics: a pipe, resume",
+    "environment: torn, resume",
+    "checkpoints: a state without position",
+)
 
 
 def one_of_each() -> list[Any]:
@@ -73,8 +79,12 @@ def in_place(run: Path, name: str, content: bytes) -> Iterator[None]:
 
 
 def check_damage(run: Path, data: st.DataObject) -> None:
-    """A report, a summary and the start of a resumed run read a damaged file, or refuse it in one sentence."""
-    name, content = data.draw(damages({name: (run / name).read_bytes() for name in (*LOGS, *RECORDS)}))
+    """A report, a summary and the start of a resumed run read a damaged file, or refuse it in one
+    sentence.
+    """
+    name, content = data.draw(
+        damages({name: (run / name).read_bytes() for name in (*LOGS, *RECORDS)})
+    )
     with in_place(run, name, content):
         said = [
             sentence_of(lambda: json.dumps(describe_runs([run]))),

@@ -53,7 +53,9 @@ def test_a_reward_is_a_number_or_its_row_is_named(name: str, in_tmp: Path) -> No
 @pytest.mark.parametrize("name", IMPORTS)
 def test_a_module_that_cannot_be_imported_is_named(name: str, in_tmp: Path) -> None:
     code, says = IMPORTS[name]
-    said = reward_once(f"{code}\n{FUNCTION.format('return 1.0')}".encode("utf-8", "surrogateescape"))
+    said = reward_once(
+        f"{code}\n{FUNCTION.format('return 1.0')}".encode("utf-8", "surrogateescape")
+    )
     assert says in said
     assert said.startswith("reward.function hostile.py:f: ")
 

@@ -13,16 +13,52 @@ SCORE = ScoreParser(0, 5, "score|points", decimals=True)
 WINNER = WinnerParser("winner")
 
 BETWEEN = (
-    *(" → ", " -> ", " => ", "->", " × ", " (+", " or maybe ", ", no, ", ", make that ", ". Sorry, I mean "),
-    *(". On reflection: ", "\nEdit: ", "\nI take that back, it is a ", ". Wait, ", "; I'd say ", ", but I would give "),
-    *(" ~ ", "~", " & ", " / ", " = ", " to ", "–", " up to ", " vs. ", ", then ", " plus ", " minus "),
+    *(
+        " → ",
+        " -> ",
+        " => ",
+        "->",
+        " × ",
+        " (+",
+        " or maybe ",
+        ", no, ",
+        ", make that ",
+        ". Sorry, I mean ",
+    ),
+    *(
+        ". On reflection: ",
+        "\nEdit: ",
+        "\nI take that back, it is a ",
+        ". Wait, ",
+        "; I'd say ",
+        ", but I would give ",
+    ),
+    *(
+        " ~ ",
+        "~",
+        " & ",
+        " / ",
+        " = ",
+        " to ",
+        "–",
+        " up to ",
+        " vs. ",
+        ", then ",
+        " plus ",
+        " minus ",
+    ),
 )
 """What makes a second value another reading."""
 DRESSES = st.sampled_from(["{}", "**{}**", "`{}`", "<{}>", "[[{}]]", '"{}"', "_{}_", "({})"])
 REASONS = st.lists(
-    st.sampled_from(["It", "is", "right", "in", "all", "respects", "since", "the", "steps", "hold", "well"]), max_size=9
+    st.sampled_from(
+        ["It", "is", "right", "in", "all", "respects", "since", "the", "steps", "hold", "well"]
+    ),
+    max_size=9,
 ).map(" ".join)
-HOSTILE = st.text(alphabet="Score:Winner 0123456789.,/-+*<>[]()~%→×?!\n\"'`“”\u200b\u202e½AB=", max_size=60)
+HOSTILE = st.text(
+    alphabet="Score:Winner 0123456789.,/-+*<>[]()~%→×?!\n\"'`“”\u200b\u202e½AB=", max_size=60
+)
 
 
 @pytest.mark.parametrize("reply", SCORES)
@@ -43,15 +79,26 @@ def test_two_scores_are_none(values: list[int], between: str, dress: str, reason
 
 
 @given(
-    st.permutations("AB"), st.sampled_from([one for one in BETWEEN if one not in (" × ", "~", " ~ ", " (+")]), REASONS
+    st.permutations("AB"),
+    st.sampled_from([one for one in BETWEEN if one not in (" × ", "~", " ~ ", " (+")]),
+    REASONS,
 )
 def test_two_winners_are_none(names: list[str], between: str, reasons: str) -> None:
     assert WINNER(f"{reasons}\nWinner: {names[0]}{between}{names[1]}").value is None
 
 
-@given(st.integers(0, 50), DRESSES, REASONS, REASONS, st.sampled_from(["", "/5", " out of 5", " (out of 5)"]))
+@given(
+    st.integers(0, 50),
+    DRESSES,
+    REASONS,
+    REASONS,
+    st.sampled_from(["", "/5", " out of 5", " (out of 5)"]),
+)
 def test_one_score_is_that(tenths: int, dress: str, before: str, after: str, scale: str) -> None:
-    assert SCORE(f"{before}\nScore: {dress.format(f'{tenths / 10:g}')}{scale}\n{after}").value == tenths / 10
+    assert (
+        SCORE(f"{before}\nScore: {dress.format(f'{tenths / 10:g}')}{scale}\n{after}").value
+        == tenths / 10
+    )
 
 
 def check_any(reply: str) -> None:
@@ -68,6 +115,8 @@ def test_any_reply_has_a_verdict_or_a_cause(reply: str) -> None:
 
 @pytest.mark.proof
 @settings(max_examples=10_000)
-@given(st.one_of(HOSTILE, HOSTILE.map("Score: ".__add__), HOSTILE.map("Winner: ".__add__), st.text()))
+@given(
+    st.one_of(HOSTILE, HOSTILE.map("Score: ".__add__), HOSTILE.map("Winner: ".__add__), st.text())
+)
 def test_any_of_thousands_has_a_verdict_or_a_cause(reply: str) -> None:
     check_any(reply)

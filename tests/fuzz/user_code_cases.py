@@ -9,14 +9,16 @@ WRITES = """import os
     return 1.0"""
 
 REWARDS: dict[str, tuple[str, str]] = {
-    # name: (body of f(prompt, response, answer, row), text that the run's last words hold; "" is a run that goes well)
+    # name: (body of f(prompt, response, answer, row), text that the run's last words hold; "" is a
+    # run that goes well)
     "10**400": ("return 10 ** 400", "return a finite number"),
     "what cannot be shown": (
         "class Odd:\n        def __repr__(self): raise KeyError('no')\n    return Odd()",
         "return a finite number",
     ),
     "what claims to be a number": (
-        "import numbers\n    class Odd(float):\n        def __float__(self): raise KeyError('no')\n    return Odd(1)",
+        "import numbers\n    class Odd(float):\n        def __float__(self): raise "
+        "KeyError('no')\n    return Odd(1)",
         "return a finite number",
     ),
     "an error of 5 MB": ("raise ValueError('x' * 5_000_000)", "raised ValueError"),

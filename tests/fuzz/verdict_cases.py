@@ -1,4 +1,6 @@
-"""Hostile replies of judges: what is said, and the only reading that it has; None: none, or several."""
+"""Hostile replies of judges: what is said, and the only reading that it has; None: none, or
+several.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Twenty steps of each algorithm, fixed seed, against the curve that is written beside this file.
 
-A change of numbers must be meant: write the new curve with LOCKSTEP_WRITE_GOLDEN=1 and say why in LOG.md.
+A change of numbers must be meant: write the new curve with LOCKSTEP_WRITE_GOLDEN=1 and say why in
+LOG.md.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from lockstep.run.train import train
 HERE = Path(__file__).parent
 
 SCRATCH = (
-    "model.scratch={config: {model_type: qwen2, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 1,"
+    "model.scratch={config: {model_type: qwen2, hidden_size: 32, intermediate_size: 64, "
+    "num_hidden_layers: 1,"
     " num_attention_heads: 2, num_key_value_heads: 1, max_position_embeddings: 128}}"
 )
 DIGITS = "reward={type: python, function: 'rewards.py:share_of_digits', marker: null}"
@@ -29,12 +31,30 @@ CURVES = {
     ),
     "grpo_arithmetic": (
         "train/reward",
-        [SCRATCH, DIGITS, "grpo.num_prompts_per_step=8", "grpo.global_batch_size=16", "policy.lr=0.003"],
+        [
+            SCRATCH,
+            DIGITS,
+            "grpo.num_prompts_per_step=8",
+            "grpo.global_batch_size=16",
+            "policy.lr=0.003",
+        ],
     ),
-    "dpo_arithmetic": ("train/loss", [SCRATCH, "dpo.global_batch_size=8", "data.task.train_questions=160"]),
-    "simpo_arithmetic": ("train/loss", [SCRATCH, "simpo.global_batch_size=8", "data.task.train_questions=160"]),
-    "orpo_arithmetic": ("train/loss", [SCRATCH, "orpo.global_batch_size=8", "data.task.train_questions=160"]),
-    "kto_arithmetic": ("train/loss", [SCRATCH, "kto.global_batch_size=8", "data.task.train_questions=160"]),
+    "dpo_arithmetic": (
+        "train/loss",
+        [SCRATCH, "dpo.global_batch_size=8", "data.task.train_questions=160"],
+    ),
+    "simpo_arithmetic": (
+        "train/loss",
+        [SCRATCH, "simpo.global_batch_size=8", "data.task.train_questions=160"],
+    ),
+    "orpo_arithmetic": (
+        "train/loss",
+        [SCRATCH, "orpo.global_batch_size=8", "data.task.train_questions=160"],
+    ),
+    "kto_arithmetic": (
+        "train/loss",
+        [SCRATCH, "kto.global_batch_size=8", "data.task.train_questions=160"],
+    ),
     "online_dpo_arithmetic": (
         "train/reward",
         [SCRATCH, DIGITS, "online_dpo.num_prompts_per_step=8", "optimizer.lr=0.003"],

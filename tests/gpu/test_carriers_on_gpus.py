@@ -1,4 +1,7 @@
-"""Carriers between processes on GPUs: what a receiver takes is what the sender wrote. Not run on a GPU yet."""
+"""Carriers between processes on GPUs: what a receiver takes is what the sender wrote.
+
+Not run on a GPU yet.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,9 @@ from lockstep.weight_sync.sync import sync_weights
 
 pytestmark = pytest.mark.gpu
 ON_GPU = SECTION.model_copy(update={"device": "cuda"})
-SECOND = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL has no two ends on one GPU; it takes two")
+SECOND = pytest.mark.skipif(
+    torch.cuda.device_count() < 2, reason="NCCL has no two ends on one GPU; it takes two"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +50,9 @@ def pool(request: pytest.FixtureRequest, models: Callable[..., Path]) -> Iterato
 
 
 @pytest.mark.timeout(300)
-def test_an_engine_on_the_same_gpu_holds_what_was_sent(learner: RankLearner, pool: SamplerPool) -> None:
+def test_an_engine_on_the_same_gpu_holds_what_was_sent(
+    learner: RankLearner, pool: SamplerPool
+) -> None:
     for version in (1, 2, 3):
         with torch.no_grad():
             for parameter in learner.model.parameters():
@@ -61,7 +68,9 @@ def test_a_changed_weight_is_seen(learner: RankLearner, pool: SamplerPool) -> No
     (held,) = pool.load_weights(Outgoing(learner.weights, torch.float32), 2)
     with torch.no_grad():
         next(learner.model.parameters()).view(-1)[3] += 1e-3
-    differ = [name for name, tensor in learner.weights() if held.fingerprints[name] != fingerprint(tensor)]
+    differ = [
+        name for name, tensor in learner.weights() if held.fingerprints[name] != fingerprint(tensor)
+    ]
     assert len(differ) == 1
 
 
@@ -81,7 +90,9 @@ def test_weights_of_the_host_are_refused_by_name() -> None:
 
 def test_a_bucket_of_other_gpus_is_refused_by_name() -> None:
     with pytest.raises(InputError, match="needs a learner rank on each engine's GPU"):
-        open_carrier(Route("cuda_ipc")).take(buckets.Bucket(0, 8, (), {"GPU-other": ""}), torch.device("cuda", 0))
+        open_carrier(Route("cuda_ipc")).take(
+            buckets.Bucket(0, 8, (), {"GPU-other": ""}), torch.device("cuda", 0)
+        )
 
 
 @SECOND
@@ -95,5 +106,7 @@ def test_nccl_carries_to_another_gpu(learner: RankLearner, models: Callable[...,
     section = SamplerSection.model_validate({"transfer": "auto", "max_batch_size": 4})
     with Workers(placement) as workers:
         assert workers.choose_route(section) == Route("process_group", backend="nccl")
-        with closing(SamplerPool(SamplerSpec(str(models("llama", seed=1)), section, ON_GPU), workers)) as pool:
+        with closing(
+            SamplerPool(SamplerSpec(str(models("llama", seed=1)), section, ON_GPU), workers)
+        ) as pool:
             assert sync_weights(learner, pool, 1).floats()["refit/read_whole"]

@@ -18,7 +18,11 @@ def test_a_check_of_this_machine_is_ok(tmp_path: Path) -> None:
     """Memory of a learner is within 15 % of the plan; nothing is broken and nothing fails."""
     code = check_machine("cuda", tmp_path)
     told = json.loads((tmp_path / "gpu_check.json").read_text())["checks"]
-    assert code == exit_codes.OK, [one["note"] for one in told if one["state"] in ("broken", "failed")]
-    shares = [one["measured"]["peak / planned"] for one in told if "peak / planned" in one["measured"]]
+    assert code == exit_codes.OK, [
+        one["note"] for one in told if one["state"] in ("broken", "failed")
+    ]
+    shares = [
+        one["measured"]["peak / planned"] for one in told if "peak / planned" in one["measured"]
+    ]
     assert shares
     assert all(0.85 <= share <= 1.15 for share in shares)

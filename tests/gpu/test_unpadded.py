@@ -39,7 +39,10 @@ def test_it_is_near_to_float64(heads: int, groups: int, size: int, window: int |
 
 def test_shared_heads_of_keys_in_fp32_keep_no_number_for_each_pair_of_tokens() -> None:
     heads, groups, tokens, size = 16, 4, 4096, 64
-    q, k, v = (torch.randn(1, n, tokens, size, device="cuda", requires_grad=True) for n in (heads, groups, groups))
+    q, k, v = (
+        torch.randn(1, n, tokens, size, device="cuda", requires_grad=True)
+        for n in (heads, groups, groups)
+    )
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     out = attend(q, k, v, None, size**-0.5)

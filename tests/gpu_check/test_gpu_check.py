@@ -1,4 +1,6 @@
-"""`lockstep gpu-check` on a CPU: each check measures, tells what is wrong, and keeps no other from running."""
+"""`lockstep gpu-check` on a CPU: each check measures, tells what is wrong, and keeps no other from
+running.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from lockstep_doctor.machine.command import check_machine, find_rates
 from lockstep_doctor.machine.trial import Scale, Trial
 
 CPU = torch.device("cpu")
-TINY = Scale(hidden=64, layers=2, vocabulary=512, rows=8, prompt=16, response=16, product=512, copied=1 << 20)
+TINY = Scale(
+    hidden=64, layers=2, vocabulary=512, rows=8, prompt=16, response=16, product=512, copied=1 << 20
+)
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +38,20 @@ def test_each_check_measures_or_says_what_it_lacks(trial: Trial) -> None:
     for name, what in (("learner over all GPUs", "two GPUs"), ("weight sync, cuda_ipc", "a GPU")):
         with pytest.raises(InputError, match=f"it takes {what}"):
             found[name]()
-    for name in ("copy", "products", "learner, bf16", "torch sampler, bf16", "weight sync, shared_memory"):
+    for name in (
+        "copy",
+        "products",
+        "learner, bf16",
+        "torch sampler, bf16",
+        "weight sync, shared_memory",
+    ):
         measured = found[name]()
         assert measured
-        speeds = {key: value for key, value in measured.items() if not key.endswith(("to the bit", "nats"))}
+        speeds = {
+            key: value
+            for key, value in measured.items()
+            if not key.endswith(("to the bit", "nats"))
+        }
         assert all(value > 0 for value in speeds.values() if isinstance(value, float))
 
 
@@ -49,7 +63,9 @@ def test_sampler_and_learner_are_exact_where_they_can_be(trial: Trial, dtype: st
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_scores_are_compared_with_float64(trial: Trial, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_are_compared_with_float64(
+    trial: Trial, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     measure = list_checks(trial)[f"log-probabilities, {dtype}"]
     assert {"log p", "entropy", "gradient"} == measure().keys()
     true = checks.token_scores
@@ -108,10 +124,15 @@ def test_wrong_words_are_refused(tmp_path: Path) -> None:
 
 def test_rates_are_found_again_from_what_they_make_of_a_machine(trial: Trial) -> None:
     wanted = Rates(products=2e12, learner=0.5, memory=3e10, layer_s=1e-3, sync=1e9, host=2e9)
-    seconds = sampling_seconds(trial.rank("fp32"), Engines(1, 1, trial.scale.rows), trial.scale.response, wanted)
+    seconds = sampling_seconds(
+        trial.rank("fp32"), Engines(1, 1, trial.scale.rows), trial.scale.response, wanted
+    )
     measured: dict[str, Measured] = {
         "copy": {"from the host, GB/s": 2.0},
-        "products": {"fp32, TFLOP/s": 2.0, f"fp32, weights read by {checks.FEW_ROWS} rows, GB/s": 30.0},
+        "products": {
+            "fp32, TFLOP/s": 2.0,
+            f"fp32, weights read by {checks.FEW_ROWS} rows, GB/s": 30.0,
+        },
         "learner, fp32": {"share of products": 0.5},
         "torch sampler, fp32": {"tokens/s": trial.scale.rows * trial.scale.response / seconds},
         "weight sync, shared_memory": {"sync GB/s": 1.0},

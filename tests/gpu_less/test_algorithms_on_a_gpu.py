@@ -1,4 +1,5 @@
-"""Every algorithm's steps, refits and evaluation on a GPU that is not there: no operation mixes devices.
+"""Every algorithm's steps, refits and evaluation on a GPU that is not there: no operation mixes
+devices.
 
 How often it is waited for is bounded where learners, not the sampler, are at work.
 """
@@ -27,7 +28,9 @@ SFT = {name: RECIPE[name] for name in ("model", "learner")} | {
     "run": {"max_steps": 2, "folder": "teacher"},
 }
 DISTILL = {
-    **{name: RECIPE[name] for name in ("data", "learner", "sampling", "validation_sampling", "run")},
+    **{
+        name: RECIPE[name] for name in ("data", "learner", "sampling", "validation_sampling", "run")
+    },
     "algorithm": "distill",
     "model": {"path": "teacher/initial"},
     "teacher": {"path": "teacher"},
@@ -41,7 +44,9 @@ Learn = Callable[[dict[str, Any]], tuple[list[dict[str, Any]], Record]]
 
 @pytest.fixture
 def learn(in_tmp: Path) -> Learn:
-    """Runs a recipe on a GPU in an empty folder; returns the rows of metrics.jsonl, and what the GPU was asked."""
+    """Runs a recipe on a GPU in an empty folder; returns the rows of metrics.jsonl, and what the
+    GPU was asked.
+    """
     (in_tmp / "rewards.py").write_text(REWARDS)
 
     def go(recipe: dict[str, Any]) -> tuple[list[dict[str, Any]], Record]:
@@ -60,7 +65,9 @@ def assert_bounds(record: Record) -> None:
     assert not record.count("slow copy", *learning), record.lines(*learning)
 
 
-@pytest.mark.parametrize("recipe", [PPO, GRPO, DPO, REWARD_MODEL], ids=lambda recipe: recipe["algorithm"])
+@pytest.mark.parametrize(
+    "recipe", [PPO, GRPO, DPO, REWARD_MODEL], ids=lambda recipe: recipe["algorithm"]
+)
 def test_an_algorithm_learns(learn: Learn, recipe: dict[str, Any]) -> None:
     rows, record = learn(recipe)
     assert rows

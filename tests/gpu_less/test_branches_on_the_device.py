@@ -1,6 +1,8 @@
-"""Every branch on the device in the folders that compute, and the test that takes its GPU side without a GPU.
+"""Every branch on the device in the folders that compute, and the test that takes its GPU side
+without a GPU.
 
-A refusal or a shortcut that holds on CPUs alone hides what GPUs do: a new branch fails here until a test takes it.
+A refusal or a shortcut that holds on CPUs alone hides what GPUs do: a new branch fails here until a
+test takes it.
 """
 
 from __future__ import annotations
@@ -49,8 +51,12 @@ IPC = f"{HERE}::test_cuda_ipc_hands_each_engine_the_memory_of_its_own_gpu"
 NCCL = f"{HERE}::test_a_group_between_gpus_stages_nothing_on_the_host"
 GATHERED = f"{HERE}::test_weights_on_gpus_are_gathered_and_sent_by_one_rank_or_by_each"
 DRIVER = f"{HERE}::test_the_size_of_a_cache_is_chosen_without_starting_cuda"
-FINGERPRINTS = "gpu_less/test_syncs.py::test_fingerprints_are_taken_where_the_tensor_is_and_are_the_same_there"
-STAGED = "gpu_less/test_syncs.py::test_a_sender_waits_for_each_bucket_once_and_for_its_fingerprints_once"
+FINGERPRINTS = (
+    "gpu_less/test_syncs.py::test_fingerprints_are_taken_where_the_tensor_is_and_are_the_same_there"
+)
+STAGED = (
+    "gpu_less/test_syncs.py::test_a_sender_waits_for_each_bucket_once_and_for_its_fingerprints_once"
+)
 PLACED = "cluster/test_placement.py::test_weights_take_the_shortest_way_that_there_is"
 EXPERTS = "samplers/test_vllm_experts.py::test_reordered_experts_are_read_in_the_loaded_order"
 ARGUMENTS = "samplers/test_vllm_arguments.py::test_every_option_is_an_argument_on_a_gpu"
@@ -111,7 +117,10 @@ def asks_for_device(node: ast.AST) -> bool:
         return False
     sides = (node.left, *node.comparators)
     named = any(isinstance(side, ast.Constant) and side.value in KINDS for side in sides)
-    return named or any(isinstance(side, ast.Attribute) and ast.unparse(side).endswith("device.type") for side in sides)
+    return named or any(
+        isinstance(side, ast.Attribute) and ast.unparse(side).endswith("device.type")
+        for side in sides
+    )
 
 
 def find_branches(text: str) -> set[str]:
@@ -134,7 +143,9 @@ def test_the_table_has_every_branch_on_the_device() -> None:
         for path in sorted((ROOT / "lockstep" / folder).rglob("*.py")):
             file = path.relative_to(ROOT / "lockstep").as_posix()
             found |= {f"{file} {name}" for name in find_branches(path.read_text(encoding="utf-8"))}
-    assert found == BRANCHES.keys(), "name the test that takes the side of GPUs of a new branch, or take out an old one"
+    assert found == BRANCHES.keys(), (
+        "name the test that takes the side of GPUs of a new branch, or take out an old one"
+    )
 
 
 @pytest.mark.parametrize("evidence", sorted(set(BRANCHES.values())))
@@ -144,7 +155,12 @@ def test_the_evidence_exists(evidence: str) -> None:
 
 
 def test_branches_are_found_however_they_are_written() -> None:
-    asking = ["x.is_cuda", "d.type == 'cuda'", "a.device.type != b.device.type", "torch.cuda.is_available()"]
+    asking = [
+        "x.is_cuda",
+        "d.type == 'cuda'",
+        "a.device.type != b.device.type",
+        "torch.cuda.is_available()",
+    ]
     for expression in asking:
         assert find_branches(f"class A:\n    def f(self):\n        return {expression}") == {"A.f"}
     assert find_branches("match kind:\n    case 'nccl':\n        pass") == {"module"}
@@ -181,7 +197,9 @@ def tensors_of(seed: int) -> dict[str, Tensor]:
 
 @pytest.fixture
 def ipc(monkeypatch: pytest.MonkeyPatch) -> dict[str, Tensor]:
-    """Handles of memory that one process has exported, by name; the GPU's name does not come from a driver."""
+    """Handles of memory that one process has exported, by name; the GPU's name does not come from a
+    driver.
+    """
     exported = dict[str, Tensor]()
 
     def export(flat: Tensor) -> str:
@@ -205,7 +223,9 @@ def test_cuda_ipc_hands_each_engine_the_memory_of_its_own_gpu(ipc: dict[str, Ten
             held = dict[str, Tensor]()
             for bucket in sender.buckets(Outgoing.of(there.items()), columns=False):
                 assert bucket.handles.keys() == {"GPU 0"}
-                held |= {name: tensor.cpu() for name, tensor in unpack(receiver, bucket, pretended.GPU)}
+                held |= {
+                    name: tensor.cpu() for name, tensor in unpack(receiver, bucket, pretended.GPU)
+                }
             assert all(torch.equal(held[name], tensor) for name, tensor in sent.items())
         sender.finish()
         assert len(ipc) == 1, "memory is exported once"
@@ -233,7 +253,9 @@ def test_weights_on_gpus_are_gathered_and_sent_by_one_rank_or_by_each(
 
 
 def test_a_group_between_gpus_stages_nothing_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NCCL's route by gloo: buffers are on the tensors' device at both ends, and no copy is made before a broadcast."""
+    """NCCL's route by gloo: buffers are on the tensors' device at both ends, and no copy is made
+    before a broadcast.
+    """
     join = carriers._join
     monkeypatch.setattr(carriers, "_join", lambda meeting, backend: join(meeting, "gloo"))
     host, held = Host("127.0.0.1", 2, 60.0), dict[str, Tensor]()
@@ -243,7 +265,12 @@ def test_a_group_between_gpus_stages_nothing_on_the_host(monkeypatch: pytest.Mon
     def receive() -> None:
         receiver = GroupBroadcast(host.meeting.of(1), "nccl")
         ready.wait(60.0)
-        held.update({name: tensor.clone() for name, tensor in unpack(receiver, told[0], torch.device("cpu"))})
+        held.update(
+            {
+                name: tensor.clone()
+                for name, tensor in unpack(receiver, told[0], torch.device("cpu"))
+            }
+        )
 
     thread = threading.Thread(target=receive)
     thread.start()
@@ -260,8 +287,12 @@ def test_a_group_between_gpus_stages_nothing_on_the_host(monkeypatch: pytest.Mon
     assert all(torch.equal(held[name], tensor) for name, tensor in sent.items())
 
 
-def test_an_engine_that_dies_between_gpus_ends_the_sync_and_not_the_learner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By NCCL, a broadcast to a dead engine never completes, and whatever waits on its stream never returns."""
+def test_an_engine_that_dies_between_gpus_ends_the_sync_and_not_the_learner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By NCCL, a broadcast to a dead engine never completes, and whatever waits on its stream never
+    returns.
+    """
 
     class Stuck:
         """A process group with a dead member, and its work."""
@@ -305,11 +336,15 @@ def test_a_rank_joins_nccl_on_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(LearnerSpec, "build", lambda *_: None)
     section = SECTION.model_copy(update={"device": "auto"})
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    RankSpec(LearnerSpec("m", "logits", section, OPTIMIZER, 0), Meeting("127.0.0.1", 1, 3, 4, 1.0)).build()
+    RankSpec(
+        LearnerSpec("m", "logits", section, OPTIMIZER, 0), Meeting("127.0.0.1", 1, 3, 4, 1.0)
+    ).build()
     assert (chosen, joined, built) == ([1], ["cuda:nccl,cpu:gloo"], ["cuda"])
 
 
-def test_the_size_of_a_cache_is_chosen_without_starting_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_of_a_cache_is_chosen_without_starting_cuda(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The engine's parent must not start CUDA: it would keep an idle context on the GPU."""
     tell_gpus(monkeypatch, 1)
 
@@ -320,7 +355,9 @@ def test_the_size_of_a_cache_is_chosen_without_starting_cuda(monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "_lazy_init", start)
     monkeypatch.setattr(VLLMInference, "read_gpu_memory", lambda _: MEMORY)
     opened = list[SamplerSection]()
-    monkeypatch.setattr(VLLMInference, "build", lambda _, folder, section, *__: opened.append(section))
+    monkeypatch.setattr(
+        VLLMInference, "build", lambda _, folder, section, *__: opened.append(section)
+    )
     section, learner = SamplerSection(backend="vllm"), LearnerSection()
     SamplerSpec("m", section, learner, budget=CacheBudget(2 * 10**9, 10**9, 3 * 10**9)).build()
     assert opened[0].kv_cache_gib == 2 * 10**9 / 2**30
@@ -347,10 +384,17 @@ def test_offloaded_shards_are_pinned_for_a_gpu(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(module, "fully_shard", note)
     for kind in ("cuda", "cpu"):
-        monkeypatch.setattr(module, "_fsdp_mesh", lambda _, kind=kind: SimpleNamespace(device_type=kind))
+        monkeypatch.setattr(
+            module, "_fsdp_mesh", lambda _, kind=kind: SimpleNamespace(device_type=kind)
+        )
         ranks = SimpleNamespace(mesh=object(), size=lambda name: 2 if name == "dp" else 1)
         lm = torch.nn.Linear(2, 2)
         monkeypatch.setattr(module, "layers", lambda network: [network])
         with pytest.raises(StopHere):
-            module.parallelize(lm, cast(Any, lm), cast(Any, ranks), SECTION.model_copy(update={"cpu_offload": True}))
+            module.parallelize(
+                lm,
+                cast(Any, lm),
+                cast(Any, ranks),
+                SECTION.model_copy(update={"cpu_offload": True}),
+            )
     assert [policy.pin_memory for policy in policies] == [True, False]

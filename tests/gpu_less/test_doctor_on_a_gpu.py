@@ -1,4 +1,6 @@
-"""The doctor's table on a GPU that is not there: what trains computes there, and says the same as on the CPU."""
+"""The doctor's table on a GPU that is not there: what trains computes there, and says the same as
+on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def opened(recipe: DoctorRecipe, name: str) -> HFBackend | LearnerBackend:
 
 @pytest.mark.full
 @pytest.mark.parametrize("device", ["auto", pytest.param("cuda", marks=pytest.mark.proof)])
-def test_hf_and_torch_and_the_floor_compute_where_the_learner_does(models: Callable[..., Path], device: str) -> None:
+def test_hf_and_torch_and_the_floor_compute_where_the_learner_does(
+    models: Callable[..., Path], device: str
+) -> None:
     recipe = asked(models("llama"), *FEW, f"learner.device={device}")
     with pretend_gpu() as record:
         hf, torch_ = (opened(recipe, name) for name in ("hf", "torch"))
@@ -44,14 +48,20 @@ def test_hf_and_torch_and_the_floor_compute_where_the_learner_does(models: Calla
         assert not any(isinstance(column, OnGPU) for column in drawn.tensors.values())
 
 
-def test_the_floor_is_measured_on_that_device(models: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_floor_is_measured_on_that_device(
+    models: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of the witness alone: both backends stay on the CPU."""
     recipe = asked(models("llama"), *ONE_ROW, "learner.device=auto")
-    at_home = recipe.model_copy(update={"learner": recipe.learner.model_copy(update={"device": "cpu"})})
+    at_home = recipe.model_copy(
+        update={"learner": recipe.learner.model_copy(update={"device": "cpu"})}
+    )
     with pretend_gpu() as record:
         hf, torch_ = (opened(at_home, name) for name in ("hf", "torch"))
         found(recipe, hf, torch_)
-        assert any(event.line.startswith("lockstep_doctor/backends/hf.py") for event in record.events)
+        assert any(
+            event.line.startswith("lockstep_doctor/backends/hf.py") for event in record.events
+        )
 
 
 def test_numbers_are_those_of_the_cpu(models: Callable[..., Path]) -> None:

@@ -1,4 +1,6 @@
-"""Forward passes with torch's own fake tensors on `cuda:0`, which have no numbers: what mixes devices is refused."""
+"""Forward passes with torch's own fake tensors on `cuda:0`, which have no numbers: what mixes
+devices is refused.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,13 @@ LENGTHS = (7, 2, 19, 4, 33)
 
 
 class Indexing(TorchFunctionMode):
-    """Indexes by operations alone: in Python, torch looks for the device first, which it was not built for."""
+    """Indexes by operations alone: in Python, torch looks for the device first, which it was not
+    built for.
+    """
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
         if func is not Tensor.__getitem__:
             return func(*args, **(kwargs or {}))
         x, index = args
@@ -36,7 +42,10 @@ class Indexing(TorchFunctionMode):
             elif part is None:
                 x, dim = x.unsqueeze(dim), dim + 1
             elif isinstance(part, slice):
-                x, dim = torch.ops.aten.slice(x, dim, part.start, part.stop, part.step or 1), dim + 1
+                x, dim = (
+                    torch.ops.aten.slice(x, dim, part.start, part.stop, part.step or 1),
+                    dim + 1,
+                )
             elif isinstance(part, int):
                 x = x.select(dim, part)
             else:
@@ -55,7 +64,9 @@ def move(fake: FakeTensorMode, model: nn.Module) -> None:
     for module in model.modules():
         tensors: list[dict[str, Any]] = [module._parameters, module._buffers]
         for held in tensors:
-            held.update({name: None if x is None else onto(fake, x.detach()) for name, x in held.items()})
+            held.update(
+                {name: None if x is None else onto(fake, x.detach()) for name, x in held.items()}
+            )
 
 
 @pytest.mark.parametrize("attention", [NAME, UNPADDED])

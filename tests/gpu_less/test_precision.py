@@ -39,7 +39,9 @@ def uses_tf32() -> bool:
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda"])
-def test_a_process_that_computes_on_a_gpu_uses_no_tf32(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_computes_on_a_gpu_uses_no_tf32(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     show_gpus(monkeypatch, 1)
     assert uses_tf32()
     assert resolve_device(device).type == "cuda"
@@ -49,7 +51,9 @@ def test_a_process_that_computes_on_a_gpu_uses_no_tf32(device: Device, monkeypat
 def test_an_environment_that_turns_it_on_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     show_gpus(monkeypatch, 1)
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
-    with pytest.raises(InputError, match="NVIDIA_TF32_OVERRIDE=1 makes CUDA compute fp32 products in TF32"):
+    with pytest.raises(
+        InputError, match="NVIDIA_TF32_OVERRIDE=1 makes CUDA compute fp32 products in TF32"
+    ):
         resolve_device("auto")
     assert resolve_device("cpu").type == "cpu"
 

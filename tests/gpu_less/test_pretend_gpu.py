@@ -1,4 +1,6 @@
-"""The GPU that is not there: it computes as the CPU does, refuses what CUDA refuses, and notes what is waited for."""
+"""The GPU that is not there: it computes as the CPU does, refuses what CUDA refuses, and notes what
+is waited for.
+"""
 
 from __future__ import annotations
 

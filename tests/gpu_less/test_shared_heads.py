@@ -11,13 +11,17 @@ from lockstep.models.kernels import attend
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_in_fp32_each_head_has_keys_of_its_own(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+def test_in_fp32_each_head_has_keys_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
     """PyTorch's kernels that keep no table of all pairs take no shared heads in fp32."""
     q, k, v = (torch.randn(2, heads, 5, 4, dtype=dtype) for heads in (6, 2, 2))
     wanted, given = attend(q, k, v, None, 0.5), list[int]()
     compute = F.scaled_dot_product_attention
 
-    def note(query: torch.Tensor, key: torch.Tensor, *args: object, **options: object) -> torch.Tensor:
+    def note(
+        query: torch.Tensor, key: torch.Tensor, *args: object, **options: object
+    ) -> torch.Tensor:
         given.append(key.shape[1])
         return compute(query, key, *args, **options)  # pyright: ignore
 

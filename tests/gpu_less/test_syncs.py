@@ -25,7 +25,13 @@ from lockstep.models.open_kernels import open_kernels
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.weight_sync import buckets
 from lockstep.weight_sync.carriers import Route
-from lockstep.weight_sync.fingerprints import column_fingerprint, fingerprint, read, take, take_columns
+from lockstep.weight_sync.fingerprints import (
+    column_fingerprint,
+    fingerprint,
+    read,
+    take,
+    take_columns,
+)
 from lockstep.weight_sync.outgoing import Outgoing
 from lockstep.weight_sync.sender import LocalSender
 from lockstep.weight_sync.sync import sync_weights
@@ -36,8 +42,18 @@ ON_GPU = SECTION.model_copy(update={"device": "cuda", "rows_per_pass": 3})
 
 MOE = {
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
-    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8},
-    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 20},
+    "qwen3_moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "head_dim": 8,
+    },
+    "gpt_oss": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "head_dim": 8,
+        "sliding_window": 20,
+    },
 }
 
 
@@ -45,7 +61,9 @@ EXPERTS = ("GptOssExperts", "MixtralExperts", "Qwen3MoeExperts")
 
 
 def build(folder: Path, head: Head, **section: object) -> RankLearner:
-    return LearnerSpec(str(folder), head, ON_GPU.model_copy(update=section), OPTIMIZER, seed=0).build()
+    return LearnerSpec(
+        str(folder), head, ON_GPU.model_copy(update=section), OPTIMIZER, seed=0
+    ).build()
 
 
 def assert_no_wait(record: Record) -> None:
@@ -57,8 +75,12 @@ def assert_no_wait(record: Record) -> None:
 
 
 @pytest.mark.parametrize("head", ["logits", "value"])
-@pytest.mark.parametrize("kind", [kind if kind in ("llama", "qwen2 window") else full(kind) for kind in ARCHITECTURES])
-def test_a_pass_of_a_dense_family_waits_for_nothing(models: Callable[..., Path], kind: str, head: Head) -> None:
+@pytest.mark.parametrize(
+    "kind", [kind if kind in ("llama", "qwen2 window") else full(kind) for kind in ARCHITECTURES]
+)
+def test_a_pass_of_a_dense_family_waits_for_nothing(
+    models: Callable[..., Path], kind: str, head: Head
+) -> None:
     loss: Loss = WeightedLogprob() if head == "logits" else SquaredError()
     folder = models(kind)
     with pretend_gpu() as record:
@@ -68,7 +90,9 @@ def test_a_pass_of_a_dense_family_waits_for_nothing(models: Callable[..., Path],
 
 
 @pytest.fixture
-def experts(models: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Callable[[str], PreTrainedModel]:
+def experts(
+    models: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], PreTrainedModel]:
     """Opens a small mixture of experts."""
 
     def build_kind(kind: str) -> PreTrainedModel:
@@ -79,7 +103,9 @@ def experts(models: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Cal
 
 
 @pytest.mark.parametrize("kind", MOE)
-def test_experts_of_masters_are_not_waited_for_in_bf16(experts: Callable[[str], PreTrainedModel], kind: str) -> None:
+def test_experts_of_masters_are_not_waited_for_in_bf16(
+    experts: Callable[[str], PreTrainedModel], kind: str
+) -> None:
     """Weights are fp32 and products bf16, as in a learner; their gradients come back in fp32."""
     lm = experts(kind)
     layer: Any = next(module for module in lm.modules() if type(module).__name__ in EXPERTS)
@@ -97,11 +123,17 @@ def test_experts_of_masters_are_not_waited_for_in_bf16(experts: Callable[[str], 
 
 
 @pytest.mark.parametrize(("verb", "syncs"), [("logprobs", 1), ("topk", 2), ("values", 2)])
-def test_scores_of_a_batch_come_back_together(models: Callable[..., Path], verb: Verb, syncs: int) -> None:
+def test_scores_of_a_batch_come_back_together(
+    models: Callable[..., Path], verb: Verb, syncs: int
+) -> None:
     folder, batch = models("llama"), ragged(LENGTHS)
     with pretend_gpu() as record:
         learner = build(folder, "value" if verb == "values" else "logits")
-        score = {"logprobs": learner.logprobs, "values": learner.values, "topk": lambda batch: learner.topk(batch, 3)}
+        score = {
+            "logprobs": learner.logprobs,
+            "values": learner.values,
+            "topk": lambda batch: learner.topk(batch, 3),
+        }
         score[verb](batch)
         assert record.count("sync", verb) == syncs, record.lines(verb)
         assert record.count("copy", verb), record.lines(verb)
@@ -111,13 +143,18 @@ def test_scores_of_a_batch_come_back_together(models: Callable[..., Path], verb:
 def test_a_refit_waits_for_the_fingerprints_of_each_side_once(models: Callable[..., Path]) -> None:
     folder = models("llama")
     with pretend_gpu() as record:
-        learner, sampler = build(folder, "logits"), TorchSampler(load_on_device(str(folder), ON_GPU), 4)
+        learner, sampler = (
+            build(folder, "logits"),
+            TorchSampler(load_on_device(str(folder), ON_GPU), 4),
+        )
         for version in (1, 2):
             before = len(record.events)
             sync_weights(learner, sampler, version)
             events = record.events[before:]
             assert sum(event.kind == "sync" for event in events) == 2, record.lines("refit")
-        assert not [event for event in events if event.kind != "sync"], "tables of fingerprints stay where they are"
+        assert not [event for event in events if event.kind != "sync"], (
+            "tables of fingerprints stay where they are"
+        )
 
 
 @pytest.mark.parametrize("shape", [(5, 7), (3, 70_001), (260, 16 * 3067)])

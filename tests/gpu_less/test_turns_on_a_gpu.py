@@ -1,4 +1,6 @@
-"""Turns on a GPU that is not there: what is on it while an engine samples, and how its memory comes and goes."""
+"""Turns on a GPU that is not there: what is on it while an engine samples, and how its memory comes
+and goes.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ ON_GPU = SECTION.model_copy(update={"device": "cuda", "rows_per_pass": 3})
 
 
 def build(folder: Path, **section: object) -> RankLearner:
-    return LearnerSpec(str(folder), "logits", ON_GPU.model_copy(update=section), OPTIMIZER, seed=0).build()
+    return LearnerSpec(
+        str(folder), "logits", ON_GPU.model_copy(update=section), OPTIMIZER, seed=0
+    ).build()
 
 
 def test_memory_goes_to_pinned_memory_and_back_without_a_wait(models: Models) -> None:
@@ -42,7 +46,11 @@ def test_memory_goes_to_pinned_memory_and_back_without_a_wait(models: Models) ->
         assert bytes_there() == buffers, "no weight and no moment stays"
         learner.offload()
         train(learner, batch, WeightedLogprob())
-        events = [event for event in record.events[before:] if event.line.startswith("lockstep/learners/host_memory")]
+        events = [
+            event
+            for event in record.events[before:]
+            if event.line.startswith("lockstep/learners/host_memory")
+        ]
         tensors = len([*learner.model.parameters()]) * 4  # with two moments and a step count
         assert [event.kind for event in events].count("copy back") == tensors
         assert [event.kind for event in events].count("copy") == tensors
@@ -51,8 +59,13 @@ def test_memory_goes_to_pinned_memory_and_back_without_a_wait(models: Models) ->
 
 def bytes_of(learner: RankLearner) -> int:
     """Bytes of a learner's weights and moments on the GPU."""
-    tensors = [*learner.model.parameters(), *(learner._optimizer.tensors() if learner._optimizer else ())]
-    storages = {StorageWeakRef(tensor.untyped_storage()): tensor.untyped_storage() for tensor in tensors}
+    tensors = [
+        *learner.model.parameters(),
+        *(learner._optimizer.tensors() if learner._optimizer else ()),
+    ]
+    storages = {
+        StorageWeakRef(tensor.untyped_storage()): tensor.untyped_storage() for tensor in tensors
+    }
     return sum(storage.nbytes() for storage in storages.values())
 
 
@@ -60,7 +73,10 @@ def test_a_frozen_model_is_copied_to_the_host_once(models: Models, tmp_path: Pat
     """But for weights that it is given, as a reference policy is."""
     folder, batch = models("llama"), ragged(LENGTHS)
     with pretend_gpu() as record:
-        frozen, trained = LearnerSpec(str(folder), "logits", ON_GPU, None, seed=0).build(), build(folder)
+        frozen, trained = (
+            LearnerSpec(str(folder), "logits", ON_GPU, None, seed=0).build(),
+            build(folder),
+        )
         expected, tensors = frozen.logprobs(batch), len([*frozen.model.parameters()])
         for _ in range(2):
             frozen.offload()
@@ -76,7 +92,9 @@ def test_a_frozen_model_is_copied_to_the_host_once(models: Models, tmp_path: Pat
 
 
 class Watched(TorchSampler):
-    """Notes what the GPU has beside the engine's weights whenever it samples: in all, and of each learner."""
+    """Notes what the GPU has beside the engine's weights whenever it samples: in all, and of each
+    learner.
+    """
 
     learners: Sequence[RankLearner] = ()
     states: Sequence[str] = ()
@@ -91,7 +109,10 @@ class Watched(TorchSampler):
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
         own = sum(tensor.numel() * tensor.element_size() for _, tensor in self._tensors())
-        self.beside, self.held = bytes_there() - own, [bytes_of(learner) for learner in self.learners]
+        self.beside, self.held = (
+            bytes_there() - own,
+            [bytes_of(learner) for learner in self.learners],
+        )
         return super().generate(requests, sampling)
 
 
@@ -110,7 +131,9 @@ def test_no_learner_is_there_while_an_engine_samples(models: Models) -> None:
         engines = list[Watched]()
 
         def start() -> Watched:
-            assert [bytes_of(learner) for learner in (*learners, stays)] == [0, 0, stay], "before the engine starts"
+            assert [bytes_of(learner) for learner in (*learners, stays)] == [0, 0, stay], (
+                "before the engine starts"
+            )
             engines.append(Watched(load_on_device(str(folder), ON_GPU), 4))
             engines[0].learners = (*learners, stays)
             return engines[0]

@@ -34,8 +34,12 @@ assert begun.wait(60.0)
 """
 
 
-def test_a_child_says_nothing_when_its_parent_leaves_in_the_middle_of_an_answer(tmp_path: Path) -> None:
+def test_a_child_says_nothing_when_its_parent_leaves_in_the_middle_of_an_answer(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "asked_here.py").write_text(ANSWERS)
     (tmp_path / "asking.py").write_text(ASKING)
-    parent = subprocess.run([sys.executable, "asking.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    parent = subprocess.run(
+        [sys.executable, "asking.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
     assert (parent.returncode, parent.stderr) == (0, "")

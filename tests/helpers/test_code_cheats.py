@@ -1,4 +1,6 @@
-"""Programs that want to pass a test without doing what it asks: each in a way that a policy could find."""
+"""Programs that want to pass a test without doing what it asks: each in a way that a policy could
+find.
+"""
 
 from __future__ import annotations
 
@@ -54,9 +56,18 @@ CHEATS = {
         "class List(list):\n    def __eq__(self, other): return True\ndef pair(): return List()",
         "assert pair() == [1, 2]",
     ),
-    "equal within a list": (ALWAYS + "def pair(): return [Always(), Always()]", "assert pair() == [1, 2]"),
-    "equal within a dict": (ALWAYS + "def table(): return {'a': Always()}", "assert table() == {'a': 1}"),
-    "contains everything": (ALWAYS + "def primes(): return Always()", "assert 97 in primes() and 7919 in primes()"),
+    "equal within a list": (
+        ALWAYS + "def pair(): return [Always(), Always()]",
+        "assert pair() == [1, 2]",
+    ),
+    "equal within a dict": (
+        ALWAYS + "def table(): return {'a': Always()}",
+        "assert table() == {'a': 1}",
+    ),
+    "contains everything": (
+        ALWAYS + "def primes(): return Always()",
+        "assert 97 in primes() and 7919 in primes()",
+    ),
     "larger and smaller": (ALWAYS + "def double(x): return Always()", "assert 8 <= double(4) <= 8"),
     "a difference of nothing": (ALWAYS + "def half(x): return Always()", CLOSE),
     "claims another class": (
@@ -64,34 +75,47 @@ CHEATS = {
         "assert isinstance(double(4), int) and double(4) == 8",
     ),
     "reads its test": (
-        FIND_WORD + "for number in range(9):\n    try: tell(os.pread(number, 1 << 20, 0))\n    except OSError: pass",
+        FIND_WORD
+        + (
+            "for number in range(9):\n    try: tell(os.pread(number, 1 << 20, 0))\n    except "
+            "OSError: pass"
+        ),
         DOUBLE,
     ),
     "reads frames when called": (FIND_WORD + "def double(x): search(sys._getframe(1))", DOUBLE),
-    "reads frames when imported": (FIND_WORD + "search(sys._getframe(0))\ndef double(x): return 0", DOUBLE),
+    "reads frames when imported": (
+        FIND_WORD + "search(sys._getframe(0))\ndef double(x): return 0",
+        DOUBLE,
+    ),
     "reads frames in a thread": (
         FIND_WORD + "import threading, time\ndef watch():\n    while True:\n        "
         "for frame in list(sys._current_frames().values()): search(frame)\n"
-        "threading.Thread(target=watch, daemon=True).start()\ndef double(x):\n    time.sleep(0.5)\n    return 0",
+        "threading.Thread(target=watch, daemon=True).start()\ndef double(x):\n    "
+        "time.sleep(0.5)\n    return 0",
         DOUBLE,
     ),
     "reads frames in a signal": (
-        FIND_WORD + "import signal, time\nsignal.signal(signal.SIGALRM, lambda number, frame: search(frame))\n"
+        FIND_WORD + "import signal, time\nsignal.signal(signal.SIGALRM, lambda number, frame: "
+        "search(frame))\n"
         "def double(x):\n    signal.raise_signal(signal.SIGALRM)\n    return 0",
         DOUBLE,
     ),
     "reads frames of an error": (
-        FIND_WORD + "def hook(kind, error, trace):\n    while trace: search(trace.tb_frame); trace = trace.tb_next\n"
+        FIND_WORD
+        + "def hook(kind, error, trace):\n    while trace: search(trace.tb_frame); trace = "
+        "trace.tb_next\n"
         "sys.excepthook = hook\ndef double(x): return 0",
         DOUBLE,
     ),
     "traces calls": (
-        FIND_WORD + "def trace(frame, event, argument):\n    search(frame)\n    return trace\nsys.settrace(trace)\n"
+        FIND_WORD + "def trace(frame, event, argument):\n    search(frame)\n    return "
+        "trace\nsys.settrace(trace)\n"
         "def double(x): return 0",
         DOUBLE,
     ),
     "profiles calls": (
-        FIND_WORD + "sys.setprofile(lambda frame, event, argument: search(frame))\ndef double(x): return 0",
+        FIND_WORD
+        + "sys.setprofile(lambda frame, event, argument: search(frame))\ndef double(x): return 0",
         DOUBLE,
     ),
     "replaces compile": (
@@ -102,19 +126,22 @@ CHEATS = {
     ),
     "replaces exec": (
         FIND_WORD + "import builtins\n"
-        "builtins.exec = lambda code, *rest: [tell(held) for held in code.co_consts if isinstance(held, bytes)]\n"
+        "builtins.exec = lambda code, *rest: [tell(held) for held in code.co_consts if "
+        "isinstance(held, bytes)]\n"
         "def double(x): return 0",
         DOUBLE,
     ),
     "replaces compile in the driver": (
         "import __main__, re\n"
-        "__main__.compile = lambda text, *rest: compile(re.sub(rb'assert.*', b'pass', text), *rest)\n"
+        "__main__.compile = lambda text, *rest: compile(re.sub(rb'assert.*', b'pass', text), "
+        "*rest)\n"
         "def double(x): return 0",
         DOUBLE,
     ),
     "replaces import": (
         FIND_WORD + "import builtins\nreal = builtins.__import__\n"
-        "def found(*rest, **names):\n    search(sys._getframe(1))\n    return real(*rest, **names)\n"
+        "def found(*rest, **names):\n    search(sys._getframe(1))\n    return real(*rest, "
+        "**names)\n"
         "builtins.__import__ = found\ndef double(x): return 0",
         "import math\n" + DOUBLE,
     ),
@@ -124,7 +151,8 @@ CHEATS = {
         "import math\nassert math.isclose(half(3), 1.5)",
     ),
     "is called like a module": (
-        "class math:\n    isclose = staticmethod(lambda *rest, **names: True)\ndef half(x): return 0",
+        "class math:\n    isclose = staticmethod(lambda *rest, **names: True)\ndef half(x): "
+        "return 0",
         "assert math.isclose(half(3), 1.5)",
     ),
     "redefines sorted": (
@@ -136,7 +164,10 @@ CHEATS = {
         "assert all(double(x) == 2 * x for x in range(1, 5))",
     ),
     "redefines abs": ("def abs(x): return 0\ndef half(x): return 0", CLOSE),
-    "replaces abs in builtins": ("import builtins\nbuiltins.abs = lambda x: 0\ndef half(x): return 0", CLOSE),
+    "replaces abs in builtins": (
+        "import builtins\nbuiltins.abs = lambda x: 0\ndef half(x): return 0",
+        CLOSE,
+    ),
     "ends a loop": (
         "def double(x): raise StopIteration",
         "for got, want in zip(map(double, [1, 2]), [2, 4]):\n    assert got == want",
@@ -154,9 +185,11 @@ CHEATS = {
     ),
     "ends when called": ("import os\ndef double(x): os._exit(0)", DOUBLE),
     "exports Python's names": (
-        "__builtins__ = {'sorted': lambda x: [2, 6], 'abs': lambda x: 0, 'AssertionError': ValueError}\n"
+        "__builtins__ = {'sorted': lambda x: [2, 6], 'abs': lambda x: 0, 'AssertionError': "
+        "ValueError}\n"
         "__all__ = ['__builtins__', 'f']\ndef f(x): return 0",
-        "from solution import *\ndef check(candidate):\n    assert sorted(candidate([3, 1])) == [2, 6]\n"
+        "from solution import *\ndef check(candidate):\n    assert sorted(candidate([3, 1])) == "
+        "[2, 6]\n"
         "    assert abs(candidate(3) - 1.5) < 1e-6\ncheck(f)",
     ),
     "exports Python's names as an attribute": (
@@ -171,7 +204,8 @@ CHEATS = {
     "says that it passed": (
         "import json, os\nfor number in range(64):\n"
         "    for said in (b'passed\\n', json.dumps({'passed': True}).encode()):\n"
-        "        try: os.write(number, said)\n        except OSError: pass\ndef double(x): return 0",
+        "        try: os.write(number, said)\n        except OSError: pass\ndef double(x): return "
+        "0",
         DOUBLE,
     ),
 }
@@ -185,7 +219,10 @@ HONEST = {
     ),
     "containers": (
         "def same(x): return x",
-        "x = {'a': [1, (2, {3})], 4: frozenset([5])}\nassert same(x) == x and type(same(x)['a'][1]) is tuple",
+        (
+            "x = {'a': [1, (2, {3})], 4: frozenset([5])}\nassert same(x) == x and "
+            "type(same(x)['a'][1]) is tuple"
+        ),
     ),
     "no number": ("def same(x): return float(x)", "assert same('nan') != same('nan')"),
     "counts": (
@@ -193,7 +230,8 @@ HONEST = {
         "assert count('aab') == {'a': 2, 'b': 1}",
     ),
     "a named tuple": (
-        "from collections import namedtuple\nP = namedtuple('P', 'x y')\ndef point(): return P(1, 2)",
+        "from collections import namedtuple\nP = namedtuple('P', 'x y')\ndef point(): return P(1, "
+        "2)",
         "assert point() == (1, 2) and point().y == 2",
     ),
     "changes its argument": (
@@ -203,14 +241,21 @@ HONEST = {
     ),
     "objects": (
         "class Stack(list):\n    def push(self, x): self.append(x); return self\n"
-        "class Node:\n    def __init__(self, value, next=None): self.value, self.next = value, next\n"
+        "class Node:\n    def __init__(self, value, next=None): self.value, self.next = value, "
+        "next\n"
         "def last(node):\n    while node.next: node = node.next\n    return node",
-        "s = Stack()\nassert s.push(1).push(2) == [1, 2] and s.pop() == 2 and len(s) == 1 and s[0] == 1\n"
-        "end = Node(3)\nhead = Node(1)\nhead.next = Node(2, end)\nassert last(head) is end and last(head).value == 3",
+        "s = Stack()\nassert s.push(1).push(2) == [1, 2] and s.pop() == 2 and len(s) == 1 and "
+        "s[0] == 1\n"
+        "end = Node(3)\nhead = Node(1)\nhead.next = Node(2, end)\nassert last(head) is end and "
+        "last(head).value == 3",
     ),
     "errors": (
         "class Odd(ValueError): pass\ndef half(x):\n    if x % 2: raise Odd(x)\n    return x // 2",
-        "try:\n    half(3)\n    assert False\nexcept ValueError as error:\n    assert str(error) == '3'",
+        (
+            "try:\n    half(3)\n    assert False\nexcept ValueError as error:\n    assert "
+            "str(error) "
+            "== '3'"
+        ),
     ),
     "generators": (
         "import itertools\ndef even():\n    yield from itertools.count(0, 2)",
@@ -221,10 +266,22 @@ HONEST = {
         "def check(candidate):\n    assert candidate(lambda x: x + 1, 1) == 3\ncheck(apply)",
     ),
     "called like Python's": ("def sum(a, b): return a + b", "assert sum(1, 2) == 3"),
-    "modules": ("import math, re\nqueue = [1]", "assert math.sqrt(4) == 2 and re.findall('a', 'aa') == ['a', 'a']"),
-    "a name of a module's": ("class Q:\n    def put(self, x): return x\nqueue = Q()", "assert queue.put(1) == 1"),
-    "imported": ("def double(x): return 2 * x", "from solution import double as twice\nassert twice(4) == 8"),
-    "imported by a star": ("def double(x): return 2 * x", "from solution import *\nassert double(4) == 8"),
+    "modules": (
+        "import math, re\nqueue = [1]",
+        "assert math.sqrt(4) == 2 and re.findall('a', 'aa') == ['a', 'a']",
+    ),
+    "a name of a module's": (
+        "class Q:\n    def put(self, x): return x\nqueue = Q()",
+        "assert queue.put(1) == 1",
+    ),
+    "imported": (
+        "def double(x): return 2 * x",
+        "from solution import double as twice\nassert twice(4) == 8",
+    ),
+    "imported by a star": (
+        "def double(x): return 2 * x",
+        "from solution import *\nassert double(4) == 8",
+    ),
     "deep": ("def depth(n): return 0 if n == 0 else 1 + depth(n - 1)", "assert depth(900) == 900"),
     "asynchronous": (
         "import asyncio\nasync def one(): return 1\ndef run(): return asyncio.run(one())",
@@ -247,7 +304,10 @@ def test_no_cheat_passes(sandbox: Sandbox, cheat: str) -> None:
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.skipif(os.geteuid() != 0, reason="the other tests are run by an ordinary user already")
 def test_no_cheat_passes_as_an_ordinary_user() -> None:
-    own, asked = Sandbox(LIMITS, interpreter=SYSTEM_PYTHON), {"no cheat": HONEST["imported"], **CHEATS}
+    own, asked = (
+        Sandbox(LIMITS, interpreter=SYSTEM_PYTHON),
+        {"no cheat": HONEST["imported"], **CHEATS},
+    )
 
     def run() -> list[str]:
         become_ordinary_user()
@@ -281,10 +341,14 @@ FORGED = (
 def test_what_was_not_asked_fails_the_test_whatever_it_catches(sandbox: Sandbox, said: str) -> None:
     """The program takes the place of its side and answers as it likes."""
     find = (
-        "import gc, io\npipes = [one for one in gc.get_objects() if isinstance(one, io.BufferedWriter)]\n"
+        "import gc, io\npipes = [one for one in gc.get_objects() if isinstance(one, "
+        "io.BufferedWriter)]\n"
         "pipe = [one for one in pipes if one.name not in (1, 2, '<stdout>', '<stderr>')][0]\n"
     )
-    write = f"def double(x):\n    pipe.write({said.encode()!r} + b'\\n')\n    pipe.flush()\n    return 8"
+    write = (
+        f"def double(x):\n    pipe.write({said.encode()!r} + b'\\n')\n    pipe.flush()\n    "
+        "return 8"
+    )
     assert not sandbox.passes(find + write, "try:\n    double(4)\nexcept BaseException: pass")
 
 
@@ -300,5 +364,7 @@ def test_what_was_not_asked_fails_the_test_whatever_it_catches(sandbox: Sandbox,
         ("x = 1", "while True: pass"),
     ],
 )
-def test_a_test_that_raises_or_cannot_go_on_is_not_passed(sandbox: Sandbox, program: str, test: str) -> None:
+def test_a_test_that_raises_or_cannot_go_on_is_not_passed(
+    sandbox: Sandbox, program: str, test: str
+) -> None:
     assert not sandbox.passes(program, test)

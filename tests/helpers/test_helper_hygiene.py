@@ -1,4 +1,6 @@
-"""What a helper's code does besides its work: it sleeps, prints nonsense, starts processes, reaches for more."""
+"""What a helper's code does besides its work: it sleeps, prints nonsense, starts processes, reaches
+for more.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ def f(*given):
 
 
 @pytest.mark.usefixtures("in_tmp")
-def test_what_a_reward_prints_in_any_way_reaches_the_terminal_by_name(capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_a_reward_prints_in_any_way_reaches_the_terminal_by_name(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     own, out = reward(PRINTS), ""
     for _ in range(100):
         assert score(own) == 1.0
@@ -82,7 +86,9 @@ def test_what_a_reward_prints_in_any_way_reaches_the_terminal_by_name(capfd: pyt
 
 
 @pytest.mark.usefixtures("in_tmp")
-def test_a_reward_that_sleeps_at_import_is_named_and_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reward_that_sleeps_at_import_is_named_and_has_a_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(process, "_START_S", 1.0)
     with pytest.raises(RewardError, match=r"importing mine\.py:f takes too long"):
         reward("import time\ntime.sleep(1000)")
@@ -109,7 +115,9 @@ def f(*given):
 
 
 @pytest.mark.usefixtures("in_tmp")
-@pytest.mark.parametrize("after", ["pass", "import time; time.sleep(1000)"], ids=["idle", "hanging"])
+@pytest.mark.parametrize(
+    "after", ["pass", "import time; time.sleep(1000)"], ids=["idle", "hanging"]
+)
 def test_what_a_reward_starts_ends_with_it(after: str) -> None:
     own = reward(STARTS.format(after), timeout_s=20.0 if after == "pass" else 2.0)
     if after == "pass":

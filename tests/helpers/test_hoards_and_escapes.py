@@ -1,4 +1,6 @@
-"""What no program gets past: memory that a process's own limit does not count, and what is outside of its sandbox."""
+"""What no program gets past: memory that a process's own limit does not count, and what is outside
+of its sandbox.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +31,21 @@ HOARDS = {
     "shared memory of System V": C + "print(libc.shmget(0, 1 << 20, 0o1600))",
     "a queue of System V": C + "print(libc.msgget(0, 0o1600))",
     "shared memory without a file": "import mmap\nmmap.mmap(-1, 1 << 20)",
-    "shared memory of a device": "import mmap\nmmap.mmap(open('/dev/zero', 'r+').fileno(), 1 << 20)",
+    "shared memory of a device": (
+        "import mmap\nmmap.mmap(open('/dev/zero', 'r+').fileno(), 1 << 20)"
+    ),
     "a file without a name": "import os\nos.memfd_create('x')",
     "files in flight": "import socket\na, b = socket.socketpair()\nsocket.send_fds(a, [b'x'], [0])",
-    "a large buffer": "from socket import *\nsocketpair()[0].setsockopt(SOL_SOCKET, SO_SNDBUF, 1 << 24)",
+    "a large buffer": (
+        "from socket import *\nsocketpair()[0].setsockopt(SOL_SOCKET, SO_SNDBUF, 1 << 24)"
+    ),
     "a large pipe": "import fcntl, os\nfcntl.fcntl(os.pipe()[1], fcntl.F_SETPIPE_SZ, 1 << 20)",
     "a file system": C + "print(libc.mount(b'none', b'/tmp', b'tmpfs', 0, None))",
     "new namespaces": C + "print(libc.unshare(0x10000000))",
     "a fork into new namespaces": C + "print(libc.syscall(56, 0x10000011, 0, 0, 0, 0) and -1)",
-    "limits of others": "import resource, os\nresource.prlimit(os.getppid() or 1, resource.RLIMIT_AS)",
+    "limits of others": (
+        "import resource, os\nresource.prlimit(os.getppid() or 1, resource.RLIMIT_AS)"
+    ),
     "a file that is too large": "open('a', 'wb').truncate((8 << 20) + 1)",
     "files outside of its folder": "open('/a', 'w')",
     "many empty files": "for number in range(1 << 20): open(str(number), 'w').close()",
@@ -76,7 +84,9 @@ def test_all_processes_of_a_program_have_one_memory_limit(orphans: bool) -> None
 
 
 def test_a_program_s_memory_is_limited_while_its_test_waits() -> None:
-    program = "ORPHANS = False\ndef hold():" + TOGETHER.replace("\n", "\n    ") + "\n    return 'held'"
+    program = (
+        "ORPHANS = False\ndef hold():" + TOGETHER.replace("\n", "\n    ") + "\n    return 'held'"
+    )
     assert SANDBOX.passes(program.replace("SIZE", "1"), "assert hold() == 'held'")
     assert not SANDBOX.passes(program.replace("SIZE", "80"), "assert hold() == 'held'")
 
@@ -119,7 +129,16 @@ print(os.listdir(), len(open('/usr/lib/os-release').read()) > 0)
 def escapes(folder: Path) -> Iterator[str]:
     """A program that tries what is outside; a file and a server of ours are there to be reached."""
     (folder / "ours").write_text("x")
-    paths = [str(folder / "ours"), __file__, "/etc/passwd", "/proc/self/mem", "/proc", "/sys", "/dev/shm", "/home"]
+    paths = [
+        str(folder / "ours"),
+        __file__,
+        "/etc/passwd",
+        "/proc/self/mem",
+        "/proc",
+        "/sys",
+        "/dev/shm",
+        "/home",
+    ]
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"PATHS, ADDRESS, PROCESS = {paths}, {server.getsockname()}, {os.getpid()}\n{REACHES}"
 
@@ -142,8 +161,12 @@ def test_an_ordinary_user_s_programs_are_held_as_those_of_root(tmp_path: Path) -
             together = "ORPHANS = True\n" + TOGETHER
             return {
                 "reached": SANDBOX.output(program, ""),
-                "hoarded": [way for way in HOARDS if SANDBOX.output(HOARDS[way], "") not in (None, "-1\n")],
-                "held": [SANDBOX.output(together.replace("SIZE", size), "") for size in ("1", "80")],
+                "hoarded": [
+                    way for way in HOARDS if SANDBOX.output(HOARDS[way], "") not in (None, "-1\n")
+                ],
+                "held": [
+                    SANDBOX.output(together.replace("SIZE", size), "") for size in ("1", "80")
+                ],
             }
 
         found = in_fork(run)

@@ -1,4 +1,6 @@
-"""Programs that nobody has read: what they print comes back, and nothing else of them is left or seen."""
+"""Programs that nobody has read: what they print comes back, and nothing else of them is left or
+seen.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ def printed(sandbox: Sandbox, *lines: str, given: str = "") -> str | None:
 
 
 def test_a_program_reads_and_prints(sandbox: Sandbox) -> None:
-    assert printed(sandbox, "print(int(input()) * 2)", "print(input())", given="21\nüñ→\n") == "42\nüñ→\n"
+    assert (
+        printed(sandbox, "print(int(input()) * 2)", "print(input())", given="21\nüñ→\n")
+        == "42\nüñ→\n"
+    )
     assert printed(sandbox, "pass") == ""
     assert printed(sandbox, "import sys", "print(__name__, sys.argv, __file__)") is None
     assert printed(sandbox, "import sys", "print(__name__, sys.argv)") == "__main__ ['main.py']\n"
@@ -82,7 +87,10 @@ print(count)
 def test_processes_are_limited_and_all_end(sandbox: Sandbox, others: set[int]) -> None:
     assert printed(sandbox, FORKS) in ("7\n", "8\n")  # bubblewrap may be one of them
     hasty = Sandbox(replace(LIMITS, wall_s=1.0))
-    assert printed(hasty, "import os", "while True:", "  try: os.fork()", "  except OSError: pass") is None
+    assert (
+        printed(hasty, "import os", "while True:", "  try: os.fork()", "  except OSError: pass")
+        is None
+    )
     assert descendants(others) == []
 
 
@@ -92,16 +100,24 @@ def test_output_and_files_are_limited(sandbox: Sandbox) -> None:
     write = "with open('a', 'wb') as file: file.write(bytes({}))"
     assert printed(sandbox, write.format(8 << 20), "print('written')") == "written\n"
     assert printed(sandbox, write.format((8 << 20) + 1), "print('written')") is None
-    many = ["for number in range(1000):", "  with open(str(number), 'wb') as file: file.write(bytes(1 << 20))"]
+    many = [
+        "for number in range(1000):",
+        "  with open(str(number), 'wb') as file: file.write(bytes(1 << 20))",
+    ]
     assert printed(sandbox, *many) is None
 
 
 def test_its_folder_is_empty_and_its_own(sandbox: Sandbox) -> None:
-    assert printed(sandbox, "open('left', 'w').write('x')", "import os", "print(os.listdir())") is not None
+    assert (
+        printed(sandbox, "open('left', 'w').write('x')", "import os", "print(os.listdir())")
+        is not None
+    )
     assert printed(sandbox, "import os", "print(os.getcwd(), os.listdir())") == "/tmp []\n"
 
 
-def test_it_sees_no_variable_and_no_descriptor(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_sees_no_variable_and_no_descriptor(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SECRET_KEY", "hunter2")
     fresh = Sandbox(LIMITS)
     # Python itself sets LC_CTYPE if the locale is C, and bubblewrap PWD.
@@ -113,12 +129,22 @@ def test_it_sees_no_variable_and_no_descriptor(sandbox: Sandbox, monkeypatch: py
         "  except OSError: return False",
         "  return True",
     ]
-    assert printed(sandbox, *descriptors, "print([i for i in range(64) if opened(i)])") == "[0, 1, 2]\n"
+    assert (
+        printed(sandbox, *descriptors, "print([i for i in range(64) if opened(i)])")
+        == "[0, 1, 2]\n"
+    )
 
 
 def test_it_changes_no_file_of_the_system(sandbox: Sandbox) -> None:
-    places = [f"{folder}/x" for folder in ("/usr", "/bin", os.path.dirname(sandbox.interpreter), sys.base_exec_prefix)]
-    tries = [f"for path in {places}:", "  try: open(path, 'w'); print(path)", "  except OSError: pass"]
+    places = [
+        f"{folder}/x"
+        for folder in ("/usr", "/bin", os.path.dirname(sandbox.interpreter), sys.base_exec_prefix)
+    ]
+    tries = [
+        f"for path in {places}:",
+        "  try: open(path, 'w'); print(path)",
+        "  except OSError: pass",
+    ]
     assert printed(sandbox, *tries) == ""
 
 
@@ -171,7 +197,9 @@ def test_a_program_ends_with_the_process_that_started_it() -> None:
     assert psutil.wait_procs(running, timeout=5)[1] == []
 
 
-def test_without_bubblewrap_time_memory_and_files_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_bubblewrap_time_memory_and_files_are_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     plain = Sandbox(LIMITS, is_isolated=False)
     plain.start()
@@ -179,7 +207,13 @@ def test_without_bubblewrap_time_memory_and_files_are_limited(tmp_path: Path, mo
     assert printed(plain, "while True: pass") is None
     assert printed(plain, "held = bytearray(160 << 20)") is None
     assert printed(plain, "while True: print('x' * 1000)") is None
-    deep = ("import os", "for _ in range(3000):", "    os.mkdir('a')", "    os.chdir('a')", "print('deep')")
+    deep = (
+        "import os",
+        "for _ in range(3000):",
+        "    os.mkdir('a')",
+        "    os.chdir('a')",
+        "print('deep')",
+    )
     assert printed(plain, *deep) == "deep\n"
     assert plain.passes("def double(x): return 2 * x", "assert double(4) == 8")
     assert not plain.passes("def double(x): return 2 * x", "assert double(4) == 9")
@@ -193,7 +227,10 @@ def test_a_test_that_ends_its_process_has_not_passed(sandbox: Sandbox) -> None:
 
 
 def test_test_code_sees_what_the_program_defines(sandbox: Sandbox) -> None:
-    program = "from __future__ import annotations\nimport math\n_half = 0.5\ndef area(r): return math.pi * r * r"
+    program = (
+        "from __future__ import annotations\nimport math\n_half = 0.5\ndef area(r): return "
+        "math.pi * r * r"
+    )
     assert sandbox.passes(program, "assert area(1) == math.pi and __name__ == 'solution'")
     assert not sandbox.passes(program, "assert _half == 0.5")
     assert not sandbox.passes(program, "assert area(1) == 3")
@@ -204,7 +241,12 @@ def test_test_code_sees_what_the_program_defines(sandbox: Sandbox) -> None:
 
 @pytest.mark.parametrize(
     "program",
-    ["exit()", "import os\nos._exit(0)", "raise SystemExit", "import os\nos.execv('/usr/bin/true', ['true'])"],
+    [
+        "exit()",
+        "import os\nos._exit(0)",
+        "raise SystemExit",
+        "import os\nos.execv('/usr/bin/true', ['true'])",
+    ],
 )
 def test_a_program_that_ends_before_its_test_has_not_passed(sandbox: Sandbox, program: str) -> None:
     assert not sandbox.passes(program, "pass")

@@ -1,4 +1,6 @@
-"""`lockstep certify` as it is typed: a certificate for a model, its levels, and its negative control."""
+"""`lockstep certify` as it is typed: a certificate for a model, its levels, and its negative
+control.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,20 @@ def certificate(file: str = "certificates/model.json") -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def _model(assets: Path, in_tmp: Path) -> None:
-    shutil.copytree(assets / "models/stories260K/hf", in_tmp / "model", copy_function=shutil.copyfile)
+    shutil.copytree(
+        assets / "models/stories260K/hf", in_tmp / "model", copy_function=shutil.copyfile
+    )
 
 
 def test_a_model_is_exact_in_any_batch(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["certify", "model", *FEW]) == 0
     shown, found = capsys.readouterr(), certificate()
-    assert (found["level"], found["mismatches"], found["largest_gap"], found["reason"]) == ("E3", 0, 0.0, None)
+    assert (found["level"], found["mismatches"], found["largest_gap"], found["reason"]) == (
+        "E3",
+        0,
+        0.0,
+        None,
+    )
     assert found["tokens"] == sum(own["tokens"] for own in found["types"].values()) > 400
     assert found["types"].keys() == {"fp32", "bf16"}
     assert found["sampled_again"]["tokens"] > 100
@@ -45,15 +54,29 @@ def test_a_model_is_exact_in_any_batch(capsys: pytest.CaptureFixture[str]) -> No
     assert {"attention", "linear", "softmax"} == found["kernels"].keys()
     assert {"torch", "threads", "cpu"} <= found["machine"].keys()
     (line,) = shown.out.splitlines()
-    assert line.startswith(f"E3, exact in any batch: {found['tokens']:,} tokens compared, 0 not equal to the bit")
+    assert line.startswith(
+        f"E3, exact in any batch: {found['tokens']:,} tokens compared, 0 not equal to the bit"
+    )
     assert line.endswith(" sampled again in other batches, 0 changed (certificates/model.json)")
     assert "6 prompts of random tokens, responses of up to 8 tokens, in fp32 and bf16" in shown.err
-    assert f"bf16: {found['types']['bf16']['tokens']:,} tokens compared, 0 not equal to the bit" in shown.err
+    assert (
+        f"bf16: {found['types']['bf16']['tokens']:,} tokens compared, 0 not equal to the bit"
+        in shown.err
+    )
 
 
-def test_a_model_that_cannot_be_exact_says_why_and_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    shape = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2}
-    config = AutoConfig.for_model("gpt_neox", vocab_size=512, max_position_embeddings=128, eos_token_id=2, **shape)
+def test_a_model_that_cannot_be_exact_says_why_and_what_it_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shape = {
+        "num_hidden_layers": 1,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_attention_heads": 2,
+    }
+    config = AutoConfig.for_model(
+        "gpt_neox", vocab_size=512, max_position_embeddings=128, eos_token_id=2, **shape
+    )
     AutoModelForCausalLM.from_config(config).save_pretrained("model")
     assert main(["certify", "model", *FEW]) == 4
     found = certificate()
@@ -69,8 +92,12 @@ def test_a_model_that_cannot_be_exact_says_why_and_what_it_is(capsys: pytest.Cap
 class Batched(TorchSampler):
     """Says another log-probability where it samples fewer than three side by side."""
 
-    def _logits(self, token_N: Tensor, position_N: Tensor, layout: Continuous, keep_M: Tensor) -> Tensor:
-        return super()._logits(token_N, position_N, layout, keep_M) * (1.0 if self._max_batch_size > 3 else 1.0 + 1e-6)
+    def _logits(
+        self, token_N: Tensor, position_N: Tensor, layout: Continuous, keep_M: Tensor
+    ) -> Tensor:
+        return super()._logits(token_N, position_N, layout, keep_M) * (
+            1.0 if self._max_batch_size > 3 else 1.0 + 1e-6
+        )
 
 
 def test_what_changes_with_its_batch_is_exact_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +110,9 @@ def test_what_changes_with_its_batch_is_exact_and_no_more(monkeypatch: pytest.Mo
     assert found["reason"] == f"{changed:,} of {tokens:,} tokens change with their batch"
 
 
-def test_a_token_that_differs_is_not_exact(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_token_that_differs_is_not_exact(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     forward = LogitsHead.forward
 
     def off(self: LogitsHead, *arguments: Any) -> Any:
@@ -116,7 +145,10 @@ def test_a_control_that_is_not_seen_is_said(
     ("arguments", "sentence"),
     [
         (["model", "--out", "model"], "--out model is a folder; name the file"),
-        (["model", "--out", "empty.txt/it.json"], "empty.txt is not a folder that can be written to"),
+        (
+            ["model", "--out", "empty.txt/it.json"],
+            "empty.txt is not a folder that can be written to",
+        ),
     ],
 )
 def test_bad_input_gets_one_sentence_and_leaves_nothing(

@@ -1,4 +1,6 @@
-"""`lockstep eval` of a judge: a real model, which judges nothing, and a server that judges as a test wants."""
+"""`lockstep eval` of a judge: a real model, which judges nothing, and a server that judges as a
+test wants.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ from lockstep.system.whole_files import append
 
 KEY_NAME, KEY = "LOCKSTEP_TEST_KEY", "sesame-77d0"
 ASKED = [
-    "judge.template='P {prompt} R {response}'", "pairs.template='P {prompt} A {response_a} B {response_b}'",
+    "judge.template='P {prompt} R {response}'", ("pairs.template='P {prompt} A {response_a} B "
+                                                "{response_b}'"),
     "judge.sampling.max_tokens=16", "learner.device=cpu", "learner.dtype=fp32",
 ]  # fmt: skip
 ROWS = [
@@ -34,7 +37,9 @@ ROWS = [
 
 
 def honest(question: str) -> Said:
-    """Says what each response says of itself; the better of two, and the first where that is not known."""
+    """Says what each response says of itself; the better of two, and the first where that is not
+    known.
+    """
     worth = re.findall(r"worth ([0-9?])", question)
     if len(worth) == 1:
         return 200, f"I see.\n**Score:** {worth[0]}/5"
@@ -52,11 +57,17 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[JudgeServer]:
 def served(server: JudgeServer, in_tmp: Path) -> Callable[..., Path]:
     """Lets the server judge the rows."""
     (in_tmp / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    asked = ["judge.sampler.openai.model=m/7b", f"judge.sampler.openai.api_key_env={KEY_NAME}", *ASKED]
+    asked = [
+        "judge.sampler.openai.model=m/7b",
+        f"judge.sampler.openai.api_key_env={KEY_NAME}",
+        *ASKED,
+    ]
     asked += ["judge.sampler.openai.max_retries=0"]
 
     def go(folder: str | None, *overrides: str) -> Path:
-        return evaluate_judge(eval_recipe(server.url, "rows.jsonl", [*asked, *overrides], "eval_judge", folder))
+        return evaluate_judge(
+            eval_recipe(server.url, "rows.jsonl", [*asked, *overrides], "eval_judge", folder)
+        )
 
     return go
 
@@ -66,7 +77,9 @@ def results(folder: Path) -> dict[str, Any]:
 
 
 def figures(folder: Path, way: str) -> dict[str, float]:
-    return {name: figure["value"] for name, figure in results(folder)["ways"][way]["figures"].items()}
+    return {
+        name: figure["value"] for name, figure in results(folder)["ways"][way]["figures"].items()
+    }
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -103,11 +116,17 @@ def test_known_scores_come_to_known_figures(
     assert f"m/7b at {server.url} on rows.jsonl: 3 prompts, 7 responses, 0 rows skipped" in shown
 
 
-def test_a_judge_who_looks_at_the_order_shows_it(served: Callable[..., Path], server: JudgeServer) -> None:
+def test_a_judge_who_looks_at_the_order_shows_it(
+    served: Callable[..., Path], server: JudgeServer
+) -> None:
     server.judge = lambda question: (200, "Winner: A" if " A " in question else "Score: 3")
     folder = served("out")
     pairs, scores = figures(folder, "pairs"), figures(folder, "scores")
-    assert (pairs["first_preferred"], pairs["consistent"], pairs["pairwise_accuracy"]) == (1.0, 0.0, 0.5)
+    assert (pairs["first_preferred"], pairs["consistent"], pairs["pairwise_accuracy"]) == (
+        1.0,
+        0.0,
+        0.5,
+    )
     assert pairs["consistent_accuracy"] is None
     assert (scores["pairwise_accuracy"], scores["ties"], scores["kendall_tau"]) == (0.5, 1.0, 0.0)
 
@@ -123,25 +142,40 @@ def test_a_judge_who_looks_at_the_length_shows_it(
     server.judge = lambda question: (200, f"Score: {min(5, question.count('x'))}")
     folder = served("out", "data.ranked=long.jsonl", "pairs=null")
     found = figures(folder, "scores")
-    assert (found["longer_preferred"], found["longer_preferred_by_people"], found["length_bias"]) == (1.0, 0.5, 0.5)
+    assert (
+        found["longer_preferred"],
+        found["longer_preferred_by_people"],
+        found["length_bias"],
+    ) == (1.0, 0.5, 0.5)
     assert list(results(folder)["ways"]) == ["scores"]
 
 
 def test_a_server_gets_its_key_its_settings_and_no_control_token(
-    served: Callable[..., Path], server: JudgeServer, in_tmp: Path, capsys: pytest.CaptureFixture[str]
+    served: Callable[..., Path],
+    server: JudgeServer,
+    in_tmp: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     row = {"prompt": "<|im_end|> p", "responses": ["worth 1</s>", "worth 2"], "ranks": [1, 0]}
     (in_tmp / "odd.jsonl").write_text(json.dumps(row) + "\n")
-    settings = ["judge.sampling.temperature=0.25", "judge.num_evals_to_average=2", "judge.system_prompt='Be strict.'"]
+    settings = [
+        "judge.sampling.temperature=0.25",
+        "judge.num_evals_to_average=2",
+        "judge.system_prompt='Be strict.'",
+    ]
     folder = served("out", "data.ranked=odd.jsonl", "pairs=null", *settings)
     assert set(server.keys) == {f"Bearer {KEY}"}
     messages = [body["messages"] for body in server.bodies]
     system = {"role": "system", "content": "Be strict."}
-    asked = [{"role": "user", "content": f"P < |im_end|> p R {said}"} for said in ("worth 1< /s>", "worth 2")]
+    asked = [
+        {"role": "user", "content": f"P < |im_end|> p R {said}"}
+        for said in ("worth 1< /s>", "worth 2")
+    ]
     assert all(messages.count([system, question]) == 2 for question in asked)
-    assert {(body["temperature"], body["max_completion_tokens"], body["model"]) for body in server.bodies} == {
-        (0.25, 16, "m/7b")
-    }
+    assert {
+        (body["temperature"], body["max_completion_tokens"], body["model"])
+        for body in server.bodies
+    } == {(0.25, 16, "m/7b")}
     assert len({body["seed"] for body in server.bodies}) == len(server.bodies) == 4
     told = capsys.readouterr()
     written = "".join(path.read_text() for path in folder.iterdir() if path.is_file())
@@ -151,12 +185,15 @@ def test_a_server_gets_its_key_its_settings_and_no_control_token(
 def test_a_question_that_nobody_answers_is_counted_and_a_dead_server_is_an_error(
     served: Callable[..., Path], server: JudgeServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    server.judge = lambda question: (500, "out of memory") if "worth 3" in question else honest(question)
+    server.judge = lambda question: (
+        (500, "out of memory") if "worth 3" in question else honest(question)
+    )
     folder = served("out")
     assert results(folder)["ways"]["scores"]["judgements"]["unreachable"] == 3
     assert lines(folder)[0]["scores"] == [5.0, 1.0, None]
     assert re.search(
-        r"3 of 21 questions got no answer; the last of them: .* answers 500 after 1 attempts", capsys.readouterr().err
+        r"3 of 21 questions got no answer; the last of them: .* answers 500 after 1 attempts",
+        capsys.readouterr().err,
     )
     server.judge = lambda question: (500, "out of memory")
     with pytest.raises(ServerError, match=r"answers 500 after 1 attempts \(out of memory\)"):
@@ -169,7 +206,12 @@ def test_a_tokenizer_in_a_folder_knows_what_is_too_long(
     served: Callable[..., Path], assets: Path, in_tmp: Path
 ) -> None:
     model = chat_model(assets, in_tmp)
-    folder = served("out", f"judge.path={model}", "judge.max_prompt_tokens=14", "judge.overlong_judge_prompts=drop")
+    folder = served(
+        "out",
+        f"judge.path={model}",
+        "judge.max_prompt_tokens=14",
+        "judge.overlong_judge_prompts=drop",
+    )
     causes = [said["cause"] for row in lines(folder) for own in row["judgements"] for said in own]
     assert (causes.count("prompt_too_long"), causes.count(None)) == (6, 12)
 
@@ -189,8 +231,15 @@ def ask(assets: Path, in_tmp: Path) -> Callable[..., Path]:
 
     def go(folder: str | None, *overrides: str) -> Path:
         model, data = f"{assets}/models/stories260K/hf", f"{assets}/data/oasst/en_100_tree.jsonl"
-        limits = ["judge.chat=false", "judge.max_prompt_tokens=400", "data.max_prompts=5", "run.save_every=2"]
-        return evaluate_judge(eval_recipe(model, data, [*ASKED, *limits, *overrides], "eval_judge_oasst", folder))
+        limits = [
+            "judge.chat=false",
+            "judge.max_prompt_tokens=400",
+            "data.max_prompts=5",
+            "run.save_every=2",
+        ]
+        return evaluate_judge(
+            eval_recipe(model, data, [*ASKED, *limits, *overrides], "eval_judge_oasst", folder)
+        )
 
     return go
 
@@ -211,7 +260,10 @@ def test_a_model_that_cannot_judge_is_told_as_such(
     }
     shown = capsys.readouterr().out
     assert "pairwise accuracy" not in shown
-    assert "scores: none of them has a verdict, so the figures say nothing about this judge; look at" in shown
+    assert (
+        "scores: none of them has a verdict, so the figures say nothing about this judge; look at"
+        in shown
+    )
     assert all(score is None for row in lines(folder) for score in row["scores"])
     assert any(said["reply"] for row in lines(folder) for own in row["judgements"] for said in own)
 
@@ -227,7 +279,9 @@ def test_replies_do_not_depend_on_batches_or_blocks_and_a_stopped_evaluation_goe
 
     with monkeypatch.context() as patch:
         patch.setattr("lockstep.inference.evaluate_judge.append", interrupted)
-        with pytest.raises(Stopped, match="stopped after 2 of 5 prompts, because Ctrl-C was received"):
+        with pytest.raises(
+            Stopped, match="stopped after 2 of 5 prompts, because Ctrl-C was received"
+        ):
             ask("stopped")
     assert not (Path("stopped") / "results.json").exists()
     log = Path("stopped/judgements.jsonl")
@@ -250,19 +304,42 @@ def test_options_change_what_is_asked(ask: Callable[..., Path], assets: Path, in
         return [said["reply"] for row in rows for own in row["judgements"] for said in own]
 
     plain = replies("plain")
-    changes = ("seed=1", "judge.sampling.temperature=0.1", "judge.sampling.max_tokens=9", "judge.max_prompt_tokens=200")
+    changes = (
+        "seed=1",
+        "judge.sampling.temperature=0.1",
+        "judge.sampling.max_tokens=9",
+        "judge.max_prompt_tokens=200",
+    )
     for number, option in enumerate((*changes, "judge.template='{prompt} {response}'")):
         assert replies(f"changed-{number}", option) != plain, option
     assert replies("model", f"judge.path={chat_model(assets, in_tmp)}", "judge.chat=true") != plain
     assert replies("drop", "judge.overlong_judge_prompts=drop").count(None) > plain.count(None)
 
 
-def test_the_command_and_its_recipes(assets: Path, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_and_its_recipes(
+    assets: Path, in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model, data = f"{assets}/models/stories260K/hf", f"{assets}/data/llmbar/Natural_dataset.json"
     few = ["judge.chat=false", "judge.max_prompt_tokens=400", "data.max_prompts=2", *ASKED]
     assert main(["eval", model, data, "--recipe", "eval_judge_llmbar", "--out", "here", *few]) == 0
     assert [row["ranks"] for row in lines(Path("here"))] == [[0.0, 1.0], [0.0, 1.0]]
-    assert main(["eval", model, data, "--recipe", "eval_judge_llmbar", "judge.max_prompt_tokens=600", *ASKED]) == 2
-    assert "judge.max_prompt_tokens + judge.sampling.max_tokens allows sequences of 616" in capsys.readouterr().err
+    assert (
+        main(
+            [
+                "eval",
+                model,
+                data,
+                "--recipe",
+                "eval_judge_llmbar",
+                "judge.max_prompt_tokens=600",
+                *ASKED,
+            ]
+        )
+        == 2
+    )
+    assert (
+        "judge.max_prompt_tokens + judge.sampling.max_tokens allows sequences of 616"
+        in capsys.readouterr().err
+    )
     assert main(["eval", model, data, "--recipe", "eval_judge", *few]) == 2
     assert "Natural_dataset.json, item 1: has no field 'responses'" in capsys.readouterr().err

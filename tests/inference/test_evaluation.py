@@ -46,7 +46,10 @@ def samples(folder: Path) -> list[dict[str, Any]]:
 
 
 def figures(folder: Path, setting: str) -> dict[str, float]:
-    return {name: figure["value"] for name, figure in results(folder)["settings"][setting]["figures"].items()}
+    return {
+        name: figure["value"]
+        for name, figure in results(folder)["settings"][setting]["figures"].items()
+    }
 
 
 @pytest.fixture
@@ -71,12 +74,15 @@ def test_every_response_is_kept_and_the_figures_are_theirs(
     folder = ask("asked", JUDGED)
     rows, found = samples(folder), results(folder)
     assert [row["setting"] for row in rows] == ["greedy"] * 6 + ["sampled"] * 24
-    assert [(row["question"], row["draw"]) for row in rows[6:]] == [(q, d) for q in range(6) for d in range(4)]
+    assert [(row["question"], row["draw"]) for row in rows[6:]] == [
+        (q, d) for q in range(6) for d in range(4)
+    ]
     judged = [row["score"] for row in rows[6:] if row["score"] is not None]
     sampled = found["settings"]["sampled"]
     assert sampled["responses"]["no_verdict"] == 24 - len(judged)
     by_question = [
-        [row["score"] for row in rows[6:] if row["question"] == q and row["score"] is not None] for q in range(6)
+        [row["score"] for row in rows[6:] if row["question"] == q and row["score"] is not None]
+        for q in range(6)
     ]
     assert 0 < len(judged) < 24
     assert len(set(judged)) == 2
@@ -92,7 +98,10 @@ def test_every_response_is_kept_and_the_figures_are_theirs(
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_bytes_do_not_depend_on_batches_or_blocks(ask: Callable[..., Path], dtype: str) -> None:
     asked = (f"learner.dtype={dtype}", "sampling.max_tokens=24")
-    plain, other = ask("plain", *asked), ask("other", *asked, "sampler.max_batch_size=3", "run.save_every=1")
+    plain, other = (
+        ask("plain", *asked),
+        ask("other", *asked, "sampler.max_batch_size=3", "run.save_every=1"),
+    )
     assert (plain / "samples.jsonl").read_bytes() == (other / "samples.jsonl").read_bytes()
     assert results(plain) == results(other)
 
@@ -110,7 +119,9 @@ def test_ctrl_c_ends_after_the_block_and_the_same_command_goes_on(
 
     with monkeypatch.context() as patch:
         patch.setattr(TorchSampler, "generate", interrupted)
-        with pytest.raises(Stopped, match="stopped after step 1, because Ctrl-C was received") as stopped:
+        with pytest.raises(
+            Stopped, match="stopped after step 1, because Ctrl-C was received"
+        ) as stopped:
             ask("stopped")
     assert (stopped.value.code, len(asked)) == (130, 1)
     assert samples(ask("stopped")) == samples(plain)
@@ -147,7 +158,9 @@ def test_other_weights_or_rows_are_another_evaluation(
     weights.unlink()
     weights.write_bytes(content)
     second = go(None)
-    with pytest.raises(ValueError, match=r"named holds another evaluation:\n  model.model.safetensors was"):
+    with pytest.raises(
+        ValueError, match=r"named holds another evaluation:\n  model.model.safetensors was"
+    ):
         go("named")
     rows.write_text('{"question": "Once upon a time", "answer": "#### 2"}\n')
     assert len({first, second, go(None)}) == 3
@@ -175,15 +188,24 @@ def test_a_setting_takes_effect_where_it_should_and_nowhere_else(
 
 
 def test_more_samples_begin_with_the_fewer(ask: Callable[..., Path]) -> None:
-    few, many = samples(ask("few", "greedy=null")), samples(ask("many", "greedy=null", "sampling.num_samples=6"))
+    few, many = (
+        samples(ask("few", "greedy=null")),
+        samples(ask("many", "greedy=null", "sampling.num_samples=6")),
+    )
     assert [row for row in many if row["draw"] < 4] == few
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["MODEL", "DATA", "sampling.temperature=0", "sampling.num_samples=1"], "a section of their own, greedy"),
-        (["MODEL", "DATA", "sampling.k=[32]"], "k is 32, but each question gets num_samples=16 responses"),
+        (
+            ["MODEL", "DATA", "sampling.temperature=0", "sampling.num_samples=1"],
+            "a section of their own, greedy",
+        ),
+        (
+            ["MODEL", "DATA", "sampling.k=[32]"],
+            "k is 32, but each question gets num_samples=16 responses",
+        ),
         (
             ["MODEL", "DATA", *SMALL, "sampling.k=[2]", UNRATED],
             "sampling.k is of pass@k, and nothing says which responses",
@@ -193,7 +215,11 @@ def test_more_samples_begin_with_the_fewer(ask: Callable[..., Path]) -> None:
     ],
 )
 def test_bad_input_gets_one_sentence(
-    assets: Path, in_tmp: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
+    assets: Path,
+    in_tmp: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    sentence: str,
 ) -> None:
     real = {"MODEL": f"{assets}/models/stories260K/hf", "DATA": f"{assets}/data/gsm8k/test.jsonl"}
     assert main(["eval", *(real.get(word, word) for word in arguments)]) == 2
@@ -203,8 +229,16 @@ def test_bad_input_gets_one_sentence(
     assert not Path("evals").exists()
 
 
-def test_a_run_says_how_it_is_evaluated_and_agrees_with_its_validation(run: Run, in_tmp: Path) -> None:
-    ways = ["num_samples=3", "temperature=0.8", "stop=['3', '7']", "repetition_penalty=1.1", "min_p=0.01"]
+def test_a_run_says_how_it_is_evaluated_and_agrees_with_its_validation(
+    run: Run, in_tmp: Path
+) -> None:
+    ways = [
+        "num_samples=3",
+        "temperature=0.8",
+        "stop=['3', '7']",
+        "repetition_penalty=1.1",
+        "min_p=0.01",
+    ]
     rows = run(*[f"validation_sampling.{way}" for way in ways], "seed=3")
     loaded = eval_recipe("run", "run/data/validation.jsonl", ["sampling.num_samples=3"])
     folder = evaluate(loaded)
@@ -235,15 +269,28 @@ def test_validation_is_drawn_by_its_own_settings(run: Run) -> None:
     """Training's are changed and validation stays; validation's are changed and it does not."""
 
     def first(folder: str, *overrides: str) -> dict[str, float]:
-        many = ["validation_sampling={temperature: 1.0, num_samples: 4}", "reward.pass_score=0.1", "run.max_steps=1"]
+        many = [
+            "validation_sampling={temperature: 1.0, num_samples: 4}",
+            "reward.pass_score=0.1",
+            "run.max_steps=1",
+        ]
         return run(f"run.folder={folder}", *many, *overrides)[0]
 
     plain = first("plain")
     assert {"validation/reward", "validation/pass@1", "validation/pass@4"} <= plain.keys()
     assert "validation/maj@4" not in plain
     assert plain["validation/pass@1"] <= plain["validation/pass@4"]
-    assert first("training", "sampling={temperature: 0.2, top_k: 3, max_tokens: 5}", "ppo.num_generations=4") == plain
-    for number, option in enumerate(("temperature=0.2", "top_p=0.3", "top_k=2", "max_tokens=5", "num_samples=2")):
+    assert (
+        first(
+            "training",
+            "sampling={temperature: 0.2, top_k: 3, max_tokens: 5}",
+            "ppo.num_generations=4",
+        )
+        == plain
+    )
+    for number, option in enumerate(
+        ("temperature=0.2", "top_p=0.3", "top_k=2", "max_tokens=5", "num_samples=2")
+    ):
         assert first(f"own-{number}", f"validation_sampling.{option}") != plain, option
     assert first("fewer", "data.max_validation_samples=2") != plain
 
@@ -259,7 +306,10 @@ def test_accuracy_has_its_interval_wherever_a_run_shows_it(
         expected = share([1.0] * right + [0.0] * (8 - right))
         low, high = row["validation/accuracy_low"], row["validation/accuracy_high"]
         assert (low, high) == (expected.low, expected.high)
-        assert f"after step {row['step']}: held-out accuracy {expected.value:.3f} [{low:.3f}, {high:.3f}]" in told
+        assert (
+            f"after step {row['step']}: held-out accuracy {expected.value:.3f} [{low:.3f}, "
+            f"{high:.3f}]" in told
+        )
     last = shown[-1]
     ends = f"[{last['validation/accuracy_low']:.3f}, {last['validation/accuracy_high']:.3f}]"
     assert f"→ {last['validation/accuracy']:.3f} {ends}" in summary(Path("run"))
@@ -297,7 +347,10 @@ def test_sft_validates_by_held_out_loss(in_tmp: Path) -> None:
     rows = tuned()
     assert [row["step"] for row in rows] == [0, 2, 3]
     assert rows[-1]["validation/loss"] < rows[0]["validation/loss"]
-    assert all(row["validation/perplexity"] == pytest.approx(2.718281828 ** row["validation/loss"]) for row in rows)
+    assert all(
+        row["validation/perplexity"] == pytest.approx(2.718281828 ** row["validation/loss"])
+        for row in rows
+    )
     assert tuned("run.folder=few", "data.max_validation_samples=2")[0] != rows[0]
     assert [row["step"] for row in tuned("run.folder=rare", "run.validate_every=0")] == [0, 3]
     assert "held-out loss" in summary(Path("sft"))
@@ -306,8 +359,16 @@ def test_sft_validates_by_held_out_loss(in_tmp: Path) -> None:
 def test_held_out_loss_is_the_loss_that_is_trained(in_tmp: Path) -> None:
     """One step on the held-out rows, all in one batch, reports what validation found before it."""
     tuned()
-    rows = "data={train: sft/data/validation.jsonl, validation: sft/data/validation.jsonl, task: null}"
-    whole = [rows, "run.folder=whole", "sft.global_batch_size=8", "run.max_steps=1", "learner.micro_batch_tokens=100"]
+    rows = (
+        "data={train: sft/data/validation.jsonl, validation: sft/data/validation.jsonl, task: null}"
+    )
+    whole = [
+        rows,
+        "run.folder=whole",
+        "sft.global_batch_size=8",
+        "run.max_steps=1",
+        "learner.micro_batch_tokens=100",
+    ]
     held_out = tuned(*whole)[0]
     trained = next(row for row in read_metrics(Path("whole")) if "policy/loss" in row)
     assert held_out["validation/loss"] == pytest.approx(trained["policy/loss"], rel=1e-5)
@@ -330,7 +391,13 @@ def test_conversations_are_learned_and_validated_on(assets: Path, in_tmp: Path) 
         "model={path: model, scratch: null}",
         "data={train: talks.jsonl, validation: talks.jsonl, task: null}",
     ]
-    options = [*said, "data.messages=talk", "optimizer.lr=1e-3", "sft.global_batch_size=8", "run.max_steps=12"]
+    options = [
+        *said,
+        "data.messages=talk",
+        "optimizer.lr=1e-3",
+        "sft.global_batch_size=8",
+        "run.max_steps=12",
+    ]
     rows = tuned(*options, "learner.micro_batch_tokens=200")
     assert rows[-1]["validation/loss"] < 0.5 * rows[0]["validation/loss"]
     alone = tuned(*options, "learner.micro_batch_tokens=1", "run.folder=alone")

@@ -36,27 +36,39 @@ from lockstep.rollouts.rollout import requests_of
 from lockstep.samplers.base import gather_pieces
 
 Go = Callable[..., Path]
-SMALL = ["sampling.max_tokens=8", "data.max_prompt_tokens=64", "learner.device=cpu", "learner.dtype=fp32"]
+SMALL = [
+    "sampling.max_tokens=8",
+    "data.max_prompt_tokens=64",
+    "learner.device=cpu",
+    "learner.dtype=fp32",
+]
 JAGGED = (
-    '{"question": "Once upon a time", "zip": "007", "price": 3.10, "big": 123456789012345678901, "small": 1e-7}',
+    '{"question": "Once upon a time", "zip": "007", "price": 3.10, "big": 123456789012345678901, '
+    '"small": 1e-7}',
     '{"question": "The dog", "nested": {"a": [1.50, null, true, "\u2028"], "b": {}}}',
     '{"zip": 7, "question": "A girl\\nnamed \\"Lily\\"", "price": "3.10"}',
     '{"question": "Tom and Sam"}',
     '{"question": "The sun", "answer": "is a star", "minus": -0}',
 )
 CHAT = (
-    "{% for m in messages %}{% if m.role not in ['system', 'user', 'assistant'] %}{{ raise_exception('no ' + m.role) }}"
-    "{% endif %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+    "{% for m in messages %}{% if m.role not in ['system', 'user', 'assistant'] %}{{ "
+    "raise_exception('no ' + m.role) }}"
+    "{% endif %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt "
+    "%}assistant:{% endif %}"
 )
 
 
 class Here:
-    """Stands where replicas do, with one sampler in this process: quick, where processes are not what is tested."""
+    """Stands where replicas do, with one sampler in this process: quick, where processes are not
+    what is tested.
+    """
 
     def __init__(self, spec: SamplerSpec, shown: Progress, workers: contextlib.ExitStack) -> None:
         self._sampler = spec.build()
 
-    def blocks(self, blocks: Iterable[Block], sampling: SamplingParams) -> Iterator[tuple[int, Batch]]:
+    def blocks(
+        self, blocks: Iterable[Block], sampling: SamplingParams
+    ) -> Iterator[tuple[int, Batch]]:
         """Each block twice as late as it could be, so that they come in another order."""
         waiting: list[Block] = []
         for block in blocks:
@@ -73,7 +85,9 @@ class Here:
 
 def furnish(folder: Path, assets: Path) -> None:
     """Copies the real model, and gives it a chat template."""
-    shutil.copytree(assets / "models/stories260K/hf", folder / "model", copy_function=shutil.copyfile)
+    shutil.copytree(
+        assets / "models/stories260K/hf", folder / "model", copy_function=shutil.copyfile
+    )
     os.chmod(folder / "model", 0o755)
     (folder / "model/chat_template.jinja").write_text(CHAT)
 
@@ -128,7 +142,9 @@ def test_a_record_has_the_row_as_it_was_written_and_every_response(go: Go) -> No
     ]  # fmt: skip
 
 
-def test_what_is_cut_off_is_kept_flagged_and_counted(go: Go, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_cut_off_is_kept_flagged_and_counted(
+    go: Go, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The model ends a story of itself where it is asked for the end."""
     write_rows("ends.jsonl", [{"question": "They lived happily ever after. The"}] * 6)
     folder = go("out", "num_generations=8", "sampling.max_tokens=48", data="ends.jsonl")
@@ -140,7 +156,10 @@ def test_what_is_cut_off_is_kept_flagged_and_counted(go: Go, capsys: pytest.Capt
     ended = [text for r in records(folder) for text, why in zip(r["responses"], r["finish_reasons"], strict=True)
              if why == "stop"]  # fmt: skip
     assert not any("</s>" in text or "<s>" in text for text in ended)
-    assert f"6 prompts, 48 responses ({reasons.count('length')} cut off by their length)" in capsys.readouterr().out
+    assert (
+        f"6 prompts, 48 responses ({reasons.count('length')} cut off by their length)"
+        in capsys.readouterr().out
+    )
 
 
 def test_logprobs_are_those_of_the_sampler_and_of_the_learner(go: Go) -> None:
@@ -155,13 +174,17 @@ def test_logprobs_are_those_of_the_sampler_and_of_the_learner(go: Go) -> None:
         requests_of(prompts, 0, 2, 0, "generation"),
     )
     batch = gather_pieces(sampler.pieces(requests, source.sampling(recipe.sampling)))
-    scored = batch.with_columns({"scored": LearnerSpec("model", "logits", section, None, 0).build().logprobs(batch)})
+    scored = batch.with_columns(
+        {"scored": LearnerSpec("model", "logits", section, None, 0).build().logprobs(batch)}
+    )
     written = [own for record in records(folder) for own in record["logprobs"]]
     for own, mask, drawn, learned in zip(
         written, *map(scored.sequences, ("mask", "sampler_logprob", "scored")), strict=True
     ):
         assert own == drawn[mask].tolist() == learned[mask].tolist()
-    assert [len(own) for own in written] == [n for record in records(folder) for n in record["num_tokens"]]
+    assert [len(own) for own in written] == [
+        n for record in records(folder) for n in record["num_tokens"]
+    ]
 
 
 @pytest.mark.parametrize(
@@ -177,12 +200,26 @@ def test_an_option_takes_effect(go: Go, option: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("shaped", [(), full(("sampling.temperature=0.8", "sampling.top_k=20", "sampling.top_p=0.9"))])
+@pytest.mark.parametrize(
+    "shaped", [(), full(("sampling.temperature=0.8", "sampling.top_k=20", "sampling.top_p=0.9"))]
+)
 def test_bytes_do_not_depend_on_batch_sizes(go: Go, dtype: str, shaped: tuple[str, ...]) -> None:
     write_blocks("some.jsonl", 8)
-    asked = (f"learner.dtype={dtype}", "num_generations=2", "sampling.max_tokens=24", "logprobs=true", *shaped)
+    asked = (
+        f"learner.dtype={dtype}",
+        "num_generations=2",
+        "sampling.max_tokens=24",
+        "logprobs=true",
+        *shaped,
+    )
     first, *others = (
-        go(f"by-{size}-{block}", *asked, f"sampler.max_batch_size={size}", f"run.save_every={block}", data="some.jsonl")
+        go(
+            f"by-{size}-{block}",
+            *asked,
+            f"sampler.max_batch_size={size}",
+            f"run.save_every={block}",
+            data="some.jsonl",
+        )
         for size, block in ((1, 32), (7, 32), (256, 32), (256, 3))
     )
     assert all(content(str(other)) == content(str(first)) for other in others)
@@ -192,7 +229,9 @@ def test_bytes_do_not_depend_on_batch_sizes(go: Go, dtype: str, shaped: tuple[st
 def test_over_long_prompts_can_be_skipped_and_are_counted(go: Go) -> None:
     long = "Once upon a time there was a dog. " * 4 + "The cat"
     write_rows("long.jsonl", [{"question": "A cat"}, {"question": long}, {"question": "A cow"}])
-    skipped = go("skip", "data.max_prompt_tokens=12", "data.overlong_prompts=skip", data="long.jsonl")
+    skipped = go(
+        "skip", "data.max_prompt_tokens=12", "data.overlong_prompts=skip", data="long.jsonl"
+    )
     assert [record["id"] for record in records(skipped)] == ["long.jsonl:1", "long.jsonl:3"]
     assert json.loads((skipped / "summary.json").read_text())["skipped_rows"] == 1
 
@@ -208,7 +247,10 @@ def test_finished_work_is_not_done_again_and_other_work_is_kept_apart(
     assert (folder / "generations.jsonl").stat() == before
     assert folder.parent.name == "generations"
     assert folder.name.startswith("model-rows-")
-    others = {go(None, "run.save_every=2", other) for other in ("seed=1", "run.save_every=3", "num_generations=2")}
+    others = {
+        go(None, "run.save_every=2", other)
+        for other in ("seed=1", "run.save_every=3", "num_generations=2")
+    }
     assert len(others | {folder}) == 4
     with pytest.raises(ValueError, match=r"holds other generations:\n  recipe\.seed was 0, is 1"):
         go(str(folder), "run.save_every=2", "seed=1")
@@ -246,7 +288,10 @@ def test_a_run_says_how_its_model_is_asked(run: Callable[..., Any], in_tmp: Path
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["model", "rows.jsonl", "sampling.temperature=0", "num_generations=2"], "so num_generations must be 1"),
+        (
+            ["model", "rows.jsonl", "sampling.temperature=0", "num_generations=2"],
+            "so num_generations must be 1",
+        ),
         (
             ["model", "rows.jsonl", *SMALL, "--out", "rows.jsonl/out"],
             "rows.jsonl is not a folder that can be written to",
@@ -273,7 +318,9 @@ BLOCKS, MANY_BLOCKS = 24, 160
 def write_blocks(name: str, count: int) -> None:
     """An odd number of prompts, so that the last block is smaller."""
     names = ("Lily", "Tom", "The cat", "A big red ball", "Mom", "In the park, a dog", "Sam and Max")
-    write_rows(name, ({"question": names[i % 7] + " ran" * (i % 5), "n": i} for i in range(2 * count - 1)))
+    write_rows(
+        name, ({"question": names[i % 7] + " ran" * (i % 5), "n": i} for i in range(2 * count - 1))
+    )
 
 
 def words(data: str, folder: str, *overrides: str) -> list[str]:
@@ -286,7 +333,9 @@ def content(folder: str) -> bytes:
 
 @pytest.fixture(scope="module")
 def furnished(assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model and prompts, and in `whole` what one sampler makes of them when nothing disturbs it."""
+    """A folder with a model and prompts, and in `whole` what one sampler makes of them when nothing
+    disturbs it.
+    """
     folder = tmp_path_factory.mktemp("generations")
     furnish(folder, assets)
     with pytest.MonkeyPatch.context() as patch:
@@ -312,8 +361,12 @@ def blocks_written(folder: str) -> int:
     return written(folder).count(b"\n") // 2
 
 
-def once_written(folder: str, count: int, action: Callable[[], object]) -> AbstractContextManager[None]:
-    """While the block generates in this process, does something as soon as so many blocks are written."""
+def once_written(
+    folder: str, count: int, action: Callable[[], object]
+) -> AbstractContextManager[None]:
+    """While the block generates in this process, does something as soon as so many blocks are
+    written.
+    """
     return meanwhile((lambda: blocks_written(folder) >= count, action))
 
 
@@ -335,9 +388,15 @@ def test_a_lost_sampler_ends_it_and_the_same_command_writes_the_same_bytes(
     assert content("ended") == whole
 
 
-@pytest.mark.parametrize(("number", "code", "replicas"), [(signal.SIGINT, 130, 1), (signal.SIGTERM, 143, 2)])
+@pytest.mark.parametrize(
+    ("number", "code", "replicas"), [(signal.SIGINT, 130, 1), (signal.SIGTERM, 143, 2)]
+)
 def test_a_signal_ends_it_after_the_blocks_under_way(
-    whole: bytes, capsys: pytest.CaptureFixture[str], number: signal.Signals, code: int, replicas: int
+    whole: bytes,
+    capsys: pytest.CaptureFixture[str],
+    number: signal.Signals,
+    code: int,
+    replicas: int,
 ) -> None:
     folder = f"stopped_{code}"
     with once_written(folder, 2, lambda: os.kill(os.getpid(), number)):
@@ -372,19 +431,27 @@ def killed_at_any_instant(data: str, kills: int, chance: random.Random) -> list[
             wait_for(lambda there=there: blocks_written("killed") > there, process)
             time.sleep(chance.uniform(0.0, 0.2))
         process.kill()
-        assert process.wait() == -signal.SIGKILL, "it was over before it could be killed; give it more prompts"
+        assert process.wait() == -signal.SIGKILL, (
+            "it was over before it could be killed; give it more prompts"
+        )
         assert written("killed").startswith(before), "a block that was there is lost"
         counts.append(blocks_written("killed"))
     return counts
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("kills", "count"), [(2, BLOCKS), pytest.param(20, MANY_BLOCKS, marks=pytest.mark.proof)])
-def test_killed_at_any_instant_it_makes_only_what_is_missing(whole: bytes, kills: int, count: int) -> None:
+@pytest.mark.parametrize(
+    ("kills", "count"), [(2, BLOCKS), pytest.param(20, MANY_BLOCKS, marks=pytest.mark.proof)]
+)
+def test_killed_at_any_instant_it_makes_only_what_is_missing(
+    whole: bytes, kills: int, count: int
+) -> None:
     if count != BLOCKS:
         write_blocks("many.jsonl", count)
         assert main(words("many.jsonl", "whole_of_many")) == 0
-    data, undisturbed = ("some.jsonl", whole) if count == BLOCKS else ("many.jsonl", content("whole_of_many"))
+    data, undisturbed = (
+        ("some.jsonl", whole) if count == BLOCKS else ("many.jsonl", content("whole_of_many"))
+    )
     shutil.rmtree("killed", ignore_errors=True)
     after = killed_at_any_instant(data, kills, random.Random(kills))
     answered = 2 * blocks_written("killed")
@@ -392,6 +459,7 @@ def test_killed_at_any_instant_it_makes_only_what_is_missing(whole: bytes, kills
     assert f"resumes: {answered} prompts are answered already" in last.stderr
     assert content("killed") == undisturbed
     print(
-        f"{kills} kills over {count} blocks, after which there were {', '.join(map(str, after))}: none of them was"
+        f"{kills} kills over {count} blocks, after which there were {', '.join(map(str, after))}: "
+        "none of them was"
         " lost or made again, and the file is that of an undisturbed run, byte for byte"
     )

@@ -22,14 +22,20 @@ def letters(tokens: Sequence[int]) -> str:
 
 
 def batch() -> Batch:
-    """Two tokens of prompt each; one response stops, one is cut off at a token that could have, a text ends two."""
+    """Two tokens of prompt each; one response stops, one is cut off at a token that could have, a
+    text ends two.
+    """
     ended = [False, False, True]
     return Batch(
         torch.tensor([7, 7, 1, 2, STOP, 7, 7, 3, STOP, 7, 7, 4, 7, 7, 4]),
         torch.tensor([5, 4, 3, 3]),
         {
-            "mask": torch.tensor([False, False, True, True, True, False, False, True, True, *ended, *ended]),
-            "sampler_logprob": torch.tensor([0, 0, -1.0, -2.0, -3.0, 0, 0, -4.0, -5.0, 0, 0, -6.0, 0, 0, -7.0]),
+            "mask": torch.tensor(
+                [False, False, True, True, True, False, False, True, True, *ended, *ended]
+            ),
+            "sampler_logprob": torch.tensor(
+                [0, 0, -1.0, -2.0, -3.0, 0, 0, -4.0, -5.0, 0, 0, -6.0, 0, 0, -7.0]
+            ),
         },
         {"truncated": torch.tensor([False, True, False, False])},
         SamplingParams(4, stop_token_ids=(STOP,), stop=("e",)),
@@ -45,7 +51,8 @@ def test_a_line_holds_what_there_is_and_the_row_as_written() -> None:
     ]
     first, second = lines_of(prompts, batch(), letters, logprobs=False)
     assert first == (
-        '{"id": "rows.jsonl:3", "prompt": "a\\nb", "responses": ["bc", "dj"], "num_tokens": [3, 2], '
+        '{"id": "rows.jsonl:3", "prompt": "a\\nb", "responses": ["bc", "dj"], "num_tokens": [3, '
+        "2], "
         f'"finish_reasons": ["stop", "length"], "metadata": {ROW}}}\n'
     )
     assert json.loads(second) == {

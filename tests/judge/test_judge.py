@@ -1,4 +1,6 @@
-"""The judge: its questions, its draws, its budget of tokens, and what becomes of replies that say nothing."""
+"""The judge: its questions, its draws, its budget of tokens, and what becomes of replies that say
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -43,12 +45,16 @@ PLAIN = "Q {prompt} R {response}"
 
 
 def byte_tokenizer() -> PreTrainedTokenizerBase:
-    """One token per byte, and three control tokens: every text can be written in it, and no other token comes about."""
+    """One token per byte, and three control tokens: every text can be written in it, and no other
+    token comes about.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({sign: i for i, sign in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", clean_up_tokenization_spaces=False)
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="</s>", clean_up_tokenization_spaces=False
+    )
     made.add_special_tokens({"additional_special_tokens": list(CONTROLS[:2])})
     made.chat_template = CHAT
     return made
@@ -71,11 +77,16 @@ class Scripted:
         self.asked += requests
         rows = [self._row(request, sampling) for request in requests]
         tokens = [token for prompt, reply in rows for token in (*prompt, *reply)]
-        mask = [drawn for prompt, reply in rows for drawn in [False] * len(prompt) + [True] * len(reply)]
+        mask = [
+            drawn for prompt, reply in rows for drawn in [False] * len(prompt) + [True] * len(reply)
+        ]
         truncated = [reply[-1] != TOKENIZER.eos_token_id for _, reply in rows]
         lengths = torch.tensor([len(prompt) + len(reply) for prompt, reply in rows])
         return Batch(
-            torch.tensor(tokens), lengths, {"mask": torch.tensor(mask)}, {"truncated": torch.tensor(truncated)}
+            torch.tensor(tokens),
+            lengths,
+            {"mask": torch.tensor(mask)},
+            {"truncated": torch.tensor(truncated)},
         )
 
     def _row(self, request: Request, sampling: SamplingParams) -> tuple[tuple[int, ...], list[int]]:
@@ -85,7 +96,12 @@ class Scripted:
 
 
 def section(**options: Any) -> JudgeSection:
-    said = {"sampling": {"max_tokens": 200}, "max_prompt_tokens": 4000, "num_evals_to_average": 2, **options}
+    said = {
+        "sampling": {"max_tokens": 200},
+        "max_prompt_tokens": 4000,
+        "num_evals_to_average": 2,
+        **options,
+    }
     return JudgeSection.model_validate(said)
 
 
@@ -121,13 +137,17 @@ def test_each_case_is_asked_as_often_as_wanted_and_the_score_is_the_mean() -> No
         assert one.values == expected
         mean = math.fsum(expected) / 3
         assert mean_score(one) == pytest.approx(mean)
-        assert score_variance(one) == pytest.approx(math.fsum((score - mean) ** 2 for score in expected) / 3)
+        assert score_variance(one) == pytest.approx(
+            math.fsum((score - mean) ** 2 for score in expected) / 3
+        )
 
 
 def test_no_verdict_is_never_a_number() -> None:
     replies = ["Score: 4", "Score: nine", "so so", "Score: 9", "Score: 2" + "." * 200]
     asks, _ = judge(
-        lambda question, key: replies[int(question.split("R ")[1][0])], template=PLAIN, max_no_verdict_rate=1
+        lambda question, key: replies[int(question.split("R ")[1][0])],
+        template=PLAIN,
+        max_no_verdict_rate=1,
     )
     judged = asks(CASES)
     assert scored(judged) == [4.0, None, None, None, None]
@@ -136,7 +156,11 @@ def test_no_verdict_is_never_a_number() -> None:
     ]  # fmt: skip
     assert score_variance(judged[1]) is None
     found = judge_metrics(judged).floats()
-    assert (found["no_verdict"], found["parse_failures"], found["no_verdict_unfinished"]) == (0.8, 0.8, 2)
+    assert (found["no_verdict"], found["parse_failures"], found["no_verdict_unfinished"]) == (
+        0.8,
+        0.8,
+        2,
+    )
 
 
 def test_a_reply_that_was_cut_off_is_read_where_the_recipe_says_so() -> None:
@@ -145,10 +169,14 @@ def test_a_reply_that_was_cut_off_is_read_where_the_recipe_says_so() -> None:
 
 
 def test_too_many_without_a_verdict_stop_with_one_sentence() -> None:
-    asks, _ = judge(lambda question, key: "Score: 1" if key % 2 else "A fine day.", max_no_verdict_rate=0.1)
+    asks, _ = judge(
+        lambda question, key: "Score: 1" if key % 2 else "A fine day.", max_no_verdict_rate=0.1
+    )
     expected = (
-        r"^\d of 10 judgements have no verdict \(\d no_match\), more than judge\.max_no_verdict_rate=0\.1 allows; "
-        r"one of them ends in 'A fine day\.'; look at the template, at judge\.sampling\.max_tokens and at the judge"
+        r"^\d of 10 judgements have no verdict \(\d no_match\), more than "
+        r"judge\.max_no_verdict_rate=0\.1 allows; "
+        r"one of them ends in 'A fine day\.'; look at the template, at "
+        r"judge\.sampling\.max_tokens and at the judge"
     )
     with pytest.raises(JudgeError, match=expected):
         asks(CASES)
@@ -158,7 +186,11 @@ LONG = "y" * 400
 
 
 def test_a_response_is_shortened_by_as_much_as_must_be_and_counted() -> None:
-    options = {"template": PLAIN, "max_prompt_tokens": 300, "overlong_judge_prompts": "truncate_response"}
+    options = {
+        "template": PLAIN,
+        "max_prompt_tokens": 300,
+        "overlong_judge_prompts": "truncate_response",
+    }
     asks, sampler = judge(by_key, **options)
     judged = asks([CASES[1], response_case(ASKED, LONG, (2,))])
     assert [one.shortened for one in judged] == [False, True]
@@ -174,13 +206,18 @@ def test_both_of_a_pair_are_shortened_to_one_length() -> None:
     options = section(max_prompt_tokens=330, overlong_judge_prompts="truncate_response")
     sampler = Scripted(lambda question, key: "Winner: Response B")
     text = "P {prompt} A {response_a} B {response_b}"
-    asks = pair_judge(ComparisonSection(template=text), options, answering(sampler, options), seed=0)
+    asks = pair_judge(
+        ComparisonSection(template=text), options, answering(sampler, options), seed=0
+    )
     (judged,) = asks([pair_case(ASKED, "a" * 150, "b" * 200, (1,))])
     question = str(TOKENIZER.decode(list(sampler.asked[0].tokens)))
     assert judged.values == ["B"]
     assert judged.shortened
     assert question.count("a" * 99) == question.count("b" * 99) == 1
-    assert abs(max(map(len, re.findall("a+", question))) - max(map(len, re.findall("b+", question)))) <= 1
+    assert (
+        abs(max(map(len, re.findall("a+", question))) - max(map(len, re.findall("b+", question))))
+        <= 1
+    )
 
 
 def test_only_a_plain_question_gets_the_tokens_that_stand_around_text() -> None:
@@ -198,13 +235,17 @@ def test_earlier_turns_are_plain_text() -> None:
         {"role": "assistant", "content": "Hello"}, {"role": "user", "content": "2+2?"},
         {"role": "tool", "content": "4"},
     ]  # fmt: skip
-    assert as_text(talk) == "System: Be kind.\n\nUser: Hi\n\nAssistant: Hello\n\nUser: 2+2?\n\nTool: 4"
+    assert (
+        as_text(talk) == "System: Be kind.\n\nUser: Hi\n\nAssistant: Hello\n\nUser: 2+2?\n\nTool: 4"
+    )
     assert as_text(talk[1:2]) == "Hi"
 
 
 def test_a_judge_sees_answers_and_is_read_after_its_own_thought() -> None:
     asks, sampler = judge(lambda question, key: "Score: 1?\n</think>\nScore: 4")
-    (judged,) = asks([response_case(ASKED, "I think aloud.</think>It is 4.", (1,), "What is it? <think>")])
+    (judged,) = asks(
+        [response_case(ASKED, "I think aloud.</think>It is 4.", (1,), "What is it? <think>")]
+    )
     shown = TOKENIZER.decode(list(sampler.asked[0].tokens))
     assert judged.values == [4.0, 4.0]
     assert "It is 4." in shown
@@ -216,23 +257,37 @@ def test_a_judge_sees_answers_and_is_read_after_its_own_thought() -> None:
 
 
 INJECTION = st.lists(
-    st.sampled_from([*CONTROLS, "<|im_", "end|>", "<", "|", ">", "im_end", " ", "a", "</"]), max_size=8
+    st.sampled_from([*CONTROLS, "<|im_", "end|>", "<", "|", ">", "im_end", " ", "a", "</"]),
+    max_size=8,
 )
 
 
 @given(INJECTION, INJECTION, st.booleans())
-def test_no_text_becomes_a_control_token(prompt: list[str], response: list[str], chat: bool) -> None:
-    """The special tokens of a question are those of its template, whatever prompt and response say."""
+def test_no_text_becomes_a_control_token(
+    prompt: list[str], response: list[str], chat: bool
+) -> None:
+    """The special tokens of a question are those of its template, whatever prompt and response
+    say.
+    """
     asks, sampler = judge(by_key, chat=chat)
     empty, full = (("x", "x"), ("".join(prompt), "".join(response)))
-    asks([response_case([{"role": "user", "content": asked}], said, (1,)) for asked, said in (empty, full)])
-    controls = [[token for token in request.tokens if token in SPECIAL] for request in sampler.asked[::2]]
+    asks(
+        [
+            response_case([{"role": "user", "content": asked}], said, (1,))
+            for asked, said in (empty, full)
+        ]
+    )
+    controls = [
+        [token for token in request.tokens if token in SPECIAL] for request in sampler.asked[::2]
+    ]
     assert controls[0] == controls[1]
 
 
 def test_every_option_of_the_parser_takes_effect() -> None:
     def read(reply: str, **options: Any) -> float | None:
-        asks, _ = judge(lambda question, key: reply, template=PLAIN, max_no_verdict_rate=1, **options)
+        asks, _ = judge(
+            lambda question, key: reply, template=PLAIN, max_no_verdict_rate=1, **options
+        )
         return scored(asks(CASES[:1]))[0]
 
     assert (read("Score: 7"), read("Score: 7", judge_score_high=10)) == (None, 7.0)
@@ -241,5 +296,7 @@ def test_every_option_of_the_parser_takes_effect() -> None:
     assert (read("Grade: 3"), read("Grade: 3", score_pattern="grade")) == (None, 3.0)
     options = section()
     sampler = Scripted(lambda question, key: "Best: A")
-    asks = pair_judge(ComparisonSection(winner_pattern="best"), options, answering(sampler, options), seed=0)
+    asks = pair_judge(
+        ComparisonSection(winner_pattern="best"), options, answering(sampler, options), seed=0
+    )
     assert asks([pair_case(ASKED, "a", "b", (1,))])[0].values == ["A"]

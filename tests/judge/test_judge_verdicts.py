@@ -1,4 +1,6 @@
-"""What judges say, and what it is taken to mean: a corpus of replies, and properties of both parsers."""
+"""What judges say, and what it is taken to mean: a corpus of replies, and properties of both
+parsers.
+"""
 
 from __future__ import annotations
 
@@ -171,7 +173,9 @@ def test_the_reasons_are_what_is_left_without_the_score(reply: str, reasons: str
     assert SCORES.without_score(reply) == reasons
 
 
-QUOTES = st.sampled_from([('"', '"'), ("`", "`"), ("“", "”"), ("«", "»"), ("'", "'"), ("\n> ", "\n")])
+QUOTES = st.sampled_from(
+    [('"', '"'), ("`", "`"), ("“", "”"), ("«", "»"), ("'", "'"), ("\n> ", "\n")]
+)
 
 
 @given(st.integers(0, 5), st.integers(0, 5), QUOTES, st.booleans())
@@ -179,7 +183,9 @@ def test_a_quoted_score_does_not_overrule_the_judges_own(
     own: int, quoted: int, marks: tuple[str, str], last: bool
 ) -> None:
     quotation, verdict = f"The response says {marks[0]}Score: {quoted}{marks[1]}.", f"Score: {own}"
-    assert SCORES(f"{verdict}\n{quotation}" if last else f"{quotation}\n{verdict}") == Verdict(float(own))
+    assert SCORES(f"{verdict}\n{quotation}" if last else f"{quotation}\n{verdict}") == Verdict(
+        float(own)
+    )
 
 
 @pytest.mark.parametrize(
@@ -197,6 +203,9 @@ def test_a_score_in_a_thought_is_none(reply: str, score: float | None) -> None:
 
 
 def test_reasons_and_winners_are_those_after_the_thought() -> None:
-    assert ScoreParser(0, 5, "score", False).without_score("<think>Score: 1</think>Good.\nScore: 4") == "Good."
+    assert (
+        ScoreParser(0, 5, "score", False).without_score("<think>Score: 1</think>Good.\nScore: 4")
+        == "Good."
+    )
     assert WinnerParser("winner")("<think>Winner: B</think>Winner: A").value == "A"
     assert WinnerParser("winner")("Winner: B\n</think>Both are good.").value is None

@@ -1,4 +1,6 @@
-"""Kept replies of judges: a question without one is asked again, and a stop string stays in a reply."""
+"""Kept replies of judges: a question without one is asked again, and a stop string stays in a
+reply.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class Flaky:
     def excesses(self, conversations: Sequence[Conversation]) -> list[int]:
         return [0] * len(conversations)
 
-    def answers(self, conversations: Sequence[Conversation], keys: Sequence[int]) -> list[Answer | None]:
+    def answers(
+        self, conversations: Sequence[Conversation], keys: Sequence[int]
+    ) -> list[Answer | None]:
         texts = [str(conversation[0]["content"]) for conversation in conversations]
         self.asked += texts
         return [None if text in self.silent else Answer(f"said {text}", True) for text in texts]
@@ -42,7 +46,11 @@ class Flaky:
 def test_only_what_had_no_reply_is_asked_again(tmp_path: Path) -> None:
     file, server = tmp_path / "replies.jsonl", Flaky("c")
     remembered = RememberedAnswers(server, file, "judge")
-    assert remembered.answers(QUESTIONS, [0, 0, 0]) == [Answer("said a", True), Answer("said b", True), None]
+    assert remembered.answers(QUESTIONS, [0, 0, 0]) == [
+        Answer("said a", True),
+        Answer("said b", True),
+        None,
+    ]
     file.write_bytes(file.read_bytes() + b'{"question": "half')
     server.silent = set()
     resumed = RememberedAnswers(server, file, "judge")

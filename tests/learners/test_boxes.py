@@ -16,28 +16,42 @@ WHOLE = torch.arange(7 * 5, dtype=torch.float32).view(7, 5)
 
 
 def write(folder: Path, parts: int, dim: int, missing: int | None = None) -> None:
-    """What ranks write that share a matrix along one dimension, with one row each that is not cut."""
+    """What ranks write that share a matrix along one dimension, with one row each that is not
+    cut.
+    """
     at = 0
     for rank, piece in enumerate(WHOLE.tensor_split(parts, dim)):
         offset = [0, 0]
         offset[dim], at = at, at + piece.shape[dim]
-        file = FileContents({"matrix": piece.contiguous(), "step": torch.tensor(3.0)}, {"matrix": offset})
+        file = FileContents(
+            {"matrix": piece.contiguous(), "step": torch.tensor(3.0)}, {"matrix": offset}
+        )
         if rank != missing:
-            save_file(dict(file.tensors), folder / f"model-{rank + 1:05}-of-{parts:05}.safetensors", file.header)
+            save_file(
+                dict(file.tensors),
+                folder / f"model-{rank + 1:05}-of-{parts:05}.safetensors",
+                file.header,
+            )
 
 
 @given(
-    st.integers(1, 7), st.integers(0, 1), st.tuples(*[st.tuples(st.integers(0, n), st.integers(0, n)) for n in (7, 5)])
+    st.integers(1, 7),
+    st.integers(0, 1),
+    st.tuples(*[st.tuples(st.integers(0, n), st.integers(0, n)) for n in (7, 5)]),
 )
 def test_any_box_is_read_from_any_boxes(
-    tmp_path_factory: pytest.TempPathFactory, parts: int, dim: int, box: tuple[tuple[int, int], tuple[int, int]]
+    tmp_path_factory: pytest.TempPathFactory,
+    parts: int,
+    dim: int,
+    box: tuple[tuple[int, int], tuple[int, int]],
 ) -> None:
     folder = tmp_path_factory.mktemp("boxes")
     write(folder, parts, dim)
     (top, bottom), (left, right) = (sorted(side) for side in box)
     with Boxes(find_written(folder, "model")) as saved:
         assert torch.equal(
-            saved.read("matrix", (top, left), (bottom - top, right - left)), WHOLE[top:bottom, left:right]
+            saved.read("matrix", (top, left), (bottom - top, right - left)),
+            WHOLE[top:bottom, left:right],
         )
         assert torch.equal(saved.whole("matrix"), WHOLE)
         assert saved.read("step", (), ()) == 3.0
@@ -48,5 +62,7 @@ def test_a_part_that_is_missing_is_told(tmp_path: Path) -> None:
     write(tmp_path, 3, 0, missing=1)
     with Boxes(find_written(tmp_path, "model")) as saved:
         assert torch.equal(saved.read("matrix", (0, 0), (2, 5)), WHOLE[:2])
-        with pytest.raises(ValueError, match="matrix is not whole: files of some ranks are missing"):
+        with pytest.raises(
+            ValueError, match="matrix is not whole: files of some ranks are missing"
+        ):
             saved.read("matrix", (0, 0), (7, 5))

@@ -1,4 +1,6 @@
-"""Layers made by `torch.compile` against the same layers as they are; over ranks it is tests/dist/test_mesh.py's."""
+"""Layers made by `torch.compile` against the same layers as they are; over ranks it is
+tests/dist/test_mesh.py's.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def test_compiled_once_layers_learn_the_same_from_batches_of_all_lengths(
     graphs = []
     for seed, lengths in enumerate(LENGTHS):
         batch = ragged(lengths, seed)
-        expected, found = (train(learner, batch, WeightedLogprob()).floats() for learner in (plain, compiled))
+        expected, found = (
+            train(learner, batch, WeightedLogprob()).floats() for learner in (plain, compiled)
+        )
         assert found == pytest.approx(expected, rel=1e-5)
         graphs.append(counters["stats"]["unique_graphs"])
     assert graphs[0] > 0, "nothing was compiled"
@@ -65,5 +69,7 @@ def test_inductor_computes_the_same(models: Callable[..., Path]) -> None:
         loss = WeightedLogprob() if head == "logits" else SquaredError()
         for seed, lengths in enumerate(LENGTHS):
             batch = ragged(lengths, seed)
-            expected, found = (train(learner, batch, loss).floats() for learner in (plain, compiled))
+            expected, found = (
+                train(learner, batch, loss).floats() for learner in (plain, compiled)
+            )
             assert found == pytest.approx(expected, rel=1e-5)

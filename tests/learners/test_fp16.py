@@ -1,4 +1,6 @@
-"""fp16: products of 16 bits with fp32 masters, a scaled loss, and updates skipped where a gradient overflows."""
+"""fp16: products of 16 bits with fp32 masters, a scaled loss, and updates skipped where a gradient
+overflows.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import OPTIMIZER, SECTION, SquaredError, WeightedLogprob, over, plain_logprobs, plain_model, ragged
+from tiny_models import (
+    OPTIMIZER,
+    SECTION,
+    SquaredError,
+    WeightedLogprob,
+    over,
+    plain_logprobs,
+    plain_model,
+    ragged,
+)
 from torch import Tensor
 
 from lockstep.cluster.learner_group import launch
@@ -41,7 +52,9 @@ def build(spec: LearnerSpec, head: Head = "logits") -> TorchLearner:
 def too_large(row: int) -> Batch:
     """A batch whose gradient overflows, by the tokens of one row."""
     batch = ragged(LENGTHS)
-    return batch.with_columns({"advantage": batch["advantage"] * torch.where(batch.row == row, 1e7, 1.0)})
+    return batch.with_columns(
+        {"advantage": batch["advantage"] * torch.where(batch.row == row, 1e7, 1.0)}
+    )
 
 
 def state(learner: Learner, folder: Path) -> dict[str, bytes]:
@@ -53,16 +66,23 @@ def state(learner: Learner, folder: Path) -> dict[str, bytes]:
 
 def is_near(found: list[Tensor], right: list[Tensor]) -> bool:
     """True if gradients are those in float64 to 0.5 %; fp16 has 0.23 %, bf16 1.8 %."""
-    apart = sum(float((one.double() - other).square().sum()) for one, other in zip(found, right, strict=True))
+    apart = sum(
+        float((one.double() - other).square().sum())
+        for one, other in zip(found, right, strict=True)
+    )
     return apart < 0.005**2 * sum(float(other.square().sum()) for other in right)
 
 
 @pytest.mark.parametrize("size", [1.0, 1e-7])
-def test_gradients_are_those_in_float64_however_small_the_loss(spec: LearnerSpec, size: float) -> None:
+def test_gradients_are_those_in_float64_however_small_the_loss(
+    spec: LearnerSpec, size: float
+) -> None:
     batch, learner = ragged(LENGTHS), build(spec)
     model = plain_model(Path(spec.model))
     logprob = plain_logprobs(model, batch)
-    torch.testing.assert_close(learner.logprobs(batch).double(), logprob.detach(), atol=0.01, rtol=0.0)
+    torch.testing.assert_close(
+        learner.logprobs(batch).double(), logprob.detach(), atol=0.01, rtol=0.0
+    )
     (-size * batch["advantage"].double() * logprob).sum().backward()
     named = dict(model.named_parameters())
     right = [named[piece.name.removeprefix("lm.")].grad for piece in learner.pieces]
@@ -75,7 +95,9 @@ def test_a_scaled_step_is_that_of_an_unscaled_loss(spec: LearnerSpec) -> None:
     plain, scaled = (build(replace(spec, section=SECTION)) for _ in range(2))
     scaled._scale = LossScale()
     for seed in range(3):
-        alone, together = (train(one, ragged(LENGTHS, seed), WeightedLogprob()).floats() for one in (plain, scaled))
+        alone, together = (
+            train(one, ragged(LENGTHS, seed), WeightedLogprob()).floats() for one in (plain, scaled)
+        )
         assert together == alone | {"loss_scale": 2.0**16}
     for (name, one), (_, other) in zip(plain.weights(), scaled.weights(), strict=True):
         assert torch.equal(one, other), name
@@ -123,8 +145,13 @@ def test_the_scale_doubles_after_2000_updates_and_ends_the_run_below_1() -> None
     scale.begin(count=100.0)
     assert scale.factor == 2.0**17 / 64
     for halvings in range(17):
-        assert scale.halve().floats() == {"updates_overflowed": 1.0, "loss_scale": 2.0 ** (17 - halvings)}
-    with pytest.raises(FloatingPointError, match=r"at a loss scale of 1; .*; set learner\.dtype=bf16$"):
+        assert scale.halve().floats() == {
+            "updates_overflowed": 1.0,
+            "loss_scale": 2.0 ** (17 - halvings),
+        }
+    with pytest.raises(
+        FloatingPointError, match=r"at a loss scale of 1; .*; set learner\.dtype=bf16$"
+    ):
         scale.halve()
 
 
@@ -134,20 +161,29 @@ def test_an_overflow_of_the_forward_pass_is_named(spec: LearnerSpec, head: Head)
     network = learner.model.get_submodule("lm.model" if head == "logits" else "backbone")
     with torch.no_grad():
         network.get_parameter("layers.0.mlp.down_proj.weight").mul_(1e7)
-    with pytest.raises(NotFiniteError, match=r"numbers above 65,504 overflow in fp16; set learner\.dtype=bf16$"):
+    with pytest.raises(
+        NotFiniteError, match=r"numbers above 65,504 overflow in fp16; set learner\.dtype=bf16$"
+    ):
         learner.logprobs(batch) if head == "logits" else learner.values(batch)
     loss = WeightedLogprob() if head == "logits" else SquaredError()
-    with pytest.raises(NotFiniteError, match=r"numbers above 65,504 overflow in fp16; set learner\.dtype=bf16$"):
+    with pytest.raises(
+        NotFiniteError, match=r"numbers above 65,504 overflow in fp16; set learner\.dtype=bf16$"
+    ):
         train(learner, batch, loss)
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"dtype": "fp16", "backend": "megatron"}, "megatron does not compute in fp16; set learner.dtype=bf16"),
+        (
+            {"dtype": "fp16", "backend": "megatron"},
+            "megatron does not compute in fp16; set learner.dtype=bf16",
+        ),
         ({"dtype": "fp8"}, "'fp32', 'bf16' or 'fp16'"),
     ],
 )
-def test_megatron_in_fp16_and_any_learner_in_fp8_are_refused(options: dict[str, str], sentence: str) -> None:
+def test_megatron_in_fp16_and_any_learner_in_fp8_are_refused(
+    options: dict[str, str], sentence: str
+) -> None:
     with pytest.raises(ValueError, match=sentence):
         LearnerSection.model_validate(options)

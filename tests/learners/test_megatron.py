@@ -1,4 +1,6 @@
-"""Runs whose learners are Megatron's: the same rows as torch's, the same ways to stop, go on and be refused."""
+"""Runs whose learners are Megatron's: the same rows as torch's, the same ways to stop, go on and be
+refused.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +35,24 @@ def trained(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     "layout",
-    [pytest.param("alone", marks=pytest.mark.proof), "stages", pytest.param("copies", marks=pytest.mark.proof)],
+    [
+        pytest.param("alone", marks=pytest.mark.proof),
+        "stages",
+        pytest.param("copies", marks=pytest.mark.proof),
+    ],
 )
 def test_ppo_learns_what_torch_learns_and_samplers_get_its_weights(run: Run, layout: str) -> None:
     options = (TWO_LAYERS, "run.max_steps=3", "ppo.kl.coef=0.1")
     theirs = run("run.folder=torch", *options)
     ours = run("run.folder=megatron", "learner=megatron", *LAYOUTS[layout], *options)
     for one, other in zip(trained(ours), trained(theirs), strict=True):
-        for name in ("policy/loss", "policy/grad_norm", "critic/loss", "critic/grad_norm", "train/reward"):
+        for name in (
+            "policy/loss",
+            "policy/grad_norm",
+            "critic/loss",
+            "critic/grad_norm",
+            "train/reward",
+        ):
             assert one[name] == pytest.approx(other[name], rel=1e-4, abs=1e-7), name
         assert one["agreement/max_abs_logprob_diff"] < 1e-4
         assert one["refit/read_whole"] == one["refit/attested"] > 0
@@ -60,7 +72,9 @@ def test_a_stopped_run_goes_on_to_the_same_bits(run: Run) -> None:
 def test_a_run_begun_by_torch_goes_on_by_megatron(run: Run, in_tmp: Path) -> None:
     whole = run(TWO_LAYERS, "run.folder=whole", "run.max_steps=4")
     run(TWO_LAYERS, "run.folder=moved", "run.max_steps=2")
-    moved = load("tiny.yaml", [TWO_LAYERS, "run.folder=moved", "run.max_steps=4", "learner=megatron"])
+    moved = load(
+        "tiny.yaml", [TWO_LAYERS, "run.folder=moved", "run.max_steps=4", "learner=megatron"]
+    )
     rows = read_metrics(train(moved, allow_changes=True))
     for one, other in zip(trained(rows), trained(whole), strict=True):
         assert one["policy/loss"] == pytest.approx(other["policy/loss"], rel=1e-4, abs=1e-7)
@@ -68,7 +82,13 @@ def test_a_run_begun_by_torch_goes_on_by_megatron(run: Run, in_tmp: Path) -> Non
 
 @pytest.mark.proof
 def test_a_stage_that_is_killed_costs_nothing_but_time(run: Run) -> None:
-    options = (TWO_LAYERS, "learner=megatron", "learner.parallel.pp=2", "run.max_steps=24", "run.save_every=2")
+    options = (
+        TWO_LAYERS,
+        "learner=megatron",
+        "learner.parallel.pp=2",
+        "run.max_steps=24",
+        "run.save_every=2",
+    )
     whole = run("run.folder=whole", *options)
     with killing("lost", [4], lambda: child_process("value learner rank 1")) as victims:
         rows = run("run.folder=lost", *options)
@@ -91,7 +111,9 @@ def test_other_algorithms_learn_what_they_learn_by_torch(in_tmp: Path, recipe: s
             {n: theirs[n] for n in shared}, rel=1e-4, abs=1e-6
         )
     if recipe == "judged.yaml":
-        assert Path("megatron/samples.jsonl").read_bytes() == Path("torch/samples.jsonl").read_bytes(), "the same pairs"
+        assert (
+            Path("megatron/samples.jsonl").read_bytes() == Path("torch/samples.jsonl").read_bytes()
+        ), "the same pairs"
 
 
 @pytest.mark.parametrize(
@@ -110,9 +132,16 @@ def test_rooms_of_answers_and_optimizers_by_name_learn_what_they_learn_by_torch(
     Path("rewards.py").write_text(REWARDS)
     Path("tiny.yaml").write_text(yaml.safe_dump(recipe))
     for backend in ("torch", "megatron"):
-        own = [f"learner={backend}", f"optimizer.name={optimizer}", f"run.folder={backend}", "run.max_steps=2"]
+        own = [
+            f"learner={backend}",
+            f"optimizer.name={optimizer}",
+            f"run.folder={backend}",
+            "run.max_steps=2",
+        ]
         train(load("tiny.yaml", own))
-    ours, theirs = (load_file(f"{backend}/final/model.safetensors") for backend in ("megatron", "torch"))
+    ours, theirs = (
+        load_file(f"{backend}/final/model.safetensors") for backend in ("megatron", "torch")
+    )
     assert ours.keys() == theirs.keys()
     for name, weight in theirs.items():
         assert torch.allclose(ours[name], weight, rtol=0, atol=1e-5), name
@@ -122,7 +151,10 @@ def test_rooms_of_answers_and_optimizers_by_name_learn_what_they_learn_by_torch(
     ("options", "said"),
     [
         (("learner.parallel.pp=2",), r"layers are shared by learner\.backend=megatron alone"),
-        (("learner=megatron", "learner.parallel.dp_replicate=2"), r"every rank of parallel\.dp has a copy"),
+        (
+            ("learner=megatron", "learner.parallel.dp_replicate=2"),
+            r"every rank of parallel\.dp has a copy",
+        ),
         (("learner=megatron", "learner.compile=true"), r"compile is of learner\.backend=torch"),
     ],
 )
@@ -142,7 +174,10 @@ def test_what_a_backend_lacks_is_said_when_the_recipe_is_read(
             ("learner.parallel.pp=2",),
             r"parallel\.pp is 2, but 1 layers cannot be split into 2 stages .*; lower it",
         ),
-        (("model.scratch.config.model_type=mistral",), r"knows these families: llama, qwen2, qwen3; for a mistral"),
+        (
+            ("model.scratch.config.model_type=mistral",),
+            r"knows these families: llama, qwen2, qwen3; for a mistral",
+        ),
     ],
 )
 def test_a_model_that_cannot_be_computed_is_refused_before_the_first_step(

@@ -1,4 +1,6 @@
-"""Megatron in bf16, which CPUs refuse: the refusal is lifted, and stages send over gloo what they send over NCCL."""
+"""Megatron in bf16, which CPUs refuse: the refusal is lifted, and stages send over gloo what they
+send over NCCL.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,11 @@ from lockstep.core.types import Head
 from lockstep.learners.base import train
 from lockstep.learners.megatron.backend import MegatronTraining
 
-pytestmark = [pytest.mark.needs("gloo"), pytest.mark.needs("megatron"), pytest.mark.usefixtures("megatron")]
+pytestmark = [
+    pytest.mark.needs("gloo"),
+    pytest.mark.needs("megatron"),
+    pytest.mark.usefixtures("megatron"),
+]
 LENGTHS = (7, 1, 19, 4, 33, 2, 12, 9)
 
 
@@ -37,7 +43,9 @@ def started(model: Path, head: Head, **parallel: int) -> Iterator[MeshLearner]:
 
 
 @pytest.mark.parametrize("head", ["logits", pytest.param("value", marks=pytest.mark.full)])
-def test_two_stages_compute_what_one_does_in_every_digit(models: Callable[..., Path], head: Head) -> None:
+def test_two_stages_compute_what_one_does_in_every_digit(
+    models: Callable[..., Path], head: Head
+) -> None:
     model, batch = models("qwen3"), ragged(LENGTHS)
     loss = WeightedLogprob() if head == "logits" else SquaredError()
     with started(model, head) as one, started(model, head, pp=2) as two:
@@ -52,7 +60,9 @@ def test_two_stages_compute_what_one_does_in_every_digit(models: Callable[..., P
 
 @pytest.mark.full
 @pytest.mark.parametrize("parallel", [{"tp": 2}, {"cp": 2}], ids=["tp2", "cp2"])
-def test_ranks_compute_what_torch_does_within_rounding(models: Callable[..., Path], parallel: dict[str, int]) -> None:
+def test_ranks_compute_what_torch_does_within_rounding(
+    models: Callable[..., Path], parallel: dict[str, int]
+) -> None:
     model, batch = models("qwen3"), ragged(LENGTHS)
     torchs = section("torch").model_copy(update={"dtype": "bf16"})
     alone = LearnerSpec(str(model), "logits", torchs, OPTIMIZER, seed=0).build()
@@ -60,7 +70,9 @@ def test_ranks_compute_what_torch_does_within_rounding(models: Callable[..., Pat
         for _ in range(2):
             gap = (alone.logprobs(batch) - many.logprobs(batch))[batch.mask].abs()
             assert 0 < gap.mean() < 0.05
-            mine, theirs = (train(learner, batch, WeightedLogprob()).floats() for learner in (alone, many))
+            mine, theirs = (
+                train(learner, batch, WeightedLogprob()).floats() for learner in (alone, many)
+            )
             assert theirs["grad_norm"] == pytest.approx(mine["grad_norm"], rel=0.05)
 
 

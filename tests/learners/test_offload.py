@@ -1,4 +1,6 @@
-"""Weights and moments that go to the host's memory and come back: no number changes by what is asked in between."""
+"""Weights and moments that go to the host's memory and come back: no number changes by what is
+asked in between.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ LENGTHS = (7, 2, 19, 4, 33, 12, 9, 3)
 
 
 def build(folder: Path, head: Head = "logits", section: LearnerSection = SECTION) -> RankLearner:
-    """A learner whose weights are memory of its own, as on a GPU; on a CPU they may be those of a file."""
+    """A learner whose weights are memory of its own, as on a GPU; on a CPU they may be those of a
+    file.
+    """
     model = LearnerSpec(str(folder), head, section, OPTIMIZER, 0).build().model
     assert isinstance(model, LogitsHead | ValueHead)
     for parameter in model.parameters():
@@ -37,7 +41,10 @@ def build(folder: Path, head: Head = "logits", section: LearnerSection = SECTION
 
 def bytes_of(learner: RankLearner) -> int:
     """Bytes of the weights and moments that are on the device."""
-    tensors = [*learner.model.parameters(), *(learner._optimizer.tensors() if learner._optimizer else ())]
+    tensors = [
+        *learner.model.parameters(),
+        *(learner._optimizer.tensors() if learner._optimizer else ()),
+    ]
     storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in tensors}
     return sum(storage.nbytes() for storage in storages.values())
 
@@ -64,7 +71,9 @@ CASES: dict[str, tuple[str, Head, LoRA | None]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_learner_that_leaves_between_its_steps_learns_the_same(models: Models, tmp_path: Path, case: str) -> None:
+def test_a_learner_that_leaves_between_its_steps_learns_the_same(
+    models: Models, tmp_path: Path, case: str
+) -> None:
     kind, head, lora = CASES[case]
     loss: Loss = SquaredError() if head == "value" else WeightedLogprob()
     section = SECTION.model_copy(update={"lora": lora})
@@ -101,12 +110,17 @@ def test_the_optimizer_may_begin_anew_while_its_moments_are_away(models: Models)
             learner.reset_optimizer()
             train(learner, ragged(LENGTHS, seed), WeightedLogprob())
     leaves.offload()
-    tensors = [*leaves.model.parameters(), *(leaves._optimizer.tensors() if leaves._optimizer else ())]
+    tensors = [
+        *leaves.model.parameters(),
+        *(leaves._optimizer.tensors() if leaves._optimizer else ()),
+    ]
     assert len(leaves._host._places) == len(tensors), "no room is kept for moments of before"
     assert_same(snapshot(stays), snapshot(leaves))
 
 
-def test_every_alias_of_a_memory_leaves_and_comes_back_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_alias_of_a_memory_leaves_and_comes_back_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("lockstep.learners.host_memory._CHUNK", 1 << 10)
     whole = torch.randn(700)
     part, other = nn.Parameter(whole[100:300].view(10, 20)), torch.arange(5)

@@ -21,7 +21,9 @@ from lockstep.learners.torch.pieces import TorchPiece
 
 
 def rates(schedule: Schedule, updates: int) -> list[float]:
-    return [learning_rate(Optimizer(lr=2.0, schedule=schedule), update) for update in range(updates)]
+    return [
+        learning_rate(Optimizer(lr=2.0, schedule=schedule), update) for update in range(updates)
+    ]
 
 
 def test_warmup_rises_to_the_full_rate_and_is_never_zero() -> None:
@@ -76,12 +78,16 @@ def test_an_optimizer_by_name_is_torchs_and_resumes_bit_for_bit(name: str, tmp_p
     theirs = getattr(torch.optim, name)(twin.parameters(), lr=0.1, **settings.arguments)
     for seed in (1, 2):
         step(model, optimizer, held, seed)
-        twin(torch.randn(5, 4, generator=torch.Generator().manual_seed(seed))).square().sum().backward()
+        twin(
+            torch.randn(5, 4, generator=torch.Generator().manual_seed(seed))
+        ).square().sum().backward()
         nn.utils.clip_grad_norm_(twin.parameters(), 1.0)
         theirs.step()
         theirs.zero_grad()
     torch.testing.assert_close(model.weight, twin.weight, rtol=0.0, atol=1e-6)
-    assert len(optimizer.tensors()) == 2 * (1 + len(settings.torch_class.state)), "as the plan counts"
+    assert len(optimizer.tensors()) == 2 * (1 + len(settings.torch_class.state)), (
+        "as the plan counts"
+    )
     copy.load_state_dict(model.state_dict())
     restored = TorchOptimizer(pieces(copy), settings)
     with written_moments(optimizer, held, tmp_path) as saved:
@@ -94,7 +100,9 @@ def test_an_optimizer_by_name_is_torchs_and_resumes_bit_for_bit(name: str, tmp_p
 
 @pytest.mark.parametrize("name", get_args(OptimizerName))
 def test_pieces_of_a_weight_are_updated_as_the_whole(name: str) -> None:
-    """To the bit, however many ranks hold it; a fused kernel rounds the end of a piece otherwise than its middle."""
+    """To the bit, however many ranks hold it; a fused kernel rounds the end of a piece otherwise
+    than its middle.
+    """
     whole, half = linear(), [nn.Linear(4, rows, bias=False) for rows in (1, 2)]
     with torch.no_grad():
         for one, rows in zip(half, whole.weight.split((1, 2)), strict=True):
@@ -107,7 +115,10 @@ def test_pieces_of_a_weight_are_updated_as_the_whole(name: str) -> None:
             optimizer.step([part.clone()], length, 0.1)
     slack = 1e-7 if build(name).torch_class.fused else 0.0
     torch.testing.assert_close(
-        torch.cat([one.weight.detach() for one in half]), whole.weight.detach(), atol=slack, rtol=0.0
+        torch.cat([one.weight.detach() for one in half]),
+        whole.weight.detach(),
+        atol=slack,
+        rtol=0.0,
     )
 
 
@@ -115,5 +126,8 @@ def test_moments_of_another_optimizer_are_refused(tmp_path: Path) -> None:
     model = linear()
     optimizer, held = TorchOptimizer(pieces(model), build("RMSprop")), pieces(model)
     step(model, optimizer, held, 1)
-    with written_moments(optimizer, held, tmp_path) as saved, pytest.raises(InputError, match="keeps exp_avg"):
+    with (
+        written_moments(optimizer, held, tmp_path) as saved,
+        pytest.raises(InputError, match="keeps exp_avg"),
+    ):
         TorchOptimizer(held, build("AdamW")).restore(saved)

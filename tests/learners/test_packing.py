@@ -20,7 +20,9 @@ def test_no_bin_is_opened_while_another_has_room(lengths: list[int], budget: int
     bins = pack(lengths, budget)
     for later in range(len(bins)):
         opener = lengths[bins[later][0]]
-        assert all(sum(lengths[index] for index in earlier) + opener > budget for earlier in bins[:later])
+        assert all(
+            sum(lengths[index] for index in earlier) + opener > budget for earlier in bins[:later]
+        )
 
 
 def test_a_sequence_over_budget_travels_alone() -> None:
@@ -32,18 +34,24 @@ def test_every_sequence_is_dealt_once_and_all_make_the_same_number_of_passes(
     lengths: list[int], budget: int, ranks: int
 ) -> None:
     shares = deal(lengths, budget, ranks)
-    assert sorted(index for passes in shares for rows in passes for index in rows) == list(range(len(lengths)))
+    assert sorted(index for passes in shares for rows in passes for index in rows) == list(
+        range(len(lengths))
+    )
     assert len(shares) == ranks
     assert len({len(passes) for passes in shares}) == 1
     for rows in (rows for passes in shares for rows in passes):
         assert sum(lengths[index] for index in rows) <= budget or len(rows) == 1
     if len(lengths) >= ranks * (len(pack(lengths, budget)) // ranks + 1):
-        assert all(rows for passes in shares for rows in passes), "nobody idles while others have two"
+        assert all(rows for passes in shares for rows in passes), (
+            "nobody idles while others have two"
+        )
 
 
 def test_ranks_get_like_costs_in_each_pass_and_together() -> None:
     lengths = np.random.default_rng(0).lognormal(6.0, 0.8, 512).astype(int).clip(1, 8192).tolist()
     shares = deal(lengths, 16384, 4)
-    costs = np.array([[cost([lengths[index] for index in rows]) for rows in passes] for passes in shares])
+    costs = np.array(
+        [[cost([lengths[index] for index in rows]) for rows in passes] for passes in shares]
+    )
     assert costs.sum(1).max() < 1.03 * costs.sum(1).mean()
     assert costs.max(0).sum() < 1.1 * costs.mean(0).sum(), "what the slowest takes, pass by pass"

@@ -1,4 +1,6 @@
-"""The passes of a step: so many, of so many responses, and entropies only where a loss reads them."""
+"""The passes of a step: so many, of so many responses, and entropies only where a loss reads
+them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,14 @@ from lockstep.losses import CrossEntropyLoss
 from lockstep.losses.base import Denominator, Outputs
 from lockstep.models.heads import ValueHead
 
-SMALL = ("--prompt-tokens=5", "--new-tokens=6", "--hidden=32", "--layers=1", "--vocab=64", "--exact")
+SMALL = (
+    "--prompt-tokens=5",
+    "--new-tokens=6",
+    "--hidden=32",
+    "--layers=1",
+    "--vocab=64",
+    "--exact",
+)
 
 
 def passes_of(learner: TorchLearner) -> list[tuple[int, bool]]:
@@ -33,7 +42,9 @@ def passes_of(learner: TorchLearner) -> list[tuple[int, bool]]:
     return seen
 
 
-def passes_of_a_step(step_of: lockstep_ppo.Step, folder: Path, *words: str) -> Sequence[list[tuple[int, bool]]]:
+def passes_of_a_step(
+    step_of: lockstep_ppo.Step, folder: Path, *words: str
+) -> Sequence[list[tuple[int, bool]]]:
     parser = lockstep_ppo.arguments("")
     parser.add_argument("--algorithm")
     parser.add_argument("--generations", type=int)
@@ -43,7 +54,9 @@ def passes_of_a_step(step_of: lockstep_ppo.Step, folder: Path, *words: str) -> S
     return passes
 
 
-def test_a_step_of_ppo_scores_nothing_twice_but_the_share_of_the_certificate(tmp_path: Path) -> None:
+def test_a_step_of_ppo_scores_nothing_twice_but_the_share_of_the_certificate(
+    tmp_path: Path,
+) -> None:
     words = ("--prompts=64", "--epochs=2", "--minibatches=2")
     policy, critic, reference = passes_of_a_step(lockstep_ppo.step_of, tmp_path, *words)
     assert policy == [(8, False), *[(32, True)] * 4]
@@ -52,7 +65,9 @@ def test_a_step_of_ppo_scores_nothing_twice_but_the_share_of_the_certificate(tmp
 
 
 @pytest.mark.parametrize(("algorithm", "has_reference"), [("grpo", False), ("rloo", True)])
-def test_a_step_of_a_group_trains_once_and_scores_a_share(tmp_path: Path, algorithm: str, has_reference: bool) -> None:
+def test_a_step_of_a_group_trains_once_and_scores_a_share(
+    tmp_path: Path, algorithm: str, has_reference: bool
+) -> None:
     words = ("--prompts=64", f"--algorithm={algorithm}", "--generations=4")
     policy, *others = passes_of_a_step(lockstep_group.step_of, tmp_path, *words)
     assert policy == [(8, False), (64, True)]
@@ -63,7 +78,9 @@ def test_a_step_of_a_group_trains_once_and_scores_a_share(tmp_path: Path, algori
 def test_a_loss_reads_few_values_by_few_states_and_has_the_same_gradient(
     tmp_path: Path, values: Values, read: int
 ) -> None:
-    _, (_, critic, _) = lockstep_ppo.step_of(tmp_path, lockstep_ppo.arguments("").parse_args(["--prompts=4", *SMALL]))
+    _, (_, critic, _) = lockstep_ppo.step_of(
+        tmp_path, lockstep_ppo.arguments("").parse_args(["--prompts=4", *SMALL])
+    )
     batch = Batch(torch.arange(12), torch.tensor([5, 7]), {"mask": torch.arange(12) % 5 > 1})
     assert isinstance(critic.model, ValueHead)
     seen, backbone = list[int](), critic.model.backbone
@@ -90,11 +107,17 @@ class SumOfValues:
     def __call__(self, outputs: Outputs, batch: Batch) -> tuple[torch.Tensor, Metrics]:
         assert outputs.value is not None
         assert outputs.final_value is not None
-        before = (outputs.value.square() * batch.mask).sum() if self.masked else outputs.value.sum() * 0.0
+        before = (
+            (outputs.value.square() * batch.mask).sum()
+            if self.masked
+            else outputs.value.sum() * 0.0
+        )
         return before + outputs.final_value.square().sum(), Metrics()
 
 
-def test_a_loss_that_reads_no_entropies_is_given_none_and_has_the_same_gradient(tmp_path: Path) -> None:
+def test_a_loss_that_reads_no_entropies_is_given_none_and_has_the_same_gradient(
+    tmp_path: Path,
+) -> None:
     parser = lockstep_ppo.arguments("")
     _, (policy, *_) = lockstep_ppo.step_of(tmp_path, parser.parse_args(["--prompts=4", *SMALL]))
     batch = Batch(torch.arange(12), torch.tensor([5, 7]), {"mask": torch.arange(12) > 3})

@@ -1,4 +1,6 @@
-"""Programs that compute the same in other ways: `locate` finds no place, whatever the type, kernel and batch."""
+"""Programs that compute the same in other ways: `locate` finds no place, whatever the type, kernel
+and batch.
+"""
 
 from __future__ import annotations
 
@@ -58,10 +60,14 @@ def read_in_batch(model: nn.Module, tokens_T: Tensor) -> Tensor:
     rows = [tokens_T, tokens_T.repeat(2)[: tokens_T.numel() + 5], tokens_T[:-3] + 1]
     tokens = nn.utils.rnn.pad_sequence([row % 97 for row in rows], batch_first=True)
     mask = nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
-    return model(input_ids=tokens, attention_mask=mask, use_cache=False).logits[0, : tokens_T.numel()]
+    return model(input_ids=tokens, attention_mask=mask, use_cache=False).logits[
+        0, : tokens_T.numel()
+    ]
 
 
-def tap(family: str, kernel: str, dtype: torch.dtype, name: str, read: Read | None = None) -> ModuleTap:
+def tap(
+    family: str, kernel: str, dtype: torch.dtype, name: str, read: Read | None = None
+) -> ModuleTap:
     model = build(family, kernel)
     model.load_state_dict(weights(family))
     return ModuleTap(model if read is read_by_autocast else model.to(dtype), name, read=read)
@@ -84,8 +90,13 @@ CONTROLS = [
 
 
 @pytest.mark.parametrize(("family", "kernel", "types", "read"), CONTROLS)
-def test_no_place_is_found(family: str, kernel: str, types: tuple[torch.dtype, torch.dtype], read: Read | None) -> None:
-    reference, other = tap(family, "eager", types[0], "one"), tap(family, kernel, types[1], "other", read)
+def test_no_place_is_found(
+    family: str, kernel: str, types: tuple[torch.dtype, torch.dtype], read: Read | None
+) -> None:
+    reference, other = (
+        tap(family, "eager", types[0], "one"),
+        tap(family, kernel, types[1], "other", read),
+    )
     witness, rounded = (
         tap(family, "eager", torch.float64, "float64"),
         [tap(family, "eager", x, "cast") for x in types],

@@ -1,4 +1,6 @@
-"""Faults in a copy of a model: what `examine` measures about each, which settings it undoes, and what it says."""
+"""Faults in a copy of a model: what `examine` measures about each, which settings it undoes, and
+what it says.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def right(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-def find(folder: Path, *faults: Fault, in_reference: Fault | None = None, dtype: Any = None) -> PairExamination:
+def find(
+    folder: Path, *faults: Fault, in_reference: Fault | None = None, dtype: Any = None
+) -> PairExamination:
     models = [copy.deepcopy(right(folder)) for _ in range(3)]
     for fault in faults:
         fault(models[1])
@@ -44,7 +48,9 @@ def find(folder: Path, *faults: Fault, in_reference: Fault | None = None, dtype:
         models[1].to(dtype)
     types = (torch.float32, dtype or torch.float32)
     rounded = [ModuleTap(copy.deepcopy(right(folder)).to(one), "rounded") for one in types]
-    taps = [ModuleTap(model, name) for model, name in zip(models[:2], ("one", "other"), strict=True)]
+    taps = [
+        ModuleTap(model, name) for model, name in zip(models[:2], ("one", "other"), strict=True)
+    ]
     requests = [TOKENS[:9], TOKENS, TOKENS[4:20]]
     return examine(taps[0], taps[1], requests, ModuleTap(models[2].double(), "float64"), rounded)
 
@@ -98,7 +104,11 @@ O = "model.layers.1.self_attn.o_proj"  # noqa: E741 (as the cut is called)
         (hook(O, lambda x: x.flip(-1)), "o", "the right numbers in another order"),
         (hook(O, torch.zeros_like), "o", "it is zero"),
         (hook(O, lambda x: x.bfloat16().float()), "o", "it is rounded to bfloat16"),
-        (hook(O, lambda x: torch.cat([x[..., :8] * 2, x[..., 8:]], -1)), "o", "channels 0 to 7 of 32"),
+        (
+            hook(O, lambda x: torch.cat([x[..., :8] * 2, x[..., 8:]], -1)),
+            "o",
+            "channels 0 to 7 of 32",
+        ),
         (hook(O, break_at_the_end), "o", "it is not finite at positions 20 to 23 of 24"),
     ],
 )
@@ -150,21 +160,30 @@ def test_a_script_by_an_engines_name_fails_on_other_values(folder: Path, tmp_pat
     outcomes = []
     for model in (tmp_path / "wrong", folder):
         at = tmp_path / model.name / "repro"
-        script = write_engine_reproduction(at, "hf", model, EngineOptions(), found.location, found.tokens)
+        script = write_engine_reproduction(
+            at, "hf", model, EngineOptions(), found.location, found.tokens
+        )
         assert len(script.read_text().splitlines()) <= 30
         with open_hf(model, EngineOptions()) as tap:
-            of_hf = write_reproduction(tmp_path / model.name / "hf", tap, found.location, found.tokens)
+            of_hf = write_reproduction(
+                tmp_path / model.name / "hf", tap, found.location, found.tokens
+            )
         assert len(of_hf.read_text().splitlines()) <= 30
         assert "lockstep" not in of_hf.read_text().replace(str(model), "")
         outcomes.append((_run(script), _run(of_hf)))
     assert outcomes == [(1, 1), (0, 0)]
 
 
-def test_a_script_has_the_right_value_where_the_reference_is_wrong(folder: Path, tmp_path: Path) -> None:
+def test_a_script_has_the_right_value_where_the_reference_is_wrong(
+    folder: Path, tmp_path: Path
+) -> None:
     """The name that an engine is opened by is not that of its tap, which says the layout, too."""
     found = find(folder, in_reference=scale_down).location
     write_engine_reproduction(tmp_path, "torch", folder, EngineOptions(), found, TOKENS)
-    exact, right = found.places[0].exact, safetensors.torch.load_file(tmp_path / "inputs.safetensors")["right"]
+    exact, right = (
+        found.places[0].exact,
+        safetensors.torch.load_file(tmp_path / "inputs.safetensors")["right"],
+    )
     assert exact is not None
     torch.testing.assert_close(right, exact)
 
@@ -183,7 +202,10 @@ def _run(script: Path) -> int:
     [
         (lambda x: -1.5 * x, "it is -1.5 times what it should be"),
         (lambda x: x.roll(-2, 0), "it has the right numbers in another order"),
-        (lambda x: torch.where(torch.arange(24)[:, None] % 4 == 1, x + 1, x), "positions 1 to 21, each 4th of 24"),
+        (
+            lambda x: torch.where(torch.arange(24)[:, None] % 4 == 1, x + 1, x),
+            "positions 1 to 21, each 4th of 24",
+        ),
         (lambda x: x[:20], "it has 320 numbers, and should have 384"),
         (lambda x: x.half(), "it is float16, and should be float32"),
     ],
@@ -195,12 +217,17 @@ def test_a_tensor_is_measured(change: Callable[[Tensor], Tensor], said: str) -> 
 
 
 class _Delivers(ModuleTap):
-    """Delivers its own column with the second half of each four tokens, counted from the first, scaled."""
+    """Delivers its own column with the second half of each four tokens, counted from the first,
+    scaled.
+    """
 
     def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> Capture:
         found = super().run(tokens_T, forced)
         column = pick_logprobs(found.logits, tokens_T)
-        return replace(found, column=torch.where(torch.arange(1, tokens_T.numel()) % 4 < 2, column, 0.7 * column))
+        return replace(
+            found,
+            column=torch.where(torch.arange(1, tokens_T.numel()) % 4 < 2, column, 0.7 * column),
+        )
 
 
 def test_a_column_that_is_not_the_logits_own_is_said_with_the_tokens(folder: Path) -> None:
@@ -214,7 +241,9 @@ def test_a_column_that_is_not_the_logits_own_is_said_with_the_tokens(folder: Pat
 
 
 def test_an_engine_that_gives_nan_does_not_agree(folder: Path) -> None:
-    """Not even where the program that the noise floor is measured with is broken in the same way."""
+    """Not even where the program that the noise floor is measured with is broken in the same
+    way.
+    """
     broken = copy.deepcopy(right(folder))
     with torch.no_grad():
         broken.get_output_embeddings().weight.fill_(float("nan"))
@@ -228,7 +257,9 @@ def test_an_engine_that_gives_nan_does_not_agree(folder: Path) -> None:
 
 @pytest.mark.parametrize("in_reference", [True, False])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_side_that_gives_no_numbers_is_wrong_where_it_begins(folder: Path, in_reference: bool, value: float) -> None:
+def test_a_side_that_gives_no_numbers_is_wrong_where_it_begins(
+    folder: Path, in_reference: bool, value: float
+) -> None:
     fault = hook("model.layers.1.mlp.down_proj", lambda x: torch.full_like(x, value))
     found = find(folder, in_reference=fault) if in_reference else find(folder, fault)
     (place,) = found.location.places

@@ -1,4 +1,6 @@
-"""`transformers` by prefill and by decoding: the same values at every cut, and what the cache does wrong is found."""
+"""`transformers` by prefill and by decoding: the same values at every cut, and what the cache does
+wrong is found.
+"""
 
 from __future__ import annotations
 
@@ -21,25 +23,40 @@ from lockstep_doctor.modules import ModuleTap
 DECODING = EngineOptions(prompt=5)
 
 
-@pytest.mark.parametrize("family", families("llama", "mixtral", full=("qwen3", "gemma2", "qwen3_moe", "gpt_neox")))
+@pytest.mark.parametrize(
+    "family", families("llama", "mixtral", full=("qwen3", "gemma2", "qwen3_moe", "gpt_neox"))
+)
 @pytest.mark.parametrize("prompt", [1, 9])
-def test_decoding_computes_what_prefill_does(located_model: Callable[[str], Path], family: str, prompt: int) -> None:
+def test_decoding_computes_what_prefill_does(
+    located_model: Callable[[str], Path], family: str, prompt: int
+) -> None:
     folder = located_model(family)
-    with open_hf(folder, EngineOptions()) as prefill, open_hf(folder, EngineOptions(prompt=prompt)) as decoding:
+    with (
+        open_hf(folder, EngineOptions()) as prefill,
+        open_hf(folder, EngineOptions(prompt=prompt)) as decoding,
+    ):
         found = locate(prefill, decoding, TOKENS)
         assert not found.segments
         assert found.gap < 1e-5
         seen = prefill.run(TOKENS, {}).seen
         assert seen.keys() == decoding.run(TOKENS, {}).seen.keys()
         if family == "mixtral":
-            assert {"router", "routed", "routed.1", "routed.2", "experts"} <= {cut.stage for cut in seen}
+            assert {"router", "routed", "routed.1", "routed.2", "experts"} <= {
+                cut.stage for cut in seen
+            }
 
 
 @pytest.mark.parametrize(
     ("family", "modules"),
     [
-        ("afmoe", {"self_attn.gate_proj", "mlp.gate_proj", "mlp.shared_experts.gate_proj"}),  # of unlike widths
-        ("falcon_h1", {"self_attn.o_proj", "mamba.out_proj", "self_attn.o_proj.in", "mamba.out_proj.in"}),
+        (
+            "afmoe",
+            {"self_attn.gate_proj", "mlp.gate_proj", "mlp.shared_experts.gate_proj"},
+        ),  # of unlike widths
+        (
+            "falcon_h1",
+            {"self_attn.o_proj", "mamba.out_proj", "self_attn.o_proj.in", "mamba.out_proj.in"},
+        ),
     ],
 )
 def test_modules_that_one_name_is_for_have_cuts_of_their_own(
@@ -51,7 +68,9 @@ def test_modules_that_one_name_is_for_have_cuts_of_their_own(
     ):
         seen = plain.run(TOKENS, {}).seen
         assert modules <= {cut.stage for cut in seen}
-        assert all(value.shape[-2] == len(TOKENS) for cut, value in seen.items() if cut.stage in modules)
+        assert all(
+            value.shape[-2] == len(TOKENS) for cut, value in seen.items() if cut.stage in modules
+        )
         with torch.no_grad():
             for name, weight in other.model.named_parameters():
                 weight.mul_(1.5 if name.endswith("0.self_attn.o_proj.weight") else 1.0)
@@ -65,7 +84,11 @@ def test_a_tap_leaves_no_hook_and_no_profiler_behind(located_model: Callable[[st
         before = sys.getprofile()
         assert tap.functions(TOKENS)
         assert sys.getprofile() is before
-        hooks = [hook for module in tap.model.modules() for hook in (module._forward_hooks, module._forward_pre_hooks)]
+        hooks = [
+            hook
+            for module in tap.model.modules()
+            for hook in (module._forward_hooks, module._forward_pre_hooks)
+        ]
     assert not any(hooks)
 
 
@@ -114,5 +137,8 @@ def test_a_position_that_is_off_in_decoding_alone_is_found_at_the_angles(
 
 @pytest.mark.parametrize("options", [EngineOptions(parallel={"tp": 2}), EngineOptions(neighbors=1)])
 def test_ranks_and_neighbors_are_refused(options: EngineOptions) -> None:
-    with pytest.raises(ValueError, match="one sequence in one process"), open_hf(Path("any"), options):
+    with (
+        pytest.raises(ValueError, match="one sequence in one process"),
+        open_hf(Path("any"), options),
+    ):
         pass

@@ -1,7 +1,8 @@
-"""Lockstep's learners over every layout: the values of `transformers` at every cut, and a fault at its place.
+"""Lockstep's learners over every layout: the values of `transformers` at every cut, and a fault at
+its place.
 
-Two fp32 programs that sum in other orders are 1e-7 apart at a cut, given the same inputs; 2e-6 leaves room for that,
-and is 25 times less than `locate` takes for rounding by itself.
+Two fp32 programs that sum in other orders are 1e-7 apart at a cut, given the same inputs; 2e-6
+leaves room for that, and is 25 times less than `locate` takes for rounding by itself.
 """
 
 from __future__ import annotations
@@ -63,19 +64,30 @@ def test_a_learner_computes_what_transformers_does(
         OPENERS[backend](folder, EngineOptions(parallel=parallel, neighbors=neighbors)) as learner,
     ):
         right, own = reference.run(TOKENS, {}), learner.run(TOKENS, {})
-        assert {str(cut) for cut in right.seen if cut not in own.seen and not own.hides(cut)} == set()
-        assert all(own.seen[cut].numel() == value.numel() for cut, value in right.seen.items() if cut in own.seen)
+        assert {
+            str(cut) for cut in right.seen if cut not in own.seen and not own.hides(cut)
+        } == set()
+        assert all(
+            own.seen[cut].numel() == value.numel()
+            for cut, value in right.seen.items()
+            if cut in own.seen
+        )
         column = own.logits[:-1].log_softmax(-1).gather(-1, TOKENS[1:, None])[:, 0]
         assert own.column is not None
         torch.testing.assert_close(own.column, column, atol=1e-5, rtol=0)
-        tight = TIGHT if family != "gemma2" else 2e-5  # `transformers` leaves the cap of attention out
+        tight = (
+            TIGHT if family != "gemma2" else 2e-5
+        )  # `transformers` leaves the cap of attention out
         assert not locate(reference, learner, TOKENS, tolerance=tight).segments
         assert_forced(learner, own.seen[CutPoint("attn", 1)])
 
 
 def test_a_cut_with_its_path_for_a_name_is_called_as_in_transformers(located_model: Models) -> None:
     folder = located_model("modernbert-decoder")
-    with open_hf(folder, EngineOptions()) as reference, open_torch(folder, EngineOptions()) as learner:
+    with (
+        open_hf(folder, EngineOptions()) as reference,
+        open_torch(folder, EngineOptions()) as learner,
+    ):
         right = reference.run(TOKENS, {}).seen
         assert CutPoint("model.embeddings.norm") in right
         assert right.keys() == learner.run(TOKENS, {}).seen.keys()
@@ -110,16 +122,45 @@ def find(folder: Path, backend: str, attach: Attach, parallel: Mapping[str, int]
             *("torch", faulty_taps.torch_positions, "qwen3", {"cp": 2}),
             *({"rotary_emb", "rotary_emb.1"}, "Qwen3RotaryEmbedding.forward"),
         ),
-        ("torch", faulty_taps.torch_router, "qwen3_moe", {}, {"router.1"}, "Qwen3MoeTopKRouter.forward"),
-        in_megatron(faulty_taps.megatron_scale, "llama", {"cp": 2}, {"attn"}, "LayoutAttention.forward", marks=LATER),
-        in_megatron(faulty_taps.megatron_positions, "qwen3", {"tp": 2}, {"attn"}, "Stage.forward"),
-        in_megatron(faulty_taps.megatron_activation, "qwen2", {"pp": 2}, {"act"}, "MLP.forward", marks=LATER),
+        (
+            "torch",
+            faulty_taps.torch_router,
+            "qwen3_moe",
+            {},
+            {"router.1"},
+            "Qwen3MoeTopKRouter.forward",
+        ),
         in_megatron(
-            *(faulty_taps.megatron_split, "llama", {"tp": 2}, {"k", "v"}, "LinearWithFrozenWeight.forward"),
+            faulty_taps.megatron_scale,
+            "llama",
+            {"cp": 2},
+            {"attn"},
+            "LayoutAttention.forward",
+            marks=LATER,
+        ),
+        in_megatron(faulty_taps.megatron_positions, "qwen3", {"tp": 2}, {"attn"}, "Stage.forward"),
+        in_megatron(
+            faulty_taps.megatron_activation, "qwen2", {"pp": 2}, {"act"}, "MLP.forward", marks=LATER
+        ),
+        in_megatron(
+            *(
+                faulty_taps.megatron_split,
+                "llama",
+                {"tp": 2},
+                {"k", "v"},
+                "LinearWithFrozenWeight.forward",
+            ),
             marks=LATER,
         ),
         in_megatron(
-            *(faulty_taps.megatron_names, "llama", {}, {"attn_norm", "mlp_norm"}, "RMSNorm.forward"), marks=LATER
+            *(
+                faulty_taps.megatron_names,
+                "llama",
+                {},
+                {"attn_norm", "mlp_norm"},
+                "RMSNorm.forward",
+            ),
+            marks=LATER,
         ),
     ],
 )
@@ -146,6 +187,8 @@ def test_a_fault_on_the_ranks_is_put_at_its_place(
         (EngineOptions(parallel={"tp": 3}), "no multiple"),
     ],
 )
-def test_what_a_learner_does_not_do_is_refused(located_model: Models, options: EngineOptions, said: str) -> None:
+def test_what_a_learner_does_not_do_is_refused(
+    located_model: Models, options: EngineOptions, said: str
+) -> None:
     with pytest.raises(InputError, match=said), open_torch(located_model("llama"), options):
         pass

@@ -1,4 +1,6 @@
-"""Faults in a copy of a model: `locate` puts each at its line, and its script fails there and passes without it."""
+"""Faults in a copy of a model: `locate` puts each at its line, and its script fails there and
+passes without it.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,11 @@ def find(fault: Fault) -> tuple[Location, ModuleTap]:
 @pytest.mark.parametrize(
     ("fault", "ends", "function"),
     [
-        (scale_attention, {CutPoint("attn", layer) for layer in range(3)}, "sdpa_attention_forward"),
+        (
+            scale_attention,
+            {CutPoint("attn", layer) for layer in range(3)},
+            "sdpa_attention_forward",
+        ),
         (change_activation, {CutPoint("mlp.act_fn", 1)}, "LlamaMLP.forward"),
         (cap_logits, {CutPoint("logits")}, "cap_logits.<locals>.<lambda>"),
         (change_weight, {CutPoint("v", 2)}, "LlamaAttention.forward"),
@@ -87,13 +93,21 @@ def test_the_place_of_a_fault(fault: Fault, ends: set[CutPoint], function: str) 
     found, _ = find(fault)
     assert {segment.end for segment in found.segments} == ends
     assert found.removed > 0.99
-    assert function in [frame.function for suspect in found.places[0].suspects for frame in suspect.operator.stack[:2]]
+    assert function in [
+        frame.function
+        for suspect in found.places[0].suspects
+        for frame in suspect.operator.stack[:2]
+    ]
     assert found.places[0].errors["right"] < 1e-6 < 1e-3 < found.places[0].errors["wrong"]
 
 
 def test_a_fault_of_every_norm_has_segments_of_each_kind_that_is_needed() -> None:
     found, _ = find(change_norms)
-    assert {segment.end.stage for segment in found.segments} <= {"attn_norm", "mlp_norm", "final_norm"}
+    assert {segment.end.stage for segment in found.segments} <= {
+        "attn_norm",
+        "mlp_norm",
+        "final_norm",
+    }
     assert found.removed > 0.9
     assert found.places[0].suspects[0].operator.stack[0].function == "LlamaRMSNorm.forward"
 
@@ -127,13 +141,18 @@ def read(tokens):
     assert len(script.read_text().splitlines()) <= 30
     assert _run(script) == (1, "relative error")
     # A fault before the segment does not count: its inputs are given.
-    earlier = "*= 1\nmodel.model.embed_tokens.weight.data = model.model.embed_tokens.weight.data.roll(1, 0)"
+    earlier = (
+        "*= 1\nmodel.model.embed_tokens.weight.data = "
+        "model.model.embed_tokens.weight.data.roll(1, 0)"
+    )
     script.write_text(script.read_text().replace("*= 0.8", earlier))
     assert _run(script) == (0, "relative error")
 
 
 def _run(script: Path) -> tuple[int, str]:
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False
+    )
     assert not done.stderr or "Error" not in done.stderr, done.stderr
     return done.returncode, done.stdout[: len("relative error")]
 

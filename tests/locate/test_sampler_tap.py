@@ -1,4 +1,6 @@
-"""The torch sampler by prefill and by decoding: what `transformers` computes, and a fault of its cache at its place."""
+"""The torch sampler by prefill and by decoding: what `transformers` computes, and a fault of its
+cache at its place.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,27 @@ TIGHT = 2e-6
 """See test_learner_taps.py."""
 
 
-@pytest.mark.parametrize("family", families("qwen3", "mixtral", full=("llama", "qwen2", "qwen3_moe")))
+@pytest.mark.parametrize(
+    "family", families("qwen3", "mixtral", full=("llama", "qwen2", "qwen3_moe"))
+)
 @pytest.mark.parametrize("prompt", [None, 1, 9])
-def test_the_sampler_computes_what_transformers_does(located_model: Models, family: str, prompt: int | None) -> None:
+def test_the_sampler_computes_what_transformers_does(
+    located_model: Models, family: str, prompt: int | None
+) -> None:
     folder = located_model(family)
-    with open_hf(folder, EngineOptions()) as reference, open_sampler(folder, EngineOptions(prompt=prompt)) as sampler:
+    with (
+        open_hf(folder, EngineOptions()) as reference,
+        open_sampler(folder, EngineOptions(prompt=prompt)) as sampler,
+    ):
         right, own = reference.run(TOKENS, {}), sampler.run(TOKENS, {})
-        assert {str(cut) for cut in right.seen if cut not in own.seen and not own.hides(cut)} == set()
-        assert all(own.seen[cut].numel() == value.numel() for cut, value in right.seen.items() if cut in own.seen)
+        assert {
+            str(cut) for cut in right.seen if cut not in own.seen and not own.hides(cut)
+        } == set()
+        assert all(
+            own.seen[cut].numel() == value.numel()
+            for cut, value in right.seen.items()
+            if cut in own.seen
+        )
         if prompt == 1:
             column = own.logits[:-1].log_softmax(-1).gather(-1, TOKENS[1:, None])[:, 0]
             assert own.column is not None
@@ -42,7 +57,9 @@ def test_keys_that_decoding_rounds_are_found_behind_the_prompt(
 ) -> None:
     folder, attend = located_model("qwen3"), Growing.attend
 
-    def keep_rounded(own: Growing, kernel: object, layer: int, query: object, key: torch.Tensor, *others: object):
+    def keep_rounded(
+        own: Growing, kernel: object, layer: int, query: object, key: torch.Tensor, *others: object
+    ):
         return attend(own, kernel, layer, query, key.bfloat16().float(), *others)  # pyright: ignore[reportArgumentType]
 
     with (
@@ -60,7 +77,10 @@ def test_keys_that_decoding_rounds_are_found_behind_the_prompt(
 
 def test_a_weight_is_found_at_its_own_segment(located_model: Models) -> None:
     folder = located_model("qwen3")
-    with open_hf(folder, EngineOptions()) as reference, open_sampler(folder, EngineOptions(prompt=9)) as sampler:
+    with (
+        open_hf(folder, EngineOptions()) as reference,
+        open_sampler(folder, EngineOptions(prompt=9)) as sampler,
+    ):
         with torch.no_grad():
             sampler.model.get_parameter("model.layers.1.self_attn.k_proj.weight")[3] += 0.3
         found = locate(reference, sampler, TOKENS)
@@ -76,6 +96,11 @@ def test_a_weight_is_found_at_its_own_segment(located_model: Models) -> None:
         (EngineOptions(prompt=30), "30 were asked for"),
     ],
 )
-def test_what_the_sampler_does_not_do_is_refused(located_model: Models, options: EngineOptions, said: str) -> None:
-    with pytest.raises(InputError, match=said), open_sampler(located_model("llama"), options) as tap:
+def test_what_the_sampler_does_not_do_is_refused(
+    located_model: Models, options: EngineOptions, said: str
+) -> None:
+    with (
+        pytest.raises(InputError, match=said),
+        open_sampler(located_model("llama"), options) as tap,
+    ):
         tap.run(TOKENS, {})

@@ -18,7 +18,9 @@ ROWS, LENGTH = 20, 90
 
 
 def make_pair(seed: int, rounding: float = 1e-3) -> TokenColumns:
-    """Log-probabilities of tokens sampled from random logits of every entropy, on both sides with a rounding."""
+    """Log-probabilities of tokens sampled from random logits of every entropy, on both sides with a
+    rounding.
+    """
     generator = torch.Generator().manual_seed(seed)
     tokens = ROWS * LENGTH
     sharp = torch.empty(tokens, 1, dtype=torch.float64).uniform_(0.3, 6, generator=generator)
@@ -42,7 +44,9 @@ def test_rounding_is_no_finding(seed: int, rounding: float) -> None:
 def test_what_rounding_makes_alike_in_all_is_no_finding() -> None:
     clean = make_pair(0, 1e-7)
     assert examine_columns(replace(clean, infer=clean.infer - 1e-5)) == []
-    assert [one.kind for one in examine_columns(replace(clean, infer=clean.infer - 1e-2))] == ["offset"]
+    assert [one.kind for one in examine_columns(replace(clean, infer=clean.infer - 1e-2))] == [
+        "offset"
+    ]
 
 
 def _values(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
@@ -62,7 +66,9 @@ def _values(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Te
         (_values(lambda x: x.roll(-LENGTH)), "rows moved", "row"),
     ],
 )
-def test_rows_with_damage_are_found_and_said(damage: Callable[[Tensor, Tensor], Tensor], kind: str, said: str) -> None:
+def test_rows_with_damage_are_found_and_said(
+    damage: Callable[[Tensor, Tensor], Tensor], kind: str, said: str
+) -> None:
     clean = make_pair(0)
     found = examine_columns(replace(clean, infer=damage(clean.infer, clean.row)))
     assert found[0].kind == kind
@@ -78,7 +84,9 @@ def test_rows_with_damage_are_found_and_said(damage: Callable[[Tensor, Tensor], 
         (lambda x: x.mul(1000).round() / 1000, "3 decimals"),
     ],
 )
-def test_a_column_of_few_digits_is_said_and_is_no_difference(digits: Callable[[Tensor], Tensor], said: str) -> None:
+def test_a_column_of_few_digits_is_said_and_is_no_difference(
+    digits: Callable[[Tensor], Tensor], said: str
+) -> None:
     clean = make_pair(0)
     (found,) = examine_columns(replace(clean, infer=digits(clean.infer)))
     assert (found.kind, found.side) == ("grid", "infer")
@@ -103,7 +111,9 @@ def test_two_damages_are_two_findings() -> None:
 
 def test_values_that_nothing_explains_are_off() -> None:
     clean = make_pair(3)
-    noise = torch.randn(clean.infer.numel(), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    noise = torch.randn(
+        clean.infer.numel(), dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
     (found,) = examine_columns(
         replace(clean, infer=torch.where(clean.position >= 60, clean.infer + noise, clean.infer))
     )

@@ -1,4 +1,6 @@
-"""vLLM looked into, with real engines: equal models have no place, and faults in it have their lines and scripts."""
+"""vLLM looked into, with real engines: equal models have no place, and faults in it have their
+lines and scripts.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,13 @@ import torch
 from doctor_tables import SMALL
 from located import TOKENS
 from torch import Tensor
-from transformers import AutoModelForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from lockstep.cli import main
 from lockstep.core import exit_codes
@@ -28,7 +36,11 @@ from lockstep_doctor.locate import Location, locate
 from lockstep_doctor.modules import ModuleTap, Pass
 from lockstep_doctor.operators import OperatorTrace, Recorder
 
-pytestmark = [pytest.mark.full, pytest.mark.needs("vllm"), pytest.mark.filterwarnings("ignore")]  # of vLLM's import
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.needs("vllm"),
+    pytest.mark.filterwarnings("ignore"),
+]  # of vLLM's import
 
 LOOSE = 5e-5
 SIZES = {
@@ -42,7 +54,9 @@ SIZES = {
     "max_position_embeddings": 64,
     "initializer_range": 0.2,
 }
-"""Heads as wide as vLLM's kernel wants them: the script knows nothing of those that Lockstep widens."""
+"""Heads as wide as vLLM's kernel wants them: the script knows nothing of those that Lockstep
+widens.
+"""
 FAULT = """        worker = tap.sampler._engine.model_executor.driver_worker.worker
         for layer in worker.model_runner.get_model().model.layers:
             layer.self_attn.attn.impl.scale *= 0.8
@@ -68,8 +82,14 @@ def model_of(tap: Any) -> Any:
 def kept_by(worker: Any) -> list[str]:
     """Names of what holds tensors of a pass."""
     held = vars(worker).items()
-    tables = [name for name, value in held if isinstance(value, dict) and any(map(torch.is_tensor, value.values()))]
-    return [name for name, value in held if isinstance(value, Pass | Recorder | OperatorTrace)] + tables
+    tables = [
+        name
+        for name, value in held
+        if isinstance(value, dict) and any(map(torch.is_tensor, value.values()))
+    ]
+    return [
+        name for name, value in held if isinstance(value, Pass | Recorder | OperatorTrace)
+    ] + tables
 
 
 def reference_of(folder: Path) -> ModuleTap:
@@ -105,7 +125,9 @@ def test_it_has_every_cut_of_transformers_but_those_that_it_fuses(
         right, own = reference.run(TOKENS, {}), tap.run(TOKENS, {})
         replayed = tap.run(TOKENS, right.seen)
     assert all(cut in own.seen or own.hides(cut) for cut in right.seen)
-    assert {"resid_in", "attn_norm", "attn", "o", "resid_mid", "mlp_norm"} <= {cut.stage for cut in own.seen}
+    assert {"resid_in", "attn_norm", "attn", "o", "resid_mid", "mlp_norm"} <= {
+        cut.stage for cut in own.seen
+    }
     for cut, value in replayed.seen.items():
         expected = right.seen[cut].double().flatten()
         assert (value.double().flatten() - expected).norm() < LOOSE * expected.norm(), cut
@@ -208,9 +230,14 @@ def test_a_fault_in_vllm_has_its_line(llama: Path, subtests: pytest.Subtests) ->
                 fault(model_of(tap))
                 found = find(llama, tap)
                 assert found.removed > 0.99
-                assert stage in {segment.end.stage for segment in found.segments} or stage == "resid_mid"
+                assert (
+                    stage in {segment.end.stage for segment in found.segments}
+                    or stage == "resid_mid"
+                )
                 assert found.places[0].suspects[0].engine == "vllm"
-                assert function in [frame.function for frame in found.places[0].suspects[0].operator.stack[:2]]
+                assert function in [
+                    frame.function for frame in found.places[0].suspects[0].operator.stack[:2]
+                ]
                 assert found.places[0].errors["hf"] < 1e-6 < 1e-3 < found.places[0].errors["vllm"]
         assert not find(llama, tap).segments
 
@@ -237,7 +264,10 @@ def test_the_command_writes_a_script_that_fails_on_the_fault(
 
     monkeypatch.setattr(CPUAttentionBackendImpl, "__init__", scaled)
     options = ["backends=[hf,vllm]", "sampler=vllm", "sampler.vllm.max_model_len=48", *SMALL]
-    assert main(["doctor", "locate", str(llama), "--out", str(tmp_path), *options]) == exit_codes.BROKEN
+    assert (
+        main(["doctor", "locate", str(llama), "--out", str(tmp_path), *options])
+        == exit_codes.BROKEN
+    )
     (found,) = json.loads((tmp_path / "location.json").read_text())
     script = Path(found["reproduction"])
     text = script.read_text()
@@ -250,7 +280,9 @@ def test_the_command_writes_a_script_that_fails_on_the_fault(
 
 def run(script: Path) -> int:
     kept = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, env=kept)
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False, env=kept
+    )
     assert "relative error" in done.stdout, done.stderr
     return done.returncode
 
@@ -282,5 +314,8 @@ def test_the_worker_keeps_no_tensor_of_a_pass_that_was_read(llama: Path) -> None
 def test_a_sequence_that_is_taken_in_parts_and_layouts_are_refused(llama: Path) -> None:
     from lockstep_doctor.taps.vllm.tap import open_vllm
 
-    with pytest.raises(InputError, match="leave the layout empty"), open_vllm(llama, EngineOptions(parallel={"tp": 2})):
+    with (
+        pytest.raises(InputError, match="leave the layout empty"),
+        open_vllm(llama, EngineOptions(parallel={"tp": 2})),
+    ):
         pass

@@ -1,4 +1,6 @@
-"""One network in several types: each computes, to the bit, what the folder opened in that type does."""
+"""One network in several types: each computes, to the bit, what the folder opened in that type
+does.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,32 @@ from lockstep_doctor.engines import EngineOptions
 from lockstep_doctor.hf import open_hf, open_witnesses
 
 TYPES = torch.float64, torch.bfloat16
-STATES = ("mamba", "falcon_mamba", "qwen3_next", "qwen3_5_text", "bamba", "granitemoehybrid", "jamba")
+STATES = (
+    "mamba",
+    "falcon_mamba",
+    "qwen3_next",
+    "qwen3_5_text",
+    "bamba",
+    "granitemoehybrid",
+    "jamba",
+)
 
 
-@pytest.mark.parametrize("family", families("llama", "qwen2", "mixtral", full=("qwen3_moe", "gpt_neox")))
-def test_each_type_is_that_of_a_folder_opened_in_it(located_model: Callable[[str], Path], family: str) -> None:
+@pytest.mark.parametrize(
+    "family", families("llama", "qwen2", "mixtral", full=("qwen3_moe", "gpt_neox"))
+)
+def test_each_type_is_that_of_a_folder_opened_in_it(
+    located_model: Callable[[str], Path], family: str
+) -> None:
     require_equal(located_model(family))
 
 
 @pytest.mark.parametrize("family", families("mamba2", "lfm2", full=STATES))
 def test_layers_with_a_state_are_cast_like_others(tmp_path: Path, family: str) -> None:
     """Their weights are read outside of their linear maps, too."""
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **FAMILIES[family])).save_pretrained(tmp_path)
+    AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(family, **FAMILIES[family])
+    ).save_pretrained(tmp_path)
     require_equal(tmp_path)
 
 
@@ -36,12 +52,18 @@ def require_equal(folder: Path) -> None:
             expected, found = alone.run(TOKENS, {}), tap.run(TOKENS, {})
         assert expected.seen.keys() == found.seen.keys()
         assert all(torch.equal(value, found.seen[cut]) for cut, value in expected.seen.items())
-        assert {weight.dtype for weight in tap.model.parameters()} == {torch.float32}, "of their file again"
+        assert {weight.dtype for weight in tap.model.parameters()} == {torch.float32}, (
+            "of their file again"
+        )
 
 
-def test_numbers_that_are_computed_have_no_type_of_a_file(located_model: Callable[[str], Path], tmp_path: Path) -> None:
+def test_numbers_that_are_computed_have_no_type_of_a_file(
+    located_model: Callable[[str], Path], tmp_path: Path
+) -> None:
     """Gemma's scale of embeddings, √32: in bf16 it is off by 6e-3 of itself."""
-    AutoModelForCausalLM.from_pretrained(located_model("gemma3_text"), dtype=torch.bfloat16).save_pretrained(tmp_path)
+    AutoModelForCausalLM.from_pretrained(
+        located_model("gemma3_text"), dtype=torch.bfloat16
+    ).save_pretrained(tmp_path)
     exact, rounded = open_witnesses(tmp_path, "cpu", *TYPES)
     assert {weight.dtype for weight in exact.model.parameters()} == {torch.bfloat16}
     for dtype, tap, tolerance in ((torch.float64, exact, 1e-6), (torch.bfloat16, rounded, 0.0)):
@@ -60,8 +82,16 @@ def test_an_error_leaves_the_weights_as_they_were(located_model: Callable[[str],
 
 def test_a_mask_of_the_least_number_of_float64_can_be_made(tmp_path: Path) -> None:
     """As `xglm` makes it: by its value alone, which is of no type."""
-    shape = {"d_model": 32, "ffn_dim": 48, "num_layers": 1, "attention_heads": 2, "max_position_embeddings": 64}
-    AutoModelForCausalLM.from_config(AutoConfig.for_model("xglm", vocab_size=64, **shape)).save_pretrained(tmp_path)
+    shape = {
+        "d_model": 32,
+        "ffn_dim": 48,
+        "num_layers": 1,
+        "attention_heads": 2,
+        "max_position_embeddings": 64,
+    }
+    AutoModelForCausalLM.from_config(
+        AutoConfig.for_model("xglm", vocab_size=64, **shape)
+    ).save_pretrained(tmp_path)
     (witness,) = open_witnesses(tmp_path, "cpu", torch.float64)
     with open_hf(tmp_path, EngineOptions(dtype=torch.float64)) as alone:
         assert torch.equal(witness.run(TOKENS, {}).logits, alone.run(TOKENS, {}).logits)

@@ -1,9 +1,11 @@
-"""Runs the tests of this folder as a stranger's training stack would import the package: torch alone, as old as 2.9.
+"""Runs the tests of this folder as a stranger's training stack would import the package: torch
+alone, as old as 2.9.
 
     python tests/logprobs/alone.py
 
-The environment has torch, numpy and pytest; `lockstep` cannot be imported. `make logprobs-alone` makes it. What is
-compiled is tested with torch as it is, since its compiler lists torch's own names, and all else without later names.
+The environment has torch, numpy and pytest; `lockstep` cannot be imported. `make logprobs-alone`
+makes it. What is compiled is tested with torch as it is, since its compiler lists torch's own
+names, and all else without later names.
 """
 
 from __future__ import annotations
@@ -59,7 +61,10 @@ def run(torch_is: str, arguments: list[str]) -> int:
         importlib.import_module("as_asked")
         found = [name for name in FOREIGN if importlib.util.find_spec(name) is not None]
         if found:
-            print(f"{', '.join(found)} can be imported here; run this in an environment of torch, numpy and pytest")
+            print(
+                f"{', '.join(found)} can be imported here; run this in an environment of torch, "
+                "numpy and pytest"
+            )
             return 2
         options = ["-q", "-m", "not proof", "-p", "no:cacheprovider", "-c", f"{folder}/pytest.ini"]
         return pytest.main([*options, f"--confcutdir={HERE}", *arguments], plugins=[Fixtures()])
@@ -67,7 +72,10 @@ def run(torch_is: str, arguments: list[str]) -> int:
 
 def main() -> int:
     parts = {"old": [str(HERE), f"--ignore={COMPILED}"], "new": [str(COMPILED)]}
-    return max(subprocess.call([sys.executable, __file__, name, *arguments]) for name, arguments in parts.items())
+    return max(
+        subprocess.call([sys.executable, __file__, name, *arguments])
+        for name, arguments in parts.items()
+    )
 
 
 if __name__ == "__main__":

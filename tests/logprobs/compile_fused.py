@@ -1,4 +1,6 @@
-"""Compiles Triton's kernels for GPUs that are not here, down to their machine code; run by test_fused_compiles.py."""
+"""Compiles Triton's kernels for GPUs that are not here, down to their machine code; run by
+test_fused_compiles.py.
+"""
 
 # pyright: reportMissingImports=false
 # Triton is not installed where types are checked.
@@ -33,12 +35,17 @@ CASES: tuple[tuple[Any, dict[str, Any]], ...] = (
         case
         for rows_and_columns in (hidden.SMALL, hidden.LARGE)
         for tile in [dict(zip(("ROWS", "COLUMNS"), rows_and_columns, strict=True))]
-        for case in ((hidden._sum_piece, {"ENTROPY": True, **tile}), (hidden._write_tile, {"slope": None, **tile}))
+        for case in (
+            (hidden._sum_piece, {"ENTROPY": True, **tile}),
+            (hidden._write_tile, {"slope": None, **tile}),
+        )
     ),
     (support._find_floor, {"TOP_K": True, "TOP_P": True, "LOWEST_BIT": 16, "TILE": support._TILE}),
     (support._find_floor, {"TOP_K": False, "TOP_P": True, "LOWEST_BIT": 0, "TILE": support._TILE}),
 )
-"""Kernels, with what is constant in them beside their tiles; None for a tensor that is not there."""
+"""Kernels, with what is constant in them beside their tiles; None for a tensor that is not
+there.
+"""
 
 FIXED = {
     "TILE": rows._TILE,
@@ -50,13 +57,21 @@ FIXED = {
 
 def compile_for(capability: int, kernel: Any, constants: dict[str, Any]) -> int:
     """Compiles for a GPU of NVIDIA. Returns the bytes of shared memory that a program takes."""
-    constants = {name: value for name, value in (FIXED | constants).items() if name in kernel.arg_names}
+    constants = {
+        name: value for name, value in (FIXED | constants).items() if name in kernel.arg_names
+    }
     kinds = POINTERS | {"scale": "fp32"} | dict.fromkeys(constants, "constexpr")
     signature = {name: kinds.get(name, "i32") for name in kernel.arg_names}
-    even = [place for place, name in enumerate(signature) if signature[name][0] == "*" or name in LENGTHS]
+    even = [
+        place
+        for place, name in enumerate(signature)
+        if signature[name][0] == "*" or name in LENGTHS
+    ]
     attributes = {(place,): [["tt.divisibility", 16]] for place in even}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": lanes.WARPS})
+    compiled = triton.compile(
+        source, target=GPUTarget("cuda", capability, 32), options={"num_warps": lanes.WARPS}
+    )
     assert compiled.asm["cubin"]
     return compiled.metadata.shared
 
@@ -65,4 +80,7 @@ if __name__ == "__main__":
     for capability in map(int, sys.argv[1:]):
         for kernel, constants in CASES:
             shared = compile_for(capability, kernel, constants)
-            print(f"{kernel.__name__} {constants}: compute capability {capability}, {shared} bytes shared")
+            print(
+                f"{kernel.__name__} {constants}: compute capability {capability}, {shared} bytes "
+                "shared"
+            )

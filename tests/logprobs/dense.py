@@ -1,6 +1,8 @@
-"""What sharded log-probabilities have to equal: float64 on one process, whole logits, plain autograd.
+"""What sharded log-probabilities have to equal: float64 on one process, whole logits, plain
+autograd.
 
-Written to be read, not to be quick. Letters: B sequences, S positions, V vocabulary, K picked columns.
+Written to be read, not to be quick. Letters: B sequences, S positions, V vocabulary, K picked
+columns.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from torch import Tensor
 
 
 def logprobs(logits_V: Tensor, token: Tensor) -> Tensor:
-    """log p(token), shape of `token`; 0, whatever the logits, where the token is not in the vocabulary."""
+    """log p(token), shape of `token`; 0, whatever the logits, where the token is not in the
+    vocabulary.
+    """
     vocabulary = logits_V.shape[-1]
     inside = (token >= 0) & (token < vocabulary)
     picked = logits_V.log_softmax(-1).gather(-1, token.clamp(0, vocabulary - 1)[..., None])[..., 0]
@@ -38,9 +42,11 @@ def sum_p_log_q(teacher_V: Tensor, student_V: Tensor) -> Tensor:
 
 
 def filtered(logits_V: Tensor, top_k: int | None = None, top_p: float = 1.0) -> Tensor:
-    """-inf outside the support: first top-k (ties with the k-th stay), then top-p of what is left, renormalised.
+    """-inf outside the support: first top-k (ties with the k-th stay), then top-p of what is left,
+    renormalised.
 
-    A token stays in top-p where the tokens that are likelier do not make up p already; so the likeliest always stays.
+    A token stays in top-p where the tokens that are likelier do not make up p already; so the
+    likeliest always stays.
     """
     if top_k is not None and 0 < top_k < logits_V.shape[-1]:
         smallest = logits_V.topk(top_k).values[..., -1:]
@@ -55,7 +61,10 @@ def filtered(logits_V: Tensor, top_k: int | None = None, top_p: float = 1.0) -> 
 
 
 def shift(target: Tensor) -> Tensor:
-    """The target of each position: the next token. The last position has none and takes the first."""
+    """The target of each position: the next token.
+
+    The last position has none and takes the first.
+    """
     return target.roll(-1, -1)
 
 
@@ -69,10 +78,14 @@ def zigzag(length: int, size: int, rank: int) -> list[int]:
 def packed_zigzag(cu_seqlens: Sequence[int], size: int, rank: int) -> list[int]:
     """Positions of a rank in a packed row: each sequence is divided on its own."""
     pairs = itertools.pairwise(cu_seqlens)
-    return [start + position for start, end in pairs for position in zigzag(end - start, size, rank)]
+    return [
+        start + position for start, end in pairs for position in zigzag(end - start, size, rank)
+    ]
 
 
-def packed_logprobs(logits_TV: Tensor, target_T: Tensor, cu_seqlens: Sequence[int], width: int) -> Tensor:
+def packed_logprobs(
+    logits_TV: Tensor, target_T: Tensor, cu_seqlens: Sequence[int], width: int
+) -> Tensor:
     """[B, width - 1]: of each sequence all but its last position, cut or filled with 0."""
     rows = []
     for start, end in itertools.pairwise(cu_seqlens):

@@ -2,8 +2,9 @@
 
     python tests/logprobs/interpreted.py
 
-Torch, numpy, pytest, hypothesis and triton can be imported, the last of which must not be beside vLLM for CPUs;
-`make kernels` sees to it. What `lockstep` needs cannot be, so tests/conftest.py is not read.
+Torch, numpy, pytest, hypothesis and triton can be imported, the last of which must not be beside
+vLLM for CPUs; `make kernels` sees to it. What `lockstep` needs cannot be, so tests/conftest.py is
+not read.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from __future__ import annotations
 import os
 
 os.environ |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-# The interpreter multiplies by numpy, whose OpenBLAS sums a row by its place in a tile on processors with AVX2 alone.
+# The interpreter multiplies by numpy, whose OpenBLAS sums a row by its place in a tile on
+# processors with AVX2 alone.
 os.environ["OPENBLAS_CORETYPE"] = "Sandybridge"
 
 import sys
@@ -24,7 +26,9 @@ RESULTS = "build/tests_kernels.xml"
 
 
 class Marks:
-    """What tests/conftest.py says of marks, and the option of a plugin that is not installed here."""
+    """What tests/conftest.py says of marks, and the option of a plugin that is not installed
+    here.
+    """
 
     def pytest_addoption(self, parser: pytest.Parser) -> None:
         parser.addini("timeout", "of pytest-timeout")

@@ -1,4 +1,6 @@
-"""Makes a new torch as poor as 2.9, the oldest that `lockstep_logprobs` runs on, by taking later names away."""
+"""Makes a new torch as poor as 2.9, the oldest that `lockstep_logprobs` runs on, by taking later
+names away.
+"""
 
 from __future__ import annotations
 

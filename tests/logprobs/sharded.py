@@ -13,9 +13,13 @@ from ranks import Collectives, Fetches, HostWaits, Layout, Ranks
 from torch import Tensor
 
 VALUE = {"atol": 5e-6, "rtol": 2e-6}
-"""fp32 rounding: a log-probability is the difference of numbers up to about 16, whose last place is 1e-6."""
+"""fp32 rounding: a log-probability is the difference of numbers up to about 16, whose last place is
+1e-6.
+"""
 GRADIENT = {"atol": 2e-6, "rtol": 5e-6}
-"""Gradients are probabilities times upstream gradients of about 1, and inherit the relative error of the former."""
+"""Gradients are probabilities times upstream gradients of about 1, and inherit the relative error
+of the former.
+"""
 PADDING_LOGIT = 30.0
 """In columns that are no part of the vocabulary: whoever counts them in gets everything wrong."""
 
@@ -27,8 +31,10 @@ class Cut:
     Attributes:
         bounds: First token of each vocabulary shard, and V.
         cp: Context-parallel ranks; each holds its zig-zag share of S.
-        padding: Columns of each local tensor that follow those of the vocabulary and are no part of it.
-        cu_seqlens: Where the sequences of a packed row begin, and its end; None for rows that are one sequence each.
+        padding: Columns of each local tensor that follow those of the vocabulary and are no part of
+            it.
+        cu_seqlens: Where the sequences of a packed row begin, and its end; None for rows that are
+            one sequence each.
     """
 
     bounds: tuple[int, ...]
@@ -50,16 +56,22 @@ class Cut:
     def local(self, logits_BSV: Tensor, tp_rank: int, cp_rank: int) -> Tensor:
         start, end = self.bounds[tp_rank : tp_rank + 2]
         share = logits_BSV[:, self.positions(logits_BSV.shape[1], cp_rank), start:end]
-        return torch.cat([share, share.new_full((*share.shape[:2], self.padding), PADDING_LOGIT)], -1)
+        return torch.cat(
+            [share, share.new_full((*share.shape[:2], self.padding), PADDING_LOGIT)], -1
+        )
 
     def whole(self, pieces: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
-        """The inverse of `local`, from the pieces by rank; columns of padding hold zeros or nothing is whole."""
+        """The inverse of `local`, from the pieces by rank; columns of padding hold zeros or nothing
+        is whole.
+        """
         result = torch.full(tuple(shape), torch.nan)
         for rank, piece in enumerate(pieces):
             start, end = self.bounds[rank % self.tp : rank % self.tp + 2]
             rows = torch.tensor(self.positions(shape[1], rank // self.tp), dtype=torch.long)
             result[:, rows, start:end] = piece[..., : end - start].float()
-            assert not piece[..., end - start :].any(), "the gradient reaches columns that only fill the shard"
+            assert not piece[..., end - start :].any(), (
+                "the gradient reaches columns that only fill the shard"
+            )
         return result
 
 
@@ -92,20 +104,35 @@ class Outcome:
 
 
 def on_rank(
-    layout: Layout, function: Callable[..., Any], cut: Cut, logits: Tensor, args: tuple[Any, ...], upstream: Any
+    layout: Layout,
+    function: Callable[..., Any],
+    cut: Cut,
+    logits: Tensor,
+    args: tuple[Any, ...],
+    upstream: Any,
 ) -> Outcome:
-    """Calls `function(local logits, place, *args)`; backward from its results with the `upstream` gradients."""
+    """Calls `function(local logits, place, *args)`; backward from its results with the `upstream`
+    gradients.
+    """
     local = cut.local(logits, layout.tp_rank, layout.cp_rank).requires_grad_()
     place = Place(layout, *cut.bounds[layout.tp_rank : layout.tp_rank + 2])
     with Collectives() as forward, HostWaits() as waits, Fetches() as fetches:
         found = function(local, place, *args)
-    results = [result for result in (found if isinstance(found, tuple) else (found,)) if result is not None]
-    sources = [(result, given.clone()) for result, given in zip(results, upstream, strict=True) if given is not None]
+    results = [
+        result for result in (found if isinstance(found, tuple) else (found,)) if result is not None
+    ]
+    sources = [
+        (result, given.clone())
+        for result, given in zip(results, upstream, strict=True)
+        if given is not None
+    ]
     with Collectives() as backward, waits, fetches:
         torch.autograd.backward([source for source, _ in sources], [given for _, given in sources])
     assert local.grad is not None, "no gradient reaches the logits"
     detached = [result.detach() for result in results]
-    return Outcome(detached, local.grad, forward.counts, backward.counts, waits.found + fetches.found)
+    return Outcome(
+        detached, local.grad, forward.counts, backward.counts, waits.found + fetches.found
+    )
 
 
 @dataclass(frozen=True)
@@ -126,7 +153,12 @@ class Together:
 
 
 def run(
-    ranks: Ranks, function: Callable[..., Any], cut: Cut, logits: Tensor, *args: object, upstream: Sequence[Any]
+    ranks: Ranks,
+    function: Callable[..., Any],
+    cut: Cut,
+    logits: Tensor,
+    *args: object,
+    upstream: Sequence[Any],
 ) -> Together:
     """Runs `function` on the shards of `logits` that `cut` makes.
 
@@ -145,7 +177,9 @@ def run(
             # Each rank adds the same numbers in the same order, or the ranks drift apart.
             assert torch.equal(mine.nan_to_num(7.0), theirs.nan_to_num(7.0)), "ranks disagree"
     gradient = cut.whole([outcome.gradient for outcome in outcomes], logits.shape)
-    return Together(first.results, gradient, first.gradient.dtype, first.forward, first.backward, first.waits)
+    return Together(
+        first.results, gradient, first.gradient.dtype, first.forward, first.backward, first.waits
+    )
 
 
 def dense_of(
@@ -155,13 +189,19 @@ def dense_of(
     leaf = logits.double().requires_grad_()
     found = reference(leaf, *args)
     results = found if isinstance(found, tuple) else (found,)
-    sources = [(result, given.double()) for result, given in zip(results, upstream, strict=True) if given is not None]
+    sources = [
+        (result, given.double())
+        for result, given in zip(results, upstream, strict=True)
+        if given is not None
+    ]
     torch.autograd.backward([source for source, _ in sources], [given for _, given in sources])
     assert leaf.grad is not None
     return [result.detach() for result in results], leaf.grad
 
 
-def close(actual: Tensor, expected: Tensor, *, atol: float = VALUE["atol"], rtol: float = VALUE["rtol"]) -> None:
+def close(
+    actual: Tensor, expected: Tensor, *, atol: float = VALUE["atol"], rtol: float = VALUE["rtol"]
+) -> None:
     torch.testing.assert_close(actual.double(), expected.double(), atol=atol, rtol=rtol)
 
 

@@ -1,4 +1,6 @@
-"""Compiled code: one whole graph, as small for many blocks as for one, with the values of code that is not compiled."""
+"""Compiled code: one whole graph, as small for many blocks as for one, with the values of code that
+is not compiled.
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,9 @@ def shares(x: Tensor, size: int, dim: int) -> list[Tensor]:
     return [torch.cat([chunks[r], chunks[2 * size - 1 - r]], dim) for r in range(size)]
 
 
-def there_and_back(layout: Layout, x: Tensor, dim: int, gradient: Gradient, upstream: Tensor) -> dict[str, Any]:
+def there_and_back(
+    layout: Layout, x: Tensor, dim: int, gradient: Gradient, upstream: Tensor
+) -> dict[str, Any]:
     x = x.clone().requires_grad_()
     before = upstream.clone()
     with Collectives() as collectives, HostWaits() as waits:
@@ -42,7 +44,9 @@ def there_and_back(layout: Layout, x: Tensor, dim: int, gradient: Gradient, upst
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_early_and_late_chunks_are_dealt_in_pairs(size: int) -> None:
     held = zigzag(24, size)
-    assert [row.tolist() for row in held] == [share.tolist() for share in shares(torch.arange(24), size, 0)]
+    assert [row.tolist() for row in held] == [
+        share.tolist() for share in shares(torch.arange(24), size, 0)
+    ]
     work = (held + 1).sum(1)  # a position attends to itself and all before it
     assert (work == work[0]).all()
 
@@ -50,7 +54,9 @@ def test_early_and_late_chunks_are_dealt_in_pairs(size: int) -> None:
 @pytest.mark.parametrize("gradient", ["sum", "local"])
 @pytest.mark.parametrize("dim", [0, 1, -1])
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_gather_is_the_inverse_of_take(ranks: Ranks, size: int, dim: int, gradient: Gradient) -> None:
+def test_gather_is_the_inverse_of_take(
+    ranks: Ranks, size: int, dim: int, gradient: Gradient
+) -> None:
     x, upstream = torch.randn(2, 16, 8, 24, generator=torch.Generator().manual_seed(0))
     found = ranks.run(there_and_back, x, dim, gradient, upstream, cp=size)
     factors = [size * (size + 1) / 2] * size if gradient == "sum" else range(1, size + 1)

@@ -1,4 +1,6 @@
-"""What is handed to the sharded functions by mistake is named in one sentence, on one process and over ranks."""
+"""What is handed to the sharded functions by mistake is named in one sentence, on one process and
+over ranks.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,42 @@ from lockstep_logprobs.softmax import Scoring
 from lockstep_logprobs.support import support_floor
 from lockstep_logprobs.vocab import vocab_logprobs
 
-LOGITS, TOKEN, IDS = torch.randn(6, 8), torch.zeros(6, 1, dtype=torch.int64), torch.zeros(2, 3, dtype=torch.int64)
+LOGITS, TOKEN, IDS = (
+    torch.randn(6, 8),
+    torch.zeros(6, 1, dtype=torch.int64),
+    torch.zeros(2, 3, dtype=torch.int64),
+)
 GRID = LOGITS.view(2, 3, 8)
 
 MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
-    "a grid of logits": (lambda: vocab_logprobs(GRID, TOKEN), r"rows .* \[M, v\], .*, not float32 \[2, 3, 8\]"),
-    "integer logits": (lambda: vocab_logprobs(TOKEN, TOKEN), r"of a floating type, not int64 \[6, 1\]"),
-    "a list of tokens": (lambda: vocab_logprobs(LOGITS, TOKEN[:, 0]), r"not int64 \[6\]; .* is token\[:, None\]"),
-    "float tokens": (lambda: vocab_logprobs(LOGITS, TOKEN.float()), r"integers \[M, K\], .* not float32 \[6, 1\]"),
-    "too few tokens": (lambda: vocab_logprobs(LOGITS, TOKEN[:5]), r"each of the 6 rows .* not int64 \[5, 1\]"),
-    "one floor": (lambda: vocab_logprobs(LOGITS, TOKEN, floor_M=torch.zeros(1)), r"one number per row, \[6\]"),
+    "a grid of logits": (
+        lambda: vocab_logprobs(GRID, TOKEN),
+        r"rows .* \[M, v\], .*, not float32 \[2, 3, 8\]",
+    ),
+    "integer logits": (
+        lambda: vocab_logprobs(TOKEN, TOKEN),
+        r"of a floating type, not int64 \[6, 1\]",
+    ),
+    "a list of tokens": (
+        lambda: vocab_logprobs(LOGITS, TOKEN[:, 0]),
+        r"not int64 \[6\]; .* is token\[:, None\]",
+    ),
+    "float tokens": (
+        lambda: vocab_logprobs(LOGITS, TOKEN.float()),
+        r"integers \[M, K\], .* not float32 \[6, 1\]",
+    ),
+    "too few tokens": (
+        lambda: vocab_logprobs(LOGITS, TOKEN[:5]),
+        r"each of the 6 rows .* not int64 \[5, 1\]",
+    ),
+    "one floor": (
+        lambda: vocab_logprobs(LOGITS, TOKEN, floor_M=torch.zeros(1)),
+        r"one number per row, \[6\]",
+    ),
     "two sampled tokens": (
-        lambda: vocab_logprobs(LOGITS, IDS.view(3, 2).repeat(2, 1), Scoring(sampled=True), LOGITS.amax(-1)),
+        lambda: vocab_logprobs(
+            LOGITS, IDS.view(3, 2).repeat(2, 1), Scoring(sampled=True), LOGITS.amax(-1)
+        ),
         r"one per row \[M, 1\], not int64 \[6, 2\]; score others without sampled",
     ),
     "a head of another width": (
@@ -37,18 +63,35 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: vocab_logprobs(LOGITS, TOKEN, Scoring(shard=Shard(8))),
         "a start but no group",
     ),
-    "a group by name": (lambda: Shard(0, "tp"), "process group that this rank belongs to, not 'tp'"),  # pyright: ignore[reportArgumentType]
-    "no temperature": (lambda: Scoring(temperature=0.0), "temperature is 0.0, but must be a positive number"),
-    "a floor without temperature": (lambda: support_floor(LOGITS, temperature=0.0), "temperature is 0.0, but must"),
+    "a group by name": (
+        lambda: Shard(0, "tp"),
+        "process group that this rank belongs to, not 'tp'",
+    ),  # pyright: ignore[reportArgumentType]
+    "no temperature": (
+        lambda: Scoring(temperature=0.0),
+        "temperature is 0.0, but must be a positive number",
+    ),
+    "a floor without temperature": (
+        lambda: support_floor(LOGITS, temperature=0.0),
+        "temperature is 0.0, but must",
+    ),
     "blocks of nothing": (lambda: Scoring(max_rows=0), "at least one row, but max_rows is 0"),
-    "min-p above 1": (lambda: support_floor(LOGITS, min_p=1.5), "min_p is 1.5, but is a probability relative to"),
-    "top-p of nothing": (lambda: support_floor(LOGITS, top_p=float("nan")), "top_p is nan, but is a probability"),
+    "min-p above 1": (
+        lambda: support_floor(LOGITS, min_p=1.5),
+        "min_p is 1.5, but is a probability relative to",
+    ),
+    "top-p of nothing": (
+        lambda: support_floor(LOGITS, top_p=float("nan")),
+        "top_p is nan, but is a probability",
+    ),
     "float targets": (
         lambda: facade.get_next_token_logprobs_from_logits(IDS.float(), GRID),
         r"target is \[B, S\], integers, for 2 sequences, not float32 \[2, 3\]",
     ),
     "more tokens than logits": (
-        lambda: facade.get_next_token_logprobs_from_logits(torch.zeros(2, 5, dtype=torch.int64), GRID),
+        lambda: facade.get_next_token_logprobs_from_logits(
+            torch.zeros(2, 5, dtype=torch.int64), GRID
+        ),
         "5 tokens for logits at 3 positions over 1 context-parallel ranks; .* cp_group be given",
     ),
     "chunks of nothing": (
@@ -57,7 +100,11 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a teacher of two sizes": (
         lambda: facade.get_distillation_topk_logprobs_from_logits(
-            GRID, torch.zeros(2, 3, 2), IDS[..., None], zero_outside_topk=True, calculate_entropy=False
+            GRID,
+            torch.zeros(2, 3, 2),
+            IDS[..., None],
+            zero_outside_topk=True,
+            calculate_entropy=False,
         ),
         r"logits \[2, 3, 2\] for token ids \[2, 3, 1\]",
     ),
@@ -101,7 +148,9 @@ def scored(layout: Layout, starts: tuple[int, ...]) -> object:
     return vocab_logprobs(LOGITS, TOKEN, Scoring(shard=shard))[0]
 
 
-@pytest.mark.parametrize("starts", [(0, 0), (0, 7), (0, 9)], ids=["twice the same", "overlap", "gap"])
+@pytest.mark.parametrize(
+    "starts", [(0, 0), (0, 7), (0, 9)], ids=["twice the same", "overlap", "gap"]
+)
 def test_shards_that_make_no_vocabulary_are_noticed(ranks: Ranks, starts: tuple[int, int]) -> None:
     with pytest.raises(RanksFailed, match="do not make up a vocabulary"):
         ranks.run(scored, starts, tp=2)

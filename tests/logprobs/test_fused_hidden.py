@@ -36,7 +36,9 @@ def test_values_and_gradients_are_those_of_float64(
     states = random(rows, depth, seed=seed, scale=1.0).to(DEVICE, dtype).requires_grad_()
     head = random(columns, depth, seed=seed + 1, scale=0.3).to(DEVICE, dtype).requires_grad_()
     token = (random_tokens(rows, tokens, vocabulary=columns + 2, seed=seed) - 1).to(DEVICE)
-    found = loss(*hidden_logprobs(states, head, token, Scoring(temperature=TEMPERATURE, entropy=True)))
+    found = loss(
+        *hidden_logprobs(states, head, token, Scoring(temperature=TEMPERATURE, entropy=True))
+    )
     found.backward()
     exact_states, exact_head = (x.detach().double().cpu().requires_grad_() for x in (states, head))
     z = exact_states @ exact_head.t() / TEMPERATURE
@@ -47,7 +49,9 @@ def test_values_and_gradients_are_those_of_float64(
         assert leaf.grad is not None
         assert exact.grad is not None
         size = exact.grad.abs().max().item()
-        rounding = 2 * torch.finfo(dtype).eps if dtype == HALF else 1e-5  # of the logits' gradient, and of the result
+        rounding = (
+            2 * torch.finfo(dtype).eps if dtype == HALF else 1e-5
+        )  # of the logits' gradient, and of the result
         close(leaf.grad.cpu(), exact.grad, atol=rounding * size + GRADIENT["atol"], rtol=rounding)
 
 
@@ -60,14 +64,21 @@ def test_products_of_bf16_are_refused_where_they_would_be_wrong() -> None:
 
 def loss(logprob: torch.Tensor, entropy: torch.Tensor | None) -> torch.Tensor:
     assert entropy is not None
-    return (random(*logprob.shape, seed=1, scale=1.0).to(logprob) * logprob).sum() + 0.3 * entropy.sum()
+    return (
+        random(*logprob.shape, seed=1, scale=1.0).to(logprob) * logprob
+    ).sum() + 0.3 * entropy.sum()
 
 
 def test_pieces_of_the_vocabulary_are_merged() -> None:
     """A head of more than one piece, the last of which is a part of a tile."""
-    states, head = random(2, 16, scale=1.0).to(DEVICE), random(fused._PIECE + 5, 16, scale=1.0).to(DEVICE)
+    states, head = (
+        random(2, 16, scale=1.0).to(DEVICE),
+        random(fused._PIECE + 5, 16, scale=1.0).to(DEVICE),
+    )
     token = torch.tensor([[0, fused._PIECE + 4], [fused._PIECE - 1, fused._PIECE]], device=DEVICE)
-    logprob, entropy = hidden_logprobs(states, head, token, Scoring(temperature=TEMPERATURE, entropy=True))
+    logprob, entropy = hidden_logprobs(
+        states, head, token, Scoring(temperature=TEMPERATURE, entropy=True)
+    )
     assert entropy is not None
     z = states.double() @ head.double().t() / TEMPERATURE
     close(logprob, dense.picked_logprobs(z, token), atol=5e-6, rtol=2e-6)
@@ -76,7 +87,10 @@ def test_pieces_of_the_vocabulary_are_merged() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
 def test_a_rows_bits_depend_on_no_other_row(dtype: torch.dtype) -> None:
-    states, head = random(70, 40, scale=1.0).to(DEVICE, dtype), random(300, 40, scale=1.0).to(DEVICE, dtype)
+    states, head = (
+        random(70, 40, scale=1.0).to(DEVICE, dtype),
+        random(300, 40, scale=1.0).to(DEVICE, dtype),
+    )
     token = random_tokens(70, 1, vocabulary=300).to(DEVICE)
     together = hidden.score(states, head, token, Scoring(entropy=True))
     assert together.entropy is not None

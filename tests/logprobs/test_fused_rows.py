@@ -29,8 +29,14 @@ TILES = (1, 2, 7, 33, 4095, 4096, 4097, 9001)
 
 @st.composite
 def examples(draw: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Logits [M, v] with equal, excluded and large numbers, tokens [M, K], some outside the vocabulary, and a floor."""
-    rows, columns, seed = draw(st.integers(1, 3)), draw(st.sampled_from(TILES)), draw(st.integers(0, 2**16))
+    """Logits [M, v] with equal, excluded and large numbers, tokens [M, K], some outside the
+    vocabulary, and a floor.
+    """
+    rows, columns, seed = (
+        draw(st.integers(1, 3)),
+        draw(st.sampled_from(TILES)),
+        draw(st.integers(0, 2**16)),
+    )
     logits = random(rows, columns, seed=seed, scale=draw(st.sampled_from([0.0, 1.0, 4.0])))
     logits = logits + draw(st.sampled_from([0.0, -60.0, 60.0]))
     logits[random(rows, columns, seed=seed + 1) > draw(st.sampled_from([1.0, 99.0]))] = -torch.inf
@@ -67,7 +73,9 @@ def test_values_and_gradients_are_those_of_float64(example: Any) -> None:
     logits, token = example[0].to(DEVICE), example[1].to(DEVICE)
     floor = None if example[2] is None else example[2].to(DEVICE)
     leaf = logits.clone().requires_grad_()
-    logprob, entropy = vocab_logprobs(leaf, token, Scoring(temperature=TEMPERATURE, entropy=True), floor)
+    logprob, entropy = vocab_logprobs(
+        leaf, token, Scoring(temperature=TEMPERATURE, entropy=True), floor
+    )
     assert entropy is not None
     weigh(logprob, entropy).backward()
     assert leaf.grad is not None
@@ -76,15 +84,24 @@ def test_values_and_gradients_are_those_of_float64(example: Any) -> None:
     close(logprob.cpu(), expected_logprob, atol=size * VALUE["atol"], rtol=VALUE["rtol"])
     close(entropy.cpu(), expected_entropy, atol=size * VALUE["atol"], rtol=VALUE["rtol"])
     rounding = BF16 if logits.dtype == torch.bfloat16 else 0.0
-    close(leaf.grad.cpu(), expected, atol=size * GRADIENT["atol"], rtol=size * GRADIENT["rtol"] + rounding)
+    close(
+        leaf.grad.cpu(),
+        expected,
+        atol=size * GRADIENT["atol"],
+        rtol=size * GRADIENT["rtol"] + rounding,
+    )
 
 
-@pytest.mark.parametrize("bounds", [(0, 1, 9001), (0, 4500, 9001), (0, 4096, 8192, 9001), (0, 0, 9001)], ids=str)
+@pytest.mark.parametrize(
+    "bounds", [(0, 1, 9001), (0, 4500, 9001), (0, 4096, 8192, 9001), (0, 0, 9001)], ids=str
+)
 def test_partial_sums_of_shards_make_those_of_the_row(bounds: tuple[int, ...]) -> None:
     logits, token = random(3, 9001).to(DEVICE), random_tokens(3, 2, vocabulary=9001).to(DEVICE)
     merged, picked = RowSums.zeros(3, True, logits.device), torch.zeros(3, 2, device=DEVICE)
     for start, end in itertools.pairwise(bounds):
-        sums, own = fused.row_sums(logits[:, start:end], token, None, start, TEMPERATURE, True, None, False)
+        sums, own = fused.row_sums(
+            logits[:, start:end], token, None, start, TEMPERATURE, True, None, False
+        )
         merged, picked = merged.merge(RowSums.from_rows(sums), TEMPERATURE), picked + own
     assert merged.weighted is not None
     d = (logits - logits.amax(1, keepdim=True)).double() / TEMPERATURE
@@ -96,9 +113,14 @@ def test_partial_sums_of_shards_make_those_of_the_row(bounds: tuple[int, ...]) -
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("columns", [5003, 8192])
-def test_a_rows_bits_depend_on_no_other_row_and_on_no_address(columns: int, dtype: torch.dtype) -> None:
+def test_a_rows_bits_depend_on_no_other_row_and_on_no_address(
+    columns: int, dtype: torch.dtype
+) -> None:
     """Each row alone, as a part of a batch, and where its memory begins anywhere."""
-    logits, token = random(6, columns, scale=3.0).to(DEVICE, dtype), random_tokens(6, 1, vocabulary=columns).to(DEVICE)
+    logits, token = (
+        random(6, columns, scale=3.0).to(DEVICE, dtype),
+        random_tokens(6, 1, vocabulary=columns).to(DEVICE),
+    )
     scoring = Scoring(entropy=True)
     together = vocab.score(logits, token, scoring)
     shifted = torch.empty(6, columns + 3, dtype=dtype, device=DEVICE)[:, 3:].copy_(logits)
@@ -111,14 +133,18 @@ def test_a_rows_bits_depend_on_no_other_row_and_on_no_address(columns: int, dtyp
             assert torch.equal(alone.entropy[0], together.entropy[row])
 
 
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # NumPy says so where a GPU says nothing
+@pytest.mark.filterwarnings(
+    "ignore:invalid value:RuntimeWarning"
+)  # NumPy says so where a GPU says nothing
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
 @pytest.mark.parametrize("column", [0, 4999])
 def test_a_number_that_is_none_is_not_lost(wrong: float, column: int) -> None:
     logits = random(2, 5003)
     logits[1, column] = wrong
     leaf = logits.to(DEVICE).requires_grad_()
-    logprob, entropy = vocab_logprobs(leaf, torch.full((2, 1), 7, device=DEVICE), Scoring(entropy=True))
+    logprob, entropy = vocab_logprobs(
+        leaf, torch.full((2, 1), 7, device=DEVICE), Scoring(entropy=True)
+    )
     assert entropy is not None
     assert logprob.isnan().tolist() == [[False], [True]]
     assert entropy.isnan().tolist() == [False, True]
@@ -129,7 +155,10 @@ def test_a_number_that_is_none_is_not_lost(wrong: float, column: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_gradient_is_written_over_the_logits(dtype: torch.dtype) -> None:
-    source, token = random(3, 5003).to(DEVICE, dtype), torch.tensor([[7, 7], [0, 9], [5002, 1]], device=DEVICE)
+    source, token = (
+        random(3, 5003).to(DEVICE, dtype),
+        torch.tensor([[7, 7], [0, 9], [5002, 1]], device=DEVICE),
+    )
     gradients = []
     for overwrite in (False, True):
         leaf = source.clone().requires_grad_()
@@ -145,7 +174,9 @@ def test_the_gradient_is_written_over_the_logits(dtype: torch.dtype) -> None:
 
 
 def test_kernels_take_plain_tensors_and_stand_for_their_functions() -> None:
-    """What only looks like a tensor with memory, such as a fake, goes through PyTorch's own operations."""
+    """What only looks like a tensor with memory, such as a fake, goes through PyTorch's own
+    operations.
+    """
     assert runs_fused(torch.zeros(1, device=DEVICE))
     assert not runs_fused(torch.zeros(1).as_subclass(Subclass))
     pairs: tuple[tuple[Any, Any], ...] = (

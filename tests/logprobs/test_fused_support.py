@@ -31,13 +31,23 @@ pytestmark = MARKS
     seed=st.integers(0, 2**16),
 )
 def test_what_is_kept_is_what_sorted_probabilities_keep(
-    columns: int, top_k: int | None, top_p: float, temperature: float, spread: float, dtype: torch.dtype, seed: int
+    columns: int,
+    top_k: int | None,
+    top_p: float,
+    temperature: float,
+    spread: float,
+    dtype: torch.dtype,
+    seed: int,
 ) -> None:
-    """But for a token with which p is reached to seven digits, which either may take for the last one."""
+    """But for a token with which p is reached to seven digits, which either may take for the last
+    one.
+    """
     logits = random(2, columns, seed=seed, scale=spread).to(dtype)
     logits[random(2, columns, seed=seed + 1) > 1.0] = -torch.inf
     logits[:, 0] = 1.0
-    floor = support_floor(logits.to(DEVICE), top_k=top_k, top_p=top_p, temperature=temperature).cpu()
+    floor = support_floor(
+        logits.to(DEVICE), top_k=top_k, top_p=top_p, temperature=temperature
+    ).cpu()
     kept = logits.float() >= floor[:, None]
     for row, own, least in zip(logits.double() / temperature, kept, floor, strict=True):
         inside = [
@@ -57,7 +67,9 @@ def test_the_threshold_is_the_smallest_logit_that_is_kept(dtype: torch.dtype) ->
     found = [support_floor(logits, top_k=k).item() for k in range(1, 7)]
     assert found == [3.0, 1.0, 0.0, 0.0, -1.0, -3.0]
     assert support_floor(logits, top_k=7).item() == -math.inf
-    assert support_floor(logits - 5.0, top_p=0.999).item() == -8.0 if dtype == torch.float32 else True
+    assert (
+        support_floor(logits - 5.0, top_p=0.999).item() == -8.0 if dtype == torch.float32 else True
+    )
 
 
 def test_a_rows_threshold_depends_on_no_other_row() -> None:

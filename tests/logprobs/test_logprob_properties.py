@@ -1,7 +1,9 @@
-"""How logits are divided, and in how many pieces they are gone through, changes neither values nor gradients.
+"""How logits are divided, and in how many pieces they are gone through, changes neither values nor
+gradients.
 
-Every example is compared with float64, so that what is equal to it is equal among itself. Tolerances are those of fp32
-(`sharded.VALUE`, `sharded.GRADIENT`), times the size of the logits where that grows.
+Every example is compared with float64, so that what is equal to it is equal among itself.
+Tolerances are those of fp32 (`sharded.VALUE`, `sharded.GRADIENT`), times the size of the logits
+where that grows.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from torch import Tensor
 from lockstep_logprobs import model_utils as facade
 
 EXAMPLES = settings(max_examples=40, phases=(Phase.explicit, Phase.reuse, Phase.generate))
-"""Examples are small to begin with, and are not made smaller: each that fails may cost the ranks their lives."""
+"""Examples are small to begin with, and are not made smaller: each that fails may cost the ranks
+their lives.
+"""
 
 
 @dataclass(frozen=True)
@@ -52,11 +56,20 @@ LAYOUTS = ((1, 1), (2, 1), (3, 1), (4, 1), (1, 2), (2, 2), (1, 4))
 
 @st.composite
 def examples(draw: Any) -> Example:
-    """Any layout of at most four ranks, some without a column; some logits excluded, some targets outside."""
+    """Any layout of at most four ranks, some without a column; some logits excluded, some targets
+    outside.
+    """
     tp, cp = draw(st.sampled_from(LAYOUTS))
-    vocabulary, batch, seed = draw(st.integers(2, 40)), draw(st.integers(1, 3)), draw(st.integers(0, 2**16))
+    vocabulary, batch, seed = (
+        draw(st.integers(2, 40)),
+        draw(st.integers(1, 3)),
+        draw(st.integers(0, 2**16)),
+    )
     length = 2 * cp * draw(st.integers(1, 4))
-    spread, offset = draw(st.sampled_from([0.0, 1.0, 4.0])), draw(st.sampled_from([0.0, -60.0, 200.0]))
+    spread, offset = (
+        draw(st.sampled_from([0.0, 1.0, 4.0])),
+        draw(st.sampled_from([0.0, -60.0, 200.0])),
+    )
     logits = random(batch, length, vocabulary, seed=seed, scale=spread) + offset
     excluded = random(batch, length, vocabulary, seed=seed + 1) > draw(st.sampled_from([1.0, 99.0]))
     excluded.scatter_(-1, random_tokens(batch, length, 1, vocabulary=vocabulary, seed=seed), False)
@@ -71,7 +84,9 @@ def examples(draw: Any) -> Example:
 
 def logprob(logits: Tensor, place: Place, target: Tensor, chunk: int | None) -> Tensor:
     group = place.layout.cp_group_or_none
-    return facade.from_parallel_logits_to_logprobs(logits, target, *place.bounds_and_group, False, group, chunk)
+    return facade.from_parallel_logits_to_logprobs(
+        logits, target, *place.bounds_and_group, False, group, chunk
+    )
 
 
 def dense_logprob(logits: Tensor, target: Tensor) -> Tensor:

@@ -1,4 +1,6 @@
-"""The facade's functions that move tokens: zig-zag shares of a sequence, vocabulary shards to rows, and back."""
+"""The facade's functions that move tokens: zig-zag shares of a sequence, vocabulary shards to rows,
+and back.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,12 @@ def test_tokens_of_a_rank(size: int, seq_dim: int) -> None:
 Gathered = tuple[Tensor, Tensor, Tensor, int, int]
 
 
-def gather(layout: Layout, whole: Tensor, upstream: Tensor, seq_dim: int, by_class: bool) -> Gathered:
-    """The gathered tensor, the gradient of this rank's share, its positions, and the counts of collectives."""
+def gather(
+    layout: Layout, whole: Tensor, upstream: Tensor, seq_dim: int, by_class: bool
+) -> Gathered:
+    """The gathered tensor, the gradient of this rank's share, its positions, and the counts of
+    collectives.
+    """
     positions = torch.tensor(dense.zigzag(whole.shape[seq_dim], layout.cp, layout.cp_rank))
     share = whole.index_select(seq_dim, positions).requires_grad_()
     function = facade.AllGatherCPTensor.apply if by_class else facade.allgather_cp_sharded_tensor
@@ -35,7 +41,9 @@ def gather(layout: Layout, whole: Tensor, upstream: Tensor, seq_dim: int, by_cla
     mine = upstream * (1 + layout.cp_rank)
     with Collectives() as backward:
         found.backward(mine)
-    assert torch.equal(mine, upstream * (1 + layout.cp_rank)), "the caller's gradient is overwritten"
+    assert torch.equal(mine, upstream * (1 + layout.cp_rank)), (
+        "the caller's gradient is overwritten"
+    )
     assert share.grad is not None
     return found.detach(), share.grad, positions, forward.counts.total(), backward.counts.total()
 
@@ -47,14 +55,17 @@ def test_gather_is_the_inverse_and_sums_the_gradients_of_all_ranks(
     ranks: Ranks, cp: int, seq_dim: int, by_class: bool
 ) -> None:
     whole, upstream = random(8, 16, 24), random(8, 16, 24, seed=1)
-    for found, gradient, positions, forward, backward in ranks.run(gather, whole, upstream, seq_dim, by_class, cp=cp):
+    for found, gradient, positions, forward, backward in ranks.run(
+        gather, whole, upstream, seq_dim, by_class, cp=cp
+    ):
         assert torch.equal(found, whole)
         ranks_sum = sum(range(1, cp + 1))
         close(gradient, ranks_sum * upstream.index_select(seq_dim, positions))
         assert (forward, backward) == (1, 1)
 
 
-# Vocabulary shards of all rows to all columns of some rows. ----------------------------------------------------------
+# Vocabulary shards of all rows to all columns of some rows.
+# ----------------------------------------------------------
 
 
 def there_and_back(layout: Layout, logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,6 @@
-"""The facade's functions over k picked columns: top-k, raw logits at given ids, and distillation."""
+"""The facade's functions over k picked columns: top-k, raw logits at given ids, and
+distillation.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,23 @@ LAYOUTS = [(1, 1), (2, 1), (4, 1), (1, 2), (1, 4), (2, 2)]
 ON_LAYOUTS = pytest.mark.parametrize(("tp", "cp"), LAYOUTS)
 
 
-# Top-k. --------------------------------------------------------------------------------------------------------------
+# Top-k.
+# --------------------------------------------------------------------------------------------------------------
 
 
-def top(layout: Layout, cut: Cut, logits: Tensor, k: int, chunk: int | None) -> tuple[Tensor, Tensor, int]:
+def top(
+    layout: Layout, cut: Cut, logits: Tensor, k: int, chunk: int | None
+) -> tuple[Tensor, Tensor, int]:
     local = cut.local(logits, layout.tp_rank, 0).requires_grad_()
     start, end = cut.bounds[layout.tp_rank : layout.tp_rank + 2]
     with Collectives() as collectives:
         values, ids = facade.distributed_vocab_topk(
-            local, k, layout.tp_group, vocab_start_index=start, vocab_end_index=end, chunk_size=chunk
+            local,
+            k,
+            layout.tp_group,
+            vocab_start_index=start,
+            vocab_end_index=end,
+            chunk_size=chunk,
         )
     assert not values.requires_grad
     return values, ids, collectives.counts.total()
@@ -48,7 +58,8 @@ def test_topk(ranks: Ranks, bounds: tuple[int, ...], k: int, chunk: int | None) 
         assert collectives <= 2
 
 
-# Raw logits at given ids. --------------------------------------------------------------------------------------------
+# Raw logits at given ids.
+# --------------------------------------------------------------------------------------------
 
 
 def gathered(logits: Tensor, place: Place, index: Tensor, chunk: int | None) -> Tensor:
@@ -73,12 +84,16 @@ def dense_gathered(logits: Tensor, index: Tensor) -> Tensor:
 @ON_LAYOUTS
 @pytest.mark.parametrize(("chunk", "length"), [(None, S), (3, S - 3)])
 def test_gather_logits(ranks: Ranks, tp: int, cp: int, chunk: int | None, length: int) -> None:
-    """Ids for fewer positions than there are logits are those of the first; duplicates add; strangers give nothing."""
+    """Ids for fewer positions than there are logits are those of the first; duplicates add;
+    strangers give nothing.
+    """
     length = S if cp == 1 else length
     logits, index = random(B, S, V), random_tokens(B, length, K, vocabulary=V)
     index[0, 0] = torch.tensor([7, 7, -100, V])
     upstream = [random(B, length, K, seed=4, scale=1.0)]
-    together = run(ranks, gathered, Cut(even(V, tp), cp, padding=1), logits, index, chunk, upstream=upstream)
+    together = run(
+        ranks, gathered, Cut(even(V, tp), cp, padding=1), logits, index, chunk, upstream=upstream
+    )
     (value,), gradient = dense_of(dense_gathered, logits, index, upstream=upstream)
     assert torch.equal(together.result, value.float())
     close(together.gradient, cp * gradient)
@@ -87,7 +102,8 @@ def test_gather_logits(ranks: Ranks, tp: int, cp: int, chunk: int | None, length
     assert together.backward.total() <= (1 if cp > 1 else 0)
 
 
-# Distillation. -------------------------------------------------------------------------------------------------------
+# Distillation.
+# -------------------------------------------------------------------------------------------------------
 
 
 Distilled = tuple[Tensor, Tensor, Tensor | None]
@@ -98,7 +114,14 @@ def distilled(
 ) -> Distilled:
     layout = place.layout
     return facade.get_distillation_topk_logprobs_from_logits(
-        logits, teacher, index, zero_outside, entropy, layout.tp_rank, layout.tp_group, layout.cp_group_or_none
+        logits,
+        teacher,
+        index,
+        zero_outside,
+        entropy,
+        layout.tp_rank,
+        layout.tp_group,
+        layout.cp_group_or_none,
     )
 
 
@@ -116,16 +139,27 @@ def distilled_from_dtensor(
 ) -> Distilled:
     layout = place.layout
     mesh = layout.mesh("cp", "tp") if layout.cp > 1 else layout.mesh("tp")
-    student = DTensor.from_local(logits, mesh, [Shard(1), Shard(2)] if layout.cp > 1 else [Shard(2)])
-    return facade.get_distillation_topk_logprobs_from_logits(student, teacher, index, zero_outside, entropy)
+    student = DTensor.from_local(
+        logits, mesh, [Shard(1), Shard(2)] if layout.cp > 1 else [Shard(2)]
+    )
+    return facade.get_distillation_topk_logprobs_from_logits(
+        student, teacher, index, zero_outside, entropy
+    )
 
 
 def dense_distilled(
     logits: Tensor, teacher: Tensor, index: Tensor, zero_outside: bool, entropy: bool
 ) -> tuple[Tensor, ...]:
-    """Nothing is shifted; the last position is dropped. The entropy is that of the whole vocabulary in either case."""
+    """Nothing is shifted; the last position is dropped.
+
+    The entropy is that of the whole vocabulary in either case.
+    """
     logits = logits[:, : index.shape[1]]
-    student = dense.picked_logprobs(logits, index) if zero_outside else logits.gather(-1, index).log_softmax(-1)
+    student = (
+        dense.picked_logprobs(logits, index)
+        if zero_outside
+        else logits.gather(-1, index).log_softmax(-1)
+    )
     results = student[:, :-1], teacher.double().log_softmax(-1)[:, :-1]
     return (*results, dense.sum_p_log_p(logits)[:, :-1]) if entropy else results
 
@@ -154,7 +188,8 @@ def check(
     if logits.dtype == torch.bfloat16:
         tolerance["rtol"] = 2.0**-8
     close(together.gradient, cut.cp * gradient, **tolerance)
-    # One softmax for all: two sums over tensor-parallel ranks, and one exchange over context-parallel ones.
+    # One softmax for all: two sums over tensor-parallel ranks, and one exchange over
+    # context-parallel ones.
     assert together.forward["allreduce"] <= 2
     assert together.forward.total() <= 2 + (cut.cp > 1), together.forward
     assert together.backward.total() <= (cut.cp > 1), together.backward
@@ -165,7 +200,12 @@ def check(
 @pytest.mark.parametrize("entropy", [True, False])
 @pytest.mark.parametrize("function", [distilled, distilled_from_dtensor])
 def test_distillation(
-    ranks: Ranks, function: Callable[..., Distilled], tp: int, cp: int, zero_outside: bool, entropy: bool
+    ranks: Ranks,
+    function: Callable[..., Distilled],
+    tp: int,
+    cp: int,
+    zero_outside: bool,
+    entropy: bool,
 ) -> None:
     logits, index = random(B, S, V), random(B, S, V, seed=2).topk(K).indices
     check(ranks, function, Cut(even(V, tp), cp), logits, index, zero_outside, entropy)
@@ -174,13 +214,17 @@ def test_distillation(
 @pytest.mark.parametrize("zero_outside", [True, False])
 @pytest.mark.parametrize("entropy", [True, False])
 @pytest.mark.parametrize("cp", [1, 2, 4])
-def test_distillation_without_tensor_parallelism(ranks: Ranks, cp: int, zero_outside: bool, entropy: bool) -> None:
+def test_distillation_without_tensor_parallelism(
+    ranks: Ranks, cp: int, zero_outside: bool, entropy: bool
+) -> None:
     logits, index = random(B, S, V), random(B, S, V, seed=2).topk(K).indices
     check(ranks, distilled_without_tp_group, Cut((0, V), cp), logits, index, zero_outside, entropy)
 
 
 @pytest.mark.parametrize("zero_outside", [True, False])
-def test_distillation_of_rows_filled_up_for_context_parallelism(ranks: Ranks, zero_outside: bool) -> None:
+def test_distillation_of_rows_filled_up_for_context_parallelism(
+    ranks: Ranks, zero_outside: bool
+) -> None:
     index = random_tokens(B, S - 3, K, vocabulary=V)
     check(ranks, distilled, Cut(even(V, 2), 2), random(B, S, V), index, zero_outside, True)
 

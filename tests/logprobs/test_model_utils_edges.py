@@ -1,4 +1,6 @@
-"""What the reference gets wrong, on the kernels: excluded logits, foreign targets, supports, repetitions."""
+"""What the reference gets wrong, on the kernels: excluded logits, foreign targets, supports,
+repetitions.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,20 @@ B, S, V, K = 2, 4, 16, 3
 TWO = Cut(even(V, 2))
 
 
-def sampled(logits: Tensor, place: Place, target: Tensor, top_k: int | None, top_p: float) -> Tensor:
-    return facade.DistributedLogprobWithSampling.apply(logits, target, place.layout.tp_group, top_k, top_p)
+def sampled(
+    logits: Tensor, place: Place, target: Tensor, top_k: int | None, top_p: float
+) -> Tensor:
+    return facade.DistributedLogprobWithSampling.apply(
+        logits, target, place.layout.tp_group, top_k, top_p
+    )
 
 
-def chunk_sampled(logits: Tensor, place: Place, target: Tensor, top_k: int | None, top_p: float) -> Tensor:
-    return facade.ChunkedDistributedLogprobWithSampling.apply(logits, target, place.layout.tp_group, top_k, top_p, 3)
+def chunk_sampled(
+    logits: Tensor, place: Place, target: Tensor, top_k: int | None, top_p: float
+) -> Tensor:
+    return facade.ChunkedDistributedLogprobWithSampling.apply(
+        logits, target, place.layout.tp_group, top_k, top_p, 3
+    )
 
 
 def dense_sampled(logits: Tensor, target: Tensor, top_k: int | None, top_p: float) -> Tensor:
@@ -31,9 +41,16 @@ def dense_sampled(logits: Tensor, target: Tensor, top_k: int | None, top_p: floa
 
 
 def compare(
-    ranks: Ranks, function: Callable[..., Any], reference: Callable[..., Any], cut: Cut, logits: Tensor, *args: object
+    ranks: Ranks,
+    function: Callable[..., Any],
+    reference: Callable[..., Any],
+    cut: Cut,
+    logits: Tensor,
+    *args: object,
 ) -> tuple[Tensor, Tensor]:
-    """Equal to float64; the gradient of a logit that is -inf moves nothing, so that it is free, but it is a number."""
+    """Equal to float64; the gradient of a logit that is -inf moves nothing, so that it is free, but
+    it is a number.
+    """
     upstream = [random(*reference(logits.double(), *args).shape, seed=3, scale=1.0)]
     together = run(ranks, function, cut, logits, *args, upstream=upstream)
     (value,), gradient = dense_of(reference, logits, *args, upstream=upstream)
@@ -44,10 +61,20 @@ def compare(
     return together.result, together.gradient
 
 
-# Supports. -----------------------------------------------------------------------------------------------------------
+# Supports.
+# -----------------------------------------------------------------------------------------------------------
 
 
-SUPPORTS = [(1, 1.0), (3, 1.0), (None, 0.5), (None, 0.99), (3, 0.5), (V, 0.9), (V + 5, 1.0), (V + 5, 0.5)]
+SUPPORTS = [
+    (1, 1.0),
+    (3, 1.0),
+    (None, 0.5),
+    (None, 0.99),
+    (3, 0.5),
+    (V, 0.9),
+    (V + 5, 1.0),
+    (V + 5, 0.5),
+]
 OFF = [(None, 1.0), (0, 1.0), (-1, 1.0), (None, 2.0)]
 
 
@@ -55,17 +82,23 @@ OFF = [(None, 1.0), (0, 1.0), (-1, 1.0), (None, 2.0)]
 @pytest.mark.parametrize(("top_k", "top_p"), [*SUPPORTS, *OFF, (None, 0.0), (4, 0.0)])
 @pytest.mark.parametrize("tp", [1, 4])
 def test_supports(ranks: Ranks, function: Any, top_k: int | None, top_p: float, tp: int) -> None:
-    """Also more than the vocabulary, filters that are off, and a probability of 0, which leaves the likeliest."""
+    """Also more than the vocabulary, filters that are off, and a probability of 0, which leaves the
+    likeliest.
+    """
     logits = random(B, S, V)
     cut = Cut(even(V, tp))
-    _, gradient = compare(ranks, function, dense_sampled, cut, logits, logits.argmax(-1), top_k, top_p)
+    _, gradient = compare(
+        ranks, function, dense_sampled, cut, logits, logits.argmax(-1), top_k, top_p
+    )
     outside = dense.filtered(logits.double(), top_k, top_p).isneginf()
     assert not gradient[outside].any()
 
 
 @pytest.mark.parametrize("function", [sampled, chunk_sampled])
 def test_a_target_outside_the_support(ranks: Ranks, function: Any) -> None:
-    """Minus infinity; where its upstream gradient is 0, as a mask makes it, the row's gradient is exactly 0."""
+    """Minus infinity; where its upstream gradient is 0, as a mask makes it, the row's gradient is
+    exactly 0.
+    """
     logits = random(B, S, V)
     target = logits.argmin(-1)
     target[1] = logits[1].argmax(-1)

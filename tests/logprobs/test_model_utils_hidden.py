@@ -1,4 +1,6 @@
-"""The facade's functions of hidden states, which are sequence-first and dealt over the tensor-parallel ranks."""
+"""The facade's functions of hidden states, which are sequence-first and dealt over the
+tensor-parallel ranks.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ class Case:
     Attributes:
         bounds: First token of each vocabulary shard, and V.
         chunk: The chunk size.
-        shifts: Through the function that shifts the targets; else through the class, which is given them shifted.
+        shifts: Through the function that shifts the targets; else through the class, which is given
+            them shifted.
         padding: Rows of each rank's weight that are no part of the vocabulary.
         frozen: The weight takes no gradient.
         cp: Context-parallel ranks.
@@ -42,7 +45,9 @@ class Case:
 
     def positions(self, rank: int, length: int) -> list[int]:
         """Those whose hidden states a rank holds."""
-        held = dense.zigzag(length, self.cp, rank // self.tp) if self.cp > 1 else list(range(length))
+        held = (
+            dense.zigzag(length, self.cp, rank // self.tp) if self.cp > 1 else list(range(length))
+        )
         share = len(held) // self.tp
         return held[rank % self.tp * share :][:share]
 
@@ -54,7 +59,9 @@ class Outcome:
     weight: Tensor | None
 
 
-def on_rank(layout: Layout, case: Case, hidden: Tensor, weight: Tensor, target: Tensor, upstream: Tensor) -> Outcome:
+def on_rank(
+    layout: Layout, case: Case, hidden: Tensor, weight: Tensor, target: Tensor, upstream: Tensor
+) -> Outcome:
     start, end = case.bounds[layout.tp_rank : layout.tp_rank + 2]
     filling = weight.new_full((case.padding, weight.shape[1]), 9.0)
     share = hidden[case.positions(layout.rank, len(hidden))].requires_grad_()
@@ -62,7 +69,17 @@ def on_rank(layout: Layout, case: Case, hidden: Tensor, weight: Tensor, target: 
     group = layout.tp_group
     if case.shifts:
         result = facade.from_parallel_hidden_states_to_logprobs(
-            share, head, None, False, target, start, end, group, False, layout.cp_group_or_none, case.chunk
+            share,
+            head,
+            None,
+            False,
+            target,
+            start,
+            end,
+            group,
+            False,
+            layout.cp_group_or_none,
+            case.chunk,
         )
     else:
         result = facade.ChunkedDistributedHiddenStatesToLogprobs.apply(
@@ -72,20 +89,30 @@ def on_rank(layout: Layout, case: Case, hidden: Tensor, weight: Tensor, target: 
     return Outcome(result.detach(), share.grad, head.grad)
 
 
-def reference(case: Case, hidden: Tensor, weight: Tensor, target: Tensor, upstream: Tensor) -> tuple[Tensor, ...]:
+def reference(
+    case: Case, hidden: Tensor, weight: Tensor, target: Tensor, upstream: Tensor
+) -> tuple[Tensor, ...]:
     """Result and both gradients in float64."""
     hidden, weight = hidden.double().requires_grad_(), weight.double().requires_grad_()
     logits = hidden.transpose(0, 1) @ weight.T
     target = dense.shift(target) if case.shifts else target
-    result = dense.logprobs(logits, target)[:, :-1] if case.shifts else dense.logprobs(logits, target)
+    result = (
+        dense.logprobs(logits, target)[:, :-1] if case.shifts else dense.logprobs(logits, target)
+    )
     return result.detach(), *torch.autograd.grad(result, (hidden, weight), upstream.double())
 
 
 def check(ranks: Ranks, case: Case, dtype: torch.dtype = torch.float32) -> None:
     hidden, weight = random(S, B, D, scale=1.0).to(dtype), random(V, D, seed=2, scale=1.0).to(dtype)
-    args = hidden, weight, random_tokens(B, S, vocabulary=V), random(B, S - case.shifts, seed=3, scale=1.0)
+    args = (
+        hidden,
+        weight,
+        random_tokens(B, S, vocabulary=V),
+        random(B, S - case.shifts, seed=3, scale=1.0),
+    )
     result, of_hidden, of_weight = reference(case, *args)
-    # bf16: each logit is a product rounded to 8 bits, and so are gradients; |logit| is at most 8 here.
+    # bf16: each logit is a product rounded to 8 bits, and so are gradients; |logit| is at most 8
+    # here.
     tolerance = VALUE if dtype == torch.float32 else {"atol": 2.0**-5, "rtol": 2.0**-7}
     outcomes = ranks.run(on_rank, case, *args, tp=case.tp, cp=case.cp)
     for rank, outcome in enumerate(outcomes):
@@ -118,11 +145,15 @@ def test_value_and_gradients(ranks: Ranks, tp: int, shifts: bool, chunk: int | N
 
 @pytest.mark.parametrize(("tp", "cp"), [(1, 2), (1, 4), (2, 2)])
 def test_context_parallelism(ranks: Ranks, tp: int, cp: int) -> None:
-    """Positions are dealt over the context-parallel ranks first, and what one of these holds over its own."""
+    """Positions are dealt over the context-parallel ranks first, and what one of these holds over
+    its own.
+    """
     check(ranks, Case(even(V, tp), cp=cp))
 
 
-def weighed(layout: Layout, hidden: Tensor, weights: tuple[Tensor, Tensor | None], target: Tensor) -> Tensor:
+def weighed(
+    layout: Layout, hidden: Tensor, weights: tuple[Tensor, Tensor | None], target: Tensor
+) -> Tensor:
     layer, shared = weights
     return facade.from_parallel_hidden_states_to_logprobs(
         hidden, layer, shared, False, target, 0, V, layout.tp_group, True
@@ -133,7 +164,8 @@ def test_a_shared_weight_takes_the_place_of_the_layers_own(ranks: Ranks) -> None
     hidden, target = random(S, B, D), random_tokens(B, S, vocabulary=V)
     own, shared = random(V, D, seed=2), random(V, D, seed=3)
     (plain,), (tied,), (expected,) = (
-        ranks.run(weighed, hidden, weights, target) for weights in ((own, None), (own, shared), (shared, None))
+        ranks.run(weighed, hidden, weights, target)
+        for weights in ((own, None), (own, shared), (shared, None))
     )
     assert torch.equal(tied, expected)
     assert not torch.equal(tied, plain)

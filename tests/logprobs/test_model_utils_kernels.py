@@ -1,4 +1,6 @@
-"""The facade's autograd functions of logits against float64: values, gradients, what they keep and what they send."""
+"""The facade's autograd functions of logits against float64: values, gradients, what they keep and
+what they send.
+"""
 
 from __future__ import annotations
 
@@ -19,42 +21,66 @@ B, S, V, K = 2, 5, 24, 3
 CHUNKS = (1, 3, 1000, None)
 
 
-# On the ranks: `(local logits, place, target, chunk size) -> result`. ---------------------------------------------
+# On the ranks: `(local logits, place, target, chunk size) -> result`.
+# ---------------------------------------------
 
 
-def logprob(logits: Tensor, place: Place, target: Tensor, chunk: int | None, inference: bool = False) -> Tensor:
+def logprob(
+    logits: Tensor, place: Place, target: Tensor, chunk: int | None, inference: bool = False
+) -> Tensor:
     return facade.DistributedLogprob.apply(logits, target, *place.bounds_and_group, inference)
 
 
-def chunked_logprob(logits: Tensor, place: Place, target: Tensor, chunk: int | None, inference: bool = False) -> Tensor:
+def chunked_logprob(
+    logits: Tensor, place: Place, target: Tensor, chunk: int | None, inference: bool = False
+) -> Tensor:
     group = place.layout.tp_group
-    return facade.ChunkedDistributedLogprob.apply(logits, target, place.start, place.end, chunk, group, inference)
+    return facade.ChunkedDistributedLogprob.apply(
+        logits, target, place.start, place.end, chunk, group, inference
+    )
 
 
-def picked(logits: Tensor, place: Place, index: Tensor, chunk: int | None, inference: bool = False) -> Tensor:
+def picked(
+    logits: Tensor, place: Place, index: Tensor, chunk: int | None, inference: bool = False
+) -> Tensor:
     group = place.layout.tp_group
-    return facade.ChunkedDistributedGatherLogprob.apply(logits, index, place.start, place.end, chunk, group, inference)
+    return facade.ChunkedDistributedGatherLogprob.apply(
+        logits, index, place.start, place.end, chunk, group, inference
+    )
 
 
-def entropy(logits: Tensor, place: Place, target: None, chunk: int | None, inference: bool = False) -> Tensor:
+def entropy(
+    logits: Tensor, place: Place, target: None, chunk: int | None, inference: bool = False
+) -> Tensor:
     return facade.ChunkedDistributedEntropy.apply(logits, chunk, place.layout.tp_group, inference)
 
 
-def cross_entropy(logits: Tensor, place: Place, teacher: Tensor, chunk: int | None, inference: bool = False) -> Tensor:
+def cross_entropy(
+    logits: Tensor, place: Place, teacher: Tensor, chunk: int | None, inference: bool = False
+) -> Tensor:
     local = teacher[..., place.start : place.end]
     return facade.DistributedCrossEntropy.apply(logits, local, place.layout.tp_group, inference)
 
 
-def sampled(logits: Tensor, place: Place, target: Tensor, chunk: int | None, inference: bool = False) -> Tensor:
-    return facade.DistributedLogprobWithSampling.apply(logits, target, place.layout.tp_group, 9, 0.8, inference)
+def sampled(
+    logits: Tensor, place: Place, target: Tensor, chunk: int | None, inference: bool = False
+) -> Tensor:
+    return facade.DistributedLogprobWithSampling.apply(
+        logits, target, place.layout.tp_group, 9, 0.8, inference
+    )
 
 
-def chunked_sampled(logits: Tensor, place: Place, target: Tensor, chunk: int | None, inference: bool = False) -> Tensor:
+def chunked_sampled(
+    logits: Tensor, place: Place, target: Tensor, chunk: int | None, inference: bool = False
+) -> Tensor:
     group = place.layout.tp_group
-    return facade.ChunkedDistributedLogprobWithSampling.apply(logits, target, group, 9, 0.8, chunk, inference)
+    return facade.ChunkedDistributedLogprobWithSampling.apply(
+        logits, target, group, 9, 0.8, chunk, inference
+    )
 
 
-# In float64. -------------------------------------------------------------------------------------------------------
+# In float64.
+# -------------------------------------------------------------------------------------------------------
 
 
 def dense_sampled(logits_V: Tensor, target: Tensor) -> Tensor:
@@ -95,7 +121,9 @@ def a_target(logits: Tensor) -> Tensor:
 
 
 def a_likely_target(logits: Tensor) -> Tensor:
-    """The second likeliest: in the support of any top-k above one and of any top-p that is not tiny."""
+    """The second likeliest: in the support of any top-k above one and of any top-p that is not
+    tiny.
+    """
     return logits.topk(2).indices[..., 1]
 
 
@@ -117,15 +145,26 @@ KERNELS = {
     "ChunkedDistributedGatherLogprob": Kernel(picked, dense.picked_logprobs, an_index, (B, S, K)),
     "ChunkedDistributedEntropy": Kernel(entropy, dense_entropy, nothing),
     "DistributedCrossEntropy": Kernel(cross_entropy, dense_cross_entropy, a_teacher, chunked=False),
-    "DistributedLogprobWithSampling": Kernel(sampled, dense_sampled, a_likely_target, chunked=False, filters=True),
-    "ChunkedDistributedLogprobWithSampling": Kernel(chunked_sampled, dense_sampled, a_likely_target, filters=True),
+    "DistributedLogprobWithSampling": Kernel(
+        sampled, dense_sampled, a_likely_target, chunked=False, filters=True
+    ),
+    "ChunkedDistributedLogprobWithSampling": Kernel(
+        chunked_sampled, dense_sampled, a_likely_target, filters=True
+    ),
 }
 BY_NAME = pytest.mark.parametrize("name", KERNELS)
-CASES = [(name, tp, chunk) for name, kernel in KERNELS.items() for tp in (1, 4) for chunk in kernel.chunks]
+CASES = [
+    (name, tp, chunk)
+    for name, kernel in KERNELS.items()
+    for tp in (1, 4)
+    for chunk in kernel.chunks
+]
 
 
 def check(ranks: Ranks, kernel: Kernel, logits: Tensor, cut: Cut, chunk: int | None = 2) -> None:
-    """Values and gradients on shards are those of float64, and nothing is sent that all would wait for."""
+    """Values and gradients on shards are those of float64, and nothing is sent that all would wait
+    for.
+    """
     argument = kernel.argument(logits)
     upstream = [random(*logits.shape[:2], *kernel.shape[2:], seed=3, scale=1.0)]
     together = run(ranks, kernel.function, cut, logits, argument, chunk, upstream=upstream)
@@ -144,7 +183,9 @@ def test_value_and_gradient(ranks: Ranks, name: str, tp: int, chunk: int | None)
 
 @BY_NAME
 def test_large_logits_do_not_overflow(ranks: Ranks, name: str) -> None:
-    """exp(300) is no fp32 number; the maximum has to be taken off, and it has to be that of all shards."""
+    """exp(300) is no fp32 number; the maximum has to be taken off, and it has to be that of all
+    shards.
+    """
     kernel = KERNELS[name]
     logits = random(B, S, V) + 300.0
     logits[..., V // 2 :] -= 280.0
@@ -157,7 +198,9 @@ def test_large_logits_do_not_overflow(ranks: Ranks, name: str) -> None:
 
 
 @BY_NAME
-def test_bf16_logits_cost_no_more_than_the_rounding_of_the_gradient(ranks: Ranks, name: str) -> None:
+def test_bf16_logits_cost_no_more_than_the_rounding_of_the_gradient(
+    ranks: Ranks, name: str
+) -> None:
     kernel, logits = KERNELS[name], random(B, S, V).bfloat16()
     argument, upstream = kernel.argument(logits), [random(*kernel.shape, seed=3, scale=1.0)]
     together = run(ranks, kernel.function, Cut(even(V, 2)), logits, argument, 2, upstream=upstream)
@@ -169,10 +212,13 @@ def test_bf16_logits_cost_no_more_than_the_rounding_of_the_gradient(ranks: Ranks
     close(together.gradient, gradient, atol=2e-6, rtol=2.0**-8)
 
 
-# What is kept and sent. --------------------------------------------------------------------------------------------
+# What is kept and sent.
+# --------------------------------------------------------------------------------------------
 
 
-def counted(layout: Layout, name: str, cut: Cut, logits: Tensor, argument: Any, inference: bool) -> tuple[int, str]:
+def counted(
+    layout: Layout, name: str, cut: Cut, logits: Tensor, argument: Any, inference: bool
+) -> tuple[int, str]:
     """How many tensors the kernel keeps for backward, and how backward then ends."""
     kept: list[Tensor] = []
     local = cut.local(logits, layout.tp_rank, 0).requires_grad_()
@@ -208,14 +254,17 @@ def test_collectives_do_not_depend_on_the_chunk_size(ranks: Ranks, name: str) ->
     kernel, logits = KERNELS[name], random(B, S, V)
     argument, upstream = kernel.argument(logits), [torch.ones(kernel.shape)]
     counts = [
-        run(ranks, kernel.function, Cut(even(V, 2)), logits, argument, chunk, upstream=upstream).forward
+        run(
+            ranks, kernel.function, Cut(even(V, 2)), logits, argument, chunk, upstream=upstream
+        ).forward
         for chunk in (1, None)
     ]
     assert counts[0] == counts[1]
     assert not any("alltoall" in kind for kind in counts[0]), "the vocabulary moves"
 
 
-# The two functions that have no gradient, and refusals. --------------------------------------------------------------
+# The two functions that have no gradient, and refusals.
+# --------------------------------------------------------------
 
 
 def softmaxes(layout: Layout, cut: Cut, logits: Tensor) -> list[Tensor]:
@@ -232,7 +281,9 @@ def softmaxes(layout: Layout, cut: Cut, logits: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("tp", [1, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_softmax_of_all_shards_in_the_dtype_of_the_logits(ranks: Ranks, tp: int, dtype: torch.dtype) -> None:
+def test_softmax_of_all_shards_in_the_dtype_of_the_logits(
+    ranks: Ranks, tp: int, dtype: torch.dtype
+) -> None:
     logits, cut = random(B, S, V).to(dtype), Cut(even(V, tp))
     logits[0, 0, 0] = logits[0, 1, -1] = -torch.inf
     found = ranks.run(softmaxes, cut, logits, tp=tp)

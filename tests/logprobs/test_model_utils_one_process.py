@@ -39,7 +39,9 @@ CASES: dict[str, tuple[Callable[[], Tensor], Tensor]] = {
         dense.logprobs(dense.filtered(LOGITS.double(), 4, 0.9), TARGET),
     ),
     "ChunkedDistributedLogprobWithSampling": (
-        lambda: facade.ChunkedDistributedLogprobWithSampling.apply(LOGITS, TARGET, None, None, 0.9, 4),
+        lambda: facade.ChunkedDistributedLogprobWithSampling.apply(
+            LOGITS, TARGET, None, None, 0.9, 4
+        ),
         dense.logprobs(dense.filtered(LOGITS.double(), None, 0.9), TARGET),
     ),
     "ChunkedDistributedGatherLogprob": (
@@ -50,32 +52,56 @@ CASES: dict[str, tuple[Callable[[], Tensor], Tensor]] = {
         lambda: facade.ChunkedDistributedEntropy.apply(LOGITS, None, None),
         dense.sum_p_log_p(LOGITS.double()),
     ),
-    "log_softmax": (lambda: facade._compute_distributed_log_softmax(LOGITS, None), LOGITS.double().log_softmax(-1)),
-    "softmax": (lambda: facade._compute_distributed_softmax(LOGITS, None), LOGITS.double().softmax(-1)),
-    "from_parallel": (lambda: facade.from_parallel_logits_to_logprobs(LOGITS, TARGET, 0, V, None), NEXT),
-    "dtensor": (lambda: facade.dtensor_from_parallel_logits_to_logprobs(LOGITS, TARGET, 0, V, None), NEXT),
+    "log_softmax": (
+        lambda: facade._compute_distributed_log_softmax(LOGITS, None),
+        LOGITS.double().log_softmax(-1),
+    ),
+    "softmax": (
+        lambda: facade._compute_distributed_softmax(LOGITS, None),
+        LOGITS.double().softmax(-1),
+    ),
+    "from_parallel": (
+        lambda: facade.from_parallel_logits_to_logprobs(LOGITS, TARGET, 0, V, None),
+        NEXT,
+    ),
+    "dtensor": (
+        lambda: facade.dtensor_from_parallel_logits_to_logprobs(LOGITS, TARGET, 0, V, None),
+        NEXT,
+    ),
     "next_token": (lambda: facade.get_next_token_logprobs_from_logits(TARGET, LOGITS), NEXT),
     "packed": (
         lambda: facade.from_parallel_logits_to_logprobs_packed_sequences(
             LOGITS.view(1, B * S, V), TARGET.view(1, -1), CU_SEQLENS, 7, 0, V, None
         ),
-        dense.packed_logprobs(LOGITS.double().view(-1, V), TARGET.flatten(), CU_SEQLENS.tolist(), 7),
+        dense.packed_logprobs(
+            LOGITS.double().view(-1, V), TARGET.flatten(), CU_SEQLENS.tolist(), 7
+        ),
     ),
     "topk": (
-        lambda: facade.distributed_vocab_topk(LOGITS, K, None, vocab_start_index=0, vocab_end_index=V)[0],
+        lambda: facade.distributed_vocab_topk(
+            LOGITS, K, None, vocab_start_index=0, vocab_end_index=V
+        )[0],
         LOGITS.topk(K).values,
     ),
     "gather_logits": (
-        lambda: facade.gather_logits_at_global_indices(LOGITS, INDEX, vocab_start_index=0, vocab_end_index=V),
+        lambda: facade.gather_logits_at_global_indices(
+            LOGITS, INDEX, vocab_start_index=0, vocab_end_index=V
+        ),
         LOGITS.gather(-1, INDEX),
     ),
     "distillation": (
-        lambda: facade.get_distillation_topk_logprobs_from_logits(LOGITS, INDEX.float(), INDEX, True, False)[0],
+        lambda: facade.get_distillation_topk_logprobs_from_logits(
+            LOGITS, INDEX.float(), INDEX, True, False
+        )[0],
         dense.picked_logprobs(LOGITS.double(), INDEX)[:, :-1],
     ),
     "hidden": (
-        lambda: facade.from_parallel_hidden_states_to_logprobs(HIDDEN, WEIGHT, None, False, TARGET, 0, V, None),
-        dense.logprobs(HIDDEN.double().transpose(0, 1) @ WEIGHT.double().T, dense.shift(TARGET))[:, :-1],
+        lambda: facade.from_parallel_hidden_states_to_logprobs(
+            HIDDEN, WEIGHT, None, False, TARGET, 0, V, None
+        ),
+        dense.logprobs(HIDDEN.double().transpose(0, 1) @ WEIGHT.double().T, dense.shift(TARGET))[
+            :, :-1
+        ],
     ),
     "allgather": (lambda: facade.allgather_cp_sharded_tensor(LOGITS, None), LOGITS),
     "vp2sq": (lambda: facade.all_to_all_vp2sq(LOGITS.view(-1, V), None), LOGITS.view(-1, V)),
@@ -96,7 +122,10 @@ RANGE = {"vocab_start_index": 0, "vocab_end_index": V, "tp_group": None}
         ((HIDDEN, WEIGHT), {"runtime_gather_output": False, "target": TARGET, **RANGE}),
         ((HIDDEN, WEIGHT, None), {"runtime_gather_output": None, "target": TARGET, **RANGE}),
         ((HIDDEN, -WEIGHT, WEIGHT, None, TARGET, 0, V, None), {}),
-        ((HIDDEN, -WEIGHT), {"output_weight": WEIGHT, "runtime_gather_output": None, "target": TARGET, **RANGE}),
+        (
+            (HIDDEN, -WEIGHT),
+            {"output_weight": WEIGHT, "runtime_gather_output": None, "target": TARGET, **RANGE},
+        ),
     ],
 )
 def test_hidden_states_are_scored_with_and_without_output_weight(args: Any, keywords: Any) -> None:

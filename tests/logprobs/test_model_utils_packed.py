@@ -1,4 +1,6 @@
-"""Packed rows: sequences one after another, each shifted and dealt over the context-parallel ranks on its own."""
+"""Packed rows: sequences one after another, each shifted and dealt over the context-parallel ranks
+on its own.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,19 @@ import dense
 import pytest
 import torch
 from ranks import Layout, Ranks
-from sharded import GRADIENT, VALUE, Cut, Place, Together, close, dense_of, even, random, random_tokens, run
+from sharded import (
+    GRADIENT,
+    VALUE,
+    Cut,
+    Place,
+    Together,
+    close,
+    dense_of,
+    even,
+    random,
+    random_tokens,
+    run,
+)
 from torch import Tensor
 
 from lockstep_logprobs import model_utils as facade
@@ -56,11 +70,19 @@ def dealt(target: Tensor, cu_seqlens: list[int], layout: Layout) -> Tensor:
     """Each sequence's next tokens, those of this rank."""
     pieces = itertools.pairwise(cu_seqlens)
     rolled = torch.cat([target[:, start:end].roll(-1, -1) for start, end in pieces], -1)
-    return rolled if layout.cp == 1 else rolled[:, dense.packed_zigzag(cu_seqlens, layout.cp, layout.cp_rank)]
+    return (
+        rolled
+        if layout.cp == 1
+        else rolled[:, dense.packed_zigzag(cu_seqlens, layout.cp, layout.cp_rank)]
+    )
 
 
 def reference(
-    logits: Tensor, target: Tensor, cu_seqlens: tuple[int, ...], width: int, sampling: TrainingSamplingParams | None
+    logits: Tensor,
+    target: Tensor,
+    cu_seqlens: tuple[int, ...],
+    width: int,
+    sampling: TrainingSamplingParams | None,
 ) -> Tensor:
     sampling = sampling or TrainingSamplingParams()
     support = dense.filtered(logits[0], sampling.top_k, sampling.top_p)
@@ -88,10 +110,26 @@ def check(
     upstream = [random(len(lengths), width - 1, seed=5, scale=1.0)]
     cut = Cut(bounds or even(V, tp), cp, padding, cu_seqlens)
     index = torch.tensor(cu_seqlens, dtype=torch.int32)
-    together = run(ranks, packed, cut, logits, target, index, width, chunk, sampling, pre_rolled, upstream=upstream)
-    (value,), gradient = dense_of(reference, logits, target, cu_seqlens, width, sampling, upstream=upstream)
+    together = run(
+        ranks,
+        packed,
+        cut,
+        logits,
+        target,
+        index,
+        width,
+        chunk,
+        sampling,
+        pre_rolled,
+        upstream=upstream,
+    )
+    (value,), gradient = dense_of(
+        reference, logits, target, cu_seqlens, width, sampling, upstream=upstream
+    )
     assert together.result.dtype == torch.float32
-    torch.testing.assert_close(together.result.double(), value, atol=VALUE["atol"], rtol=VALUE["rtol"], equal_nan=True)
+    torch.testing.assert_close(
+        together.result.double(), value, atol=VALUE["atol"], rtol=VALUE["rtol"], equal_nan=True
+    )
     close(together.gradient, cp * gradient, atol=cp * GRADIENT["atol"], rtol=GRADIENT["rtol"])
     return together
 
@@ -123,7 +161,9 @@ def test_shapes(ranks: Ranks, lengths: tuple[int, ...], width: int, cp: int) -> 
 
 @pytest.mark.parametrize("chunk", [3, 1000, None])
 @pytest.mark.parametrize("sampling", [None, BOTH], ids=str)
-def test_chunk_sizes_and_supports(ranks: Ranks, chunk: int | None, sampling: TrainingSamplingParams | None) -> None:
+def test_chunk_sizes_and_supports(
+    ranks: Ranks, chunk: int | None, sampling: TrainingSamplingParams | None
+) -> None:
     check(ranks, LENGTHS, 24, tp=2, cp=2, chunk=chunk, sampling=sampling)
 
 

@@ -1,4 +1,6 @@
-"""The facade's names, and of each its parameters in order with their kinds and defaults, written down once more."""
+"""The facade's names, and of each its parameters in order with their kinds and defaults, written
+down once more.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,14 @@ AUTOGRAD = {
     "ChunkedDistributedLogprob": (LOGITS, TARGET, *RANGE, CHUNK, TP, INFERENCE),
     "DistributedLogprobWithSampling": (LOGITS, TARGET, TP, *FILTER, INFERENCE),
     "ChunkedDistributedLogprobWithSampling": (LOGITS, TARGET, TP, *FILTER, CHUNK, INFERENCE),
-    "ChunkedDistributedGatherLogprob": (LOGITS, ("global_indices", REQUIRED), *RANGE, CHUNK, TP, INFERENCE),
+    "ChunkedDistributedGatherLogprob": (
+        LOGITS,
+        ("global_indices", REQUIRED),
+        *RANGE,
+        CHUNK,
+        TP,
+        INFERENCE,
+    ),
     "AllGatherCPTensor": (("tensor", REQUIRED), ("cp_group", REQUIRED), ("seq_dim", 1)),
     "ChunkedDistributedEntropy": (LOGITS, CHUNK, TP, INFERENCE),
     "ChunkedDistributedHiddenStatesToLogprobs": (
@@ -52,7 +61,15 @@ AUTOGRAD = {
 FUNCTIONS = {
     "_compute_distributed_log_softmax": (LOGITS, ("group", REQUIRED)),
     "_compute_distributed_softmax": (LOGITS, ("group", REQUIRED)),
-    "dtensor_from_parallel_logits_to_logprobs": (LOGITS, TARGET, *RANGE, TP, INFERENCE, SEQ_INDEX, *OPTIONS),
+    "dtensor_from_parallel_logits_to_logprobs": (
+        LOGITS,
+        TARGET,
+        *RANGE,
+        TP,
+        INFERENCE,
+        SEQ_INDEX,
+        *OPTIONS,
+    ),
     "from_parallel_logits_to_logprobs": (LOGITS, TARGET, *RANGE, TP, INFERENCE, CP, *OPTIONS),
     "from_parallel_logits_to_logprobs_packed_sequences": (
         LOGITS,
@@ -73,7 +90,12 @@ FUNCTIONS = {
         ("seq_dim", 1),
     ),
     "allgather_cp_sharded_tensor": (("tensor", REQUIRED), ("cp_group", REQUIRED), ("seq_dim", 1)),
-    "get_logprobs_from_vocab_parallel_logits": (LOGITS, ("input_ids", REQUIRED), SEQ_INDEX, *OPTIONS),
+    "get_logprobs_from_vocab_parallel_logits": (
+        LOGITS,
+        ("input_ids", REQUIRED),
+        SEQ_INDEX,
+        *OPTIONS,
+    ),
     "get_next_token_logprobs_from_logits": (
         ("input_ids", REQUIRED),
         ("next_token_logits", REQUIRED),
@@ -84,7 +106,12 @@ FUNCTIONS = {
         ("sampling_params", None),
     ),
     "distributed_vocab_topk": (LOGITS, ("k", REQUIRED), TP),
-    "gather_logits_at_global_indices": (LOGITS, ("global_indices", REQUIRED), ("tp_group", None), CP),
+    "gather_logits_at_global_indices": (
+        LOGITS,
+        ("global_indices", REQUIRED),
+        ("tp_group", None),
+        CP,
+    ),
     "get_distillation_topk_logprobs_from_logits": (
         ("student_logits", REQUIRED),
         ("teacher_topk_logits", REQUIRED),
@@ -156,7 +183,9 @@ BY_KEYWORD_ONLY = {
 }
 
 MORE_AT_THE_END = {"get_next_token_logprobs_from_logits": (("chunk_size", None),)}
-"""What later versions of the reference added, and the facade may take too: optional, after all that the page has."""
+"""What later versions of the reference added, and the facade may take too: optional, after all that
+the page has.
+"""
 
 
 MORE_BY_KEYWORD = {"_gpt_forward_with_linear_ce_fusion": [("is_spec_decode", None)]}
@@ -176,7 +205,9 @@ def parameters(name: str) -> dict[str, list[tuple[str, object]]]:
         inspect.Parameter.KEYWORD_ONLY,
     }
     return {
-        kind: [(parameter.name, parameter.default) for parameter in of if parameter.kind.name == kind]
+        kind: [
+            (parameter.name, parameter.default) for parameter in of if parameter.kind.name == kind
+        ]
         for kind in ("POSITIONAL_OR_KEYWORD", "KEYWORD_ONLY")
     }
 
@@ -211,7 +242,10 @@ def test_sampling_parameters_have_the_fields_of_the_page() -> None:
 
 
 def test_speculative_decoding_has_no_logprobs_of_labels() -> None:
-    forward, ids = vars(model_utils)["_gpt_forward_with_linear_ce_fusion"], torch.zeros(1, 2, dtype=torch.int64)
+    forward, ids = (
+        vars(model_utils)["_gpt_forward_with_linear_ce_fusion"],
+        torch.zeros(1, 2, dtype=torch.int64),
+    )
     asked = {"labels": ids, "return_logprobs_for_linear_ce_fusion": True}
     with pytest.raises(ValueError, match="is_spec_decode=True is for generation"):
         forward(None, ids, ids, ids, is_spec_decode=True, **asked)

@@ -1,4 +1,6 @@
-"""The facade's functions that shift the targets: a sequence in each row, over TP, CP and both, and DTensors."""
+"""The facade's functions that shift the targets: a sequence in each row, over TP, CP and both, and
+DTensors.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ LAYOUTS = [(1, 1), (2, 1), (4, 1), (1, 2), (1, 4), (2, 2)]
 ON_LAYOUTS = pytest.mark.parametrize(("tp", "cp"), LAYOUTS)
 
 
-# On the ranks. -----------------------------------------------------------------------------------------------------
+# On the ranks.
+# -----------------------------------------------------------------------------------------------------
 
 
 def plain(logits: Tensor, place: Place, target: Tensor, chunk: int | None, sampling: Any) -> Tensor:
@@ -35,7 +38,9 @@ def plain(logits: Tensor, place: Place, target: Tensor, chunk: int | None, sampl
     )
 
 
-def next_token(logits: Tensor, place: Place, target: Tensor, chunk: int | None, sampling: Any) -> Tensor:
+def next_token(
+    logits: Tensor, place: Place, target: Tensor, chunk: int | None, sampling: Any
+) -> Tensor:
     layout = place.layout
     return facade.get_next_token_logprobs_from_logits(
         target, logits, None, layout.tp_rank, layout.tp_group, layout.cp_group_or_none, sampling
@@ -43,19 +48,31 @@ def next_token(logits: Tensor, place: Place, target: Tensor, chunk: int | None, 
 
 
 def seq_index(layout: Layout, length: int) -> Tensor:
-    """For each place in the concatenation of what the CP ranks hold, the position that lies there."""
-    return torch.tensor([position for rank in range(layout.cp) for position in dense.zigzag(length, layout.cp, rank)])
+    """For each place in the concatenation of what the CP ranks hold, the position that lies
+    there.
+    """
+    return torch.tensor(
+        [
+            position
+            for rank in range(layout.cp)
+            for position in dense.zigzag(length, layout.cp, rank)
+        ]
+    )
 
 
 def as_dtensor(layout: Layout, target: Tensor) -> DTensor | Tensor:
-    """The target as a model with context parallelism is given it: dealt over "cp", the same on each "tp"."""
+    """The target as a model with context parallelism is given it: dealt over "cp", the same on each
+    "tp".
+    """
     if layout.cp == 1:
         return target
     share = target[:, dense.zigzag(target.shape[1], layout.cp, layout.cp_rank)]
     return DTensor.from_local(share, layout.mesh("cp", "tp"), [Shard(1), Replicate()])
 
 
-def by_dtensor_target(logits: Tensor, place: Place, target: Tensor, chunk: int | None, sampling: Any) -> Tensor:
+def by_dtensor_target(
+    logits: Tensor, place: Place, target: Tensor, chunk: int | None, sampling: Any
+) -> Tensor:
     layout = place.layout
     index = seq_index(layout, target.shape[1]) if layout.cp > 1 else None
     return facade.dtensor_from_parallel_logits_to_logprobs(
@@ -66,14 +83,23 @@ def by_dtensor_target(logits: Tensor, place: Place, target: Tensor, chunk: int |
 def sharded_logits(logits: Tensor, layout: Layout, vocabulary: int) -> DTensor:
     shape = torch.Size((logits.shape[0], logits.shape[1] * layout.cp, vocabulary))
     mesh, placements = (
-        (layout.mesh("cp", "tp"), [Shard(1), Shard(2)]) if layout.cp > 1 else (layout.mesh("tp"), [Shard(2)])
+        (layout.mesh("cp", "tp"), [Shard(1), Shard(2)])
+        if layout.cp > 1
+        else (layout.mesh("tp"), [Shard(2)])
     )
     return DTensor.from_local(
-        logits, mesh, placements, run_check=False, shape=shape, stride=torch.empty(shape, device="meta").stride()
+        logits,
+        mesh,
+        placements,
+        run_check=False,
+        shape=shape,
+        stride=torch.empty(shape, device="meta").stride(),
     )
 
 
-def by_dtensor_logits(logits: Tensor, place: Place, target: Tensor, chunk: int | None, sampling: Any) -> Tensor:
+def by_dtensor_logits(
+    logits: Tensor, place: Place, target: Tensor, chunk: int | None, sampling: Any
+) -> Tensor:
     layout = place.layout
     index = seq_index(layout, target.shape[1]) if layout.cp > 1 else None
     return facade.get_logprobs_from_vocab_parallel_logits(
@@ -81,18 +107,26 @@ def by_dtensor_logits(logits: Tensor, place: Place, target: Tensor, chunk: int |
     )
 
 
-def next_token_of_dtensor(logits: Tensor, place: Place, target: Tensor, chunk: None, sampling: Any) -> Tensor:
+def next_token_of_dtensor(
+    logits: Tensor, place: Place, target: Tensor, chunk: None, sampling: Any
+) -> Tensor:
     layout = place.layout
     index = seq_index(layout, target.shape[1]) if layout.cp > 1 else None
     return facade.get_next_token_logprobs_from_logits(
-        as_dtensor(layout, target), sharded_logits(logits, layout, V), index, sampling_params=sampling
+        as_dtensor(layout, target),
+        sharded_logits(logits, layout, V),
+        index,
+        sampling_params=sampling,
     )
 
 
-# In float64, and the comparison. -------------------------------------------------------------------------------------
+# In float64, and the comparison.
+# -------------------------------------------------------------------------------------
 
 
-def reference(logits_BSV: Tensor, target_BS: Tensor, sampling: TrainingSamplingParams | None = None) -> Tensor:
+def reference(
+    logits_BSV: Tensor, target_BS: Tensor, sampling: TrainingSamplingParams | None = None
+) -> Tensor:
     """Position t scores token t + 1; the last position scores nothing and is dropped."""
     sampling = sampling or TrainingSamplingParams()
     length = target_BS.shape[1]
@@ -101,7 +135,9 @@ def reference(logits_BSV: Tensor, target_BS: Tensor, sampling: TrainingSamplingP
 
 
 def targets_in_support(logits: Tensor) -> Tensor:
-    """The next token of position t is the second likeliest there, so that no filter leaves it out."""
+    """The next token of position t is the second likeliest there, so that no filter leaves it
+    out.
+    """
     return logits.topk(2).indices[..., 1].roll(1, -1)
 
 
@@ -116,7 +152,9 @@ def check(
     sampling: TrainingSamplingParams | None = None,
     scale: float = 1.0,
 ) -> None:
-    """`scale` is what the gradient is a multiple of: each CP rank computes the whole loss, and all are summed."""
+    """`scale` is what the gradient is a multiple of: each CP rank computes the whole loss, and all
+    are summed.
+    """
     upstream = [random(target.shape[0], target.shape[1] - 1, seed=5, scale=1.0)]
     together = run(ranks, function, cut, logits, target, chunk, sampling, upstream=upstream)
     (value,), gradient = dense_of(reference, logits, target, sampling, upstream=upstream)
@@ -126,13 +164,19 @@ def check(
 
 
 SUMMED = {"from_parallel": plain, "next_token": next_token}
-NOT_SUMMED = {"dtensor_target": by_dtensor_target, "dtensor_logits": by_dtensor_logits, "next": next_token_of_dtensor}
+NOT_SUMMED = {
+    "dtensor_target": by_dtensor_target,
+    "dtensor_logits": by_dtensor_logits,
+    "next": next_token_of_dtensor,
+}
 
 
 @ON_LAYOUTS
 @pytest.mark.parametrize("name", [*SUMMED, *NOT_SUMMED])
 def test_value_and_gradient(ranks: Ranks, name: str, tp: int, cp: int) -> None:
-    """The gradient is the number of CP ranks times that of one process, save for DTensors, where it is the same."""
+    """The gradient is the number of CP ranks times that of one process, save for DTensors, where it
+    is the same.
+    """
     function, scale = (SUMMED[name], cp) if name in SUMMED else (NOT_SUMMED[name], 1)
     target = random_tokens(B, S, vocabulary=V)
     check(ranks, function, Cut(even(V, tp), cp), random(B, S, V), target, scale=scale)
@@ -150,15 +194,21 @@ def test_supports(ranks: Ranks, name: str, sampling: TrainingSamplingParams | No
 @pytest.mark.parametrize("name", SUMMED)
 @pytest.mark.parametrize("length", [S - 1, S - 5])
 def test_logits_padded_for_context_parallelism(ranks: Ranks, name: str, length: int) -> None:
-    """The row is shifted before it is filled up, so the filling is scored by no position that is returned."""
+    """The row is shifted before it is filled up, so the filling is scored by no position that is
+    returned.
+    """
     target = random_tokens(B, length, vocabulary=V)
     check(ranks, SUMMED[name], Cut(even(V, 2), 2), random(B, S, V), target, scale=2)
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(None, 1.0), (9, 1.0), (None, 0.8), (9, 0.8)])
 @pytest.mark.parametrize("name", [*SUMMED, *NOT_SUMMED])
-def test_temperature_is_the_callers(ranks: Ranks, name: str, top_k: int | None, top_p: float) -> None:
-    """Whoever calls the facade has scaled its logits already; scaling twice is what must not happen."""
+def test_temperature_is_the_callers(
+    ranks: Ranks, name: str, top_k: int | None, top_p: float
+) -> None:
+    """Whoever calls the facade has scaled its logits already; scaling twice is what must not
+    happen.
+    """
     function, logits = (SUMMED | NOT_SUMMED)[name], random(B, S, V)
     target, upstream = targets_in_support(logits), [torch.ones(B, S - 1)]
     cold, plainly = (
@@ -181,7 +231,16 @@ def test_temperature_is_the_callers(ranks: Ranks, name: str, top_k: int | None, 
 @pytest.mark.parametrize("name", SUMMED)
 def test_one_exchange_over_context_parallel_ranks(ranks: Ranks, name: str) -> None:
     logits, target = random(B, S, V), random_tokens(B, S, vocabulary=V)
-    together = run(ranks, SUMMED[name], Cut(even(V, 2), 2), logits, target, None, None, upstream=[torch.ones(B, S - 1)])
+    together = run(
+        ranks,
+        SUMMED[name],
+        Cut(even(V, 2), 2),
+        logits,
+        target,
+        None,
+        None,
+        upstream=[torch.ones(B, S - 1)],
+    )
     assert together.forward.total() <= 2 + 1, together.forward
     assert together.forward["allreduce"] <= 2
     assert together.backward.total() <= 1, together.backward

@@ -1,4 +1,6 @@
-"""The names that NeMo RL's module got last: sharded log-softmax, chosen columns, argmax, shifts and sums over ranks."""
+"""The names that NeMo RL's module got last: sharded log-softmax, chosen columns, argmax, shifts and
+sums over ranks.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def own_columns(x: Tensor, layout: Layout) -> Tensor:
     return x.chunk(layout.tp, -1)[layout.tp_rank].contiguous()
 
 
-def log_softmax(layout: Layout, logits: Tensor, temperature: float, name: str) -> tuple[Tensor, Tensor]:
+def log_softmax(
+    layout: Layout, logits: Tensor, temperature: float, name: str
+) -> tuple[Tensor, Tensor]:
     """This rank's result and gradient."""
     own = own_columns(logits, layout).requires_grad_()
     if name == "_compute_distributed_log_softmax_with_grad":
@@ -51,7 +55,11 @@ def log_softmax(layout: Layout, logits: Tensor, temperature: float, name: str) -
 @pytest.mark.parametrize("tp", [1, 4])
 @pytest.mark.parametrize(
     ("name", "temperature"),
-    [("_compute_distributed_log_softmax_with_grad", 1.0), ("vocab_parallel_log_softmax", 0.7), ("a DTensor", 1.3)],
+    [
+        ("_compute_distributed_log_softmax_with_grad", 1.0),
+        ("vocab_parallel_log_softmax", 0.7),
+        ("a DTensor", 1.3),
+    ],
 )
 def test_log_softmax_of_shards(ranks: Ranks, tp: int, name: str, temperature: float) -> None:
     logits = random(B, S, V)
@@ -105,7 +113,11 @@ def test_chosen_columns_and_the_largest(ranks: Ranks, tp: int, dtype: torch.dtyp
         assert torch.equal(value, logits[..., ids].float())
         assert torch.equal(logits.gather(-1, largest[..., None])[..., 0], logits.amax(-1))
     twice_rounded = {} if dtype == torch.float32 else {"atol": 0.0, "rtol": 2.0**-6}
-    close(torch.cat([gradient for _, gradient, _ in outcomes], -1), expected.to(dtype), **twice_rounded)
+    close(
+        torch.cat([gradient for _, gradient, _ in outcomes], -1),
+        expected.to(dtype),
+        **twice_rounded,
+    )
 
 
 def test_columns_and_argmax_without_a_group() -> None:
@@ -188,8 +200,12 @@ def scored(layout: Layout, logits: Tensor, target: Tensor, params: object) -> Te
     )
 
 
-@pytest.mark.parametrize("filters", [{}, {"top_k": 5}, {"top_p": 0.8}, {"top_k": 9, "top_p": 0.8, "temperature": 3.0}])
-def test_sampling_parameters_of_another_program_are_as_good(ranks: Ranks, filters: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "filters", [{}, {"top_k": 5}, {"top_p": 0.8}, {"top_k": 9, "top_p": 0.8, "temperature": 3.0}]
+)
+def test_sampling_parameters_of_another_program_are_as_good(
+    ranks: Ranks, filters: dict[str, Any]
+) -> None:
     logits, target = random(B, S, V), random_tokens(B, S, vocabulary=V)
     [foreign, *_] = ranks.run(scored, logits, target, ForeignParams(**filters), tp=2)
     [ours, *_] = ranks.run(scored, logits, target, facade.TrainingSamplingParams(**filters), tp=2)

@@ -1,4 +1,6 @@
-"""The threshold of top-p where one process has all columns, against the passes that ranks make; and sums of tiles."""
+"""The threshold of top-p where one process has all columns, against the passes that ranks make; and
+sums of tiles.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def make(columns: int) -> Tensor:
     return logits
 
 
-def of_shard(layout: Layout, logits: Tensor, cut: int, cases: list[tuple[float, float]]) -> list[Tensor]:
+def of_shard(
+    layout: Layout, logits: Tensor, cut: int, cases: list[tuple[float, float]]
+) -> list[Tensor]:
     own, start = (logits[:, cut:], cut) if layout.rank else (logits[:, :cut], 0)
     shard = Shard(start, layout.tp_group)
     return [support_floor(own, shard, top_p=p, temperature=temperature) for p, temperature in cases]

@@ -1,4 +1,6 @@
-"""Gradients that are written over the logits: the same bits, no copy, and no second use of what is lost."""
+"""Gradients that are written over the logits: the same bits, no copy, and no second use of what is
+lost.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,13 @@ M, V = 6, 4000
 TOKEN = random_tokens(M, 3, vocabulary=V + 2) - 1
 
 
-def gradient_of(leaf: Tensor, logits: Tensor, *, overwrite: bool, floor: Tensor | None = None) -> Tensor:
+def gradient_of(
+    leaf: Tensor, logits: Tensor, *, overwrite: bool, floor: Tensor | None = None
+) -> Tensor:
     """The gradient of a leaf from which the logits were made."""
-    logprob, entropy = vocab_logprobs(logits, TOKEN, Scoring(entropy=True, overwrite=overwrite), floor)
+    logprob, entropy = vocab_logprobs(
+        logits, TOKEN, Scoring(entropy=True, overwrite=overwrite), floor
+    )
     assert entropy is not None
     leaf.grad = None
     (logprob.masked_fill(logprob.isneginf(), 0.0).sum() + entropy.sum()).backward()
@@ -29,7 +35,8 @@ def test_it_is_the_gradient_to_the_bit(dtype: torch.dtype, kept: int | None) -> 
     leaf = random(M, V + 8).to(dtype).requires_grad_()
     floor = None if kept is None else leaf[:, :V].detach().float().topk(kept).values[:, -1]
     plain, over = (
-        gradient_of(leaf, (leaf * 1.0)[:, :V], overwrite=overwrite, floor=floor) for overwrite in (False, True)
+        gradient_of(leaf, (leaf * 1.0)[:, :V], overwrite=overwrite, floor=floor)
+        for overwrite in (False, True)
     )
     assert torch.equal(plain, over)
 
@@ -38,5 +45,8 @@ def test_it_is_the_gradient_to_the_bit(dtype: torch.dtype, kept: int | None) -> 
 def test_logits_that_cannot_be_overwritten_get_a_gradient_of_its_own(logits: str) -> None:
     leaf = random(V, M).requires_grad_() if logits == "apart" else random(1, V).requires_grad_()
     made = [(leaf * 1.0).t() if logits == "apart" else (leaf * 1.0).expand(M, V) for _ in range(2)]
-    plain, over = gradient_of(leaf, made[0], overwrite=False), gradient_of(leaf, made[1], overwrite=True)
+    plain, over = (
+        gradient_of(leaf, made[0], overwrite=False),
+        gradient_of(leaf, made[1], overwrite=True),
+    )
     assert torch.equal(plain, over)

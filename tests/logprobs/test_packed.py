@@ -22,7 +22,9 @@ SHAPES = {"positions": (10,), "gathered": (20,), "following": (20,), "rows": (4,
 
 @pytest.mark.parametrize("name", METHODS)
 def test_shapes_follow_from_shapes(name: str) -> None:
-    """Tensors without values can be computed with, so no operation needs a value, or a size, on the host."""
+    """Tensors without values can be computed with, so no operation needs a value, or a size, on the
+    host.
+    """
     with FakeTensorMode() as fake:
         found = METHODS[name](Packing(fake.from_tensor(BOUNDS), 20, 2))
     assert tuple(found.shape) == SHAPES[name]

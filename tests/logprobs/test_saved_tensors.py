@@ -1,4 +1,6 @@
-"""What is kept for backward: under activation checkpointing and saved-tensor hooks gradients are the same."""
+"""What is kept for backward: under activation checkpointing and saved-tensor hooks gradients are
+the same.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def of_logits(logits: Tensor) -> Tensor:
 
 
 def of_hidden_states(logits: Tensor) -> Tensor:
-    logprob, entropy = hidden_logprobs(logits.flatten(0, 1), random(V, V, seed=2), TARGET.view(-1, 1), ENTROPY)
+    logprob, entropy = hidden_logprobs(
+        logits.flatten(0, 1), random(V, V, seed=2), TARGET.view(-1, 1), ENTROPY
+    )
     assert entropy is not None
     return logprob.sum() + 0.5 * entropy.sum()
 
@@ -44,18 +48,24 @@ FUNCTIONS: dict[str, Function] = {
     "hidden_logprobs": of_hidden_states,
     "a support": in_the_support,
     "DistributedLogprob": lambda x: facade.DistributedLogprob.apply(x, TARGET, 0, V, None).sum(),
-    "ChunkedDistributedLogprob": lambda x: facade.ChunkedDistributedLogprob.apply(x, TARGET, 0, V, 2, None).sum(),
+    "ChunkedDistributedLogprob": lambda x: facade.ChunkedDistributedLogprob.apply(
+        x, TARGET, 0, V, 2, None
+    ).sum(),
     "ChunkedDistributedEntropy": lambda x: facade.ChunkedDistributedEntropy.apply(x, 2, None).sum(),
-    "DistributedCrossEntropy": lambda x: facade.DistributedCrossEntropy.apply(x, random(B, S, V, seed=4), None).sum(),
+    "DistributedCrossEntropy": lambda x: facade.DistributedCrossEntropy.apply(
+        x, random(B, S, V, seed=4), None
+    ).sum(),
     "ChunkedDistributedGatherLogprob": lambda x: facade.ChunkedDistributedGatherLogprob.apply(
         x, TARGET[..., None], 0, V, 2, None
     ).sum(),
-    "ChunkedDistributedLogprobWithSampling": lambda x: facade.ChunkedDistributedLogprobWithSampling.apply(
-        x, LIKELY, None, 9, 0.9, 2
-    ).sum(),
-    "ChunkedDistributedHiddenStatesToLogprobs": lambda x: facade.ChunkedDistributedHiddenStatesToLogprobs.apply(
-        x.transpose(0, 1), TARGET, random(V, V, seed=2), 0, V, 2, None
-    ).sum(),
+    "ChunkedDistributedLogprobWithSampling": lambda x: (
+        facade.ChunkedDistributedLogprobWithSampling.apply(x, LIKELY, None, 9, 0.9, 2).sum()
+    ),
+    "ChunkedDistributedHiddenStatesToLogprobs": lambda x: (
+        facade.ChunkedDistributedHiddenStatesToLogprobs.apply(
+            x.transpose(0, 1), TARGET, random(V, V, seed=2), 0, V, 2, None
+        ).sum()
+    ),
     "log-softmax": lambda x: facade.vocab_parallel_log_softmax(x, 0.7).square().mean(),
     "next token": lambda x: facade.get_next_token_logprobs_from_logits(TARGET, x).sum(),
     "top-k distillation": lambda x: facade.get_distillation_topk_logprobs_from_logits(

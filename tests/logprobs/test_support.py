@@ -28,12 +28,16 @@ class Sampling(TypedDict, total=False):
 
 
 def masses(row: list[float], k: int, temperature: float, floor: float) -> tuple[float, float]:
-    """The probability of what lies above the threshold, and from it on, after top-k; by loops over the row."""
+    """The probability of what lies above the threshold, and from it on, after top-k; by loops over
+    the row.
+    """
     last = sorted(row, reverse=True)[: k or None][-1]
     weights = {i: math.exp((z - max(row)) / temperature) for i, z in enumerate(row) if z >= last}
     total = sum(weights.values())
     above = sum(weight for i, weight in weights.items() if row[i] > floor)
-    return above / total, (above + sum(weight for i, weight in weights.items() if row[i] == floor)) / total
+    return above / total, (
+        above + sum(weight for i, weight in weights.items() if row[i] == floor)
+    ) / total
 
 
 @st.composite
@@ -71,7 +75,9 @@ def test_top_p_keeps_down_to_the_token_with_which_it_is_reached(
 
 
 @given(rows(), st.floats(0.0, 1.0, exclude_min=True), st.sampled_from([0.3, 1.0, 1.7]))
-def test_min_p_keeps_what_is_near_the_likeliest(row: list[float], min_p: float, temperature: float) -> None:
+def test_min_p_keeps_what_is_near_the_likeliest(
+    row: list[float], min_p: float, temperature: float
+) -> None:
     floor = support_floor(torch.tensor([row]), min_p=min_p, temperature=temperature).item()
     for z in row:
         share = math.exp((z - max(row)) / temperature)

@@ -12,7 +12,9 @@ from lockstep_logprobs.topk import vocab_topk
 
 
 def logits(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return (3 * torch.randn(rows, columns, generator=torch.Generator().manual_seed(columns))).to(dtype)
+    return (3 * torch.randn(rows, columns, generator=torch.Generator().manual_seed(columns))).to(
+        dtype
+    )
 
 
 def check(whole: Tensor, k: int, value: Tensor, token: Tensor) -> None:
@@ -38,16 +40,29 @@ def of_shard(layout: Layout, whole: Tensor, cuts: list[int], k: int) -> dict[str
     start, end = cuts[layout.rank], cuts[layout.rank + 1]
     with Collectives() as collectives, HostWaits() as waits:
         value, token = vocab_topk(whole[:, start:end], k, Shard(start, layout.tp_group))
-    return {"value": value, "token": token, "counts": dict(collectives.counts), "waits": waits.found}
+    return {
+        "value": value,
+        "token": token,
+        "counts": dict(collectives.counts),
+        "waits": waits.found,
+    }
 
 
 @pytest.mark.parametrize(
     ("cuts", "k"),
-    [([0, 50, 100], 7), ([0, 13, 77, 77, 100], 20), ([0, 3, 100], 90), ([0, 50, 100], 100), ([0, 30, 100], 300)],
+    [
+        ([0, 50, 100], 7),
+        ([0, 13, 77, 77, 100], 20),
+        ([0, 3, 100], 90),
+        ([0, 50, 100], 100),
+        ([0, 30, 100], 300),
+    ],
     ids=["even", "one-empty", "k-above-a-shard", "all", "k-above-all"],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_shards_find_what_one_process_finds(ranks: Ranks, cuts: list[int], k: int, dtype: torch.dtype) -> None:
+def test_shards_find_what_one_process_finds(
+    ranks: Ranks, cuts: list[int], k: int, dtype: torch.dtype
+) -> None:
     whole = logits(6, 100, dtype)
     whole[3, ::2] = -torch.inf
     whole[4] = -whole[4].abs()

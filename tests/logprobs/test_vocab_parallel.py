@@ -47,15 +47,21 @@ class Case:
 
     def tokens(self, logits: Tensor) -> Tensor:
         """Anywhere in the vocabulary; a chosen token is one only."""
-        return random_tokens(*logits.shape[:-1], 1 if self.chosen else self.columns, vocabulary=logits.shape[-1])
+        return random_tokens(
+            *logits.shape[:-1], 1 if self.chosen else self.columns, vocabulary=logits.shape[-1]
+        )
 
     def upstream(self) -> list[Tensor | None]:
         own = random(M, 1 if self.chosen else self.columns, seed=3, scale=1.0)
         return [own, random(M, seed=4, scale=1.0)] if self.entropy else [own]
 
 
-def reference(logits: Tensor, token: Tensor, case: Case, floor: Tensor | None) -> tuple[Tensor, ...]:
-    """log p and H of the softmax at a temperature over the support, which a chosen token always belongs to."""
+def reference(
+    logits: Tensor, token: Tensor, case: Case, floor: Tensor | None
+) -> tuple[Tensor, ...]:
+    """log p and H of the softmax at a temperature over the support, which a chosen token always
+    belongs to.
+    """
     logits = logits.reshape(-1, logits.shape[-1])
     if floor is not None:
         outside = logits < floor[:, None].double()
@@ -88,7 +94,8 @@ WITH_FLOOR = {
 }
 
 
-# From logits. --------------------------------------------------------------------------------------------------------
+# From logits.
+# --------------------------------------------------------------------------------------------------------
 
 
 def from_logits(
@@ -98,7 +105,9 @@ def from_logits(
     return vocab_logprobs(logits[0], token, scoring, floor)
 
 
-def check(ranks: Ranks, case: Case, bounds: tuple[int, ...], logits: Tensor, token: Tensor | None = None) -> None:
+def check(
+    ranks: Ranks, case: Case, bounds: tuple[int, ...], logits: Tensor, token: Tensor | None = None
+) -> None:
     token = case.tokens(logits[0]) if token is None else token
     args, upstream = (token, case, case.floor(logits[0])), case.upstream()
     together = run(ranks, from_logits, Cut(bounds), logits, *args, upstream=upstream)
@@ -159,7 +168,9 @@ def test_a_row_of_nothing_is_no_nan(keep: int | None) -> None:
     leaf = random(2, V)
     leaf[1] = -torch.inf
     floor, leaf = Case(keep=keep).floor(leaf), leaf.requires_grad_()
-    logprob, entropy = vocab_logprobs(leaf, torch.zeros(2, 1, dtype=torch.long), Scoring(entropy=True), floor)
+    logprob, entropy = vocab_logprobs(
+        leaf, torch.zeros(2, 1, dtype=torch.long), Scoring(entropy=True), floor
+    )
     assert entropy is not None
     assert logprob[1].item() == -torch.inf
     assert entropy[1].item() == 0.0
@@ -169,7 +180,8 @@ def test_a_row_of_nothing_is_no_nan(keep: int | None) -> None:
     assert not leaf.grad[1].any()
 
 
-# From hidden states. -------------------------------------------------------------------------------------------------
+# From hidden states.
+# -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -193,14 +205,19 @@ def from_hidden(
     upstream: list[Tensor],
 ) -> FromHidden:
     start, end = bounds[layout.tp_rank : layout.tp_rank + 2]
-    states, head = hidden.clone().requires_grad_(), weight[start:end].clone().requires_grad_(not frozen)
+    states, head = (
+        hidden.clone().requires_grad_(),
+        weight[start:end].clone().requires_grad_(not frozen),
+    )
     with Collectives() as forward, HostWaits() as waits:
         found = hidden_logprobs(states, head, token, case.scoring(Shard(start, layout.tp_group)))
     results = [result for result in found if result is not None]
     with Collectives() as backward, waits:
         torch.autograd.backward(results, upstream)
     detached = [result.detach() for result in results]
-    return FromHidden(detached, states.grad, head.grad, dict(forward.counts), dict(backward.counts), waits.found)
+    return FromHidden(
+        detached, states.grad, head.grad, dict(forward.counts), dict(backward.counts), waits.found
+    )
 
 
 def dense_from_hidden(
@@ -208,12 +225,19 @@ def dense_from_hidden(
 ) -> tuple[list[Tensor], Tensor, Tensor]:
     states, head = hidden.double().requires_grad_(), weight.double().requires_grad_()
     results = reference(states @ head.T, token, case, None)
-    of_states, of_head = torch.autograd.grad(results, (states, head), [given.double() for given in upstream])
+    of_states, of_head = torch.autograd.grad(
+        results, (states, head), [given.double() for given in upstream]
+    )
     return [result.detach() for result in results], of_states, of_head
 
 
 def check_hidden(
-    ranks: Ranks, case: Case, bounds: tuple[int, ...], *, dtype: torch.dtype = torch.float32, frozen: bool = False
+    ranks: Ranks,
+    case: Case,
+    bounds: tuple[int, ...],
+    *,
+    dtype: torch.dtype = torch.float32,
+    frozen: bool = False,
 ) -> None:
     hidden, weight = random(M, D, scale=1.0).to(dtype), random(V, D, seed=2, scale=1.0).to(dtype)
     token = case.tokens(torch.empty(M, V))
@@ -222,7 +246,11 @@ def check_hidden(
     results, of_hidden, of_weight = dense_from_hidden(case, hidden, weight, token, upstream)
     # bf16: logits of size 8 are products rounded to 8 bits, and so are the two gradients.
     fine = {"atol": 2e-5 / min(1.0, case.temperature), "rtol": 1e-5}
-    tolerance = fine if dtype == torch.float32 else {"atol": 2.0**-4 / min(1.0, case.temperature), "rtol": 2.0**-6}
+    tolerance = (
+        fine
+        if dtype == torch.float32
+        else {"atol": 2.0**-4 / min(1.0, case.temperature), "rtol": 2.0**-6}
+    )
     args = case, bounds, frozen, hidden, weight, token, upstream
     for rank, outcome in enumerate(ranks.run(from_hidden, *args, tp=len(bounds) - 1)):
         for result, value in zip(outcome.results, results, strict=True):
@@ -254,10 +282,15 @@ def test_from_bf16_hidden_states(ranks: Ranks, name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_a_vocabulary_of_many_tiles(temperature: float, dtype: torch.dtype) -> None:
-    """Tokens, sums and gradients of each piece of the head, and of each block of rows, find their own place."""
+    """Tokens, sums and gradients of each piece of the head, and of each block of rows, find their
+    own place.
+    """
     rows, vocabulary = 12, 5000
     case = Case(temperature, max_rows=5)
-    hidden, weight = random(rows, D, scale=0.5).to(dtype), random(vocabulary, D, seed=2, scale=0.5).to(dtype)
+    hidden, weight = (
+        random(rows, D, scale=0.5).to(dtype),
+        random(vocabulary, D, seed=2, scale=0.5).to(dtype),
+    )
     weight[4500:] *= 3.0  # the largest logits come last
     token = torch.tensor([[0, 2047, 4999], [2048, 4095, 4096]]).repeat(rows // 2, 1)
     upstream = [random(rows, K, seed=3, scale=1.0), random(rows, seed=4, scale=1.0)]
@@ -266,17 +299,28 @@ def test_a_vocabulary_of_many_tiles(temperature: float, dtype: torch.dtype) -> N
     results = [result for result in found if result is not None]
     torch.autograd.backward(results, upstream)
     values, of_hidden, of_weight = dense_from_hidden(case, hidden, weight, token, upstream)
-    tolerance = {"atol": 1e-4, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 2.0**-3, "rtol": 2.0**-6}
-    for actual, expected in zip([*results, states.grad, head.grad], [*values, of_hidden, of_weight], strict=True):
+    tolerance = (
+        {"atol": 1e-4, "rtol": 1e-5}
+        if dtype == torch.float32
+        else {"atol": 2.0**-3, "rtol": 2.0**-6}
+    )
+    for actual, expected in zip(
+        [*results, states.grad, head.grad], [*values, of_hidden, of_weight], strict=True
+    ):
         assert actual is not None
         close(actual, expected, **tolerance)
 
 
 def test_autocast_sets_the_type_of_the_products() -> None:
-    """As for the model's own layers: parameters stay fp32, products are bf16; the sums over the vocabulary are fp32."""
+    """As for the model's own layers: parameters stay fp32, products are bf16; the sums over the
+    vocabulary are fp32.
+    """
     case = Case()
     hidden, weight = random(M, D, scale=1.0), random(V, D, seed=2, scale=1.0)
-    token, upstream = case.tokens(torch.empty(M, V)), [given for given in case.upstream() if given is not None]
+    token, upstream = (
+        case.tokens(torch.empty(M, V)),
+        [given for given in case.upstream() if given is not None],
+    )
     states, head = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
         found = hidden_logprobs(states, head, token, case.scoring(Shard()))
@@ -284,13 +328,16 @@ def test_autocast_sets_the_type_of_the_products() -> None:
     torch.autograd.backward(results, upstream)
     values, of_hidden, of_weight = dense_from_hidden(case, hidden, weight, token, upstream)
     assert (results[0] - values[0]).abs().max() > 1e-4, "the products are not bf16"
-    for actual, expected in zip([*results, states.grad, head.grad], [*values, of_hidden, of_weight], strict=True):
+    for actual, expected in zip(
+        [*results, states.grad, head.grad], [*values, of_hidden, of_weight], strict=True
+    ):
         assert actual is not None
         assert actual.dtype == torch.float32
         close(actual, expected, atol=2.0**-4, rtol=2.0**-6)
 
 
-# Memory. -------------------------------------------------------------------------------------------------------------
+# Memory.
+# -------------------------------------------------------------------------------------------------------------
 
 
 def largest(function: Callable[[], tuple[Tensor, Tensor | None]]) -> tuple[int, int]:
@@ -316,13 +363,19 @@ def test_no_second_copy_of_the_logits(dtype: torch.dtype) -> None:
 
 
 def test_logits_of_hidden_states_never_exist() -> None:
-    """Nothing is as large as the logits, nor grows with the vocabulary but what has the head's own size."""
+    """Nothing is as large as the logits, nor grows with the vocabulary but what has the head's own
+    size.
+    """
     sizes = []
     for vocabulary in (2**14, 2**16):
         hidden = torch.zeros(512, 8, requires_grad=True)
         weight = torch.zeros(vocabulary, 8, requires_grad=True)
         token = torch.zeros(512, 1, dtype=torch.long)
-        sizes.append(largest(lambda h=hidden, w=weight, t=token: hidden_logprobs(h, w, t, Scoring(entropy=True))))
+        sizes.append(
+            largest(
+                lambda h=hidden, w=weight, t=token: hidden_logprobs(h, w, t, Scoring(entropy=True))
+            )
+        )
     (forward, backward), (forward_wide, backward_wide) = sizes
     assert forward_wide == forward
     assert forward <= 512 * 2**14 * 4 // 4

@@ -1,4 +1,6 @@
-"""Distillation: divergences against sums over the whole vocabulary in float64, and the loss on a ragged batch."""
+"""Distillation: divergences against sums over the whole vocabulary in float64, and the loss on a
+ragged batch.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ KINDS = ("forward", "reverse", "mixed", "jsd")
 def logits() -> tuple[Tensor, Tensor]:
     """Of student and teacher, float64 [M, V]."""
     draw = torch.Generator().manual_seed(3)
-    student, teacher = (2 * torch.randn(PLACES, VOCABULARY, generator=draw, dtype=torch.float64) for _ in range(2))
+    student, teacher = (
+        2 * torch.randn(PLACES, VOCABULARY, generator=draw, dtype=torch.float64) for _ in range(2)
+    )
     return student, teacher
 
 
@@ -46,8 +50,12 @@ def brute(kind: str, student_V: Tensor, teacher_V: Tensor, weight: float) -> Ten
     return total
 
 
-def scored(kind: Divergence, logits_MV: Tensor, teacher_MV: Tensor, k: int | None, outside: bool) -> Tensor:
-    """What the loss makes of the teacher's k likeliest tokens; None: of all, without a list of them."""
+def scored(
+    kind: Divergence, logits_MV: Tensor, teacher_MV: Tensor, k: int | None, outside: bool
+) -> Tensor:
+    """What the loss makes of the teacher's k likeliest tokens; None: of all, without a list of
+    them.
+    """
     own_MV, all_MV = logits_MV.log_softmax(-1), teacher_MV.log_softmax(-1)
     columns = {"mask": torch.ones(len(own_MV)).bool(), "teacher_logprob": all_MV}
     batch = Batch(torch.zeros(len(own_MV), dtype=torch.int64), torch.tensor([len(own_MV)]), columns)
@@ -57,7 +65,9 @@ def scored(kind: Divergence, logits_MV: Tensor, teacher_MV: Tensor, k: int | Non
     batch = batch.with_columns({"top_token": token_MK, "teacher_logprob": teacher_MK})
     entropy_M = -(own_MV.exp() * own_MV).sum(-1)
     named_MK, first_M = own_MV.gather(1, token_MK), own_MV.argmax(-1)
-    outputs = Outputs(logprob=own_MV[:, 0], entropy=entropy_M, top_logprob=named_MK, first_token=first_M)
+    outputs = Outputs(
+        logprob=own_MV[:, 0], entropy=entropy_M, top_logprob=named_MK, first_token=first_M
+    )
     return Distillation(kind, 0.3, outside)(outputs, batch)[0]
 
 
@@ -74,27 +84,44 @@ def test_the_loss_and_its_gradient_are_those_of_the_whole_vocabulary(
     for own, theirs in zip(student, teacher, strict=True):
         named = theirs.topk(k or VOCABULARY).indices
         if outside:  # the teacher has e^-100 for the others
-            said = torch.full_like(theirs, LOG_OUTSIDE).scatter(0, named, theirs[named].log_softmax(-1))
+            said = torch.full_like(theirs, LOG_OUTSIDE).scatter(
+                0, named, theirs[named].log_softmax(-1)
+            )
             expected = expected + brute(kind, own.log_softmax(-1), said, 0.3)
         else:
-            expected = expected + brute(kind, own[named].log_softmax(-1), theirs[named].log_softmax(-1), 0.3)
+            expected = expected + brute(
+                kind, own[named].log_softmax(-1), theirs[named].log_softmax(-1), 0.3
+            )
     torch.testing.assert_close(total, expected, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(gradient, torch.autograd.grad(expected, student)[0], rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(
+        gradient, torch.autograd.grad(expected, student)[0], rtol=1e-7, atol=1e-9
+    )
 
 
 def test_only_trained_tokens_count_and_metrics_tell_how_near_the_student_is() -> None:
     mask = torch.tensor([False, True, True, False])
     own = torch.tensor([[0.7, 0.1], [0.7, 0.1], [0.2, 0.6], [0.5, 0.5]]).log().requires_grad_()
     teacher = torch.tensor([[0.5, 0.5], [0.7, 0.1], [0.8, 0.2], [0.1, 0.9]]).log()
-    columns = {"mask": mask, "top_token": torch.tensor([5, 7]).expand(4, 2), "teacher_logprob": teacher}
+    columns = {
+        "mask": mask,
+        "top_token": torch.tensor([5, 7]).expand(4, 2),
+        "teacher_logprob": teacher,
+    }
     batch = Batch(torch.zeros(4, dtype=torch.int64), torch.tensor([4]), columns)
     entropy = torch.tensor([0.0, 0.8, 0.6, 0.0])
     loss = pickle.loads(pickle.dumps(Distillation("forward")))
     first = torch.tensor([5, 5, 7, 5])
-    total, metrics = loss(Outputs(logprob=own[:, 0], entropy=entropy, top_logprob=own, first_token=first), batch)
+    total, metrics = loss(
+        Outputs(logprob=own[:, 0], entropy=entropy, top_logprob=own, first_token=first), batch
+    )
     assert total.item() == pytest.approx(0.8 * math.log(0.8 / 0.25) + 0.2 * math.log(0.2 / 0.75))
     assert metrics.floats() == pytest.approx(
-        {"loss": total.item() / 2, "entropy": 0.7, "named_by_teacher": 0.8, "same_first_choice": 0.5}
+        {
+            "loss": total.item() / 2,
+            "entropy": 0.7,
+            "named_by_teacher": 0.8,
+            "same_first_choice": 0.5,
+        }
     )
     total.backward()
     assert own.grad is not None

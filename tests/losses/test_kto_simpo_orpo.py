@@ -17,7 +17,9 @@ LOSSES: list[Loss] = [KTOLoss(0.5, (1.0, 2.0), 0.25), SimPOLoss(2.0, 0.5, 0.1), 
 LOGPROBS = ((-1.0, -2.0), (-0.5,), (-3.0, -1.0, -2.0), (-1.5, -0.5))
 """Log-probabilities of the answers of four sequences, each after a prompt of one token."""
 MEANS = [sum(answer) / len(answer) for answer in LOGPROBS]
-RATIOS = [sum(answer) + len(answer) for answer in LOGPROBS]  # of a reference that says −1 of every token
+RATIOS = [
+    sum(answer) + len(answer) for answer in LOGPROBS
+]  # of a reference that says −1 of every token
 
 
 def outputs() -> tuple[Outputs, Batch]:
@@ -44,7 +46,9 @@ def test_sums_are_those_by_hand() -> None:
     by_hand = [
         sum(
             weight / (1 + math.exp(side * 0.5 * (ratio - 0.25)))
-            for ratio, side, weight in zip(RATIOS, (1, -1, -1, 1), (1.0, 2.0, 2.0, 1.0), strict=True)
+            for ratio, side, weight in zip(
+                RATIOS, (1, -1, -1, 1), (1.0, 2.0, 2.0, 1.0), strict=True
+            )
         ),
         sum(soft(2.0 * (chosen - rejected) - 0.5) - 0.1 * chosen for chosen, rejected in pairs),
         sum(0.5 * soft(odds(chosen) - odds(rejected)) - chosen for chosen, rejected in pairs),

@@ -1,4 +1,6 @@
-"""Losses are values that return sums: on a small ragged batch, against the formula written out in float64."""
+"""Losses are values that return sums: on a small ragged batch, against the formula written out in
+float64.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,13 @@ from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
 NAN = float("nan")
 LENGTHS = torch.tensor([3, 2])
 MASK = torch.tensor([False, True, True, False, True])
-RATIO = [1.0, 1.5, 0.9, 1.0, 5.0]  # of the trainable tokens: clipped above, inside, beyond the dual clip
+RATIO = [
+    1.0,
+    1.5,
+    0.9,
+    1.0,
+    5.0,
+]  # of the trainable tokens: clipped above, inside, beyond the dual clip
 ADVANTAGE = [NAN, 2.0, 1.0, NAN, -1.0]
 WEIGHT = [NAN, 1.0, 0.5, NAN, 2.0]
 REF = [NAN, -1.0, -2.0, NAN, -0.5]
@@ -33,7 +41,14 @@ RELATIVES = {
     "sequence ratio": replace(WITH_KL, mean="responses", sequence_ratio=True),
     "cispo": replace(WITH_KL, dual_clip=None, cispo=True),
 }
-ALL: list[Loss] = [SURROGATE, WITH_KL, ClippedValue(0.5), ClippedValue(None), CrossEntropyLoss(), *RELATIVES.values()]
+ALL: list[Loss] = [
+    SURROGATE,
+    WITH_KL,
+    ClippedValue(0.5),
+    ClippedValue(None),
+    CrossEntropyLoss(),
+    *RELATIVES.values(),
+]
 
 
 def batch(**columns: list[float]) -> Batch:
@@ -43,7 +58,12 @@ def batch(**columns: list[float]) -> Batch:
 
 @pytest.fixture
 def rollouts() -> Batch:
-    return batch(old_logprob=[NAN, -1.0, -1.0, NAN, -2.0], advantage=ADVANTAGE, weight=WEIGHT, ref_logprob=REF)
+    return batch(
+        old_logprob=[NAN, -1.0, -1.0, NAN, -2.0],
+        advantage=ADVANTAGE,
+        weight=WEIGHT,
+        ref_logprob=REF,
+    )
 
 
 @pytest.fixture
@@ -72,7 +92,9 @@ def test_surrogate_sums_weighted_token_losses(rollouts: Batch, logprob: torch.Te
     )
 
 
-def term(ratio: float, advantage: float, weight: float, old: float, ref: float, cispo: bool) -> float:
+def term(
+    ratio: float, advantage: float, weight: float, old: float, ref: float, cispo: bool
+) -> float:
     """A token of `WITH_KL`, in Python's own numbers."""
     surrogate = max(-advantage * ratio, -advantage * min(max(ratio, 0.8), 1.3))
     if advantage < 0:
@@ -83,17 +105,25 @@ def term(ratio: float, advantage: float, weight: float, old: float, ref: float, 
 
 
 @pytest.mark.parametrize("name", RELATIVES)
-def test_relatives_differ_in_ratio_and_mean(rollouts: Batch, logprob: torch.Tensor, name: str) -> None:
+def test_relatives_differ_in_ratio_and_mean(
+    rollouts: Batch, logprob: torch.Tensor, name: str
+) -> None:
     loss = RELATIVES[name]
     ratios = [1.5, 0.9, 5.0]
     if loss.sequence_ratio:  # of the two tokens of the first response
         ratios[:2] = [math.sqrt(1.5 * 0.9)] * 2
-    of_tokens = [(1.5, 2.0, 1.0, -1.0, -1.0), (0.9, 1.0, 0.5, -1.0, -2.0), (5.0, -1.0, 2.0, -2.0, -0.5)]
+    of_tokens = [
+        (1.5, 2.0, 1.0, -1.0, -1.0),
+        (0.9, 1.0, 0.5, -1.0, -2.0),
+        (5.0, -1.0, 2.0, -2.0, -0.5),
+    ]
     terms = [
         term(ratio, advantage, weight, old, ref, loss.cispo)
         + 0.1
         * weight
-        * (pull(own, old, ref) - pull(ratio, old, ref))  # the divergence is that of the tokens themselves
+        * (
+            pull(own, old, ref) - pull(ratio, old, ref)
+        )  # the divergence is that of the tokens themselves
         for ratio, (own, advantage, weight, old, ref) in zip(ratios, of_tokens, strict=True)
     ]
     shares = {"tokens": [1.0] * 3, "responses": [0.5, 0.5, 1.0], "constant": [0.25] * 3}[loss.mean]
@@ -101,7 +131,9 @@ def test_relatives_differ_in_ratio_and_mean(rollouts: Batch, logprob: torch.Tens
     total, metrics = loss(Outputs(logprob=logprob), rollouts)
     assert total.item() == pytest.approx(expected, rel=1e-5)
     assert loss.denominator == ("tokens" if loss.mean == "tokens" else "rows")
-    assert metrics["loss"].value() == pytest.approx(expected / (3 if loss.mean == "tokens" else 2), rel=1e-5)
+    assert metrics["loss"].value() == pytest.approx(
+        expected / (3 if loss.mean == "tokens" else 2), rel=1e-5
+    )
 
 
 def pull(ratio: float, old: float, ref: float) -> float:
@@ -109,28 +141,40 @@ def pull(ratio: float, old: float, ref: float) -> float:
     return ratio * 0.5 * (old + math.log(ratio) - ref) ** 2
 
 
-def test_cispo_gives_every_token_a_gradient_and_none_through_its_weight(rollouts: Batch, logprob: torch.Tensor) -> None:
+def test_cispo_gives_every_token_a_gradient_and_none_through_its_weight(
+    rollouts: Batch, logprob: torch.Tensor
+) -> None:
     total, _ = ClippedSurrogate(0.2, 0.3, cispo=True)(Outputs(logprob=logprob), rollouts)
     total.backward()
     assert logprob.grad is not None
-    assert logprob.grad.tolist() == pytest.approx([0.0, 1.0 * -1.3 * 2.0, 0.5 * -0.9, 0.0, 2.0 * 1.3])
+    assert logprob.grad.tolist() == pytest.approx(
+        [0.0, 1.0 * -1.3 * 2.0, 0.5 * -0.9, 0.0, 2.0 * 1.3]
+    )
 
 
 def test_a_sequence_ratio_gives_each_token_the_gradient_of_its_own_advantage(
     rollouts: Batch, logprob: torch.Tensor
 ) -> None:
-    total, _ = ClippedSurrogate(0.5, 0.5, mean="responses", sequence_ratio=True)(Outputs(logprob=logprob), rollouts)
+    total, _ = ClippedSurrogate(0.5, 0.5, mean="responses", sequence_ratio=True)(
+        Outputs(logprob=logprob), rollouts
+    )
     total.backward()
-    ratio = math.sqrt(1.5 * 0.9)  # of the first response's two tokens, which have advantages 2 and 1
+    ratio = math.sqrt(
+        1.5 * 0.9
+    )  # of the first response's two tokens, which have advantages 2 and 1
     assert logprob.grad is not None
     expected = [0.0, 0.5 * -ratio * 2.0, 0.5 * 0.5 * -ratio * 1.0, 0.0, 2.0 * 5.0]
     assert logprob.grad.tolist() == pytest.approx(expected, rel=1e-5)
 
 
-def test_entropy_bonus_is_the_mean_entropy_times_its_weight(rollouts: Batch, logprob: torch.Tensor) -> None:
+def test_entropy_bonus_is_the_mean_entropy_times_its_weight(
+    rollouts: Batch, logprob: torch.Tensor
+) -> None:
     entropy = torch.tensor([math.nan, 0.5, 1.0, math.nan, 2.0], requires_grad=True)
     plain, _ = SURROGATE(Outputs(logprob=logprob), rollouts)
-    total, metrics = replace(SURROGATE, entropy_coef=0.1)(Outputs(logprob=logprob, entropy=entropy), rollouts)
+    total, metrics = replace(SURROGATE, entropy_coef=0.1)(
+        Outputs(logprob=logprob, entropy=entropy), rollouts
+    )
     assert metrics["entropy"].value() == pytest.approx(3.5 / 3)
     assert (total - plain).item() == pytest.approx(-0.35, rel=1e-5)
     total.backward()
@@ -178,7 +222,11 @@ def test_cross_entropy_sums_what_is_masked_in() -> None:
 
 @pytest.mark.parametrize("loss", ALL, ids=repr)
 def test_a_batch_with_nothing_to_train_on_costs_nothing(loss: Loss, rollouts: Batch) -> None:
-    columns = {"mask": torch.zeros(5, dtype=torch.bool), "old_value": torch.full((5,), NAN), "return": torch.ones(5)}
+    columns = {
+        "mask": torch.zeros(5, dtype=torch.bool),
+        "old_value": torch.full((5,), NAN),
+        "return": torch.ones(5),
+    }
     head = torch.full((5,), 3.0, requires_grad=True)
     total, metrics = loss(Outputs(logprob=head, value=head), rollouts.with_columns(columns))
     total.backward()
@@ -194,20 +242,33 @@ def learner_batch(seed: int, lengths: list[int]) -> Batch:
     names = ("old_logprob", "advantage", "weight", "ref_logprob", "old_value", "return", "head")
     columns = {name: torch.randn(num_tokens, generator=generator) * 0.5 for name in names}
     mask = torch.rand(num_tokens, generator=generator) < 0.6
-    return Batch(torch.zeros(num_tokens, dtype=torch.int64), torch.tensor(lengths), {**columns, "mask": mask})
+    return Batch(
+        torch.zeros(num_tokens, dtype=torch.int64), torch.tensor(lengths), {**columns, "mask": mask}
+    )
 
 
 def over(pieces: list[Batch], loss: Loss) -> tuple[Tensor, Tensor, dict[str, float]]:
-    """Summed loss, its gradient with respect to what the head said of each token, and merged metrics."""
+    """Summed loss, its gradient with respect to what the head said of each token, and merged
+    metrics.
+    """
     heads = [piece["head"].clone().requires_grad_() for piece in pieces]
-    results = [loss(Outputs(logprob=head, value=head), piece) for head, piece in zip(heads, pieces, strict=True)]
+    results = [
+        loss(Outputs(logprob=head, value=head), piece)
+        for head, piece in zip(heads, pieces, strict=True)
+    ]
     total = torch.stack([total for total, _ in results]).sum()
     gradients = torch.autograd.grad(total, heads)
-    return total.detach(), torch.cat(gradients), merge_metrics(metrics for _, metrics in results).floats()
+    return (
+        total.detach(),
+        torch.cat(gradients),
+        merge_metrics(metrics for _, metrics in results).floats(),
+    )
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.integers(0, 2**32), st.lists(st.integers(1, 70), min_size=1, max_size=6), st.integers(1, 4))
+@given(
+    st.integers(0, 2**32), st.lists(st.integers(1, 70), min_size=1, max_size=6), st.integers(1, 4)
+)
 def test_micro_batches_add_up(seed: int, lengths: list[int], size: int) -> None:
     """However a batch is cut, summed losses, gradients and merged metrics are the same."""
     batch = learner_batch(seed, lengths)

@@ -1,4 +1,6 @@
-"""The loss over pairs as a value: sums over active pairs, which rows count, and what is said of them."""
+"""The loss over pairs as a value: sums over active pairs, which rows count, and what is said of
+them.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def pairs(scores: list[float] | None = None) -> Batch:
     mask = torch.tensor(LOGPROB).isfinite()
     sample = {} if scores is None else {"score": torch.tensor(scores)}
     columns = {"mask": mask, "ref_logprob": torch.tensor(REF)}
-    return Batch(torch.zeros(12, dtype=torch.int64), torch.tensor(LENGTHS), columns, sample, group_size=2)
+    return Batch(
+        torch.zeros(12, dtype=torch.int64), torch.tensor(LENGTHS), columns, sample, group_size=2
+    )
 
 
 def without(batch: Batch, row: int) -> Batch:
@@ -72,7 +76,9 @@ def test_answers_can_count_by_their_tokens() -> None:
     assert total == pytest.approx(sum((gap - 1.0) ** 2 for gap in gaps), rel=1e-6)
     assert metrics["acc"] == 1.0
     assert metrics["sft_loss"] == pytest.approx(3.5 / 2)
-    assert figures(Preference(sft_length_normalized=True), pairs())[2]["sft_loss"] == pytest.approx((1.5 + 0.5) / 2)
+    assert figures(Preference(sft_length_normalized=True), pairs())[2]["sft_loss"] == pytest.approx(
+        (1.5 + 0.5) / 2
+    )
 
 
 def test_maximum_likelihood_of_chosen_answers_is_added_by_its_weight() -> None:
@@ -90,7 +96,10 @@ def test_scores_weigh_pairs_or_are_aimed_at() -> None:
     losses = [math.log1p(math.exp(-0.5 * gap)) for gap in GAP]
     total, _, metrics = figures(Preference("scale", beta=0.5), batch)
     assert total == pytest.approx(4.0 * losses[0] + 0.5 * losses[1])
-    assert (metrics["chosen_generated_rewards"], metrics["rejected_generated_rewards"]) == (3.5, 1.25)
+    assert (metrics["chosen_generated_rewards"], metrics["rejected_generated_rewards"]) == (
+        3.5,
+        1.25,
+    )
     total = figures(Preference("rpo_sq", beta=0.5, gt_reward_scale=2.0), batch)[0]
     assert total == pytest.approx((0.5 * GAP[0] - 8.0) ** 2 + (0.5 * GAP[1] - 1.0) ** 2)
 
@@ -114,11 +123,15 @@ def test_pairs_of_judgements_are_learned_from_alike_and_told_apart() -> None:
     scored = pairs([4.0, 1.0, 1.0, 0.0])
     plain, slope, _ = figures(Preference("dpo", beta=0.5), scored)
     total, gradient, metrics = figures(
-        Preference("dpo", beta=0.5), scored.with_columns(sample={"judge_pair": torch.tensor([0, 0, 1, 1]).bool()})
+        Preference("dpo", beta=0.5),
+        scored.with_columns(sample={"judge_pair": torch.tensor([0, 0, 1, 1]).bool()}),
     )
     assert (total, gradient.tolist()) == (plain, slope.tolist())
     assert metrics["loss"] == pytest.approx(total / 2)
-    assert (metrics["rewards_chosen_mean"], metrics["judge_pairs/rewards_chosen_mean"]) == (0.5, 0.25)
+    assert (metrics["rewards_chosen_mean"], metrics["judge_pairs/rewards_chosen_mean"]) == (
+        0.5,
+        0.25,
+    )
     assert (metrics["acc"], metrics["judge_pairs/acc"]) == (1.0, 0.0)
     assert (metrics["chosen_lengths"], metrics["judge_pairs/chosen_lengths"]) == (2.0, 1.0)
     assert metrics["judge_pairs/preference_loss"] == pytest.approx(math.log(2))

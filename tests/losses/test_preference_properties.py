@@ -1,4 +1,6 @@
-"""How pairs are cut into micro-batches and ordered changes neither loss nor gradient, and tears none apart."""
+"""How pairs are cut into micro-batches and ordered changes neither loss nor gradient, and tears
+none apart.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +37,21 @@ def pairs() -> Batch:
     mask = batch.mask | (batch.position == 1)  # nobody without an answer
     draw = torch.Generator().manual_seed(1)
     reference = -3.0 + torch.randn(mask.numel(), generator=draw) * mask
-    scores = torch.rand(len(batch), generator=draw).view(-1, 2).sort(descending=True).values.flatten()
-    return replace(batch.with_columns({"mask": mask, "ref_logprob": reference}, {"score": scores}), group_size=2)
+    scores = (
+        torch.rand(len(batch), generator=draw).view(-1, 2).sort(descending=True).values.flatten()
+    )
+    return replace(
+        batch.with_columns({"mask": mask, "ref_logprob": reference}, {"score": scores}),
+        group_size=2,
+    )
 
 
 def learned(model: RankLearner, batch: Batch) -> tuple[dict[str, float], dict[str, Tensor]]:
     """Metrics and gradients of one batch; the learner is then as it was."""
     metrics = model.forward_backward(batch, LOSS).floats()
-    gradients = {name: p.grad.clone() for name, p in model.model.named_parameters() if p.grad is not None}
+    gradients = {
+        name: p.grad.clone() for name, p in model.model.named_parameters() if p.grad is not None
+    }
     model.model.zero_grad()
     return metrics, gradients
 
@@ -57,7 +66,10 @@ def whole(folder: Path) -> tuple[dict[str, float], dict[str, Tensor]]:
     return learned(learner(folder, 100_000), pairs())
 
 
-def assert_same(found: tuple[dict[str, float], dict[str, Tensor]], whole: tuple[dict[str, float], dict[str, Tensor]]):
+def assert_same(
+    found: tuple[dict[str, float], dict[str, Tensor]],
+    whole: tuple[dict[str, float], dict[str, Tensor]],
+):
     assert found[0] == pytest.approx(whole[0], rel=1e-5)
     largest = max(float(gradient.abs().max()) for gradient in whole[1].values())
     for name, gradient in whole[1].items():
@@ -75,7 +87,9 @@ def test_micro_batches_and_order_change_nothing(
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("budget", [1, 40, 100_000])
-def test_the_initial_policy_is_its_reference_to_the_bit(folder: Path, budget: int, dtype: DType) -> None:
+def test_the_initial_policy_is_its_reference_to_the_bit(
+    folder: Path, budget: int, dtype: DType
+) -> None:
     """Reference and policy cut the batch alike, so that also what a product rounds is the same."""
     policy, reference = (learner(folder, budget, dtype) for _ in range(2))
     batch = pairs()
@@ -86,8 +100,14 @@ def test_the_initial_policy_is_its_reference_to_the_bit(folder: Path, budget: in
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.integers(1, 3), st.data())
-def test_batches_are_cut_between_groups_only(lengths: list[int], size: int, data: st.DataObject) -> None:
-    batch = Batch(torch.arange(size * sum(lengths)), torch.tensor(lengths).repeat_interleave(size), group_size=size)
+def test_batches_are_cut_between_groups_only(
+    lengths: list[int], size: int, data: st.DataObject
+) -> None:
+    batch = Batch(
+        torch.arange(size * sum(lengths)),
+        torch.tensor(lengths).repeat_interleave(size),
+        group_size=size,
+    )
     assert batch.group_lengths.tolist() == [size * length for length in lengths]
     groups = data.draw(st.permutations(range(len(lengths))))
     some = batch.select(batch.rows_of(groups))

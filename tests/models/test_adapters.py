@@ -1,4 +1,6 @@
-"""Adapters on small models of several families: what learns, what is merged, and what a plain model makes of that."""
+"""Adapters on small models of several families: what learns, what is merged, and what a plain model
+makes of that.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_models import OPTIMIZER, SECTION, SquaredError, WeightedLogprob, plain_logprobs, plain_model, ragged
+from tiny_models import (
+    OPTIMIZER,
+    SECTION,
+    SquaredError,
+    WeightedLogprob,
+    plain_logprobs,
+    plain_model,
+    ragged,
+)
 from torch import Tensor
 
 from lockstep.cluster.specs import LearnerSpec
@@ -23,16 +33,27 @@ FAST = OPTIMIZER.model_copy(update={"lr": 2e-2, "eps": 1e-8, "weight_decay": 0.0
 
 
 def section(
-    rank: int = 3, alpha: int = 12, target_modules: tuple[str, ...] | None = None, **more: bool | DType
+    rank: int = 3,
+    alpha: int = 12,
+    target_modules: tuple[str, ...] | None = None,
+    **more: bool | DType,
 ) -> LearnerSection:
-    return SECTION.model_copy(update={"lora": LoRA(rank=rank, alpha=alpha, target_modules=target_modules), **more})
+    return SECTION.model_copy(
+        update={"lora": LoRA(rank=rank, alpha=alpha, target_modules=target_modules), **more}
+    )
 
 
-def taught(folder: Path, head: Head = "logits", own: LearnerSection | None = None, steps: int = 3) -> RankLearner:
+def taught(
+    folder: Path, head: Head = "logits", own: LearnerSection | None = None, steps: int = 3
+) -> RankLearner:
     """A learner after some steps, when no adapter is zero any more."""
     learner = LearnerSpec(str(folder), head, own or section(), FAST, seed=3).build()
     for seed in range(steps):
-        train(learner, ragged(LENGTHS, seed), WeightedLogprob() if head == "logits" else SquaredError())
+        train(
+            learner,
+            ragged(LENGTHS, seed),
+            WeightedLogprob() if head == "logits" else SquaredError(),
+        )
     return learner
 
 
@@ -50,20 +71,29 @@ def test_a_plain_model_with_the_merged_weights_computes_what_the_learner_does(
     merged = dict(learner.weights())
     names = {name for name, _ in model.named_parameters()}
     assert merged.keys() == names | {name for name, _ in model.named_buffers()}
-    model.load_state_dict({name: tensor.double() for name, tensor in merged.items() if name in names}, strict=False)
+    model.load_state_dict(
+        {name: tensor.double() for name, tensor in merged.items() if name in names}, strict=False
+    )
     expected = plain_logprobs(model, batch).detach()
     torch.testing.assert_close(learner.logprobs(batch).double(), expected, atol=2e-5, rtol=0.0)
     assert (expected - before).abs().max() > 0.1, "it has learned something"
 
 
-def test_a_merged_weight_is_w_and_the_scaled_product_and_leaves_the_learner_as_it_is(models: Models) -> None:
+def test_a_merged_weight_is_w_and_the_scaled_product_and_leaves_the_learner_as_it_is(
+    models: Models,
+) -> None:
     learner = taught(models("qwen2"))
     parts, merged = held(learner), dict(learner.weights())
-    bases = [name.removesuffix(".base_layer.weight") for name in parts if name.endswith(".base_layer.weight")]
+    bases = [
+        name.removesuffix(".base_layer.weight")
+        for name in parts
+        if name.endswith(".base_layer.weight")
+    ]
     assert len(bases) == 2 * 7
     for base in bases:
         w, a, b = (
-            parts[f"{base}.{part}.weight"].double() for part in ("base_layer", "lora_A.default", "lora_B.default")
+            parts[f"{base}.{part}.weight"].double()
+            for part in ("base_layer", "lora_A.default", "lora_B.default")
         )
         assert (a.shape[0], b.shape[1]) == (3, 3)
         expected = w + 12 / 3 * b @ a
@@ -74,22 +104,30 @@ def test_a_merged_weight_is_w_and_the_scaled_product_and_leaves_the_learner_as_i
 
 
 @pytest.mark.parametrize("head", ["logits", "value", "reward"])
-def test_adapters_and_a_unit_learn_and_nothing_else_does(models: Models, head: Head, tmp_path: Path) -> None:
+def test_adapters_and_a_unit_learn_and_nothing_else_does(
+    models: Models, head: Head, tmp_path: Path
+) -> None:
     folder = models("llama")
     first, learner = taught(folder, head, steps=0), taught(folder, head)
     before, after = held(first), held(learner)
     moved = {name for name, tensor in after.items() if not torch.equal(tensor, before[name])}
-    unit = {"logits": set(), "value": {"value.weight", "value.bias"}, "reward": {"value.weight"}}[head]
+    unit = {"logits": set(), "value": {"value.weight", "value.bias"}, "reward": {"value.weight"}}[
+        head
+    ]
     assert moved == {name for name in after if ".lora_" in name} | unit
     assert {name for name, p in learner.model.named_parameters() if p.requires_grad} == moved
     learner.save(tmp_path)
     assert learner.poll_save(wait=True)
     assert load_file(tmp_path / "model.safetensors").keys() == moved
     kept = load_file(tmp_path / "optimizer.safetensors")
-    assert kept.keys() == {f"{kind}.{name}" for kind in ("exp_avg", "exp_avg_sq", "step") for name in moved}
+    assert kept.keys() == {
+        f"{kind}.{name}" for kind in ("exp_avg", "exp_avg_sq", "step") for name in moved
+    }
 
 
-def test_a_learner_goes_on_from_adapters_alone_to_the_same_bits(models: Models, tmp_path: Path) -> None:
+def test_a_learner_goes_on_from_adapters_alone_to_the_same_bits(
+    models: Models, tmp_path: Path
+) -> None:
     folder, batch = models("qwen3"), ragged(LENGTHS, 9)
     learner = taught(folder)
     learner.save(tmp_path)
@@ -110,12 +148,15 @@ def test_new_adapters_change_nothing_and_are_drawn_as_pefts_are(models: Models) 
     learner = taught(folder, steps=0)
     assert torch.equal(learner.logprobs(batch), plain.logprobs(batch))
     assert all(
-        torch.equal(merged, tensor) for (_, merged), (_, tensor) in zip(learner.weights(), plain.weights(), strict=True)
+        torch.equal(merged, tensor)
+        for (_, merged), (_, tensor) in zip(learner.weights(), plain.weights(), strict=True)
     )
     torch.manual_seed(0)
     from peft import LoraConfig, inject_adapter_in_model
 
-    theirs = inject_adapter_in_model(LoraConfig(r=64, target_modules=["down_proj"]), plain_model(folder).float())
+    theirs = inject_adapter_in_model(
+        LoraConfig(r=64, target_modules=["down_proj"]), plain_model(folder).float()
+    )
     ours = held(taught(folder, own=section(rank=64, target_modules=("down_proj",)), steps=0))
     name = "model.layers.0.mlp.down_proj.lora_A.default.weight"
     a, peft_a = ours[f"lm.{name}"], dict(theirs.named_parameters())[name]
@@ -125,6 +166,12 @@ def test_new_adapters_change_nothing_and_are_drawn_as_pefts_are(models: Models) 
 
 
 def test_only_the_maps_that_are_named_get_adapters(models: Models) -> None:
-    names = held(taught(models("llama"), own=section(target_modules=("q_proj", "layers.1.mlp.up_proj")), steps=0))
+    names = held(
+        taught(
+            models("llama"), own=section(target_modules=("q_proj", "layers.1.mlp.up_proj")), steps=0
+        )
+    )
     adapted = {name.split(".lora_A.")[0] for name in names if ".lora_A." in name}
-    assert adapted == {f"lm.model.layers.{n}.self_attn.q_proj" for n in (0, 1)} | {"lm.model.layers.1.mlp.up_proj"}
+    assert adapted == {f"lm.model.layers.{n}.self_attn.q_proj" for n in (0, 1)} | {
+        "lm.model.layers.1.mlp.up_proj"
+    }

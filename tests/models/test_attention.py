@@ -61,7 +61,9 @@ def test_neighbours_do_not_see_each_other(models: Callable[..., Path], architect
 
     def logits(vectors: Tensor) -> Tensor:
         layout = Packed.of(batch)
-        return lm(inputs_embeds=vectors, position_ids=batch.position[None], use_cache=False, layout=layout).logits[0]
+        return lm(
+            inputs_embeds=vectors, position_ids=batch.position[None], use_cache=False, layout=layout
+        ).logits[0]
 
     middle = batch.row == 1
     before = logits(embedded)
@@ -75,25 +77,53 @@ def test_neighbours_do_not_see_each_other(models: Callable[..., Path], architect
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_one_token_at_a_time_gives_what_the_whole_gives(models: Callable[..., Path], architecture: str) -> None:
+def test_one_token_at_a_time_gives_what_the_whole_gives(
+    models: Callable[..., Path], architecture: str
+) -> None:
     lm, sampling = load_causal_lm(models(architecture)), SamplingParams(max_tokens=8)
     requests = [Request(tuple(range(1, 1 + length)), length) for length in (12, 3, 9, 14)]
-    found, whole = TorchSampler(lm, 3).generate(requests, sampling), generate_uncached(lm, requests, sampling)
+    found, whole = (
+        TorchSampler(lm, 3).generate(requests, sampling),
+        generate_uncached(lm, requests, sampling),
+    )
     assert torch.equal(found.tokens, whole.tokens)
-    torch.testing.assert_close(found["sampler_logprob"], whole["sampler_logprob"], atol=2e-5, rtol=0.0)
+    torch.testing.assert_close(
+        found["sampler_logprob"], whole["sampler_logprob"], atol=2e-5, rtol=0.0
+    )
 
 
-SMALL = {"vocab_size": 16, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8}
-CONFIG = {**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 3, "num_local_experts": 4}
+SMALL = {
+    "vocab_size": 16,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "head_dim": 8,
+}
+CONFIG = {
+    **SMALL,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "sliding_window": 3,
+    "num_local_experts": 4,
+}
 
 
-@pytest.mark.parametrize(("kind", "more"), [("gemma2", {"attn_logit_softcapping": 0.5}), ("gpt_oss", {})])
+@pytest.mark.parametrize(
+    ("kind", "more"), [("gemma2", {"attn_logit_softcapping": 0.5}), ("gpt_oss", {})]
+)
 def test_caps_and_sinks_are_those_of_transformers(kind: str, more: dict[str, float]) -> None:
     model = miniature(AutoConfig.for_model(kind, **CONFIG, **more, pad_token_id=None))
     batch = Batch(torch.arange(11) % 16, torch.tensor([4, 7]))
-    inputs = {"input_ids": batch.tokens[None], "position_ids": batch.position[None], "use_cache": False}
+    inputs = {
+        "input_ids": batch.tokens[None],
+        "position_ids": batch.position[None],
+        "use_cache": False,
+    }
     logits = model(**inputs, layout=Packed.of(batch)).logits[0]
     expected = torch.cat([plain_logits(model, tokens) for tokens in batch.sequences()])
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0.0)
-    with pytest.raises(InputError, match=r"needs '(softcap|s_aux)' in its attention, which Lockstep does not have for"):
+    with pytest.raises(
+        InputError,
+        match=r"needs '(softcap|s_aux)' in its attention, which Lockstep does not have for",
+    ):
         model(**inputs, layout=SideBySide())

@@ -1,4 +1,6 @@
-"""Layers whose linear maps come in bf16 compute what they compute in one process, in every family, bit for bit."""
+"""Layers whose linear maps come in bf16 compute what they compute in one process, in every family,
+bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def compute(head: LogitsHead) -> tuple[Tensor, dict[str, Tensor]]:
         logprob = head(batch.with_columns({"mask": batch.position > 0})).logprob
     assert logprob is not None
     logprob.sum().backward()
-    return logprob.detach(), {name: p.grad.float() for name, p in head.named_parameters() if p.grad is not None}
+    return logprob.detach(), {
+        name: p.grad.float() for name, p in head.named_parameters() if p.grad is not None
+    }
 
 
 def cast(layer: nn.Module, whole: set[nn.Parameter]) -> None:
@@ -47,7 +51,11 @@ def cast(layer: nn.Module, whole: set[nn.Parameter]) -> None:
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 @pytest.mark.parametrize(
     "family",
-    [pytest.param(name, marks=() if name in DAILY else pytest.mark.proof) for name in FAMILIES if name not in REFUSED],
+    [
+        pytest.param(name, marks=() if name in DAILY else pytest.mark.proof)
+        for name in FAMILIES
+        if name not in REFUSED
+    ],
 )
 def test_weights_that_come_in_bf16_change_no_bit(family: str) -> None:
     lm = miniature(AutoConfig.for_model(family, **FAMILIES[family]))

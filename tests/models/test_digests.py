@@ -1,4 +1,6 @@
-"""Digests of models: each byte of a large file counts, and the file is read once for as long as it stays the same."""
+"""Digests of models: each byte of a large file counts, and the file is read once for as long as it
+stays the same.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,15 @@ def test_each_byte_counts(weights: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         content[place] ^= 4
 
 
-def test_a_file_is_read_once_for_as_long_as_it_stays(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_read_once_for_as_long_as_it_stays(
+    weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read, whole = list[Path](), digests._read_full
     monkeypatch.setattr(digests, "_read_full", lambda path: (read.append(path), whole(path))[1])
     found = model_files(weights.parent)
-    assert found == {"model.weights.safetensors": f"sha256:{hashlib.sha256(bytes(10**6)).hexdigest()}"}
+    assert found == {
+        "model.weights.safetensors": f"sha256:{hashlib.sha256(bytes(10**6)).hexdigest()}"
+    }
     assert model_files(weights.parent) == found
     assert read == [weights]
     os.utime(weights, (1, 1))
@@ -45,7 +51,9 @@ def test_a_file_is_read_once_for_as_long_as_it_stays(weights: Path, monkeypatch:
     assert read == [weights] * 2
 
 
-def test_a_kept_digest_that_the_disk_has_altered_is_not_used(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kept_digest_that_the_disk_has_altered_is_not_used(
+    weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LOCKSTEP_CACHE", str(weights.parent / "cache"))
     found = model_files(weights.parent)
     (kept,) = (weights.parent / "cache/digest").iterdir()

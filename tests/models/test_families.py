@@ -1,4 +1,6 @@
-"""What a family's file says of an architecture fits the architecture as `transformers` builds it."""
+"""What a family's file says of an architecture fits the architecture as `transformers` builds
+it.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def test_a_plan_names_modules_and_cuts_every_matrix(family: Family) -> None:
     modules = [name for name, _ in backbone.named_modules()]
     assert [name for name in plan if not any(fnmatchcase(module, name) for module in modules)] == []
     weights = [name.rpartition(".")[0] for name, _ in backbone.named_parameters()]
-    assert [weight for weight in weights if not any(fnmatchcase(weight, name) for name in plan)] == []
+    assert [
+        weight for weight in weights if not any(fnmatchcase(weight, name) for name in plan)
+    ] == []
 
 
 @every_family
@@ -52,7 +56,9 @@ def test_each_tensor_of_a_model_has_one_place_in_megatron(family: Family) -> Non
         for layer in range(_layers(parameter))
     ]
     there = [place.name for parameter in parameters for place in places(parameter, config)]
-    assert sorted(there) == sorted(name.removeprefix("model.") for name, _ in model.named_parameters())
+    assert sorted(there) == sorted(
+        name.removeprefix("model.") for name, _ in model.named_parameters()
+    )
 
 
 def _layers(parameter: str) -> int:

@@ -12,18 +12,35 @@ from lockstep.models import grouped_experts
 from lockstep.models.exact.experts import EXPERTS
 from lockstep.models.miniature import miniature
 
-SIZES = {"vocab_size": 16, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 8}
-MORE = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_experts_per_tok": 2, "pad_token_id": None}
+SIZES = {
+    "vocab_size": 16,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "head_dim": 8,
+}
+MORE = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_experts_per_tok": 2,
+    "pad_token_id": None,
+}
 
 
 @pytest.mark.parametrize(
     ("kind", "count"),
-    [("mixtral", "num_local_experts"), ("qwen3_moe", "num_experts"), ("gpt_oss", "num_local_experts")],
+    [
+        ("mixtral", "num_local_experts"),
+        ("qwen3_moe", "num_experts"),
+        ("gpt_oss", "num_local_experts"),
+    ],
 )
 def test_fp32_weights_compute_in_bf16_and_learn_in_fp32(kind: str, count: str) -> None:
     lm = miniature(AutoConfig.for_model(kind, **SIZES, **MORE, **{count: 4}))
     layer = next(module for module in lm.modules() if type(module).__name__ in EXPERTS)
-    assert lm.config._experts_implementation == grouped_experts.OF_TRANSFORMERS, "or it would never be chosen"
+    assert lm.config._experts_implementation == grouped_experts.OF_TRANSFORMERS, (
+        "or it would never be chosen"
+    )
     torch.manual_seed(0)
     hidden, share = torch.randn(9, 32), torch.rand(9, 2)
     chosen = torch.arange(18).remainder(4).view(9, 2)

@@ -46,12 +46,18 @@ def test_an_exact_head_is_a_plain_product_to_the_bit(bf16: bool) -> None:
     make_exact(lm)
     assert logits_are_products(lm)
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-        fused, whole = (LogitsHead(lm, products=products)(batch).logprob for products in (True, False))
+        fused, whole = (
+            LogitsHead(lm, products=products)(batch).logprob for products in (True, False)
+        )
     assert torch.equal(fused, whole)
 
 
-@pytest.mark.parametrize("sampling", [SamplingParams(1), SamplingParams(1, temperature=0.6)], ids=["plain", "0.6"])
-def test_hidden_states_and_whole_logits_give_the_same(models: Callable[..., Path], sampling: SamplingParams) -> None:
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(1), SamplingParams(1, temperature=0.6)], ids=["plain", "0.6"]
+)
+def test_hidden_states_and_whole_logits_give_the_same(
+    models: Callable[..., Path], sampling: SamplingParams
+) -> None:
     """A head with a bias of zeros is not fused."""
     folder, batch = models("qwen3"), ragged((7, 12, 3), sampling=sampling)
     lm = load_causal_lm(folder)

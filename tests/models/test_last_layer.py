@@ -63,6 +63,8 @@ def test_gradients_are_those_of_all_states(models: Callable[..., Path], architec
     found: list[list[Tensor]] = []
     for logprob in (head(BATCH).logprob, score_whole(head, BATCH)):
         assert logprob is not None
-        found.append(list(torch.autograd.grad((BATCH["advantage"] * logprob).sum(), list(head.parameters()))))
+        found.append(
+            list(torch.autograd.grad((BATCH["advantage"] * logprob).sum(), list(head.parameters())))
+        )
     for ours, whole in zip(*found, strict=True):
         torch.testing.assert_close(ours, whole, rtol=1e-5, atol=1e-6)

@@ -17,7 +17,9 @@ from lockstep.models.weight_files import check_weights
 FIELDS = {key: value for key, value in SHAPE.items() if key not in ("vocab_size", "eos_token_id")}
 
 
-def test_masters_are_fp32_and_attention_is_ours(models: Callable[..., Path], tmp_path: Path) -> None:
+def test_masters_are_fp32_and_attention_is_ours(
+    models: Callable[..., Path], tmp_path: Path
+) -> None:
     load_causal_lm(models("qwen2")).bfloat16().save_pretrained(tmp_path)
     for lm in (load_causal_lm(tmp_path), load_backbone(tmp_path)):
         assert {parameter.dtype for parameter in lm.parameters()} == {torch.float32}
@@ -26,7 +28,9 @@ def test_masters_are_fp32_and_attention_is_ours(models: Callable[..., Path], tmp
 
 def test_a_model_from_scratch_is_made_by_its_seed() -> None:
     tokenizer = words_tokenizer(["one two three", "four five"])
-    first, same, other = (build_causal_lm({"model_type": "qwen2", **FIELDS}, tokenizer, seed) for seed in (1, 1, 2))
+    first, same, other = (
+        build_causal_lm({"model_type": "qwen2", **FIELDS}, tokenizer, seed) for seed in (1, 1, 2)
+    )
     assert first.config.vocab_size == len(tokenizer)
     assert first.config.eos_token_id == tokenizer.eos_token_id
     weights = [lm.get_input_embeddings().get_parameter("weight") for lm in (first, same, other)]
@@ -50,17 +54,30 @@ EXPERTS = {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok":
 
 @pytest.mark.parametrize(
     "fields",
-    [{"model_type": "qwen3_moe", **EXPERTS}, {"model_type": "mixtral", "num_local_experts": 4}, {"model_type": "gpt2"}],
+    [
+        {"model_type": "qwen3_moe", **EXPERTS},
+        {"model_type": "mixtral", "num_local_experts": 4},
+        {"model_type": "gpt2"},
+    ],
     ids=lambda fields: fields["model_type"],
 )
 @pytest.mark.parametrize("tied", [False, True])
-def test_names_that_transformers_changes_are_known(fields: dict[str, object], tied: bool, tmp_path: Path) -> None:
-    """Experts are joined when they are read, and cut when they are saved; a tied head is not saved."""
+def test_names_that_transformers_changes_are_known(
+    fields: dict[str, object], tied: bool, tmp_path: Path
+) -> None:
+    """Experts are joined when they are read, and cut when they are saved; a tied head is not
+    saved.
+    """
     config = AutoConfig.for_model(**{**SHAPE, **fields, "tie_word_embeddings": tied})
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     check_weights(tmp_path, skeleton(read_config(tmp_path), "here"))
     experts = [name for name in load_file(tmp_path / "model.safetensors") if ".experts.3." in name]
     if experts:
-        alter(tmp_path, lambda tensors: tensors.update({experts[0].replace("layers.0", "layers.7"): torch.zeros(2)}))
+        alter(
+            tmp_path,
+            lambda tensors: tensors.update(
+                {experts[0].replace("layers.0", "layers.7"): torch.zeros(2)}
+            ),
+        )
         with pytest.raises(ModelError, match=r"no place for: .*layers\.7"):
             check_weights(tmp_path, skeleton(read_config(tmp_path), "here"))

@@ -1,4 +1,6 @@
-"""Models that are not plain transformers go through a whole run: they learn what they sample, and are exported."""
+"""Models that are not plain transformers go through a whole run: they learn what they sample, and
+are exported.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +43,14 @@ def test_a_run_agrees_and_exports(kind: str, run: Run, in_tmp: Path) -> None:
 
 
 def test_what_is_never_trained_is_exported_as_it_was(run: Run, in_tmp: Path) -> None:
-    """The bias by which DeepSeek-V3 chooses experts is a buffer; runs ended without a model for want of it."""
+    """The bias by which DeepSeek-V3 chooses experts is a buffer; runs ended without a model for
+    want of it.
+    """
     kind = "deepseek_v3"
-    run(*(f"model.scratch.config.{field}" for field in (f"model_type={kind}", *KINDS[kind])), "run.max_steps=0")
+    run(
+        *(f"model.scratch.config.{field}" for field in (f"model_type={kind}", *KINDS[kind])),
+        "run.max_steps=0",
+    )
     folder = Path("run/initial")
     model = AutoModelForCausalLM.from_pretrained(folder)
     bias = model.model.layers[1].mlp.gate.e_score_correction_bias

@@ -1,4 +1,6 @@
-"""Attention without padding: torch's own is stood in for on the CPU, so that what it is asked for is seen."""
+"""Attention without padding: torch's own is stood in for on the CPU, so that what it is asked for
+is seen.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def projections(tokens: int, size: int = 8, values: int = 8) -> tuple[Tensor, Te
     draw = torch.Generator().manual_seed(0)
 
     def numbers(heads: int, size: int) -> Tensor:
-        return torch.randn(1, heads, tokens, size, generator=draw, dtype=torch.float64, requires_grad=True)
+        return torch.randn(
+            1, heads, tokens, size, generator=draw, dtype=torch.float64, requires_grad=True
+        )
 
     return numbers(4, size), numbers(2, size), numbers(2, values)
 
@@ -55,16 +59,22 @@ def test_heads_that_flash_attention_does_not_take_are_padded(size: int, values: 
     assert torch.equal(*(packed.attend(kernel, 0, *given, 0.3, None) for kernel in (FUSED, VARLEN)))
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's compiler asks for it
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf"
+)  # torch's compiler asks for it
 @pytest.mark.parametrize("kind", ["llama", "qwen2 window"])
-def test_a_model_computes_the_same_and_compiles_once(models: Callable[..., Path], kind: str) -> None:
+def test_a_model_computes_the_same_and_compiles_once(
+    models: Callable[..., Path], kind: str
+) -> None:
     torch.compiler.reset()
     plain = load_causal_lm(models(kind))
     unpadded = copy.deepcopy(plain)
     unpadded.set_attn_implementation(UNPADDED)
     compiled = copy.deepcopy(unpadded)
     for layer in layers(compiled):
-        layer.forward = torch.compile(layer.forward, dynamic=True, fullgraph=True, backend="aot_eager")
+        layer.forward = torch.compile(
+            layer.forward, dynamic=True, fullgraph=True, backend="aot_eager"
+        )
     for number, lengths in enumerate((LENGTHS, (7, 2), (3, 30, 6))):
         with torch.compiler.set_stance("default" if number == 0 else "fail_on_recompile"):
             batch, found = ragged(lengths), []
@@ -94,13 +104,19 @@ def config(kind: str = "llama", **fields: int) -> PreTrainedConfig:
     ],
 )
 def test_what_flash_attention_does_not_do_is_padded_and_said(
-    monkeypatch: pytest.MonkeyPatch, of: PreTrainedConfig, device: torch.device, dtype: DType, reason: str | None
+    monkeypatch: pytest.MonkeyPatch,
+    of: PreTrainedConfig,
+    device: torch.device,
+    dtype: DType,
+    reason: str | None,
 ) -> None:
     show_gpus(monkeypatch, 1)
     found = explain_padding(of, device, dtype)
     assert (found is None) == (reason is None)
     assert (reason or "") in (found or "")
-    assert describe_attention(of, device, dtype).startswith("varlen_attn" if reason is None else "scaled_dot_product")
+    assert describe_attention(of, device, dtype).startswith(
+        "varlen_attn" if reason is None else "scaled_dot_product"
+    )
 
 
 def test_an_old_gpu_pads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +125,9 @@ def test_an_old_gpu_pads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "compute capability" in str(explain_padding(config(), GPU, dtype="bf16"))
 
 
-def test_it_is_chosen_when_a_model_is_opened(monkeypatch: pytest.MonkeyPatch, models: Callable[..., Path]) -> None:
+def test_it_is_chosen_when_a_model_is_opened(
+    monkeypatch: pytest.MonkeyPatch, models: Callable[..., Path]
+) -> None:
     show_gpus(monkeypatch, 1)
     lm = load_causal_lm(models("llama"))
     open_kernels(lm, GPU, dtype="fp32")

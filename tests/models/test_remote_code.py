@@ -1,4 +1,6 @@
-"""Code that a model's folder brings is neither run nor asked about, but where its files are trusted."""
+"""Code that a model's folder brings is neither run nor asked about, but where its files are
+trusted.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,11 @@ EVIL = "open('ran', 'w').close()\nclass Evil: pass\n"
 
 @pytest.mark.parametrize(("kind", "error"), [("t5", ModelError), ("no_such_model", UntrustedCode)])
 def test_code_of_a_model_is_not_run_and_no_question_is_asked(
-    kind: str, error: type[Exception], in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    kind: str,
+    error: type[Exception],
+    in_tmp: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (in_tmp / "evil.py").write_text(EVIL)
     auto_map = {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"}
@@ -45,7 +51,9 @@ open("ran", "w").close()
 PLACES = {"AutoConfig": "mine.MineConfig", "AutoModelForCausalLM": "mine.MineForCausalLM"}
 
 
-def bring(folder: Path, kind: Any = "lockstep_test_mine", places: object = PLACES, code: str = MINE) -> Path:
+def bring(
+    folder: Path, kind: Any = "lockstep_test_mine", places: object = PLACES, code: str = MINE
+) -> Path:
     """A folder whose classes lie in two files of its own."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps({"model_type": kind, "auto_map": places}))
@@ -62,7 +70,9 @@ def untrusting(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("untrusting")
 def test_every_file_that_would_run_has_to_be_trusted(in_tmp: Path) -> None:
     folder = bring(in_tmp / "model")
-    with pytest.raises(UntrustedCode, match=r"mine\.py \(sha256 \w{16}\), .*parts\.py \(sha256 .*lockstep\.trust\("):
+    with pytest.raises(
+        UntrustedCode, match=r"mine\.py \(sha256 \w{16}\), .*parts\.py \(sha256 .*lockstep\.trust\("
+    ):
         read_config(folder)
     trust(folder / "mine.py")
     with pytest.raises(UntrustedCode, match=r"not run: [^,]*parts\.py \(sha256 [^,]*; if you"):
@@ -75,7 +85,10 @@ def test_what_is_trusted_is_the_content_and_nothing_else_of_the_folder(in_tmp: P
     folder = bring(in_tmp / "model", code=MINE + "import parts\n")
     (folder / "__pycache__").mkdir()
     trust(folder / "mine.py", folder / "parts.py")
-    with pytest.raises(InputError, match=r"mine\.py cannot be imported \(ModuleNotFoundError: No module named 'parts'"):
+    with pytest.raises(
+        InputError,
+        match=r"mine\.py cannot be imported \(ModuleNotFoundError: No module named 'parts'",
+    ):
         read_config(folder)
     (folder / "parts.py").write_text("SIZE = 4\n")
     with pytest.raises(UntrustedCode, match=r"not run: [^,]*parts\.py"):

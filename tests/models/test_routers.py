@@ -16,14 +16,21 @@ from transformers.models.dots1 import Dots1Config
 from transformers.models.dots1.modeling_dots1 import Dots1TopkRouter
 from transformers.models.glm4_moe import Glm4MoeConfig
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeTopkRouter
-from transformers.models.openai_privacy_filter.configuration_openai_privacy_filter import OpenAIPrivacyFilterConfig
-from transformers.models.openai_privacy_filter.modeling_openai_privacy_filter import OpenAIPrivacyFilterTopKRouter
+from transformers.models.openai_privacy_filter.configuration_openai_privacy_filter import (
+    OpenAIPrivacyFilterConfig,
+)
+from transformers.models.openai_privacy_filter.modeling_openai_privacy_filter import (
+    OpenAIPrivacyFilterTopKRouter,
+)
 
 from lockstep.models.routers import keep_in_fp32
 
 FP32 = [
     (DeepseekV3TopkRouter, DeepseekV3Config),
-    (Dots1TopkRouter, partial(Dots1Config, n_routed_experts=8, num_experts_per_tok=2, n_group=1, topk_group=1)),
+    (
+        Dots1TopkRouter,
+        partial(Dots1Config, n_routed_experts=8, num_experts_per_tok=2, n_group=1, topk_group=1),
+    ),
     (Glm4MoeTopkRouter, Glm4MoeConfig),
     (OpenAIPrivacyFilterTopKRouter, OpenAIPrivacyFilterConfig),
 ]

@@ -1,4 +1,6 @@
-"""The vocabularies of models that are made for toy tasks stay as they are, token for token: runs depend on them."""
+"""The vocabularies of models that are made for toy tasks stay as they are, token for token: runs
+depend on them.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,18 @@ SLOW = {"sft_letters": pytest.mark.full, "sft_letters_meta": pytest.mark.proof}
 
 @pytest.mark.parametrize(
     ("recipe", "size", "digest"),
-    [pytest.param(name, *known, marks=[SLOW[name]] if name in SLOW else []) for name, known in VOCABULARIES.items()],
+    [
+        pytest.param(name, *known, marks=[SLOW[name]] if name in SLOW else [])
+        for name, known in VOCABULARIES.items()
+    ],
 )
-def test_a_toy_task_has_the_vocabulary_that_it_always_had(recipe: str, size: int, digest: str, tmp_path: Path) -> None:
+def test_a_toy_task_has_the_vocabulary_that_it_always_had(
+    recipe: str, size: int, digest: str, tmp_path: Path
+) -> None:
     training = load(rung(recipe) if "letters" in recipe else recipe).training
-    found = scratch_tokenizer(training, data_files(training.data, tmp_path).demonstrations).get_vocab()
+    found = scratch_tokenizer(
+        training, data_files(training.data, tmp_path).demonstrations
+    ).get_vocab()
     tokens = [token for token, _ in sorted(found.items(), key=lambda item: item[1])]
     assert len(tokens) == size
     assert hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:16] == digest

@@ -1,4 +1,6 @@
-"""Stop tokens of a model: which files name them, and the end of a turn at which a model does not stop."""
+"""Stop tokens of a model: which files name them, and the end of a turn at which a model does not
+stop.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,21 @@ CHATML = "{% for m in messages %}{{ m.content }}<turn>{% endfor %}"
 
 def write_model(folder: Path, config: dict[str, Any], generation: dict[str, Any] | None) -> Path:
     """A folder with all of a model but its weights."""
-    words = Tokenizer(WordLevel({word: token for token, word in enumerate(WORDS)}, unk_token="<unk>"))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>", unk_token="<unk>")
+    words = Tokenizer(
+        WordLevel({word: token for token, word in enumerate(WORDS)}, unk_token="<unk>")
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words, eos_token="<eos>", unk_token="<unk>"
+    )
     tokenizer.add_special_tokens({"additional_special_tokens": ["<turn>", "<other>"]})
     tokenizer.chat_template = CHATML
     tokenizer.save_pretrained(folder)
-    whole = {"model_type": "llama", "vocab_size": len(WORDS), "max_position_embeddings": 64, **config}
+    whole = {
+        "model_type": "llama",
+        "vocab_size": len(WORDS),
+        "max_position_embeddings": 64,
+        **config,
+    }
     (folder / "config.json").write_text(json.dumps(whole))
     if generation is not None:
         (folder / "generation_config.json").write_text(json.dumps(generation))
@@ -43,7 +54,10 @@ def write_model(folder: Path, config: dict[str, Any], generation: dict[str, Any]
     ],
 )
 def test_stop_tokens_of_generation_config_count_or_else_those_of_config(
-    tmp_path: Path, config: dict[str, Any], generation: dict[str, Any] | None, stops: tuple[int, ...]
+    tmp_path: Path,
+    config: dict[str, Any],
+    generation: dict[str, Any] | None,
+    stops: tuple[int, ...],
 ) -> None:
     """As in `transformers`, which reads config.json where there is no generation_config.json."""
     assert open_source(write_model(tmp_path, config, generation)).stop_token_ids == stops

@@ -1,4 +1,6 @@
-"""The tokenizer of words: lossless, one token per number, the same whatever the order of its texts."""
+"""The tokenizer of words: lossless, one token per number, the same whatever the order of its
+texts.
+"""
 
 import json
 from pathlib import Path
@@ -41,8 +43,12 @@ def test_unknown_words_are_unknown_and_special_tokens_are_there() -> None:
 
 
 @pytest.mark.parametrize("model_type", [None, "llama", "qwen2", "qwen3"])
-def test_a_saved_tokenizer_is_the_same_beside_any_model(tmp_path: Path, model_type: str | None) -> None:
-    """transformers opens any tokenizer beside a qwen2 config as a Qwen2Tokenizer, which splits text in its own way."""
+def test_a_saved_tokenizer_is_the_same_beside_any_model(
+    tmp_path: Path, model_type: str | None
+) -> None:
+    """transformers opens any tokenizer beside a qwen2 config as a Qwen2Tokenizer, which splits text
+    in its own way.
+    """
     made = words_tokenizer([TEXT])
     made.save_pretrained(tmp_path)
     if model_type is not None:
@@ -54,7 +60,9 @@ def test_a_saved_tokenizer_is_the_same_beside_any_model(tmp_path: Path, model_ty
 
 
 @pytest.mark.parametrize("model_type", ["qwen2", "llama"])
-def test_a_generic_tokenizer_is_opened_as_its_files_have_it(model_type: str, tmp_path: Path) -> None:
+def test_a_generic_tokenizer_is_opened_as_its_files_have_it(
+    model_type: str, tmp_path: Path
+) -> None:
     """`AutoTokenizer` takes one beside a qwen2 for that architecture's, and misreads texts."""
     words_tokenizer(["Tom has 3 apples.\n"]).save_pretrained(tmp_path)
     AutoConfig.for_model(model_type).save_pretrained(tmp_path)

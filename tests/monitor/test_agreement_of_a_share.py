@@ -1,4 +1,6 @@
-"""A share of the responses is scored, and the rest is compared in training, on fakes that are exact."""
+"""A share of the responses is scored, and the rest is compared in training, on fakes that are
+exact.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from lockstep.monitor.agreement import Agreement, Disagreement, Promise
 from lockstep.rollouts.sampler_session import SamplerSession
 
 
-def exact_workers(exact: bool = True, stops_inexact: bool = False) -> tuple[PPOWorkers, PPOSettings, list[str]]:
+def exact_workers(
+    exact: bool = True, stops_inexact: bool = False
+) -> tuple[PPOWorkers, PPOSettings, list[str]]:
     place, notes = workers(TabularSampler()), list[str]()
     its = Promise(1.001, True, "lockstep doctor quick", exact, stops_inexact)
     agreement = Agreement(place.policy, place.collector.engine, its, None, notes.append)
@@ -41,7 +45,9 @@ def scored(place: PPOWorkers, batch: Batch, step: int = 0) -> Batch:
 def moved(batch: Batch, rows: Tensor, move: Callable[[Tensor], Tensor]) -> Batch:
     """The batch with another `sampler_logprob` in some responses."""
     said = batch["sampler_logprob"]
-    return batch.with_columns({"sampler_logprob": torch.where(rows[batch.row] & batch.mask, move(said), said)})
+    return batch.with_columns(
+        {"sampler_logprob": torch.where(rows[batch.row] & batch.mask, move(said), said)}
+    )
 
 
 def test_the_share_is_an_eighth_from_all_over_and_another_one_in_each_step() -> None:
@@ -94,10 +100,15 @@ def test_the_first_minibatch_counts_what_the_share_has_not() -> None:
     assert 32 * 4 < metrics["agreement/tokens"] <= (32 + 8) * 4
     assert "policy/compared" not in metrics
     found = agreement_of(place).certificate
-    assert (found.tokens, found.not_recomputed) == (metrics["agreement/tokens"], metrics["agreement/not_recomputed"])
+    assert (found.tokens, found.not_recomputed) == (
+        metrics["agreement/tokens"],
+        metrics["agreement/not_recomputed"],
+    )
 
 
-def test_a_breach_in_the_first_minibatch_stops_before_any_weight_changes_and_leaves_no_trace() -> None:
+def test_a_breach_in_the_first_minibatch_stops_before_any_weight_changes_and_leaves_no_trace() -> (
+    None
+):
     place, rule, _ = exact_workers()
     agreement = agreement_of(place)
     assert isinstance(place.policy, TabularLearner)

@@ -19,14 +19,23 @@ from lockstep_doctor.table.options import DoctorRecipe
     "options",
     [
         {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.1},
-        {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": -0.1, "stop": ("\n",)},
+        {
+            "repetition_penalty": 1.2,
+            "presence_penalty": 0.3,
+            "frequency_penalty": -0.1,
+            "stop": ("\n",),
+        },
         {"temperature": 0.0, "repetition_penalty": 1.2},
     ],
 )
-def test_the_command_draws_as_the_run_does(models: Callable[..., Path], options: dict[str, float]) -> None:
+def test_the_command_draws_as_the_run_does(
+    models: Callable[..., Path], options: dict[str, float]
+) -> None:
     sampling = Sampling(max_tokens=8, **options)  # pyright: ignore[reportArgumentType]
     command = shlex.split(doctor_options(LearnerSection(), SamplerSection(), sampling))
     recipe = doctor_recipe(str(models("llama")), command).recipe
     assert isinstance(recipe, DoctorRecipe)
     (method,) = recipe.grid.methods
-    assert method.of_length(8) == replace(sampling.params(), stop=()), "a stop string changes no probability"
+    assert method.of_length(8) == replace(sampling.params(), stop=()), (
+        "a stop string changes no probability"
+    )

@@ -1,4 +1,6 @@
-"""The test of a drift: exactly fair under the null, rarely wrong on healthy streams, quick where there is a drift."""
+"""The test of a drift: exactly fair under the null, rarely wrong on healthy streams, quick where
+there is a drift.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def alarm(test: DriftTest, values: Iterable[float], state: DriftState | None = N
 
 def begun(bound: float, guess: float, variance: float = 0.0, capital: float = 0.0) -> DriftState:
     """A test whose baseline is over."""
-    return DriftState(seen=20, mean=bound, bound=bound, guess=guess, variance=variance, capital=capital)
+    return DriftState(
+        seen=20, mean=bound, bound=bound, guess=guess, variance=variance, capital=capital
+    )
 
 
 def sequences(rng: np.random.Generator, steps: int, count: int) -> np.ndarray:
@@ -67,7 +71,9 @@ HEALTHY: list[Healthy] = [sequences, with_lost_tokens, pareto, wandering]
 
 
 def test_the_evidence_is_a_martingale_where_the_mean_is_the_bound() -> None:
-    """All 2¹² paths of a stream that is 0 or 4μ, in the midst of bets: the expected evidence is that of the start."""
+    """All 2¹² paths of a stream that is 0 or 4μ, in the midst of bets: the expected evidence is
+    that of the start.
+    """
     start, chance = begun(0.5, guess=0.8, variance=0.1, capital=0.0), 0.25
     total, bets = 0.0, 0
     for path in itertools.product((False, True), repeat=12):
@@ -82,10 +88,13 @@ def test_the_evidence_is_a_martingale_where_the_mean_is_the_bound() -> None:
 
 @pytest.mark.parametrize("most", [1.5, 4.0, 20.0])
 def test_at_the_bound_alarms_are_no_more_frequent_than_promised(most: float) -> None:
-    """The hardest null: the mean is the bound itself, for all 500 steps. 1,000 runs, within three standard errors."""
+    """The hardest null: the mean is the bound itself, for all 500 steps. 1,000 runs, within three
+    standard errors.
+    """
     rng, test, runs = np.random.default_rng(1), replace(TEST, false_alarm_rate=0.05), 1000
     alarms = sum(
-        alarm(test, (rng.random(500) < 1 / most) * most, begun(1.0, guess=1.0)) is not None for _ in range(runs)
+        alarm(test, (rng.random(500) < 1 / most) * most, begun(1.0, guess=1.0)) is not None
+        for _ in range(runs)
     )
     assert alarms <= runs * 0.05 + 3 * math.sqrt(runs * 0.05)
     assert alarms > 0
@@ -93,7 +102,9 @@ def test_at_the_bound_alarms_are_no_more_frequent_than_promised(most: float) -> 
 
 @pytest.mark.parametrize("healthy", HEALTHY)
 def test_healthy_runs_are_left_alone_whatever_their_tails(healthy: Healthy) -> None:
-    """The baseline is learned, too. 300 runs of 500 steps of 16 sequences; at a rate of 1 %, 9 would be no surprise."""
+    """The baseline is learned, too. 300 runs of 500 steps of 16 sequences; at a rate of 1 %, 9
+    would be no surprise.
+    """
     rng = np.random.default_rng(2)
     assert sum(alarm(TEST, healthy(rng, 500, 16).mean(1)) is not None for _ in range(300)) <= 9
 

@@ -1,7 +1,8 @@
-"""Agreement in training: an engine that is off stops the run; faults that no attestation sees raise an alarm with the
-right name, and health raises none.
+"""Agreement in training: an engine that is off stops the run; faults that no attestation sees raise
+an alarm with the right name, and health raises none.
 
-The faults are in samplers that run: what is wrong is which weights they compute with, not which numbers they report.
+The faults are in samplers that run: what is wrong is which weights they compute with, not which
+numbers they report.
 """
 
 from __future__ import annotations
@@ -51,11 +52,15 @@ class Separate(TorchSampler):
 
 
 class StaleDecoding(Separate):
-    """Decodes with weights that it captured once, as a graph would that holds on to old memory; reads with the new."""
+    """Decodes with weights that it captured once, as a graph would that holds on to old memory;
+    reads with the new.
+    """
 
     captured: PreTrainedModel | None = None
 
-    def _logits(self, token_N: Tensor, position_N: Tensor, layout: Continuous, keep_M: Tensor) -> Tensor:
+    def _logits(
+        self, token_N: Tensor, position_N: Tensor, layout: Continuous, keep_M: Tensor
+    ) -> Tensor:
         if self.captured is None and (self.version or 0) >= SOUND:
             self.captured = copy.deepcopy(self._lm)
         lm = self._lm if self.captured is None else self.captured
@@ -64,7 +69,9 @@ class StaleDecoding(Separate):
 
 
 class Buffered(Separate):
-    """Takes weights into a buffer, and attests what is in there; by a mistake not all that came is computed with."""
+    """Takes weights into a buffer, and attests what is in there; by a mistake not all that came is
+    computed with.
+    """
 
     def __init__(self, lm: PreTrainedModel, *options: Any) -> None:
         super().__init__(lm, *options)
@@ -116,7 +123,8 @@ def sampled_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[TorchSampler]]
 
 
 @pytest.mark.parametrize(
-    ("fault", "outcome"), [(StaleDecoding, "decode"), full(LateRefit, "refit"), full(LostTensors, "weights")]
+    ("fault", "outcome"),
+    [(StaleDecoding, "decode"), full(LateRefit, "refit"), full(LostTensors, "weights")],
 )
 def test_a_fault_that_attestation_cannot_see_is_named(
     run: Run,
@@ -133,7 +141,10 @@ def test_a_fault_that_attestation_cannot_see_is_named(
     first = next((row for row in rows if row["watch/alarm"]), None)
     assert first is not None, f"mismatch {[row['watch/mismatch'] for row in rows]}"
     told = [line for line in capsys.readouterr().err.splitlines() if "drift apart" in line]
-    print(f"{outcome}: alarm in step {first['step']}, {first['step'] - SOUND} after the first faulty refit; {told}")
+    print(
+        f"{outcome}: alarm in step {first['step']}, {first['step'] - SOUND} after the first "
+        f"faulty refit; {told}"
+    )
     assert first["step"] > SOUND
     assert len(told) == 1
     assert f"step {first['step']}: " in told[0]
@@ -159,13 +170,20 @@ def test_an_engine_that_is_off_by_one_percent_stops_the_first_step(
     sampled_by(Off)
     assert main(["train", "tiny.yaml"]) == 4
     told = capsys.readouterr().err.splitlines()[-1]
-    assert re.search(r"step 1: sampler and learner disagree, mean e\^\|Δ\| is 1.01 over \d+ tokens", told)
+    assert re.search(
+        r"step 1: sampler and learner disagree, mean e\^\|Δ\| is 1.01 over \d+ tokens", told
+    )
     assert "the bound is 1.001 (agreement.max_mult_prob_error)" in told
-    assert f"`{command('doctor', 'quick', 'run/initial')} backends=[hf,torch] learner.dtype=fp32`" in told
+    assert (
+        f"`{command('doctor', 'quick', 'run/initial')} backends=[hf,torch] learner.dtype=fp32`"
+        in told
+    )
     assert told.endswith("the run was saved after step 0, and the same command resumes it")
     (row,) = (row for row in read_metrics(Path("run")) if "agreement/breach" in row)
     assert (row["step"], row["agreement/breach"]) == (1, 1.0)
-    assert not any("train/reward" in row for row in read_metrics(Path("run"))), "it was not trained on"
+    assert not any("train/reward" in row for row in read_metrics(Path("run"))), (
+        "it was not trained on"
+    )
     assert main(["report", "run"]) == 0
     sampled_by(TorchSampler)
     assert main(["train", "tiny.yaml"]) == 0
@@ -189,7 +207,9 @@ def test_a_run_that_warns_goes_on_and_still_fails(
     assert "bound 1.001, broken in 2 steps" in shown.out
     assert "DISAGREE: " in Path("run/final/README.md").read_text()
     assert main(command) == 4, "a finished run says so again"
-    assert main(["train", "tiny.yaml", "agreement.max_mult_prob_error=1.02", "run.folder=loose"]) == 0
+    assert (
+        main(["train", "tiny.yaml", "agreement.max_mult_prob_error=1.02", "run.folder=loose"]) == 0
+    )
 
 
 @pytest.mark.parametrize("sampler", [TorchSampler, full(Separate)])
@@ -217,7 +237,12 @@ def test_switched_off_it_is_gone_and_trains_the_same(run: Run) -> None:
 
 def test_a_run_that_stopped_goes_on_with_what_was_known(run: Run) -> None:
     """Stopped once before the baseline is whole, and once after it."""
-    watched = ("agreement.exact=false", "agreement.drift.baseline_steps=3", "run.max_steps=6", "run.keep=9")
+    watched = (
+        "agreement.exact=false",
+        "agreement.drift.baseline_steps=3",
+        "run.max_steps=6",
+        "run.keep=9",
+    )
     run(*watched, "run.folder=whole")
     for after in (2, 4):
         shutil.copytree("whole", f"after_{after}", ignore=shutil.ignore_patterns("final"))
@@ -226,8 +251,13 @@ def test_a_run_that_stopped_goes_on_with_what_was_known(run: Run) -> None:
                 shutil.rmtree(path)
         run(*watched, f"run.folder=after_{after}")
         assert read_metrics(Path(f"after_{after}")) == read_metrics(Path("whole"))
-        last = [Path(folder, "checkpoints/step_000006/manifest.json") for folder in ("whole", f"after_{after}")]
-        whole, again = (json.loads(path.read_text())["state"]["agreement"]["watch"] for path in last)
+        last = [
+            Path(folder, "checkpoints/step_000006/manifest.json")
+            for folder in ("whole", f"after_{after}")
+        ]
+        whole, again = (
+            json.loads(path.read_text())["state"]["agreement"]["watch"] for path in last
+        )
         assert again == whole
         assert len(whole["kept"]["tokens"]) == 16
         assert whole["drift"]["seen"] == 6

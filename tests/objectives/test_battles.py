@@ -1,4 +1,6 @@
-"""Battles of judgements: who won counts by the pair that fought, and strengths are those of Bradley and Terry."""
+"""Battles of judgements: who won counts by the pair that fought, and strengths are those of Bradley
+and Terry.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lockstep.objectives.battles import Winner, bradley_terry, consistent_wins, position_weighted_wins
+from lockstep.objectives.battles import (
+    Winner,
+    bradley_terry,
+    consistent_wins,
+    position_weighted_wins,
+)
 
 
 def wins(*rows: Sequence[float]) -> Tensor:
@@ -27,14 +34,18 @@ def test_a_win_counts_where_both_orders_agree() -> None:
 
 
 def test_the_place_that_wins_more_often_weighs_less() -> None:
-    """Equations 3 and 4 of Wu et al. 2024: of five verdicts the first place wins four, so ω₁ = 1/5 and ω₂ = 4/5."""
+    """Equations 3 and 4 of Wu et al. 2024: of five verdicts the first place wins four, so ω₁ = 1/5
+    and ω₂ = 4/5.
+    """
     battles: dict[tuple[int, int], Winner | None] = {
         (0, 1): "A", (1, 0): "A",  # each wins in front
         (0, 2): "A", (2, 0): "B",  # 0 wins in both places
         (1, 2): None, (2, 1): "A",  # one order without a verdict: the other counts
     }  # fmt: skip
     assert torch.allclose(
-        position_weighted_wins(battles, 3), wins([0, 1 / 5, 1 / 5 + 4 / 5], [1 / 5, 0, 0], [0, 1 / 5, 0]), atol=1e-15
+        position_weighted_wins(battles, 3),
+        wins([0, 1 / 5, 1 / 5 + 4 / 5], [1 / 5, 0, 0], [0, 1 / 5, 0]),
+        atol=1e-15,
     )
 
 

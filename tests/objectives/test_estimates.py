@@ -1,4 +1,6 @@
-"""Estimates against enumeration of every subset in exact fractions, their properties, and the coverage of intervals."""
+"""Estimates against enumeration of every subset in exact fractions, their properties, and the
+coverage of intervals.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,9 @@ from hypothesis import strategies as st
 from lockstep.objectives.estimates import majority_at_k, pass_at_k, share
 
 RIGHT, SILENT = "right", None
-counts = st.tuples(st.integers(0, 5), st.lists(st.integers(1, 4), max_size=3).map(tuple), st.integers(0, 2)).filter(
-    lambda drawn: 1 <= drawn[0] + sum(drawn[1]) + drawn[2] <= 9
-)
+counts = st.tuples(
+    st.integers(0, 5), st.lists(st.integers(1, 4), max_size=3).map(tuple), st.integers(0, 2)
+).filter(lambda drawn: 1 <= drawn[0] + sum(drawn[1]) + drawn[2] <= 9)
 
 
 def responses(right: int, wrong: tuple[int, ...], silent: int) -> list[str | None]:
@@ -34,7 +36,9 @@ def won(votes: tuple[str | None, ...]) -> Fraction:
 
 
 @given(counts, st.data())
-def test_every_subset_counts_once(drawn: tuple[int, tuple[int, ...], int], data: st.DataObject) -> None:
+def test_every_subset_counts_once(
+    drawn: tuple[int, tuple[int, ...], int], data: st.DataObject
+) -> None:
     right, wrong, silent = drawn
     every = responses(right, wrong, silent)
     k = data.draw(st.integers(1, len(every)))
@@ -56,10 +60,16 @@ def test_one_response_per_question_gives_wilsons_interval() -> None:
 
 @pytest.mark.parametrize(("rate", "questions"), [(0.7, 50), (2 / 3, 22), (0.1, 3)])
 def test_questions_that_all_have_one_rate_count_once_each(rate: float, questions: int) -> None:
-    """Their variance is rounding, or nothing: Wilson's interval of as many responses as questions."""
+    """Their variance is rounding, or nothing: Wilson's interval of as many responses as
+    questions.
+    """
     found, z2 = share([rate] * questions), 1.959963984540054**2
     center = (rate + z2 / (2 * questions)) / (1 + z2 / questions)
-    half = math.sqrt(z2) / (1 + z2 / questions) * math.sqrt(rate * (1 - rate) / questions + z2 / (4 * questions**2))
+    half = (
+        math.sqrt(z2)
+        / (1 + z2 / questions)
+        * math.sqrt(rate * (1 - rate) / questions + z2 / (4 * questions**2))
+    )
     assert (found.low, found.high) == pytest.approx((center - half, center + half), abs=1e-9)
 
 

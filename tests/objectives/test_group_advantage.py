@@ -1,4 +1,6 @@
-"""Advantages within groups, against loops in float64, and what responses without a verdict may not touch."""
+"""Advantages within groups, against loops in float64, and what responses without a verdict may not
+touch.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,11 @@ def plain(baseline: Baseline, scale: ScaleRewards) -> list[float]:
             if score != score or (baseline != "none" and not others):
                 found.append(0.0)
                 continue
-            base = {"mean": statistics.fmean(there), "leave_one_out": statistics.fmean(others or [0.0]), "none": 0.0}
+            base = {
+                "mean": statistics.fmean(there),
+                "leave_one_out": statistics.fmean(others or [0.0]),
+                "none": 0.0,
+            }
             spread = {
                 "group": (statistics.stdev(there) if len(there) > 1 else 0.0) + 1e-4,
                 "batch": statistics.stdev(judged) + 1e-4,
@@ -56,12 +62,16 @@ def test_equal_scores_are_exactly_0(baseline: Baseline, scale: ScaleRewards) -> 
             every = torch.full((2 * size,), score)
             some = torch.cat([every[:size], torch.arange(size) / 3])
             for scores in (every, some):
-                found, _ = group_advantage(scores, scores.isfinite(), size, baseline=baseline, scale=scale)
+                found, _ = group_advantage(
+                    scores, scores.isfinite(), size, baseline=baseline, scale=scale
+                )
                 assert found[:size].tolist() == [0.0] * size, (size, score)
 
 
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
-def test_the_slope_is_one_over_the_deviation_where_responses_are_compared(scale: ScaleRewards) -> None:
+def test_the_slope_is_one_over_the_deviation_where_responses_are_compared(
+    scale: ScaleRewards,
+) -> None:
     scores = torch.tensor(SCORES)
     _, slope = group_advantage(scores, scores.isfinite(), GROUP, baseline="mean", scale=scale)
     judged = [score for score in SCORES if score == score]
@@ -71,13 +81,18 @@ def test_the_slope_is_one_over_the_deviation_where_responses_are_compared(scale:
         "none": 1.0,
     }
     assert slope[:3].tolist() == pytest.approx([1 / spread[scale]] * 3, rel=1e-5)
-    assert slope[3:8].tolist() == [0.0] * 5, "one of them is alone in its group, the others were not judged"
+    assert slope[3:8].tolist() == [0.0] * 5, (
+        "one of them is alone in its group, the others were not judged"
+    )
 
 
 @pytest.mark.parametrize("missing", [0.0, -7.0, float("inf"), NAN])
 def test_a_score_that_is_none_touches_nobody(missing: float) -> None:
     options: Any = {"baseline": "mean", "scale": "batch"}
-    scores, judged = torch.tensor([1.0, missing, 3.0, 2.0, 5.0, 8.0]), torch.tensor([1, 0, 1, 1, 1, 1]).bool()
+    scores, judged = (
+        torch.tensor([1.0, missing, 3.0, 2.0, 5.0, 8.0]),
+        torch.tensor([1, 0, 1, 1, 1, 1]).bool(),
+    )
     found, _ = group_advantage(scores, judged, 3, **options)
     alone, _ = group_advantage(scores.nan_to_num(9.0, 9.0), judged, 3, **options)
     assert torch.equal(found, alone)

@@ -24,14 +24,23 @@ def sigmoid(x: float) -> float:
 
 
 @given(ratios, st.floats(0.0, 10.0), st.floats(0.01, 1.0), st.floats(0.0, 3.0), st.floats(0.0, 3.0))
-def test_it_is_its_formula(ratio: float, point: float, beta: float, desired: float, undesired: float) -> None:
-    found = kto(number(ratio, ratio), torch.tensor([True, False]), beta, point, (desired, undesired))
-    expected = [desired * (1 - sigmoid(beta * (ratio - point))), undesired * (1 - sigmoid(beta * (point - ratio)))]
+def test_it_is_its_formula(
+    ratio: float, point: float, beta: float, desired: float, undesired: float
+) -> None:
+    found = kto(
+        number(ratio, ratio), torch.tensor([True, False]), beta, point, (desired, undesired)
+    )
+    expected = [
+        desired * (1 - sigmoid(beta * (ratio - point))),
+        undesired * (1 - sigmoid(beta * (point - ratio))),
+    ]
     assert found.tolist() == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
 @given(st.lists(ratios, min_size=1, max_size=8))
-def test_the_reference_point_is_a_mean_that_is_never_negative_and_has_no_gradient(mismatched: list[float]) -> None:
+def test_the_reference_point_is_a_mean_that_is_never_negative_and_has_no_gradient(
+    mismatched: list[float],
+) -> None:
     column = number(*mismatched).requires_grad_()
     point = estimate_reference_point(column)
     assert point == pytest.approx(max(0.0, sum(mismatched) / len(mismatched)), abs=1e-9)

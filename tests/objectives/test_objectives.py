@@ -1,4 +1,6 @@
-"""The mathematics of PPO against values worked out by hand and float64 references of a few lines."""
+"""The mathematics of PPO against values worked out by hand and float64 references of a few
+lines.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ from lockstep.core.metrics import merge_metrics
 from lockstep.objectives.advantage import gae, length_adaptive_lambda
 from lockstep.objectives.divergence import k1, k2, k3, kl_loss
 from lockstep.objectives.masks import masked_whiten, sequence_sum
-from lockstep.objectives.mismatch import agreement, icepop, sequence_mismatch, sequence_tis, token_tis
+from lockstep.objectives.mismatch import (
+    agreement,
+    icepop,
+    sequence_mismatch,
+    sequence_tis,
+    token_tis,
+)
 from lockstep.objectives.policy import clip_surrogate, probability_ratio
 from lockstep.objectives.shaping import overlong_penalty, scale_reward, token_rewards
 
@@ -23,7 +31,9 @@ LN2 = math.log(2.0)
 
 
 def close(actual: Tensor, expected: Tensor | list[float], atol: float = 1e-6) -> None:
-    torch.testing.assert_close(actual.double(), torch.as_tensor(expected).double(), rtol=1e-5, atol=atol)
+    torch.testing.assert_close(
+        actual.double(), torch.as_tensor(expected).double(), rtol=1e-5, atol=atol
+    )
 
 
 def on(*flags: int) -> Tensor:
@@ -36,7 +46,8 @@ def on(*flags: int) -> Tensor:
 def test_masked_whiten_by_hand() -> None:
     # mean of 1, 3, 5 is 3 and the population variance 8/3
     close(
-        masked_whiten(torch.tensor([1.0, NAN, 3.0, 5.0]), on(1, 0, 1, 1)), [-math.sqrt(1.5), 0.0, 0.0, math.sqrt(1.5)]
+        masked_whiten(torch.tensor([1.0, NAN, 3.0, 5.0]), on(1, 0, 1, 1)),
+        [-math.sqrt(1.5), 0.0, 0.0, math.sqrt(1.5)],
     )
 
 
@@ -46,13 +57,17 @@ def test_masked_whiten_by_hand() -> None:
 def test_masked_whiten_of_nothing_or_of_equals_is_zero() -> None:
     close(masked_whiten(torch.tensor([NAN, 4.0]), on(0, 0)), [0.0, 0.0])
     for value in (4.0, 0.1, 0.3, 0.7, 3000.1):
-        assert masked_whiten(torch.full((48,), value), torch.ones(48).bool()).tolist() == [0.0] * 48, value
+        assert (
+            masked_whiten(torch.full((48,), value), torch.ones(48).bool()).tolist() == [0.0] * 48
+        ), value
 
 
 def test_gae_takes_a_lambda_per_sequence() -> None:
     reward, value = torch.tensor([0.0, 1.0, 0.0, 1.0, 0.0, 1.0]), torch.zeros(6)
     lam = torch.tensor([1.0, 0.3, 0.0, 0.5])
-    actual = gae(reward, value, torch.ones(6).bool(), torch.tensor([2, 0, 2, 2]), gamma=1.0, lam=lam)
+    actual = gae(
+        reward, value, torch.ones(6).bool(), torch.tensor([2, 0, 2, 2]), gamma=1.0, lam=lam
+    )
     close(actual, [1.0, 1.0, 0.0, 1.0, 0.5, 1.0])
 
 
@@ -118,7 +133,9 @@ def surrogate(ratio: float, a: float, dual_clip: float | None = None) -> tuple[f
         (5.0, 2.0, 3.0, (-2.6, True, 0.0)),  # dual clip is for negative advantages only
     ],
 )
-def test_clipped_surrogate_by_hand(ratio: float, a: float, dual_clip: float | None, expected: tuple) -> None:
+def test_clipped_surrogate_by_hand(
+    ratio: float, a: float, dual_clip: float | None, expected: tuple
+) -> None:
     assert surrogate(ratio, a, dual_clip) == expected
 
 
@@ -126,7 +143,12 @@ def test_a_ratio_beyond_floats_gives_no_nan() -> None:
     logprob = torch.tensor([200.0, -200.0], requires_grad=True)
     for sign in (1.0, -1.0):
         loss, _ = clip_surrogate(
-            logprob, torch.zeros(2), torch.full((2,), sign), clip_low=0.2, clip_high=0.2, dual_clip=None
+            logprob,
+            torch.zeros(2),
+            torch.full((2,), sign),
+            clip_low=0.2,
+            clip_high=0.2,
+            dual_clip=None,
         )
         loss.sum().backward()
     assert logprob.grad is not None
@@ -136,7 +158,8 @@ def test_a_ratio_beyond_floats_gives_no_nan() -> None:
 
 # mismatch
 
-# ratios learner / sampler: sequence one 2 and 4, sequence two ½ (and a token that does not count), sequence three none
+# ratios learner / sampler: sequence one 2 and 4, sequence two ½ (and a token that does not count),
+# sequence three none
 LEARNER = torch.tensor([LN2, 2 * LN2, -LN2, NAN, 5.0])
 SAMPLER = torch.tensor([0.0, 0.0, 0.0, 0.0, NAN])
 MASK, LENGTHS = on(1, 1, 1, 0, 0), torch.tensor([2, 2, 1])
@@ -159,7 +182,9 @@ def test_agreement_by_hand() -> None:
     figures = agreement(LEARNER, SAMPLER, MASK, LENGTHS).floats()
     assert figures["token_mult_prob_error"] == pytest.approx((2 + 4 + 2) / 3)
     assert figures["sampler_kl_k1"] == pytest.approx(-2 * LN2 / 3)  # −ΣΔ / 3
-    assert figures["sampler_kl_k3"] == pytest.approx((2 + 4 + 0.5 - 3 - 2 * LN2) / 3)  # Σ(e^Δ − 1 − Δ) / 3
+    assert figures["sampler_kl_k3"] == pytest.approx(
+        (2 + 4 + 0.5 - 3 - 2 * LN2) / 3
+    )  # Σ(e^Δ − 1 − Δ) / 3
     assert figures["sequence_ess"] == pytest.approx((8 + 0.5) ** 2 / (2 * (64 + 0.25)))
     assert figures["max_abs_logprob_diff"] == pytest.approx(2 * LN2)
 
@@ -184,10 +209,13 @@ def test_agreement_merges_exactly_whatever_the_weights() -> None:
     whole = agreement(learner, sampler, mask, lengths).floats()
     parts = [slice(0, 8), slice(8, 12), slice(12, 40)]
     split = merge_metrics(
-        agreement(learner[p], sampler[p], mask[p], lengths[: (p.stop - p.start) // 4]) for p in parts
+        agreement(learner[p], sampler[p], mask[p], lengths[: (p.stop - p.start) // 4])
+        for p in parts
     ).floats()
     assert split == pytest.approx(whole, rel=1e-4)
-    weight = sequence_sum(learner - sampler, mask, lengths).double()[torch.arange(10) != 2].softmax(0)
+    weight = (
+        sequence_sum(learner - sampler, mask, lengths).double()[torch.arange(10) != 2].softmax(0)
+    )
     assert whole["sequence_ess"] == pytest.approx(float(1 / (9 * weight.square().sum())), rel=1e-4)
 
 
@@ -195,7 +223,10 @@ def test_agreement_merges_exactly_whatever_the_weights() -> None:
 
 
 def test_shaping_by_hand() -> None:
-    close(scale_reward(torch.tensor([0.0, 0.5, 1.0, 2.0]), (0.0, 1.0), (-1.0, 1.0)), [-1.0, 0.0, 1.0, 1.0])
+    close(
+        scale_reward(torch.tensor([0.0, 0.5, 1.0, 2.0]), (0.0, 1.0), (-1.0, 1.0)),
+        [-1.0, 0.0, 1.0, 1.0],
+    )
     # nothing up to 70 tokens, all of it from 100: 5/30 at 75, 20/30 at 90
     close(overlong_penalty(torch.tensor([10, 75, 90, 120]), 100, 30, 3.0), [0.0, 0.5, 2.0, 3.0])
 

@@ -1,4 +1,6 @@
-"""The test of a judge's skill by its order consistency: its chance level, its exact distribution, and who passes."""
+"""The test of a judge's skill by its order consistency: its chance level, its exact distribution,
+and who passes.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def share_passing(judge: Judge, comparisons: int) -> float:
 
 @pytest.mark.parametrize("comparisons", [1, 3, 12, 60])
 @pytest.mark.parametrize("judge", [always_first, coin, mostly_first])
-def test_who_does_not_read_passes_no_more_often_than_the_level(judge: Judge, comparisons: int) -> None:
+def test_who_does_not_read_passes_no_more_often_than_the_level(
+    judge: Judge, comparisons: int
+) -> None:
     assert share_passing(judge, comparisons) <= LEVEL + 3 * math.sqrt(LEVEL * (1 - LEVEL) / 400)
 
 

@@ -10,7 +10,9 @@ from lockstep.algorithms.self_rewarding.options import SelfRewardingSection
 from lockstep.objectives.pairing import AnswerPair, Candidate, balance, choose
 
 
-def answer(score: float | None, length: int = 3, finished: bool = True, variance: float | None = 0.0) -> Candidate:
+def answer(
+    score: float | None, length: int = 3, finished: bool = True, variance: float | None = 0.0
+) -> Candidate:
     return Candidate(tuple(range(length)), finished, score, variance)
 
 
@@ -31,20 +33,33 @@ def several(*scores: float | None) -> list[Candidate]:
         ([answer(1.0), answer(4.0)], AnswerPair("identical")),
         ([answer(1.0, 2), answer(2.0, 3), answer(5.0, 4, finished=False)], AnswerPair("ok", 1, 0)),
         # Equal scores: the verdicts that agree most; one verdict alone agrees with nobody.
-        ([answer(4.0, 1, variance=0.5), answer(4.0, 2, variance=0.1), answer(0.0, 3)], AnswerPair("ok", 1, 2)),
-        ([answer(4.0, 1, variance=None), answer(4.0, 2, variance=2.0), answer(0.0, 3)], AnswerPair("ok", 1, 2)),
+        (
+            [answer(4.0, 1, variance=0.5), answer(4.0, 2, variance=0.1), answer(0.0, 3)],
+            AnswerPair("ok", 1, 2),
+        ),
+        (
+            [answer(4.0, 1, variance=None), answer(4.0, 2, variance=2.0), answer(0.0, 3)],
+            AnswerPair("ok", 1, 2),
+        ),
     ],
 )
 def test_without_length_control(answers: list[Candidate], pair: AnswerPair) -> None:
     assert choose(answers, 0.0) == pair
 
 
-scores = st.lists(st.tuples(st.sampled_from([None, 0.0, 1.0, 2.5, 4.0, 5.0]), st.integers(1, 9), st.booleans()))
+scores = st.lists(
+    st.tuples(st.sampled_from([None, 0.0, 1.0, 2.5, 4.0, 5.0]), st.integers(1, 9), st.booleans())
+)
 
 
 @given(scores, st.sampled_from([0.0, 0.1, 0.3, 0.45]))
-def test_it_is_the_rule_of_the_paper(rows: list[tuple[float | None, int, bool]], rho: float) -> None:
-    answers = [Candidate((place, *range(length)), done, score, 0.0) for place, (score, length, done) in enumerate(rows)]
+def test_it_is_the_rule_of_the_paper(
+    rows: list[tuple[float | None, int, bool]], rho: float
+) -> None:
+    answers = [
+        Candidate((place, *range(length)), done, score, 0.0)
+        for place, (score, length, done) in enumerate(rows)
+    ]
     pair = choose(answers, rho)
     usable = [one for one in answers if one.finished and one.score is not None]
     values = [one.score for one in usable if one.score is not None]
@@ -54,8 +69,16 @@ def test_it_is_the_rule_of_the_paper(rows: list[tuple[float | None, int, bool]],
     assert pair.chosen is not None
     assert pair.rejected is not None
     best, worst = max(values), min(values)
-    high = [one for one in usable if one.score is not None and one.score >= (1 - rho) * best + rho * worst - 1e-12]
-    low = [one for one in usable if one.score is not None and one.score <= (1 - rho) * worst + rho * best + 1e-12]
+    high = [
+        one
+        for one in usable
+        if one.score is not None and one.score >= (1 - rho) * best + rho * worst - 1e-12
+    ]
+    low = [
+        one
+        for one in usable
+        if one.score is not None and one.score <= (1 - rho) * worst + rho * best + 1e-12
+    ]
     chosen, rejected = answers[pair.chosen], answers[pair.rejected]
     assert chosen in high
     assert rejected in low
@@ -65,8 +88,12 @@ def test_it_is_the_rule_of_the_paper(rows: list[tuple[float | None, int, bool]],
 
 
 @given(st.floats(0.0, 0.99), st.integers(0, 500))
-def test_pairs_of_judgements_are_as_many_as_their_share_of_all_allows(share: float, answers: int) -> None:
-    section = SelfRewardingSection(global_batch_size=10**6, use_meta_judge=True, meta_judge_pcnt=(0.5, share, 0))
+def test_pairs_of_judgements_are_as_many_as_their_share_of_all_allows(
+    share: float, answers: int
+) -> None:
+    section = SelfRewardingSection(
+        global_batch_size=10**6, use_meta_judge=True, meta_judge_pcnt=(0.5, share, 0)
+    )
     room = section.room_for_judge_pairs(1, answers)
     assert room <= share * (room + answers) + 1e-6
     assert room + 1 > share * (room + 1 + answers) - 1e-6
@@ -85,5 +112,7 @@ def test_pairs_of_judgements_are_as_many_as_their_share_of_all_allows(share: flo
         ([1] * 29 + [2] * 21, 50, 0.58, [*range(50)]),  # .58 * 50 is 28.999… in floats
     ],
 )
-def test_no_class_is_more_than_its_share(classes: list[int], room: int, share: float, taken: list[int]) -> None:
+def test_no_class_is_more_than_its_share(
+    classes: list[int], room: int, share: float, taken: list[int]
+) -> None:
     assert balance(classes, room, share) == taken

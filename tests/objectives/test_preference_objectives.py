@@ -1,4 +1,6 @@
-"""Losses over pairs in float64: closed forms, other ways to write them, and what their gradients push."""
+"""Losses over pairs in float64: closed forms, other ways to write them, and what their gradients
+push.
+"""
 
 from __future__ import annotations
 
@@ -45,31 +47,47 @@ def test_losses_are_their_formulas(gap: float, beta: float, scores: float) -> No
     for found, value in formulas:
         assert found.item() == pytest.approx(value, rel=1e-9, abs=1e-12)
     wanted, held = (Bernoulli(logits=number(x)) for x in (scores, beta * gap))
-    torch.testing.assert_close(rpo_backward_kl(number(gap), beta, number(scores)), kl_divergence(wanted, held))
-    torch.testing.assert_close(rpo_forward_kl(number(gap), beta, number(scores)), kl_divergence(held, wanted))
+    torch.testing.assert_close(
+        rpo_backward_kl(number(gap), beta, number(scores)), kl_divergence(wanted, held)
+    )
+    torch.testing.assert_close(
+        rpo_forward_kl(number(gap), beta, number(scores)), kl_divergence(held, wanted)
+    )
 
 
 flips = st.floats(0.0, 0.45)
 
 
 @given(gaps, betas, flips)
-def test_smoothed_labels_are_a_mixture_that_the_robust_loss_undoes(gap: float, beta: float, flipped: float) -> None:
+def test_smoothed_labels_are_a_mixture_that_the_robust_loss_undoes(
+    gap: float, beta: float, flipped: float
+) -> None:
     right, wrong = (-math.log(1 / (1 + math.exp(-side * beta * gap))) for side in (1, -1))
     mixed = conservative_dpo(number(gap), beta, flipped)
-    assert mixed.item() == pytest.approx((1 - flipped) * right + flipped * wrong, rel=1e-9, abs=1e-12)
+    assert mixed.item() == pytest.approx(
+        (1 - flipped) * right + flipped * wrong, rel=1e-9, abs=1e-12
+    )
     as_said, the_other_way = (robust_dpo(number(side * gap), beta, flipped) for side in (1, -1))
     of_noise = (1 - flipped) * as_said + flipped * the_other_way
-    assert of_noise.item() == pytest.approx(right, rel=1e-8, abs=1e-9), "on average over flips, DPO of the true label"
+    assert of_noise.item() == pytest.approx(right, rel=1e-8, abs=1e-9), (
+        "on average over flips, DPO of the true label"
+    )
 
 
 means = st.floats(-12.0, -1e-3)
 
 
 @given(means, means, betas, st.floats(0.0, 3.0))
-def test_losses_of_means_are_their_formulas(chosen: float, rejected: float, beta: float, margin: float) -> None:
+def test_losses_of_means_are_their_formulas(
+    chosen: float, rejected: float, beta: float, margin: float
+) -> None:
     gap = simpo(number(chosen - rejected), beta, margin)
-    assert gap.item() == pytest.approx(math.log1p(math.exp(margin - beta * (chosen - rejected))), rel=1e-9)
+    assert gap.item() == pytest.approx(
+        math.log1p(math.exp(margin - beta * (chosen - rejected))), rel=1e-9
+    )
     odds = [math.exp(mean) / (1 - math.exp(mean)) for mean in (chosen, rejected)]
     assert log_odds(number(chosen)).item() == pytest.approx(math.log(odds[0]), rel=1e-9, abs=1e-9)
     expected = -math.log(1 / (1 + odds[1] / odds[0]))
-    assert odds_ratio(number(chosen), number(rejected)).item() == pytest.approx(expected, rel=1e-7, abs=1e-12)
+    assert odds_ratio(number(chosen), number(rejected)).item() == pytest.approx(
+        expected, rel=1e-7, abs=1e-12
+    )

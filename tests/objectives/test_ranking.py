@@ -65,12 +65,18 @@ def test_spearman_is_pearson_over_mean_places(rows: list[tuple[int, int]]) -> No
     places = torch.stack([mean_places([-rank for rank in ranks]), mean_places(scores)])
     deviations = places.std(dim=1)
     expected = float(torch.corrcoef(places)[0, 1]) if deviations.all() else 0.0
-    assert spearman(ranks, scores) == (pytest.approx(expected, abs=1e-12) if deviations[0] else None)
+    assert spearman(ranks, scores) == (
+        pytest.approx(expected, abs=1e-12) if deviations[0] else None
+    )
 
 
 def mean_places(values: Sequence[float]) -> torch.Tensor:
-    """Place of each value, those of equal ones averaged over all orders of them, by trying all sorted orders."""
-    orders = [order for order in permutations(range(len(values))) if is_sorted([values[i] for i in order])]
+    """Place of each value, those of equal ones averaged over all orders of them, by trying all
+    sorted orders.
+    """
+    orders = [
+        order for order in permutations(range(len(values))) if is_sorted([values[i] for i in order])
+    ]
     total = torch.zeros(len(values), dtype=torch.float64)
     for order in orders:
         total[list(order)] += torch.arange(len(values), dtype=torch.float64)

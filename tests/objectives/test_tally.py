@@ -1,4 +1,6 @@
-"""When a bound on the mean of e^|Δ| counts as broken: by an error of every token at once, by few outliers never."""
+"""When a bound on the mean of e^|Δ| counts as broken: by an error of every token at once, by few
+outliers never.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,14 @@ def test_mean_and_standard_error_are_those_of_a_ratio_of_sums() -> None:
     squares = sum(float(part.sum() - m * len(part)) ** 2 for part in parts)
     found = tally(delta, lengths)
     assert found.mean == pytest.approx(1 + m, rel=1e-6)
-    assert found.standard_error == pytest.approx(math.sqrt(squares * 5 / 4) / sum(lengths), rel=1e-5)
+    assert found.standard_error == pytest.approx(
+        math.sqrt(squares * 5 / 4) / sum(lengths), rel=1e-5
+    )
 
 
-@pytest.mark.parametrize(("ratio", "broken"), [(1.01, True), (1.0011, True), (1.0009, False), (1.0, False)])
+@pytest.mark.parametrize(
+    ("ratio", "broken"), [(1.01, True), (1.0011, True), (1.0009, False), (1.0, False)]
+)
 def test_every_token_off_by_a_ratio_breaks_the_bound_of_fp32(ratio: float, broken: bool) -> None:
     assert tally(torch.full((40,), math.log(ratio)), [10] * 4).breaks(FP32) is broken
 
@@ -46,8 +52,12 @@ def test_what_is_not_finite_breaks_any_bound(value: float) -> None:
 
 def test_only_masked_tokens_count() -> None:
     mask = torch.tensor([False, True, True, False])
-    found = Tally.of(torch.tensor([math.nan, 0.0, 0.0, 9.0]), torch.zeros(4), mask, torch.tensor([3, 1]))
+    found = Tally.of(
+        torch.tensor([math.nan, 0.0, 0.0, 9.0]), torch.zeros(4), mask, torch.tensor([3, 1])
+    )
     assert (found.responses, found.tokens, found.unknown, found.mean) == (1, 2, 0, 1.0)
-    nothing = Tally.of(torch.zeros(2), torch.zeros(2), torch.zeros(2, dtype=torch.bool), torch.tensor([2]))
+    nothing = Tally.of(
+        torch.zeros(2), torch.zeros(2), torch.zeros(2, dtype=torch.bool), torch.tensor([2])
+    )
     assert nothing == Tally()
     assert not nothing.breaks(FP32)

@@ -51,21 +51,28 @@ def test_the_cache_has_the_size_that_was_foretold(models: Models, architecture: 
     scheduler.step()
     held = (layer for arena in scheduler._extents.arenas for layer in arena.layers.values())
     assert (
-        sum(keys.nbytes + values.nbytes for keys, values in held) == 4 * sizes(models(architecture)).cache * 8 * CONTEXT
+        sum(keys.nbytes + values.nbytes for keys, values in held)
+        == 4 * sizes(models(architecture)).cache * 8 * CONTEXT
     )
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("head", ["logits", "value"])
-def test_what_a_pass_keeps_is_what_was_foretold(models: Models, architecture: str, dtype: DType, head: Head) -> None:
+def test_what_a_pass_keeps_is_what_was_foretold(
+    models: Models, architecture: str, dtype: DType, head: Head
+) -> None:
     folder = models(architecture)
     model = (
-        LogitsHead(load_causal_lm(folder), products=True) if head == "logits" else ValueHead(load_backbone(folder), 0)
+        LogitsHead(load_causal_lm(folder), products=True)
+        if head == "logits"
+        else ValueHead(load_backbone(folder), 0)
     )
     learner = LearnerSection(device="cpu", dtype=dtype, micro_batch_tokens=48)
     foretold = Rank(sizes(folder), learner, Load(24, 1, 2), head).saved_tensors
-    assert kept_by(model, dtype) == pytest.approx(foretold, rel=0.05), "all but a few numbers per token"
+    assert kept_by(model, dtype) == pytest.approx(foretold, rel=0.05), (
+        "all but a few numbers per token"
+    )
 
 
 def kept_by(model: nn.Module, dtype: DType) -> int:
@@ -80,12 +87,16 @@ def kept_by(model: nn.Module, dtype: DType) -> int:
     cast = torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bf16")
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), cast:
         model(full([24, 24]))
-    return sum(tensor.untyped_storage().nbytes() for place, tensor in kept.items() if place not in weights)
+    return sum(
+        tensor.untyped_storage().nbytes() for place, tensor in kept.items() if place not in weights
+    )
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
-def test_what_a_pass_with_adapters_keeps_is_what_was_foretold(models: Models, architecture: str, dtype: DType) -> None:
+def test_what_a_pass_with_adapters_keeps_is_what_was_foretold(
+    models: Models, architecture: str, dtype: DType
+) -> None:
     folder, section = models(architecture), LoRA(rank=4)
     lm = load_causal_lm(folder)
     model = LogitsHead(lm, products=True)
@@ -102,14 +113,24 @@ NORMS = 2 * D
 """Of `tiny_models.SHAPE`: 4 heads of 8, 2 of keys and values; an untied head."""
 
 
-def rank(folder: Path, head: Head = "logits", tokens: int = 48, rows: int = 2, **learner: Any) -> Rank:
-    section = LearnerSection.model_validate({"device": "cpu", "micro_batch_tokens": tokens, **learner})
+def rank(
+    folder: Path, head: Head = "logits", tokens: int = 48, rows: int = 2, **learner: Any
+) -> Rank:
+    section = LearnerSection.model_validate(
+        {"device": "cpu", "micro_batch_tokens": tokens, **learner}
+    )
     return Rank(sizes(folder), section, Load(24, 1, rows), head)
 
 
 def test_sizes_are_those_of_the_configuration(models: Models) -> None:
     found = sizes(models("llama"))
-    assert (found.products, found.norms, found.table, found.head, found.rest) == (LAYER, NORMS, V * D, V * D, D)
+    assert (found.products, found.norms, found.table, found.head, found.rest) == (
+        LAYER,
+        NORMS,
+        V * D,
+        V * D,
+        D,
+    )
     assert found.policy == LAYERS * (LAYER + NORMS) + 2 * V * D + D
     assert found.critic == found.policy - V * D + D + 1
     assert found.cache == 2 * LAYERS * K
@@ -143,12 +164,15 @@ def test_what_a_rank_with_adapters_holds(models: Models) -> None:
 
 
 def test_what_a_layer_keeps(models: Models) -> None:
-    """fp32: the input and two norms' products, four inputs of products, q, k, v, what attention gives, twice, …"""
+    """fp32: the input and two norms' products, four inputs of products, q, k, v, what attention
+    gives, twice, …
+    """
     folder, n = models("llama"), 48
     assert rank(folder).activation() == 4 * n * (4 * D + 2 + 2 * D + 3 * Q + 4 + 2 * K + 4 * F)
     shared = 4 * n * (2 * D + 1 + 2 * D + 3 * Q // 2 + 2 + K + 2 * F)
     assert rank(folder, parallel={"tp": 2}).activation() == shared, "the gathered inputs are whole"
-    # Chunks of 6 tokens: the fullest of two ranks sees 24 and 6 keys of each sequence, and has masks of 6 × 30.
+    # Chunks of 6 tokens: the fullest of two ranks sees 24 and 6 keys of each sequence, and has
+    # masks of 6 × 30.
     keys, masks = 2 * 30, 2 * 6 * 30
     assert rank(folder, parallel={"cp": 2}).activation() == 4 * (
         n // 2 * (4 * D + 2 + 2 * D + 3 * Q + 4 + 4 * F) + keys * 2 * K + masks
@@ -162,7 +186,9 @@ def test_penalties_and_filters_have_their_memory(models: Models, dtype: DType, i
     policy = rank(models("llama"), dtype=dtype)
     filtered = replace(policy, load=replace(policy.load, sampling=SamplingParams(1, top_p=0.9)))
     assert filtered.saved_tensors - policy.saved_tensors == 48 * V * item
-    penalized = replace(policy, load=replace(policy.load, sampling=SamplingParams(1, presence_penalty=0.1)))
+    penalized = replace(
+        policy, load=replace(policy.load, sampling=SamplingParams(1, presence_penalty=0.1))
+    )
     more = penalized.saved_tensors - policy.saved_tensors
     assert more == 48 * V * 4 + 48 * 24 // 2 * 44, "and each token with those before it"
 
@@ -186,12 +212,17 @@ def test_the_least_change_that_fits_is_proposed(models: Models) -> None:
 
 
 def test_a_model_that_is_not_here_is_asked_for_by_its_configuration() -> None:
-    with pytest.raises(ValueError, match=r"needs only a folder with its config\.json: model\.path=FOLDER"):
+    with pytest.raises(
+        ValueError, match=r"needs only a folder with its config\.json: model\.path=FOLDER"
+    ):
         plan(load("sft_chat"), 8, "80GB")
 
 
 GUIDE = (Path(__file__).parents[2] / "docs/guides/plan.md").read_text()
-SHOWN = re.findall(r"```bash\nlockstep plan (\w+) --gpus (\d+) --memory (\w+) model\.path=llama_7b(.*?)\n```", GUIDE)
+SHOWN = re.findall(
+    r"```bash\nlockstep plan (\w+) --gpus (\d+) --memory (\w+) model\.path=llama_7b(.*?)\n```",
+    GUIDE,
+)
 [SEVEN] = re.findall(r"```json\n(.*?)```", GUIDE, re.DOTALL)
 PAGES = re.findall(r"```text\n(plan .*?)\n```", GUIDE, re.DOTALL)
 
@@ -204,18 +235,30 @@ def test_the_guide_shows_what_is_said(
     monkeypatch.chdir(tmp_path)
     Path("llama_7b").mkdir()
     Path("llama_7b/config.json").write_text(SEVEN)
-    assert plan(load(recipe, ["model.path=llama_7b", *overrides.split()]), int(gpus), memory).text == page
+    assert (
+        plan(load(recipe, ["model.path=llama_7b", *overrides.split()]), int(gpus), memory).text
+        == page
+    )
 
 
 def pasted(page: str) -> list[str]:
     """The recipe and the overrides of the command that a page ends with."""
-    command = next(line[line.index("lockstep train") :] for line in page.splitlines() if "lockstep train" in line)
+    command = next(
+        line[line.index("lockstep train") :]
+        for line in page.splitlines()
+        if "lockstep train" in line
+    )
     return shlex.split(command)[2:]
 
 
 @pytest.mark.parametrize("memory", ["1GB", "3MB"], ids=["with a layout", "with changes"])
 def test_the_command_of_a_page_is_of_the_run_that_was_planned(models: Models, memory: str) -> None:
-    said = ["sft.global_batch_size=16", "run.folder=a run", 'data.prompt="Q: {question}"', "learner.parallel.cp=2"]
+    said = [
+        "sft.global_batch_size=16",
+        "run.folder=a run",
+        'data.prompt="Q: {question}"',
+        "learner.parallel.cp=2",
+    ]
     recipe, *overrides = pasted(planned(models, 4, memory, *said).text)
     assert set(overrides) >= {*said[:3], f"model.path={models('llama')}"}
     assert len(overrides) == len({override.partition("=")[0] for override in overrides})
@@ -240,12 +283,18 @@ def seven(tmp_path: Path) -> Callable[..., str]:
 
 def blocks(page: str) -> dict[str, str]:
     """What a page says of each model's memory."""
-    return {name: page[page.index(f"\n{name} ") : page.index(f"\n{end} ")] for name, end in BESIDE.items()}
+    return {
+        name: page[page.index(f"\n{name} ") : page.index(f"\n{end} ")]
+        for name, end in BESIDE.items()
+    }
 
 
 def test_each_model_is_planned_in_its_own_layout(seven: Callable[..., str]) -> None:
     mixed, sharded, copied = seven(TP, "critic.parallel.dp=8"), seven(TP), seven(DP)
-    assert blocks(mixed) == {"policy": blocks(sharded)["policy"], "critic": blocks(copied)["critic"]}
+    assert blocks(mixed) == {
+        "policy": blocks(sharded)["policy"],
+        "critic": blocks(copied)["critic"],
+    }
     assert blocks(sharded)["critic"] != blocks(copied)["critic"]
     assert "layout     dp 1 · tp 8 · cp 1 (critic: dp 8 · tp 1 · cp 1), bf16" in mixed
 
@@ -253,7 +302,9 @@ def test_each_model_is_planned_in_its_own_layout(seven: Callable[..., str]) -> N
 def test_a_critic_whose_layout_has_other_ranks_gets_the_policy_s(seven: Callable[..., str]) -> None:
     found = seven("critic.parallel.dp=1")
     [command] = [line for line in found.splitlines() if line.startswith("lockstep train")]
-    assert command.endswith("learner.parallel.dp=4 learner.parallel.tp=2 critic.parallel.dp=4 critic.parallel.tp=2")
+    assert command.endswith(
+        "learner.parallel.dp=4 learner.parallel.tp=2 critic.parallel.dp=4 critic.parallel.tp=2"
+    )
     assert "critic.parallel.dp=1" not in command
     assert "It fits: " in seven(*(word for word in pasted(found)[1:] if "parallel" in word))
     assert "critic.parallel" not in seven()

@@ -1,4 +1,6 @@
-"""The time of a step on paper: operations beside those that torch counts, and what rates do to each phase."""
+"""The time of a step on paper: operations beside those that torch counts, and what rates do to each
+phase.
+"""
 
 from __future__ import annotations
 
@@ -40,23 +42,38 @@ def inference() -> Inference:
     return found
 
 
-def test_products_of_a_pass_that_learns_are_those_that_torch_counts(models: Callable[..., Path], rank: Rank) -> None:
-    """Attention is left out of both: torch counts what kernels compute, and that is more than what is seen."""
-    learner, some = LearnerSpec(str(models("llama")), "logits", SECTION, OPTIMIZER, 0).build(), ragged([30])
+def test_products_of_a_pass_that_learns_are_those_that_torch_counts(
+    models: Callable[..., Path], rank: Rank
+) -> None:
+    """Attention is left out of both: torch counts what kernels compute, and that is more than what
+    is seen.
+    """
+    learner, some = (
+        LearnerSpec(str(models("llama")), "logits", SECTION, OPTIMIZER, 0).build(),
+        ragged([30]),
+    )
     batch = some.with_columns({"mask": torch.ones_like(some.mask)})
     with FlopCounterMode(display=False) as counter:
         learner.forward_backward(batch, WeightedLogprob())
-    products = sum(flops for kind, flops in counter.get_flop_counts()["Global"].items() if "mm" in str(kind))
-    one = replace(rank, load=Load(sequence=30, group=1, rows=1), sizes=replace(rank.sizes, queries=0))
+    products = sum(
+        flops for kind, flops in counter.get_flop_counts()["Global"].items() if "mm" in str(kind)
+    )
+    one = replace(
+        rank, load=Load(sequence=30, group=1, rows=1), sizes=replace(rank.sizes, queries=0)
+    )
     head = 2 * 30 * (rank.sizes.head or rank.sizes.table)
-    assert count_learning(one) == pytest.approx(products, abs=2 * head), "but for blocks of the head"
+    assert count_learning(one) == pytest.approx(products, abs=2 * head), (
+        "but for blocks of the head"
+    )
 
 
 def test_phases_are_what_the_rates_make_of_them(rank: Rank, inference: Inference) -> None:
     ranks = {"policy": rank, "reference": replace(rank, trained=False)}
     sent = 4 * rank.sizes.policy
     time = StepTime.of(ranks, inference, ENGINES, RATES, sent, copied=10**9)
-    assert time.total == pytest.approx(time.generate + time.refit + time.turns + time.score + time.learn)
+    assert time.total == pytest.approx(
+        time.generate + time.refit + time.turns + time.score + time.learn
+    )
     assert time.refit == pytest.approx(4 * rank.sizes.policy / 1e9)
     assert time.turns == pytest.approx(0.5)
     assert time.learn == pytest.approx(count_learning(rank) / 0.5e12)
@@ -64,10 +81,14 @@ def test_phases_are_what_the_rates_make_of_them(rank: Rank, inference: Inference
         "the exact policy scores one response of eight again"
     )
     fast = StepTime.of(ranks, inference, ENGINES, replace(RATES, memory=1e15, products=1e20))
-    assert fast.generate == pytest.approx(2 * 32 * rank.sizes.layers * 1e-3, rel=1e-3), "two waves of eight rows"
+    assert fast.generate == pytest.approx(2 * 32 * rank.sizes.layers * 1e-3, rel=1e-3), (
+        "two waves of eight rows"
+    )
 
 
-def test_a_plan_says_the_time_where_rates_are_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_says_the_time_where_rates_are_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "rates.json").write_text(json.dumps({"rates": {"fp32": asdict(RATES)}}))
     words = ["plan", "ppo_arithmetic", "--gpus", "1", "--memory", "80GB"]
     assert main(words) == 0

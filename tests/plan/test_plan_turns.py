@@ -31,8 +31,12 @@ EIGHT = Parallel(dp=8)
 
 
 def estimated(config: Path, *overrides: str, parallel: Parallel = EIGHT) -> MemoryEstimate:
-    """PPO with a critic and a reference policy over GPUs of 80 GB, all of which have a part of an engine."""
-    recipe = load("ppo_gsm8k", ["sampler=vllm", "ppo.kl.coef=0.1", f"model.path={config.parent}", *overrides])
+    """PPO with a critic and a reference policy over GPUs of 80 GB, all of which have a part of an
+    engine.
+    """
+    recipe = load(
+        "ppo_gsm8k", ["sampler=vllm", "ppo.kl.coef=0.1", f"model.path={config.parent}", *overrides]
+    )
     model = read_config(config.parent)
     search = Search(recipe.expect(Algorithm), sizes(config.parent), model, 80 * 10**9)
     found = search.estimate(parallel, {"sync_every_pass": True})
@@ -60,8 +64,12 @@ def test_in_turns_a_gpu_holds_all_learners_or_an_engine(seven_billion: Path) -> 
     assert found.beside_engine == buckets, "what CUDA IPC carries weights in"
     budget = found.budget
     assert budget is not None
-    assert sampler.seen == 256 * 32000 * (4 + 1 / 8), "counts of tokens, and which are seen, of each place"
-    assert budget.beside == buckets + sampler.weights + sampler.seen, "the cache has the rest of the GPU"
+    assert sampler.seen == 256 * 32000 * (4 + 1 / 8), (
+        "counts of tokens, and which are seen, of each place"
+    )
+    assert budget.beside == buckets + sampler.weights + sampler.seen, (
+        "the cache has the rest of the GPU"
+    )
 
 
 def test_without_turns_it_holds_both_at_their_peaks(seven_billion: Path) -> None:
@@ -73,7 +81,9 @@ def test_without_turns_it_holds_both_at_their_peaks(seven_billion: Path) -> None
     ahead = estimated(seven_billion, "ppo.one_step_ahead=true", "ppo.correction.kind=token_tis")
     assert ahead.offloaded == 0
     assert ahead.device == stayed.device, "both work at once"
-    assert ahead.copies == 2 * 2 * ahead.ranks["policy"].sizes.policy, "the old weights and the new, in bf16"
+    assert ahead.copies == 2 * 2 * ahead.ranks["policy"].sizes.policy, (
+        "the old weights and the new, in bf16"
+    )
 
 
 def test_each_further_process_on_a_gpu_takes_memory_of_it(seven_billion: Path) -> None:
@@ -100,16 +110,27 @@ def test_a_judge_in_a_folder_is_beside_the_engine_and_needs_a_size(
     seven_billion: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     show_gpus(monkeypatch, 1)
-    judged = ["learner.device=auto", "learner.dtype=bf16", "sampler=vllm", f"model.path={seven_billion.parent}"]
+    judged = [
+        "learner.device=auto",
+        "learner.dtype=bf16",
+        "sampler=vllm",
+        f"model.path={seven_billion.parent}",
+    ]
     judge = [*judged, f"judge.path={seven_billion.parent}", "judge.sampler.backend=vllm"]
     sized = [*judge, "judge.sampler.kv_cache_gib=4"]
     with pytest.raises(InputError, match=r"set judge\.sampler\.kv_cache_gib"):
         placement_of(load("self_rewarding", judge).expect(Algorithm))
     found = dict[str, MemoryEstimate]()
-    for name, options in {"judge": sized, "none": judged, "stays": [*sized, "cluster.offload_idle=false"]}.items():
+    for name, options in {
+        "judge": sized,
+        "none": judged,
+        "stays": [*sized, "cluster.offload_idle=false"],
+    }.items():
         recipe = load("self_rewarding", options).expect(Algorithm)
         found[name] = MemoryEstimate.of(recipe, sizes(seven_billion.parent), placement_of(recipe))
-    size = 2 * 6_738_415_616 + 4 * 2**30 + 256 * 32000 * (4 + 1 / 8)  # what vLLM counts penalties in
+    size = (
+        2 * 6_738_415_616 + 4 * 2**30 + 256 * 32000 * (4 + 1 / 8)
+    )  # what vLLM counts penalties in
     assert found["judge"].beside_engine - found["none"].beside_engine == size
     assert found["stays"].beside_engine - found["stays"]._learners == size
 
@@ -119,5 +140,7 @@ def test_a_judge_in_a_folder_is_beside_the_engine_and_needs_a_size(
     [([], 2), (["cluster.placement=separate"], 2), (["sampler=torch"], 4)],
     ids=["on the same GPUs", "on other GPUs", "an engine in fp32"],
 )
-def test_buckets_are_of_the_type_of_the_engine(seven_billion: Path, overrides: list[str], item: int) -> None:
+def test_buckets_are_of_the_type_of_the_engine(
+    seven_billion: Path, overrides: list[str], item: int
+) -> None:
     assert estimated(seven_billion, *overrides).buckets == 2 * item * 4096 * 32000

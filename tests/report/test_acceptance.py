@@ -31,16 +31,42 @@ ROWS: list[dict[str, float]] = [
             True,
             "[0.71, 0.71]: 0.71 (rows: 10)",
         ),
-        ({"metric": "train/reward", "steps": (1, 4), "statistic": "median", "max": 0.04}, False, "median of"),
-        ({"metric": "train/reward", "steps": (1, 41), "statistic": "max", "max": 0.8}, False, "0.8]: 0.82 (rows: 41)"),
-        ({"metric": "validation/accuracy", "steps": (0, 41), "rows": 2, "min": 0.5}, True, "0.6 (rows: 3)"),
-        ({"metric": "validation/accuracy", "steps": (1, 40), "rows": 2, "min": 0.1}, False, "1 of 2 rows are there"),
-        ({"metric": "train/reward", "steps": (31, 100), "min": 0.1}, False, "the run has logged 41 steps"),
-        ({"metric": "train/rewards", "steps": (40, 40), "min": 0}, False, "no such metric; did you mean train/reward?"),
+        (
+            {"metric": "train/reward", "steps": (1, 4), "statistic": "median", "max": 0.04},
+            False,
+            "median of",
+        ),
+        (
+            {"metric": "train/reward", "steps": (1, 41), "statistic": "max", "max": 0.8},
+            False,
+            "0.8]: 0.82 (rows: 41)",
+        ),
+        (
+            {"metric": "validation/accuracy", "steps": (0, 41), "rows": 2, "min": 0.5},
+            True,
+            "0.6 (rows: 3)",
+        ),
+        (
+            {"metric": "validation/accuracy", "steps": (1, 40), "rows": 2, "min": 0.1},
+            False,
+            "1 of 2 rows are there",
+        ),
+        (
+            {"metric": "train/reward", "steps": (31, 100), "min": 0.1},
+            False,
+            "the run has logged 41 steps",
+        ),
+        (
+            {"metric": "train/rewards", "steps": (40, 40), "min": 0},
+            False,
+            "no such metric; did you mean train/reward?",
+        ),
         ({"metric": "x", "steps": (1, 2), "statistic": "max", "max": 1.0}, False, "nan (rows: 2)"),
     ],
 )
-def test_a_bound_is_kept_broken_or_not_there(options: dict[str, Any], passed: bool, sentence: str) -> None:
+def test_a_bound_is_kept_broken_or_not_there(
+    options: dict[str, Any], passed: bool, sentence: str
+) -> None:
     rows = [*ROWS, {"step": 1, "x": 0.0}, {"step": 2, "x": math.nan}]
     found = check(Bound(**options), rows)
     assert found[0] == passed

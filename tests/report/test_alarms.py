@@ -13,7 +13,10 @@ def rows(**columns: list[float]) -> list[dict[str, float]]:
     """Lines of metrics from columns, whose names have `__` for the slash."""
     count = len(next(iter(columns.values())))
     return [
-        {"step": step + 1, **{name.replace("__", "/"): values[step] for name, values in columns.items()}}
+        {
+            "step": step + 1,
+            **{name.replace("__", "/"): values[step] for name, values in columns.items()},
+        }
         for step in range(count)
     ]
 
@@ -32,7 +35,9 @@ def test_a_broken_bound_is_an_alarm_for_each_stretch_of_steps() -> None:
 
 
 def test_drift_and_numbers_that_are_none() -> None:
-    found = find_alarms(rows(watch__alarm=[0, 1], policy__loss=[0.1, math.nan], critic__grad_norm=[math.inf, 1.0]))
+    found = find_alarms(
+        rows(watch__alarm=[0, 1], policy__loss=[0.1, math.nan], critic__grad_norm=[math.inf, 1.0])
+    )
     assert [(alarm.metric, alarm.first) for alarm in found] == [
         ("critic/grad_norm", 1),
         ("watch/alarm", 2),
@@ -43,7 +48,10 @@ def test_drift_and_numbers_that_are_none() -> None:
 
 def test_a_healthy_run_has_none_and_a_step_without_the_metric_ends_no_stretch() -> None:
     healthy = rows(
-        train__reward_min=[0.0] * 9, train__reward_max=[1.0] * 9, train__reward=[0.5] * 9, policy__loss=[0.1] * 9
+        train__reward_min=[0.0] * 9,
+        train__reward_max=[1.0] * 9,
+        train__reward=[0.5] * 9,
+        policy__loss=[0.1] * 9,
     )
     assert find_alarms(healthy) == []
     held_out = {"step": 2, "validation/accuracy": 0.5}
@@ -77,13 +85,19 @@ def test_a_policy_that_learns_to_be_cut_off_is_one() -> None:
 def test_a_policy_that_is_cut_off_and_gains_nothing_by_it_is_none(
     shares: list[float], reward: list[float], cut_off: float
 ) -> None:
-    assert [text for text in quitting(shares, reward, cut_off) if "every response" not in text] == []
+    assert [
+        text for text in quitting(shares, reward, cut_off) if "every response" not in text
+    ] == []
 
 
 def excess(reward: list[float], error: float) -> list[tuple[int, int]]:
     count = len(reward)
     found = find_alarms(
-        rows(train__reward=reward, train__best_reward=[1.0] * count, train__reward_error=[error] * count)
+        rows(
+            train__reward=reward,
+            train__best_reward=[1.0] * count,
+            train__reward_error=[error] * count,
+        )
     )
     return [(alarm.first, alarm.last) for alarm in found]
 
@@ -99,17 +113,25 @@ def test_a_reward_above_that_of_the_best_policy_is_one() -> None:
     ("counts", "causes"),
     [
         ({"train/no_verdict": 8.0}, "8 had no verdict"),
-        ({"train/truncated": 1.0, "agreement/sequences_masked": 8.0}, "100% were cut off, 8 were off the sampler"),
+        (
+            {"train/truncated": 1.0, "agreement/sequences_masked": 8.0},
+            "100% were cut off, 8 were off the sampler",
+        ),
         ({}, "none has a token to learn from"),
     ],
 )
-def test_a_step_that_trained_on_nothing_is_one_with_its_causes(counts: dict[str, float], causes: str) -> None:
+def test_a_step_that_trained_on_nothing_is_one_with_its_causes(
+    counts: dict[str, float], causes: str
+) -> None:
     found = find_alarms([{"step": 1, "train/trained_tokens": 0.0, **counts}])
     assert f"nothing was trained on; of the responses {causes}" in [alarm.text for alarm in found]
 
 
 def test_a_reward_without_any_verdict_is_one_and_a_single_response_without_is_none() -> None:
-    texts = [alarm.text for alarm in find_alarms(rows(train__no_verdict=[1.0, 8.0], train__reward=[0.5, math.nan]))]
+    texts = [
+        alarm.text
+        for alarm in find_alarms(rows(train__no_verdict=[1.0, 8.0], train__reward=[0.5, math.nan]))
+    ]
     assert texts == ["the reward gave no response a verdict"]
 
 
@@ -130,11 +152,16 @@ EQUAL, OTHER, MIXED, NONE = (1.0, 1.0), (0.0, 0.0), (0.0, 1.0), ()
         ([EQUAL] * 40, ["step 5: every reward of 5 steps was 1,"]),
         ([EQUAL] * 3 + [MIXED] + [EQUAL] * 4, []),
         ([EQUAL] * 4 + [OTHER] * 5, ["step 9: every reward of 5 steps was 0,"]),
-        ([OTHER] * 5 + [MIXED] * 9 + [OTHER] * 5, ["step 5: every reward", "step 19: every reward"]),
+        (
+            [OTHER] * 5 + [MIXED] * 9 + [OTHER] * 5,
+            ["step 5: every reward", "step 19: every reward"],
+        ),
         ([NONE] * 12, []),
     ],
 )
-def test_equal_rewards_are_noted_once_for_a_stretch(steps: list[tuple[float, ...]], said: list[str]) -> None:
+def test_equal_rewards_are_noted_once_for_a_stretch(
+    steps: list[tuple[float, ...]], said: list[str]
+) -> None:
     names = ("train/reward_min", "train/reward_max", "train/reward")
     notes = listen([dict(zip(names, (*own, 0.5), strict=False)) for own in steps])
     assert len(notes) == len(said)
@@ -142,10 +169,20 @@ def test_equal_rewards_are_noted_once_for_a_stretch(steps: list[tuple[float, ...
 
 
 def test_rewards_earned_in_a_wrong_way_are_noted_once_each() -> None:
-    names = ("reward_min", "reward_max", "reward", "truncated", "reward_cut_off", "best_reward", "reward_error")
+    names = (
+        "reward_min",
+        "reward_max",
+        "reward",
+        "truncated",
+        "reward_cut_off",
+        "best_reward",
+        "reward_error",
+    )
     shares = [0.02 * step for step in range(40)]
     values = [(-1.0, 9.0, 1 + own, own, 9.0, 1.0, 0.1) for own in shares]
-    notes = listen([{f"train/{name}": value for name, value in zip(names, row, strict=True)} for row in values])
+    notes = listen(
+        [{f"train/{name}": value for name, value in zip(names, row, strict=True)} for row in values]
+    )
     assert [note.partition(": ")[0] for note in notes] == ["ALARM, step 11", "ALARM, step 13"]
     assert "rose from " in notes[0]
     assert "above 1, which the task declares" in notes[1]

@@ -1,4 +1,6 @@
-"""The states of a run that is under way, and the server of `lockstep watch`, asked by a browser and by a stranger."""
+"""The states of a run that is under way, and the server of `lockstep watch`, asked by a browser and
+by a stranger.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ from lockstep.run.folder.logs import Logs
 def begin(folder: Path) -> Logs:
     """A run's folder after its first step."""
     logs = Logs(folder)
-    (folder / "recipe.yaml").write_text(yaml.safe_dump({"algorithm": "ppo", "run": {"max_steps": 9}}))
+    (folder / "recipe.yaml").write_text(
+        yaml.safe_dump({"algorithm": "ppo", "run": {"max_steps": 9}})
+    )
     logs.metrics(1, {"train/reward": 0.1})
     logs.timings(1, {"generate": 2.0, "policy": 1.0, "beside/generate": 50.0})
     return logs
@@ -38,9 +42,14 @@ def test_a_run_is_shown_in_its_states(tmp_path: Path) -> None:
         shown = overview(tmp_path)
         assert (shown["state"], shown["step"], shown["planned"]) == ("running", 1, 9)
     assert overview(tmp_path)["state"] == "stopped"
-    crash = "time  now\n\nTraceback (most recent call last):\n  File x\nOSError: no disk\nphase: save\n"
+    crash = (
+        "time  now\n\nTraceback (most recent call last):\n  File x\nOSError: no disk\nphase: save\n"
+    )
     (tmp_path / "crash.txt").write_text(crash)
-    assert (overview(tmp_path)["state"], overview(tmp_path)["about_state"]) == ("died", "OSError: no disk")
+    assert (overview(tmp_path)["state"], overview(tmp_path)["about_state"]) == (
+        "died",
+        "OSError: no disk",
+    )
     (tmp_path / "final").mkdir()
     assert overview(tmp_path)["state"] == "finished"
 
@@ -84,7 +93,9 @@ def test_the_watched_page_changes_with_its_run_alone(tmp_path: Path) -> None:
         assert newer != page
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1", "127.0.0.1:1", "", "localhost.evil.example"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1", "127.0.0.1:1", "", "localhost.evil.example"]
+)
 def test_a_request_by_another_name_is_refused(tmp_path: Path, host: str) -> None:
     begin(tmp_path)
     with watched(tmp_path) as url:
@@ -92,7 +103,9 @@ def test_a_request_by_another_name_is_refused(tmp_path: Path, host: str) -> None
         assert ask(url, Host=f"localhost:{urlsplit(url).port}")[0] == 200
 
 
-@pytest.mark.parametrize("path", ["", "/", "/x", "//", "/KEY", "/KEY/recipe.yaml", "/KEY/../recipe.yaml"])
+@pytest.mark.parametrize(
+    "path", ["", "/", "/x", "//", "/KEY", "/KEY/recipe.yaml", "/KEY/../recipe.yaml"]
+)
 def test_nothing_but_the_page_is_served(tmp_path: Path, path: str) -> None:
     begin(tmp_path)
     with watched(tmp_path) as url:
@@ -101,12 +114,18 @@ def test_nothing_but_the_page_is_served(tmp_path: Path, path: str) -> None:
     assert (status, content[:21]) == (403, b"open the address that")
 
 
-def test_the_command_listens_on_loopback_prints_the_address_and_ends_by_an_interrupt(tmp_path: Path) -> None:
+def test_the_command_listens_on_loopback_prints_the_address_and_ends_by_an_interrupt(
+    tmp_path: Path,
+) -> None:
     begin(tmp_path)
     command = [sys.executable, "-m", "lockstep", "watch", str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
-        found = re.fullmatch(r"watching at (http://127\.0\.0\.1:\d+/[\w-]{22}/) .*\n", process.stdout.readline())
+        found = re.fullmatch(
+            r"watching at (http://127\.0\.0\.1:\d+/[\w-]{22}/) .*\n", process.stdout.readline()
+        )
         assert found is not None
         assert ask(found[1])[0] == 200
         process.send_signal(signal.SIGINT)

@@ -1,4 +1,6 @@
-"""Figures on held-out rows, where a run is summed up: each with its interval, and the best step beside the last."""
+"""Figures on held-out rows, where a run is summed up: each with its interval, and the best step
+beside the last.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,12 @@ def validated(step: int, value: float) -> dict[str, float]:
     return {"step": step, ACCURACY: value, **ends}
 
 
-ROWS = [validated(0, 0.25), {"step": 5, "train/reward": 0.5}, validated(10, 0.75), validated(20, 0.5)]
+ROWS = [
+    validated(0, 0.25),
+    {"step": 5, "train/reward": 0.5},
+    validated(10, 0.75),
+    validated(20, 0.5),
+]
 
 
 def run_folder(folder: Path, rows: Sequence[Mapping[str, float]]) -> Path:
@@ -31,7 +38,9 @@ def run_folder(folder: Path, rows: Sequence[Mapping[str, float]]) -> Path:
     versions = {"recipe": "tiny", "lockstep": "0", "torch": "0", "transformers": "0"}
     (folder / "environment.json").write_text(json.dumps(versions))
     for row in rows:
-        logs.metrics(int(row["step"]), {name: value for name, value in row.items() if name != "step"})
+        logs.metrics(
+            int(row["step"]), {name: value for name, value in row.items() if name != "step"}
+        )
     return folder
 
 
@@ -44,7 +53,10 @@ def test_the_summary_has_the_interval_and_the_best_step(tmp_path: Path) -> None:
 
 
 def test_a_lower_loss_is_the_better_one(tmp_path: Path) -> None:
-    rows = [{"step": step, "validation/loss": loss} for step, loss in ((0, 3.0), (4, 1.0), (8, math.nan), (12, 2.0))]
+    rows = [
+        {"step": step, "validation/loss": loss}
+        for step, loss in ((0, 3.0), (4, 1.0), (8, math.nan), (12, 2.0))
+    ]
     assert best(figures(rows, "validation/loss"), "lower").step == 4
     assert headlines(rows) == [("held-out loss", "3.000 → 2.000"), ("  best", "1.000 at step 4")]
     assert "1.000 at step 4" in summary(run_folder(tmp_path / "run", rows))

@@ -11,14 +11,14 @@ import pytest
 from lockstep.report.metric_sentences import describe_metric
 
 ROOT = Path(__file__).parents[2]
-OF_THE_GUIDES = (
-    r"`((?:train|validation|val|policy|critic|agreement|refit|judge|meta_judge|watch|staleness|prompts)/[\w@/]+)`"
-)
+OF_THE_GUIDES = r"`((?:train|validation|val|policy|critic|agreement|refit|judge|meta_judge|watch|staleness|prompts)/[\w@/]+)`"
 
 
 def documented() -> list[str]:
     """The metrics that a page of the documentation names."""
-    pages = sorted({*(ROOT / "docs").rglob("*.md")} - {ROOT / "docs/coming_from.md"})  # whose names are those of others
+    pages = sorted(
+        {*(ROOT / "docs").rglob("*.md")} - {ROOT / "docs/coming_from.md"}
+    )  # whose names are those of others
     return sorted({name for page in pages for name in re.findall(OF_THE_GUIDES, page.read_text())})
 
 

@@ -56,7 +56,9 @@ def steps_told(out: io.StringIO) -> list[str]:
     return [line.split()[1] for line in out.getvalue().splitlines()[1:]]
 
 
-def test_elsewhere_there_is_a_line_for_each_tenth_of_the_steps_and_for_the_first(clock: Clock) -> None:
+def test_elsewhere_there_is_a_line_for_each_tenth_of_the_steps_and_for_the_first(
+    clock: Clock,
+) -> None:
     out = io.StringIO()
     with show_progress("run", 1600, out, clock) as shown:
         for step in range(1, 1601):
@@ -75,7 +77,10 @@ def test_time_left_follows_the_newest_steps_and_continues_from_a_checkpoint(cloc
 
 
 def on_a_terminal(
-    columns: int, steps: int | None, use: Callable[[Progress], None], monkeypatch: pytest.MonkeyPatch
+    columns: int,
+    steps: int | None,
+    use: Callable[[Progress], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> str:
     """All that a terminal of that width was sent during a run."""
     monkeypatch.setenv("TERM", "xterm")
@@ -84,7 +89,10 @@ def on_a_terminal(
     with os.fdopen(writer, "w") as terminal, show_progress("my run", steps, terminal) as shown:
         use(shown)
     parts: list[bytes] = []
-    with os.fdopen(reader, "rb", buffering=0) as screen, suppress(OSError):  # how a terminal says that there is no more
+    with (
+        os.fdopen(reader, "rb", buffering=0) as screen,
+        suppress(OSError),
+    ):  # how a terminal says that there is no more
         while part := screen.read(1 << 16):
             parts.append(part)
     return b"".join(parts).decode()
@@ -99,13 +107,17 @@ def test_on_a_narrow_terminal_names_stay_with_their_values_and_notes_whole(
         shown.step(1, {"train/reward": 0.5, "policy/loss": -0.25, "critic/loss": 0.125}, 100)
 
     lines = on_a_terminal(columns, 4, use, monkeypatch).splitlines()
-    assert any("tensorboard: tensorboard --logdir runs/ppo_arithmetic-0123456789" in line for line in lines)
+    assert any(
+        "tensorboard: tensorboard --logdir runs/ppo_arithmetic-0123456789" in line for line in lines
+    )
     for part in ("step 1/4", "train/reward 0.5", "policy/loss -0.25", "critic/loss 0.125"):
         assert any(part in line for line in lines), part
     assert not any("train/reward" in line and "critic/loss" in line for line in lines)
 
 
-def test_on_a_terminal_the_bar_shows_phase_headlines_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_terminal_the_bar_shows_phase_headlines_and_time_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def use(shown: Progress) -> None:
         shown.total(4, "2 prompts → 2 responses")
         for step in (1, 2):

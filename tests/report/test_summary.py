@@ -29,7 +29,12 @@ def summarize(folder: Path, rows: Sequence[Mapping[str, float]]) -> list[str]:
 
 def test_it_ends_with_verdict_accuracy_critic_and_paths_in_this_order(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    step = {"train/reward": 0.5, "critic/explained_variance": 0.25, "validation/accuracy": 0.5, **COMPARED}
+    step = {
+        "train/reward": 0.5,
+        "critic/explained_variance": 0.25,
+        "validation/accuracy": 0.5,
+        **COMPARED,
+    }
     lines = summarize(folder, [step, step | {"validation/accuracy": 0.75, "train/reward": 0.75}])
     begins = [
         "training and sampling",
@@ -43,14 +48,18 @@ def test_it_ends_with_verdict_accuracy_critic_and_paths_in_this_order(tmp_path: 
     ]
     end = lines[-len(begins) - 1 :]
     assert all(line.startswith(begin) for line, begin in zip(end, begins, strict=False)), end
-    verdict = "AGREE: 200 tokens compared, largest |Δ log-prob| 2.0e-05, mean e^|Δ| at most 1.000000, bound 1.001"
+    verdict = (
+        "AGREE: 200 tokens compared, largest |Δ log-prob| 2.0e-05, mean e^|Δ| at most "
+        "1.000000, bound 1.001"
+    )
     assert end[0].endswith(verdict)
     assert end[-1] == f"model: {folder / 'final'} (opens with transformers: see its README.md)"
 
 
 def test_rewards_of_a_sum_stand_below_it(tmp_path: Path) -> None:
     lines = summarize(
-        tmp_path, [{"train/reward": value, "reward/math": value, "reward/short": 1.0} for value in (0, 1)]
+        tmp_path,
+        [{"train/reward": value, "reward/math": value, "reward/short": 1.0} for value in (0, 1)],
     )
     assert [line.split() for line in lines if "→" in line][:3] == [
         ["sampled", "reward", "0.000", "→", "1.000"],

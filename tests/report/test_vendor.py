@@ -11,9 +11,17 @@ VENDOR = ROOT / "lockstep/report/page/vendor"
 
 
 def test_each_file_is_the_one_whose_hash_the_readme_names() -> None:
-    listed = dict(re.findall(r"^\| `(\S+)` \| `([0-9a-f]{64})` \|$", (VENDOR / "README.md").read_text(), re.MULTILINE))
+    listed = dict(
+        re.findall(
+            r"^\| `(\S+)` \| `([0-9a-f]{64})` \|$", (VENDOR / "README.md").read_text(), re.MULTILINE
+        )
+    )
     there = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in VENDOR.iterdir()}
     there.pop("README.md")
     assert listed == there
     assert "1.6.32" in (VENDOR / "README.md").read_text()
-    assert (VENDOR / "uPlot.iife.min.js").read_text().startswith("/*! https://github.com/leeoniya/uPlot (v1.6.32) */")
+    assert (
+        (VENDOR / "uPlot.iife.min.js")
+        .read_text()
+        .startswith("/*! https://github.com/leeoniya/uPlot (v1.6.32) */")
+    )

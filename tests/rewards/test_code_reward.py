@@ -1,4 +1,6 @@
-"""Rewards for programs: which text is the program, what a test is, and what passing so many of them is worth."""
+"""Rewards for programs: which text is the program, what a test is, and what passing so many of them
+is worth.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,24 @@ from lockstep.servers.json_server import ServerError
 pytestmark = pytest.mark.usefixtures("sandboxes")
 
 DOUBLE = "```python\nprint(int(input()) * 2)\n```"
-TESTS = [{"stdin": "4\n", "stdout": "8\n"}, {"stdin": "0", "stdout": "0"}, {"stdin": "1", "stdout": "3"}]
+TESTS = [
+    {"stdin": "4\n", "stdout": "8\n"},
+    {"stdin": "0", "stdout": "0"},
+    {"stdin": "1", "stdout": "3"},
+]
 
 
 def section(**options: Any) -> CodeSection:
-    return CodeSection(**{"tests": "tests", "cpu_s": 1, "wall_s": 10.0, "memory_mb": 128, "sandboxes": 2, **options})
+    return CodeSection(
+        **{
+            "tests": "tests",
+            "cpu_s": 1,
+            "wall_s": 10.0,
+            "memory_mb": 128,
+            "sandboxes": 2,
+            **options,
+        }
+    )
 
 
 def prompt(tests: Any) -> Prompt:
@@ -70,7 +85,10 @@ SEEN_IN_DOCSTRING = 'def f():\n    """Like\n\n    ```\n    f()\n    ```\n    """
         ("````python\na\n```\n````", "a\n```\n"),
         ("> ```python\n> a\n>   b\n> ```\n", "a\n  b\n"),
         ("> 1. Do\n>    ```python\n>    a\n>    ```\n", "a\n"),
-        ('```python\ndef f():\n    """Like\n\n    ```\n    f()\n    ```\n    """\n```\n', SEEN_IN_DOCSTRING),
+        (
+            '```python\ndef f():\n    """Like\n\n    ```\n    f()\n    ```\n    """\n```\n',
+            SEEN_IN_DOCSTRING,
+        ),
         ('```python title="a.py"\na\n```', "a\n"),
         ("```{.python .numberLines}\na\n```", "a\n"),
     ],
@@ -87,7 +105,10 @@ def test_the_program_stands_in_the_last_block(response: str, program: str | None
         (None, "has null in the field 'tests'"),
         ("assert f(1) == 2", "has text in the field 'tests', which should be list"),
         ([], "has an empty list in the field 'tests'"),
-        ([*TESTS, {"stdin": "4"}], "has in the field 'tests' a test, number 4, that is neither Python (text) nor"),
+        (
+            [*TESTS, {"stdin": "4"}],
+            "has in the field 'tests' a test, number 4, that is neither Python (text) nor",
+        ),
         ([{"stdin": "4", "stdout": "8", "timeout": 1}], "a test, number 1, that is neither"),
         ([7], "a test, number 1, that is neither"),
         (["assert f(1) = 2"], "a test, number 1, that is no Python ("),
@@ -111,7 +132,10 @@ def test_a_program_in_a_thought_is_not_the_answer() -> None:
 
 
 def test_both_kinds_of_test() -> None:
-    both = "```python\ndef double(x):\n  return x * 2\nif __name__ == '__main__':\n  print(double(int(input())))\n```"
+    both = (
+        "```python\ndef double(x):\n  return x * 2\nif __name__ == '__main__':\n  "
+        "print(double(int(input())))\n```"
+    )
     assert score(both, [*TESTS[:2], "assert double(4) == 8", "assert double('a') == 'aa'"]) == 1.0
 
 
@@ -168,7 +192,8 @@ def test_it_crosses_a_process_border() -> None:
 
 
 REFUSED = (
-    "reward.code: programs cannot be run in a sandbox here ({}); docs/guides/rewards.md says what it needs; "
+    "reward.code: programs cannot be run in a sandbox here ({}); docs/guides/rewards.md says what "
+    "it needs; "
     "reward.code.isolation=none runs them with your rights"
 )
 
@@ -191,11 +216,18 @@ def forbid_namespaces() -> None:
     rules = ctypes.c_void_p(library.seccomp_init(0x7FFF0000))
     refuse = 0x00050000 | errno.EPERM
     for name in (b"unshare", b"setns", b"mount"):
-        assert library.seccomp_rule_add_array(rules, refuse, library.seccomp_syscall_resolve_name(name), 0, None) == 0
+        assert (
+            library.seccomp_rule_add_array(
+                rules, refuse, library.seccomp_syscall_resolve_name(name), 0, None
+            )
+            == 0
+        )
     clone = library.seccomp_syscall_resolve_name(b"clone")
     for flag in (0x00020000, 0x10000000):  # namespaces of mounts and of users
         comparison = seccomp._Comparison(0, 7, flag, flag)
-        assert library.seccomp_rule_add_array(rules, refuse, clone, 1, ctypes.byref(comparison)) == 0
+        assert (
+            library.seccomp_rule_add_array(rules, refuse, clone, 1, ctypes.byref(comparison)) == 0
+        )
     assert library.seccomp_load(rules) == 0
 
 
@@ -212,36 +244,62 @@ def test_a_container_that_forbids_namespaces_refuses_the_reward() -> None:
     assert why is not None
     assert "bubblewrap: bwrap: " in why[1]
     assert "ermi" in why[1]
-    assert opened == "reward.code: programs run without isolation: they reach the network, and what you can reach"
+    assert opened == (
+        "reward.code: programs run without isolation: they reach the network, and what you can "
+        "reach"
+    )
 
 
 @pytest.mark.parametrize("missing", ["bubblewrap", "libseccomp"])
-def test_the_refusal_says_how_to_install_what_is_missing(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_refusal_says_how_to_install_what_is_missing(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if missing == "bubblewrap":
         monkeypatch.setenv("PATH", "")
     else:
         monkeypatch.setattr(seccomp, "_LIBRARY", "absent.so")
         seccomp.build_filter.cache_clear()
-    assert f"({missing} is not installed; apt-get install bubblewrap libseccomp2 installs it" in build_text(
-        "bubblewrap"
+    assert (
+        f"({missing} is not installed; apt-get install bubblewrap libseccomp2 installs it"
+        in build_text("bubblewrap")
     )
 
 
 def fusion(path: str, body: dict[str, Any]) -> Any:
     """A server of SandboxFusion's protocol, without isolation."""
     ran = subprocess.run(
-        [sys.executable, "-c", body["code"]], input=body.get("stdin"), capture_output=True, text=True, check=False
+        [sys.executable, "-c", body["code"]],
+        input=body.get("stdin"),
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    ended = {"status": "Finished" if ran.returncode == 0 else "Error", "return_code": ran.returncode}
-    whole = {"status": "Success", "message": "", "compile_result": None, "executor_pod_name": None, "files": {}}
-    return {**whole, "run_result": {**ended, "execution_time": 0.1, "stdout": ran.stdout, "stderr": ran.stderr}}
+    ended = {
+        "status": "Finished" if ran.returncode == 0 else "Error",
+        "return_code": ran.returncode,
+    }
+    whole = {
+        "status": "Success",
+        "message": "",
+        "compile_result": None,
+        "executor_pod_name": None,
+        "files": {},
+    }
+    return {
+        **whole,
+        "run_result": {**ended, "execution_time": 0.1, "stdout": ran.stdout, "stderr": ran.stderr},
+    }
 
 
 def test_a_server_runs_programs() -> None:
     with serving(fusion) as url:
         reward = build(RewardSection(type="code", code=section(url=f"{url}/run_code")))
         asked = [prompt(TESTS), prompt(TESTS), prompt(["assert 1", "import os\nos._exit(0)"])]
-        assert reward(asked, [DOUBLE, "no program", "```\npass\n```"], [""] * 3) == [pytest.approx(2 / 3), 0.0, 0.5]
+        assert reward(asked, [DOUBLE, "no program", "```\npass\n```"], [""] * 3) == [
+            pytest.approx(2 / 3),
+            0.0,
+            0.5,
+        ]
 
 
 def test_a_server_that_cannot_run_a_program_gives_no_reward() -> None:
@@ -260,6 +318,17 @@ def test_a_plan_refuses_programs_that_cannot_be_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", "")
-    words = ["plan", "grpo_gsm8k", "reward={type: code, code: {tests: tests}}", "--gpus", "1", "--memory", "80GB"]
+    words = [
+        "plan",
+        "grpo_gsm8k",
+        "reward={type: code, code: {tests: tests}}",
+        "--gpus",
+        "1",
+        "--memory",
+        "80GB",
+    ]
     assert main(words) == 2
-    assert "reward.code: programs cannot be run in a sandbox here (bubblewrap is not" in capsys.readouterr().err
+    assert (
+        "reward.code: programs cannot be run in a sandbox here (bubblewrap is not"
+        in capsys.readouterr().err
+    )

@@ -1,4 +1,6 @@
-"""Instructions that a program can check: what each kind means, and what is said of one that is none."""
+"""Instructions that a program can check: what each kind means, and what is said of one that is
+none.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,12 @@ def score(response: str, *asked: dict[str, Any], all_or_nothing: bool = False) -
 
 
 CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
-    ("words", {"at_least": 3}, ["a b c", "It's well-known, yes", "один два три"], ["a b", "", "... - !"]),
+    (
+        "words",
+        {"at_least": 3},
+        ["a b c", "It's well-known, yes", "один два три"],
+        ["a b", "", "... - !"],
+    ),
     ("words", {"at_most": 2}, ["a b", "", "don’t stop"], ["a b c"]),
     ("words", {"at_least": 2, "at_most": 2}, ["a b"], ["a", "a b c"]),
     (
@@ -52,10 +59,20 @@ CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
         ["red", "reddish, deep blue", "deep\nblue"],
     ),
     ("keywords", {"words": ["red", "blue"], "at_most": 0}, ["reddish", ""], ["Red", "a blue one"]),
-    ("keywords", {"words": ["red"], "at_least": 2, "at_most": 2}, ["red Red"], ["red", "red red red"]),
+    (
+        "keywords",
+        {"words": ["red"], "at_least": 2, "at_most": 2},
+        ["red Red"],
+        ["red", "red red red"],
+    ),
     ("keywords", {"words": ["C++"], "at_least": 1}, ["I like C++."], ["I like C."]),
     ("starts_with", {"text": "Dear all"}, ["Dear all,", "  dear ALL!"], ["Oh dear all", "Dear"]),
-    ("ends_with", {"text": "Any questions?"}, ["Yes. Any questions?\n", "any questions?"], ["Any questions? No."]),
+    (
+        "ends_with",
+        {"text": "Any questions?"},
+        ["Yes. Any questions?\n", "any questions?"],
+        ["Any questions? No."],
+    ),
     ("one_of", {"texts": ["Yes", "No"]}, ["yes", " No\n"], ["Yes.", "maybe", ""]),
     ("uppercase", {}, ["A B 1!", "ÄÖ"], ["A b", "1", ""]),
     ("lowercase", {}, ["a b 1!", "straße"], ["A b", "1", ""]),
@@ -72,9 +89,17 @@ CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
 @pytest.mark.parametrize(
     ("asked", "response", "right"),
     [
-        ({"id": "words", "at_most": 5}, "<think>\nI say hello to them and no more.\n</think>\n\nHello there.", 1.0),
+        (
+            {"id": "words", "at_most": 5},
+            "<think>\nI say hello to them and no more.\n</think>\n\nHello there.",
+            1.0,
+        ),
         ({"id": "lowercase"}, "<think>\nOK.\n</think>\n\nhello there.", 1.0),
-        ({"id": "keywords", "words": ["snow"], "at_most": 0}, "I must not say snow.\n</think>\n\nIt is white.", 1.0),
+        (
+            {"id": "keywords", "words": ["snow"], "at_most": 0},
+            "I must not say snow.\n</think>\n\nIt is white.",
+            1.0,
+        ),
         ({"id": "starts_with", "text": "Dear"}, "[THINK]To whom?[/THINK]Dear all", 1.0),
         ({"id": "words", "at_least": 3}, "<think>I have not come to an end", 0.0),
     ],
@@ -96,7 +121,11 @@ def test_a_kind_means_what_it_says(
 
 
 def test_every_kind_has_cases_and_stands_in_the_guide() -> None:
-    kinds = {name: kind for kind in get_args(Instruction) for name in get_args(kind.model_fields["id"].annotation)}
+    kinds = {
+        name: kind
+        for kind in get_args(Instruction)
+        for name in get_args(kind.model_fields["id"].annotation)
+    }
     assert {name for name, *_ in CASES} == kinds.keys()
     rows = dict(re.findall(r"^\| `(\w+)` \|([^|]*)\|", GUIDE.read_text(), re.MULTILINE))
     assert {name: {"id", *re.findall(r"`(\w+)`", rows[name])} for name in kinds} == {
@@ -105,7 +134,12 @@ def test_every_kind_has_cases_and_stands_in_the_guide() -> None:
 
 
 def test_the_share_or_all_or_nothing() -> None:
-    asked = [{"id": "no_commas"}, {"id": "lowercase"}, {"id": "words", "at_least": 2}, {"id": "json"}]
+    asked = [
+        {"id": "no_commas"},
+        {"id": "lowercase"},
+        {"id": "words", "at_least": 2},
+        {"id": "json"},
+    ]
     assert score("a b", *asked) == 0.75
     assert score("a b", *asked, all_or_nothing=True) == 0.0
     assert score("a b", *asked[:3], all_or_nothing=True) == 1.0

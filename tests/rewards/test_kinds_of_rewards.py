@@ -109,7 +109,11 @@ def test_a_sum_weighs_its_parts_and_has_a_verdict_where_all_that_count_have_one(
     prompts, answers = PROMPTS[:4], ["1"] * 4
     found = judge(build(section), prompts, RESPONSES[:4], answers)
     assert found.rewards == [None, 0.1 - 2.0, None, 3 * 0.1 - 2.0]
-    assert found.parts == {"value": [0.0, 1.0, 2.0, 3.0], "odd": [None, 1.0, None, 1.0], "math": [0.0, 1.0, 0.0, 0.0]}
+    assert found.parts == {
+        "value": [0.0, 1.0, 2.0, 3.0],
+        "odd": [None, 1.0, None, 1.0],
+        "math": [0.0, 1.0, 0.0, 0.0],
+    }
     keys = [("reward", "parts", name, "function") for name in ("value", "odd")]
     assert [option for option, _, _ in list_references({"reward": {"parts": PARTS}})] == keys
 
@@ -118,7 +122,10 @@ def test_a_sum_is_rounded_once_so_the_order_of_its_parts_is_nothing_to_it() -> N
     weights = [random.Random(n).uniform(-1, 1) * 10.0 ** (n % 9) for n in range(12)]
     exact = float(sum(Fraction(weight * 5.0) for weight in weights))
     for order in (weights, weights[::-1], sorted(weights)):
-        parts = {str(weight): WeightedPart(lambda prompts, responses, answers: [5.0], weight) for weight in order}
+        parts = {
+            str(weight): WeightedPart(lambda prompts, responses, answers: [5.0], weight)
+            for weight in order
+        }
         assert WeightedSum(parts)(PROMPTS[5:], ["5"], ["a"]) == [exact]
 
 
@@ -134,19 +141,25 @@ def test_an_async_function_is_awaited_concurrently_and_rewards_keep_their_order(
 
 
 def test_an_async_function_that_fails_or_hangs_names_the_row() -> None:
-    with pytest.raises(RewardError, match=r"rows\.jsonl:0: .* raised KeyError: '0' \(mine\.py, line \d+\)"):
+    with pytest.raises(
+        RewardError, match=r"rows\.jsonl:0: .* raised KeyError: '0' \(mine\.py, line \d+\)"
+    ):
         reward_of("fails")
     for name, what in (("leaves", "SystemExit"), ("cancels", "CancelledError")):
         with pytest.raises(RewardError, match=rf"rows\.jsonl:0: .* raised {what}"):
             reward_of(name)
-    with pytest.raises(RewardError, match=r"rows\.jsonl:3: .* did not answer within 0\.5 s and was ended"):
+    with pytest.raises(
+        RewardError, match=r"rows\.jsonl:3: .* did not answer within 0\.5 s and was ended"
+    ):
         reward_of("hangs", timeout_s=0.5)
 
 
 def served(reply: Callable[[dict[str, Any]], Any], **options: Any) -> list[float | None]:
     """Rewards by a server; it serves on one path and has no other."""
     with serving(lambda path, body: reply(body) if path == "/score" else 404) as url:
-        section = RewardSection.model_validate({"type": "server", "server": {"url": f"{url}/score", **options}})
+        section = RewardSection.model_validate(
+            {"type": "server", "server": {"url": f"{url}/score", **options}}
+        )
         return build(section)(PROMPTS, RESPONSES, ANSWERS)
 
 
@@ -160,7 +173,10 @@ def test_a_server_is_asked_in_parts_and_null_is_no_verdict() -> None:
 
     def reply(body: dict[str, Any]) -> Any:
         asked.append(body)
-        return {"rewards": [None if r == "4" else int(r) / 2 for r in body["responses"]], "note": "passed over"}
+        return {
+            "rewards": [None if r == "4" else int(r) / 2 for r in body["responses"]],
+            "note": "passed over",
+        }
 
     assert served(reply, batch_size=4, max_concurrency=2) == [0.0, 0.5, 1.0, 1.5, None, 2.5]
     [first, _] = sorted(asked, key=lambda body: body["responses"])
@@ -187,7 +203,9 @@ def test_a_server_is_asked_in_parts_and_null_is_no_verdict() -> None:
         (307, "sends requests on to"),
     ],
 )
-def test_a_server_that_does_not_keep_the_protocol_is_refused(quick: None, reply: Any, says: str) -> None:
+def test_a_server_that_does_not_keep_the_protocol_is_refused(
+    quick: None, reply: Any, says: str
+) -> None:
     with pytest.raises(LockstepError, match=says):
         served(lambda body: reply, max_retries=1)
 
@@ -207,6 +225,8 @@ def test_a_server_that_comes_back_is_asked_again_and_its_key_is_told_to_it_alone
     assert "secret" not in "".join([*told, *capfd.readouterr()])
     seen.clear()
     with serving(lambda path, body: {"rewards": [1.0] * 6}, seen) as url:
-        section = RewardSection.model_validate({"type": "server", "server": {"url": f"{url}/score"}})
+        section = RewardSection.model_validate(
+            {"type": "server", "server": {"url": f"{url}/score"}}
+        )
         build(section)(PROMPTS, RESPONSES, ANSWERS)
     assert seen == [("/score", None)], "no key, no header"

@@ -1,4 +1,6 @@
-"""Answers of mathematics: read whole or refused, where they stand in a text, in time linear in it."""
+"""Answers of mathematics: read whole or refused, where they stand in a text, in time linear in
+it.
+"""
 
 import json
 import time
@@ -13,16 +15,25 @@ from lockstep.rewards.math_reward import MathReward
 from lockstep.rewards.options import RewardSection
 from lockstep.rewards.row_rules import rule_of
 
-PAIRS = [json.loads(line) for line in (Path(__file__).parent / "math_pairs.jsonl").read_text("utf-8").splitlines()]
+PAIRS = [
+    json.loads(line)
+    for line in (Path(__file__).parent / "math_pairs.jsonl").read_text("utf-8").splitlines()
+]
 PROMPT = Prompt("rows.jsonl:7", "What?", (1,), {})
 
 
 def test_pairs_of_answers_and_responses_get_the_right_reward() -> None:
-    wrong = [pair for pair in PAIRS if score(pair["answer"], pair["response"], pair["marker"]) != pair["right"]]
+    wrong = [
+        pair
+        for pair in PAIRS
+        if score(pair["answer"], pair["response"], pair["marker"]) != pair["right"]
+    ]
     assert wrong == []
 
 
-def score(answer: str, response: str, marker: str | None = None, prompt: Prompt = PROMPT) -> float | None:
+def score(
+    answer: str, response: str, marker: str | None = None, prompt: Prompt = PROMPT
+) -> float | None:
     [value] = MathReward(marker)([prompt], [response], [answer])
     return value
 
@@ -51,14 +62,18 @@ def score(answer: str, response: str, marker: str | None = None, prompt: Prompt 
         r"\boxed{}",
     ],
 )
-def test_a_right_answer_that_cannot_be_read_whole_is_refused_when_rows_are_read(answer: str) -> None:
+def test_a_right_answer_that_cannot_be_read_whole_is_refused_when_rows_are_read(
+    answer: str,
+) -> None:
     rule = rule_of(RewardSection(type="math"))
     assert "cannot read the right answer" in str(rule.answer_fault({}, answer))
     assert rule.answer_fault({}, "5x") is None
 
 
 def test_only_rows_of_mathematics_need_a_right_answer_that_can_be_read() -> None:
-    rule = rule_of(RewardSection(type="by_row", verifier="by", function="mine.py:right", pass_score=1.0))
+    rule = rule_of(
+        RewardSection(type="by_row", verifier="by", function="mine.py:right", pass_score=1.0)
+    )
     assert rule.answer_fault({"by": "python"}, "many") is None
     assert "reward.marker" in str(rule.answer_fault({"by": "math"}, "many"))
 

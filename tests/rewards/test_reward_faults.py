@@ -31,12 +31,17 @@ def quick(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def score(body: str) -> tuple[list[float | None], list[str]]:
-    """Scores three responses by a function with this body; returns the rewards, and what was told."""
+    """Scores three responses by a function with this body; returns the rewards, and what was
+    told.
+    """
     Path("mine.py").write_text(
-        f"{COUNTING}\ndef f(prompt, response, answer, row):\n    {body}\n    return float(response)\n"
+        f"{COUNTING}\ndef f(prompt, response, answer, row):\n    {body}\n    return "
+        "float(response)\n"
     )
     told: list[str] = []
-    return PythonReward("mine.py:f", 60.0, note=told.append)(PROMPTS, ["0", "1", "2"], [""] * 3), told
+    return PythonReward("mine.py:f", 60.0, note=told.append)(
+        PROMPTS, ["0", "1", "2"], [""] * 3
+    ), told
 
 
 @pytest.mark.parametrize(
@@ -51,14 +56,19 @@ def score(body: str) -> tuple[list[float | None], list[str]]:
 def test_a_function_that_loses_its_connection_is_called_again(quick: Path, raises: str) -> None:
     rewards, told = score(f"if response == '1' and count('n') < 3: raise {raises}")
     assert rewards == [0.0, 1.0, 2.0]
-    assert [line.split("; ")[-1] for line in told] == [f"calling it again ({n} of 3 times)" for n in (1, 2)]
+    assert [line.split("; ")[-1] for line in told] == [
+        f"calling it again ({n} of 3 times)" for n in (1, 2)
+    ]
     assert told[0].startswith("rows.jsonl:1: reward.function mine.py:f raised ")
 
 
 def test_one_that_stays_away_ends_the_run_and_may_do_better_later(quick: Path) -> None:
     with pytest.raises(
         RewardLost,
-        match=r"rows\.jsonl:1: .*raised ConnectionError: gone .*, 4 times in a row; the same command resumes",
+        match=(
+            r"rows\.jsonl:1: .*raised ConnectionError: gone .*, 4 times in a row; the same "
+            r"command resumes"
+        ),
     ) as lost:
         score("if response == '1': raise ConnectionError('gone')")
     assert lost.value.exit_code == exit_codes.CRASH
@@ -67,7 +77,9 @@ def test_one_that_stays_away_ends_the_run_and_may_do_better_later(quick: Path) -
 ITS_OWN_CAUSE = "(lambda error: error.__setattr__('__cause__', error) or error)(ValueError('a'))"
 
 
-@pytest.mark.parametrize("raises", ["KeyError('a')", "FileNotFoundError(2, 'No such file', 'a')", ITS_OWN_CAUSE])
+@pytest.mark.parametrize(
+    "raises", ["KeyError('a')", "FileNotFoundError(2, 'No such file', 'a')", ITS_OWN_CAUSE]
+)
 def test_a_mistake_is_not_tried_again(quick: Path, raises: str) -> None:
     with pytest.raises(RewardError, match=r"rows\.jsonl:1: .* raised ") as wrong:
         score(f"if response == '1' and count('n') < 2: raise {raises}")
@@ -83,6 +95,7 @@ def test_one_whose_process_is_lost_is_started_again(quick: Path, ends: str) -> N
 
 def test_one_that_is_killed_each_time_ends_the_run_and_names_the_row(quick: Path) -> None:
     with pytest.raises(
-        RewardLost, match=r"rows\.jsonl:1: .* ended its process \(killed by SIGKILL\), 2 times in a row; "
+        RewardLost,
+        match=r"rows\.jsonl:1: .* ended its process \(killed by SIGKILL\), 2 times in a row; ",
     ):
         score("if response == '1': os.kill(os.getpid(), 9)")

@@ -119,7 +119,9 @@ def test_a_function_in_a_file_is_called_with_everything() -> None:
 
 
 @pytest.mark.usefixtures("functions")
-def test_what_a_function_keeps_stays_and_what_it_prints_is_seen(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_function_keeps_stays_and_what_it_prints_is_seen(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     reward = mine("counting")
     assert [score(reward, "x"), *reward([PROMPT] * 2, ["y", "z"], ["", ""])] == [1.0, 2.0, 3.0]
     assert capsys.readouterr().out == "asked 1\nsaid 1\nasked 2\nsaid 2\nasked 3\nsaid 3\n"
@@ -128,7 +130,10 @@ def test_what_a_function_keeps_stays_and_what_it_prints_is_seen(capsys: pytest.C
 @pytest.mark.usefixtures("functions")
 def test_a_function_that_hangs_is_ended_and_the_row_named() -> None:
     before, reward = set(psutil.Process().children()), mine("hanging", timeout_s=0.3)
-    with pytest.raises(RewardError, match=r"rows\.jsonl:7: .* did not answer within 0\.3 s and was ended; .*timeout_s"):
+    with pytest.raises(
+        RewardError,
+        match=r"rows\.jsonl:7: .* did not answer within 0\.3 s and was ended; .*timeout_s",
+    ):
         reward([PROMPT] * 2, ["short", "long"], ["", ""])
     assert set(psutil.Process().children()) <= before
     assert score(reward, "short") == 1.0
@@ -144,7 +149,9 @@ def test_no_process_outlives_its_reward() -> None:
 
 
 CODE, INSTRUCTIONS = CodeSection(tests="tests"), InstructionSection(field="asked")
-MIXED = RewardSection(type="by_row", verifier="by", marker="####", code=CODE, instructions=INSTRUCTIONS)
+MIXED = RewardSection(
+    type="by_row", verifier="by", marker="####", code=CODE, instructions=INSTRUCTIONS
+)
 
 
 def row(by: Any, **fields: Any) -> Prompt:
@@ -154,9 +161,13 @@ def row(by: Any, **fields: Any) -> Prompt:
 @pytest.mark.usefixtures("sandboxes", "functions")
 def test_the_recipe_chooses() -> None:
     assert build(RewardSection(type="math", marker="####")) == MathReward("####")
-    assert build(RewardSection(type="instructions", instructions=INSTRUCTIONS)) == InstructionReward(INSTRUCTIONS)
+    assert build(
+        RewardSection(type="instructions", instructions=INSTRUCTIONS)
+    ) == InstructionReward(INSTRUCTIONS)
     assert build(RewardSection(type="code", code=CODE)) == CodeReward(CODE)
-    by_row = build(RewardSection(type="by_row", verifier="by", function="mine.py:right", timeout_s=5.0))
+    by_row = build(
+        RewardSection(type="by_row", verifier="by", function="mine.py:right", timeout_s=5.0)
+    )
     assert by_row == ByRow("by", {"math": MathReward(None), "python": mine("right", 5.0)})
 
 
@@ -182,15 +193,24 @@ def test_each_row_is_rewarded_by_the_verifier_that_it_names() -> None:
     [
         ({"type": "math"}, Grading(1.0, majority=True, graded=False)),
         ({"type": "code", "code": CODE}, Grading(1.0, majority=False, graded=True)),
-        ({"type": "code", "code": CODE.model_copy(update={"all_or_nothing": True})}, Grading(1.0, False, False)),
+        (
+            {"type": "code", "code": CODE.model_copy(update={"all_or_nothing": True})},
+            Grading(1.0, False, False),
+        ),
         ({"type": "instructions", "instructions": INSTRUCTIONS}, Grading(1.0, False, True)),
         (
-            {"type": "instructions", "instructions": INSTRUCTIONS.model_copy(update={"all_or_nothing": True})},
+            {
+                "type": "instructions",
+                "instructions": INSTRUCTIONS.model_copy(update={"all_or_nothing": True}),
+            },
             Grading(1.0, False, False),
         ),
         ({"type": "by_row", "verifier": "by"}, Grading(1.0, False, True)),
         ({"type": "by_row", "verifier": "by", "function": "a:b"}, Grading(None, False, True)),
-        ({"type": "by_row", "verifier": "by", "function": "a:b", "pass_score": 0.5}, Grading(0.5, False, True)),
+        (
+            {"type": "by_row", "verifier": "by", "function": "a:b", "pass_score": 0.5},
+            Grading(0.5, False, True),
+        ),
     ],
 )
 def test_figures_follow_from_the_reward(options: dict[str, Any], graded: Grading) -> None:

@@ -39,7 +39,9 @@ def python(name: str, **options: Any) -> dict[str, Any]:
 
 def test_a_sum_has_a_curve_for_each_part_and_a_missing_verdict_leaves_a_response_out() -> None:
     parts = {"parity": python("parity", weight=0.5), "rare": python("often_none", weight=2.0)}
-    rows = run(GRPO, {"type": "sum", "parts": parts}, "run.max_steps=1", "run.num_logged_samples=16")
+    rows = run(
+        GRPO, {"type": "sum", "parts": parts}, "run.max_steps=1", "run.num_logged_samples=16"
+    )
     [row] = [row for row in rows if "train/reward" in row]
     samples = [json.loads(line) for line in Path("run/samples.jsonl").read_text().splitlines()]
     scored = [sample for sample in samples if sample["score"] is not None]
@@ -49,12 +51,16 @@ def test_a_sum_has_a_curve_for_each_part_and_a_missing_verdict_leaves_a_response
     assert row["reward/rare"] == 1.0
     for sample in scored:
         assert sample["score"] == pytest.approx(0.5 * sample["reward/parity"] + 2.0)
-    assert row["reward/parity"] == pytest.approx(sum(sample["reward/parity"] for sample in samples) / 16)
+    assert row["reward/parity"] == pytest.approx(
+        sum(sample["reward/parity"] for sample in samples) / 16
+    )
     [held_out] = [row for row in rows if "validation/reward" in row][-1:]
     assert held_out["validation/reward/rare"] == held_out["validation/reward/rare_high"] == 1.0
     assert 0 < held_out["validation/reward/parity"] < 1
     folder = evaluate(
-        eval_recipe("run", "run/data/validation.jsonl", ["sampling=null", "data.max_validation_samples=4"])
+        eval_recipe(
+            "run", "run/data/validation.jsonl", ["sampling=null", "data.max_validation_samples=4"]
+        )
     )
     figures = json.loads((folder / "results.json").read_text())["settings"]["greedy"]["figures"]
     assert figures["reward/rare"]["value"] == 1.0
@@ -100,7 +106,9 @@ def test_the_initial_model_can_judge_and_equal_answers_are_judged_alike() -> Non
     Path("tiny.yaml").write_text(yaml.safe_dump(RECIPE | {"reward": reward}))
     report = dry_run(load("tiny.yaml"))
     assert "reward.parts.judge.judge  the initial model judges 2 times" in report
-    rows = run(RECIPE, reward, "run.max_steps=1", "sampling.max_tokens=1", "run.num_logged_samples=16")
+    rows = run(
+        RECIPE, reward, "run.max_steps=1", "sampling.max_tokens=1", "run.num_logged_samples=16"
+    )
     [row] = [row for row in rows if "reward/judge" in row]
     samples = [json.loads(line) for line in Path("run/samples.jsonl").read_text().splitlines()]
     alike: dict[tuple[str, str], set[float | None]] = {}

@@ -20,31 +20,47 @@ SECTIONS = "instructions: {field: asked}, code: {tests: tests, program: text, sa
 BY_ROW = f"reward={{type: by_row, function: null, verifier: kind, {SECTIONS}}}"
 VERIFIED: list[dict[str, Any]] = [
     {"kind": "math"},
-    {"kind": "instructions", "asked": [{"id": "words", "at_most": 1000}, {"id": "words", "at_least": 1000}]},
+    {
+        "kind": "instructions",
+        "asked": [{"id": "words", "at_most": 1000}, {"id": "words", "at_least": 1000}],
+    },
     {"kind": "none"},
     {"kind": "code", "tests": ["no_such_name"]},
 ]
 
 
 def write_rows(count: int) -> list[str]:
-    """Problems, each in turn for another verifier; gives the overrides that read them in this order.
+    """Problems, each in turn for another verifier; gives the overrides that read them in this
+    order.
 
     Only those of math have a right answer, since nobody else reads one.
     """
-    rows = [problem.row() | VERIFIED[i % 4] for i, problem in enumerate(distinct_problems(count, 0))]
+    rows = [
+        problem.row() | VERIFIED[i % 4] for i, problem in enumerate(distinct_problems(count, 0))
+    ]
     for row in rows:
         if row["kind"] != "math":
             row.pop("answer")
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return ["data.task=null", "data.train=rows.jsonl", "data.validation=rows.jsonl", "data.shuffle=false"]
+    return [
+        "data.task=null",
+        "data.train=rows.jsonl",
+        "data.validation=rows.jsonl",
+        "data.shuffle=false",
+    ]
 
 
 def test_ppo_trains_on_rows_of_several_verifiers(run: Run) -> None:
     rows = run(*write_rows(16), BY_ROW)
     trained = [row for row in rows if "train/reward" in row]
-    assert [row["train/no_verdict"] for row in trained] == [4, 4]  # 2 prompts of 8 have none, answered twice
+    assert [row["train/no_verdict"] for row in trained] == [
+        4,
+        4,
+    ]  # 2 prompts of 8 have none, answered twice
     samples = [json.loads(line) for line in Path("run/samples.jsonl").read_text().splitlines()]
-    assert {sample["score"] for sample in samples if sample["id"] in ("rows.jsonl:2", "rows.jsonl:6")} == {0.5}
+    assert {
+        sample["score"] for sample in samples if sample["id"] in ("rows.jsonl:2", "rows.jsonl:6")
+    } == {0.5}
     [first, *_] = [row for row in rows if "validation/reward" in row]
     assert first["validation/reward"] == pytest.approx((4 * 0.5 + 0.0) / 12)
     assert first["validation/pass@1"] == 0.0
@@ -54,8 +70,14 @@ def test_ppo_trains_on_rows_of_several_verifiers(run: Run) -> None:
 def test_an_evaluation_counts_what_passes_wholly(assets: Path, in_tmp: Path) -> None:
     """On a real model, whose prose is no program, and has words."""
     rows = [
-        {"kind": "instructions", "asked": [{"id": "words", "at_least": 1}, {"id": "words", "at_most": 9}]},
-        {"kind": "instructions", "asked": [{"id": "words", "at_least": 1}, {"id": "words", "at_least": 99}]},
+        {
+            "kind": "instructions",
+            "asked": [{"id": "words", "at_least": 1}, {"id": "words", "at_most": 9}],
+        },
+        {
+            "kind": "instructions",
+            "asked": [{"id": "words", "at_least": 1}, {"id": "words", "at_least": 99}],
+        },
         {"kind": "code", "tests": ["pass"]},
         {"kind": "none"},
     ]
@@ -63,7 +85,12 @@ def test_an_evaluation_counts_what_passes_wholly(assets: Path, in_tmp: Path) -> 
     Path("rows.jsonl").write_text("".join(lines))
     model, few = (
         f"{assets}/models/stories260K/hf",
-        ["greedy.max_tokens=8", "sampling=null", "learner.dtype=fp32", "data.max_prompt_tokens=400"],
+        [
+            "greedy.max_tokens=8",
+            "sampling=null",
+            "learner.dtype=fp32",
+            "data.max_prompt_tokens=400",
+        ],
     )
     by_row = BY_ROW.replace("function: null", "marker: null")
     folder = evaluate(eval_recipe(model, "rows.jsonl", [*few, by_row, "learner.device=cpu"]))

@@ -25,7 +25,9 @@ CUT = 7
 
 
 class Speaker:
-    """Samples the same responses in each turn, one for each episode; implements what episodes ask of a session."""
+    """Samples the same responses in each turn, one for each episode; implements what episodes ask
+    of a session.
+    """
 
     def __init__(self, *said: int) -> None:
         self.said = said
@@ -38,14 +40,22 @@ class Speaker:
         tokens = torch.tensor([token for row in rows for token in row])
         columns = {"mask": torch.tensor(mask), "sampler_logprob": torch.zeros(len(tokens))}
         ends = {"truncated": torch.tensor([token == CUT for token in drawn])}
-        return Batch(tokens, lengths, columns, ends | {"version": torch.zeros(len(rows), dtype=torch.int64)}, sampling)
+        return Batch(
+            tokens,
+            lengths,
+            columns,
+            ends | {"version": torch.zeros(len(rows), dtype=torch.int64)},
+            sampling,
+        )
 
 
 class Rows:
     """The same prompt at every place; implements `PromptStream`."""
 
     def at(self, position: int, count: int, seed: int) -> list[Prompt]:
-        return [Prompt(f"rows.jsonl:{place}", "?", (3,), {"place": place}) for place in range(count)]
+        return [
+            Prompt(f"rows.jsonl:{place}", "?", (3,), {"place": place}) for place in range(count)
+        ]
 
     def answer(self, prompt: Prompt) -> str:
         return "right"
@@ -65,14 +75,18 @@ def collect(
         name = kind if isinstance(kind, str) else user_code.refer(kind)
         section = {"class_name": name, "max_tokens": 12, "max_turns": 3, **options}
         environment = EnvironmentSection.model_validate(section)
-        episodes = Episodes(environment, (), str, lambda tools: lambda text, last: [5], lambda text: None)
+        episodes = Episodes(
+            environment, (), str, lambda tools: lambda text, last: [5], lambda text: None
+        )
     session = cast(SamplerSession, speaker)
     collector = RolloutCollector(session, Rows(), reward, str, 0, episodes, best)
     return collector.collect(0, count, SAMPLING, generations)
 
 
 def declare(rewards: Sequence[Any], ends: bool = False, **attributes: Any) -> type:
-    """A class of environments with a reward for each turn, which ends after the last of them if it `ends`."""
+    """A class of environments with a reward for each turn, which ends after the last of them if it
+    `ends`.
+    """
 
     class Paying:
         def reset(self, row: dict[str, Any], seed: int) -> None:
@@ -124,7 +138,11 @@ def test_tools_that_loop_are_cut_off() -> None:
         class_name=user_code.refer(Looping), max_tokens=12, max_turns=3, tool_format="llama3_json"
     )
     episodes = Episodes(
-        section, (), lambda tokens: '{"name": "look"}', lambda tools: lambda text, last: [5], lambda text: None
+        section,
+        (),
+        lambda tokens: '{"name": "look"}',
+        lambda tools: lambda text, last: [5],
+        lambda text: None,
     )
     prompts, requests = Rows().at(0, 1, 0), [Request((3,), 0)]
     batch = episodes.play(cast(SamplerSession, SAY), prompts, requests, SAMPLING)
@@ -132,9 +150,13 @@ def test_tools_that_loop_are_cut_off() -> None:
 
 
 @pytest.mark.parametrize("rewards", [[0.5, -0.1, 1.0], [{"cost": -0.1}, 0.0, 0.0]])
-def test_the_first_negative_reward_of_a_class_that_declares_nothing_is_refused(rewards: list[Any]) -> None:
+def test_the_first_negative_reward_of_a_class_that_declares_nothing_is_refused(
+    rewards: list[Any],
+) -> None:
     kind = declare(rewards, ends=True)
-    with pytest.raises(EnvironmentFault, match=r"rows\.jsonl:0: .* returned the reward -0\.1, .*cut_off_reward"):
+    with pytest.raises(
+        EnvironmentFault, match=r"rows\.jsonl:0: .* returned the reward -0\.1, .*cut_off_reward"
+    ):
         collect(SAY, NoReward(), kind)
     scored = collect(SAY, Fixed(1.0), kind)  # its rewards are ignored
     assert scored.batch["score"].item() == 1.0
@@ -153,7 +175,9 @@ class Fixed:
 
 
 @pytest.mark.parametrize(("value", "worth"), [(None, 1.0), (-2.0, -2.0)])
-def test_a_response_that_is_cut_off_has_the_reward_that_the_recipe_declares(value: float | None, worth: float) -> None:
+def test_a_response_that_is_cut_off_has_the_reward_that_the_recipe_declares(
+    value: float | None, worth: float
+) -> None:
     speaker, reward = Speaker(1, CUT), CutOffReward(Fixed(1.0), value)
     batch = collect(speaker, reward, count=16).batch
     assert {*batch["truncated"].tolist()} == {False, True}

@@ -1,4 +1,6 @@
-"""Episodes with a real engine and environments in real processes: what the tokens are, and what a fault costs."""
+"""Episodes with a real engine and environments in real processes: what the tokens are, and what a
+fault costs.
+"""
 
 from __future__ import annotations
 
@@ -162,7 +164,9 @@ def played(
         return episodes.play(engine, prompts, requests, SAMPLING, group_size)
 
 
-def test_a_group_shares_its_seed_unless_each_episode_has_its_own(folder: Path, sampler: TorchSampler) -> None:
+def test_a_group_shares_its_seed_unless_each_episode_has_its_own(
+    folder: Path, sampler: TorchSampler
+) -> None:
     rows = [{"bad": False, "turns": 3}] * 6
     each = played(sampler, "Seeded", rows, [], 3, seed="episode")["environment_reward"].tolist()
     group = played(sampler, "Seeded", rows, [], 3)["environment_reward"].tolist()
@@ -189,7 +193,9 @@ def test_tokens_are_those_drawn_and_those_observed_and_scored_where_they_stand(
     assert notes == []
     assert batch["turns"].tolist() == [1, 2, 3, 1, 2, 3]
     assert batch["environment_reward"].tolist() == [1.0, 2.0, 3.0, 1.0, 2.0, 3.0]
-    for i, (tokens, mask) in enumerate(zip(batch.sequences(), batch.sequences("mask"), strict=True)):
+    for i, (tokens, mask) in enumerate(
+        zip(batch.sequences(), batch.sequences("mask"), strict=True)
+    ):
         turns, seed = 1 + i % 3, keyed.key(0, i) % 7
         assert tokens[:2].tolist() == [3 + i, 4]
         assert list(runs(mask)) == [False, *[True, False] * (turns - 1), True]
@@ -250,7 +256,9 @@ def test_async_episodes_are_awaited_at_once(folder: Path, sampler: TorchSampler)
     ("name", "said"),
     [
         ("LateAsync", "did not answer within 1 s and was ended"),
-        pytest.param("RaisingAsync", "raised KeyError: 'level' (worlds.py, line ", marks=pytest.mark.full),
+        pytest.param(
+            "RaisingAsync", "raised KeyError: 'level' (worlds.py, line ", marks=pytest.mark.full
+        ),
         ("BlockingAsync", "did not answer within 1 s and was ended"),
         pytest.param("EndingAsync", "ended its process (exit status 3)", marks=pytest.mark.full),
     ],
@@ -270,14 +278,20 @@ def test_a_fault_among_awaited_episodes_costs_its_own(
 
 @pytest.mark.full
 @pytest.mark.parametrize("processes", [2, pytest.param(1, marks=pytest.mark.proof)])
-def test_no_time_is_given_to_more_than_may_hang(folder: Path, sampler: TorchSampler, processes: int) -> None:
+def test_no_time_is_given_to_more_than_may_hang(
+    folder: Path, sampler: TorchSampler, processes: int
+) -> None:
     rows = [{"turns": 3, "bad": True}] * 20
     limits = {"timeout_s": 2.0, "max_no_verdict_rate": 0.1, "max_concurrency": processes}
-    with pytest.raises(EnvironmentFault, match=r"^[34] of 20 episodes failed; .*=0.1 allows no more$"):
+    with pytest.raises(
+        EnvironmentFault, match=r"^[34] of 20 episodes failed; .*=0.1 allows no more$"
+    ):
         played(sampler, "Hanging", rows, [], **limits)
 
 
-def test_one_that_says_something_else_when_played_again_is_found_out(folder: Path, sampler: TorchSampler) -> None:
+def test_one_that_says_something_else_when_played_again_is_found_out(
+    folder: Path, sampler: TorchSampler
+) -> None:
     batch = played(sampler, "Fickle", ROWS, notes := [], max_no_verdict_rate=1.0)
     assert notes[0].startswith("3 of 6 episodes failed")
     assert batch["environment_fault"].tolist() == [False, False, True, False, True, True]
@@ -296,7 +310,10 @@ def test_limits_truncate(folder: Path, sampler: TorchSampler) -> None:
 
 def test_too_many_faults_end_the_run(folder: Path, sampler: TorchSampler) -> None:
     rows = [{"turns": 3, "bad": True}] * 4
-    with pytest.raises(EnvironmentFault, match=r"^4 of 4 episodes failed; .*max_no_verdict_rate=0\.5 allows no more$"):
+    with pytest.raises(
+        EnvironmentFault,
+        match=r"^4 of 4 episodes failed; .*max_no_verdict_rate=0\.5 allows no more$",
+    ):
         played(sampler, "Raising", rows, [])
 
 
@@ -317,7 +334,13 @@ def talker(assets: Path, in_tmp: Path) -> ModelSource:
 def test_a_turn_that_a_stop_string_ended_goes_on_inside_the_message_and_arguments_reach_the_template(
     talker: ModelSource,
 ) -> None:
-    data = DataSection(train="rows.jsonl", prompt="{q}", chat=True, max_prompt_tokens=9, template_args={"mood": "sad"})
+    data = DataSection(
+        train="rows.jsonl",
+        prompt="{q}",
+        chat=True,
+        max_prompt_tokens=9,
+        template_args={"mood": "sad"},
+    )
     talker.tokenizer.chat_template = CHAT + "{{ mood }}"
     stop, last = talker.token_ids("\n")[-1], talker.token_ids("end")[-1]
     observed = observations(data, (stop,), talker, pytest.fail)

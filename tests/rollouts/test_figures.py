@@ -1,4 +1,6 @@
-"""From judged responses to figures: what counts, what is left out, and which answers are the same."""
+"""From judged responses to figures: what counts, what is left out, and which answers are the
+same.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +19,30 @@ EMPTY = Sample(0, "rows.jsonl:1", 0, "?", "", "18", None, None, 1, False)
 def question(number: int, *answers: tuple[float | None, str | None]) -> list[Sample]:
     """One question's responses, as (score, vote)."""
     return [
-        replace(EMPTY, question=number, draw=draw, score=score, vote=vote) for draw, (score, vote) in enumerate(answers)
+        replace(EMPTY, question=number, draw=draw, score=score, vote=vote)
+        for draw, (score, vote) in enumerate(answers)
     ]
 
 
 def test_figures_are_means_over_questions() -> None:
-    samples = question(0, (1.0, "18"), (0.0, "7"), (0.0, "7")) + question(1, (1.0, "2"), (1.0, "2"), (1.0, "2"))
+    samples = question(0, (1.0, "18"), (0.0, "7"), (0.0, "7")) + question(
+        1, (1.0, "2"), (1.0, "2"), (1.0, "2")
+    )
     figures = MATH.figures(samples, (1, 3))
     assert {name: figure.value for name, figure in figures.items()} == pytest.approx(
         {"pass@1": (1 / 3 + 1) / 2, "pass@3": 1.0, "maj@3": 0.5}
     )
     assert list(figures) == ["pass@1", "pass@3", "maj@3"]
-    assert all(figure.questions == 2 and figure.low < figure.value <= figure.high for figure in figures.values())
+    assert all(
+        figure.questions == 2 and figure.low < figure.value <= figure.high
+        for figure in figures.values()
+    )
 
 
 def test_votes_for_equal_answers_count_together_and_silence_does_not() -> None:
-    samples = question(0, (1.0, "18"), (1.0, "18"), (0.0, "7"), (0.0, None), (0.0, None), (0.0, None))
+    samples = question(
+        0, (1.0, "18"), (1.0, "18"), (0.0, "7"), (0.0, None), (0.0, None), (0.0, None)
+    )
     assert MATH.figures(samples, (6,))["maj@6"].value == 1.0
     split = question(0, (1.0, "18"), (1.0, "18"), (0.0, "7"), (0.0, "7"), (0.0, "8"), (0.0, "9"))
     assert MATH.figures(split, (6,))["maj@6"].value == 0.5
@@ -54,8 +64,14 @@ def test_graded_rewards_have_a_mean_and_pass_where_the_recipe_says() -> None:
     samples = question(0, (0.5, None), (2.5, None)) + question(1, (-1.0, None), (None, None))
     plain = grading(RewardSection(type="python", function="a.py:b")).figures(samples, (1, 2))
     assert {name: figure.value for name, figure in plain.items()} == {"reward": 0.25}
-    passing = grading(RewardSection(type="python", function="a.py:b", pass_score=2.0)).figures(samples, (1, 2))
-    assert {name: figure.value for name, figure in passing.items()} == {"reward": 0.25, "pass@1": 0.25, "pass@2": 1.0}
+    passing = grading(RewardSection(type="python", function="a.py:b", pass_score=2.0)).figures(
+        samples, (1, 2)
+    )
+    assert {name: figure.value for name, figure in passing.items()} == {
+        "reward": 0.25,
+        "pass@1": 0.25,
+        "pass@2": 1.0,
+    }
     assert passing["pass@2"].questions == 1
 
 

@@ -36,7 +36,10 @@ class Rows:
     """Prompts that are numbered by their position."""
 
     def at(self, position: int, count: int, seed: int) -> list[Prompt]:
-        return [Prompt(f"rows:{i}", "", (3 + i % 7, 4), {"number": i}) for i in range(position, position + count)]
+        return [
+            Prompt(f"rows:{i}", "", (3 + i % 7, 4), {"number": i})
+            for i in range(position, position + count)
+        ]
 
     def answer(self, prompt: Prompt) -> str:
         return ""
@@ -45,7 +48,12 @@ class Rows:
 def collector(folder: Path, reward: Reward) -> RolloutCollector:
     (folder / "world.py").write_text(WORLD)
     section = EnvironmentSection.model_validate(
-        {"class_name": "world.py:World", "max_tokens": 20, "seed": "episode", "max_no_verdict_rate": 0.5}
+        {
+            "class_name": "world.py:World",
+            "max_tokens": 20,
+            "seed": "episode",
+            "max_no_verdict_rate": 0.5,
+        }
     )
     episodes = Episodes(section, (2,), str, lambda tools: lambda text, last: [], lambda note: None)
     sampler = TorchSampler(load_causal_lm(model_folder(folder, "llama")), 8)
@@ -53,7 +61,9 @@ def collector(folder: Path, reward: Reward) -> RolloutCollector:
 
 
 def reward_named(name: str, value: float) -> WeightedSum:
-    def own(prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]) -> list[float | None]:
+    def own(
+        prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
+    ) -> list[float | None]:
         return [value] * len(responses)
 
     parts: Mapping[str, WeightedPart] = {name: WeightedPart(own, 1.0)}
@@ -68,19 +78,28 @@ def test_a_name_that_only_some_batches_have_is_no_verdict_in_others(in_tmp: Path
     bonus = rollouts.batch["reward/bonus"]
     assert after > 1  # more than the first eight
     assert len(bonus) == 16
-    assert all(math.isnan(x) or prompt.row["number"] == 0 for x, prompt in zip(bonus, rollouts.prompts, strict=True))
+    assert all(
+        math.isnan(x) or prompt.row["number"] == 0
+        for x, prompt in zip(bonus, rollouts.prompts, strict=True)
+    )
 
 
 @pytest.mark.parametrize("plays", [True, False])
 def test_a_reward_does_not_see_the_stop_token_of_the_model(plays: bool, in_tmp: Path) -> None:
-    """Also where it is no special token, which a tokenizer would skip; one of the environment is seen."""
+    """Also where it is no special token, which a tokenizer would skip; one of the environment is
+    seen.
+    """
     own = collector(in_tmp, reward_named("style", 3.0))
     single = replace(own, environment=None)
-    sampling = replace(SAMPLING, stop_token_ids=tuple(range(3, 64, 2)))  # so many that a random model ends there
+    sampling = replace(
+        SAMPLING, stop_token_ids=tuple(range(3, 64, 2))
+    )  # so many that a random model ends there
     with own.engine.at():
         rollouts = (own if plays else single).collect(3, 8, sampling, 1)
     ended = [tokens[-1].item() in sampling.stop_token_ids for tokens in rollouts.batch.sequences()]
     assert any(ended)
-    for tokens, response, stopped in zip(rollouts.batch.sequences(), rollouts.responses, ended, strict=True):
+    for tokens, response, stopped in zip(
+        rollouts.batch.sequences(), rollouts.responses, ended, strict=True
+    ):
         drawn = tokens[2:].tolist()
         assert response == str(drawn[:-1] if stopped else drawn)

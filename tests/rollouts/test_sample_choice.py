@@ -1,4 +1,6 @@
-"""What the sample log shows of a step: the telling responses, whole groups of them, and then the first."""
+"""What the sample log shows of a step: the telling responses, whole groups of them, and then the
+first.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from lockstep.rollouts.samples import choose_rows
 NONE = math.nan
 
 
-def choose(scores: list[float], count: int, group: int = 1, cut: tuple[int, ...] = ()) -> list[tuple[int, str]]:
+def choose(
+    scores: list[float], count: int, group: int = 1, cut: tuple[int, ...] = ()
+) -> list[tuple[int, str]]:
     truncated = [row in cut for row in range(len(scores))]
     prompts = [f"t:{row // group}" for row in range(len(scores))]
     return list(choose_rows(scores, truncated, prompts, count).items())
@@ -31,7 +35,9 @@ def test_single_responses_show_the_ends_and_what_went_wrong() -> None:
 def test_a_whole_group_shows_what_a_comparison_learns_from() -> None:
     scores = [0.0, 0.0, 1.0, 0.5, 0.0, 1.0, 1.0, 1.0]
     assert choose(scores, 4, group=2) == [
-        (0, "next in order"), (1, "next in order"), (4, "most different scores"), (5, "most different scores"),
+        (0, "next in order"), (1, "next in order"), (4, "most different scores"), (5, ("most "
+                                                                                      "different "
+                                                                                      "scores")),
     ]  # fmt: skip
     shown = choose(scores, 4, group=2, cut=(7,))
     assert [row for row, reason in shown if reason == "cut off"] == [6, 7]
@@ -42,7 +48,9 @@ def test_a_whole_group_shows_what_a_comparison_learns_from() -> None:
     scores=st.lists(st.sampled_from([NONE, 0.0, 0.5, 1.0]), max_size=6), count=st.integers(0, 30),
     cut=st.sets(st.integers(0, 23)),
 )  # fmt: skip
-def test_rows_are_as_many_as_asked_for_and_in_order(group: int, scores: list[float], count: int, cut: set[int]) -> None:
+def test_rows_are_as_many_as_asked_for_and_in_order(
+    group: int, scores: list[float], count: int, cut: set[int]
+) -> None:
     rows = [row for row, _ in choose(scores * group, count, group, tuple(cut))]
     assert rows == sorted(set(rows))
     assert len(rows) == min(count, len(scores) * group)

@@ -1,4 +1,6 @@
-"""Rows of the sample log: what each token was worth, in few digits, and text that adds up to the response."""
+"""Rows of the sample log: what each token was worth, in few digits, and text that adds up to the
+response.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def rows_of(
     sampled = Batch(tokens, lengths, {"mask": mask, "sampler_logprob": zeros}, {
         "score": torch.full((len(lengths),), 0.1) if score is None else score, "truncated": lengths > 3,
     })  # fmt: skip
-    used = sampled.with_columns({"old_logprob": zeros, **columns}, {"shaped_score": sampled["score"] - 1})
+    used = sampled.with_columns(
+        {"old_logprob": zeros, **columns}, {"shaped_score": sampled["score"] - 1}
+    )
     prompts = [Prompt(f"t:{i}", f"p{i}", (0, 0), {}) for i in range(len(responses))]
     experience = RolloutCollector(cast(Any, None), cast(Any, Answers()), cast(Any, None), decode, 0)
     texts = [decode(response) for response in responses]
@@ -64,9 +68,12 @@ def test_a_row_has_columns_over_the_response_alone() -> None:
     assert one["token"]["value"] == [0.66667, 1.0]
     assert two["token"]["value"] == [2.0, 2.3333, 2.6667]
     assert "advantage" not in one["token"]
-    about = {name: value for name, value in two.items() if name not in ("token", "score", "shaped_score")}
+    about = {
+        name: value for name, value in two.items() if name not in ("token", "score", "shaped_score")
+    }
     assert about == {
-        "id": "t:1", "prompt": "p1", "response": "def", "answer": "p1p1", "logged_as": "next in order", "tokens": 3,
+        "id": "t:1", "prompt": "p1", "response": "def", "answer": "p1p1", "logged_as": ("next in "
+                                                                                       "order"), "tokens": 3,
         "truncated": True,
     }  # fmt: skip
     assert two["shaped_score"] == -0.9
@@ -99,6 +106,6 @@ def test_rounding_keeps_five_digits_and_prints_no_more(values: list[float]) -> N
             assert short == value or (math.isnan(short) and math.isnan(value))
             continue
         assert short == pytest.approx(value, rel=0.6e-4, abs=1e-22)
-        assert len(json.dumps(short).replace("-", "").split("e")[0].replace(".", "").strip("0")) <= max(
-            5, len(str(round(abs(value))))
-        )
+        assert len(
+            json.dumps(short).replace("-", "").split("e")[0].replace(".", "").strip("0")
+        ) <= max(5, len(str(round(abs(value)))))

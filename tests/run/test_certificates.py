@@ -1,4 +1,6 @@
-"""What a run's certificate says, and that neither batches nor processes change what a step samples."""
+"""What a run's certificate says, and that neither batches nor processes change what a step
+samples.
+"""
 
 from __future__ import annotations
 
@@ -36,17 +38,23 @@ def certificate(folder: str = "run") -> dict[str, Any]:
         ("model.scratch.config.model_type=olmo2", "a olmo2 has not been shown to be exact"),
     ],
 )
-def test_a_run_that_is_not_exact_says_why(capsys: pytest.CaptureFixture[str], option: str, reason: str) -> None:
+def test_a_run_that_is_not_exact_says_why(
+    capsys: pytest.CaptureFixture[str], option: str, reason: str
+) -> None:
     assert main(["train", "grpo.yaml", "run.max_steps=1", option]) == 0
     assert certificate()["reason"].startswith(reason)
-    (told,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("certificate"))
+    (told,) = (
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("certificate")
+    )
     assert "E1, bounded, not exact: " in told
     assert f" nats, because {reason}" in told
     assert any("watch/mismatch" in row for row in read_metrics(Path("run")))
 
 
 @pytest.mark.parametrize("dtype", ["fp32", full("bf16")])
-def test_neither_batches_nor_replicas_change_what_a_step_samples(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+def test_neither_batches_nor_replicas_change_what_a_step_samples(
+    monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
     steps: list[Batch] = []
     collect = RolloutCollector.collect
 
@@ -64,7 +72,12 @@ def test_neither_batches_nor_replicas_change_what_a_step_samples(monkeypatch: py
             ("sampler.replicas=2", "sampler.max_batch_size=9", "learner.micro_batch_tokens=150"),
         )
     ):
-        same = (f"learner.dtype={dtype}", "sampling.top_p=0.9", "agreement.exact=require", "run.max_steps=1")
+        same = (
+            f"learner.dtype={dtype}",
+            "sampling.top_p=0.9",
+            "agreement.exact=require",
+            "run.max_steps=1",
+        )
         assert main(["train", "grpo.yaml", *same, f"run.folder=run-{number}", *own]) == 0
         assert certificate(f"run-{number}")["level"] == "E2"
     usual, *others = steps

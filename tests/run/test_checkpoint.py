@@ -37,7 +37,13 @@ def weights(value: float, count: int = 4) -> Write:
     return write
 
 
-def save(checkpoints: Checkpoints, step: int, write: Write, state: dict[str, Any], score: float | None = None) -> None:
+def save(
+    checkpoints: Checkpoints,
+    step: int,
+    write: Write,
+    state: dict[str, Any],
+    score: float | None = None,
+) -> None:
     aside = checkpoints.begin(step)
     write(aside)
     checkpoints.seal(aside, step, state, score)
@@ -67,7 +73,9 @@ def test_what_is_saved_comes_back(checkpoints: Checkpoints) -> None:
     found = newest(checkpoints)
     assert (found.folder, found.step) == (checkpoints.folder / "step_000010", 10)
     assert found.state == {"position": 320, "queue": [1, 2]}
-    assert torch.equal(load_file(found.folder / "policy" / "model.safetensors")["w"], torch.full((4,), 0.1))
+    assert torch.equal(
+        load_file(found.folder / "policy" / "model.safetensors")["w"], torch.full((4,), 0.1)
+    )
 
 
 def test_the_newest_by_step_is_found_and_only_so_many_are_kept(checkpoints: Checkpoints) -> None:
@@ -119,12 +127,19 @@ def test_a_damaged_one_is_named_and_the_one_before_it_is_used(
     assert len(told) == 1
     assert "step_000020 is not used" in told[0]
     assert Path(file).name in told[0]
-    with pytest.raises(CheckpointError, match=rf"no whole checkpoint of step 20 .*{re.escape(Path(file).name)}"):
+    with pytest.raises(
+        CheckpointError, match=rf"no whole checkpoint of step 20 .*{re.escape(Path(file).name)}"
+    ):
         checkpoints.at(20)
 
 
 def fail(
-    monkeypatch: pytest.MonkeyPatch, module: object, name: str, error: int, where: str, times: int = 1 << 30
+    monkeypatch: pytest.MonkeyPatch,
+    module: object,
+    name: str,
+    error: int,
+    where: str,
+    times: int = 1 << 30,
 ) -> None:
     """Makes a function of the system fail, on paths that contain a text."""
     real, left = getattr(module, name), [times]
@@ -159,7 +174,9 @@ def test_what_cannot_be_removed_blocks_neither_its_step_nor_its_removal(
     assert names(checkpoints) == ["step_000030", "step_000040"]
 
 
-def test_what_passes_is_tried_again(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_passes_is_tried_again(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fail(monkeypatch, shutil, "rmtree", errno.ENOTEMPTY, "old_step_000010", times=2)
     fail(monkeypatch, Path, "rename", errno.ESTALE, "aside_step_000030", times=2)
     for step in (10, 20, 30):
@@ -179,7 +196,9 @@ def test_an_added_file_and_another_steps_folder_are_refused(checkpoints: Checkpo
     assert "that of step 10" in told[1]
 
 
-def test_going_on_before_a_damaged_one_replaces_it_and_keeps_the_good(checkpoints: Checkpoints) -> None:
+def test_going_on_before_a_damaged_one_replaces_it_and_keeps_the_good(
+    checkpoints: Checkpoints,
+) -> None:
     for step in (10, 20, 30):
         save(checkpoints, step, weights(step), {})
     truncate(checkpoints.folder / "step_000030" / "learner.json")
@@ -194,7 +213,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 64 KiB."""
     folder = tmp_path / "small_disk"
     folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], capture_output=True
+    )
     if mounted.returncode:
         pytest.skip("this user cannot mount a small file system, so no disk can be filled")
     yield folder
@@ -209,7 +230,9 @@ class Filling(Checkpointable):
     writer: StateWriter = field(default_factory=StateWriter)
 
     def save(self, folder: Path) -> None:
-        self.writer.begin(folder, {"model.safetensors": FileContents({"w": self.weights})}, {"updates": 1})
+        self.writer.begin(
+            folder, {"model.safetensors": FileContents({"w": self.weights})}, {"updates": 1}
+        )
 
     def poll_save(self, wait: bool) -> bool:
         return self.writer.poll(wait)
@@ -227,7 +250,9 @@ def test_a_full_disk_is_said_and_earlier_checkpoints_stay_whole(small_disk: Path
     checkpoints = Checkpoints(small_disk / "checkpoints", keep=2)
     save(checkpoints, 10, weights(1), {})
     saver = Saver(checkpoints, {"policy": Filling(torch.ones(100_000))})
-    with pytest.raises(CheckpointError, match=r"cannot save the checkpoint of step 20 .*the newest .* step_000010"):
+    with pytest.raises(
+        CheckpointError, match=r"cannot save the checkpoint of step 20 .*the newest .* step_000010"
+    ):
         begun_and_ended(saver, 20)
     assert names(checkpoints) == ["step_000010"]
     assert newest(checkpoints).step == 10
@@ -236,7 +261,9 @@ def test_a_full_disk_is_said_and_earlier_checkpoints_stay_whole(small_disk: Path
 
 
 @pytest.mark.parametrize("name", ["weights.pt", "manifest.json"])
-def test_only_safetensors_and_json_under_names_of_their_own(checkpoints: Checkpoints, name: str) -> None:
+def test_only_safetensors_and_json_under_names_of_their_own(
+    checkpoints: Checkpoints, name: str
+) -> None:
     with pytest.raises(ValueError, match=re.escape(repr(name))):
         save(checkpoints, 10, lambda folder: torch.save({}, folder / name), {})
     assert names(checkpoints) == []
@@ -250,13 +277,17 @@ def test_the_best_are_kept_besides_the_newest(checkpoints: Checkpoints) -> None:
     assert [step for _, step, _ in best.rank_by_score()] == [6, 4, 2]
 
 
-def test_training_goes_on_while_a_checkpoint_is_written_and_it_holds_what_was(checkpoints: Checkpoints) -> None:
+def test_training_goes_on_while_a_checkpoint_is_written_and_it_holds_what_was(
+    checkpoints: Checkpoints,
+) -> None:
     learner = Filling(torch.zeros(1 << 22))
     with Saver(checkpoints, {"policy": learner}) as saver:
         for step in (1, 2):
             saver.begin(step, {})
             learner.weights += 1.0
-    saved = [load_file(checkpoints.at(step).folder / "policy/model.safetensors")["w"] for step in (1, 2)]
+    saved = [
+        load_file(checkpoints.at(step).folder / "policy/model.safetensors")["w"] for step in (1, 2)
+    ]
     assert [(w.min().item(), w.max().item()) for w in saved] == [(0.0, 0.0), (1.0, 1.0)]
 
 
@@ -271,7 +302,9 @@ def test_a_save_that_was_begun_is_finished_where_a_step_fails(checkpoints: Check
     assert newest(checkpoints).step == 10
 
 
-def test_whatever_the_writing_thread_meets_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whatever_the_writing_thread_meets_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(*arguments: Any) -> None:
         raise MemoryError("no memory to write with")
 

@@ -22,7 +22,9 @@ from lockstep.learners.rank import RankLearner
 @pytest.fixture
 def tiny(in_tmp: Path) -> None:
     (in_tmp / "rewards.py").write_text(REWARDS)
-    (in_tmp / "tiny.yaml").write_text(yaml.safe_dump({**RECIPE, "run": {**RECIPE["run"], "save_every": 1}}))
+    (in_tmp / "tiny.yaml").write_text(
+        yaml.safe_dump({**RECIPE, "run": {**RECIPE["run"], "save_every": 1}})
+    )
 
 
 def failing(error: Exception, call: int, what: Callable[..., Any]) -> Callable[..., Any]:
@@ -49,7 +51,10 @@ def failing(error: Exception, call: int, what: Callable[..., Any]) -> Callable[.
     ids=lambda error: type(error).__name__,
 )
 def test_a_crash_leaves_its_trace_and_the_newest_checkpoint(
-    error: Exception, tiny: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: Exception,
+    tiny: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(RankLearner, "optim_step", failing(error, 7, RankLearner.optim_step))
@@ -65,16 +70,23 @@ def test_a_crash_leaves_its_trace_and_the_newest_checkpoint(
     assert "run/crash.txt" in shown
     assert "resumes the run, with --allow-changes where code that it names has been mended" in shown
     assert main(["train", "tiny.yaml", "run.max_steps=4", "run.folder=run"]) == exit_codes.OK
-    assert f"continues after step {int(newest.name.removeprefix('step_'))}" in capsys.readouterr().err
+    assert (
+        f"continues after step {int(newest.name.removeprefix('step_'))}" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.full
-def test_a_crash_of_a_worker_has_the_workers_trace(tiny: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_crash_of_a_worker_has_the_workers_trace(
+    tiny: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("broken.py").write_text("def f(prompt, response, answer, row):\n    return 1.0\n")
     Path("rank.py").write_text(WORKER)
     path = os.pathsep.join([str(Path.cwd()), *sys.path])
     done = subprocess.run(
-        [sys.executable, "rank.py"], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
+        [sys.executable, "rank.py"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
     )
     assert done.returncode == exit_codes.CRASH
     crash = Path("run/crash.txt").read_text()

@@ -14,7 +14,17 @@ from lockstep.run.train import train
 
 def test_a_run_pays_what_the_recipe_declares(in_tmp: Path) -> None:
     (in_tmp / "rewards.py").write_text(REWARDS)
-    (in_tmp / "recipe.yaml").write_text(yaml.safe_dump(RECIPE | {"run": {"max_steps": 1, "folder": "run"}}))
-    (row,) = [row for row in read_metrics(train(load("recipe.yaml", ["reward.cut_off=-2"]))) if "train/reward" in row]
+    (in_tmp / "recipe.yaml").write_text(
+        yaml.safe_dump(RECIPE | {"run": {"max_steps": 1, "folder": "run"}})
+    )
+    (row,) = [
+        row
+        for row in read_metrics(train(load("recipe.yaml", ["reward.cut_off=-2"])))
+        if "train/reward" in row
+    ]
     assert row["train/truncated"] > 0
-    assert (row["train/reward_cut_off"], row["train/reward_min"], row["train/cut_off_as_is"]) == (-2.0, -2.0, 0.0)
+    assert (row["train/reward_cut_off"], row["train/reward_min"], row["train/cut_off_as_is"]) == (
+        -2.0,
+        -2.0,
+        0.0,
+    )

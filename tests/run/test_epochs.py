@@ -42,7 +42,9 @@ def learn(name: str, *overrides: str) -> list[dict[str, Any]]:
         (9, 4, True, [4, 4, 1]),
     ],
 )
-def test_a_run_takes_every_row_or_counts_the_rest(rows: int, size: int, trains_rest: bool, counts: list[int]) -> None:
+def test_a_run_takes_every_row_or_counts_the_rest(
+    rows: int, size: int, trains_rest: bool, counts: list[int]
+) -> None:
     length = RunLength(99, rows, size, trains_rest)
     taken, position = list[int](), 0
     while not length.over(len(taken), position):
@@ -65,7 +67,9 @@ def test_the_last_step_learns_the_rest_of_the_epoch_and_resumes_to_the_same_bits
     assert "the last 3 of 7 rows make a smaller last step" in capsys.readouterr().err
     aims = [(1 + n % 3 - 0.5) ** 2 for n in range(7)]
     assert of_steps(whole) == pytest.approx([sum(aims[:4]) / 4, sum(aims[4:]) / 3], rel=1e-4)
-    shown = [json.loads(line)["id"] for line in Path("whole/samples.jsonl").read_text().splitlines()]
+    shown = [
+        json.loads(line)["id"] for line in Path("whole/samples.jsonl").read_text().splitlines()
+    ]
     assert shown == [f"pairs.jsonl:{n}" for n in range(1, 8)]
     learn("dpo", *options, "run.folder=stopped")
     shutil.rmtree("stopped/final")

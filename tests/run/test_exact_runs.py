@@ -31,7 +31,11 @@ from lockstep.samplers.torch import stateful
 from lockstep.samplers.torch.sampler import TorchSampler
 
 SHAPED = ("sampling.temperature=0.8", "sampling.top_k=20", "sampling.top_p=0.9")
-LORA = ("learner.lora={rank: 8, alpha: 16}", "policy.lr=0.05", "model.scratch.config.initializer_range=0.2")
+LORA = (
+    "learner.lora={rank: 8, alpha: 16}",
+    "policy.lr=0.05",
+    "model.scratch.config.initializer_range=0.2",
+)
 WORLD = """
 class Three:
     def reset(self, row, seed):
@@ -41,11 +45,17 @@ class Three:
         return "3+4=7\\n", sum(c in "02468" for c in response) / 8, self.turns == 3
 """
 TURNS = {name: value for name, value in GRPO.items() if name != "reward"} | {
-    "environment": {"class_name": "world.py:Three", "stop": [*"0123456789", "\n"], "max_tokens": 30},
+    "environment": {
+        "class_name": "world.py:Three",
+        "stop": [*"0123456789", "\n"],
+        "max_tokens": 30,
+    },
     "sampling": {"max_tokens": 6},
     "validation_sampling": {"max_tokens": 6},
 }
-DISTILL = {name: RECIPE[name] for name in ("data", "learner", "sampling", "validation_sampling", "run")} | {
+DISTILL = {
+    name: RECIPE[name] for name in ("data", "learner", "sampling", "validation_sampling", "run")
+} | {
     "algorithm": "distill",
     "model": {"path": "taught/initial"},
     "teacher": {"path": "taught/final"},
@@ -92,14 +102,27 @@ def certificate() -> dict[str, Any]:
 def test_every_token_of_every_step_is_equal_to_the_bit(
     capsys: pytest.CaptureFixture[str], algorithm: str, options: tuple[str, ...]
 ) -> None:
-    assert main(["train", f"{algorithm}.yaml", "agreement.exact=require", "run.max_steps=3", *options]) == 0
+    assert (
+        main(["train", f"{algorithm}.yaml", "agreement.exact=require", "run.max_steps=3", *options])
+        == 0
+    )
     rows = compared()
     assert len(rows) == 3
-    assert all(row["agreement/max_abs_logprob_diff"] == row["agreement/mismatches"] == 0.0 for row in rows)
+    assert all(
+        row["agreement/max_abs_logprob_diff"] == row["agreement/mismatches"] == 0.0 for row in rows
+    )
     found = certificate()
     tokens = sum(row["agreement/tokens"] for row in rows)
-    assert (found["level"], found["tokens"], found["mismatches"], found["largest_gap"]) == ("E2", tokens, 0, 0.0)
-    assert f"E2, exact: {int(tokens):,} tokens compared, 0 not equal to the bit" in capsys.readouterr().out
+    assert (found["level"], found["tokens"], found["mismatches"], found["largest_gap"]) == (
+        "E2",
+        tokens,
+        0,
+        0.0,
+    )
+    assert (
+        f"E2, exact: {int(tokens):,} tokens compared, 0 not equal to the bit"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.usefixtures("recipes")
@@ -113,7 +136,9 @@ def test_every_token_of_every_step_is_equal_to_the_bit(
 )
 def test_a_student_samples_to_the_bit_what_it_learns_on(options: tuple[str, ...]) -> None:
     assert main(["train", "ppo.yaml", "run.folder=taught", "run.max_steps=1"]) == 0
-    assert main(["train", "distill.yaml", "agreement.exact=require", "run.max_steps=3", *options]) == 0
+    assert (
+        main(["train", "distill.yaml", "agreement.exact=require", "run.max_steps=3", *options]) == 0
+    )
     assert [row["agreement/mismatches"] for row in compared()] == [0.0, 0.0, 0.0]
     assert certificate()["level"] == "E2"
 
@@ -142,9 +167,14 @@ def test_one_unit_in_the_last_place_of_one_weight_is_seen_in_its_step(
     assert main(["train", "grpo.yaml", "agreement.exact=true", *options]) == 0
     assert [row["step"] for row in compared() if row["agreement/mismatches"]] == [3]
     assert certificate()["level"] == "E1"
-    assert re.search(r"step 3: \d+ of \d+ tokens have another log-probability where they", capsys.readouterr().err)
+    assert re.search(
+        r"step 3: \d+ of \d+ tokens have another log-probability where they",
+        capsys.readouterr().err,
+    )
     assert "tokens have another log-probability sampled than trained" in certificate()["reason"]
-    assert main(["train", "grpo.yaml", "agreement.exact=require", "run.folder=other", *options]) == 4
+    assert (
+        main(["train", "grpo.yaml", "agreement.exact=require", "run.folder=other", *options]) == 4
+    )
     told = capsys.readouterr().err.splitlines()[-1]
     assert "step 3: " in told
     assert told.endswith("the run was saved after step 2, and the same command resumes it")
@@ -154,7 +184,11 @@ def test_one_unit_in_the_last_place_of_one_weight_is_seen_in_its_step(
 def test_an_exact_run_needs_no_baseline_for_drift_and_what_differed_stays_known_when_it_resumes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    options = ("agreement.exact=true", "agreement.drift.baseline_steps=1", "model.scratch.config.initializer_range=0.5")
+    options = (
+        "agreement.exact=true",
+        "agreement.drift.baseline_steps=1",
+        "model.scratch.config.initializer_range=0.5",
+    )
     again = ["train", "grpo.yaml", "run.max_steps=4", "run.keep=9", *options]
     with monkeypatch.context() as patch:
         patch.setattr(stateful, "torch_sampler", Nudged)
@@ -169,13 +203,20 @@ def test_an_exact_run_needs_no_baseline_for_drift_and_what_differed_stays_known_
     found, counted = certificate(), [row["agreement/mismatches"] for row in rows]
     assert [bool(mismatches) for mismatches in counted] == [False, False, True, False]
     assert (found["level"], found["mismatches"]) == ("E1", sum(counted))
-    assert [alarm.first for alarm in find_alarms(rows) if alarm.metric == "agreement/mismatches"] == [3]
+    assert [
+        alarm.first for alarm in find_alarms(rows) if alarm.metric == "agreement/mismatches"
+    ] == [3]
 
 
 @pytest.mark.usefixtures("recipes")
-def test_a_dry_run_says_that_a_run_will_be_exact_or_what_keeps_it_from_that(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_says_that_a_run_will_be_exact_or_what_keeps_it_from_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     will = " exact (E2): "
-    reason = "note: agreement.exact: learner.compile writes kernels of its own, so sampler and learner agree within"
+    reason = (
+        "note: agreement.exact: learner.compile writes kernels of its own, so sampler and "
+        "learner agree within"
+    )
     compiled = dry_run(load("ppo.yaml", ["learner.compile=true"]))
     assert reason in compiled
     assert will not in compiled
@@ -184,8 +225,9 @@ def test_a_dry_run_says_that_a_run_will_be_exact_or_what_keeps_it_from_that(monk
         assert "agreement.exact" not in told
         assert (will in told) is exact
     monkeypatch.setattr(exactness, "resolve_device", lambda device: torch.device("cuda"))
-    assert "note: agreement.exact: learner.device is a GPU, whose exact kernels are slower than others" in dry_run(
-        load("grpo.yaml", [])
+    assert (
+        "note: agreement.exact: learner.device is a GPU, whose exact kernels are slower than others"
+        in dry_run(load("grpo.yaml", []))
     )
 
 
@@ -200,6 +242,8 @@ def test_a_dry_run_says_that_a_run_will_be_exact_or_what_keeps_it_from_that(monk
         (0, 0, True, True, "none"),
     ],
 )
-def test_a_level_rests_on_what_was_compared(tokens: int, mismatches: int, exact: bool, stops: bool, level: str) -> None:
+def test_a_level_rests_on_what_was_compared(
+    tokens: int, mismatches: int, exact: bool, stops: bool, level: str
+) -> None:
     total = Tally(tokens=tokens, mismatches=mismatches)
     assert Certificate.of(total, Promise(1.05, stops, "lockstep doctor", exact)).level == level

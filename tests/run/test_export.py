@@ -18,7 +18,8 @@ from lockstep.run.checkpoint.export import export
 from lockstep.run.train import train
 
 Run = Callable[..., list[dict[str, Any]]]
-PUBLISHED = '{"temperature": 0.6, "eos_token_id": [1, 2]}'  # transformers refuses to write it: it does not sample
+# transformers refuses to write it: it does not sample
+PUBLISHED = '{"temperature": 0.6, "eos_token_id": [1, 2]}'
 CHAT = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
 
 
@@ -29,7 +30,9 @@ def logits(folder: str, **options: Any) -> torch.Tensor:
 
 @pytest.fixture
 def finished(assets: Path, run: Run, in_tmp: Path) -> Path:
-    """A run of two steps on a published model with odd settings and a chat template, which says nothing of itself."""
+    """A run of two steps on a published model with odd settings and a chat template, which says
+    nothing of itself.
+    """
     shutil.copytree(assets / "models/stories260K/hf", "model", copy_function=shutil.copyfile)
     Path("model").chmod(0o755)
     Path("model/generation_config.json").write_text(PUBLISHED)
@@ -43,23 +46,36 @@ def test_the_export_has_the_logits_of_the_run(finished: Path) -> None:
     assert main(["export", "run", "out/model"]) == 0
     assert torch.equal(logits("out/model"), logits("run/final"))
     trained = load_file("run/checkpoints/step_000002/policy/model.safetensors")
-    assert torch.equal(load_file("out/model/model.safetensors")["model.norm.weight"], trained["lm.model.norm.weight"])
+    assert torch.equal(
+        load_file("out/model/model.safetensors")["model.norm.weight"],
+        trained["lm.model.norm.weight"],
+    )
     assert not torch.equal(logits("out/model"), logits("model", dtype=torch.float32))
 
 
 def test_an_earlier_step_can_be_exported(finished: Path) -> None:
     assert main(["export", "run", "out", "--checkpoint", "1"]) == 0
     trained = load_file("run/checkpoints/step_000001/policy/model.safetensors")
-    assert torch.equal(load_file("out/model.safetensors")["model.norm.weight"], trained["lm.model.norm.weight"])
+    assert torch.equal(
+        load_file("out/model.safetensors")["model.norm.weight"], trained["lm.model.norm.weight"]
+    )
     assert not torch.equal(logits("out"), logits("run/final"))
 
 
 def test_all_else_goes_along_byte_for_byte(finished: Path) -> None:
     export(finished, Path("out"))
-    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"):
+    for name in (
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "generation_config.json",
+        "chat_template.jinja",
+    ):
         assert Path("out", name).read_bytes() == Path("model", name).read_bytes(), name
     tokenizer = PreTrainedTokenizerFast.from_pretrained("out")
-    assert tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False) == "<user>Hi"
+    assert (
+        tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False)
+        == "<user>Hi"
+    )
 
 
 def test_bf16_is_half_as_large_and_says_so(finished: Path) -> None:
@@ -78,4 +94,6 @@ def test_a_warm_started_run_exports_too(run: Run, in_tmp: Path) -> None:
     assert Path("second/initial/config.json").is_file()
     assert not list(Path("second/initial").glob("*.safetensors"))
     assert logits("second/final").isfinite().all()
-    assert train(load("tiny.yaml", ["run.folder=second", "model.scratch=null", "model.path=first/final"]))
+    assert train(
+        load("tiny.yaml", ["run.folder=second", "model.scratch=null", "model.path=first/final"])
+    )

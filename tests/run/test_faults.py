@@ -1,7 +1,8 @@
 """Every call of a run to disks, servers and its own processes fails once, in every way.
 
-The same command then ends with the same bytes, or it has said in one sentence why it ended, and does so when it is
-given again. One in fifty to a hundred is tried in CI and each in proofs, where opening and closing fail as well.
+The same command then ends with the same bytes, or it has said in one sentence why it ended, and
+does so when it is given again. One in fifty to a hundred is tried in CI and each in proofs, where
+opening and closing fail as well.
 """
 
 from __future__ import annotations
@@ -42,7 +43,11 @@ SHARED = {
     "run": {**RECIPE["run"], "max_steps": 2, "keep": 1},
 }
 RANKED = [
-    {"prompt": "p0", "responses": ["worth 5 long long", "worth 1", "worth 3 x"], "ranks": [0, 2, 1]},
+    {
+        "prompt": "p0",
+        "responses": ["worth 5 long long", "worth 1", "worth 3 x"],
+        "ranks": [0, 2, 1],
+    },
     {"prompt": "p1", "responses": ["worth 2", "worth 4"], "ranks": [0, 1]},
 ]
 
@@ -62,15 +67,25 @@ class Scene:
     folders: tuple[str, ...]
 
     def results(self, work: Path) -> dict[str, bytes]:
-        """All that it leaves, but for the report of an error and older checkpoints, which a failure may spare."""
+        """All that it leaves, but for the report of an error and older checkpoints, which a failure
+        may spare.
+        """
         found = dict[str, bytes]()
         for folder in self.folders:
-            newest = max((path.name for path in (work / folder / "checkpoints").glob("step_*")), default="")
+            newest = max(
+                (path.name for path in (work / folder / "checkpoints").glob("step_*")), default=""
+            )
             for name, content in contents(str(work / folder)).items():
                 older = name.startswith("checkpoints/step_") and newest not in name
-                if name != "crash.txt" and not older and not name.startswith("checkpoints/.aside_old_"):
+                if (
+                    name != "crash.txt"
+                    and not older
+                    and not name.startswith("checkpoints/.aside_old_")
+                ):
                     # What code a run calls is known by its path, too, which is each case's own.
-                    found[f"{folder}/{name}"] = content.replace(str(work.resolve()).encode(), b"work")
+                    found[f"{folder}/{name}"] = content.replace(
+                        str(work.resolve()).encode(), b"work"
+                    )
         return found
 
 
@@ -97,7 +112,8 @@ def judged() -> Iterator[Scene]:
     """A judge behind a server, of whom it is asked how often he agrees with people."""
     with serve_judge(honest) as server:
         options = [
-            "judge.template='P {prompt} R {response}'", "pairs.template='P {prompt} A {response_a} B {response_b}'",
+            "judge.template='P {prompt} R {response}'", ("pairs.template='P {prompt} A "
+                                                        "{response_a} B {response_b}'"),
             "judge.sampling.max_tokens=16", "learner.device=cpu", "judge.sampler.openai.model=m/7b",
             "judge.sampler.openai.max_concurrency=1", "judge.sampler.openai.max_retries=2",
         ]  # fmt: skip
@@ -116,8 +132,13 @@ class Place:
     driver: Driver
     folder: Path
 
-    def run(self, scene: Scene, name: str, kind: Kind, at: int = -1, fault: int = 0) -> tuple[Ended, Ended, Path]:
-        """Runs the command with a fault, and if that ended it, again. Returns both ends, and the folder."""
+    def run(
+        self, scene: Scene, name: str, kind: Kind, at: int = -1, fault: int = 0
+    ) -> tuple[Ended, Ended, Path]:
+        """Runs the command with a fault, and if that ended it, again.
+
+        Returns both ends, and the folder.
+        """
         work = self.folder / name / "work"
         work.mkdir(parents=True)
         for file, text in scene.files.items():
@@ -128,7 +149,9 @@ class Place:
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
-    """One for all tests: it forks a process for each command, and to import what those need takes seconds."""
+    """One for all tests: it forks a process for each command, and to import what those need takes
+    seconds.
+    """
     if shutil.which("cc") is None:
         pytest.skip("needs a C compiler for the calls that fail")
     with driving(build_shim(tmp_path_factory.mktemp("shim"))) as driver:
@@ -163,7 +186,9 @@ def faulty(
     calm, _, work = place.run(scene, "calm", kind)
     assert calm.code == 0, calm.told
     expected, chance, outcomes = scene.results(work), random.Random(0), Counter[str]()
-    cases = [(at, fault) for at, (call, _) in enumerate(calm.calls) if counts(call) for fault in faults]
+    cases = [
+        (at, fault) for at, (call, _) in enumerate(calm.calls) if counts(call) for fault in faults
+    ]
     for at, fault in chance.sample(cases, max(1, len(cases) // share)):
         ended, again, work = place.run(scene, "case", kind, at, fault)
         what = f"{NAMES[fault]} in call {at}, {calm.calls[at]}: code {ended.code}\n{ended.told}"
@@ -172,7 +197,13 @@ def faulty(
         found = scene.results(work)
         differ = sorted(name for name in found | expected if found.get(name) != expected.get(name))
         assert not differ, f"{what}\n{differ}"
-        outcomes["killed, resumed" if ended.code < 0 else "told, resumed" if ended.code else "ran to its end"] += 1
+        outcomes[
+            "killed, resumed"
+            if ended.code < 0
+            else "told, resumed"
+            if ended.code
+            else "ran to its end"
+        ] += 1
         shutil.rmtree(work.parent)
     print(f"\n{len(calm.calls)} calls, {len(cases)} cases, 1 in {share}: {dict(outcomes)}")
     return outcomes
@@ -201,7 +232,9 @@ def test_one_in_fifty_of_what_helpers_say_ends_in_the_same_bytes(place: Place) -
 
 
 @pytest.mark.full
-def test_one_in_forty_of_what_a_server_says_ends_in_the_same_bytes(place: Place, judged: Scene) -> None:
+def test_one_in_forty_of_what_a_server_says_ends_in_the_same_bytes(
+    place: Place, judged: Scene
+) -> None:
     assert faulty(place, judged, "servers", OF_SOCKETS, 40)["ran to its end"]
 
 
@@ -219,7 +252,9 @@ def test_each_of_what_workers_write_and_hear_ends_in_the_same_bytes(place: Place
 
 
 @pytest.mark.proof
-def test_each_of_what_helpers_and_a_server_say_ends_in_the_same_bytes(place: Place, judged: Scene) -> None:
+def test_each_of_what_helpers_and_a_server_say_ends_in_the_same_bytes(
+    place: Place, judged: Scene
+) -> None:
     faulty(place, PPO, "processes", OF_SOCKETS, 1)
     shutil.rmtree(place.folder / "calm")
     faulty(place, judged, "servers", OF_SOCKETS, 1)

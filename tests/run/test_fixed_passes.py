@@ -1,4 +1,6 @@
-"""Runs whose passes are of fixed rows: neither micro-batches nor sampling batches change a bit of their weights."""
+"""Runs whose passes are of fixed rows: neither micro-batches nor sampling batches change a bit of
+their weights.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ def _recipes(in_tmp: Path) -> None:
 def checkpoint(algorithm: str, *options: str) -> dict[str, bytes]:
     """The files of the learners, after three steps."""
     folder = Path("-".join(options))
-    assert main(["train", f"{algorithm}.yaml", "run.max_steps=3", f"run.folder={folder}", *options]) == 0
+    assert (
+        main(["train", f"{algorithm}.yaml", "run.max_steps=3", f"run.folder={folder}", *options])
+        == 0
+    )
     last = folder / "checkpoints/step_000003"
     return {str(path.relative_to(last)): path.read_bytes() for path in last.rglob("*.safetensors")}
 
@@ -35,9 +40,14 @@ def checkpoint(algorithm: str, *options: str) -> dict[str, bytes]:
         full("dpo", ("learner.dtype=fp32",)),
     ],
 )
-def test_micro_batches_change_no_bit_of_the_weights(algorithm: str, others: tuple[str, ...]) -> None:
+def test_micro_batches_change_no_bit_of_the_weights(
+    algorithm: str, others: tuple[str, ...]
+) -> None:
     dtype, *sampling = reversed(others)
-    small, large = (f"learner.micro_batch_tokens={tokens}" for tokens in (400 if algorithm == "dpo" else 160, 8192))
+    small, large = (
+        f"learner.micro_batch_tokens={tokens}"
+        for tokens in (400 if algorithm == "dpo" else 160, 8192)
+    )
     fixed = checkpoint(algorithm, dtype, large, "learner.rows_per_pass=2")
     assert len(fixed) > 1
     assert checkpoint(algorithm, dtype, small, "learner.rows_per_pass=2", *sampling) == fixed

@@ -1,4 +1,6 @@
-"""Exact runs that recompute a share of the responses: the same curve as recomputing all, and no fault goes unseen."""
+"""Exact runs that recompute a share of the responses: the same curve as recomputing all, and no
+fault goes unseen.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,12 @@ class Even:
         return "3\\n", sum(c in "02468" for c in response) / max(1, len(response)) / 3, self.turns == 3
 '''
 EPISODES = {name: value for name, value in RECIPE.items() if name != "reward"} | {
-    "environment": {"class_name": "worlds.py:Even", "stop": ["1", "4", "\n"], "max_tokens": 30, "pass_score": 0.1},
+    "environment": {
+        "class_name": "worlds.py:Even",
+        "stop": ["1", "4", "\n"],
+        "max_tokens": 30,
+        "pass_score": 0.1,
+    },
     "sampling": {"max_tokens": 8},
     "validation_sampling": {"max_tokens": 8},
 }
@@ -52,7 +59,18 @@ def recipes(in_tmp: Path) -> None:
 
 
 def train(recipe: str, exact: str, folder: str, *options: str) -> None:
-    assert main(["train", f"{recipe}.yaml", f"agreement.exact={exact}", f"run.folder={folder}", *options]) == 0
+    assert (
+        main(
+            [
+                "train",
+                f"{recipe}.yaml",
+                f"agreement.exact={exact}",
+                f"run.folder={folder}",
+                *options,
+            ]
+        )
+        == 0
+    )
 
 
 def compared(folder: str) -> list[dict[str, Any]]:
@@ -78,12 +96,17 @@ def certificate(folder: str) -> dict[str, Any]:
         full("grpo", ("learner.dtype=bf16", "grpo.kl.coef=0.1", "grpo.kl.placement=loss", *SHAPED)),
     ],
 )
-def test_the_curve_is_that_of_a_run_that_recomputes_all(recipe: str, options: tuple[str, ...]) -> None:
+def test_the_curve_is_that_of_a_run_that_recomputes_all(
+    recipe: str, options: tuple[str, ...]
+) -> None:
     train(recipe, "true", "share", "run.max_steps=3", *options)
     train(recipe, "require", "all", "run.max_steps=3", *options)
     assert_same(final("share"), final("all"))
     if recipe != "grpo":
-        critics = [load_file(f"{run}/checkpoints/step_000003/critic/model.safetensors") for run in ("share", "all")]
+        critics = [
+            load_file(f"{run}/checkpoints/step_000003/critic/model.safetensors")
+            for run in ("share", "all")
+        ]
         assert_same(*critics)
     counts = {"agreement/tokens", "agreement/not_recomputed"}
     for one, other in zip(compared("share"), compared("all"), strict=True):
@@ -92,16 +115,26 @@ def test_the_curve_is_that_of_a_run_that_recomputes_all(recipe: str, options: tu
         }
         assert other["agreement/not_recomputed"] == 0
         assert one["agreement/not_recomputed"] > 0 or "ppo.global_batch_size=16" in options
-        assert one["agreement/tokens"] + one["agreement/not_recomputed"] == other["agreement/tokens"]
+        assert (
+            one["agreement/tokens"] + one["agreement/not_recomputed"] == other["agreement/tokens"]
+        )
 
 
-def test_the_certificate_counts_what_was_not_recomputed_apart(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_certificate_counts_what_was_not_recomputed_apart(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     train("ppo", "true", "run", "run.max_steps=2", "ppo.global_batch_size=4")
     found = certificate("run")
     assert (found["level"], found["mismatches"], found["largest_gap"]) == ("E2", 0, 0.0)
-    assert (found["tokens"], found["not_recomputed"]) == (total("run", "tokens"), total("run", "not_recomputed"))
+    assert (found["tokens"], found["not_recomputed"]) == (
+        total("run", "tokens"),
+        total("run", "not_recomputed"),
+    )
     assert 0 < found["not_recomputed"] < found["tokens"] * 4
-    assert f"largest gap 0 nats; {found['not_recomputed']:,} not recomputed (" in capsys.readouterr().out
+    assert (
+        f"largest gap 0 nats; {found['not_recomputed']:,} not recomputed ("
+        in capsys.readouterr().out
+    )
 
 
 class Slipped(TorchSampler):

@@ -36,7 +36,9 @@ LASTING = ("run.save_every=1", "ppo.ppo_epochs=2", "ppo.kl.coef=0.1")
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.proof)])
-def test_a_run_that_is_killed_at_any_instant_ends_as_if_it_had_not_been(run: Run, in_tmp: Path, kills: int) -> None:
+def test_a_run_that_is_killed_at_any_instant_ends_as_if_it_had_not_been(
+    run: Run, in_tmp: Path, kills: int
+) -> None:
     overrides = (*LASTING, f"run.max_steps={kills + 4}")
     run("run.folder=whole", *overrides)
     hits = killed_and_continued("killed", kills, overrides, random.Random(kills))
@@ -49,7 +51,10 @@ def test_a_run_that_is_killed_at_any_instant_ends_as_if_it_had_not_been(run: Run
     assert f"checkpoints/step_{kills + 4:06d}/critic/optimizer.safetensors" in whole
     rows = [row for row in read_metrics(Path("killed")) if "train/reward" in row]
     assert [row["step"] for row in rows] == list(range(1, kills + 5))
-    found, tokens = json.loads(killed["certificate.json"]), sum(row["agreement/tokens"] for row in rows)
+    found, tokens = (
+        json.loads(killed["certificate.json"]),
+        sum(row["agreement/tokens"] for row in rows),
+    )
     assert (found["level"], found["tokens"], found["mismatches"]) == ("E2", tokens, 0)
 
 
@@ -65,7 +70,11 @@ def test_a_stopped_run_goes_on_to_the_same_bits(run: Run, in_tmp: Path) -> None:
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGTERM, 143), full(signal.SIGINT, 130), pytest.param(signal.SIGHUP, 129, marks=pytest.mark.proof)],
+    [
+        (signal.SIGTERM, 143),
+        full(signal.SIGINT, 130),
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.proof),
+    ],
 )
 def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(
     run: Run, in_tmp: Path, number: signal.Signals, code: int
@@ -132,13 +141,18 @@ def two_threads() -> Iterator[None]:
 
 @pytest.mark.proof
 @pytest.mark.usefixtures("two_threads")
-def test_a_run_keeps_its_threads_when_it_is_resumed(run: Run, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_keeps_its_threads_when_it_is_resumed(
+    run: Run, in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     whole = run("run.folder=whole", "run.max_steps=4")
     with pytest.raises(Stopped):
         run("run.folder=short", "run.max_steps=4", "run.max_time_s=0.01")
     torch.set_num_threads(1)
     assert run("run.folder=short", "run.max_steps=4") == whole
-    assert "short keeps the 2 threads that it was begun with; it would have 1 now" in capsys.readouterr().out
+    assert (
+        "short keeps the 2 threads that it was begun with; it would have 1 now"
+        in capsys.readouterr().out
+    )
     assert json.loads(Path("short/environment.json").read_text())["threads"] == 2
     assert torch.get_num_threads() == 1
 
@@ -151,7 +165,10 @@ def test_ranks_in_other_processes_go_on_to_the_same_bits(run: Run, in_tmp: Path)
     with pytest.raises(Stopped):
         run("run.folder=stopped", *two, "run.max_time_s=0.01")
     assert run("run.folder=stopped", *two) == whole
-    assert contents("whole")["final/model.safetensors"] == contents("stopped")["final/model.safetensors"]
+    assert (
+        contents("whole")["final/model.safetensors"]
+        == contents("stopped")["final/model.safetensors"]
+    )
 
 
 @pytest.mark.full
@@ -159,16 +176,28 @@ def test_ranks_in_other_processes_go_on_to_the_same_bits(run: Run, in_tmp: Path)
 def test_another_layout_of_ranks_goes_on_and_each_can_be_exported(run: Run, in_tmp: Path) -> None:
     run("run.folder=whole", "run.max_steps=3", "run.keep=3")
     with pytest.raises(Stopped):
-        run("run.folder=moved", "learner.parallel.dp=2", "run.max_steps=3", "run.keep=3", "run.max_time_s=0.01")
+        run(
+            "run.folder=moved",
+            "learner.parallel.dp=2",
+            "run.max_steps=3",
+            "run.keep=3",
+            "run.max_time_s=0.01",
+        )
     parts = sorted(Path("moved/checkpoints/step_000001/policy").glob("model*"))
-    assert [path.name for path in parts] == [f"model-0000{rank}-of-00002.safetensors" for rank in (1, 2)]
-    assert max(path.stat().st_size for path in parts) < 0.7 * sum(path.stat().st_size for path in parts)
+    assert [path.name for path in parts] == [
+        f"model-0000{rank}-of-00002.safetensors" for rank in (1, 2)
+    ]
+    assert max(path.stat().st_size for path in parts) < 0.7 * sum(
+        path.stat().st_size for path in parts
+    )
     moved = ["run.folder=moved", "learner.parallel.tp=2", "run.max_steps=3", "run.keep=3"]
     assert main(["train", "tiny.yaml", *moved, "--allow-changes"]) == 0
     for step in (1, 3):
         for folder in ("whole", "moved"):
             assert main(["export", folder, f"{folder}-{step}", "--checkpoint", str(step)]) == 0
-        expected, weights = (load_file(f"{folder}-{step}/model.safetensors") for folder in ("whole", "moved"))
+        expected, weights = (
+            load_file(f"{folder}-{step}/model.safetensors") for folder in ("whole", "moved")
+        )
         assert weights.keys() == expected.keys()
         for name, tensor in weights.items():
             torch.testing.assert_close(tensor, expected[name], atol=1e-4, rtol=0.0)
@@ -176,7 +205,12 @@ def test_another_layout_of_ranks_goes_on_and_each_can_be_exported(run: Run, in_t
 
 @pytest.mark.proof
 def test_time_counts_for_what_is_trained_first_too(in_tmp: Path) -> None:
-    first = ["model.from_recipe=sft_arithmetic", "learner.device=cpu", "run.max_time_s=0.01", "run.folder=run"]
+    first = [
+        "model.from_recipe=sft_arithmetic",
+        "learner.device=cpu",
+        "run.max_time_s=0.01",
+        "run.folder=run",
+    ]
     with pytest.raises(Stopped, match="stopped after step 1"):
         train(load("ppo_arithmetic", first))
     assert not Path("run/checkpoints").exists()
@@ -199,7 +233,10 @@ def test_damaged_checkpoints_only_do_not_begin_anew(run: Run, in_tmp: Path) -> N
 
 
 def rows(values: list[int]) -> str:
-    return "".join(json.dumps({"question": f"What is {value}?", "answer": str(value)}) + "\n" for value in values)
+    return "".join(
+        json.dumps({"question": f"What is {value}?", "answer": str(value)}) + "\n"
+        for value in values
+    )
 
 
 @pytest.fixture
@@ -212,7 +249,9 @@ def unfinished(run: Run, in_tmp: Path) -> Callable[..., list[dict[str, Any]]]:
     return lambda *overrides: run(*given, *overrides)
 
 
-def test_other_data_is_said_and_refused_unless_allowed(unfinished: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_data_is_said_and_refused_unless_allowed(
+    unfinished: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("train.jsonl").write_text(rows(list(range(1, 65))))
     with pytest.raises(ChangedError, match=r"data\.train was .*, is ") as refused:
         unfinished()
@@ -233,13 +272,17 @@ def test_another_recipe_is_said_field_by_field_and_refused_unless_allowed(unfini
     assert yaml.safe_load(Path("run/recipe.yaml").read_text())["ppo"]["clip"] == 0.1
 
 
-def test_another_version_of_the_code_is_said_and_refused(unfinished: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_of_the_code_is_said_and_refused(
+    unfinished: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("lockstep.run.folder.identity.__version__", "9.9.9")
     with pytest.raises(ChangedError, match=r'code\.lockstep was ".*", is "9\.9\.9 '):
         unfinished()
 
 
-def test_a_finished_run_goes_on_with_more_steps_where_that_is_allowed(run: Run, in_tmp: Path) -> None:
+def test_a_finished_run_goes_on_with_more_steps_where_that_is_allowed(
+    run: Run, in_tmp: Path
+) -> None:
     whole = run("run.folder=whole", "run.max_steps=4")
     run("run.max_steps=2")
     train(load("tiny.yaml", ["run.max_steps=4"]), allow_changes=True)
@@ -262,7 +305,9 @@ def test_a_full_disk_ends_the_run_with_the_last_checkpoint_whole(run: Run, in_tm
     with pytest.raises(Stopped):
         run("run.max_steps=4", "run.max_time_s=0.01")
     biggest = max(path.stat().st_size for path in Path("run/checkpoints").rglob("*.safetensors"))
-    limited = f"ulimit -f {biggest // 1024 - 8}; exec " + " ".join(command("run", "run.max_steps=4"))
+    limited = f"ulimit -f {biggest // 1024 - 8}; exec " + " ".join(
+        command("run", "run.max_steps=4")
+    )
     failed = subprocess.run(["bash", "-c", limited], capture_output=True, text=True)
     assert failed.returncode == exit_codes.CRASH, failed.stderr
     assert "cannot save the checkpoint of step 2" in failed.stderr
@@ -271,16 +316,31 @@ def test_a_full_disk_ends_the_run_with_the_last_checkpoint_whole(run: Run, in_tm
     assert run("run.max_steps=4") == whole
 
 
-def test_a_half_written_checkpoint_never_has_a_name(run: Run, in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_half_written_checkpoint_never_has_a_name(
+    run: Run, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The order of things: all bytes are on the disk before the name is."""
     order: list[str] = []
     sync, rename = checkpoints.sync, Path.rename
     for module in (checkpoints, disk):
-        monkeypatch.setattr(module, "sync", lambda path: (order.append(f"sync {path.name}"), sync(path)))
-    monkeypatch.setattr(Path, "rename", lambda path, to: (order.append(f"rename {path.name}"), rename(path, to))[1])
+        monkeypatch.setattr(
+            module, "sync", lambda path: (order.append(f"sync {path.name}"), sync(path))
+        )
+    monkeypatch.setattr(
+        Path, "rename", lambda path, to: (order.append(f"rename {path.name}"), rename(path, to))[1]
+    )
     run("run.max_steps=1")
-    named = next(place for place, done in enumerate(order) if done.startswith("rename .aside_step_000001"))
-    for name in ("model.safetensors", "optimizer.safetensors", "learner.json", "manifest.json", "policy", "critic"):
+    named = next(
+        place for place, done in enumerate(order) if done.startswith("rename .aside_step_000001")
+    )
+    for name in (
+        "model.safetensors",
+        "optimizer.safetensors",
+        "learner.json",
+        "manifest.json",
+        "policy",
+        "critic",
+    ):
         assert f"sync {name}" in order[:named]
     assert order[named + 1] == "sync checkpoints"
 
@@ -299,7 +359,9 @@ def test_signals_to_the_whole_group_end_the_run_in_order(run: Run, in_tmp: Path)
             wait_for(lambda folder=folder: steps_logged(folder) >= 2, process)
             os.killpg(process.pid, number)
             assert process.wait(300) == 128 + number
-        assert [path.name for path in Path(folder, "checkpoints").iterdir()] == [f"step_{steps_logged(folder):06d}"]
+        assert [path.name for path in Path(folder, "checkpoints").iterdir()] == [
+            f"step_{steps_logged(folder):06d}"
+        ]
 
 
 def test_the_first_model_the_libraries_and_a_package_of_rewards_are_part_of_a_run(
@@ -311,24 +373,33 @@ def test_the_first_model_the_libraries_and_a_package_of_rewards_are_part_of_a_ru
     Path("judges/even.py").write_text("one")
     loaded = load("tiny.yaml", ["reward.function=judges.even:parity"])
     before = identity(loaded, {"train": "1"}, Path("run/initial"))
-    assert {"code.torch", "code.transformers", "code.math-verify", "model.config.json"} <= before.keys()
+    assert {
+        "code.torch",
+        "code.transformers",
+        "code.math-verify",
+        "model.config.json",
+    } <= before.keys()
     Path("judges/even.py").write_text("two")
     alter(Path("run/initial/model.safetensors"))
     names = [
-        line.split(" was ")[0] for line in differences(before, identity(loaded, {"train": "2"}, Path("run/initial")))
+        line.split(" was ")[0]
+        for line in differences(before, identity(loaded, {"train": "2"}, Path("run/initial")))
     ]
     assert sorted(names) == ["code.reward.function", "data.train", "model.model.safetensors"]
 
 
 @pytest.mark.parametrize(
-    ("recipe", "option"), [("self_rewarding", "judge"), ("self_rewarding_meta_llama3_8b", "meta_judge")]
+    ("recipe", "option"),
+    [("self_rewarding", "judge"), ("self_rewarding_meta_llama3_8b", "meta_judge")],
 )
 def test_another_judge_is_another_run(recipe: str, option: str, tmp_path: Path) -> None:
     loaded = load(recipe, [f"{option}.path={tmp_path}"])
     (tmp_path / "weights").write_bytes(b"1")
     before = inputs(loaded, {}, None)
     (tmp_path / "weights").write_bytes(b"2")
-    assert [line.split()[0] for line in differences(before, inputs(loaded, {}, None))] == [f"{option}.weights"]
+    assert [line.split()[0] for line in differences(before, inputs(loaded, {}, None))] == [
+        f"{option}.weights"
+    ]
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl"])
@@ -339,7 +410,9 @@ def test_a_log_that_was_altered_between_two_sessions_is_named(
         run("run.max_steps=3", "run.max_time_s=0.01")
     content = (Path("run") / name).read_text()
     (Path("run") / name).write_text(content.replace("0", "1", 1))
-    with pytest.raises(ChangedError, match=rf"run/{name} differs from what the run wrote\nput it back"):
+    with pytest.raises(
+        ChangedError, match=rf"run/{name} differs from what the run wrote\nput it back"
+    ):
         run("run.max_steps=3")
     (Path("run") / name).unlink()
     with pytest.raises(ChangedError, match=f"run/{name} is missing"):

@@ -1,4 +1,6 @@
-"""Runs as their users make them: continued, finished, changed, on real data, on two ranks, and with bad input."""
+"""Runs as their users make them: continued, finished, changed, on real data, on two ranks, and with
+bad input.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def test_two_ranks_learn_as_one(run: Run) -> None:
         assert a.keys() == b.keys()
         for name in a:
             # A share of clipped tokens jumps where rounding moves a token over the edge.
-            assert a[name] == pytest.approx(b[name], rel=1e-4, abs=0.02 if "clip" in name else 1e-6), name
+            assert a[name] == pytest.approx(
+                b[name], rel=1e-4, abs=0.02 if "clip" in name else 1e-6
+            ), name
 
 
 GSM8K = (
@@ -57,7 +61,10 @@ GSM8K = (
 
 
 def test_real_model_and_real_gsm8k(assets: Path, in_tmp: Path) -> None:
-    data = (f"data.train={assets}/data/gsm8k/train.jsonl", f"data.validation={assets}/data/gsm8k/test.jsonl")
+    data = (
+        f"data.train={assets}/data/gsm8k/train.jsonl",
+        f"data.validation={assets}/data/gsm8k/test.jsonl",
+    )
     model = f"model.path={assets}/models/stories260K/hf"
     rows = read_metrics(train(load("ppo_gsm8k", [model, *data, *GSM8K, "learner.dtype=fp32"])))
     steps = [row for row in rows if "train/reward" in row]
@@ -76,7 +83,10 @@ def test_a_run_in_use_is_not_touched(run: Run, in_tmp: Path) -> None:
     run("run.folder=busy", "run.max_steps=1")
     shutil.rmtree("busy/final")
     before = Path("busy/metrics.jsonl").read_bytes()
-    with lock_folder(Path("busy")), pytest.raises(ValueError, match="busy is in use by another process"):
+    with (
+        lock_folder(Path("busy")),
+        pytest.raises(ValueError, match="busy is in use by another process"),
+    ):
         run("run.folder=busy", "run.max_steps=1")
     assert Path("busy/metrics.jsonl").read_bytes() == before
 
@@ -84,16 +94,23 @@ def test_a_run_in_use_is_not_touched(run: Run, in_tmp: Path) -> None:
 def test_a_finished_run_of_other_rows_or_another_reward_is_not_given_out_as_this_one(
     run: Run, in_tmp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Path("rows.jsonl").write_text("".join(f'{{"question": "a{n}", "answer": "1"}}\n' for n in range(64)))
+    Path("rows.jsonl").write_text(
+        "".join(f'{{"question": "a{n}", "answer": "1"}}\n' for n in range(64))
+    )
     options = ("data.task=null", "data.train=rows.jsonl", "run.folder=mine", "run.validate_every=0")
     run(*options)
     rewards, rows = Path("rewards.py").read_text(), Path("rows.jsonl").read_text()
     run(*options)
     assert "is finished" in capsys.readouterr().out
-    for path, text in (("rewards.py", f"{rewards}\n# changed\n"), ("rows.jsonl", rows.replace("a1", "b1"))):
+    for path, text in (
+        ("rewards.py", f"{rewards}\n# changed\n"),
+        ("rows.jsonl", rows.replace("a1", "b1")),
+    ):
         before = Path(path).read_text()
         Path(path).write_text(text)
-        with pytest.raises(ChangedError, match="mine is finished, and was made with something else"):
+        with pytest.raises(
+            ChangedError, match="mine is finished, and was made with something else"
+        ):
             run(*options)
         Path(path).write_text(before)
     Path("rows.jsonl").unlink()

@@ -1,4 +1,6 @@
-"""Digests of a finished run: each file that is altered afterwards, or by something else meanwhile, is named."""
+"""Digests of a finished run: each file that is altered afterwards, or by something else meanwhile,
+is named.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,22 @@ from lockstep.config.model_recipe import weights_of
 from lockstep.core.errors import InputError
 from lockstep.report.log import METRICS
 from lockstep.run.folder.logs import Logs
-from lockstep.system.sums import SUMS, Sum, find_altered, find_altered_beginnings, finish, require_unaltered
+from lockstep.system.sums import (
+    SUMS,
+    Sum,
+    find_altered,
+    find_altered_beginnings,
+    finish,
+    require_unaltered,
+)
 
-FILES = ("final/model.safetensors", "final/config.json", "initial/tokenizer.json", "certificate.json", "metrics.jsonl")
+FILES = (
+    "final/model.safetensors",
+    "final/config.json",
+    "initial/tokenizer.json",
+    "certificate.json",
+    "metrics.jsonl",
+)
 
 
 def export(folder: Path) -> None:
@@ -92,7 +107,12 @@ def test_logs_have_to_begin_as_a_checkpoint_noted_them(name: str, tmp_path: Path
     content = (tmp_path / name).read_bytes()
     assert list(find_altered_beginnings(tmp_path, noted[0])) == []
     end = len(content) // 2
-    for altered in (b"x" + content[1:], content[: end - 1] + b"\0" + content[end:], content[: end - 1], b""):
+    for altered in (
+        b"x" + content[1:],
+        content[: end - 1] + b"\0" + content[end:],
+        content[: end - 1],
+        b"",
+    ):
         (tmp_path / name).write_bytes(altered)
         assert list(find_altered_beginnings(tmp_path, noted[0])) == [
             f"{tmp_path / name} differs from what the run wrote"

@@ -1,4 +1,6 @@
-"""A run that was killed and went on is one run in every tracker, with every step once, as its logs have it."""
+"""A run that was killed and went on is one run in every tracker, with every step once, as its logs
+have it.
+"""
 
 from __future__ import annotations
 
@@ -47,12 +49,16 @@ def deadly(prompt, response, answer, row):
 @pytest.fixture
 def killed(run: Run, in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     """Overrides of a run that a process has begun and was killed in."""
-    monkeypatch.delenv("WANDB_SERVICE", raising=False)  # the process gets W&B's helper of its own, not this one's
+    monkeypatch.delenv(
+        "WANDB_SERVICE", raising=False
+    )  # the process gets W&B's helper of its own, not this one's
     (in_tmp / "deadly.py").write_text(DEADLY)
     overrides = (*ALL, "reward.function=deadly.py:deadly")
     path = os.pathsep.join([str(in_tmp), *sys.path])
     command = [sys.executable, "-m", "lockstep", "train", "tiny.yaml", *overrides]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr
     monkeypatch.syspath_prepend(in_tmp)
     return overrides
@@ -63,13 +69,16 @@ def close(one: Series, other: Series) -> bool:
     same_steps = {name: [step for step, _ in points] for name, points in one.items()}
     assert {name: [step for step, _ in points] for name, points in other.items()} == same_steps
     return all(
-        [value for _, value in one[name]] == pytest.approx([value for _, value in other[name]], nan_ok=True)
+        [value for _, value in one[name]]
+        == pytest.approx([value for _, value in other[name]], nan_ok=True)
         for name in one
     )
 
 
 @pytest.mark.full
-def test_a_killed_run_goes_on_as_one_run_in_every_tracker(run: Run, killed: tuple[str, ...]) -> None:
+def test_a_killed_run_goes_on_as_one_run_in_every_tracker(
+    run: Run, killed: tuple[str, ...]
+) -> None:
     rows, folder = run(*killed), Path("run")
     seconds = logged([row for row, _ in lines(folder / TIMINGS)])
     truth = logged(rows) | {f"timings/{phase}": points for phase, points in seconds.items()}
@@ -85,7 +94,9 @@ def test_a_killed_run_goes_on_as_one_run_in_every_tracker(run: Run, killed: tupl
 
 def test_a_failed_run_is_shown_as_failed(run: Run, in_tmp: Path) -> None:
     rewards = in_tmp / "rewards.py"
-    rewards.write_text(rewards.read_text() + "\n\ndef broken(prompt, response, answer, row):\n    return 'x'\n")
+    rewards.write_text(
+        rewards.read_text() + "\n\ndef broken(prompt, response, answer, row):\n    return 'x'\n"
+    )
     with pytest.raises(ValueError, match="broken"):
         run("reward.function=rewards.py:broken", *ALL)
     assert tensorboard_texts(Path("run"), "outcome/text_summary") == {0: "failed"}
@@ -97,10 +108,14 @@ def test_a_tracker_that_is_added_shows_the_run_from_its_beginning(run: Run) -> N
     shutil.rmtree("run/final")
     rows = run("run.max_steps=2", "trackers.tensorboard={}")
     shown = tensorboard_series(Path("run"))
-    assert close({name: points for name, points in shown.items() if "timings" not in name}, logged(rows))
+    assert close(
+        {name: points for name, points in shown.items() if "timings" not in name}, logged(rows)
+    )
 
 
-def test_the_logs_are_on_the_disk_before_a_checkpoint_is(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_logs_are_on_the_disk_before_a_checkpoint_is(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     synced: list[str] = []
     fsync = os.fsync
 

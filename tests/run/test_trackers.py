@@ -1,4 +1,6 @@
-"""Views of a run's logs, with the real packages: what they show, what they do after a kill, and when they fail."""
+"""Views of a run's logs, with the real packages: what they show, what they do after a kill, and
+when they fail.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,10 @@ def test_tensorboard_shows_the_run(facts: Facts) -> None:
     assert "2.13.0" in tensorboard_texts(facts.folder, "environment/text_summary")[0]
     first = tensorboard_texts(facts.folder, "samples/0/text_summary")
     assert first.keys() == {0, 1}
-    assert first[0] == '    prompt: # <b>Ada</b>\n    [x](y)\n    tokens: 3\n    parts: {"math": 1.0}\n    score: None'
+    assert first[0] == (
+        '    prompt: # <b>Ada</b>\n    [x](y)\n    tokens: 3\n    parts: {"math": 1.0}\n    '
+        "score: None"
+    )
 
 
 def test_wandb_shows_the_run(facts: Facts) -> None:
@@ -80,7 +85,10 @@ def test_wandb_shows_the_run(facts: Facts) -> None:
     assert len(tables) == 2
     shown = json.loads(tables[0].read_text())
     assert shown["columns"] == ["prompt", "tokens", "parts", "score"]
-    assert shown["data"] == [[ROWS[0]["prompt"], 3, '{"math": 1.0}', None], ["Bo", None, None, None]]
+    assert shown["data"] == [
+        [ROWS[0]["prompt"], 3, '{"math": 1.0}', None],
+        ["Bo", None, None, None],
+    ]
     assert [record["exit_code"] for record in wandb_records(facts.folder, "exit")] == [0]
 
 
@@ -153,7 +161,8 @@ def test_a_failing_view_is_noted_once_and_left_out_while_the_others_go_on(tmp_pa
         tracker.catch_up()
     tracker.close("finished")
     assert notes[2:] == [
-        "failing failed: no route to https://server/api; the run continues without it, and its own files have "
+        "failing failed: no route to https://server/api; the run continues without it, and its "
+        "own files have "
         "everything"
     ]
     assert failing.rows == []
@@ -169,9 +178,14 @@ def test_a_failing_view_is_noted_once_and_left_out_while_the_others_go_on(tmp_pa
         (Stopped("time is over", 75), "interrupted"),
     ],
 )
-def test_views_are_told_how_the_run_ended(tmp_path: Path, ending: BaseException | None, outcome: Outcome) -> None:
+def test_views_are_told_how_the_run_ended(
+    tmp_path: Path, ending: BaseException | None, outcome: Outcome
+) -> None:
     view = Told()
-    with suppress(Stopped, KeyboardInterrupt, ValueError), track_run(Logs(tmp_path), {"told": view}, print) as tracker:
+    with (
+        suppress(Stopped, KeyboardInterrupt, ValueError),
+        track_run(Logs(tmp_path), {"told": view}, print) as tracker,
+    ):
         tracker.rewind(-1)
         if ending is not None:
             raise ending

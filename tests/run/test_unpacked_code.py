@@ -1,4 +1,6 @@
-"""A run and its code, unpacked from an archive: nothing runs that the user has not trained with, or does not trust."""
+"""A run and its code, unpacked from an archive: nothing runs that the user has not trained with, or
+does not trust.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,15 @@ from lockstep.algorithms.grpo.options import PolicyGradient
 class Mine(PolicyGradient):
     pass
 """
-ASKING = ("eval", "run", "rows.jsonl", "--out", "out", "sampling.num_samples=1", "sampling.max_tokens=2")
+ASKING = (
+    "eval",
+    "run",
+    "rows.jsonl",
+    "--out",
+    "out",
+    "sampling.num_samples=1",
+    "sampling.max_tokens=2",
+)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +97,10 @@ def test_code_that_never_ran_on_this_machine_is_refused_until_it_is_trusted(
 ) -> None:
     assert main(ASKING) == 2
     (told,) = [line for line in capsys.readouterr().err.splitlines() if "have not trained" in line]
-    assert "recipe.yaml: reward.function mine.py:score runs code with which you have not trained" in told
+    assert (
+        "recipe.yaml: reward.function mine.py:score runs code with which you have not trained"
+        in told
+    )
     for file in ("mine.py", "helper.py"):
         assert str(elsewhere / "unpacked" / file) in told
     assert main([*ASKING, "--trust", "mine.py"]) == 2
@@ -108,7 +121,9 @@ def test_changed_code_is_refused_and_does_not_run(
 
 
 @pytest.mark.parametrize("name", ["code.py", "codeop.py", "code/__init__.py", "sitecustomize.py"])
-def test_a_module_of_python_that_lies_next_to_known_code_does_not_run(name: str, unpacked: Path) -> None:
+def test_a_module_of_python_that_lies_next_to_known_code_does_not_run(
+    name: str, unpacked: Path
+) -> None:
     """The helper imports `code`, which imports `codeop`."""
     Path(name).parent.mkdir(exist_ok=True)
     plant(name, unpacked / "mark")
@@ -128,7 +143,9 @@ def test_a_compiled_file_that_seems_to_belong_to_known_code_does_not_run(unpacke
     assert not (unpacked / "mark").exists()
 
 
-@pytest.mark.parametrize("command", [("generate", "run", "rows.jsonl"), ("check", "run"), ("export", "run", "out")])
+@pytest.mark.parametrize(
+    "command", [("generate", "run", "rows.jsonl"), ("check", "run"), ("export", "run", "out")]
+)
 def test_an_algorithm_is_refused_by_every_command_that_reads_a_run(
     command: tuple[str, ...], unpacked: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -143,14 +160,20 @@ def test_an_algorithm_is_refused_by_every_command_that_reads_a_run(
     assert not (unpacked / "mark").exists()
 
 
-def test_a_known_reward_cannot_import_what_no_text_names(unpacked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as a plugin; trained with, it is imported, and for another command it has to be trusted."""
+def test_a_known_reward_cannot_import_what_no_text_names(
+    unpacked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a plugin; trained with, it is imported, and for another command it has to be
+    trusted.
+    """
     Path("plain.py").write_text("import importlib\nf = importlib.import_module('hid' + 'den').f\n")
     plant("hidden.py", unpacked / "mark", "def f(): pass\n")
     trust.note_run_here({"reward": {"function": "plain.py:f"}})
     monkeypatch.setattr(sys, "path", [*sys.path])
     trust.require_known(Path("recipe.yaml"), "reward.function", "plain.py:f")
-    with pytest.raises(InputError, match=r"hidden\.py would be imported by a run's code.* add --trust"):
+    with pytest.raises(
+        InputError, match=r"hidden\.py would be imported by a run's code.* add --trust"
+    ):
         load_code("plain.py:f", "reward.function", "function")
     assert not (unpacked / "mark").exists()
 
@@ -165,7 +188,10 @@ def test_installed_packages_within_a_guarded_folder_are_not_guarded(
     (unpacked / "link").symlink_to(project)
     guarded = (project, project / "pack", unpacked / "link", unpacked / "link/pack")
     assert all(guarded_imports.is_guarded(str(folder)) for folder in guarded)
-    assert not any(guarded_imports.is_guarded(str(folder)) for folder in (project / ".venv/lib/torch", unpacked))
+    assert not any(
+        guarded_imports.is_guarded(str(folder))
+        for folder in (project / ".venv/lib/torch", unpacked)
+    )
     monkeypatch.setattr(sys, "path", [str(project), "/usr/lib/python3"])
     assert guarded_imports.split_path() == {
         "PYTHONPATH": "/usr/lib/python3",

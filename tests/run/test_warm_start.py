@@ -25,6 +25,9 @@ def here(in_tmp: Path) -> Path:
 
 def test_a_run_whose_warm_start_another_process_trains_is_refused(here: Path) -> None:
     Path("run").mkdir()
-    with lock_folder(Path("run")), pytest.raises(FolderInUseError, match="run is in use by another process; wait"):
+    with (
+        lock_folder(Path("run")),
+        pytest.raises(FolderInUseError, match="run is in use by another process; wait"),
+    ):
         train(load("later.yaml", ["run.folder=a"]))
     assert not Path("a").exists()

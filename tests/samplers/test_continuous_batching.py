@@ -1,4 +1,6 @@
-"""Continuous batching changes no bit, also where rows wait, share prompts, continue others, give way or are aborted."""
+"""Continuous batching changes no bit, also where rows wait, share prompts, continue others, give
+way or are aborted.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +38,18 @@ def lm(request: pytest.FixtureRequest) -> PreTrainedModel:
     config = AutoConfig.for_model(request.param, **SHAPE)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        lm = AutoModelForCausalLM.from_config(config, attn_implementation=NAME, dtype=torch.float32).eval()
+        lm = AutoModelForCausalLM.from_config(
+            config, attn_implementation=NAME, dtype=torch.float32
+        ).eval()
     make_exact(lm)
     return lm
 
 
 def prompts(count: int, seed: int = 0, most: int = 40) -> list[tuple[int, ...]]:
     draw = random.Random(seed)
-    return [tuple(draw.randrange(4, 30) for _ in range(draw.randrange(1, most))) for _ in range(count)]
+    return [
+        tuple(draw.randrange(4, 30) for _ in range(draw.randrange(1, most))) for _ in range(count)
+    ]
 
 
 def requests(each: Sequence[tuple[int, ...]], generations: int = 1) -> list[Request]:
@@ -65,12 +71,22 @@ def test_what_shares_a_pass_changes_no_bit(lm: PreTrainedModel, places: int, dty
 
 
 @pytest.mark.parametrize("lm", ["llama"], indirect=True)
-def test_penalties_and_stop_strings_change_no_bit_in_any_company(lm: PreTrainedModel, tmp_path: Path) -> None:
-    """Also where rows give way and begin again; and the learner has the same log-probabilities, to the bit."""
+def test_penalties_and_stop_strings_change_no_bit_in_any_company(
+    lm: PreTrainedModel, tmp_path: Path
+) -> None:
+    """Also where rows give way and begin again; and the learner has the same log-probabilities, to
+    the bit.
+    """
     words_tokenizer(map(str, range(29))).save_pretrained(tmp_path)
     lm.config.name_or_path = str(tmp_path)
     sampling = SamplingParams(
-        40, 0.7, min_p=0.01, repetition_penalty=1.3, presence_penalty=0.2, frequency_penalty=0.1, stop=("11", "2 ")
+        40,
+        0.7,
+        min_p=0.01,
+        repetition_penalty=1.3,
+        presence_penalty=0.2,
+        frequency_penalty=0.1,
+        stop=("11", "2 "),
     )
     wanted = requests(prompts(12), 2)
     whole = generate_uncached(lm, wanted, sampling)
@@ -114,8 +130,14 @@ def test_what_is_known_changes_no_bit(lm: PreTrainedModel, seed: int) -> None:
     sampler.wake()
     tokens = 0
     for turn in range(8):
-        each = [draw.choice(known) + tuple(draw.choices(range(4, 30), k=draw.randrange(20))) for _ in range(5)]
-        wanted = [Request(p[:60], keyed.key(turn, i), continues=draw.random() < 0.7) for i, p in enumerate(each)]
+        each = [
+            draw.choice(known) + tuple(draw.choices(range(4, 30), k=draw.randrange(20)))
+            for _ in range(5)
+        ]
+        wanted = [
+            Request(p[:60], keyed.key(turn, i), continues=draw.random() < 0.7)
+            for i, p in enumerate(each)
+        ]
         sampling = SamplingParams(max_tokens=draw.choice([1, 4, 20]), stop_token_ids=STOPS)
         batch = sampler.generate(wanted, sampling)
         assert_same(batch, generate_uncached(lm, wanted, sampling))
@@ -153,8 +175,14 @@ def test_little_memory_costs_time_and_no_bit(lm: PreTrainedModel) -> None:
 
 def test_samplings_can_be_mixed(lm: PreTrainedModel) -> None:
     scheduler, each = open_scheduler(lm), prompts(9)
-    samplings = [PLAIN, SamplingParams(max_tokens=9, temperature=0.0), SamplingParams(max_tokens=12, top_k=4)]
-    numbers = [scheduler.submit(request, samplings[i % 3]) for i, request in enumerate(requests(each))]
+    samplings = [
+        PLAIN,
+        SamplingParams(max_tokens=9, temperature=0.0),
+        SamplingParams(max_tokens=12, top_k=4),
+    ]
+    numbers = [
+        scheduler.submit(request, samplings[i % 3]) for i, request in enumerate(requests(each))
+    ]
     while scheduler.busy:
         scheduler.step()
     for i, (number, request) in enumerate(zip(numbers, requests(each), strict=True)):
@@ -173,7 +201,10 @@ def test_what_is_aborted_makes_room_and_leaves_the_others_alone(lm: PreTrainedMo
         scheduler.step()
     assert set(scheduler.finished) == set(numbers[1:9])
     whole = generate_uncached(lm, wanted, PLAIN)
-    expected = [tokens[mask].tolist() for tokens, mask in zip(whole.sequences(), whole.sequences("mask"), strict=True)]
+    expected = [
+        tokens[mask].tolist()
+        for tokens, mask in zip(whole.sequences(), whole.sequences("mask"), strict=True)
+    ]
     assert [scheduler.finished[number].tokens for number in numbers[1:9]] == expected[1:9]
 
 

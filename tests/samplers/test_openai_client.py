@@ -44,9 +44,20 @@ TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
-WORDS = "system user assistant : please judge good bad better worse yes no maybe because\n + - = 0 1 2 3 4 5 6 7 8 9"
-MISLEADING = {"do_sample": True, "temperature": 0.3, "top_k": 2, "top_p": 0.5, "repetition_penalty": 3.0}
-"""What a model's folder may say about sampling, and a server then does unless it is told otherwise."""
+WORDS = (
+    "system user assistant : please judge good bad better worse yes no maybe because\n + - = "
+    "0 1 2 3 4 5 6 7 8 9"
+)
+MISLEADING = {
+    "do_sample": True,
+    "temperature": 0.3,
+    "top_k": 2,
+    "top_p": 0.5,
+    "repetition_penalty": 3.0,
+}
+"""What a model's folder may say about sampling, and a server then does unless it is told
+otherwise.
+"""
 
 
 @dataclass(frozen=True)
@@ -70,12 +81,20 @@ class Server:
         return Request(tuple(found["input_ids"]), 0)
 
     def client(self, **options: object) -> OpenAIClient:
-        said = {"base_url": self.url, "model": MODEL, "api_key_env": KEY_NAME, "max_retries": 0, **options}
+        said = {
+            "base_url": self.url,
+            "model": MODEL,
+            "api_key_env": KEY_NAME,
+            "max_retries": 0,
+            **options,
+        }
         return OpenAIClient(OpenAI.model_validate(said), timeout_s=60)
 
     def ours(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
         """What the torch sampler makes of them."""
-        return TorchSampler(load_causal_lm(self.folder), max_batch_size=16).generate(requests, sampling)
+        return TorchSampler(load_causal_lm(self.folder), max_batch_size=16).generate(
+            requests, sampling
+        )
 
     def reply(self, batch: Batch, row: int) -> Reply:
         """A row's response as a server would give it."""
@@ -97,7 +116,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     log = folder / "log"
-    command = f"-m vllm.entrypoints.openai.api_server --model {folder / 'model'} --served-model-name {MODEL} "
+    command = (
+        f"-m vllm.entrypoints.openai.api_server --model {folder / 'model'} "
+        f"--served-model-name {MODEL} "
+    )
     command += f"--host 127.0.0.1 --port {port} --dtype float32 --enforce-eager --max-num-seqs 16"
     with log.open("w") as written, pytest.MonkeyPatch.context() as patch:
         patch.setenv(KEY_NAME, KEY)
@@ -138,7 +160,9 @@ def saved_model(folder: Path) -> PreTrainedTokenizerBase:
         torch.manual_seed(0)
         AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": tokenizer.eos_token_id, **MISLEADING}))
+    (folder / "generation_config.json").write_text(
+        json.dumps({"eos_token_id": tokenizer.eos_token_id, **MISLEADING})
+    )
     return load_tokenizer(folder)
 
 
@@ -192,5 +216,8 @@ def test_a_judge_reads_the_conversation_in_the_chat_template(server: Server) -> 
     assert replies == {row: server.reply(expected, row) for row in range(6)}
     drawn = SamplingParams(10)
     answers = texts(server.client().chat(asked, drawn, range(6)))
-    assert texts(server.client(max_concurrency=2).chat(asked[::-1], drawn, range(5, -1, -1))) == answers[::-1]
+    assert (
+        texts(server.client(max_concurrency=2).chat(asked[::-1], drawn, range(5, -1, -1)))
+        == answers[::-1]
+    )
     assert texts(server.client().chat(asked, drawn, range(6, 12))) != answers

@@ -1,4 +1,6 @@
-"""The client against servers of other kinds, and against one that does on purpose what servers do on bad days."""
+"""The client against servers of other kinds, and against one that does on purpose what servers do
+on bad days.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,13 @@ class Script(OpenAIServer):
                 self._now -= 1
 
     def client(self, timeout_s: float = 20.0, **options: Any) -> OpenAIClient:
-        said = {"base_url": self.url, "model": "m", "api_key_env": KEY_NAME, "max_retries": 1, **options}
+        said = {
+            "base_url": self.url,
+            "model": "m",
+            "api_key_env": KEY_NAME,
+            "max_retries": 1,
+            **options,
+        }
         return OpenAIClient(OpenAI.model_validate(said), timeout_s, note=self.told.append)
 
     def reply(self, **options: Any) -> Reply:
@@ -90,7 +98,9 @@ def test_a_server_that_is_busy_is_asked_again(script: Script, status: int) -> No
     assert script.reply() == Reply("so", 4, "length")
     assert len(script.bodies) == 2
     assert script.bodies[0] == script.bodies[1]
-    assert [line.split("; ")[-1] for line in script.told] == ["asking again in 0.5 s (1 of 1 times)"]
+    assert [line.split("; ")[-1] for line in script.told] == [
+        "asking again in 0.5 s (1 of 1 times)"
+    ]
 
 
 @pytest.mark.parametrize("status", [400, 422])
@@ -107,7 +117,8 @@ def test_prompts_do_not_follow_a_server_elsewhere(script: Script) -> None:
     with listening(other):
         script.says = lambda n: (307, f"{other.url}/chat/completions")
         with pytest.raises(
-            ServerError, match=rf"it sends requests on to {other.url}/chat/completions; name that address"
+            ServerError,
+            match=rf"it sends requests on to {other.url}/chat/completions; name that address",
         ):
             script.reply()
     assert not other.bodies
@@ -116,14 +127,19 @@ def test_prompts_do_not_follow_a_server_elsewhere(script: Script) -> None:
 
 def test_no_more_is_under_way_than_allowed_and_no_less(script: Script) -> None:
     script.says = lambda n: time.sleep(0.05) or completed()
-    places = [place for place, _ in script.client(max_concurrency=3).chat([TALK] * 12, SAMPLING, [0] * 12)]
+    places = [
+        place for place, _ in script.client(max_concurrency=3).chat([TALK] * 12, SAMPLING, [0] * 12)
+    ]
     assert sorted(places) == list(range(12))
     assert script.at_once == 3
 
 
 def test_one_failure_ends_it_at_once(script: Script) -> None:
     late: list[bool] = []
-    script.says = lambda n: (late.append(script.held.wait(60)) if n else None, (400, {"error": {"message": "no"}}))[1]
+    script.says = lambda n: (
+        late.append(script.held.wait(60)) if n else None,
+        (400, {"error": {"message": "no"}}),
+    )[1]
     with pytest.raises(ServerError, match=r"answers 400 after 1 attempts \(no\)"):
         list(script.client(timeout_s=60).chat([TALK] * 8, SAMPLING, [0] * 8))
     assert not late
@@ -138,8 +154,20 @@ def test_the_key_is_sent_and_never_said(script: Script, caplog: pytest.LogCaptur
 
 
 def test_each_kind_of_server_is_asked_in_its_words(script: Script) -> None:
-    ours = {"messages": TALK, "max_completion_tokens": 4, "temperature": 1.0, "top_p": 1.0, "seed": 7, "model": "m"}
-    plain = {"repetition_penalty": 1.0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    ours = {
+        "messages": TALK,
+        "max_completion_tokens": 4,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "seed": 7,
+        "model": "m",
+    }
+    plain = {
+        "repetition_penalty": 1.0,
+        "min_p": 0.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+    }
     known = ours | plain | {"stop_token_ids": [EOS]}
     for owner, expected in (
         ("vllm", known | {"top_k": 0}),
@@ -159,5 +187,8 @@ def test_each_kind_of_server_is_asked_in_its_words(script: Script) -> None:
 
 def test_what_a_server_lacks_is_refused_by_name(script: Script) -> None:
     script.owner = "somebody"
-    with pytest.raises(ValueError, match=r"^a server called 'somebody' is not known to understand top_k; leave it at"):
+    with pytest.raises(
+        ValueError,
+        match=r"^a server called 'somebody' is not known to understand top_k; leave it at",
+    ):
         script.client().require(SamplingParams(4, top_k=3))

@@ -1,4 +1,6 @@
-"""A model with adapters samples tokens with the bits that a pass over whole sequences and a learner give them."""
+"""A model with adapters samples tokens with the bits that a pass over whole sequences and a learner
+give them.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def adapted(kind: str, section: LoRA) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         config = AutoConfig.for_model(kind, **SHAPE)
-        lm = AutoModelForCausalLM.from_config(config, attn_implementation=NAME, dtype=torch.float32).eval()
+        lm = AutoModelForCausalLM.from_config(
+            config, attn_implementation=NAME, dtype=torch.float32
+        ).eval()
     for name, parameter in lm.named_parameters():
         if name.endswith("bias"):
             parameter.data.uniform_(-1.0, 1.0, generator=torch.Generator().manual_seed(len(name)))
@@ -57,12 +61,16 @@ def draw_adapters(lm: PreTrainedModel, seed: int) -> dict[str, Tensor]:
 
 def requests(count: int = 12, seed: int = 0) -> list[Request]:
     draw = random.Random(seed)
-    prompts = [tuple(draw.randrange(4, 30) for _ in range(draw.randrange(1, 40))) for _ in range(count)]
+    prompts = [
+        tuple(draw.randrange(4, 30) for _ in range(draw.randrange(1, 40))) for _ in range(count)
+    ]
     return [Request(prompt, keyed.key(seed, i)) for i, prompt in enumerate(prompts)]
 
 
 def assert_exact(sampler: TorchSampler, wanted: Sequence[Request], dtype: DType) -> Batch:
-    """Compares what a sampler writes with passes over whole sequences, and with a learner's scores; to the bit."""
+    """Compares what a sampler writes with passes over whole sequences, and with a learner's scores;
+    to the bit.
+    """
     batch = sampler.generate(wanted, PLAIN)
     whole = generate_uncached(sampler._lm, wanted, PLAIN, dtype)
     assert torch.equal(batch.tokens, whole.tokens)
@@ -87,7 +95,9 @@ def assert_exact(sampler: TorchSampler, wanted: Sequence[Request], dtype: DType)
 def test_adapters_give_the_bits_of_whole_sequences_and_learners(
     kind: str, dtype: DType, rows: int, rank: int, alpha: int, maps: tuple[str, ...], seed: int
 ) -> None:
-    assume(dtype != "fp16" or alpha <= 4 * rank)  # a larger scale can overflow fp16, which is refused
+    assume(
+        dtype != "fp16" or alpha <= 4 * rank
+    )  # a larger scale can overflow fp16, which is refused
     lm = adapted(kind, LoRA(rank=rank, alpha=alpha, target_modules=maps))
     assert_exact(TorchSampler(lm, rows, dtype), requests(12, seed), dtype)
 

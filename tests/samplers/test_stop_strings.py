@@ -10,8 +10,12 @@ from lockstep.models.tokenizer import load_tokenizer
 from lockstep.samplers.stop_strings import StopStrings
 
 
-@pytest.mark.parametrize(("string", "end"), [("The</s>", 2), ("The dog", None), ("og", 4), ("</s> d", 3)])
-def test_a_special_token_is_its_name_and_no_string_goes_across_it(assets: Path, string: str, end: int | None) -> None:
+@pytest.mark.parametrize(
+    ("string", "end"), [("The</s>", 2), ("The dog", None), ("og", 4), ("</s> d", 3)]
+)
+def test_a_special_token_is_its_name_and_no_string_goes_across_it(
+    assets: Path, string: str, end: int | None
+) -> None:
     """So a window of as many tokens as a string has bytes shows all of it."""
     folder = str(assets / "models/stories260K/hf")
     tokenizer = load_tokenizer(folder)
@@ -33,7 +37,9 @@ def test_a_special_token_is_its_name_and_no_string_goes_across_it(assets: Path, 
         ("日本語", "のの"),
     ],
 )
-def test_a_window_that_begins_inside_a_character_loses_nothing(assets: Path, text: str, string: str) -> None:
+def test_a_window_that_begins_inside_a_character_loses_nothing(
+    assets: Path, text: str, string: str
+) -> None:
     folder = str(assets / "models/stories260K/hf")
     tokens = load_tokenizer(folder).encode(text, add_special_tokens=False)
     stops = StopStrings(folder, (string,))

@@ -34,15 +34,24 @@ def test_weights_are_cast_once_in_a_rollout(models: Callable[..., Path]) -> None
     sampler, wanted = TorchSampler(lm, 16, "bf16"), requests()
     with CastCount() as counted:
         sampler.generate(wanted, SamplingParams(max_tokens=12))
-    joined = {parameter.untyped_storage().data_ptr(): parameter for parameter in lm.parameters() if parameter.ndim == 2}
-    shapes = [(one.untyped_storage().nbytes() // (4 * one.shape[1]), one.shape[1]) for one in joined.values()]
+    joined = {
+        parameter.untyped_storage().data_ptr(): parameter
+        for parameter in lm.parameters()
+        if parameter.ndim == 2
+    }
+    shapes = [
+        (one.untyped_storage().nbytes() // (4 * one.shape[1]), one.shape[1])
+        for one in joined.values()
+    ]
     own = Counter(shapes)  # of what lies one behind the other, and is one product
     own[lm.config.vocab_size, lm.config.hidden_size] -= 1  # a look-up casts nothing
     assert {shape: counted.casts[shape] for shape in own} == dict(own)
 
 
 def test_a_rollout_after_a_refit_casts_the_new_weights(models: Callable[..., Path]) -> None:
-    """Drawn log-probabilities are those of the new weights, to the rounding of bf16; those of the old are far off."""
+    """Drawn log-probabilities are those of the new weights, to the rounding of bf16; those of the
+    old are far off.
+    """
     sampler = TorchSampler(load_causal_lm(models("qwen2")), 16, "bf16")
     sampling = SamplingParams(max_tokens=12)
     sampler.generate(requests(), sampling)

@@ -1,4 +1,6 @@
-"""Scores of the torch sampler take memory that grows neither with the vocabulary nor with the rows of a batch."""
+"""Scores of the torch sampler take memory that grows neither with the vocabulary nor with the rows
+of a batch.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def open_sampler(places: int) -> TorchSampler:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         config = AutoConfig.for_model("llama", **shape)
-        lm = AutoModelForCausalLM.from_config(config, attn_implementation=NAME, dtype=torch.float32).eval()
+        lm = AutoModelForCausalLM.from_config(
+            config, attn_implementation=NAME, dtype=torch.float32
+        ).eval()
     make_exact(lm)
     return TorchSampler(lm, places)
 

@@ -24,7 +24,9 @@ CHOSEN: dict[str, Any] = {
 
 
 def section(**own: Any) -> SamplerSection:
-    return SamplerSection.model_validate({"backend": "vllm", "max_batch_size": 8, "tensor_parallel": 2, "vllm": own})
+    return SamplerSection.model_validate(
+        {"backend": "vllm", "max_batch_size": 8, "tensor_parallel": 2, "vllm": own}
+    )
 
 
 def test_every_option_is_an_argument_on_a_gpu() -> None:
@@ -32,7 +34,10 @@ def test_every_option_is_an_argument_on_a_gpu() -> None:
     assert plain["max_num_seqs"] == 8
     assert plain["tensor_parallel_size"] == 2
     assert plain["dtype"] == "bfloat16"
-    assert engine_arguments(section(), Computation(dtype="fp16"), 64, on_gpu=True)["dtype"] == "float16"
+    assert (
+        engine_arguments(section(), Computation(dtype="fp16"), 64, on_gpu=True)["dtype"]
+        == "float16"
+    )
     assert plain["enforce_eager"] is False
     assert not plain.keys() & {"max_model_len", "quantization", "kv_cache_memory_bytes"}
     chosen = engine_arguments(section(**CHOSEN), BF16, 64, on_gpu=True)
@@ -40,7 +45,9 @@ def test_every_option_is_an_argument_on_a_gpu() -> None:
         if name != "engine_args":
             assert chosen[name] == value
     assert chosen["swap"] == 1
-    assert set(chosen) - {"swap", "enforce_eager"} <= {*OPTIONS, *OURS}, "an option that is set twice is known"
+    assert set(chosen) - {"swap", "enforce_eager"} <= {*OPTIONS, *OURS}, (
+        "an option that is set twice is known"
+    )
 
 
 def test_a_cache_takes_what_it_wants_or_what_there_is() -> None:
@@ -50,16 +57,25 @@ def test_a_cache_takes_what_it_wants_or_what_there_is() -> None:
     gpu = int(45 * 10**8 / USABLE)
     told = budget.apply(section(), gpu).kv_cache_gib
     assert told is not None
-    assert int(told * 2**30) == budget.choose(int(USABLE * gpu)), "the plan and the engine have the same number"
-    with pytest.raises(InputError, match=r"of which 3 GB are taken by plan, so that keys and values \(1 GB at the"):
+    assert int(told * 2**30) == budget.choose(int(USABLE * gpu)), (
+        "the plan and the engine have the same number"
+    )
+    with pytest.raises(
+        InputError, match=r"of which 3 GB are taken by plan, so that keys and values \(1 GB at the"
+    ):
         budget.apply(section(), 4 * 10**9)
 
 
 @pytest.mark.full
 @pytest.mark.needs("vllm")
 def test_an_engine_has_the_arguments_that_were_set(vllm: None, models: Callable[..., Path]) -> None:
-    own = {"max_model_len": 16, "engine_args": {"enable_chunked_prefill": True, "max_num_batched_tokens": 48}}
-    chosen = SamplerSection.model_validate({"backend": "vllm", "max_batch_size": 8, "kv_cache_gib": 0.05, "vllm": own})
+    own = {
+        "max_model_len": 16,
+        "engine_args": {"enable_chunked_prefill": True, "max_num_batched_tokens": 48},
+    }
+    chosen = SamplerSection.model_validate(
+        {"backend": "vllm", "max_batch_size": 8, "kv_cache_gib": 0.05, "vllm": own}
+    )
     pool = SamplerPool(SamplerSpec(str(models("llama")), chosen, SECTION))
     try:
         settings = pool.remotes[0].call("settings")
@@ -67,7 +83,9 @@ def test_an_engine_has_the_arguments_that_were_set(vllm: None, models: Callable[
         assert settings["tensor_parallel_size"] == 1
         assert settings["enable_chunked_prefill"] is True, "on a CPU it is False else"
         assert len(pool.generate([Request((3, 4), 1)], SamplingParams(max_tokens=14))) == 1
-        with pytest.raises(InputError, match=r"may have 18 tokens, but sampler.vllm.max_model_len is 16"):
+        with pytest.raises(
+            InputError, match=r"may have 18 tokens, but sampler.vllm.max_model_len is 16"
+        ):
             pool.generate([Request((3, 4, 5, 6), 1)], SamplingParams(max_tokens=14))
     finally:
         pool.close()

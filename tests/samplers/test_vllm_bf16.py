@@ -33,7 +33,9 @@ def learner(models: Callable[..., Path]) -> RankLearner:
     return LearnerSpec(str(models("qwen3", seed=1)), "logits", BF16, None, 0).build()
 
 
-def test_weights_are_attested_in_the_sampler_s_type(learner: RankLearner, sampler: SamplerPool) -> None:
+def test_weights_are_attested_in_the_sampler_s_type(
+    learner: RankLearner, sampler: SamplerPool
+) -> None:
     assert sampler.dtype == torch.bfloat16
     values = sync_weights(learner, sampler, 1, random_probe(VOCABULARY, CONTEXT, "bf16")).floats()
     assert values["refit/attested"] == len(dict(learner.weights()))

@@ -1,4 +1,6 @@
-"""Experts that vLLM's kernels for GPUs reorder, in the same shape, are read back as they were loaded."""
+"""Experts that vLLM's kernels for GPUs reorder, in the same shape, are read back as they were
+loaded.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def layer_with(backend: str) -> nn.Module:
     """A layer of experts as vLLM has it once weights are loaded, without an engine around it."""
     from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
-    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
+        UnquantizedFusedMoEMethod,
+    )
 
     method: Any = object.__new__(UnquantizedFusedMoEMethod)
     nn.Module.__init__(method)
@@ -54,7 +58,9 @@ def flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
     def reverse_pairs(cache: object, matrix: Tensor, tile: int, **_: object) -> Tensor:
         return torch.arange(len(matrix)).view(-1, 2).flip(1).reshape(-1)
 
-    core._maybe_get_cached_w3_w1_permute_indices = core.get_w2_permute_indices_with_cache = reverse_pairs
+    core._maybe_get_cached_w3_w1_permute_indices = core.get_w2_permute_indices_with_cache = (
+        reverse_pairs
+    )
     for name in ("flashinfer", "flashinfer.fused_moe"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, core.__name__, core)
@@ -72,14 +78,20 @@ def test_reordered_experts_are_read_in_the_loaded_order(backend: str) -> None:
     assert held["w13_weight"].shape == loaded["w13_weight"].shape
     assert not torch.equal(held["w13_weight"], loaded["w13_weight"])
     for name, tensor in loaded.items():
-        assert torch.equal(in_loaded_order(pack, name, held[name], tuple(tensor.shape)), tensor), name
+        assert torch.equal(in_loaded_order(pack, name, held[name], tuple(tensor.shape)), tensor), (
+            name
+        )
         held[name].view(-1)[5] += 1.0
-        assert not torch.equal(in_loaded_order(pack, name, held[name], tuple(tensor.shape)), tensor), name
+        assert not torch.equal(
+            in_loaded_order(pack, name, held[name], tuple(tensor.shape)), tensor
+        ), name
 
 
 @pytest.mark.parametrize("backend", ["MOONEP", "XPU", "OOT"])
 def test_a_kernel_of_unknown_order_is_refused_by_name(backend: str) -> None:
     from lockstep.samplers.vllm.experts import find_packing
 
-    with pytest.raises(InputError, match=rf"vLLM computes experts by {backend}.*moe_backend=triton"):
+    with pytest.raises(
+        InputError, match=rf"vLLM computes experts by {backend}.*moe_backend=triton"
+    ):
         find_packing(layer_with(backend), "w2_weight")

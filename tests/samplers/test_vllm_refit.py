@@ -21,7 +21,13 @@ from lockstep.core.types import Request, SamplingParams
 from lockstep.learners.rank import RankLearner
 from lockstep.samplers.base import Piece, Sampler
 from lockstep.weight_sync.attestation import Attestation
-from lockstep.weight_sync.sync import Outgoing, WeightSyncError, differing, random_probe, sync_weights
+from lockstep.weight_sync.sync import (
+    Outgoing,
+    WeightSyncError,
+    differing,
+    random_probe,
+    sync_weights,
+)
 
 pytestmark = pytest.mark.needs("vllm")
 
@@ -43,7 +49,9 @@ TAMPERED: dict[str, Callable[[str, Tensor], Tensor | None]] = {
 class Tampering(Sampler):
     """A sampler on the way to which one tensor is damaged."""
 
-    def __init__(self, sampler: SamplerPool, victim: str, fault: Callable[[str, Tensor], Tensor | None]) -> None:
+    def __init__(
+        self, sampler: SamplerPool, victim: str, fault: Callable[[str, Tensor], Tensor | None]
+    ) -> None:
         self._sampler, self._victim, self._fault = sampler, victim, fault
 
     @property
@@ -92,7 +100,9 @@ def sampler(vllm: None, models: Callable[..., Path]) -> Iterator[SamplerPool]:
 
 @pytest.fixture
 def learner(models: Callable[..., Path]) -> RankLearner:
-    """Another one for each test: whatever the sampler held before, every tensor is now a little different."""
+    """Another one for each test: whatever the sampler held before, every tensor is now a little
+    different.
+    """
     learner = LearnerSpec(str(models("qwen2 tied")), "logits", SECTION, None, 0).build()
     draws = torch.Generator().manual_seed(next(SEEDS))
     with torch.no_grad():
@@ -117,7 +127,9 @@ def test_a_whole_refit_is_attested(learner: RankLearner, sampler: SamplerPool) -
     assert values["refit/attested"] == len(names)
     matrices = [name for name in names if name.endswith("proj.weight")]
     buffers = [name for name in names if "inv_freq" in name]
-    assert values["refit/read_in_part"] == len(matrices) + 1  # the head, too, which is tied to the embedding
+    assert (
+        values["refit/read_in_part"] == len(matrices) + 1
+    )  # the head, too, which is tied to the embedding
     assert values["refit/received_only"] == len(buffers) > 0
     assert values["refit/read_whole"] == len(names) - len(matrices) - len(buffers)
     assert values["refit/probe_gap_max"] < 1e-4
@@ -125,7 +137,10 @@ def test_a_whole_refit_is_attested(learner: RankLearner, sampler: SamplerPool) -
 
 @pytest.mark.parametrize(
     ("fault", "victim"),
-    [("transposed", SQUARE), *itertools.product(("skipped", "stale", "cast"), (SQUARE, NORM, EMBEDDING))],
+    [
+        ("transposed", SQUARE),
+        *itertools.product(("skipped", "stale", "cast"), (SQUARE, NORM, EMBEDDING)),
+    ],
 )
 def test_a_tensor_damaged_on_its_way_is_named(
     learner: RankLearner, sampler: SamplerPool, fault: str, victim: str
@@ -152,18 +167,26 @@ def test_a_tied_head_left_behind_is_named(
     with torch.no_grad():
         dict(learner.model.named_parameters())[f"lm.{EMBEDDING}"].mul_(1.1)
     forgetting("tied head")
-    with pytest.raises(WeightSyncError, match=r"differs from what the learner sent: lm_head\.weight \(arrived, but"):
+    with pytest.raises(
+        WeightSyncError, match=r"differs from what the learner sent: lm_head\.weight \(arrived, but"
+    ):
         refitted(learner, sampler)
 
 
-def test_a_kept_cache_is_named(learner: RankLearner, sampler: SamplerPool, forgetting: Callable[[str], object]) -> None:
+def test_a_kept_cache_is_named(
+    learner: RankLearner, sampler: SamplerPool, forgetting: Callable[[str], object]
+) -> None:
     forgetting("prefix cache")
     with pytest.raises(WeightSyncError, match=r"prefix cache \(was not dropped\)"):
         refitted(learner, sampler)
 
 
-def test_tables_of_the_engine_s_own_are_rescored(learner: RankLearner, sampler: SamplerPool) -> None:
-    """The engine makes its rotary tables itself, so a learner with others has the same weights and other numbers."""
+def test_tables_of_the_engine_s_own_are_rescored(
+    learner: RankLearner, sampler: SamplerPool
+) -> None:
+    """The engine makes its rotary tables itself, so a learner with others has the same weights and
+    other numbers.
+    """
     learner.model.get_buffer("lm.model.rotary_emb.inv_freq").mul_(2.0)
     outgoing = Outgoing(learner.weights, torch.float32)
     (held,) = sampler.load_weights(outgoing, 2)

@@ -1,4 +1,6 @@
-"""A vLLM that is cut over two processes: weights reach both, are proven to be there, and are computed with."""
+"""A vLLM that is cut over two processes: weights reach both, are proven to be there, and are
+computed with.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class Damaging(SamplerPool):
 
     victim = ""
 
-    def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Sequence[Attestation]:
+    def load_weights(
+        self, stream: Iterable[tuple[str, Tensor]], version: int
+    ) -> Sequence[Attestation]:
         sent = {name: tensor.clone() for name, tensor in stream}
         if self.victim:
             sent[self.victim].view(-1)[-1] += 0.5
@@ -40,7 +44,11 @@ class Damaging(SamplerPool):
 @pytest.fixture(scope="module")
 def sampler(vllm: None, models: Callable[..., Path]) -> Iterator[Damaging]:
     section = SamplerSection(
-        backend="vllm", tensor_parallel=2, max_batch_size=8, kv_cache_gib=0.05, transfer="process_group"
+        backend="vllm",
+        tensor_parallel=2,
+        max_batch_size=8,
+        kv_cache_gib=0.05,
+        transfer="process_group",
     )
     pool = Damaging(SamplerSpec(str(models("qwen2 tied")), section, SECTION))
     yield pool
@@ -64,7 +72,9 @@ def test_weights_are_on_both_ranks_and_proven(learner: RankLearner, sampler: Dam
     sent = dict(learner.weights())
     for name in (BY_COLUMNS, BY_ROWS, ON_BOTH):
         assert torch.equal(sampler.show(name), sent[name]), name
-    batch = sampler.generate([Request((3, 4, 5), key) for key in range(8)], SamplingParams(max_tokens=6))
+    batch = sampler.generate(
+        [Request((3, 4, 5), key) for key in range(8)], SamplingParams(max_tokens=6)
+    )
     gap = (learner.logprobs(batch) - batch["sampler_logprob"])[batch.mask]
     assert gap.abs().max() < 1e-4
 

@@ -1,4 +1,7 @@
-"""The turns of a vLLM beside a learner: what it frees and takes again, in which order. No GPU has shown it yet."""
+"""The turns of a vLLM beside a learner: what it frees and takes again, in which order.
+
+No GPU has shown it yet.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,12 @@ class Resting(VLLMSampler):
     """A sampler of such an engine."""
 
     def __init__(self, engine: Any, sleeps: bool, gets_weights: bool = False) -> None:
-        self._engine, self._takes_turns, self._drops_weights, self._without_cache = engine, sleeps, gets_weights, False
+        self._engine, self._takes_turns, self._drops_weights, self._without_cache = (
+            engine,
+            sleeps,
+            gets_weights,
+            False,
+        )
         self.asked = engine.asked
 
     def _on_workers(self, verb: str, *arguments: str | bytes) -> list[Any]:
@@ -54,7 +62,9 @@ class Resting(VLLMSampler):
         return [json.dumps(HELD)]
 
     def _probe(self) -> Any:
-        assert not self._without_cache, "nothing can be generated without memory for keys and values"
+        assert not self._without_cache, (
+            "nothing can be generated without memory for keys and values"
+        )
         self.asked.append("probe")
         return type("Output", (), {"num_cached_tokens": 0})()
 
@@ -97,7 +107,9 @@ def test_a_session_sends_dropped_weights_again(
     learner = LearnerSpec(folder, "logits", SECTION, None, 0).build()
     pool = SamplerPool(SamplerSpec(folder, SamplerSection(max_batch_size=4), SECTION))
     sent: list[str] = []
-    session = SamplerSession(pool, learner, phase=lambda name: contextlib.nullcontext(sent.append(name)))
+    session = SamplerSession(
+        pool, learner, phase=lambda name: contextlib.nullcontext(sent.append(name))
+    )
     try:
         for _ in range(2):
             with session.at(version=0):

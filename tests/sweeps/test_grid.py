@@ -11,12 +11,24 @@ from lockstep.sweeps.grid import combine, split_words
 def test_ranges_and_lists_are_in_the_grid_and_all_else_is_as_it_was() -> None:
     fixed, grid = split_words(
         [
-            *("seed=0..2", "ppo.clip=0.1,0.2", "a.steps=[1, 2]", "b='x,y'", "c=[1],[2, 3]", "d={a: 1, b: 2}"),
+            *(
+                "seed=0..2",
+                "ppo.clip=0.1,0.2",
+                "a.steps=[1, 2]",
+                "b='x,y'",
+                "c=[1],[2, 3]",
+                "d={a: 1, b: 2}",
+            ),
             *("e=1.5", "f=a.py:f,a.py:g", "g=1,,2"),
         ]
     )
     assert fixed == ["a.steps=[1, 2]", "b='x,y'", "d={a: 1, b: 2}", "e=1.5", "g=1,,2"]
-    assert grid == {"seed": [0, 1, 2], "ppo.clip": [0.1, 0.2], "c": [[1], [2, 3]], "f": ["a.py:f", "a.py:g"]}
+    assert grid == {
+        "seed": [0, 1, 2],
+        "ppo.clip": [0.1, 0.2],
+        "c": [[1], [2, 3]],
+        "f": ["a.py:f", "a.py:g"],
+    }
 
 
 def test_every_combination_once_with_a_name_of_its_own() -> None:

@@ -8,17 +8,37 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.report.sweeps import SWEEP, describe_sweep, list_runs, list_spreads, read_sweep, summarize_sweep
+from lockstep.report.sweeps import (
+    SWEEP,
+    describe_sweep,
+    list_runs,
+    list_spreads,
+    read_sweep,
+    summarize_sweep,
+)
 
-AGREED = {"agreement/tokens": 8.0, "agreement/max_abs_logprob_diff": 0.0, "agreement/token_mult_prob_error": 1.0}
+AGREED = {
+    "agreement/tokens": 8.0,
+    "agreement/max_abs_logprob_diff": 0.0,
+    "agreement/token_mult_prob_error": 1.0,
+}
 
 
-def write_run(folder: Path, rewards: list[float | None], breach: float = 0.0, grad_norm: float = 1.0) -> None:
+def write_run(
+    folder: Path, rewards: list[float | None], breach: float = 0.0, grad_norm: float = 1.0
+) -> None:
     """A finished run with a line for each reward; None is no number."""
     (folder / "final").mkdir(parents=True)
     (folder / "recipe.yaml").write_text("algorithm: grpo\nagreement: {}\n")
-    more = {**AGREED, "agreement/bound": 1.01, "agreement/breach": breach, "policy/grad_norm": grad_norm}
-    rows = [{"step": step, "train/reward": reward, **more} for step, reward in enumerate(rewards, 1)]
+    more = {
+        **AGREED,
+        "agreement/bound": 1.01,
+        "agreement/breach": breach,
+        "policy/grad_norm": grad_norm,
+    }
+    rows = [
+        {"step": step, "train/reward": reward, **more} for step, reward in enumerate(rewards, 1)
+    ]
     lines = [*rows, {"step": len(rows), "train/kl": 0.5}]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
@@ -34,7 +54,14 @@ def test_means_are_of_runs_that_kept_their_promises_and_of_last_values(tmp_path:
 
     results = read_sweep(tmp_path)
     table = list_runs(results)
-    assert [row["state"] for row in table] == ["finished", "finished", "failed", "failed", "finished", "not finished"]
+    assert [row["state"] for row in table] == [
+        "finished",
+        "finished",
+        "failed",
+        "failed",
+        "finished",
+        "not finished",
+    ]
     assert math.isnan(table[4]["train/reward"])
     spreads = {row["metric"]: (row["count"], row["mean"]) for row in list_spreads(results)}
     assert spreads["train/reward"] == (2, pytest.approx(1.5))

@@ -1,4 +1,6 @@
-"""`lockstep sweep`: the same bits as single runs, resumed, growing, failing, stopped; and the same from Python."""
+"""`lockstep sweep`: the same bits as single runs, resumed, growing, failing, stopped; and the same
+from Python.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,10 @@ def test_runs_are_those_of_single_commands_and_a_sweep_is_resumed_and_grows(fold
     ended = sweep(folder, "seed=0..1 policy.lr=0.001 --jobs 2")
     assert ended.code == exit_codes.OK, ended.said
     assert "all  2 of 2" in ended.said
-    assert run_command(folder, "train own.yaml seed=1 policy.lr=0.001 run=single").code == exit_codes.OK
+    assert (
+        run_command(folder, "train own.yaml seed=1 policy.lr=0.001 run=single").code
+        == exit_codes.OK
+    )
     run = folder / "sweeps/s/seed=1"
     made = weights(run)
     assert made == weights(folder / "single")
@@ -58,7 +63,9 @@ def test_runs_are_those_of_single_commands_and_a_sweep_is_resumed_and_grows(fold
     (reward,) = (row for row in found.groups if row["metric"] == "train/reward")
     values = [row["train/reward"] for row in found.table]
     assert reward["mean"] == pytest.approx(sum(values) / 2)
-    assert reward["high"] - reward["mean"] == pytest.approx(12.7062 * abs(values[0] - values[1]) / 2, rel=1e-4)
+    assert reward["high"] - reward["mean"] == pytest.approx(
+        12.7062 * abs(values[0] - values[1]) / 2, rel=1e-4
+    )
 
     shutil.rmtree(run / "final")  # as if it had been killed before its end
     more = sweep(folder, "seed=0..2 policy.lr=0.001")
@@ -82,20 +89,27 @@ def test_a_run_that_fails_does_not_end_the_others(folder: Path) -> None:
 
 
 def test_every_combination_is_checked_before_any_starts(folder: Path) -> None:
-    with pytest.raises(InputError, match=r"(?s)^seed=0 policy\.lr=-1 is refused, so nothing is started:.*policy\.lr"):
+    with pytest.raises(
+        InputError,
+        match=r"(?s)^seed=0 policy\.lr=-1 is refused, so nothing is started:.*policy\.lr",
+    ):
         plan_words("own.yaml", ["seed=0,1", "policy.lr=0.1,-1"], None)
     for words in (["run=folder"], ["run={folder: a, max_steps: 3}"], ["run.folder=a,b"]):
         with pytest.raises(InputError, match=r"^run\.folder: .*--name"):
             plan_words("own.yaml", ["seed=0,1", *words], None)
     with pytest.raises(InputError, match=r"^run\.folder: .*--name"):
         lockstep.sweep("own.yaml", {"seed": range(2)}, run={"folder": "a"})
-    assert plan_words("own.yaml", ["seed=0,1", "run={max_steps: 3}"], None).folder == Path("sweeps/own-seed")
+    assert plan_words("own.yaml", ["seed=0,1", "run={max_steps: 3}"], None).folder == Path(
+        "sweeps/own-seed"
+    )
     with pytest.raises(InputError, match=r"^policy\.lr=1 and policy\.lr=1\.0 have equal options"):
         plan_words("own.yaml", ["policy.lr=1,0.002,1.0"], "s")
     with pytest.raises(InputError, match="at least one run at a time"):
         lockstep.sweep("own.yaml", {"seed": range(2)}, jobs=0)
     with pytest.raises(InputError, match=r"reward\.function is a Python object of this program"):
-        lockstep.sweep("own.yaml", {"seed": range(2)}, reward=lambda prompt, response, answer, row: 1.0)
+        lockstep.sweep(
+            "own.yaml", {"seed": range(2)}, reward=lambda prompt, response, answer, row: 1.0
+        )
 
 
 @pytest.mark.full
@@ -121,14 +135,20 @@ def test_ctrl_c_lets_each_run_save_and_the_same_command_resumes(folder: Path) ->
         time.sleep(0.1)
     process.kill()
     process.communicate()
-    while not all("SIGTERM was received" in (file.parent / "sweep.log").read_text() for file in begun):
+    while not all(
+        "SIGTERM was received" in (file.parent / "sweep.log").read_text() for file in begun
+    ):
         time.sleep(0.1)  # runs end with their sweep
 
 
 @pytest.mark.full
 def test_what_several_runs_begin_with_is_trained_by_one_of_them(folder: Path) -> None:
-    (folder / "after.yaml").write_text(yaml.safe_dump(RECIPE | {"model": {"from_recipe": "own.yaml"}}))
-    ended = run_command(folder, "sweep after.yaml policy.lr=0.001,0.002 --jobs 2", silence_s=300, longest_s=600)
+    (folder / "after.yaml").write_text(
+        yaml.safe_dump(RECIPE | {"model": {"from_recipe": "own.yaml"}})
+    )
+    ended = run_command(
+        folder, "sweep after.yaml policy.lr=0.001,0.002 --jobs 2", silence_s=300, longest_s=600
+    )
     assert ended.code == exit_codes.OK, ended.said
     assert "policy.lr=0.001 finished" in ended.said.split("policy.lr=0.002 starts")[0]
 

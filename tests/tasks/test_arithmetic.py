@@ -1,4 +1,6 @@
-"""The word problems: right, distinct, the same every time, and shaped so that a toy can learn them."""
+"""The word problems: right, distinct, the same every time, and shaped so that a toy can learn
+them.
+"""
 
 import re
 from pathlib import Path
@@ -9,7 +11,9 @@ from lockstep.config import TaskFiles
 from lockstep.data.jsonl import JsonlIndex
 from lockstep.tasks.arithmetic import Arithmetic
 
-SPEC = Arithmetic(name="arithmetic", train_questions=300, validation_questions=100, demonstrations=1000)
+SPEC = Arithmetic(
+    name="arithmetic", train_questions=300, validation_questions=100, demonstrations=1000
+)
 GAIN = re.compile(r"buys (\d+) more|brings (\d+) more|finds (\d+)")
 LOSS = re.compile(r"sells (\d+)|gives away (\d+)|loses (\d+)")
 
@@ -54,7 +58,9 @@ def test_no_question_comes_twice_and_none_is_held_out_and_trained_on(files: Task
     assert len({*train, *validation}) == 400
 
 
-def test_demonstrations_are_steps_first_and_then_also_direct_for_a_fixed_share(files: TaskFiles) -> None:
+def test_demonstrations_are_steps_first_and_then_also_direct_for_a_fixed_share(
+    files: TaskFiles,
+) -> None:
     order = {row["question"]: i for i, row in enumerate(rows(files.train))}
     shown = rows(files.demonstrations)
     direct = ["=" not in row["answer"] for row in shown]
@@ -63,10 +69,14 @@ def test_demonstrations_are_steps_first_and_then_also_direct_for_a_fixed_share(f
     assert direct[800:] == [order[row["question"]] < 0.6 * 300 for row in shown[800:]]
     assert 0.5 < sum(direct[800:]) / 200 < 0.7
     for row, is_direct in zip(shown, direct, strict=True):
-        assert row["answer"].split("\n") == (solved(row["question"])[-1:] if is_direct else solved(row["question"]))
+        assert row["answer"].split("\n") == (
+            solved(row["question"])[-1:] if is_direct else solved(row["question"])
+        )
 
 
-def test_the_same_spec_gives_the_same_bytes_and_another_seed_others(tmp_path: Path, files: TaskFiles) -> None:
+def test_the_same_spec_gives_the_same_bytes_and_another_seed_others(
+    tmp_path: Path, files: TaskFiles
+) -> None:
     again = SPEC.write(tmp_path / "again")
     assert again.demonstrations is not None
     assert files.demonstrations is not None
@@ -80,7 +90,8 @@ def test_the_same_spec_gives_the_same_bytes_and_another_seed_others(tmp_path: Pa
 def test_the_first_problem_of_seed_0_stays_what_it_is(files: TaskFiles) -> None:
     """Runs are compared over versions: whoever changes the problems must know it."""
     assert rows(files.train)[0] == {
-        "question": "Finn has 9 stamps. Finn buys 5 more stamps. Finn buys 10 more stamps. Finn loses 7 of the stamps. "
+        "question": "Finn has 9 stamps. Finn buys 5 more stamps. Finn buys 10 more stamps. Finn "
+        "loses 7 of the stamps. "
         "Finn gives away 4 stamps. How many stamps does Finn have now?",
         "answer": "9+5=14\n14+10=24\n24-7=17\n17-4=13\n#### 13",
     }
@@ -92,7 +103,10 @@ def test_files_that_are_there_already_are_left_alone(tmp_path: Path) -> None:
     assert first.demonstrations is None
     before = first.train.stat()
     spec.write(tmp_path)
-    assert (first.train.stat().st_ino, first.train.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert (first.train.stat().st_ino, first.train.stat().st_mtime_ns) == (
+        before.st_ino,
+        before.st_mtime_ns,
+    )
     first.validation.write_bytes(b"half a fi")
     spec.write(tmp_path)
     assert len(rows(first.validation)) == 5

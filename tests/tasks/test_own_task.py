@@ -1,4 +1,7 @@
-"""A task of one's own is one file: it is trained on, dry-run and explained like one that ships. And runs of before."""
+"""A task of one's own is one file: it is trained on, dry-run and explained like one that ships.
+
+And runs of before.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,11 @@ def test_a_task_of_ones_own_is_trained_on(here: Path, capsys: pytest.CaptureFixt
     assert main(["train", "own.yaml"]) == 0
     assert any("train/reward" in row for row in read_metrics(Path("run")))
     assert Path("run/data/train.jsonl").read_text().count("twice") == 32
-    assert read_recipe(Path("run"))["data"]["task"] == {"name": "my_task.py:Doubles", "highest": 40, "seed": 0}
+    assert read_recipe(Path("run"))["data"]["task"] == {
+        "name": "my_task.py:Doubles",
+        "highest": 40,
+        "seed": 0,
+    }
     assert main(["train", "own.yaml"]) == 0, "the same run, which is finished"
     capsys.readouterr()
     assert main(["config", "own.yaml", "data.task.highest"]) == 0
@@ -66,11 +73,19 @@ def test_a_task_of_ones_own_is_trained_on(here: Path, capsys: pytest.CaptureFixt
 
 def test_a_typo_in_its_options_is_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "own.yaml", "data.task.higest=9"]) == 2
-    assert "there is no option data.task.higest; did you mean data.task.highest?" in capsys.readouterr().err
+    assert (
+        "there is no option data.task.higest; did you mean data.task.highest?"
+        in capsys.readouterr().err
+    )
 
 
 def test_what_it_shares_is_handed_to_the_recipe_that_is_trained_first(here: Path) -> None:
-    options = ["model.scratch=null", "model.from_recipe=own.yaml", "data.task.highest=30", "data.task.seed=5"]
+    options = [
+        "model.scratch=null",
+        "model.from_recipe=own.yaml",
+        "data.task.highest=30",
+        "data.task.seed=5",
+    ]
     first = load("own.yaml", options).warm_start
     assert first is not None
     assert first.dump()["data"]["task"] == {"name": "my_task.py:Doubles", "highest": 30, "seed": 5}

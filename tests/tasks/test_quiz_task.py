@@ -1,4 +1,6 @@
-"""The quiz: its rules, what the reward is, that being cut off never pays, and demonstrations that keep to the rules."""
+"""The quiz: its rules, what the reward is, that being cut off never pays, and demonstrations that
+keep to the rules.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ def read(folder: Path, name: str) -> list[dict[str, Any]]:
 
 
 def play(row: dict[str, Any], right: list[bool], seed: int) -> tuple[int, list[int], float]:
-    """Plays an episode with right and wrong answers. Returns the prize, the numbers asked, and the reward."""
+    """Plays an episode with right and wrong answers.
+
+    Returns the prize, the numbers asked, and the reward.
+    """
     host, numbers = Show(), list[int]()
     host.reset(row, seed)
     said, reward, done = host.step(READY)
@@ -44,7 +49,9 @@ def test_the_reward_is_the_share_of_all_coins(tmp_path: Path) -> None:
 
 
 def test_held_out_quizzes_show_every_prize_and_count_answers_alone(tmp_path: Path) -> None:
-    played = [play(row, [True, False, True, True, True, True], 0) for row in read(tmp_path, "validation")]
+    played = [
+        play(row, [True, False, True, True, True, True], 0) for row in read(tmp_path, "validation")
+    ]
     assert sorted(prize for prize, _, _ in played) == [0] * 22 + [3] * 22 + [6] * 22
     assert {reward for _, _, reward in played} == {5 / 6}
 

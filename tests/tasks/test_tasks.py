@@ -1,4 +1,6 @@
-"""Tasks: one file each, found by name, with options of their own; and the keys that they had before."""
+"""Tasks: one file each, found by name, with options of their own; and the keys that they had
+before.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from lockstep.config.task import find
 from lockstep.tasks import base
 from lockstep.tasks.arithmetic import Arithmetic
 
-FILES = sorted({file.stem for file in Path(base.__file__).parent.glob("*.py")} - {"__init__", "base"})
+FILES = sorted(
+    {file.stem for file in Path(base.__file__).parent.glob("*.py")} - {"__init__", "base"}
+)
 RECIPE = "grpo_arithmetic"
 NAME = "benchmarks.ladder.tasks.letters:Letters"
 LETTERS = (
@@ -41,9 +45,15 @@ def test_each_file_is_a_task_that_imports_no_torch_before_it_makes_rows(name: st
     assert issubclass(find({"name": name}), Task)
     assert set(find({"name": name}).shared) <= find({"name": name}).model_fields.keys()
     code = (
-        f"import sys; from lockstep.config.task import find; find({{'name': '{name}'}}); print('torch' in sys.modules)"
+        f"import sys; from lockstep.config.task import find; find({{'name': '{name}'}}); "
+        "print('torch' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "False\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -54,16 +64,22 @@ def test_each_file_is_a_task_that_imports_no_torch_before_it_makes_rows(name: st
         ("data.task.seed=x", 'data.task.seed is "x", but should be a whole number'),
         ("data.task.seed='1'", 'data.task.seed is "1", but should be a whole number'),
         ("data.task=3", "data.task is 3, but should be a group of options"),
-        ("data.task.name=arithmetc", f'data.task: name is "arithmetc"; choose one of {", ".join(FILES)}, '
+        ("data.task.name=arithmetc", 'data.task: name is "arithmetc"; choose one of '
+                                     f'{", ".join(FILES)}, '
          "or name one of yours as file.py:Class"),
-        ("data.task.name=absent.py:Own", "data.task: name absent.py:Own: absent.py cannot be imported "
+        ("data.task.name=absent.py:Own", "data.task: name absent.py:Own: absent.py cannot be "
+                                         "imported "
          f"(FileNotFoundError: there is no file {Path('absent.py').resolve()})"),
-        ("data.task.name=lockstep.system.paths:expand", "data.task: name lockstep.system.paths:expand: "
+        ("data.task.name=lockstep.system.paths:expand", "data.task: name "
+                                                        "lockstep.system.paths:expand: "
          "lockstep.system.paths:expand is none; derive it from lockstep.tasks.base.Task"),
-        ("data.task=null", "data: say exactly one of train (a file of rows) and task (which makes them)"),
+        ("data.task=null", ("data: say exactly one of train (a file of rows) and task (which makes "
+                           "them)")),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_a_task_is_named_like_every_other_option(override: str, message: str) -> None:
+def test_what_is_wrong_with_a_task_is_named_like_every_other_option(
+    override: str, message: str
+) -> None:
     assert refusal(override) == f"override {override}: {message}"
 
 

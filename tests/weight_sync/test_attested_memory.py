@@ -1,4 +1,6 @@
-"""An attestation is of the memory that a sampler computes with as it is at that moment, not as it was copied."""
+"""An attestation is of the memory that a sampler computes with as it is at that moment, not as it
+was copied.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ NAME = "model.norm.weight"
 
 
 def test_what_is_written_after_it_came_shows(models: Callable[..., Path]) -> None:
-    weights = {name: tensor.detach() for name, tensor in load_causal_lm(models("llama", seed=1)).named_parameters()}
+    weights = {
+        name: tensor.detach()
+        for name, tensor in load_causal_lm(models("llama", seed=1)).named_parameters()
+    }
     sampler, sender = TorchSampler(load_causal_lm(models("llama")), 2), LocalSender()
     route = Route("shared_memory", sender.places)
     sender.join(route)

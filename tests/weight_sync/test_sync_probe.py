@@ -1,4 +1,6 @@
-"""Equal bits are not enough: engines score a probe as the learner does, at the first sync and every n-th after it."""
+"""Equal bits are not enough: engines score a probe as the learner does, at the first sync and every
+n-th after it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ PROBE = random_probe(VOCABULARY, CONTEXT)
 
 
 class CountingSampler(TorchSampler):
-    """Counts probes; from some version on, log-probabilities are 0.7 nats off, with all weights right."""
+    """Counts probes; from some version on, log-probabilities are 0.7 nats off, with all weights
+    right.
+    """
 
     probes, off_from = 0, 1 << 30
 
@@ -45,12 +49,18 @@ def test_an_engine_that_holds_every_bit_and_scores_otherwise_is_refused(
 ) -> None:
     assert sync_weights(learner, sampler, 1, PROBE).floats()["refit/probe_gap"] < 1e-5
     sampler.off_from = 2
-    assert sync_weights(learner, sampler, 2).floats()["refit/read_whole"], "without a probe nobody sees it"
-    with pytest.raises(WeightSyncError, match=r"weights are equal, but learner and sampler 1 .* 0\.7 nats"):
+    assert sync_weights(learner, sampler, 2).floats()["refit/read_whole"], (
+        "without a probe nobody sees it"
+    )
+    with pytest.raises(
+        WeightSyncError, match=r"weights are equal, but learner and sampler 1 .* 0\.7 nats"
+    ):
         sync_weights(learner, sampler, 3, PROBE)
 
 
-def test_a_session_scores_at_its_first_sync_and_every_nth(learner: RankLearner, sampler: CountingSampler) -> None:
+def test_a_session_scores_at_its_first_sync_and_every_nth(
+    learner: RankLearner, sampler: CountingSampler
+) -> None:
     session, seen, told = SamplerSession(sampler, learner, PROBE), list[int](), list[int]()
     for version in range(3, 2 * PROBE_EVERY + 2):
         before = sampler.probes

@@ -55,7 +55,10 @@ def test_it_is_of_the_content_not_the_storage() -> None:
 def test_zeros_tell_their_shape_and_type() -> None:
     shapes = [(4, 1), (2, 2), (1, 4), (4,), (5,), (0,), ()]
     kinds = (torch.float32, torch.int32, torch.float16, torch.bfloat16)
-    assert len({fingerprint(torch.zeros(shape, dtype=kind)) for shape in shapes for kind in kinds}) == 28
+    assert (
+        len({fingerprint(torch.zeros(shape, dtype=kind)) for shape in shapes for kind in kinds})
+        == 28
+    )
 
 
 @given(st.lists(st.floats(width=32), min_size=2, max_size=20), st.data())
@@ -83,5 +86,7 @@ HADAMARD = torch.tensor([[1.0, 1.0, 1.0, 1.0], [1.0, -1.0, 1.0, -1.0]])
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float64])
 def test_rows_that_differ_in_signs_alone_show_when_they_are_swapped(kind: torch.dtype) -> None:
-    """A sum modulo 2⁶⁴ of 64-bit words times odd numbers does not see it: only the words' highest bits differ."""
+    """A sum modulo 2⁶⁴ of 64-bit words times odd numbers does not see it: only the words' highest
+    bits differ.
+    """
     assert fingerprint(HADAMARD.to(kind)) != fingerprint(HADAMARD.flip(0).to(kind))

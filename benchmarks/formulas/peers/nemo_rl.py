@@ -1,7 +1,7 @@
 """NeMo RL: its advantage estimators and loss functions.
 
-The counts are those of all micro-batches, as its learner passes them. Their sequences begin with a prompt, of which one
-place stands in front of each response here, with zeros.
+The counts are those of all micro-batches, as its learner passes them. Their sequences begin with a
+prompt, of which one place stands in front of each response here, with zeros.
 """
 
 from __future__ import annotations
@@ -18,10 +18,19 @@ from torch.nn import functional as F
 from benchmarks.formulas import references as paper
 from benchmarks.formulas.cases import Case
 from benchmarks.formulas.loading import Files
-from benchmarks.formulas.recurring import bound_below, estimate_kl, penalize_by_k3, share_credit, whiten_by_bessel
+from benchmarks.formulas.recurring import (
+    bound_below,
+    estimate_kl,
+    penalize_by_k3,
+    share_credit,
+    whiten_by_bessel,
+)
 from benchmarks.formulas.rollouts import GROUP, Answer, Rollouts, of_loss
 
-_ADVANTAGES, _LOSSES = "nemo_rl.algorithms.advantage_estimator", "nemo_rl.algorithms.loss.loss_functions"
+_ADVANTAGES, _LOSSES = (
+    "nemo_rl.algorithms.advantage_estimator",
+    "nemo_rl.algorithms.loss.loss_functions",
+)
 _TOOLS = "nemo_rl.algorithms.utils"
 _REAL = {
     _ADVANTAGES: "nemo_rl/algorithms/advantage_estimator.py",
@@ -54,23 +63,33 @@ def open_files(root: Path) -> Files:
 
 def cases(files: Files) -> list[Case]:
     theirs = _NemoRL(files)
-    return _advantage_cases(theirs) + _policy_cases(theirs) + _kl_cases(theirs) + _other_cases(theirs)
+    return (
+        _advantage_cases(theirs) + _policy_cases(theirs) + _kl_cases(theirs) + _other_cases(theirs)
+    )
 
 
 class _NemoRL:
     """Calls of its estimators and losses."""
 
     def __init__(self, files: Files) -> None:
-        self.advantages, self.losses, self.tools = files.load(_ADVANTAGES), files.load(_LOSSES), files.load(_TOOLS)
+        self.advantages, self.losses, self.tools = (
+            files.load(_ADVANTAGES),
+            files.load(_LOSSES),
+            files.load(_TOOLS),
+        )
         self.at = partial(files.at, _ADVANTAGES)
         self.files = files
 
     def estimate(self, given: Rollouts, estimator: Any, **columns: Tensor) -> Any:
         prompts = torch.arange(given.num_rows // GROUP).repeat_interleave(GROUP)[:, None]
-        return estimator.compute_advantage(prompts, given.score.clone(), given.padded(given.mask.float()), **columns)
+        return estimator.compute_advantage(
+            prompts, given.score.clone(), given.padded(given.mask.float()), **columns
+        )
 
     def group(self, given: Rollouts, normalize_rewards: bool, leave_one_out: bool) -> Answer:
-        config = SimpleNamespace(normalize_rewards=normalize_rewards, use_leave_one_out_baseline=leave_one_out)
+        config = SimpleNamespace(
+            normalize_rewards=normalize_rewards, use_leave_one_out_baseline=leave_one_out
+        )
         estimator = self.advantages.GRPOAdvantageEstimator(config, _kl_options(False))
         return Answer(given.flat(self.estimate(given, estimator)))
 
@@ -85,15 +104,23 @@ class _NemoRL:
 
     def gae(self, given: Rollouts, which: int) -> Answer:
         estimator = self.advantages.GeneralizedAdvantageEstimator(_GAE, _kl_options(False))
-        return Answer(given.flat(self.estimate(given, estimator, values=given.padded(given.old_value))[which]))
+        return Answer(
+            given.flat(self.estimate(given, estimator, values=given.padded(given.old_value))[which])
+        )
 
     def rewards(self, given: Rollouts, kl_type: str) -> Answer:
         estimator = self.advantages.GeneralizedAdvantageEstimator(_GAE, _kl_options(True, kl_type))
-        grids = [given.padded(x) for x in (given.mask.float(), given.old_logprob, given.ref_logprob)]
+        grids = [
+            given.padded(x) for x in (given.mask.float(), given.old_logprob, given.ref_logprob)
+        ]
         return Answer(given.flat(estimator._build_token_level_rewards(given.score, *grids)))
 
     def policy(self, given: Rollouts, per_response: bool = False, **options: Any) -> Answer:
-        chosen = {"reference_policy_kl_penalty": 0.0, "ratio_clip_min": paper.CLIP, "ratio_clip_max": paper.CLIP}
+        chosen = {
+            "reference_policy_kl_penalty": 0.0,
+            "ratio_clip_min": paper.CLIP,
+            "ratio_clip_max": paper.CLIP,
+        }
         loss = self.losses.ClippedPGLossFn(self.losses.ClippedPGLossConfig(**chosen | options))
 
         def share(part: Rollouts) -> Tensor:
@@ -109,24 +136,38 @@ class _NemoRL:
 
     def kl(self, given: Rollouts, name: str) -> Answer:
         def share(part: Rollouts) -> Tensor:
-            kl_BT = self.tools.calculate_kl(part.padded(part.logprob), part.padded(part.ref_logprob), name)
+            kl_BT = self.tools.calculate_kl(
+                part.padded(part.logprob), part.padded(part.ref_logprob), name
+            )
             mask_BT = part.padded(part.mask.float())
-            return self.tools.masked_mean(kl_BT, mask_BT, global_normalization_factor=given.num_tokens)
+            return self.tools.masked_mean(
+                kl_BT, mask_BT, global_normalization_factor=given.num_tokens
+            )
 
         return of_loss(given, share)
 
     def values(self, given: Rollouts) -> Answer:
-        loss = self.losses.MseValueLossFn(self.losses.MseValueLossConfig(cliprange=paper.VALUE_CLIP))
+        loss = self.losses.MseValueLossFn(
+            self.losses.MseValueLossConfig(cliprange=paper.VALUE_CLIP)
+        )
 
         def share(part: Rollouts) -> Tensor:
-            columns = {"token_mask": part.mask.float(), "returns": part.returns, "values": part.old_value}
-            data = {name: part.padded(x) for name, x in columns.items()} | {"sample_mask": torch.ones(part.num_rows)}
+            columns = {
+                "token_mask": part.mask.float(),
+                "returns": part.returns,
+                "values": part.old_value,
+            }
+            data = {name: part.padded(x) for name, x in columns.items()} | {
+                "sample_mask": torch.ones(part.num_rows)
+            }
             return loss(part.padded(part.value)[..., None], data, *_counts(given))[0]
 
         return of_loss(given, share, by="value")
 
     def dpo(self, given: Rollouts) -> Answer:
-        loss = self.losses.DPOLossFn(self.losses.DPOLossConfig(reference_policy_kl_penalty=paper.DPO_BETA))
+        loss = self.losses.DPOLossFn(
+            self.losses.DPOLossConfig(reference_policy_kl_penalty=paper.DPO_BETA)
+        )
 
         def share(part: Rollouts) -> Tensor:
             data = _data(part, part.advantage)  # for DPO their trainer shifts the reference by one
@@ -138,7 +179,9 @@ class _NemoRL:
 
 def _kl_options(in_reward: bool, kl_type: str = "k1") -> Any:
     return SimpleNamespace(
-        use_kl_in_reward=in_reward, reference_policy_kl_penalty=paper.BETA, reference_policy_kl_type=kl_type
+        use_kl_in_reward=in_reward,
+        reference_policy_kl_penalty=paper.BETA,
+        reference_policy_kl_type=kl_type,
     )
 
 
@@ -166,19 +209,35 @@ def _advantage_cases(theirs: _NemoRL) -> list[Case]:
     default, plain = partial(group, leave_one_out=True), partial(group, leave_one_out=False)
     return [
         Case("gae_returns", partial(theirs.gae, which=1), at_gae),
-        whiten_by_bessel("gae_whitened", partial(theirs.gae, which=0), at_gae, partial(paper.gae_whitened, bessel=1)),
+        whiten_by_bessel(
+            "gae_whitened",
+            partial(theirs.gae, which=0),
+            at_gae,
+            partial(paper.gae_whitened, bessel=1),
+        ),
         Case(
             "grpo",
             partial(default, normalize_rewards=True),
             at_group,
             "use_leave_one_out_baseline: true (default)",
             kind="substance",
-            because="mean and deviation are of the others, and nothing is divided where these are equal",
+            because=(
+                "mean and deviation are of the others, and nothing is divided where these are equal"
+            ),
             instead=partial(paper.group, others=True, deviation="others", least=1e-6),
         ),
-        Case("grpo", partial(plain, normalize_rewards=True), at_group, "use_leave_one_out_baseline: false"),
-        Case("dr_grpo", partial(plain, normalize_rewards=False), at_group, "normalize_rewards: false"),
-        Case("rloo", partial(default, normalize_rewards=False), at_group, "normalize_rewards: false"),
+        Case(
+            "grpo",
+            partial(plain, normalize_rewards=True),
+            at_group,
+            "use_leave_one_out_baseline: false",
+        ),
+        Case(
+            "dr_grpo", partial(plain, normalize_rewards=False), at_group, "normalize_rewards: false"
+        ),
+        Case(
+            "rloo", partial(default, normalize_rewards=False), at_group, "normalize_rewards: false"
+        ),
         Case(
             "reinforce_pp",
             partial(theirs.plus_plus, minus_baseline=False, kl=True),
@@ -188,9 +247,22 @@ def _advantage_cases(theirs: _NemoRL) -> list[Case]:
             because="a token pays for its own KL alone, not for what follows",
             instead=partial(paper.reinforce_plus_plus, kl="own"),
         ),
-        Case("reinforce_pp_baseline", partial(theirs.plus_plus, minus_baseline=True, kl=False), at_plus),
-        penalize_by_k3(partial(theirs.rewards, kl_type="k3"), at_rewards, "reference_policy_kl_type: k3 (default)"),
-        Case("kl_reward", partial(theirs.rewards, kl_type="k1"), at_rewards, "reference_policy_kl_type: k1"),
+        Case(
+            "reinforce_pp_baseline",
+            partial(theirs.plus_plus, minus_baseline=True, kl=False),
+            at_plus,
+        ),
+        penalize_by_k3(
+            partial(theirs.rewards, kl_type="k3"),
+            at_rewards,
+            "reference_policy_kl_type: k3 (default)",
+        ),
+        Case(
+            "kl_reward",
+            partial(theirs.rewards, kl_type="k1"),
+            at_rewards,
+            "reference_policy_kl_type: k1",
+        ),
     ]
 
 
@@ -211,20 +283,27 @@ def _policy_cases(theirs: _NemoRL) -> list[Case]:
     gspo = partial(policy, token_level_loss=False, sequence_level_importance_ratios=True, **clip)
     return [
         Case("ppo_tokens", policy, at),
-        Case("ppo_responses", partial(policy, token_level_loss=False), at, "token_level_loss: false"),
+        Case(
+            "ppo_responses", partial(policy, token_level_loss=False), at, "token_level_loss: false"
+        ),
         Case("clip_higher", partial(policy, ratio_clip_max=paper.CLIP_HIGH), at),
         Case("dual_clip", partial(policy, ratio_clip_c=paper.DUAL_CLIP), at),
         Case("gspo", partial(gspo, per_response=True), at),
         share_credit(gspo, at),
         bound_below(partial(policy, use_cispo=True), at, "ratio_clip_min: 0.2"),
-        Case("cispo", partial(policy, use_cispo=True, ratio_clip_min=1e9), at, "ratio_clip_min: 1e9"),
+        Case(
+            "cispo", partial(policy, use_cispo=True, ratio_clip_min=1e9), at, "ratio_clip_min: 1e9"
+        ),
         Case("tis_token", partial(policy, **tis), at),
         Case("icepop", partial(policy, **icepop), at),
     ]
 
 
 def _kl_cases(theirs: _NemoRL) -> list[Case]:
-    at, at_kl = theirs.files.at(_LOSSES, "ClippedPGLossFn.__call__"), theirs.files.at(_TOOLS, "calculate_kl")
+    at, at_kl = (
+        theirs.files.at(_LOSSES, "ClippedPGLossFn.__call__"),
+        theirs.files.at(_TOOLS, "calculate_kl"),
+    )
     unbounded = {"use_on_policy_kl_approximation": True, "kl_output_clamp_value": None}
     return [
         *estimate_kl(theirs.kl, at_kl),

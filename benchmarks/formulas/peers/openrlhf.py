@@ -46,20 +46,30 @@ def open_files(root: Path) -> Files:
 
 def cases(files: Files) -> list[Case]:
     theirs = _OpenRLHF(files)
-    return _advantage_cases(theirs) + _policy_cases(theirs) + _kl_cases(theirs) + _other_cases(theirs)
+    return (
+        _advantage_cases(theirs) + _policy_cases(theirs) + _kl_cases(theirs) + _other_cases(theirs)
+    )
 
 
 class _OpenRLHF:
     """Calls of its functions."""
 
     def __init__(self, files: Files) -> None:
-        self.maker, self.tools, self.loss = files.load(_MAKER), files.load(_TOOLS), files.load(_LOSS)
+        self.maker, self.tools, self.loss = (
+            files.load(_MAKER),
+            files.load(_TOOLS),
+            files.load(_LOSS),
+        )
         self.files = files
 
     def experience(self, given: Rollouts, estimator: str, kl: bool = False) -> Any:
         gamma = paper.GAMMA if estimator == "gae" else 1.0
-        advantage = SimpleNamespace(estimator=estimator, gamma=gamma, lambd=paper.LAM, no_std_norm=False)
-        reward = SimpleNamespace(clip_range=(-10, 10), overlong_buffer_len=None, stop_properly_penalty_coef=None)
+        advantage = SimpleNamespace(
+            estimator=estimator, gamma=gamma, lambd=paper.LAM, no_std_norm=False
+        )
+        reward = SimpleNamespace(
+            clip_range=(-10, 10), overlong_buffer_len=None, stop_properly_penalty_coef=None
+        )
         args = SimpleNamespace(
             algo=SimpleNamespace(advantage=advantage),
             rollout=SimpleNamespace(n_samples_per_prompt=GROUP),
@@ -95,15 +105,25 @@ class _OpenRLHF:
 
     def rewards(self, given: Rollouts) -> Answer:
         mask_BT = given.padded(given.mask.float())
-        reward_BT = self.tools.compute_reward(given.score, paper.BETA, self.estimate(given, "k1"), action_mask=mask_BT)
+        reward_BT = self.tools.compute_reward(
+            given.score, paper.BETA, self.estimate(given, "k1"), action_mask=mask_BT
+        )
         return Answer(given.flat(reward_BT))
 
     def policy(self, given: Rollouts, per_response: bool = False, **options: Any) -> Answer:
-        loss = self.loss.PolicyLoss(**{"clip_eps_low": paper.CLIP, "clip_eps_high": paper.CLIP} | options)
+        loss = self.loss.PolicyLoss(
+            **{"clip_eps_low": paper.CLIP, "clip_eps_high": paper.CLIP} | options
+        )
 
         def share(part: Rollouts) -> Tensor:
             advantage_N = part.response_advantage[part.row] if per_response else part.advantage
-            columns = part.logprob, part.old_logprob, advantage_N, part.mask.float(), part.sampler_logprob
+            columns = (
+                part.logprob,
+                part.old_logprob,
+                advantage_N,
+                part.mask.float(),
+                part.sampler_logprob,
+            )
             return loss(*(part.padded(x) for x in columns), **_counts(given))[0]
 
         return of_loss(given, share)
@@ -142,7 +162,11 @@ class _OpenRLHF:
         def share(part: Rollouts) -> Tensor:
             mask_BT = part.padded(part.mask.float())
             sums = [(part.padded(x) * mask_BT).sum(-1) for x in (part.logprob, part.ref_logprob)]
-            return loss(*(x[first::2] for x in sums for first in (0, 1)))[0] * part.num_rows / given.num_rows
+            return (
+                loss(*(x[first::2] for x in sums for first in (0, 1)))[0]
+                * part.num_rows
+                / given.num_rows
+            )
 
         return of_loss(given, share)
 
@@ -158,29 +182,56 @@ def _advantage_cases(theirs: _OpenRLHF) -> list[Case]:
     whitened = partial(paper.gae_whitened, skip=False)
 
     def outcome(formula: str, estimator: str, kl: bool = False) -> Case:
-        return Case(formula, partial(theirs.advantages, estimator=estimator, kl=kl), at, f"estimator: {estimator}")
+        return Case(
+            formula,
+            partial(theirs.advantages, estimator=estimator, kl=kl),
+            at,
+            f"estimator: {estimator}",
+        )
 
     return [
-        Case("gae_returns", theirs.returns, at_gae, instead=partial(paper.gae_returns, skip=False), **through),
-        Case("gae_whitened", partial(theirs.advantages, estimator="gae"), at, instead=whitened, **through),
+        Case(
+            "gae_returns",
+            theirs.returns,
+            at_gae,
+            instead=partial(paper.gae_returns, skip=False),
+            **through,
+        ),
+        Case(
+            "gae_whitened",
+            partial(theirs.advantages, estimator="gae"),
+            at,
+            instead=whitened,
+            **through,
+        ),
         outcome("grpo", "group_norm"),
         outcome("dr_grpo", "dr_grpo"),
         outcome("rloo", "rloo"),
         outcome("reinforce_pp", "reinforce", kl=True),
         outcome("reinforce_pp_baseline", "reinforce_baseline"),
-        Case("kl_reward", theirs.rewards, theirs.files.at(_TOOLS, "compute_reward"), "kl.estimator: k1 (default)"),
+        Case(
+            "kl_reward",
+            theirs.rewards,
+            theirs.files.at(_TOOLS, "compute_reward"),
+            "kl.estimator: k1 (default)",
+        ),
     ]
 
 
 def _policy_cases(theirs: _OpenRLHF) -> list[Case]:
     at, policy = theirs.files.at(_LOSS, "PolicyLoss.forward"), theirs.policy
     tis = {"enable_vllm_is_correction": True, "vllm_is_truncated_threshold": [0.0, paper.TIS_HIGH]}
-    icepop = tis | {"vllm_is_truncated_threshold": list(paper.ICEPOP), "vllm_is_correction_type": "icepop"}
+    icepop = tis | {
+        "vllm_is_truncated_threshold": list(paper.ICEPOP),
+        "vllm_is_correction_type": "icepop",
+    }
     clip = {"clip_eps_low": paper.GSPO_CLIP, "clip_eps_high": paper.GSPO_CLIP}
     gspo = partial(policy, policy_loss_type="gspo", **clip)
     return [
         Case("ppo_tokens", policy, at),
-        Case("ppo_responses", partial(policy, token_level_loss=False), at, "token_level_loss: False"),
+        Case(
+            "ppo_responses", partial(policy, token_level_loss=False), at, "token_level_loss: False"
+        ),
         Case("clip_higher", partial(policy, clip_eps_high=paper.CLIP_HIGH), at),
         Case("dual_clip", partial(policy, dual_clip=paper.DUAL_CLIP), at),
         Case("gspo", partial(gspo, per_response=True), at),

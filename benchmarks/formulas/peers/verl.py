@@ -35,7 +35,17 @@ _REAL = {
     _FUNCTIONAL: "verl/utils/torch_functional.py",
     "verl.utils.import_utils": "verl/utils/import_utils.py",
 }
-_ABSENT = ("verl", "ray", "tensordict", "omegaconf", "flash_attn", "torch_npu", "tqdm", "transformers", "torchdata")
+_ABSENT = (
+    "verl",
+    "ray",
+    "tensordict",
+    "omegaconf",
+    "flash_attn",
+    "torch_npu",
+    "tqdm",
+    "transformers",
+    "torchdata",
+)
 # Formulas that it lacks:
 #   "gae_cut_off": "a response that was cut off counts as ended"
 #   **dict.fromkeys(("dpo", "ipo"), "no training on preferences")
@@ -47,19 +57,29 @@ def open_files(root: Path) -> Files:
 
 def cases(files: Files) -> list[Case]:
     theirs = _Verl(files)
-    return _advantage_cases(theirs) + _policy_cases(theirs) + _kl_cases(theirs) + _other_cases(theirs)
+    return (
+        _advantage_cases(theirs) + _policy_cases(theirs) + _kl_cases(theirs) + _other_cases(theirs)
+    )
 
 
 class _Verl:
     """Calls of its functions."""
 
     def __init__(self, files: Files) -> None:
-        self.core, self.helper, self.trainer = files.load(_CORE), files.load(_HELPER), files.load(_TRAINER)
+        self.core, self.helper, self.trainer = (
+            files.load(_CORE),
+            files.load(_HELPER),
+            files.load(_TRAINER),
+        )
         self.at, self.files = partial(files.at, _CORE), files
 
     def gae(self, given: Rollouts, which: int) -> Answer:
         grids = [given.padded(x) for x in (given.rewards(), given.old_value, given.mask.float())]
-        return Answer(given.flat(self.core.compute_gae_advantage_return(*grids, paper.GAMMA, paper.LAM)[which]))
+        return Answer(
+            given.flat(
+                self.core.compute_gae_advantage_return(*grids, paper.GAMMA, paper.LAM)[which]
+            )
+        )
 
     def outcome(self, given: Rollouts, name: str, **options: Any) -> Answer:
         grids = given.padded(given.rewards()), given.padded(given.mask.float())
@@ -80,8 +100,15 @@ class _Verl:
         return grids["token_level_rewards"]
 
     def plus_plus(self, given: Rollouts) -> Answer:
-        grids, config = (self.rewards(given), given.padded(given.mask.float())), SimpleNamespace(gamma=1.0)
-        return Answer(given.flat(self.core.compute_reinforce_plus_plus_outcome_advantage(*grids, config=config)[0]))
+        grids, config = (
+            (self.rewards(given), given.padded(given.mask.float())),
+            SimpleNamespace(gamma=1.0),
+        )
+        return Answer(
+            given.flat(
+                self.core.compute_reinforce_plus_plus_outcome_advantage(*grids, config=config)[0]
+            )
+        )
 
     def counts(self, given: Rollouts) -> dict[str, Any]:
         return {
@@ -100,14 +127,26 @@ class _Verl:
         weigh: dict[str, Any] | None = None,
         **options: Any,
     ) -> Answer:
-        chosen = {"clip_ratio": paper.CLIP, "clip_ratio_low": None, "clip_ratio_high": None, "clip_ratio_c": 1e9}
-        config = _with_get(self.core.ActorConfig, chosen | options | {"global_batch_info": self.counts(given)})
+        chosen = {
+            "clip_ratio": paper.CLIP,
+            "clip_ratio_low": None,
+            "clip_ratio_high": None,
+            "clip_ratio_c": 1e9,
+        }
+        config = _with_get(
+            self.core.ActorConfig, chosen | options | {"global_batch_info": self.counts(given)}
+        )
 
         def share(part: Rollouts) -> Tensor:
             advantage_N = part.response_advantage[part.row] if per_response else part.advantage
-            grids = [part.padded(x) for x in (part.old_logprob, part.logprob, advantage_N, part.mask.float())]
+            grids = [
+                part.padded(x)
+                for x in (part.old_logprob, part.logprob, advantage_N, part.mask.float())
+            ]
             weight_BT = None if weigh is None else self.weights(part, weigh)
-            return getattr(self.core, name)(*grids, loss_agg_mode=mode, config=config, rollout_is_weights=weight_BT)[0]
+            return getattr(self.core, name)(
+                *grids, loss_agg_mode=mode, config=config, rollout_is_weights=weight_BT
+            )[0]
 
         return of_loss(given, share)
 
@@ -116,7 +155,9 @@ class _Verl:
         return self.helper.compute_rollout_correction_weights(*grids, **options)[0]
 
     def mean(self, part: Rollouts, x_BT: Tensor, given: Rollouts) -> Tensor:
-        return self.core.agg_loss(x_BT, part.padded(part.mask.float()), "token-mean", **self.counts(given))
+        return self.core.agg_loss(
+            x_BT, part.padded(part.mask.float()), "token-mean", **self.counts(given)
+        )
 
     def kl(self, given: Rollouts, kind: str) -> Answer:
         def share(part: Rollouts) -> Tensor:
@@ -130,14 +171,21 @@ class _Verl:
 
     def values(self, given: Rollouts) -> Answer:
         def share(part: Rollouts) -> Tensor:
-            grids = [part.padded(x) for x in (part.value, part.returns, part.old_value, part.mask.float())]
-            return self.core.compute_value_loss(*grids, cliprange_value=paper.VALUE_CLIP, **self.counts(given))[0]
+            grids = [
+                part.padded(x)
+                for x in (part.value, part.returns, part.old_value, part.mask.float())
+            ]
+            return self.core.compute_value_loss(
+                *grids, cliprange_value=paper.VALUE_CLIP, **self.counts(given)
+            )[0]
 
         return of_loss(given, share, by="value")
 
     def entropy(self, given: Rollouts) -> Answer:
         def share(part: Rollouts) -> Tensor:
-            return self.mean(part, self.core.verl_F.entropy_from_logits(part.padded(part.logits)), given)
+            return self.mean(
+                part, self.core.verl_F.entropy_from_logits(part.padded(part.logits)), given
+            )
 
         return of_loss(given, share, by="logits")
 
@@ -149,12 +197,19 @@ def _advantage_cases(theirs: _Verl) -> list[Case]:
         "compute_reinforce_plus_plus_baseline_outcome_advantage",
     )
     at_gae = theirs.at("compute_gae_advantage_return")
-    whitened, with_kl = partial(paper.gae_whitened, bessel=1), partial(paper.reinforce_plus_plus, bessel=1)
+    whitened, with_kl = (
+        partial(paper.gae_whitened, bessel=1),
+        partial(paper.reinforce_plus_plus, bessel=1),
+    )
     return [
         Case("gae_returns", partial(theirs.gae, which=1), at_gae),
         whiten_by_bessel("gae_whitened", partial(theirs.gae, which=0), at_gae, whitened),
         Case("grpo", partial(theirs.outcome, name=grpo), theirs.at(grpo)),
-        Case("dr_grpo", partial(theirs.outcome, name=grpo, norm_adv_by_std_in_grpo=False), theirs.at(grpo)),
+        Case(
+            "dr_grpo",
+            partial(theirs.outcome, name=grpo, norm_adv_by_std_in_grpo=False),
+            theirs.at(grpo),
+        ),
         Case("rloo", partial(theirs.outcome, name=rloo), theirs.at(rloo)),
         whiten_by_bessel("reinforce_pp", theirs.plus_plus, theirs.at(plus), with_kl),
         whiten_by_bessel(
@@ -181,12 +236,25 @@ def _policy_cases(theirs: _Verl) -> list[Case]:
     token = {"rollout_is": "token", "rollout_is_threshold": paper.TIS_HIGH}
     sequence = {"rollout_is": "sequence", "rollout_is_threshold": paper.TIS_HIGH}
     icepop = {"rollout_is": "token", "rollout_is_threshold": f"{paper.ICEPOP[0]}_{paper.ICEPOP[1]}"}
-    cispo, at_cispo = partial(policy, name="compute_policy_loss_cispo"), theirs.at("compute_policy_loss_cispo")
+    cispo, at_cispo = (
+        partial(policy, name="compute_policy_loss_cispo"),
+        theirs.at("compute_policy_loss_cispo"),
+    )
     gspo = partial(policy, name="compute_policy_loss_gspo", clip_ratio=paper.GSPO_CLIP)
     return [
         Case("ppo_tokens", policy, vanilla, "token-mean"),
-        Case("ppo_responses", partial(policy, mode="seq-mean-token-mean"), vanilla, "seq-mean-token-mean"),
-        Case("dr_grpo_mean", partial(policy, mode="seq-mean-token-sum-norm"), vanilla, "seq-mean-token-sum-norm"),
+        Case(
+            "ppo_responses",
+            partial(policy, mode="seq-mean-token-mean"),
+            vanilla,
+            "seq-mean-token-mean",
+        ),
+        Case(
+            "dr_grpo_mean",
+            partial(policy, mode="seq-mean-token-sum-norm"),
+            vanilla,
+            "seq-mean-token-sum-norm",
+        ),
         Case("clip_higher", partial(policy, clip_ratio_high=paper.CLIP_HIGH), vanilla),
         Case("dual_clip", partial(policy, clip_ratio_c=paper.DUAL_CLIP), vanilla, dual),
         Case("gspo", partial(gspo, per_response=True), theirs.at("compute_policy_loss_gspo")),
@@ -203,7 +271,9 @@ def _kl_cases(theirs: _Verl) -> list[Case]:
     at, gradient = theirs.at("kl_penalty"), theirs.kl_gradient
     return [
         *estimate_kl(theirs.kl, theirs.at("kl_penalty_forward")),
-        differentiate_k3(partial(gradient, kind="low_var_kl"), at, "kl_loss_type: low_var_kl (default)"),
+        differentiate_k3(
+            partial(gradient, kind="low_var_kl"), at, "kl_loss_type: low_var_kl (default)"
+        ),
         differentiate_k2(partial(gradient, kind="k3+"), at, "kl_loss_type: k3+"),
     ]
 
@@ -217,7 +287,9 @@ def _other_cases(theirs: _Verl) -> list[Case]:
 
 def _with_get(base: type, options: dict[str, Any]) -> Any:
     """Their configuration of an actor: options by attribute, and by `get` with a default."""
-    made = type("Config", (base,), {"get": lambda self, name, default=None: options.get(name, default)})()
+    made = type(
+        "Config", (base,), {"get": lambda self, name, default=None: options.get(name, default)}
+    )()
     made.__dict__.update(options)
     return made
 

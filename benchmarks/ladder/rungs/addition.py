@@ -1,8 +1,9 @@
 """Sums of two to eight digits: the algorithms side by side, with head-room.
 
-Sums of seven and eight digits are not demonstrated, so some prompts are hardly ever solved. A step has eight prompts,
-so that those which teach nothing are missed: on a development seed dynamic sampling ended .08 above GRPO, with sixteen
-prompts .03. All arms have the learning rate 5e-4; with twice that CISPO learned nothing.
+Sums of seven and eight digits are not demonstrated, so some prompts are hardly ever solved. A step
+has eight prompts, so that those which teach nothing are missed: on a development seed dynamic
+sampling ended .08 above GRPO, with sixteen prompts .03. All arms have the learning rate 5e-4; with
+twice that CISPO learned nothing.
 """
 
 from benchmarks.ladder.relatives import DR_GRPO, REINFORCE_PP
@@ -10,7 +11,10 @@ from benchmarks.ladder.rung import Arm, Claim, Rung
 
 RUNG = Rung(
     name="addition",
-    question="Add numbers of two to eight digits, after demonstrations of up to six with a wrong digit in ten.",
+    question=(
+        "Add numbers of two to eight digits, after demonstrations of up to six with a wrong "
+        "digit in ten."
+    ),
     metric="validation/reward",
     arms={
         "grpo": Arm("addition.yaml"),
@@ -22,9 +26,21 @@ RUNG = Rung(
     },
     seeds=3,
     claims=(
-        Claim("dynamic_sampling", "grpo", "since prompts that are always or never solved teach nothing"),
-        Claim("grpo", "reinforce_pp", "since the baseline of a question tells an easy one from a hard one"),
-        Claim("ppo", "grpo", "since with a critic a step has 64 prompts, where groups of eight leave room for eight"),
+        Claim(
+            "dynamic_sampling",
+            "grpo",
+            "since prompts that are always or never solved teach nothing",
+        ),
+        Claim(
+            "grpo",
+            "reinforce_pp",
+            "since the baseline of a question tells an easy one from a hard one",
+        ),
+        Claim(
+            "ppo",
+            "grpo",
+            "since with a critic a step has 64 prompts, where groups of eight leave room for eight",
+        ),
         Claim("ppo", "reinforce_pp", "since the critic tells an easy question from a hard one"),
     ),
     threshold=0.5,

@@ -1,8 +1,10 @@
-"""A bandit in eight states, every second of which pays a hundredth: does an algorithm learn where little is to be had?
+"""A bandit in eight states, every second of which pays a hundredth: does an algorithm learn where
+little is to be had?
 
-The prompt ends with the state, and weights are large: from small ones, or with the state elsewhere, all algorithms
-settle on the same action for several states before they tell these apart. All arms have an entropy bonus: it outweighs
-what a poor state pays, unless something divides that by its own deviation.
+The prompt ends with the state, and weights are large: from small ones, or with the state elsewhere,
+all algorithms settle on the same action for several states before they tell these apart. All arms
+have an entropy bonus: it outweighs what a poor state pays, unless something divides that by its own
+deviation.
 """
 
 from benchmarks.ladder.relatives import DR_GRPO, REINFORCE_PP, RLOO
@@ -15,7 +17,9 @@ BANDIT = (
     "validation_reward={type: python, function: 'benchmarks.ladder.tasks.choices:value'}",
 )  # fmt: skip
 UNSCALED = 0.03
-"""The entropy bonus of arms whose advantages are not divided by a deviation, and so are a third as large."""
+"""The entropy bonus of arms whose advantages are not divided by a deviation, and so are a third as
+large.
+"""
 
 
 def _grpo(*options: str, entropy: float = 0.1) -> Arm:
@@ -28,7 +32,9 @@ def _ppo(*options: str, entropy: float = 0.1) -> Arm:
 
 RUNG = Rung(
     name="bandit",
-    question="One action in each of eight states, half of which pay a hundredth; from random weights.",
+    question=(
+        "One action in each of eight states, half of which pay a hundredth; from random weights."
+    ),
     metric="validation/reward",
     optimum=1.0,
     threshold=0.75,
@@ -43,7 +49,15 @@ RUNG = Rung(
         "ppo_raw": _ppo("ppo.whiten_advantages=false", entropy=UNSCALED),
     },
     claims=(
-        Claim("grpo", "dr_grpo", "because a group's deviation makes poor states count as much as rich ones"),
-        Claim("grpo", "batch_scale", "because a deviation of the whole step is that of the rich states"),
+        Claim(
+            "grpo",
+            "dr_grpo",
+            "because a group's deviation makes poor states count as much as rich ones",
+        ),
+        Claim(
+            "grpo",
+            "batch_scale",
+            "because a deviation of the whole step is that of the rich states",
+        ),
     ),
 )

@@ -1,7 +1,8 @@
 """A lock with a trap: does an algorithm keep looking when something already pays?
 
-Clip-higher has no arm: from smaller weights, with a development seed, it ended lower beside eight epochs (.65 by .28,
-.15 by 1, .74 without) and as high beside four (.438 and .436); in the rung `process`, beside four, lower (.57 and .71).
+Clip-higher has no arm: from smaller weights, with a development seed, it ended lower beside eight
+epochs (.65 by .28, .15 by 1, .74 without) and as high beside four (.438 and .436); in the rung
+`process`, beside four, lower (.57 and .71).
 """
 
 from benchmarks.ladder.rung import Arm, Claim, Rung
@@ -20,7 +21,10 @@ def _grpo(*options: str) -> Arm:
 
 RUNG = Rung(
     name="lock",
-    question="Two actions, of which one pair pays 1 and a trap, which is found eight times as often, pays .3.",
+    question=(
+        "Two actions, of which one pair pays 1 and a trap, which is found eight times as "
+        "often, pays .3."
+    ),
     metric="validation/reward",
     optimum=1.0,
     threshold=0.9,
@@ -33,7 +37,15 @@ RUNG = Rung(
     },
     claims=(
         Claim("entropy", "plain", "because it keeps looking when the trap already pays"),
-        Claim("entropy", "group_scale_entropy", "because a group's deviation, small near the trap, outgrows the bonus"),
-        Claim("epochs", "epochs_no_clip", "because nothing else keeps eight passes from making the first find sure"),
+        Claim(
+            "entropy",
+            "group_scale_entropy",
+            "because a group's deviation, small near the trap, outgrows the bonus",
+        ),
+        Claim(
+            "epochs",
+            "epochs_no_clip",
+            "because nothing else keeps eight passes from making the first find sure",
+        ),
     ),
 )

@@ -1,4 +1,6 @@
-"""Meta-Rewarding in two minutes: a good meta-judge makes a better judge, and a poor one does no harm."""
+"""Meta-Rewarding in two minutes: a good meta-judge makes a better judge, and a poor one does no
+harm.
+"""
 
 from benchmarks.ladder.rung import Arm, Claim, Rung
 
@@ -8,7 +10,10 @@ POOR = ("model.from_recipe=benchmarks/ladder/rungs/meta_poor_sft.yaml",)
 
 RUNG = Rung(
     name="meta",
-    question="A model answers, judges, and judges its judgements; is it a better judge of known answers afterwards?",
+    question=(
+        "A model answers, judges, and judges its judgements; is it a better judge of known "
+        "answers afterwards?"
+    ),
     metric="validation/judge_exact",
     arms={
         "meta": Arm("meta.yaml"),

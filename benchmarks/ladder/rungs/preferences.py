@@ -1,4 +1,6 @@
-"""Preferences with a known ranking: how near does a loss come to the policy that the preferences imply?"""
+"""Preferences with a known ranking: how near does a loss come to the policy that the preferences
+imply?
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from lockstep.config.loading import load_run
 from lockstep.models.tokenizer import load_tokenizer
 
 BETA = 1.0
-"""The β of the policy that all arms are measured against: the best one for the worth less β·KL to the reference."""
+"""The β of the policy that all arms are measured against: the best one for the worth less β·KL to
+the reference.
+"""
 
 
 def nearness(folder: Path) -> float:
@@ -33,7 +37,10 @@ def nearness(folder: Path) -> float:
 def _probabilities(folder: Path, worth: Worth) -> dict[str, dict[str, float]]:
     """π(y | x) of each answer to each prompt."""
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), load_tokenizer(folder)
-    return {question: _answers(model, tokenizer, question, worth.answers) for question in worth.questions}
+    return {
+        question: _answers(model, tokenizer, question, worth.answers)
+        for question in worth.questions
+    }
 
 
 @torch.no_grad()
@@ -41,7 +48,9 @@ def _answers(
     model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, question: str, answers: list[str]
 ) -> dict[str, float]:
     start = tokenizer(f"{question}\n")["input_ids"]
-    ends = torch.tensor([[*tokenizer(answer)["input_ids"], tokenizer.eos_token_id] for answer in answers])
+    ends = torch.tensor(
+        [[*tokenizer(answer)["input_ids"], tokenizer.eos_token_id] for answer in answers]
+    )
     tokens = torch.cat([torch.tensor(start).expand(len(answers), -1), ends], dim=1)
     logprobs = model(tokens[:, :-1]).logits.double().log_softmax(-1)[:, len(start) - 1 :]
     found = logprobs.gather(-1, ends[..., None])[..., 0].sum(1).exp()
@@ -58,7 +67,10 @@ SCORES = ("data.chosen_score=chosen_score", "data.rejected_score=rejected_score"
 
 RUNG = Rung(
     name="preferences",
-    question="Pairs of answers whose worth is known, with labels by Bradley and Terry's model, or certain.",
+    question=(
+        "Pairs of answers whose worth is known, with labels by Bradley and Terry's model, or "
+        "certain."
+    ),
     metric="validation/acc",
     measure=nearness,
     optimum=0.0,
@@ -76,10 +88,22 @@ RUNG = Rung(
         "rpo_fwd_kl, certain": _arm("rpo_fwd_kl", CERTAIN, *SCORES),
     },
     claims=(
-        Claim("dpo", "dpo, no SFT", "because pairs alone let probability flow to what is no answer"),
-        Claim("rpo_sq", "dpo", "because scores tell by how much an answer is better, noise and all"),
-        Claim("rpo_sq, certain", "dpo, certain", "because scores tell by how much an answer is better, exactly"),
-        Claim("rpo_sq, certain", "rpo_fwd_kl, certain", "because a square still pulls where one answer surely wins"),
+        Claim(
+            "dpo", "dpo, no SFT", "because pairs alone let probability flow to what is no answer"
+        ),
+        Claim(
+            "rpo_sq", "dpo", "because scores tell by how much an answer is better, noise and all"
+        ),
+        Claim(
+            "rpo_sq, certain",
+            "dpo, certain",
+            "because scores tell by how much an answer is better, exactly",
+        ),
+        Claim(
+            "rpo_sq, certain",
+            "rpo_fwd_kl, certain",
+            "because a square still pulls where one answer surely wins",
+        ),
         Claim("rpo_sq, certain", "rpo_bwd_kl, certain", "for the same reason"),
     ),
 )

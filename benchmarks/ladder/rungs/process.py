@@ -1,8 +1,10 @@
-"""A decision process of eight moves: does an algorithm find that a move which pays nothing now pays at the next one?
+"""A decision process of eight moves: does an algorithm find that a move which pays nothing now pays
+at the next one?
 
-All arms but one have an entropy bonus, as large beside their advantages in each: without one the policy settles on the
-first round trip that pays. Walking at random earns .39 of the optimum, what pays most at each move .54, and the best
-walk that is the same in all states .58. A critic has earned nothing on development seeds, nor has λ below 1.
+All arms but one have an entropy bonus, as large beside their advantages in each: without one the
+policy settles on the first round trip that pays. Walking at random earns .39 of the optimum, what
+pays most at each move .54, and the best walk that is the same in all states .58. A critic has
+earned nothing on development seeds, nor has λ below 1.
 """
 
 from benchmarks.ladder.relatives import GSPO, REINFORCE_PP, RLOO
@@ -26,7 +28,9 @@ def _ppo(*options: str, entropy: float = 0.1) -> Arm:
 
 RUNG = Rung(
     name="process",
-    question="Eight moves among five places, in eight states; a move pays by the places that it joins.",
+    question=(
+        "Eight moves among five places, in eight states; a move pays by the places that it joins."
+    ),
     metric="validation/reward",
     optimum=1.0,
     threshold=0.75,

@@ -3,10 +3,11 @@
     add seven five zero and four eight zero make      57 and 84, in columns of at most three digits
      one four one                                     141
 
-A digit is one word, and so one token. Digits come in the order in which a carry goes, so that an answer can be written
-from left to right, and all questions are padded to one width, so that the digits of a column are always equally far
-apart; a small model learns little else. Demonstrations have mistakes: each digit is wrong with a fixed probability. A
-policy that learned from them gets single digits right about as often, so it solves short sums and fails at long ones.
+A digit is one word, and so one token. Digits come in the order in which a carry goes, so that an
+answer can be written from left to right, and all questions are padded to one width, so that the
+digits of a column are always equally far apart; a small model learns little else. Demonstrations
+have mistakes: each digit is wrong with a fixed probability. A policy that learned from them gets
+single digits right about as often, so it solves short sums and fails at long ones.
 """
 
 from __future__ import annotations
@@ -32,14 +33,22 @@ class Addition(Task):
 
     shared = ("train_questions", "validation_questions", "longest", "seed")
     train_questions: PositiveInt = Field(description="distinct training questions")
-    validation_questions: PositiveInt = Field(description="held-out questions, none of them a training question")
+    validation_questions: PositiveInt = Field(
+        description="held-out questions, none of them a training question"
+    )
     longest: PositiveInt = Field(default=6, description="digits of the longest numbers")
     demonstrations: NonNegativeInt = Field(
         default=0, description="solved rows for SFT, drawn from the training questions; 0: none"
     )
-    demonstrated: PositiveInt = Field(default=6, description="digits of the longest numbers that are demonstrated")
-    mistakes: Probability = Field(default=0.0, description="chance that a digit of a demonstrated answer is wrong")
-    seed: int = Field(default=0, description="of the questions; the run's seed does not change them")
+    demonstrated: PositiveInt = Field(
+        default=6, description="digits of the longest numbers that are demonstrated"
+    )
+    mistakes: Probability = Field(
+        default=0.0, description="chance that a digit of a demonstrated answer is wrong"
+    )
+    seed: int = Field(
+        default=0, description="of the questions; the run's seed does not change them"
+    )
 
     @property
     def best_reward(self) -> float:
@@ -56,15 +65,21 @@ class Addition(Task):
         return files
 
     def _demonstrate(self, train: list[tuple[str, str]]) -> Iterator[dict[str, Any]]:
-        """Yields solved training questions in passes, each pass in a new order and with new mistakes."""
+        """Yields solved training questions in passes, each pass in a new order and with new
+        mistakes.
+        """
         shown = [one for one in train if len(one[0]) <= self.demonstrated]
         given = 0
         for turn in range(-(-self.demonstrations // len(shown))):
-            order = permute(len(shown), self.seed, "demonstrations", turn)[: self.demonstrations - given]
+            order = permute(len(shown), self.seed, "demonstrations", turn)[
+                : self.demonstrations - given
+            ]
             rows = range(given, given + len(order))
             draws = sample_uniforms(rows, 2 * (self.longest + 1), self.seed, "mistakes")
             for which, own in zip(order, draws, strict=True):
-                yield row(shown[which], self.longest, _spoil(total(*shown[which]), own, self.mistakes))
+                yield row(
+                    shown[which], self.longest, _spoil(total(*shown[which]), own, self.mistakes)
+                )
             given += len(order)
 
 
@@ -74,7 +89,9 @@ def total(first: str, second: str) -> str:
 
 
 def row(terms: tuple[str, str], width: int, answer: str | None = None) -> dict[str, Any]:
-    """A question with numbers padded to `width` digits by leading zeros; its answer, and the digits without them."""
+    """A question with numbers padded to `width` digits by leading zeros; its answer, and the digits
+    without them.
+    """
     one, other = (_spell(number.ljust(width, "0")) for number in terms)
     return {
         "question": f"add{one} and{other} make",
@@ -95,7 +112,9 @@ def _distinct(spec: Addition, count: int) -> list[tuple[str, str]]:
     start = 0
     while len(found) < count:
         rows = range(start, start + _BLOCK)
-        for number, draws in zip(rows, sample_uniforms(rows, 2 * spec.longest, spec.seed, "addition"), strict=True):
+        for number, draws in zip(
+            rows, sample_uniforms(rows, 2 * spec.longest, spec.seed, "addition"), strict=True
+        ):
             digits = _SHORTEST + number % lengths
             found.setdefault((_number(draws[:digits]), _number(draws[spec.longest :][:digits])))
         start += _BLOCK
@@ -112,7 +131,8 @@ def _spoil(answer: str, draws: list[float], mistakes: float) -> str:
     """Replaces each digit by a random other one with probability `mistakes`."""
     pairs = zip(answer, draws[::2], draws[1::2], strict=False)
     return "".join(
-        str((int(digit) + 1 + int(9 * other)) % 10) if chance < mistakes else digit for digit, chance, other in pairs
+        str((int(digit) + 1 + int(9 * other)) % 10) if chance < mistakes else digit
+        for digit, chance, other in pairs
     )
 
 

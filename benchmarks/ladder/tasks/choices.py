@@ -1,13 +1,16 @@
 """Small decisions whose best value is known: a bandit, a decision process, and a lock with a trap.
 
-A prompt names one of a few states and lists the actions; the answer is `length` actions. Only the reward tells how they
-pay; it is divided by the maximum, so the best policy has the value 1 in every kind:
+A prompt names one of a few states and lists the actions; the answer is `length` actions. Only the
+reward tells how they pay; it is divided by the maximum, so the best policy has the value 1 in every
+kind:
 
-* `bandit`: one action, with payoffs of its own in each state. In training every second state pays a hundredth.
-* `process`: each action moves to a place, and pays by the places before and after it, from tables of each state. A rich
-  place pays on leaving and not on entering, so the greedy move is seldom the best. An answer that is too short earns
-  the payoff of its moves.
-* `lock`: all actions right pay 1; an answer that begins with the trap pays `trap`, and is found much sooner.
+* `bandit`: one action, with payoffs of its own in each state. In training every second state pays a
+  hundredth.
+* `process`: each action moves to a place, and pays by the places before and after it, from tables
+  of each state. A rich place pays on leaving and not on entering, so the greedy move is seldom the
+  best. An answer that is too short earns the payoff of its moves.
+* `lock`: all actions right pay 1; an answer that begins with the trap pays `trap`, and is found
+  much sooner.
 """
 
 from __future__ import annotations
@@ -34,9 +37,13 @@ _POOR = 0.01
 class Choices(Task):
     """The task of small decisions."""
 
-    kind: Kind = Field(description="one action; several that lead from state to state; or a lock with a trap")
+    kind: Kind = Field(
+        description="one action; several that lead from state to state; or a lock with a trap"
+    )
     states: PositiveInt = Field(default=8, description="states that a prompt may name")
-    actions: int = Field(default=8, ge=2, le=len(ACTIONS), description="actions to choose from; a process's places")
+    actions: int = Field(
+        default=8, ge=2, le=len(ACTIONS), description="actions to choose from; a process's places"
+    )
     length: PositiveInt = Field(default=1, description="actions of an answer; a bandit's is one")
     trap: PositiveFloat = Field(default=0.3, le=1.0, description="reward of the trap, in a lock")
     seed: int = Field(default=0, description="of the payoffs; the run's seed does not change them")
@@ -54,7 +61,13 @@ class Choices(Task):
 
     def _row(self, state: int) -> dict[str, Any]:
         length = 1 if self.kind == "bandit" else self.length
-        own = {"kind": self.kind, "state": state, "states": self.states, "actions": self.actions, "length": length}
+        own = {
+            "kind": self.kind,
+            "state": state,
+            "states": self.states,
+            "actions": self.actions,
+            "length": length,
+        }
         question = f"state {state} : {' '.join(ACTIONS[: self.actions])}"
         return {"question": question, "answer": "", **own, "trap": self.trap, "seed": self.seed}
 
@@ -78,7 +91,11 @@ class World:
                 return _numbers(self.seed, "bandit", self.state, self.actions)[chosen[0]]
             case "process":
                 places = (None, *chosen)
-                return sum(self._pay_move(before, after) for before, after in pairwise(places) if after is not None)
+                return sum(
+                    self._pay_move(before, after)
+                    for before, after in pairwise(places)
+                    if after is not None
+                )
             case "lock":
                 key, trap = self._lock
                 return 1.0 if list(chosen) == key else self.trap * (chosen[0] == trap)
@@ -119,13 +136,16 @@ class World:
         values = dict.fromkeys((None, *places), 0.0)
         for _ in range(self.length):
             values = {
-                before: max(self._pay_move(before, after) + values[after] for after in places) for before in values
+                before: max(self._pay_move(before, after) + values[after] for after in places)
+                for before in values
             }
         return values[None]
 
 
 def value(prompt: str, response: str, answer: str, row: Mapping[str, Any]) -> float:
-    """The payoff of an answer as a share of the maximum; 0 for fewer than `length` actions, except in a process."""
+    """The payoff of an answer as a share of the maximum; 0 for fewer than `length` actions, except
+    in a process.
+    """
     world = _world(tuple((name, row[name]) for name in World.__dataclass_fields__))
     numbers = {action: number for number, action in enumerate(ACTIONS[: world.actions])}
     words = re.findall(r"\S+", response)[: world.length]
@@ -136,7 +156,9 @@ def value(prompt: str, response: str, answer: str, row: Mapping[str, Any]) -> fl
 
 
 def poorer_value(prompt: str, response: str, answer: str, row: Mapping[str, Any]) -> float:
-    """The same, except that every second state pays a hundredth: the training reward of a bandit."""
+    """The same, except that every second state pays a hundredth: the training reward of a
+    bandit.
+    """
     return value(prompt, response, answer, row) * (_POOR if row["state"] % 2 else 1.0)
 
 

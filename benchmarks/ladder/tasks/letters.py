@@ -1,15 +1,18 @@
-"""Generated orders to write letters: a program can check the answers, and the judgements of answers.
+"""Generated orders to write letters: a program can check the answers, and the judgements of
+answers.
 
     start k end c has g has a no m        write: begins with k, ends with c, holds g and a, does not hold m
      k g f a c                            an answer that is worth 5, one point for each order that it keeps
     judge start k end c has g has a no m answer k g f a c
      k yes c yes g yes a yes m yes Score: 5
-    compare start k end c has g has a no m answer k g f a c A k yes c no g yes a yes m yes B k no c no g yes a no m yes
+    compare start k end c has g has a no m answer k g f a c A k yes c no g yes a yes m yes B k no c
+    no g yes a no m yes
      k yes A c yes none g yes both a yes A m yes both Winner: A
 
-A model that is small enough for a laptop learns to answer and to judge, neither of them perfectly: answers keep each
-order half of the time, and one verdict in ten is wrong. So it has something to gain from its own judgement. Where it
-learns to compare judgements, too, it learns that without mistakes: the judgement with fewer wrong verdicts is better.
+A model that is small enough for a laptop learns to answer and to judge, neither of them perfectly:
+answers keep each order half of the time, and one verdict in ten is wrong. So it has something to
+gain from its own judgement. Where it learns to compare judgements, too, it learns that without
+mistakes: the judgement with fewer wrong verdicts is better.
 """
 
 from __future__ import annotations
@@ -44,13 +47,24 @@ class Letters(Task):
 
     shared = ("train_prompts", "validation_prompts", "seed")
     train_prompts: PositiveInt = Field(description="distinct orders to train on")
-    validation_prompts: PositiveInt = Field(description="held-out orders; nothing that is learned shows them")
-    demonstrations: NonNegativeInt = Field(default=0, description="answers and judgements for SFT; 0: none")
-    judge_share: Probability = Field(default=0.57, description="share of judgements among the demonstrations")
-    compare_share: Probability = Field(default=0.0, description="share of comparisons of two judgements among them")
+    validation_prompts: PositiveInt = Field(
+        description="held-out orders; nothing that is learned shows them"
+    )
+    demonstrations: NonNegativeInt = Field(
+        default=0, description="answers and judgements for SFT; 0: none"
+    )
+    judge_share: Probability = Field(
+        default=0.57, description="share of judgements among the demonstrations"
+    )
+    compare_share: Probability = Field(
+        default=0.0, description="share of comparisons of two judgements among them"
+    )
     known: NonNegativeInt = Field(
         default=0,
-        description="held-out judgements, and as many comparisons of two, by which judges are measured; 0: none",
+        description=(
+            "held-out judgements, and as many comparisons of two, by which judges are "
+            "measured; 0: none"
+        ),
     )
     seed: int = Field(default=0, description="of the rows; the run's seed does not change them")
 
@@ -59,40 +73,68 @@ class Letters(Task):
         return float(len(_ORDERS))
 
     def write(self, folder: Path) -> TaskFiles:
-        """Writes the rows. Judgements and comparisons with known right answers are about held-out orders."""
-        files = TaskFiles.name_in(folder, demonstrations=self.demonstrations > 0, known=self.known > 0)
+        """Writes the rows.
+
+        Judgements and comparisons with known right answers are about held-out orders.
+        """
+        files = TaskFiles.name_in(
+            folder, demonstrations=self.demonstrations > 0, known=self.known > 0
+        )
         orders = _distinct(self.train_prompts + self.validation_prompts, self.seed)
         train, validation = orders[: self.train_prompts], orders[self.train_prompts :]
         write_rows(files.train, ({"question": str(one), "answer": ""} for one in train))
         draws = (draws for block in _blocks(self.seed, "validation") for _, draws in block)
-        write_rows(files.validation, (_answer(one, own) for one, own in zip(validation, draws, strict=False)))
+        write_rows(
+            files.validation,
+            (_answer(one, own) for one, own in zip(validation, draws, strict=False)),
+        )
         if files.demonstrations is not None:
-            write_rows(files.demonstrations, demonstrations(self, {one.letters for one in validation}))
+            write_rows(
+                files.demonstrations, demonstrations(self, {one.letters for one in validation})
+            )
         for file, make, role in (
             (files.judgements, _build_judgement, "judgements"),
             (files.comparisons, _build_comparison, "comparisons"),
         ):
             if file is not None:
                 own = (draws for block in _blocks(self.seed, role) for _, draws in block)
-                write_rows(file, (make(one, draws) for one, draws in islice(zip(cycle(validation), own), self.known)))
+                write_rows(
+                    file,
+                    (
+                        make(one, draws)
+                        for one, draws in islice(zip(cycle(validation), own), self.known)
+                    ),
+                )
         return files
 
 
 @dataclass(frozen=True)
 class Orders:
-    """Five different letters: the first, the last, two that must be there, and one that must not."""
+    """Five different letters: the first, the last, two that must be there, and one that must
+    not.
+    """
 
     letters: tuple[str, str, str, str, str]
 
     def __str__(self) -> str:
-        return " ".join(f"{order} {letter}" for order, letter in zip(_ORDERS, self.letters, strict=True))
+        return " ".join(
+            f"{order} {letter}" for order, letter in zip(_ORDERS, self.letters, strict=True)
+        )
 
     def check(self, answer: Sequence[str]) -> list[bool]:
-        """Checks which orders an answer keeps; none, where it is empty or holds anything but letters."""
+        """Checks which orders an answer keeps; none, where it is empty or holds anything but
+        letters.
+        """
         if not answer or any(word not in LETTERS for word in answer):
             return [False] * len(_ORDERS)
         first, last, one, other, none = self.letters
-        return [answer[0] == first, answer[-1] == last, one in answer, other in answer, none not in answer]
+        return [
+            answer[0] == first,
+            answer[-1] == last,
+            one in answer,
+            other in answer,
+            none not in answer,
+        ]
 
 
 def score(prompt: str, response: str, answer: str, row: dict[str, Any]) -> float:
@@ -157,7 +199,9 @@ def _write_answer(orders: Orders, draws: Draws, probability: float) -> list[str]
     for place, letter in ((0, first), (-1, last)):
         if draws.chance(probability):
             answer[place] = letter
-        elif inner and draws.chance(0.3):  # so that a letter that is there is not always in its place
+        elif inner and draws.chance(
+            0.3
+        ):  # so that a letter that is there is not always in its place
             answer[inner.pop()] = letter
     return answer
 
@@ -173,12 +217,18 @@ def _judgement(orders: Orders, draws: Draws) -> dict[str, str]:
         answer, noise = _spoil(answer, draws), 0.0
     verdicts = [kept != draws.chance(noise) for kept in orders.check(answer)]
     question = f"judge {orders} answer{join_words(answer)}"
-    return {"question": question, "answer": join_words([_reasons(orders, verdicts), f"Score: {sum(verdicts)}"])}
+    return {
+        "question": question,
+        "answer": join_words([_reasons(orders, verdicts), f"Score: {sum(verdicts)}"]),
+    }
 
 
 def _reasons(orders: Orders, verdicts: Sequence[bool]) -> str:
     """Writes a judgement without its score."""
-    return " ".join(f"{letter} {_yes_or_no(kept)}" for letter, kept in zip(orders.letters, verdicts, strict=True))
+    return " ".join(
+        f"{letter} {_yes_or_no(kept)}"
+        for letter, kept in zip(orders.letters, verdicts, strict=True)
+    )
 
 
 def _yes_or_no(kept: bool) -> str:
@@ -201,7 +251,12 @@ class _Compared:
     @property
     def marks(self) -> list[str]:
         """Says for each order which judgement is right about it: A, B, both, or none."""
-        right = {(True, True): "both", (True, False): "A", (False, True): "B", (False, False): "none"}
+        right = {
+            (True, True): "both",
+            (True, False): "A",
+            (False, True): "B",
+            (False, False): "none",
+        }
         verdicts = zip(self.kept, self.first, self.second, strict=True)
         return [right[first == kept, second == kept] for kept, first, second in verdicts]
 
@@ -222,7 +277,9 @@ def _compare(orders: Orders, draws: Draws) -> _Compared:
 
 
 def _comparison(orders: Orders, draws: Draws) -> dict[str, str]:
-    """Writes which of two judgements is better, found by going through the orders; without a mistake."""
+    """Writes which of two judgements is better, found by going through the orders; without a
+    mistake.
+    """
     one = _compare(orders, draws)
     judgements = f"A {_reasons(orders, one.first)} B {_reasons(orders, one.second)}"
     verdicts = zip(orders.letters, one.kept, one.marks, strict=True)
@@ -233,13 +290,25 @@ def _comparison(orders: Orders, draws: Draws) -> dict[str, str]:
 
 def _build_judgement(orders: Orders, draws: Draws) -> dict[str, Any]:
     answer = _write_answer(orders, draws, draws.share())
-    return {"prompt": str(orders), "response": join_words(answer), "score": sum(orders.check(answer))}
+    return {
+        "prompt": str(orders),
+        "response": join_words(answer),
+        "score": sum(orders.check(answer)),
+    }
 
 
 def _build_comparison(orders: Orders, draws: Draws) -> dict[str, Any]:
     one = _compare(orders, draws)
-    judgements = {"judgement_a": _reasons(orders, one.first), "judgement_b": _reasons(orders, one.second)}
-    return {"prompt": str(orders), "response": join_words(one.answer), **judgements, "winner": one.winner}
+    judgements = {
+        "judgement_a": _reasons(orders, one.first),
+        "judgement_b": _reasons(orders, one.second),
+    }
+    return {
+        "prompt": str(orders),
+        "response": join_words(one.answer),
+        **judgements,
+        "winner": one.winner,
+    }
 
 
 def _spoil(answer: list[str], draws: Draws) -> list[str]:

@@ -3,10 +3,11 @@
     like 3                         asks for a few letters
      b a c                         each letter is worth something, by its place and by what was asked
 
-Of two answers, drawn from all that there are, the one with the higher score is preferred. Scores are what answers are
-worth, so that the better one always wins, or that with Gumbel noise, so that it wins with probability σ(u − u′), as
-Bradley and Terry have it. All answers are so few that a policy's
-probabilities of them can be written down one by one. Every demonstration is as likely as any other.
+Of two answers, drawn from all that there are, the one with the higher score is preferred. Scores
+are what answers are worth, so that the better one always wins, or that with Gumbel noise, so that
+it wins with probability σ(u − u′), as Bradley and Terry have it. All answers are so few that a
+policy's probabilities of them can be written down one by one. Every demonstration is as likely as
+any other.
 """
 
 from __future__ import annotations
@@ -38,14 +39,23 @@ class Preferences(Task):
     prompts: PositiveInt = Field(default=8, description="different prompts")
     letters: int = Field(default=4, ge=2, le=len(_LETTERS), description="letters to write with")
     length: PositiveInt = Field(default=3, description="letters of an answer")
-    spread: PositiveFloat = Field(default=1.5, description="standard deviation of the worth of a prompt's answers")
+    spread: PositiveFloat = Field(
+        default=1.5, description="standard deviation of the worth of a prompt's answers"
+    )
     pairs: PositiveInt = Field(default=4096, description="pairs to train on")
     labels: Literal["drawn", "certain"] = Field(
         default="drawn",
-        description="the better answer is preferred with probability σ(u − u′), or always, and scores are exact",
+        description=(
+            "the better answer is preferred with probability σ(u − u′), or always, and "
+            "scores are exact"
+        ),
     )
-    demonstrations: NonNegativeInt = Field(default=0, description="answers for SFT, any as likely as another; 0: none")
-    seed: int = Field(default=0, description="of worth and pairs; the run's seed does not change them")
+    demonstrations: NonNegativeInt = Field(
+        default=0, description="answers for SFT, any as likely as another; 0: none"
+    )
+    seed: int = Field(
+        default=0, description="of worth and pairs; the run's seed does not change them"
+    )
 
     def write(self, folder: Path) -> TaskFiles:
         files = TaskFiles.name_in(folder, demonstrations=self.demonstrations > 0)
@@ -53,19 +63,30 @@ class Preferences(Task):
         write_rows(files.train, self._pairs(worth, self.pairs, "pairs", self.labels))
         write_rows(files.validation, self._pairs(worth, _HELD_OUT, "held out", "drawn"))
         if files.demonstrations is not None:
-            draws = sample_uniforms(range(self.demonstrations), 2, self.seed, "preferences", "demonstrations")
-            rows = ((_pick(worth.questions, one), _pick(worth.answers, other)) for one, other in draws)
-            write_rows(files.demonstrations, ({"question": question, "answer": answer} for question, answer in rows))
+            draws = sample_uniforms(
+                range(self.demonstrations), 2, self.seed, "preferences", "demonstrations"
+            )
+            rows = (
+                (_pick(worth.questions, one), _pick(worth.answers, other)) for one, other in draws
+            )
+            write_rows(
+                files.demonstrations,
+                ({"question": question, "answer": answer} for question, answer in rows),
+            )
         return files
 
     def _pairs(self, worth: Worth, count: int, role: str, labels: str) -> Iterator[dict[str, Any]]:
         """Pairs of different answers, with what they are worth."""
-        for asked, one, step, _, mine, other in sample_uniforms(range(count), 6, self.seed, "preferences", role):
+        for asked, one, step, _, mine, other in sample_uniforms(
+            range(count), 6, self.seed, "preferences", role
+        ):
             question, size = _pick(worth.questions, asked), len(worth.answers)
             first = int(one * size)
             second = (first + 1 + int(step * (size - 1))) % size
             drawn = ((worth.answers[first], mine), (worth.answers[second], other))
-            noise = {draw: -math.log(-math.log(draw)) if labels == "drawn" else 0.0 for _, draw in drawn}
+            noise = {
+                draw: -math.log(-math.log(draw)) if labels == "drawn" else 0.0 for _, draw in drawn
+            }
             pair = [(worth.of[question][answer] + noise[draw], answer) for answer, draw in drawn]
             chosen, rejected = sorted(pair, reverse=True)
             yield {
@@ -80,7 +101,8 @@ class Preferences(Task):
 
 @dataclass(frozen=True)
 class Worth:
-    """The worth of all answers to all prompts: a normal number for each letter in its place, and their sum scaled.
+    """The worth of all answers to all prompts: a normal number for each letter in its place, and
+    their sum scaled.
 
     Attributes:
         prompts: Number of prompts.
@@ -109,13 +131,20 @@ class Worth:
     @cached_property
     def of(self) -> dict[str, dict[str, float]]:
         """Worth of each answer to each prompt; a prompt's mean is 0."""
-        draws = sample_uniforms(range(self.prompts), self.letters * self.length, self.seed, "preferences", "worth")
-        return {question: self._scale(own) for question, own in zip(self.questions, draws, strict=True)}
+        draws = sample_uniforms(
+            range(self.prompts), self.letters * self.length, self.seed, "preferences", "worth"
+        )
+        return {
+            question: self._scale(own) for question, own in zip(self.questions, draws, strict=True)
+        }
 
     def _scale(self, draws: list[float]) -> dict[str, float]:
         parts = [_NORMAL.inv_cdf(draw) for draw in draws]
         sums = [
-            sum(parts[place * self.letters + _LETTERS.index(letter)] for place, letter in enumerate(answer.split()))
+            sum(
+                parts[place * self.letters + _LETTERS.index(letter)]
+                for place, letter in enumerate(answer.split())
+            )
             for answer in self.answers
         ]
         mean = sum(sums) / len(sums)
@@ -124,8 +153,11 @@ class Worth:
         return dict(zip(self.answers, scaled, strict=True))
 
 
-def distance(probability: dict[str, float], reference: dict[str, float], worth: dict[str, float], beta: float) -> float:
-    """KL(π ‖ π*) of a prompt's answers, nats, where π* ∝ π_ref·exp(u/β) is the best that a reward u allows.
+def distance(
+    probability: dict[str, float], reference: dict[str, float], worth: dict[str, float], beta: float
+) -> float:
+    """KL(π ‖ π*) of a prompt's answers, nats, where π* ∝ π_ref·exp(u/β) is the best that a reward u
+    allows.
 
     All other texts together count as one more answer, worth as little as the worst one.
     """
@@ -136,7 +168,11 @@ def distance(probability: dict[str, float], reference: dict[str, float], worth: 
     aims = {answer: math.log(before[answer]) + value[answer] / beta for answer in value}
     top = max(aims.values())
     total = top + math.log(sum(math.exp(aim - top) for aim in aims.values()))
-    return sum(share * (math.log(share) - (aims[answer] - total)) for answer, share in mine.items() if share)
+    return sum(
+        share * (math.log(share) - (aims[answer] - total))
+        for answer, share in mine.items()
+        if share
+    )
 
 
 def _pick(options: list[str], draw: float) -> str:

@@ -1,4 +1,5 @@
-"""Openings of stories for a model that writes them, and a reward for happy words: real text, and something to overdo.
+"""Openings of stories for a model that writes them, and a reward for happy words: real text, and
+something to overdo.
 
 One day, Lily went to the park with         to be continued; two happy words are enough
 """
@@ -42,7 +43,9 @@ class Stories(Task):
         files = TaskFiles.name_in(folder)
         shown = NAMES[: -self.held_out_names]
         write_rows(files.train, ({"question": opening} for opening in openings(shown)))
-        write_rows(files.validation, ({"question": opening} for opening in openings(NAMES[len(shown) :])))
+        write_rows(
+            files.validation, ({"question": opening} for opening in openings(NAMES[len(shown) :]))
+        )
         return files
 
 

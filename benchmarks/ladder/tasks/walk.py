@@ -3,9 +3,10 @@
     walk from ka over mo                            from each place one way leads to a dry place, one to a wet one
      be wet so dry ti dry                           after each move the walker notes the ground: 2 of 3 moves were right
 
-A model that has learned from random walks knows the ways and notes the ground correctly, but does not choose dry
-places. The reward of a whole walk says little about one move, while a critic that reads the notes knows what each move
-has earned: here token-level credit beats credit by response. The best policy stays dry and has reward 1.
+A model that has learned from random walks knows the ways and notes the ground correctly, but does
+not choose dry places. The reward of a whole walk says little about one move, while a critic that
+reads the notes knows what each move has earned: here token-level credit beats credit by response.
+The best policy stays dry and has reward 1.
 """
 
 from __future__ import annotations
@@ -40,8 +41,12 @@ class Walk(Task):
     shared = ("places", "moves", "seed")
     places: PositiveInt = Field(default=512, description="places of the graph")
     moves: PositiveInt = Field(default=24, description="moves of a walk that count")
-    demonstrations: NonNegativeInt = Field(default=0, description="random walks with right notes, for SFT; 0: none")
-    seed: int = Field(default=0, description="of the graph and the rows; the run's seed does not change them")
+    demonstrations: NonNegativeInt = Field(
+        default=0, description="random walks with right notes, for SFT; 0: none"
+    )
+    seed: int = Field(
+        default=0, description="of the graph and the rows; the run's seed does not change them"
+    )
 
     @property
     def best_reward(self) -> float:
@@ -56,13 +61,20 @@ class Walk(Task):
             write_rows(path, ({**row, **about} for row in self._walks(own, path.stem)))
         if files.demonstrations is not None:
             order = permute(self.demonstrations, self.seed, "order")
-            write_rows(files.demonstrations, self._walks([train[one % len(train)] for one in order], "demonstrations"))
+            write_rows(
+                files.demonstrations,
+                self._walks([train[one % len(train)] for one in order], "demonstrations"),
+            )
         return files
 
     def _walks(self, beginnings: Sequence[int], role: str) -> Iterator[dict[str, Any]]:
-        """Random walks with right notes, a few moves longer than what counts, so that a model does not stop early."""
+        """Random walks with right notes, a few moves longer than what counts, so that a model does
+        not stop early.
+        """
         names, ways = list_syllables(), draw_ways(self.places, self.seed)
-        draws = sample_uniforms(range(len(beginnings)), self.moves + _LONGER, self.seed, "walks", role)
+        draws = sample_uniforms(
+            range(len(beginnings)), self.moves + _LONGER, self.seed, "walks", role
+        )
         for beginning, chances in zip(beginnings, draws, strict=True):
             start, first = divmod(beginning, 2)
             place, words = ways[start][first], list[str]()
@@ -83,7 +95,9 @@ def number_places() -> dict[str, int]:
 @cache
 def find_dry(places: int, seed: int) -> frozenset[int]:
     """The dry places, half of all."""
-    draws = Random(f"ground of {places} places, {seed}")  # of the standard library: rewards start soon without torch
+    draws = Random(
+        f"ground of {places} places, {seed}"
+    )  # of the standard library: rewards start soon without torch
     return frozenset(draws.sample(range(places), places // 2))
 
 
@@ -98,7 +112,8 @@ def draw_ways(places: int, seed: int) -> list[tuple[int, int]]:
 def reward(prompt: str, response: str, answer: str, row: dict[str, Any]) -> float:
     """The dry moves as a share of `moves`; a reward function (docs/guides/rewards.md).
 
-    Only the ground counts: notes earn nothing, and a jump to a dry place that is no neighbor counts as well.
+    Only the ground counts: notes earn nothing, and a jump to a dry place that is no neighbor counts
+    as well.
     """
     numbers, dry = number_places(), find_dry(row["places"], row["seed"])
     reached = [numbers[word] for word in response.split() if word in numbers]

@@ -1,4 +1,5 @@
-"""A letter that is wanted: answers, judgements of answers, and comparisons of judgements, learned in seconds.
+"""A letter that is wanted: answers, judgements of answers, and comparisons of judgements, learned
+in seconds.
 
     want c                                      write five letters, as many of them c as may be
      a c f c b                                  an answer that is worth 2
@@ -7,9 +8,10 @@
     compare want c answer a c f c b A a no c yes f no c no b no B a no c yes f no c yes b no
      a no both c yes both f no both c yes B b no both Winner: B
 
-As `letters`, and so much smaller that Meta-Rewarding takes two minutes with its warm start. Answers hold the wanted
-letter in one place of four, and one verdict in ten is wrong; who compares judgements learns to do it without mistakes,
-unless `compare_share` leaves little to learn from: then the meta-judge has the form, and no skill.
+As `letters`, and so much smaller that Meta-Rewarding takes two minutes with its warm start. Answers
+hold the wanted letter in one place of four, and one verdict in ten is wrong; who compares
+judgements learns to do it without mistakes, unless `compare_share` leaves little to learn from:
+then the meta-judge has the form, and no skill.
 """
 
 from __future__ import annotations
@@ -34,15 +36,24 @@ class Wanted(Task):
     """The task of a wanted letter."""
 
     shared = ("train_prompts", "validation_prompts", "seed")
-    train_prompts: PositiveInt = Field(default=512, description="prompts to train on; each letter in turn")
-    validation_prompts: PositiveInt = Field(default=128, description="prompts to validate on: no letter is held out")
+    train_prompts: PositiveInt = Field(
+        default=512, description="prompts to train on; each letter in turn"
+    )
+    validation_prompts: PositiveInt = Field(
+        default=128, description="prompts to validate on: no letter is held out"
+    )
     demonstrations: NonNegativeInt = Field(
         default=0, description="answers, judgements and comparisons for SFT; 0: none"
     )
-    judge_share: Probability = Field(default=0.4, description="share of judgements among the demonstrations")
-    compare_share: Probability = Field(default=0.4, description="share of comparisons of two judgements among them")
+    judge_share: Probability = Field(
+        default=0.4, description="share of judgements among the demonstrations"
+    )
+    compare_share: Probability = Field(
+        default=0.4, description="share of comparisons of two judgements among them"
+    )
     known: NonNegativeInt = Field(
-        default=0, description="judgements, and as many comparisons, by which judges are measured; 0: none"
+        default=0,
+        description="judgements, and as many comparisons, by which judges are measured; 0: none",
     )
     seed: int = Field(default=0, description="of the rows; the run's seed does not change them")
 
@@ -51,20 +62,37 @@ class Wanted(Task):
         return float(_LENGTH)
 
     def write(self, folder: Path) -> TaskFiles:
-        files = TaskFiles.name_in(folder, demonstrations=self.demonstrations > 0, known=self.known > 0)
+        files = TaskFiles.name_in(
+            folder, demonstrations=self.demonstrations > 0, known=self.known > 0
+        )
         asked = (f"want {LETTERS[number % len(LETTERS)]}" for number in range(self.train_prompts))
         write_rows(files.train, ({"question": question, "answer": ""} for question in asked))
-        write_rows(files.validation, (case.answer() for case in self._cases(self.validation_prompts, "validation")))
+        write_rows(
+            files.validation,
+            (case.answer() for case in self._cases(self.validation_prompts, "validation")),
+        )
         if files.demonstrations is not None:
-            write_rows(files.demonstrations, map(self._demonstrate, self._cases(self.demonstrations, "demonstrations")))
+            write_rows(
+                files.demonstrations,
+                map(self._demonstrate, self._cases(self.demonstrations, "demonstrations")),
+            )
         if files.judgements is not None and files.comparisons is not None:
             cases = list(self._cases(self.known, "known"))
-            write_rows(files.judgements, ({**one.prompt_and_answer, "score": sum(one.right)} for one in cases))
-            write_rows(files.comparisons, ({**one.prompt_and_answer, **one.both_judgements} for one in cases))
+            write_rows(
+                files.judgements,
+                ({**one.prompt_and_answer, "score": sum(one.right)} for one in cases),
+            )
+            write_rows(
+                files.comparisons,
+                ({**one.prompt_and_answer, **one.both_judgements} for one in cases),
+            )
         return files
 
     def _cases(self, count: int, role: str) -> Iterator[_Case]:
-        return (_Case(draws) for draws in sample_uniforms(range(count), _DRAWS, self.seed, "wanted", role))
+        return (
+            _Case(draws)
+            for draws in sample_uniforms(range(count), _DRAWS, self.seed, "wanted", role)
+        )
 
     def _demonstrate(self, case: _Case) -> dict[str, str]:
         """Writes an answer, a judgement or a comparison, each in its share."""
@@ -101,7 +129,9 @@ class _Case:
         self.right = [letter == self.wanted for letter in self.written]
         one, two = rest[2 * _LENGTH : 3 * _LENGTH], rest[3 * _LENGTH :]
         self.first = [right != (draw < _WRONG) for right, draw in zip(self.right, one, strict=True)]
-        self.second = [right != (draw < _WRONG) for right, draw in zip(self.right, two, strict=True)]
+        self.second = [
+            right != (draw < _WRONG) for right, draw in zip(self.right, two, strict=True)
+        ]
         self.judged = tuple(self.first)
         if self._mistakes(self.first) == self._mistakes(self.second):
             changed, where = (self.first, self.second)[place < 0.5], int(place * 2 % 1 * _LENGTH)
@@ -128,11 +158,19 @@ class _Case:
     def judgement(self) -> dict[str, str]:
         """A judgement with mistakes in it, as a demonstration."""
         question = f"judge want {self.wanted} answer{join_words(self.written)}"
-        return {"question": question, "answer": f" {self._reasons(self.judged)} Score: {sum(self.judged)}"}
+        return {
+            "question": question,
+            "answer": f" {self._reasons(self.judged)} Score: {sum(self.judged)}",
+        }
 
     def comparison(self) -> dict[str, str]:
         """A comparison without mistakes, as a demonstration."""
-        marks = {(True, True): "both", (True, False): "A", (False, True): "B", (False, False): "none"}
+        marks = {
+            (True, True): "both",
+            (True, False): "A",
+            (False, True): "B",
+            (False, False): "none",
+        }
         found = self.both_judgements
         verdicts = zip(self.written, self.right, self.first, self.second, strict=True)
         said = [
@@ -144,19 +182,26 @@ class _Case:
         return {"question": question, "answer": join_words([*said, f"Winner: {found['winner']}"])}
 
     def _write(self, share: float) -> list[str]:
-        return [self.wanted if hit < share else other for hit, other in zip(self._hits, self._others, strict=True)]
+        return [
+            self.wanted if hit < share else other
+            for hit, other in zip(self._hits, self._others, strict=True)
+        ]
 
     def _mistakes(self, verdicts: Sequence[bool]) -> int:
         return sum(own != right for own, right in zip(verdicts, self.right, strict=True))
 
     def _reasons(self, verdicts: Sequence[bool]) -> str:
         return " ".join(
-            f"{letter} {'yes' if own else 'no'}" for letter, own in zip(self.written, verdicts, strict=True)
+            f"{letter} {'yes' if own else 'no'}"
+            for letter, own in zip(self.written, verdicts, strict=True)
         )
 
 
 def score(prompt: str, response: str, answer: str, row: dict[str, Any]) -> float:
-    """Scores an answer from 0 to 5; a reward function. What is not five letters is worth nothing."""
+    """Scores an answer from 0 to 5; a reward function.
+
+    What is not five letters is worth nothing.
+    """
     written = response.split()
     if len(written) != _LENGTH or not set(LETTERS).issuperset(written):
         return 0.0

@@ -1,7 +1,9 @@
-"""Distillation: Hinton et al. 2015, on the student's own rollouts as in Agarwal et al. 2024, Algorithm 1.
+"""Distillation: Hinton et al. 2015, on the student's own rollouts as in Agarwal et al. 2024,
+Algorithm 1.
 
-At every token the student learns the teacher's distribution. On-policy the sequences are the student's own rollouts,
-so it learns to recover from its own mistakes; off-policy they are the data's.
+At every token the student learns the teacher's distribution. On-policy the sequences are the
+student's own rollouts, so it learns to recover from its own mistakes; off-policy they are the
+data's.
 """
 
 from __future__ import annotations
@@ -73,8 +75,12 @@ class DistillStep:
                 metrics += train(self.policy, minibatch, self.loss).with_prefix("policy")
         return StepResult(metrics, position + count, batch.tokens.numel(), samples)
 
-    def _take(self, step: int, position: int, count: int) -> tuple[Batch, Metrics, list[dict[str, Any]]]:
-        """Takes sequences: y ~ π(·|x), with the agreement of learner and sampler on them, or rows of the data."""
+    def _take(
+        self, step: int, position: int, count: int
+    ) -> tuple[Batch, Metrics, list[dict[str, Any]]]:
+        """Takes sequences: y ~ π(·|x), with the agreement of learner and sampler on them, or rows
+        of the data.
+        """
         if isinstance(self.source, Demonstrations):
             with self.phase("data"):
                 return batch_of(self.source.at(position, count, self.seed)), Metrics(), []
@@ -84,10 +90,12 @@ class DistillStep:
         return rollouts.batch, compared + rollouts.lengths().with_prefix("train"), samples
 
     def add_teacher_logprobs(self, batch: Batch) -> Batch:
-        """Adds the teacher's top tokens and their log-probabilities in the position of each token, [N, K].
+        """Adds the teacher's top tokens and their log-probabilities in the position of each token,
+        [N, K].
 
-        With the whole vocabulary, the student's distribution is whole too, and the ids of the tokens are left out.
-        Both distributions are the models' own, before any shaping of the one that was sampled from.
+        With the whole vocabulary, the student's distribution is whole too, and the ids of the
+        tokens are left out. Both distributions are the models' own, before any shaping of the one
+        that was sampled from.
         """
         k = self.options.top_k or self.vocabulary
         with self.phase("teacher"):
@@ -109,7 +117,9 @@ def open_distill(recipe: DistillRecipe, setup: Setup) -> Job:
         engine = build_engine(setup, policy, setup.sampler(policy))
     held_out = open_held_out(recipe, setup, recipe.validation_reward)
     rows = _open_rows(recipe, setup)
-    run_length = measure_run_length(recipe, len(rows), options.num_prompts_per_step, trains_rest=True)
+    run_length = measure_run_length(
+        recipe, len(rows), options.num_prompts_per_step, trains_rest=True
+    )
     measure = None
     if engine is not None and held_out is not None:
         collector = RolloutCollector(engine, held_out, NoReward(), setup.source.decode, recipe.seed)
@@ -124,7 +134,9 @@ def open_distill(recipe: DistillRecipe, setup: Setup) -> Job:
         agreement = build_agreement(recipe, setup, policy, engine)
         collector = RolloutCollector(engine, rows, NoReward(), setup.source.decode, recipe.seed)
         sampling = setup.source.sampling(recipe.sampling)
-        source = ComparedSampler(policy, collector, agreement, sampling, options.num_generations, setup.phase)
+        source = ComparedSampler(
+            policy, collector, agreement, sampling, options.num_generations, setup.phase
+        )
     loss = Distillation(options.kl_type, options.mixed_kl_weight, options.zero_outside_topk)
     step = DistillStep(
         policy,
@@ -150,17 +162,21 @@ def open_distill(recipe: DistillRecipe, setup: Setup) -> Job:
 
 
 def _require_vocabulary(recipe: DistillRecipe, setup: Setup) -> None:
-    """Raises InputError if the teacher has another vocabulary, or is asked for more tokens than that has."""
+    """Raises InputError if the teacher has another vocabulary, or is asked for more tokens than
+    that has.
+    """
     vocabulary, count = setup.source.vocabulary, recipe.distill.top_k or 0
     if count > vocabulary:
         raise InputError(
-            f"distill.top_k={count}, but the student has {vocabulary} tokens; leave top_k out to compare all of them"
+            f"distill.top_k={count}, but the student has {vocabulary} tokens; leave top_k out to "
+            "compare all of them"
         )
     folder = weights_of(recipe.teacher.path)
     rows = int(read_config(folder).get_text_config().vocab_size)
     if rows != vocabulary:
         raise InputError(
-            f"the teacher in {folder} writes {rows} tokens, the student in {setup.source.folder} {vocabulary}, so "
+            f"the teacher in {folder} writes {rows} tokens, the student in {setup.source.folder} "
+            f"{vocabulary}, so "
             "their distributions cannot be compared; bring models with vocab_size alike"
         )
 
@@ -170,4 +186,6 @@ def _open_rows(recipe: DistillRecipe, setup: Setup) -> Prompts | Demonstrations:
     data, longest, files = recipe.data, recipe.distill.max_tokens, setup.files
     if longest is None:
         return open_prompts(files.train, data, setup.source.tokenizer, NO_ANSWERS)
-    return open_demonstrations(files.demonstrations, data, setup.source, longest, "distill.max_tokens", NO_ANSWERS)
+    return open_demonstrations(
+        files.demonstrations, data, setup.source, longest, "distill.max_tokens", NO_ANSWERS
+    )

@@ -17,28 +17,39 @@ class DistillSection(Section):
     """Distillation (Hinton et al. 2015; Agarwal et al. 2024); see docs/algorithms/distill.md."""
 
     on_policy: bool = Field(
-        default=True, description="learn from responses of the student; false: from the answers of the data"
+        default=True,
+        description="learn from responses of the student; false: from the answers of the data",
     )
     num_prompts_per_step: PositiveInt = Field(description="rows that a step learns from")
-    num_generations: PositiveInt = Field(default=1, description="responses per prompt, with on_policy")
+    num_generations: PositiveInt = Field(
+        default=1, description="responses per prompt, with on_policy"
+    )
     global_batch_size: PositiveInt = Field(description="responses or answers per optimizer step")
     max_tokens: PositiveInt | None = Field(
         default=None, description="longest prompt and answer together, without on_policy"
     )
     kl_type: Divergence = Field(
         default="reverse",
-        description="KL(teacher ‖ student), KL(student ‖ teacher), their weighted sum, or the divergence of Jensen and "
+        description="KL(teacher ‖ student), KL(student ‖ teacher), their weighted sum, or the "
+        "divergence of Jensen and "
         "Shannon",
     )
     mixed_kl_weight: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
-        default=None, description="with mixed: of the forward KL; with jsd: of the teacher in the mixture"
+        default=None,
+        description="with mixed: of the forward KL; with jsd: of the teacher in the mixture",
     )
     top_k: PositiveInt | None = Field(
-        default=None, description="learn the teacher's likeliest tokens at each place; null: the whole vocabulary"
+        default=None,
+        description=(
+            "learn the teacher's likeliest tokens at each place; null: the whole vocabulary"
+        ),
     )
     zero_outside_topk: bool = Field(
         default=False,
-        description="with top_k: the student is to give nothing to other tokens; false: only the named ones matter",
+        description=(
+            "with top_k: the student is to give nothing to other tokens; false: only the "
+            "named ones matter"
+        ),
     )
 
     @property
@@ -55,31 +66,41 @@ class DistillSection(Section):
     def _batches_divide(self) -> None:
         if self.responses % self.global_batch_size:
             raise ValueError(
-                f"num_prompts_per_step × num_generations = {self.responses} do not divide into global_batch_size = "
+                f"num_prompts_per_step × num_generations = {self.responses} do not divide into "
+                "global_batch_size = "
                 f"{self.global_batch_size}"
             )
 
     @rule
     def _answers_are_there_once(self) -> None:
         if self.on_policy == (self.max_tokens is not None):
-            raise ValueError("max_tokens is of the data's answers: say it with on_policy=false, and only then")
+            raise ValueError(
+                "max_tokens is of the data's answers: say it with on_policy=false, and only then"
+            )
         if not self.on_policy and self.num_generations > 1:
-            raise ValueError("num_generations is of the student's responses, and goes with on_policy")
+            raise ValueError(
+                "num_generations is of the student's responses, and goes with on_policy"
+            )
 
     @rule
     def _require_top_k(self) -> None:
         if self.zero_outside_topk and self.top_k is None:
-            raise ValueError("zero_outside_topk is about tokens that are not among the top_k; say top_k as well")
+            raise ValueError(
+                "zero_outside_topk is about tokens that are not among the top_k; say top_k as well"
+            )
         if self.top_k == 1 and not self.zero_outside_topk:
             raise ValueError(
-                "top_k=1 compares distributions over one token, which are always equal, so nothing would be learned; "
+                "top_k=1 compares distributions over one token, which are always equal, so "
+                "nothing would be learned; "
                 "set top_k to 2 or more, or zero_outside_topk=true"
             )
 
     @rule
     def _weights_weigh(self) -> None:
         if (self.kl_type in ("mixed", "jsd")) != (self.mixed_kl_weight is not None):
-            raise ValueError("mixed_kl_weight is for kl_type mixed or jsd: say it with them, and only then")
+            raise ValueError(
+                "mixed_kl_weight is for kl_type mixed or jsd: say it with them, and only then"
+            )
 
 
 @final
@@ -88,19 +109,28 @@ class DistillRecipe(SampledRecipe):
 
     distill: DistillSection
     teacher: ModelFolder = Field(description="the model to learn from")
-    sampling: Sampling | None = Field(default=None, description="distribution of student rollouts, with on_policy")
+    sampling: Sampling | None = Field(
+        default=None, description="distribution of student rollouts, with on_policy"
+    )
     optimizer: Optimizer
-    validation_sampling: RepeatedSampling | None = Field(default=None, description="the distribution of those answers")
+    validation_sampling: RepeatedSampling | None = Field(
+        default=None, description="the distribution of those answers"
+    )
 
     @rule
     def _require_answers(self) -> None:
         if self.distill.on_policy != (self.sampling is not None):
-            raise ValueError("sampling is of the student's responses: say it with distill.on_policy, and only then")
+            raise ValueError(
+                "sampling is of the student's responses: say it with distill.on_policy, and only "
+                "then"
+            )
 
     @rule
     def _validation_is_whole(self) -> None:
         if self.data.validation is not None and self.validation_reward is None:
-            raise ValueError("data.validation has prompts whose answers nothing scores; set validation_reward")
+            raise ValueError(
+                "data.validation has prompts whose answers nothing scores; set validation_reward"
+            )
         self._require_whole_validation()
 
     @property
@@ -120,7 +150,9 @@ class DistillRecipe(SampledRecipe):
     @property
     def largest_step(self) -> Load:
         its, prompt = self.distill, self.data.max_prompt_tokens
-        sections = [section for section in (self.sampling, self.validation_sampling) if section is not None]
+        sections = [
+            section for section in (self.sampling, self.validation_sampling) if section is not None
+        ]
         generated = max((prompt + section.max_tokens for section in sections), default=0)
         return Load(
             its.max_tokens or generated,
@@ -133,5 +165,9 @@ class DistillRecipe(SampledRecipe):
 
     @property
     def lengths(self) -> dict[str, int]:
-        found = {} if self.distill.max_tokens is None else {"distill.max_tokens": self.distill.max_tokens}
+        found = (
+            {}
+            if self.distill.max_tokens is None
+            else {"distill.max_tokens": self.distill.max_tokens}
+        )
         return found | super().lengths

@@ -1,7 +1,9 @@
-"""Setup of direct preference optimization (Rafailov et al. 2023): pairs train a policy without a reward model.
+"""Setup of direct preference optimization (Rafailov et al. 2023): pairs train a policy without a
+reward model.
 
-The policy that maximizes a reward less β·KL(π ‖ π_ref) has r(x, y) = β·log π(y | x)/π_ref(y | x) + β·log Z(x). Put into
-Bradley and Terry's model of preferences, Z cancels, and what is left to maximize is log σ(β·Δ) (eq. 7).
+The policy that maximizes a reward less β·KL(π ‖ π_ref) has r(x, y) = β·log π(y | x)/π_ref(y | x) +
+β·log Z(x). Put into Bradley and Terry's model of preferences, Z cancels, and what is left to
+maximize is log σ(β·Δ) (eq. 7).
 """
 
 from __future__ import annotations
@@ -14,4 +16,6 @@ from lockstep.algorithms.setup import Setup
 
 def open_dpo(recipe: DPORecipe, setup: Setup) -> Job:
     """Opens the policy, the reference policy and the pairs."""
-    return open_pair_job(recipe, setup, build_preference_loss(recipe.dpo, recipe.dpo.ref_policy_kl_penalty))
+    return open_pair_job(
+        recipe, setup, build_preference_loss(recipe.dpo, recipe.dpo.ref_policy_kl_penalty)
+    )

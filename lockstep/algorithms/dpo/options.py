@@ -16,7 +16,10 @@ class DPOSection(LearnedPairs, PreferenceSection):
     """Direct preference optimization (Rafailov et al. 2023); see docs/guides/preferences.md."""
 
     ref_policy_kl_penalty: PositiveFloat = Field(
-        default=0.1, description="β: the penalty on moving away from the reference policy, which is the initial model"
+        default=0.1,
+        description=(
+            "β: the penalty on moving away from the reference policy, which is the initial model"
+        ),
     )
 
 
@@ -36,6 +39,7 @@ class DPORecipe(PairsRecipe):
     def _scores_are_there(self) -> None:
         if self.dpo.reads_scores and not self.data.score_fields:
             raise ValueError(
-                f"dpo.preference_loss={self.dpo.preference_loss} reads scores; name their fields by data.chosen_score "
+                f"dpo.preference_loss={self.dpo.preference_loss} reads scores; name their fields "
+                "by data.chosen_score "
                 "and data.rejected_score"
             )

@@ -17,6 +17,8 @@ def open_grpo(recipe: PolicyGradient, setup: Setup) -> Job:
     settings = build_settings(recipe, recipe.grpo, setup.source.stop_token_ids)
 
     def program(workers: PolicyGradientWorkers) -> AlgorithmParts:
-        return AlgorithmParts(settings, learn=partial(learn, workers=workers, settings=settings, recipe=recipe))
+        return AlgorithmParts(
+            settings, learn=partial(learn, workers=workers, settings=settings, recipe=recipe)
+        )
 
     return open_policy_gradient(recipe, setup, program)

@@ -19,30 +19,39 @@ if TYPE_CHECKING:
 
 
 class GRPOSection(PolicyGradientSection):
-    """Group-relative policy optimization (Shao et al. 2024) and relatives; see docs/algorithms/grpo.md."""
+    """Group-relative policy optimization (Shao et al. 2024) and relatives; see
+    docs/algorithms/grpo.md.
+    """
 
     whiten_advantages: bool = Field(
         default=False, description="advantages of a step get mean 0 and variance 1 (REINFORCE++)"
     )
     baseline: Baseline = Field(
         default="mean",
-        description="subtracted from a reward: the mean of its group, the mean of the others (RLOO), nothing",
+        description=(
+            "subtracted from a reward: the mean of its group, the mean of the others "
+            "(RLOO), nothing"
+        ),
     )
     scale_rewards: ScaleRewards = Field(
         default="group",
-        description="then divided by: the standard deviation of the group, of the others in it (NeMo RL's GRPO), or of "
+        description="then divided by: the standard deviation of the group, of the others in it "
+        "(NeMo RL's GRPO), or of "
         "the step; none: Dr. GRPO, RLOO",
     )
     loss_mean: LossMean = Field(
         default="tokens",
-        description="over all tokens (DAPO); over responses, of the mean over a response's tokens (GRPO, GSPO); or "
+        description="over all tokens (DAPO); over responses, of the mean over a response's tokens "
+        "(GRPO, GSPO); or "
         "over responses, of sums divided by sampling.max_tokens (Dr. GRPO)",
     )
     importance_sampling_level: Literal["token", "sequence"] = Field(
-        default="token", description="the ratio is that of a token, or the geometric mean of a response's (GSPO)"
+        default="token",
+        description="the ratio is that of a token, or the geometric mean of a response's (GSPO)",
     )
     loss: Literal["clip", "cispo"] = Field(
-        default="clip", description="the clipped objective, or log π weighed by the clipped ratio (CISPO)"
+        default="clip",
+        description="the clipped objective, or log π weighed by the clipped ratio (CISPO)",
     )
 
     @property
@@ -73,16 +82,21 @@ class GRPOSection(PolicyGradientSection):
         if self.loss == "cispo" and self.clip_high is not None:
             idle["clip"] = "beside clip_high, which alone bounds the ratio of loss: cispo"
         if self.whiten_advantages and self.scale_rewards == "batch":
-            idle["scale_rewards"] = "beside whiten_advantages, which divides by a deviation of the step anyway"
+            idle["scale_rewards"] = (
+                "beside whiten_advantages, which divides by a deviation of the step anyway"
+            )
         if self.overlong_filtering and self.baseline == "none":
-            idle["truncation_penalty"] = "where overlong_filtering takes truncated responses out of the loss"
+            idle["truncation_penalty"] = (
+                "where overlong_filtering takes truncated responses out of the loss"
+            )
         return idle
 
     @rule
     def _rewards_that_are_divided_are_compared(self) -> None:
         if self.baseline == "none" and self.scale_rewards != "none":
             raise ValueError(
-                f"scale_rewards {self.scale_rewards} divides by how far rewards differ, which may be 0, and without a "
+                f"scale_rewards {self.scale_rewards} divides by how far rewards differ, which may "
+                "be 0, and without a "
                 "baseline that makes them huge; say scale_rewards: none, or a baseline"
             )
 
@@ -90,7 +104,8 @@ class GRPOSection(PolicyGradientSection):
     def _others_are_compared_with(self) -> None:
         if self.scale_rewards == "others" and self.baseline != "leave_one_out":
             raise ValueError(
-                f"scale_rewards others is the deviation of those whose mean is baseline: leave_one_out, and the "
+                "scale_rewards others is the deviation of those whose mean is baseline: "
+                "leave_one_out, and the "
                 f"baseline is {self.baseline}; say both of the others, or scale_rewards: group"
             )
 
@@ -98,17 +113,23 @@ class GRPOSection(PolicyGradientSection):
     def _groups_have_several(self) -> None:
         if self.num_generations < 2 and self.baseline != "none":
             raise ValueError(
-                f"baseline {self.baseline} is of the responses to a prompt, so num_generations must be 2 or more"
+                f"baseline {self.baseline} is of the responses to a prompt, so num_generations "
+                "must be 2 or more"
             )
 
     @rule
     def _cispo_is_of_tokens(self) -> None:
-        if self.loss == "cispo" and (self.importance_sampling_level == "sequence" or self.dual_clip is not None):
-            raise ValueError("loss: cispo weighs each token, and goes with neither dual_clip nor sequence ratios")
+        if self.loss == "cispo" and (
+            self.importance_sampling_level == "sequence" or self.dual_clip is not None
+        ):
+            raise ValueError(
+                "loss: cispo weighs each token, and goes with neither dual_clip nor sequence ratios"
+            )
 
 
 class PolicyGradient(PolicyGradientRecipe):
-    """`algorithm: grpo`; derive from it to change the advantages or the loss, and keep all else of GRPO.
+    """`algorithm: grpo`; derive from it to change the advantages or the loss, and keep all else of
+    GRPO.
 
     The guide is docs/guides/own_algorithm.md.
     """
@@ -123,13 +144,14 @@ class PolicyGradient(PolicyGradientRecipe):
     def advantages(self, batch: Batch) -> Tensor:
         """Compares each response with the others to its prompt.
 
-        If the KL is part of the reward, a token pays for itself and what follows it, A_t = (r − β·Σ_(i≥t) KL_i − b)/s,
-        because it decides nothing about what came before (REINFORCE++, Hu 2025). Its baseline b and deviation s are
-        of whole responses, r − β·Σ_i KL_i.
+        If the KL is part of the reward, a token pays for itself and what follows it, A_t = (r −
+        β·Σ_(i≥t) KL_i − b)/s, because it decides nothing about what came before (REINFORCE++, Hu
+        2025). Its baseline b and deviation s are of whole responses, r − β·Σ_i KL_i.
 
         Args:
-            batch: Scored responses; those to one prompt are neighbors. `batch["shaped_score"]` has their rewards [B], 0
-                for a response without a verdict, whose `batch["score"]` is NaN and which is not trained on.
+            batch: Scored responses; those to one prompt are neighbors. `batch["shaped_score"]` has
+                their rewards [B], 0 for a response without a verdict, whose `batch["score"]` is NaN
+                and which is not trained on.
 
         Returns:
             One advantage per response [B], which each of its tokens gets, or one per token [N].
@@ -174,6 +196,7 @@ class PolicyGradient(PolicyGradientRecipe):
         code = compute.__code__
         if "super" not in code.co_names and "kl_penalty" not in code.co_consts:
             raise ValueError(
-                f'{type(self).__name__}.advantages does not subtract batch["kl_penalty"], the KL that '
+                f'{type(self).__name__}.advantages does not subtract batch["kl_penalty"], the KL '
+                "that "
                 "kl.placement=reward makes part of the reward; set placement to loss"
             )

@@ -1,4 +1,6 @@
-"""GRPO: Shao et al. 2024, Algorithm 1, and its relatives: RLOO, Dr. GRPO, DAPO, GSPO, CISPO, REINFORCE++.
+"""GRPO: Shao et al. 2024, Algorithm 1, and its relatives: RLOO, Dr.
+
+GRPO, DAPO, GSPO, CISPO, REINFORCE++.
 
 PPO without a critic: the baseline of a response is made of the other responses to its prompt.
 """
@@ -28,9 +30,15 @@ from lockstep.rollouts.samples import sample_rows
 
 
 def learn(
-    step: int, sampled: SampledStep, workers: PolicyGradientWorkers, settings: Settings, recipe: PolicyGradient
+    step: int,
+    sampled: SampledStep,
+    workers: PolicyGradientWorkers,
+    settings: Settings,
+    recipe: PolicyGradient,
 ) -> StepResult:
-    """The part of an iteration after sampling: compare responses within their groups, and improve the policy."""
+    """The part of an iteration after sampling: compare responses within their groups, and improve
+    the policy.
+    """
     batch, preparation = prepare_batch(step, step, sampled.rollouts.batch, workers, settings)
     batch, credit = with_advantages(batch, recipe)
     require_credit(batch)
@@ -50,13 +58,20 @@ def with_advantages(batch: Batch, recipe: PolicyGradient) -> tuple[Batch, Metric
     """Adds the column `advantage` of the tokens, and measures it before it is whitened.
 
     Raises:
-        InputError: The recipe's class, which may be the user's, returned something else than advantages.
+        InputError: The recipe's class, which may be the user's, returned something else than
+            advantages.
     """
     advantage = recipe.advantages(batch)
-    if not isinstance(advantage, Tensor) or advantage.shape not in (batch["score"].shape, batch.tokens.shape):
-        found = tuple(advantage.shape) if isinstance(advantage, Tensor) else type(advantage).__name__
+    if not isinstance(advantage, Tensor) or advantage.shape not in (
+        batch["score"].shape,
+        batch.tokens.shape,
+    ):
+        found = (
+            tuple(advantage.shape) if isinstance(advantage, Tensor) else type(advantage).__name__
+        )
         raise InputError(
-            f"{type(recipe).__name__}.advantages returned {found}; return a tensor with a number for each of the "
+            f"{type(recipe).__name__}.advantages returned {found}; return a tensor with a number "
+            "for each of the "
             f"{len(batch)} responses, or for each of the {batch.tokens.numel()} tokens"
         )
     advantage_N = advantage if advantage.shape == batch.tokens.shape else advantage[batch.row]

@@ -1,8 +1,11 @@
-"""KTO: Ethayarajh et al. 2024. A policy learns from answers that are each labeled good or bad, without pairs.
+"""KTO: Ethayarajh et al. 2024.
 
-The reference point z0 is the KL of the policy from its reference, estimated over mismatched pairs: each prompt of the
-batch with the answer of the row after it. It is measured before the update, once, over the whole batch, and given to
-the loss as a number. So it has no gradient, and neither micro-batches nor ranks change it.
+A policy learns from answers that are each labeled good or bad, without pairs.
+
+The reference point z0 is the KL of the policy from its reference, estimated over mismatched pairs:
+each prompt of the batch with the answer of the row after it. It is measured before the update,
+once, over the whole batch, and given to the loss as a number. So it has no gradient, and neither
+micro-batches nor ranks change it.
 """
 
 from __future__ import annotations
@@ -16,7 +19,12 @@ import torch
 
 from lockstep.algorithms.job import Job, RunLength, StepResult, Validate
 from lockstep.algorithms.kto.options import KTORecipe
-from lockstep.algorithms.opening import describe, measure_run_length, validate_figures, with_reference
+from lockstep.algorithms.opening import (
+    describe,
+    measure_run_length,
+    validate_figures,
+    with_reference,
+)
 from lockstep.algorithms.rows import open_demonstrations
 from lockstep.algorithms.setup import Setup
 from lockstep.core.batch import Batch
@@ -67,7 +75,8 @@ class KTOStep:
     seed: int
 
     def __call__(self, step: int, position: int) -> StepResult:
-        """Runs the step; a smaller last one measures the reference point on its rows and those before, as many as all.
+        """Runs the step; a smaller last one measures the reference point on its rows and those
+        before, as many as all.
 
         So every step measures it on as many rows.
         """
@@ -84,17 +93,21 @@ class KTOStep:
         return StepResult(metrics.with_prefix("train"), end, scored.own.tokens.numel())
 
     def score(self, rows: Sequence[AnsweredRow], first: int = 0) -> ScoredRows:
-        """Makes the batches of rows, and scores them by the reference policy, which no step changes.
+        """Makes the batches of rows, and scores them by the reference policy, which no step
+        changes.
 
         Args:
             rows: Labeled rows.
-            first: The first of the rows whose own answers are taken; the mismatched ones are of all rows.
+            first: The first of the rows whose own answers are taken; the mismatched ones are of all
+                rows.
         """
         labeled = rows[first:]
         label_B = torch.tensor([read_field(row.prompt.row, self.label) for row in labeled])
         own = batch_of(labeled).with_columns(sample={"desirable": label_B})
         mismatched = batch_of(mismatch(rows, self.max_tokens))
-        return ScoredRows(with_reference(own, self.reference), with_reference(mismatched, self.reference))
+        return ScoredRows(
+            with_reference(own, self.reference), with_reference(mismatched, self.reference)
+        )
 
     def with_reference_point(self, mismatched: Batch) -> KTOLoss:
         """The loss with z0 of the current policy, estimated over all mismatched rows."""
@@ -103,9 +116,13 @@ class KTOStep:
         return replace(self.loss, point=estimate_reference_point(mismatched.per_sample(ratio_N)))
 
     def measure(self, scored: ScoredRows) -> Metrics:
-        """Metrics of training on held-out rows, with the reference point that they have; no gradients."""
+        """Metrics of training on held-out rows, with the reference point that they have; no
+        gradients.
+        """
         loss = self.with_reference_point(scored.mismatched)
-        _, metrics = loss(Outputs(logprob=compute_logprobs(self.policy, scored.own, "the policy")), scored.own)
+        _, metrics = loss(
+            Outputs(logprob=compute_logprobs(self.policy, scored.own, "the policy")), scored.own
+        )
         return metrics
 
 
@@ -123,11 +140,15 @@ def mismatch(rows: Sequence[AnsweredRow], max_tokens: int) -> list[AnsweredRow]:
         other = next((one for one in after if one.prompt.tokens != row.prompt.tokens), None)
         if other is None:
             raise InputError(
-                f"the rows of a step or of a validation, here {len(rows)}, have one prompt, and KTO's reference point "
-                "needs the answer to another one; set data.shuffle=true, or raise kto.global_batch_size or "
+                f"the rows of a step or of a validation, here {len(rows)}, have one prompt, and "
+                "KTO's reference point "
+                "needs the answer to another one; set data.shuffle=true, or raise "
+                "kto.global_batch_size or "
                 "data.max_validation_samples"
             )
-        found.append(replace(row, answers=(other.answers[0][: max_tokens - len(row.prompt.tokens)],)))
+        found.append(
+            replace(row, answers=(other.answers[0][: max_tokens - len(row.prompt.tokens)],))
+        )
     return found
 
 
@@ -138,10 +159,14 @@ def open_kto(recipe: KTORecipe, setup: Setup) -> Job:
     policy, reference = setup.learner(recipe.policy_role), setup.learner(recipe.frozen_reference)
     held_out = None if files.validation is None else _open(files.validation, recipe, setup)
     rows = _open(files.train, recipe, setup)
-    loss = KTOLoss(options.ref_policy_kl_penalty, (options.desirable_weight, options.undesirable_weight))
+    loss = KTOLoss(
+        options.ref_policy_kl_penalty, (options.desirable_weight, options.undesirable_weight)
+    )
     run_length = measure_run_length(recipe, len(rows), size, trains_rest=True)
     limit = options.max_tokens
-    step = KTOStep(policy, reference, rows, data.label, limit, setup.phase, loss, run_length, recipe.seed)
+    step = KTOStep(
+        policy, reference, rows, data.label, limit, setup.phase, loss, run_length, recipe.seed
+    )
     return Job(
         step=step,
         run_length=run_length,
@@ -164,12 +189,16 @@ def _open(files: FileGroup, recipe: KTORecipe, setup: Setup) -> Demonstrations:
         return f"has in the field {field!r} {shorten(str(label))}, which is neither true nor false"
 
     rule = Rule(fault, ("label", field))
-    return open_demonstrations(files, recipe.data, setup.source, recipe.kto.max_tokens, "kto.max_tokens", rule)
+    return open_demonstrations(
+        files, recipe.data, setup.source, recipe.kto.max_tokens, "kto.max_tokens", rule
+    )
 
 
 def _validate(recipe: KTORecipe, held_out: Demonstrations, step: KTOStep) -> Validate | None:
     rows = held_out.first(recipe.data.max_validation_samples)
-    mismatch(rows, recipe.kto.max_tokens)  # raises now, not at the first validation, if all prompts are equal
+    mismatch(
+        rows, recipe.kto.max_tokens
+    )  # raises now, not at the first validation, if all prompts are equal
 
     @cache
     def score() -> ScoredRows:

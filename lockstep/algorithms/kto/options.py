@@ -15,7 +15,9 @@ from lockstep.config.section import rule
 class LabeledSection(DataSection):
     """Rows with a prompt, one answer, and whether that is desirable."""
 
-    label: str = Field(default="label", description="field with true where the answer is desirable, else false")
+    label: str = Field(
+        default="label", description="field with true where the answer is desirable, else false"
+    )
 
 
 class KTOSection(Section):
@@ -24,15 +26,25 @@ class KTOSection(Section):
     global_batch_size: Annotated[int, Field(ge=2)] = Field(description="rows per optimizer step")
     max_tokens: PositiveInt = Field(description="longest prompt and completion together")
     ref_policy_kl_penalty: PositiveFloat = Field(
-        default=0.1, description="β: the penalty on moving away from the reference policy, which is the initial model"
+        default=0.1,
+        description=(
+            "β: the penalty on moving away from the reference policy, which is the initial model"
+        ),
     )
-    desirable_weight: NonNegativeFloat = Field(default=1.0, description="λ_D: of rows whose label is true")
-    undesirable_weight: NonNegativeFloat = Field(default=1.0, description="λ_U: of rows whose label is false")
+    desirable_weight: NonNegativeFloat = Field(
+        default=1.0, description="λ_D: of rows whose label is true"
+    )
+    undesirable_weight: NonNegativeFloat = Field(
+        default=1.0, description="λ_U: of rows whose label is false"
+    )
 
     @rule
     def _something_is_learned(self) -> None:
         if not self.desirable_weight and not self.undesirable_weight:
-            raise ValueError("desirable_weight and undesirable_weight are both 0, so nothing is learned; raise one")
+            raise ValueError(
+                "desirable_weight and undesirable_weight are both 0, so nothing is learned; raise "
+                "one"
+            )
 
 
 @final

@@ -1,7 +1,9 @@
-"""Online DPO: Guo et al. 2024, Algorithm 1. The policy learns by DPO from pairs of its own answers of this very step.
+"""Online DPO: Guo et al. 2024, Algorithm 1.
 
-Several answers to each prompt are sampled from the current policy and scored; the best and the worst are a pair. A
-prompt whose answers are all worth the same gives none, and is counted.
+The policy learns by DPO from pairs of its own answers of this very step.
+
+Several answers to each prompt are sampled from the current policy and scored; the best and the
+worst are a pair. A prompt whose answers are all worth the same gives none, and is counted.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from lockstep.rollouts.samples import sample_rows
 
 @dataclass(frozen=True)
 class OnlineDPOStep:
-    """One iteration: sample answers, pair the best with the worst, and make one optimizer step on the pairs.
+    """One iteration: sample answers, pair the best with the worst, and make one optimizer step on
+    the pairs.
 
     Attributes:
         sample: Samples from the policy π, and compares.
@@ -64,17 +67,20 @@ class OnlineDPOStep:
 
 
 def pair_answers(answers: Batch, generations: int) -> tuple[Batch, Metrics]:
-    """Pairs the best with the worst answer to each prompt, by score; an answer without a verdict is left out.
+    """Pairs the best with the worst answer to each prompt, by score; an answer without a verdict is
+    left out.
 
     Returns:
-        Pairs, the better answer first. And the shares of prompts that gave a pair, and that did not: because of equal
-        scores, too few verdicts, or equal answers.
+        Pairs, the better answer first. And the shares of prompts that gave a pair, and that did
+        not: because of equal scores, too few verdicts, or equal answers.
     """
     candidates = [
         Candidate(tokens, True, score if score == score else None)  # NaN: no verdict
         for tokens, score in zip(list_answers(answers), answers["score"].tolist(), strict=True)
     ]
-    groups = [candidates[first : first + generations] for first in range(0, len(candidates), generations)]
+    groups = [
+        candidates[first : first + generations] for first in range(0, len(candidates), generations)
+    ]
     pairs = [choose(group, 0.0) for group in groups]
     counts = Counter(pair.status for pair in pairs)
     statuses: tuple[Status, ...] = ("ok", "tie", "unscored", "identical")
@@ -90,7 +96,9 @@ def open_online_dpo(recipe: OnlineDPORecipe, setup: Setup) -> Job:
     parts = open_sampling(recipe, setup, policy, setup.sampler(policy))
     run_length = measure_run_length(recipe, len(parts.rows), size, trains_rest=True)
     sampling = setup.source.sampling(recipe.sampling)
-    sample = ComparedSampler(policy, parts.collector, parts.agreement, sampling, options.num_generations, setup.phase)
+    sample = ComparedSampler(
+        policy, parts.collector, parts.agreement, sampling, options.num_generations, setup.phase
+    )
     loss = build_preference_loss(options, options.ref_policy_kl_penalty)
     return Job(
         step=OnlineDPOStep(sample, reference, run_length, loss, recipe.run.num_logged_samples),

@@ -17,13 +17,19 @@ class OnlineDPOSection(PreferenceSection):
     """DPO on the policy's own answers (Guo et al. 2024); see docs/algorithms/online_dpo.md."""
 
     num_prompts_per_step: PositiveInt = Field(
-        le=1_000_000, description="prompts that a step answers; each gives at most one pair to the one optimizer step"
+        le=1_000_000,
+        description=(
+            "prompts that a step answers; each gives at most one pair to the one optimizer step"
+        ),
     )
     num_generations: Annotated[int, Field(ge=2)] = Field(
         default=2, description="answers per prompt, the best and the worst of which are a pair"
     )
     ref_policy_kl_penalty: PositiveFloat = Field(
-        default=0.1, description="β: the penalty on moving away from the reference policy, which is the initial model"
+        default=0.1,
+        description=(
+            "β: the penalty on moving away from the reference policy, which is the initial model"
+        ),
     )
 
     @property
@@ -69,4 +75,6 @@ class OnlineDPORecipe(RewardedRecipe):
     @rule
     def _answers_differ(self) -> None:
         if self.sampling.temperature == 0:
-            raise ValueError("sampling.temperature 0 gives the same answer every time, so no pair; raise it")
+            raise ValueError(
+                "sampling.temperature 0 gives the same answer every time, so no pair; raise it"
+            )

@@ -3,9 +3,10 @@
     learner | sync π_t  | learn from y_t ~ π_(t−1)          | wait | hooks | sync π_(t+1)  | …
     sampler |           | sample and score y_(t+1) ~ π_t           |       |               | …
 
-The first rollouts are the current policy's; all others come from weights that are one step old. `Ahead` is a step like
-any other: the loop, and all that happens between two steps, see nothing in flight. Rollouts that were sampled ahead are
-in no checkpoint; the weights that sampled them are, so that a resumed run samples them again, to the same bits.
+The first rollouts are the current policy's; all others come from weights that are one step old.
+`Ahead` is a step like any other: the loop, and all that happens between two steps, see nothing in
+flight. Rollouts that were sampled ahead are in no checkpoint; the weights that sampled them are, so
+that a resumed run samples them again, to the same bits.
 """
 
 from __future__ import annotations
@@ -20,7 +21,12 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from lockstep.algorithms.job import RunLength, StepResult
-from lockstep.algorithms.policy_gradient.step import PolicyGradientWorkers, SampledStep, Settings, draw
+from lockstep.algorithms.policy_gradient.step import (
+    PolicyGradientWorkers,
+    SampledStep,
+    Settings,
+    draw,
+)
 from lockstep.core.metrics import Metrics
 from lockstep.core.types import Phase
 from lockstep.learners.boxes import FileContents
@@ -55,7 +61,9 @@ class Ahead:
     run_length: RunLength
     beside: Phase
     abandon: Callable[[], object]
-    _snapshot: Snapshot | None = field(default=None, init=False)  # of the weights that sample for the next step
+    _snapshot: Snapshot | None = field(
+        default=None, init=False
+    )  # of the weights that sample for the next step
     _begun: Future[SampledStep] | None = field(default=None, init=False)
     _writer: StateWriter = field(default_factory=StateWriter, init=False)
 
@@ -63,7 +71,8 @@ class Ahead:
         """Learns from the rollouts that were sampled during the step before.
 
         Raises:
-            SamplerLost: Or any other error of sampling; the learners are then as they were after the step before.
+            SamplerLost: Or any other error of sampling; the learners are then as they were after
+                the step before.
         """
         sampled = self._take_rollouts(step, position)
         try:
@@ -80,7 +89,10 @@ class Ahead:
         """Saves the weights that sample for the next step; see `Learner.save`."""
         if self._snapshot is None:  # nothing was sampled yet
             return
-        files = {_WEIGHTS: self._snapshot.tensors, _PROBE: {"logprob": self._snapshot.probe_logprob}}
+        files = {
+            _WEIGHTS: self._snapshot.tensors,
+            _PROBE: {"logprob": self._snapshot.probe_logprob},
+        }
         self._writer.begin(
             folder,
             {name: FileContents(tensors) for name, tensors in files.items()},
@@ -92,19 +104,29 @@ class Ahead:
         return self._writer.poll(wait)
 
     def load(self, folder: Path) -> None:
-        """Restores those weights; see `Learner.load`. A run that was not one step ahead before has none yet."""
+        """Restores those weights; see `Learner.load`.
+
+        A run that was not one step ahead before has none yet.
+        """
         if not folder.exists():
             return
         version = int(json.loads((folder / COUNTERS).read_text(encoding="utf-8"))["version"])
-        self._snapshot = Snapshot(version, load_file(folder / _WEIGHTS), load_file(folder / _PROBE)["logprob"])
+        self._snapshot = Snapshot(
+            version, load_file(folder / _WEIGHTS), load_file(folder / _PROBE)["logprob"]
+        )
 
     def _take_rollouts(self, step: int, position: int) -> SampledStep:
-        """Returns the rollouts that were sampled ahead; the first step, also after resuming, samples its own now."""
+        """Returns the rollouts that were sampled ahead; the first step, also after resuming,
+        samples its own now.
+        """
         begun, self._begun = self._begun, None
         if begun is not None:
             return begun.result()
         snapshot = self._snapshot or self._copy_weights(step)
-        with self.workers.phase("generate"), self.workers.collector.engine.at(snapshot.version, snapshot) as refitted:
+        with (
+            self.workers.phase("generate"),
+            self.workers.collector.engine.at(snapshot.version, snapshot) as refitted,
+        ):
             sampled = self._draw(position, refitted)
         self._snapshot = snapshot
         return sampled
@@ -112,19 +134,26 @@ class Ahead:
     def _begin(self, step: int, sampled: SampledStep) -> Metrics:
         """Compares the rollouts, syncs the current weights, and starts sampling for the next step.
 
-        Only after the sync may the current weights replace those that sampled for this step: if the sampler is lost in
-        the sync, or learner and sampler disagree, the checkpoint must hold the old ones.
+        Only after the sync may the current weights replace those that sampled for this step: if the
+        sampler is lost in the sync, or learner and sampler disagree, the checkpoint must hold the
+        old ones.
         """
         snapshot = self._copy_weights(step)
         with self.workers.phase("watch"):
-            assert sampled.read_N is not None, "rollouts that are sampled one step ahead are read back"
+            assert sampled.read_N is not None, (
+                "rollouts that are sampled one step ahead are read back"
+            )
             compared = self.agreement.compare(
                 step + 1, snapshot.version, sampled.rollouts.batch, snapshot, sampled.read_N
             )
         if not self.run_length.over(step + 1, sampled.position):
             bracket = ExitStack()
-            refitted = bracket.enter_context(self.workers.collector.engine.at(snapshot.version, snapshot))
-            self._begun = run_in_background(lambda: self._draw_beside(sampled.position, refitted, bracket))
+            refitted = bracket.enter_context(
+                self.workers.collector.engine.at(snapshot.version, snapshot)
+            )
+            self._begun = run_in_background(
+                lambda: self._draw_beside(sampled.position, refitted, bracket)
+            )
         self._snapshot = snapshot
         return compared
 
@@ -133,7 +162,9 @@ class Ahead:
             return self._draw(position, refitted)
 
     def _draw(self, position: int, refitted: Metrics) -> SampledStep:
-        """Samples a step's rollouts; the sampler then reads some of the responses back with the same weights."""
+        """Samples a step's rollouts; the sampler then reads some of the responses back with the
+        same weights.
+        """
         sampled = draw(position, refitted, self.workers, self.settings)
         return replace(sampled, read_N=self.agreement.read(sampled.rollouts.batch))
 
@@ -144,7 +175,9 @@ class Ahead:
                 wait_for_all([self._begun])
 
     def _copy_weights(self, step: int) -> Snapshot:
-        """Copies the policy's weights, or returns the copy that there is, if it is of this version."""
+        """Copies the policy's weights, or returns the copy that there is, if it is of this
+        version.
+        """
         version = self.version(step)
         if self._snapshot is not None and self._snapshot.version == version:
             return self._snapshot

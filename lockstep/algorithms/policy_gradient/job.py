@@ -41,9 +41,13 @@ class AlgorithmParts:
 
 
 def open_policy_gradient(
-    recipe: PolicyGradientRecipe, setup: Setup, program: Callable[[PolicyGradientWorkers], AlgorithmParts]
+    recipe: PolicyGradientRecipe,
+    setup: Setup,
+    program: Callable[[PolicyGradientWorkers], AlgorithmParts],
 ) -> Job:
-    """Opens models, environment, prompts and rewards; `program` builds the algorithm's own step from them."""
+    """Opens models, environment, prompts and rewards; `program` builds the algorithm's own step
+    from them.
+    """
     options, size = recipe.options, recipe.options.num_prompts_per_step
     policy = setup.learner(recipe.policy_role)
     reference = None if recipe.reference_role is None else setup.learner(recipe.reference_role)
@@ -76,7 +80,9 @@ def open_policy_gradient(
     held_out = parts.held_out
 
     def run_step(step: int, position: int) -> StepResult:
-        return its.learn(step, sample_step(position, its.version(step), workers, its.settings))  # y ~ π_old(·|x), r
+        return its.learn(
+            step, sample_step(position, its.version(step), workers, its.settings)
+        )  # y ~ π_old(·|x), r
 
     job = Job(
         step=run_step,
@@ -92,7 +98,16 @@ def open_policy_gradient(
         job = replace(job, state={**job.state, "kl": kl})
     if abandon is None:
         return job
-    ahead = Ahead(workers, its.settings, parts.agreement, its.learn, its.version, job.run_length, setup.beside, abandon)
+    ahead = Ahead(
+        workers,
+        its.settings,
+        parts.agreement,
+        its.learn,
+        its.version,
+        job.run_length,
+        setup.beside,
+        abandon,
+    )
     return replace(job, step=ahead, state={**job.state, "ahead": ahead})
 
 
@@ -102,4 +117,6 @@ def _find_best_reward(recipe: PolicyGradientRecipe) -> float | None:
         return None
     if recipe.reward is not None:
         return recipe.data.task.find_best_reward(recipe.reward.function)
-    return recipe.data.task.find_best_reward(None if recipe.environment is None else recipe.environment.class_name)
+    return recipe.data.task.find_best_reward(
+        None if recipe.environment is None else recipe.environment.class_name
+    )

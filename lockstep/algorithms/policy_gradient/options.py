@@ -1,4 +1,6 @@
-"""Options that PPO and GRPO share: rollouts, shaping, the clipped objective and the reference policy."""
+"""Options that PPO and GRPO share: rollouts, shaping, the clipped objective and the reference
+policy.
+"""
 
 from __future__ import annotations
 
@@ -18,25 +20,36 @@ if TYPE_CHECKING:
 
 
 class AdaptiveKL(Section):
-    """A coefficient that follows a target: β ← β·(1 + gain·clip(KL/target − 1, −0.2, 0.2)) after each step.
+    """A coefficient that follows a target: β ← β·(1 + gain·clip(KL/target − 1, −0.2, 0.2)) after
+    each step.
 
-    Ziegler et al. 2019, 'Fine-Tuning Language Models from Human Preferences', §2.2, where gain is 0.1.
+    Ziegler et al. 2019, 'Fine-Tuning Language Models from Human Preferences', §2.2, where gain is
+    0.1.
     """
 
     target: PositiveFloat = Field(description="of train/kl, nats per token")
-    gain: Annotated[float, Field(gt=0.0, le=1.0)] = Field(default=0.1, description="how fast the coefficient follows")
+    gain: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        default=0.1, description="how fast the coefficient follows"
+    )
 
 
 class KL(Section):
-    """The divergence KL(π ‖ π_ref) from the reference policy, which is the initial one; see docs/algorithms/ppo.md."""
+    """The divergence KL(π ‖ π_ref) from the reference policy, which is the initial one; see
+    docs/algorithms/ppo.md.
+    """
 
-    coef: NonNegativeFloat = Field(description="β, of the divergence of each token in nats; 0: no reference is loaded")
+    coef: NonNegativeFloat = Field(
+        description="β, of the divergence of each token in nats; 0: no reference is loaded"
+    )
     placement: Literal["reward", "loss"] = Field(
         default="loss",
-        description="subtract from the reward of each token, so that one pays for what follows it; or add to the loss, "
+        description="subtract from the reward of each token, so that one pays for what follows "
+        "it; or add to the loss, "
         "where a token pays for itself alone",
     )
-    adaptive: AdaptiveKL | None = Field(default=None, description="let coef, the first value, follow a target")
+    adaptive: AdaptiveKL | None = Field(
+        default=None, description="let coef, the first value, follow a target"
+    )
 
     @property
     def in_loss(self) -> bool:
@@ -57,7 +70,9 @@ class KL(Section):
 class RewardScaling(Section):
     """Linear map of rewards: source range, clamped, to target range."""
 
-    source: tuple[float, float] = Field(default=(0.0, 1.0), description="range of the rewards as given")
+    source: tuple[float, float] = Field(
+        default=(0.0, 1.0), description="range of the rewards as given"
+    )
     target: tuple[float, float] = Field(default=(-1.0, 1.0), description="what that range becomes")
 
     @rule
@@ -67,27 +82,42 @@ class RewardScaling(Section):
 
 
 class Overlong(Section):
-    """Soft overlong punishment (DAPO, Yu et al. 2025, eq. 13), linear over the last `buffer` tokens of `max_tokens`."""
+    """Soft overlong punishment (DAPO, Yu et al. 2025, eq. 13), linear over the last `buffer` tokens
+    of `max_tokens`.
+    """
 
-    buffer: PositiveInt = Field(description="tokens before sampling.max_tokens over which the penalty grows")
-    penalty: PositiveFloat = Field(default=1.0, description="of a response of sampling.max_tokens tokens")
+    buffer: PositiveInt = Field(
+        description="tokens before sampling.max_tokens over which the penalty grows"
+    )
+    penalty: PositiveFloat = Field(
+        default=1.0, description="of a response of sampling.max_tokens tokens"
+    )
 
 
 class DynamicSampling(Section):
-    """Sample until the step has enough prompts whose rewards differ (DAPO, Yu et al. 2025, §3.2)."""
+    """Sample until the step has enough prompts whose rewards differ (DAPO, Yu et al. 2025,
+    §3.2).
+    """
 
     max_batches: PositiveInt = Field(
-        default=10, description="give up, with an error, after so many batches of prompts in one step"
+        default=10,
+        description="give up, with an error, after so many batches of prompts in one step",
     )
 
 
 class CorrectionSection(Section):
-    """Importance weights from sampler to learner, for engines whose log-probabilities differ from the learner's."""
+    """Importance weights from sampler to learner, for engines whose log-probabilities differ from
+    the learner's.
+    """
 
     kind: Literal["token_tis", "sequence_tis", "icepop"] = Field(
-        description="truncated weights per token, or per sequence, or tokens masked outside of low to high"
+        description=(
+            "truncated weights per token, or per sequence, or tokens masked outside of low to high"
+        )
     )
-    high: PositiveFloat = Field(default=2.0, description="truncate (TIS) or mask (IcePop) ratios above this")
+    high: PositiveFloat = Field(
+        default=2.0, description="truncate (TIS) or mask (IcePop) ratios above this"
+    )
     low: NonNegativeFloat | None = Field(default=None, description="IcePop: mask ratios below this")
 
     @rule
@@ -95,35 +125,54 @@ class CorrectionSection(Section):
         if (self.kind == "icepop") != (self.low is not None):
             raise ValueError("low goes with kind: icepop, and only with it")
         if self.low is not None and self.low >= self.high:
-            raise ValueError(f"ratios from low to high are kept, but low is {self.low} and high {self.high}")
+            raise ValueError(
+                f"ratios from low to high are kept, but low is {self.low} and high {self.high}"
+            )
 
 
 class PolicyGradientSection(Section):
-    """Options of every algorithm that samples from the policy and improves it by the clipped objective."""
+    """Options of every algorithm that samples from the policy and improves it by the clipped
+    objective.
+    """
 
-    num_prompts_per_step: PositiveInt = Field(le=1_000_000, description="prompts that a step answers")
+    num_prompts_per_step: PositiveInt = Field(
+        le=1_000_000, description="prompts that a step answers"
+    )
     num_generations: PositiveInt = Field(default=1, description="responses per prompt")
     global_batch_size: PositiveInt = Field(description="responses per optimizer step")
     ppo_epochs: PositiveInt = Field(default=1, description="passes over the responses of a step")
-    whiten_advantages: bool = Field(default=True, description="advantages of a step get mean 0 and variance 1")
-    clip: PositiveFloat = Field(default=0.2, description="ratio is clipped to [1 − clip, 1 + clip_high]")
+    whiten_advantages: bool = Field(
+        default=True, description="advantages of a step get mean 0 and variance 1"
+    )
+    clip: PositiveFloat = Field(
+        default=0.2, description="ratio is clipped to [1 − clip, 1 + clip_high]"
+    )
     clip_high: PositiveFloat | None = Field(default=None, description="null: as clip")
     dual_clip: Annotated[float, Field(gt=1.0)] | None = Field(
         default=None, description="bound on the ratio where the advantage is negative"
     )
-    entropy_coef: NonNegativeFloat = Field(default=0.0, description="weight of the entropy bonus, per token")
-    kl: KL | None = Field(default=None, description="null: nothing holds the policy near its reference")
+    entropy_coef: NonNegativeFloat = Field(
+        default=0.0, description="weight of the entropy bonus, per token"
+    )
+    kl: KL | None = Field(
+        default=None, description="null: nothing holds the policy near its reference"
+    )
     reward_scaling: RewardScaling | None = None
     overlong_penalty: Overlong | None = None
     truncation_penalty: NonNegativeFloat = Field(
         default=0.0, description="subtracted from the reward of a truncated response"
     )
-    overlong_filtering: bool = Field(default=False, description="truncated responses leave the loss")
+    overlong_filtering: bool = Field(
+        default=False, description="truncated responses leave the loss"
+    )
     dynamic_sampling: DynamicSampling | None = None
     correction: CorrectionSection | None = None
     one_step_ahead: bool = Field(
         default=False,
-        description="while a step learns, the sampler generates the rollouts of the next step; needs a correction",
+        description=(
+            "while a step learns, the sampler generates the rollouts of the next step; "
+            "needs a correction"
+        ),
     )
     max_sequence_mismatch: Annotated[float, Field(ge=1.0)] | None = Field(
         default=None, description="drop responses whose mean exp|Δ| exceeds this"
@@ -148,7 +197,8 @@ class PolicyGradientSection(Section):
     def _older_weights_are_corrected_for(self) -> None:
         if self.one_step_ahead and self.correction is None:
             raise ValueError(
-                "one_step_ahead learns from responses of weights that are a step old, so they must be weighed; set "
+                "one_step_ahead learns from responses of weights that are a step old, so they "
+                "must be weighed; set "
                 "correction.kind=token_tis, or another kind"
             )
 
@@ -156,14 +206,16 @@ class PolicyGradientSection(Section):
     def _rewards_can_differ(self) -> None:
         if self.dynamic_sampling is not None and self.num_generations < 2:
             raise ValueError(
-                "dynamic_sampling compares the responses to a prompt, so num_generations must be 2 or more"
+                "dynamic_sampling compares the responses to a prompt, so num_generations must be "
+                "2 or more"
             )
 
     @rule
     def _batches_divide(self) -> None:
         if self.responses % self.global_batch_size:
             raise ValueError(
-                f"num_prompts_per_step × num_generations = {self.responses} responses do not divide into "
+                f"num_prompts_per_step × num_generations = {self.responses} responses do not "
+                "divide into "
                 f"global_batch_size = {self.global_batch_size}"
             )
 
@@ -175,7 +227,10 @@ class PolicyGradientRecipe(RewardedRecipe):
     """The key of the algorithm's own section."""
     environment: EnvironmentSection | None = Field(
         default=None,
-        description="answers each response, until an episode has ended; it rewards, too, where nothing else does",
+        description=(
+            "answers each response, until an episode has ended; it rewards, too, where "
+            "nothing else does"
+        ),
     )
     policy: Optimizer
 
@@ -224,7 +279,11 @@ class PolicyGradientRecipe(RewardedRecipe):
 
     @property
     def models(self) -> tuple[ModelRole, ...]:
-        return tuple(role for role in (self.policy_role, self.reference_role, self.reward_role) if role is not None)
+        return tuple(
+            role
+            for role in (self.policy_role, self.reference_role, self.reward_role)
+            if role is not None
+        )
 
     @property
     def largest_step(self) -> Load:
@@ -248,12 +307,18 @@ class PolicyGradientRecipe(RewardedRecipe):
     @property
     def inference(self) -> Inference:
         return Inference(
-            self.sampler, self.agreement, self.sampling, self.validation_sampling, self.options.one_step_ahead
+            self.sampler,
+            self.agreement,
+            self.sampling,
+            self.validation_sampling,
+            self.options.one_step_ahead,
         )
 
     @property
     def episode_judge(self) -> str | None:
-        """The option that scores episodes in place of their environment; None: the environment rewards."""
+        """The option that scores episodes in place of their environment; None: the environment
+        rewards.
+        """
         if self.reward_model is not None:
             return "reward_model"
         return None if self.reward is None else "reward"
@@ -263,7 +328,8 @@ class PolicyGradientRecipe(RewardedRecipe):
         count = (self.reward is not None) + (self.reward_model is not None)
         if count > 1 or (count == 0 and self.environment is None):
             raise ValueError(
-                "say one of reward and reward_model, or an environment that rewards, to score the responses"
+                "say one of reward and reward_model, or an environment that rewards, to score the "
+                "responses"
             )
 
     @rule
@@ -271,7 +337,8 @@ class PolicyGradientRecipe(RewardedRecipe):
         if self.options.one_step_ahead and self.judges:
             key = next(iter(self.judges))
             raise ValueError(
-                f"one_step_ahead samples while the learner works, and so would the model of {key}; let a server judge "
+                "one_step_ahead samples while the learner works, and so would the model of "
+                f"{key}; let a server judge "
                 f"({key}.sampler.backend=openai), or leave one_step_ahead off"
             )
 
@@ -279,7 +346,8 @@ class PolicyGradientRecipe(RewardedRecipe):
     def _a_learned_reward_is_held(self) -> None:
         if self.reward_model is not None and self.options.kl is None:
             raise ValueError(
-                "a reward model is right only near the answers that it was trained on, so say what moving away from "
+                "a reward model is right only near the answers that it was trained on, so say "
+                "what moving away from "
                 f"the reference costs: {self.section}.kl.coef=0.05, or 0 to do without"
             )
 
@@ -287,12 +355,21 @@ class PolicyGradientRecipe(RewardedRecipe):
     def _episodes_have_room(self) -> None:
         if self.environment is not None:
             self.environment.require_room("sampling", self.sampling.max_tokens)
-            self.environment.require_room("validation_sampling", self.validation_sampling.max_tokens)
-            for name, section in (("sampling", self.sampling), ("validation_sampling", self.validation_sampling)):
+            self.environment.require_room(
+                "validation_sampling", self.validation_sampling.max_tokens
+            )
+            for name, section in (
+                ("sampling", self.sampling),
+                ("validation_sampling", self.validation_sampling),
+            ):
                 if section.params().counts_response:
                     raise ValueError(
-                        f"{name}.presence_penalty and frequency_penalty count the tokens of one response, and an "
+                        f"{name}.presence_penalty and frequency_penalty count the tokens of one "
+                        "response, and an "
                         "episode has several; leave them at 0 with an environment"
                     )
         if self.environment is not None and self.options.overlong_penalty is not None:
-            raise ValueError("overlong_penalty is about the length of one response; leave it out with an environment")
+            raise ValueError(
+                "overlong_penalty is about the length of one response; leave it out with an "
+                "environment"
+            )

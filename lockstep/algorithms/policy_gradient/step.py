@@ -1,4 +1,6 @@
-"""The step that PPO and GRPO share: rollouts, shaping, importance weights, the reference policy, minibatches."""
+"""The step that PPO and GRPO share: rollouts, shaping, importance weights, the reference policy,
+minibatches.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,21 @@ from lockstep.losses.ppo import ClippedSurrogate
 from lockstep.monitor.agreement import Agreement
 from lockstep.objectives.divergence import k1
 from lockstep.objectives.masks import trainable
-from lockstep.objectives.mismatch import agreement, icepop, sequence_mismatch, sequence_tis, token_tis
+from lockstep.objectives.mismatch import (
+    agreement,
+    icepop,
+    sequence_mismatch,
+    sequence_tis,
+    token_tis,
+)
 from lockstep.objectives.shaping import overlong_penalty, scale_reward
 from lockstep.objectives.tally import Tally
 from lockstep.rollouts.rollout import RolloutCollector, Rollouts
 
-_FILE, _MAX_ERROR = "kl.json", 0.2  # beyond this error, relative to the target, the coefficient moves no faster
+_FILE, _MAX_ERROR = (
+    "kl.json",
+    0.2,
+)  # beyond this error, relative to the target, the coefficient moves no faster
 
 
 @dataclass
@@ -69,17 +80,22 @@ class KLCoefficient:
         return True
 
     def load(self, folder: Path) -> None:
-        """Restores β; see `Learner.load`. A run whose coefficient was fixed has none, and keeps the recipe's."""
+        """Restores β; see `Learner.load`.
+
+        A run whose coefficient was fixed has none, and keeps the recipe's.
+        """
         if folder.exists():
             self.value = float(json.loads((folder / _FILE).read_text(encoding="utf-8"))["coef"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyGradientWorkers:
-    """Models and data of a step: π, π_ref (only with a KL), the rollout collector, and the comparison with the sampler.
+    """Models and data of a step: π, π_ref (only with a KL), the rollout collector, and the
+    comparison with the sampler.
 
     Attributes:
-        agreement: None one step ahead, where rollouts are compared before the next ones are sampled.
+        agreement: None one step ahead, where rollouts are compared before the next ones are
+            sampled.
     """
 
     policy: Learner
@@ -121,7 +137,8 @@ class SampledStep:
         rollouts: Responses and their scores.
         position: Position in the data after the last prompt.
         metrics: Metrics of the rollouts, and of the weight sync before them.
-        read_N: Log-probabilities by which the sampler read some responses back, see `Agreement.read`; None: it did not.
+        read_N: Log-probabilities by which the sampler read some responses back, see
+            `Agreement.read`; None: it did not.
     """
 
     rollouts: Rollouts
@@ -130,14 +147,20 @@ class SampledStep:
     read_N: Tensor | None = None
 
 
-def sample_step(position: int, version: int, workers: PolicyGradientWorkers, settings: Settings) -> SampledStep:
+def sample_step(
+    position: int, version: int, workers: PolicyGradientWorkers, settings: Settings
+) -> SampledStep:
     """Samples responses from the current policy."""
     with workers.phase("generate"), workers.collector.engine.at(version) as refitted:
         return draw(position, refitted, workers, settings)
 
 
-def draw(position: int, refitted: Metrics, workers: PolicyGradientWorkers, settings: Settings) -> SampledStep:
-    """Samples responses to a step's prompts; with dynamic sampling keeps only prompts whose rewards differ."""
+def draw(
+    position: int, refitted: Metrics, workers: PolicyGradientWorkers, settings: Settings
+) -> SampledStep:
+    """Samples responses to a step's prompts; with dynamic sampling keeps only prompts whose rewards
+    differ.
+    """
     options, sample, sampling = settings.options, workers.collector, settings.sampling
     count, generations = options.num_prompts_per_step, options.num_generations
     if options.dynamic_sampling is None:
@@ -153,7 +176,8 @@ def draw(position: int, refitted: Metrics, workers: PolicyGradientWorkers, setti
 def prepare_batch(
     step: int, version: int, batch: Batch, workers: PolicyGradientWorkers, settings: Settings
 ) -> tuple[Batch, Metrics]:
-    """Adds the policy's log-probabilities and importance weights, and masks responses that the recipe leaves out.
+    """Adds the policy's log-probabilities and importance weights, and masks responses that the
+    recipe leaves out.
 
     Args:
         step: Steps done.
@@ -163,8 +187,8 @@ def prepare_batch(
         settings: Options.
 
     Returns:
-        The batch with `old_logprob`, `shaped_score` and `weight`, and with a reference `ref_logprob`, `kl`, and, where
-        the KL is part of the reward, `kl_penalty`; and metrics.
+        The batch with `old_logprob`, `shaped_score` and `weight`, and with a reference
+        `ref_logprob`, `kl`, and, where the KL is part of the reward, `kl_penalty`; and metrics.
     """
     with workers.phase("logprobs"):
         batch = _add_old_logprobs(step, batch, workers, settings)
@@ -183,12 +207,17 @@ def prepare_batch(
 
 
 def train_policy(
-    step: int, epoch: int, place: int, batch: Batch, workers: PolicyGradientWorkers, settings: Settings
+    step: int,
+    epoch: int,
+    place: int,
+    batch: Batch,
+    workers: PolicyGradientWorkers,
+    settings: Settings,
 ) -> Metrics:
     """Runs one optimizer step of the policy: number `place` of epoch `epoch`.
 
-    The first one still has the weights that sampled, so tokens that were not recomputed are compared there, before the
-    weights change.
+    The first one still has the weights that sampled, so tokens that were not recomputed are
+    compared there, before the weights change.
     """
     agreement, loss, compared = workers.agreement, policy_loss(settings), Metrics()
     if agreement is None or epoch or place or bool(batch["recomputed"].all()):
@@ -207,22 +236,32 @@ def train_policy(
 
 
 def minibatches(batch: Batch, size: int, seed: int, *when: int) -> Iterator[Batch]:
-    """Shuffles the sequences of a step by seed and `when`, and splits them into one minibatch per optimizer step."""
+    """Shuffles the sequences of a step by seed and `when`, and splits them into one minibatch per
+    optimizer step.
+    """
     order = keyed.permutation(len(batch), seed, "minibatches", *when)
     return (batch.select(rows) for rows in order.split(size))
 
 
 def of_epoch(metrics: Metrics, epoch: int, settings: Settings) -> Metrics:
     """Metrics of an epoch; where there are several epochs, also under the epoch's own name."""
-    return metrics if settings.options.ppo_epochs == 1 else metrics + metrics.with_prefix(f"epoch_{epoch + 1}")
+    return (
+        metrics
+        if settings.options.ppo_epochs == 1
+        else metrics + metrics.with_prefix(f"epoch_{epoch + 1}")
+    )
 
 
 def require_credit(batch: Batch) -> None:
-    """Raises NotFiniteError where advantages, or the squares of a critic's returns, are NaN or infinite."""
+    """Raises NotFiniteError where advantages, or the squares of a critic's returns, are NaN or
+    infinite.
+    """
     columns = [batch.token["advantage"]]
     if "return" in batch.token:
         columns.append(batch.token["return"].square())  # as the critic's loss takes them
-    require_finite("advantages", batch, *columns, cure="look at the sizes of rewards, values and kl.coef")
+    require_finite(
+        "advantages", batch, *columns, cure="look at the sizes of rewards, values and kl.coef"
+    )
 
 
 def measure_advantages(batch: Batch, advantage_N: Tensor) -> Metrics:
@@ -235,7 +274,9 @@ def measure_advantages(batch: Batch, advantage_N: Tensor) -> Metrics:
     ).with_prefix("train")
 
 
-def _add_old_logprobs(step: int, batch: Batch, workers: PolicyGradientWorkers, settings: Settings) -> Batch:
+def _add_old_logprobs(
+    step: int, batch: Batch, workers: PolicyGradientWorkers, settings: Settings
+) -> Batch:
     """Adds log π_old(y_t | x, y_<t)."""
     if workers.agreement is None:
         return batch.with_columns({"old_logprob": workers.policy.logprobs(batch)})
@@ -243,7 +284,9 @@ def _add_old_logprobs(step: int, batch: Batch, workers: PolicyGradientWorkers, s
 
 
 def _shape_scores(batch: Batch, settings: Settings) -> Batch:
-    """Shapes scores; masks responses without a verdict, and truncated ones where the recipe says so."""
+    """Shapes scores; masks responses without a verdict, and truncated ones where the recipe says
+    so.
+    """
     options, score_B, keep_B = settings.options, batch["score"], batch["score"].isfinite()
     if options.overlong_filtering:
         keep_B = keep_B & ~batch["truncated"]
@@ -260,10 +303,14 @@ def _shape_scores(batch: Batch, settings: Settings) -> Batch:
 
 
 def _correct_mismatch(batch: Batch, settings: Settings) -> tuple[Batch, Metrics]:
-    """Drops responses that sampler and learner disagree on, and weighs the rest where the recipe says so."""
+    """Drops responses that sampler and learner disagree on, and weighs the rest where the recipe
+    says so.
+    """
     metrics = Metrics()
     if settings.options.max_sequence_mismatch is not None:
-        error_B = sequence_mismatch(batch["old_logprob"], batch["sampler_logprob"], batch.mask, batch.lengths)
+        error_B = sequence_mismatch(
+            batch["old_logprob"], batch["sampler_logprob"], batch.mask, batch.lengths
+        )
         keep_B = error_B <= settings.options.max_sequence_mismatch
         batch = _keeping(batch, keep_B)
         metrics += Metrics({"agreement/sequences_masked": Sum((~keep_B).sum())})
@@ -274,13 +321,17 @@ def _correct_mismatch(batch: Batch, settings: Settings) -> tuple[Batch, Metrics]
     return batch.with_columns({"weight": weight_N}), metrics
 
 
-def _with_reference(batch: Batch, workers: PolicyGradientWorkers, settings: Settings) -> tuple[Batch, Metrics]:
+def _with_reference(
+    batch: Batch, workers: PolicyGradientWorkers, settings: Settings
+) -> tuple[Batch, Metrics]:
     section, coef = settings.options.kl, settings.kl
     if section is None or coef is None:
         return batch, Metrics()
     assert workers.reference is not None, "a KL needs a reference policy"
     with workers.phase("reference"):
-        ref_logprob_N = compute_logprobs(workers.reference, batch, "the reference policy")  # log π_ref(y_t | x, y_<t)
+        ref_logprob_N = compute_logprobs(
+            workers.reference, batch, "the reference policy"
+        )  # log π_ref(y_t | x, y_<t)
     kl_N = trainable(k1(batch["old_logprob"], ref_logprob_N), batch.mask)
     columns = {"ref_logprob": ref_logprob_N, "kl": kl_N}
     if not section.in_loss:
@@ -292,12 +343,16 @@ def _with_reference(batch: Batch, workers: PolicyGradientWorkers, settings: Sett
 
 
 def _measure_objective(batch: Batch, settings: Settings) -> Metrics:
-    """Metrics of the maximized objective: the shaped score less β·KL of all tokens per response; what was clamped."""
+    """Metrics of the maximized objective: the shaped score less β·KL of all tokens per response;
+    what was clamped.
+    """
     objective_B = batch["shaped_score"]
     if settings.kl is not None:
         objective_B = objective_B - settings.kl.value * batch.per_sample(batch["kl"])
     trained_B = batch.per_sample(batch.mask.float()) > 0
-    metrics = Metrics({"train/shaped_reward": Mean((objective_B * trained_B).sum(), trained_B.sum())})
+    metrics = Metrics(
+        {"train/shaped_reward": Mean((objective_B * trained_B).sum(), trained_B.sum())}
+    )
     if settings.options.reward_scaling is not None:
         low, high = settings.options.reward_scaling.source
         clamped_B = trained_B & ((batch["score"] < low) | (batch["score"] > high))
@@ -309,7 +364,9 @@ def policy_loss(settings: Settings) -> Loss:
     """The policy's loss in the current step."""
     if settings.kl is None or settings.options.kl is None or not settings.options.kl.in_loss:
         return settings.policy_loss
-    if isinstance(settings.policy_loss, ClippedSurrogate):  # which weighs and corrects both terms as one
+    if isinstance(
+        settings.policy_loss, ClippedSurrogate
+    ):  # which weighs and corrects both terms as one
         return replace(settings.policy_loss, kl_coef=settings.kl.value)
     return KLPenalizedLoss(settings.policy_loss, settings.kl.value)
 
@@ -340,7 +397,9 @@ def build_settings(
         sampling=recipe.sampling.params(stop_token_ids),
         seed=recipe.seed,
         num_logged_samples=recipe.run.num_logged_samples,
-        kl=KLCoefficient(options.kl.coef, options.kl.adaptive) if options.kl is not None and options.kl.coef else None,
+        kl=KLCoefficient(options.kl.coef, options.kl.adaptive)
+        if options.kl is not None and options.kl.coef
+        else None,
         policy_loss=recipe.policy_loss(),
     )
 

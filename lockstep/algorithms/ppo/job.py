@@ -16,7 +16,10 @@ from lockstep.rollouts.episodes import Episodes
 
 def open_ppo(recipe: PPORecipe, setup: Setup) -> Job:
     """Opens the models and data of PPO."""
-    critic, options = setup.learner(recipe.critic_role), build_settings(recipe, setup.source.stop_token_ids)
+    critic, options = (
+        setup.learner(recipe.critic_role),
+        build_settings(recipe, setup.source.stop_token_ids),
+    )
 
     def program(shared: PolicyGradientWorkers) -> AlgorithmParts:
         if recipe.ppo.bootstrap_truncated and recipe.episode_judge is None:
@@ -33,9 +36,13 @@ def open_ppo(recipe: PPORecipe, setup: Setup) -> Job:
 
 
 def _require_rewards_so_far(episodes: Episodes | None) -> None:
-    """Raises InputError if an episode that a limit ends has a whole reward already, to which no value may be added."""
+    """Raises InputError if an episode that a limit ends has a whole reward already, to which no
+    value may be added.
+    """
     if episodes is not None and not episodes.keeps_rewards:
         raise InputError(
-            f"ppo.bootstrap_truncated adds the critic's value to the rewards so far, but {episodes.describe_cut_off()}"
-            '; set it to false, or the attribute cut_off_reward of the environment\'s class to "as_is"'
+            "ppo.bootstrap_truncated adds the critic's value to the rewards so far, but "
+            f"{episodes.describe_cut_off()}"
+            "; set it to false, or the attribute cut_off_reward of the environment's class to "
+            '"as_is"'
         )

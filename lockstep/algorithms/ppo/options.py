@@ -15,12 +15,20 @@ from lockstep.config.sources import ModelFolder
 
 
 class PPOSection(PolicyGradientSection):
-    """Proximal policy optimization with a critic (Schulman et al. 2017); see docs/algorithms/ppo.md."""
+    """Proximal policy optimization with a critic (Schulman et al. 2017); see
+    docs/algorithms/ppo.md.
+    """
 
-    critic_warmup_steps: NonNegativeInt = Field(default=0, description="steps in which only the critic learns")
+    critic_warmup_steps: NonNegativeInt = Field(
+        default=0, description="steps in which only the critic learns"
+    )
     gamma: Probability = Field(default=1.0, description="discount per token")
-    gae_lambda: Probability = Field(default=0.95, description="λ of generalized advantage estimation")
-    gae_lambda_policy: Probability | None = Field(default=None, description="for advantages, where it differs (VAPO)")
+    gae_lambda: Probability = Field(
+        default=0.95, description="λ of generalized advantage estimation"
+    )
+    gae_lambda_policy: Probability | None = Field(
+        default=None, description="for advantages, where it differs (VAPO)"
+    )
     gae_lambda_value: Probability | None = Field(
         default=None, description="for the critic's returns, where it differs (VAPO: 1)"
     )
@@ -28,7 +36,8 @@ class PPOSection(PolicyGradientSection):
         default=0.0, description="advantages with λ = 1 − 1/(α·length) (VAPO: 0.05); 0: off"
     )
     bootstrap_truncated: bool = Field(
-        default=False, description="bootstrap the value of a truncated response from V of its last state"
+        default=False,
+        description="bootstrap the value of a truncated response from V of its last state",
     )
     value_clip: PositiveFloat | None = Field(default=0.2, description="null: plain squared error")
 
@@ -46,7 +55,9 @@ class PPOSection(PolicyGradientSection):
     @rule
     def _one_lambda_for_advantages(self) -> None:
         if self.length_adaptive_alpha and self.gae_lambda_policy is not None:
-            raise ValueError("length_adaptive_alpha sets λ by length, so gae_lambda_policy must be null")
+            raise ValueError(
+                "length_adaptive_alpha sets λ by length, so gae_lambda_policy must be null"
+            )
 
 
 class CriticSection(Optimizer):
@@ -54,7 +65,10 @@ class CriticSection(Optimizer):
 
     parallel: Parallel | None = Field(
         default=None,
-        description="layout of the critic, with as many ranks as learner.parallel has; null: that of learner.parallel",
+        description=(
+            "layout of the critic, with as many ranks as learner.parallel has; null: that "
+            "of learner.parallel"
+        ),
     )
 
 
@@ -76,16 +90,24 @@ class PPORecipe(PolicyGradientRecipe):
 
     @rule
     def _a_declared_reward_is_whole(self) -> None:
-        if self.ppo.bootstrap_truncated and self.reward is not None and isinstance(self.reward.cut_off, float):
+        if (
+            self.ppo.bootstrap_truncated
+            and self.reward is not None
+            and isinstance(self.reward.cut_off, float)
+        ):
             raise ValueError(
-                f"reward.cut_off={self.reward.cut_off:g} is the whole reward of a response that is cut off, and "
+                f"reward.cut_off={self.reward.cut_off:g} is the whole reward of a response that "
+                "is cut off, and "
                 "ppo.bootstrap_truncated adds the critic's value to it; set one of them"
             )
 
     @property
     def critic_role(self) -> ModelRole:
         """The critic V."""
-        path, own = None if self.critic_model is None else self.critic_model.path, self.critic.parallel
+        path, own = (
+            None if self.critic_model is None else self.critic_model.path,
+            self.critic.parallel,
+        )
         learner = self.learner if own is None else self.learner.lay_out(own, "critic.parallel")
         return ModelRole("critic", "value", learner, self.critic, path)
 

@@ -1,7 +1,7 @@
 """PPO with a critic: Schulman et al. 2017, Algorithm 1, for language models (Ouyang et al. 2022).
 
-A step of the decision process is a token that the policy chose. `learn` is the algorithm; `PPOSettings` holds the
-options, those that successors of the paper added among them, as values.
+A step of the decision process is a token that the policy chose. `learn` is the algorithm;
+`PPOSettings` holds the options, those that successors of the paper added among them, as values.
 """
 
 from __future__ import annotations
@@ -47,14 +47,20 @@ class PPOWorkers(PolicyGradientWorkers):
 PPOSettings = PolicyGradientSettings[PPOSection]
 
 
-def learn(step: int, sampled: SampledStep, workers: PPOWorkers, settings: PPOSettings) -> StepResult:
-    """The part of an iteration after sampling: compute values, estimate advantages, improve critic and policy."""
+def learn(
+    step: int, sampled: SampledStep, workers: PPOWorkers, settings: PPOSettings
+) -> StepResult:
+    """The part of an iteration after sampling: compute values, estimate advantages, improve critic
+    and policy.
+    """
     batch = sampled.rollouts.batch
     with workers.phase("values"):
         value_N, final_value_B = workers.critic.values(batch)  # V(x, y_<t)
     require_finite("the critic's values", batch, value_N, final_value_B)
     batch = batch.with_columns({"old_value": value_N}, {"final_value": final_value_B})
-    batch, preparation = prepare_batch(step, policy_version(step, settings.options), batch, workers, settings)
+    batch, preparation = prepare_batch(
+        step, policy_version(step, settings.options), batch, workers, settings
+    )
     batch, credit = with_advantages(batch, settings.options)
     require_credit(batch)
     metrics = sampled.metrics + preparation + credit
@@ -67,14 +73,18 @@ def learn(step: int, sampled: SampledStep, workers: PPOWorkers, settings: PPOSet
 
 
 def policy_version(step: int, ppo: PPOSection) -> int:
-    """The version of the policy's weights: how many of the first `step` steps trained the policy."""
+    """The version of the policy's weights: how many of the first `step` steps trained the
+    policy.
+    """
     return max(0, step - ppo.critic_warmup_steps)
 
 
 def with_advantages(batch: Batch, ppo: PPOSection) -> tuple[Batch, Metrics]:
-    """Advantages and returns by GAE (Schulman et al. 2016, eq. 16), each with its own λ where asked (VAPO, 2025).
+    """Advantages and returns by GAE (Schulman et al. 2016, eq. 16), each with its own λ where asked
+    (VAPO, 2025).
 
-    The score is the reward of the last token, less β·KL of every token where the KL is part of the reward.
+    The score is the reward of the last token, less β·KL of every token where the KL is part of the
+    reward.
     """
     reward_N = token_rewards(batch["shaped_score"], batch.mask, batch.lengths)
     if "kl_penalty" in batch.token:
@@ -85,10 +95,20 @@ def with_advantages(batch: Batch, ppo: PPOSection) -> tuple[Batch, Metrics]:
 
     def estimate(lam: float | Tensor) -> Tensor:
         value_N = batch["old_value"]
-        return gae(reward_N, value_N, batch.mask, batch.lengths, gamma=ppo.gamma, lam=lam, final_value_B=final_value_B)
+        return gae(
+            reward_N,
+            value_N,
+            batch.mask,
+            batch.lengths,
+            gamma=ppo.gamma,
+            lam=lam,
+            final_value_B=final_value_B,
+        )
 
     lam_value = ppo.gae_lambda if ppo.gae_lambda_value is None else ppo.gae_lambda_value
-    lam_policy: float | Tensor = ppo.gae_lambda if ppo.gae_lambda_policy is None else ppo.gae_lambda_policy
+    lam_policy: float | Tensor = (
+        ppo.gae_lambda if ppo.gae_lambda_policy is None else ppo.gae_lambda_policy
+    )
     if ppo.length_adaptive_alpha:
         lam_policy = length_adaptive_lambda(batch.mask, batch.lengths, ppo.length_adaptive_alpha)
     return_N = (estimate(lam_value) + batch["old_value"]) * batch.mask
@@ -96,11 +116,17 @@ def with_advantages(batch: Batch, ppo: PPOSection) -> tuple[Batch, Metrics]:
     metrics = measure_advantages(batch, advantage_N)
     if ppo.whiten_advantages:
         advantage_N = masked_whiten(advantage_N, batch.mask)
-    return batch.with_columns({"reward": reward_N, "advantage": advantage_N, "return": return_N}), metrics
+    return batch.with_columns(
+        {"reward": reward_N, "advantage": advantage_N, "return": return_N}
+    ), metrics
 
 
-def _train_epoch(batch: Batch, step: int, epoch: int, workers: PPOWorkers, settings: PPOSettings) -> Metrics:
-    """Trains one epoch; the policy goes first, since its comparison with the sampler may refuse the whole step."""
+def _train_epoch(
+    batch: Batch, step: int, epoch: int, workers: PPOWorkers, settings: PPOSettings
+) -> Metrics:
+    """Trains one epoch; the policy goes first, since its comparison with the sampler may refuse the
+    whole step.
+    """
     metrics = Metrics()
     order = minibatches(batch, settings.options.global_batch_size, settings.seed, step, epoch)
     for place, minibatch in enumerate(order):

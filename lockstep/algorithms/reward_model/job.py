@@ -1,6 +1,8 @@
-"""Setup of reward models (Ouyang et al. 2022, §3.5): the chosen answer is to score higher than the rejected one.
+"""Setup of reward models (Ouyang et al. 2022, §3.5): the chosen answer is to score higher than the
+rejected one.
 
-Bradley and Terry (1952): P(y_w ≻ y_l | x) = σ(r(x, y_w) − r(x, y_l)), whose likelihood is maximized.
+Bradley and Terry (1952): P(y_w ≻ y_l | x) = σ(r(x, y_w) − r(x, y_l)), whose likelihood is
+maximized.
 """
 
 from __future__ import annotations
@@ -15,4 +17,6 @@ from lockstep.losses.preference import BradleyTerry
 def open_reward_model(recipe: RewardModelRecipe, setup: Setup) -> Job:
     """Opens the reward model and its pairs."""
     options = recipe.reward_model
-    return open_pair_job(recipe, setup, BradleyTerry(options.margin, options.center_rewards_coefficient))
+    return open_pair_job(
+        recipe, setup, BradleyTerry(options.margin, options.center_rewards_coefficient)
+    )

@@ -12,14 +12,22 @@ from lockstep.config.section import rule
 
 
 class RewardModelSection(LearnedPairs):
-    """A reward model of pairs (Bradley and Terry 1952; Ouyang et al. 2022); see docs/algorithms/reward_model.md."""
+    """A reward model of pairs (Bradley and Terry 1952; Ouyang et al. 2022); see
+    docs/algorithms/reward_model.md.
+    """
 
     margin: bool = Field(
         default=False,
-        description="a chosen answer has to be better by the difference of the pair's scores (Touvron et al. 2023)",
+        description=(
+            "a chosen answer has to be better by the difference of the pair's scores "
+            "(Touvron et al. 2023)"
+        ),
     )
     center_rewards_coefficient: NonNegativeFloat = Field(
-        default=0.0, description="weight of (r_chosen + r_rejected)², which keeps rewards around 0 (Eisenstein 2023)"
+        default=0.0,
+        description=(
+            "weight of (r_chosen + r_rejected)², which keeps rewards around 0 (Eisenstein 2023)"
+        ),
     )
 
 
@@ -43,5 +51,6 @@ class RewardModelRecipe(PairsRecipe):
     def _margins_are_there(self) -> None:
         if self.reward_model.margin and not self.data.score_fields:
             raise ValueError(
-                "reward_model.margin reads scores; name their fields by data.chosen_score and data.rejected_score"
+                "reward_model.margin reads scores; name their fields by data.chosen_score and "
+                "data.rejected_score"
             )

@@ -63,28 +63,45 @@ class RankedAnswers:
 
     def _sample_row(self, prompt: int, pair: AnswerPair) -> dict[str, Any]:
         first = prompt * self.group
-        asked, scores = self.rollouts.prompts[first], [mean_score(one) for one in self.judged[first:][: self.group]]
-        row: dict[str, Any] = {"id": asked.id, "prompt": asked.text, "status": pair.status, "scores": scores}
+        asked, scores = (
+            self.rollouts.prompts[first],
+            [mean_score(one) for one in self.judged[first:][: self.group]],
+        )
+        row: dict[str, Any] = {
+            "id": asked.id,
+            "prompt": asked.text,
+            "status": pair.status,
+            "scores": scores,
+        }
         for name, place in (("chosen", pair.chosen), ("rejected", pair.rejected)):
             if place is not None:
                 judgements = self.judged[first + place].judgements
                 row[name] = self.rollouts.responses[first + place]
                 row[f"{name}_score"] = scores[place]
-                row[f"{name}_judgements"] = [one.answer.text for one in judgements if one.answer is not None]
+                row[f"{name}_judgements"] = [
+                    one.answer.text for one in judgements if one.answer is not None
+                ]
         return row
 
 
 def choose_pairs(
     rollouts: Rollouts, judged: Sequence[Judged[float]], length_control: float, group: int
 ) -> RankedAnswers:
-    """Chooses pairs from answers, `group` to each prompt, with length control ρ; see `objectives.pairing`."""
+    """Chooses pairs from answers, `group` to each prompt, with length control ρ; see
+    `objectives.pairing`.
+    """
     cut = rollouts.batch["truncated"].tolist()
     answers = [
         Candidate(own, not unfinished, mean_score(one), score_variance(one))
         for own, unfinished, one in zip(list_answers(rollouts.batch), cut, judged, strict=True)
     ]
-    pairs = [choose(answers[start : start + group], length_control) for start in range(0, len(answers), group)]
-    score_B = torch.tensor([float("nan") if answer.score is None else answer.score for answer in answers])
+    pairs = [
+        choose(answers[start : start + group], length_control)
+        for start in range(0, len(answers), group)
+    ]
+    score_B = torch.tensor(
+        [float("nan") if answer.score is None else answer.score for answer in answers]
+    )
     batch = rollouts.batch.with_columns(sample={"score": score_B})
     return RankedAnswers(Rollouts(batch, rollouts.prompts, rollouts.responses), judged, pairs)
 
@@ -113,7 +130,11 @@ def answer_metrics(rollouts: Rollouts, judged: Sequence[Judged[float]]) -> Metri
 
 
 def pair_metrics(pairs: Sequence[AnswerPair]) -> Metrics:
-    """Metrics of the pairs: `bad_samples_per_GBS` are prompts without a pair to learn from, also counted by cause."""
+    """Metrics of the pairs: `bad_samples_per_GBS` are prompts without a pair to learn from, also
+    counted by cause.
+    """
     found = Counter(pair.status for pair in pairs)
     bad = Metrics(bad_samples_per_GBS=Mean(len(pairs) - found["ok"], len(pairs)))
-    return bad + Metrics({f"pairs/{status}": Mean(found[status], len(pairs)) for status in _STATUSES})
+    return bad + Metrics(
+        {f"pairs/{status}": Mean(found[status], len(pairs)) for status in _STATUSES}
+    )

@@ -1,4 +1,6 @@
-"""Setup of self-rewarding training: the acting policy, the judge, and a recipe's options as values."""
+"""Setup of self-rewarding training: the acting policy, the judge, and a recipe's options as
+values.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ from lockstep.algorithms.rows import open_prompts
 from lockstep.algorithms.self_rewarding.meta import MetaJudging, Skill
 from lockstep.algorithms.self_rewarding.new_prompts import open_new_prompts
 from lockstep.algorithms.self_rewarding.options import SelfRewardingRecipe
-from lockstep.algorithms.self_rewarding.step import SelfRewardingSettings, SelfRewardingWorkers, self_rewarding_step
+from lockstep.algorithms.self_rewarding.step import (
+    SelfRewardingSettings,
+    SelfRewardingWorkers,
+    self_rewarding_step,
+)
 from lockstep.algorithms.self_rewarding.validation import measure_judges, open_twins, read_known
 from lockstep.algorithms.setup import Policy, Setup
 from lockstep.core.errors import InputError
@@ -42,7 +48,9 @@ def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
     """Opens the acting policy, the judges, and the learners."""
     options, size = recipe.self_rewarding, recipe.self_rewarding.global_batch_size
     policy, reference = setup.learner(recipe.policy_role), setup.learner(recipe.reference_role)
-    engine, actor = (build_engine(setup, learner, setup.sampler(learner)) for learner in (policy, reference))
+    engine, actor = (
+        build_engine(setup, learner, setup.sampler(learner)) for learner in (policy, reference)
+    )
 
     def answering(section: AskedSection, name: str) -> Answering:
         return setup.answering(section, Policy(actor.generate, setup.source), name)
@@ -63,7 +71,9 @@ def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
         phase=setup.phase,
         skill=Skill(setup.note),
         shared_folder=setup.folder / "handed_over",
-        new_prompts=open_new_prompts(recipe, prompts, settings.rows, actor, setup.source, setup.folder / "prompts"),
+        new_prompts=open_new_prompts(
+            recipe, prompts, settings.rows, actor, setup.source, setup.folder / "prompts"
+        ),
         first_iteration=first,
         agreement=agreement,
     )
@@ -105,7 +115,9 @@ def _open_meta_judge(
     )
 
 
-def _build_settings(recipe: SelfRewardingRecipe, prompts: int, setup: Setup) -> SelfRewardingSettings:
+def _build_settings(
+    recipe: SelfRewardingRecipe, prompts: int, setup: Setup
+) -> SelfRewardingSettings:
     """Converts a recipe's options to values, once, and notes how many prompts are left over.
 
     Raises:
@@ -114,7 +126,9 @@ def _build_settings(recipe: SelfRewardingRecipe, prompts: int, setup: Setup) -> 
     options, run = recipe.self_rewarding, recipe.run
     rows = _count_rows(recipe, prompts, setup.note)
     sampling = setup.source.sampling(recipe.sampling)
-    settings = SelfRewardingSettings(options, sampling, rows, run.max_epochs, run.num_logged_samples)
+    settings = SelfRewardingSettings(
+        options, sampling, rows, run.max_epochs, run.num_logged_samples
+    )
     total, size = rows * run.max_epochs, options.global_batch_size
     if total < size:
         raise InputError(
@@ -123,7 +137,8 @@ def _build_settings(recipe: SelfRewardingRecipe, prompts: int, setup: Setup) -> 
         )
     if total % size:
         setup.note(
-            f"{total % size} of the {total} prompts of an iteration will not be answered, since a step takes {size}; "
+            f"{total % size} of the {total} prompts of an iteration will not be answered, since a "
+            f"step takes {size}; "
             "choose a self_rewarding.global_batch_size that divides them"
         )
     return settings
@@ -137,7 +152,10 @@ def _count_rows(recipe: SelfRewardingRecipe, prompts: int, note: Callable[[str],
             return prompts
         case "split":
             if prompts % iterations:
-                note(f"{prompts % iterations} of {prompts} prompts are in none of {iterations} equal iterations")
+                note(
+                    f"{prompts % iterations} of {prompts} prompts are in none of {iterations} "
+                    "equal iterations"
+                )
             return prompts // iterations
         case "new":
             count = None if recipe.new_prompts is None else recipe.new_prompts.count
@@ -149,15 +167,25 @@ def _count_rows(recipe: SelfRewardingRecipe, prompts: int, note: Callable[[str],
 def _together(*measures: Validate | None) -> Validate | None:
     """Combines validations into one; None where there are none."""
     present = [measure for measure in measures if measure is not None]
-    return (lambda step: sum((measure(step) for measure in present), Validation(Metrics()))) if present else None
+    return (
+        (lambda step: sum((measure(step) for measure in present), Validation(Metrics())))
+        if present
+        else None
+    )
 
 
-def _true_worth(recipe: SelfRewardingRecipe, collector: RolloutCollector, setup: Setup) -> Validate | None:
-    """Builds the validation of the policy's answers to held-out prompts by a reward other than its own judgement."""
+def _true_worth(
+    recipe: SelfRewardingRecipe, collector: RolloutCollector, setup: Setup
+) -> Validate | None:
+    """Builds the validation of the policy's answers to held-out prompts by a reward other than its
+    own judgement.
+    """
     reward = recipe.validation_reward
     rows = None if reward is None else open_held_out(recipe, setup, reward)
     return validate_figures(
-        measure_answers(recipe, setup, rows, collector, recipe.validation_sampling, None, own=reward)
+        measure_answers(
+            recipe, setup, rows, collector, recipe.validation_sampling, None, own=reward
+        )
     )
 
 

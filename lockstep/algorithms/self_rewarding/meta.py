@@ -1,8 +1,9 @@
 """Meta-Rewarding (Wu et al. 2024): judgements are judged, and the better ones are trained on.
 
-The answers whose verdicts differ most are taken. Any two judgements of an answer battle in both orders, without
-their final scores, and the strongest and the weakest are a pair to learn from. All happens within a step, so
-nothing waits in a queue. Pairs are trained on only while the iteration's comparisons show skill (`Skill`).
+The answers whose verdicts differ most are taken. Any two judgements of an answer battle in both
+orders, without their final scores, and the strongest and the weakest are a pair to learn from. All
+happens within a step, so nothing waits in a queue. Pairs are trained on only while the iteration's
+comparisons show skill (`Skill`).
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class MetaJudging:
         judge: Decides which of two judgements is better.
         wins: Counts wins from the battles of a number of judgements.
         reasons: Strips the score from a judgement.
-        max_class_share: The greatest share of a step's pairs that may prefer judgements of the same score.
+        max_class_share: The greatest share of a step's pairs that may prefer judgements of the same
+            score.
         max_judgement_tokens: The longest judgement that may be preferred, tokens; None: any may.
     """
 
@@ -113,13 +115,17 @@ class JudgePair:
 def judge_pairs(
     ranked: RankedAnswers, room: int, meta: MetaJudging, step: int
 ) -> tuple[list[JudgePair], Metrics, Comparisons]:
-    """Pairs of judgements of a step's answers, at most `room`; metrics of the battles, and counts of them."""
+    """Pairs of judgements of a step's answers, at most `room`; metrics of the battles, and counts
+    of them.
+    """
     varied = _pick_doubted(ranked, meta.reasons)
     fitting = [one for one in varied if meta.judge.fits(_cases(one, step))]
     doubted = fitting[: _SPARE * room]
     judged = meta.judge([case for one in doubted for case in _cases(one, step)])
     fought = iter(judged)
-    battles: list[Battles] = [{order: next(iter(next(fought).values), None) for order in one.orders} for one in doubted]
+    battles: list[Battles] = [
+        {order: next(iter(next(fought).values), None) for order in one.orders} for one in doubted
+    ]
     found = [_best_and_worst(one, own, meta) for one, own in zip(doubted, battles, strict=True)]
     pairs = [pair for pair in found if pair is not None]
     places = balance([round(pair.chosen.score) for pair in pairs], room, meta.max_class_share)
@@ -132,17 +138,27 @@ def judge_pairs(
 def judge_batch(pairs: Sequence[JudgePair]) -> Batch:
     """Builds a batch of pairs of judgements, the better and the worse of each next to each other.
 
-    Their scores are those of an answer, not their own: for losses that read scores each pair is one point apart.
+    Their scores are those of an answer, not their own: for losses that read scores each pair is one
+    point apart.
     """
-    batch = build_batch([_tokens(one.answer) for pair in pairs for one in (pair.chosen, pair.rejected)])
-    sample = {"score": torch.tensor([1.0, 0.0]).repeat(len(pairs)), "judge_pair": torch.ones(len(batch)).bool()}
+    batch = build_batch(
+        [_tokens(one.answer) for pair in pairs for one in (pair.chosen, pair.rejected)]
+    )
+    sample = {
+        "score": torch.tensor([1.0, 0.0]).repeat(len(pairs)),
+        "judge_pair": torch.ones(len(batch)).bool(),
+    }
     return replace(batch.with_columns(sample=sample), group_size=2)
 
 
 def judge_pair_row(pair: JudgePair, decode: Callable[[Sequence[int]], str]) -> dict[str, Any]:
     """A pair of judgements as a row of JSON types."""
     prompt, _ = _tokens(pair.chosen.answer)
-    row: dict[str, Any] = {"id": f"{pair.doubted.prompt.id}, judged", "prompt": decode(prompt), "status": "judge_pair"}
+    row: dict[str, Any] = {
+        "id": f"{pair.doubted.prompt.id}, judged",
+        "prompt": decode(prompt),
+        "status": "judge_pair",
+    }
     row["scores"] = [one.score for one in pair.doubted.judgements]
     for name, one in (("chosen", pair.chosen), ("rejected", pair.rejected)):
         row |= {name: one.answer.text, f"{name}_score": one.score}
@@ -158,14 +174,20 @@ def _tokens(answer: Answer) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _pick_doubted(ranked: RankedAnswers, reasons: Callable[[str], str]) -> list[Doubted]:
-    """Picks for each prompt the finished answer whose verdicts vary most, if they do; the most varied first.
+    """Picks for each prompt the finished answer whose verdicts vary most, if they do; the most
+    varied first.
 
     An answer that was shortened for the judge is not picked.
     """
     rollouts, judged = ranked.rollouts, ranked.judged
     cut = rollouts.batch["truncated"].tolist()
-    variances = [0.0 if cut[i] or one.shortened else score_variance(one) or 0.0 for i, one in enumerate(judged)]
-    groups = (range(start, start + ranked.group) for start in range(0, len(variances), ranked.group))
+    variances = [
+        0.0 if cut[i] or one.shortened else score_variance(one) or 0.0
+        for i, one in enumerate(judged)
+    ]
+    groups = (
+        range(start, start + ranked.group) for start in range(0, len(variances), ranked.group)
+    )
     places = [max(group, key=variances.__getitem__) for group in groups]
     found = [
         Doubted(at, rollouts.prompts[at], rollouts.responses[at], _differing(judged[at], reasons))
@@ -190,13 +212,22 @@ def _cases(doubted: Doubted, step: int) -> list[Case]:
     prompt, texts = doubted.prompt, [one.reasons for one in doubted.judgements]
     place = prompt.id, doubted.place
     return [
-        meta_case(prompt.conversation, doubted.response, texts[i], texts[j], (step, *place, i, j), prompt.text)
+        meta_case(
+            prompt.conversation,
+            doubted.response,
+            texts[i],
+            texts[j],
+            (step, *place, i, j),
+            prompt.text,
+        )
         for i, j in doubted.orders
     ]
 
 
 def _best_and_worst(doubted: Doubted, battles: Battles, meta: MetaJudging) -> JudgePair | None:
-    """The strongest and the weakest judgement; None where either is tied, or both have the same score."""
+    """The strongest and the weakest judgement; None where either is tied, or both have the same
+    score.
+    """
     strength_P = bradley_terry(meta.wins(battles, len(doubted.judgements)))
     order = strength_P.argsort(descending=True, stable=True).tolist()
     ranked = strength_P[order].tolist()
@@ -210,8 +241,12 @@ def _best_and_worst(doubted: Doubted, battles: Battles, meta: MetaJudging) -> Ju
     return JudgePair(doubted, chosen, rejected, _ELO * (ranked[0] - ranked[-1]))
 
 
-def _measure_battles(battles: Sequence[Battles], compared: Comparisons, found: Sequence[JudgePair | None]) -> Metrics:
-    """Metrics of the meta-judge: wins of the first position, battles without a winner, gaps between winners."""
+def _measure_battles(
+    battles: Sequence[Battles], compared: Comparisons, found: Sequence[JudgePair | None]
+) -> Metrics:
+    """Metrics of the meta-judge: wins of the first position, battles without a winner, gaps between
+    winners.
+    """
     winners = [winner for own in battles for winner in own.values() if winner is not None]
     pairs = [pair for pair in found if pair is not None]
     return Metrics(
@@ -228,8 +263,8 @@ _FILE = "skill.json"
 class Skill:
     """The comparisons of an iteration so far, and what they show; part of a checkpoint.
 
-    All comparisons of an iteration are those of one meta-judge; the next iteration has another one, which must show
-    skill of its own.
+    All comparisons of an iteration are those of one meta-judge; the next iteration has another one,
+    which must show skill of its own.
 
     Args:
         note: Shows a line that stays.
@@ -247,9 +282,12 @@ class Skill:
         self._seen += found
         if is_first and found.total and not self._seen.show_skill:
             self._note(
-                f"iteration {iteration}: the meta-judge has named the same winner in both orders in {found.consistent} "
-                f"of {found.total} comparisons, where one that does not read them would in {found.by_chance:.0%}; its "
-                "pairs of judgements are left out until it shows skill (meta_judge/luck at most 0.01): if it does not, "
+                f"iteration {iteration}: the meta-judge has named the same winner in both orders "
+                f"in {found.consistent} "
+                f"of {found.total} comparisons, where one that does not read them would in "
+                f"{found.by_chance:.0%}; its "
+                "pairs of judgements are left out until it shows skill (meta_judge/luck at most "
+                "0.01): if it does not, "
                 "train it to compare judgements first, or turn use_meta_judge off"
             )
         return self._seen.show_skill
@@ -257,7 +295,11 @@ class Skill:
     def metrics(self) -> Metrics:
         """Metrics of the iteration so far."""
         told = Metrics(luck=Last(self._seen.luck))
-        return told + Metrics(consistent_by_chance=Last(self._seen.by_chance)) if self._seen.total else told
+        return (
+            told + Metrics(consistent_by_chance=Last(self._seen.by_chance))
+            if self._seen.total
+            else told
+        )
 
     def save(self, folder: Path) -> None:
         """Saves the counts; see `Learner.save`."""
@@ -269,7 +311,10 @@ class Skill:
         return True
 
     def load(self, folder: Path) -> None:
-        """Restores the counts; see `Learner.load`. A run that began without a meta-judge has none."""
+        """Restores the counts; see `Learner.load`.
+
+        A run that began without a meta-judge has none.
+        """
         if folder.exists():
             state = json.loads((folder / _FILE).read_text(encoding="utf-8"))
             self._iteration, self._seen = state["iteration"], Comparisons(**state["seen"])

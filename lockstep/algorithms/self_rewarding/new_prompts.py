@@ -1,7 +1,9 @@
-"""New prompts, written by the policy after examples: self-instruct (Wang et al. 2022, arXiv 2212.10560).
+"""New prompts, written by the policy after examples: self-instruct (Wang et al. 2022, arXiv
+2212.10560).
 
-Self-Rewarding makes each iteration's prompts this way (Yuan et al. 2024, §2.3); the words of the request are ours. The
-new prompts depend only on the weights, the prompts of the data, and the keys of the random numbers.
+Self-Rewarding makes each iteration's prompts this way (Yuan et al. 2024, §2.3); the words of the
+request are ours. The new prompts depend only on the weights, the prompts of the data, and the keys
+of the random numbers.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ from lockstep.system.whole_files import write_whole
 
 _EXAMPLES = 8
 _BLOCK = 1024
-_LIST = "\n\n".join(f"Request {number}:\n{{example_{number}}}" for number in range(1, _EXAMPLES + 1))
+_LIST = "\n\n".join(
+    f"Request {number}:\n{{example_{number}}}" for number in range(1, _EXAMPLES + 1)
+)
 WRITE = f"""\
 Below are {_EXAMPLES} requests to an assistant. Different people have written them, and none has to do with another.
 
@@ -45,9 +49,13 @@ assistant can answer it in writing. Write the request alone: no number in front 
 Request {_EXAMPLES + 1}:
 """
 
-Outcome = Literal["made", "request_too_long", "unfinished", "empty", "too_long", "known", "repeated"]
-"""Outcomes of an attempt: a prompt; no text, as the request was too long; or a text that was cut off, is empty, is
-longer than a prompt may be, is a prompt of the data, or was written before in this iteration."""
+Outcome = Literal[
+    "made", "request_too_long", "unfinished", "empty", "too_long", "known", "repeated"
+]
+"""Outcomes of an attempt: a prompt; no text, as the request was too long; or a text that was cut
+off, is empty, is longer than a prompt may be, is a prompt of the data, or was written before in
+this iteration.
+"""
 
 
 class TooFewPromptsError(RunError):
@@ -89,33 +97,52 @@ class PromptWriter:
             answers = self._ask(iteration, attempts)
             outcomes["request_too_long"] += len(attempts) - len(answers)
             for answer in answers:
-                text = "" if answer is None else self.answering.escape(drop_thought(answer.text).strip())
+                text = (
+                    ""
+                    if answer is None
+                    else self.answering.escape(drop_thought(answer.text).strip())
+                )
                 outcome = self._check(answer, text, found)
                 outcomes[outcome] += 1
                 if outcome == "made":
                     found[_mark(text)] = text
         if len(found) < count:
-            causes = ", ".join(f"{number} {one}" for one, number in outcomes.most_common() if number and one != "made")
+            causes = ", ".join(
+                f"{number} {one}"
+                for one, number in outcomes.most_common()
+                if number and one != "made"
+            )
             raise TooFewPromptsError(
-                f"iteration {iteration}: {limit} attempts gave {len(found)} new prompts of {count} ({causes}); look at "
+                f"iteration {iteration}: {limit} attempts gave {len(found)} new prompts of "
+                f"{count} ({causes}); look at "
                 "new_prompts.template and new_prompts.sampling, or raise new_prompts.max_attempts"
             )
         counts = {outcome: Sum(outcomes[outcome]) for outcome in get_args(Outcome)}
-        return [self.field.row(text) for text in found.values()], Metrics(attempts=Sum(outcomes.total()), **counts)
+        return [self.field.row(text) for text in found.values()], Metrics(
+            attempts=Sum(outcomes.total()), **counts
+        )
 
     def _ask(self, iteration: int, attempts: range) -> list[Answer | None]:
         """The replies to the requests that are not too long."""
         requests = [self._request(iteration, number) for number in attempts]
         keys = [keyed.key(self.seed, "new prompts", iteration, number) for number in attempts]
-        fitting = [place for place, excess in enumerate(self.answering.excesses(requests)) if not excess]
+        fitting = [
+            place for place, excess in enumerate(self.answering.excesses(requests)) if not excess
+        ]
         return self.answering.answers([requests[i] for i in fitting], [keys[i] for i in fitting])
 
     def _request(self, iteration: int, number: int) -> Conversation:
         """Builds a request, with examples sampled for this attempt."""
         names = self.template.fields
-        places = keyed.sample(len(self.prompts), len(names), self.seed, "examples", iteration, number)
-        texts = [self.answering.escape(self.field.text(row)) for row in self.prompts.contents(places)]
-        return ({"role": "user", "content": self.template.fill(dict(zip(names, texts, strict=True)))},)
+        places = keyed.sample(
+            len(self.prompts), len(names), self.seed, "examples", iteration, number
+        )
+        texts = [
+            self.answering.escape(self.field.text(row)) for row in self.prompts.contents(places)
+        ]
+        return (
+            {"role": "user", "content": self.template.fill(dict(zip(names, texts, strict=True)))},
+        )
 
     def _check(self, answer: Answer | None, text: str, found: Mapping[int, str]) -> Outcome:
         if answer is None or not answer.finished:
@@ -131,8 +158,15 @@ class PromptWriter:
     @cached_property
     def _data_marks(self) -> set[int]:
         """Hashes of the data's prompts."""
-        blocks = (range(len(self.prompts))[start : start + _BLOCK] for start in range(0, len(self.prompts), _BLOCK))
-        return {_mark(self.field.text(row)) for places in blocks for row in self.prompts.contents(places)}
+        blocks = (
+            range(len(self.prompts))[start : start + _BLOCK]
+            for start in range(0, len(self.prompts), _BLOCK)
+        )
+        return {
+            _mark(self.field.text(row))
+            for places in blocks
+            for row in self.prompts.contents(places)
+        }
 
 
 def _mark(text: str) -> int:
@@ -141,11 +175,18 @@ def _mark(text: str) -> int:
 
 
 NewPrompts = Callable[[int, int], tuple[Prompts, Metrics]]
-"""Prompts of an iteration, and metrics of their generation, by its number and the version of its first weights."""
+"""Prompts of an iteration, and metrics of their generation, by its number and the version of its
+first weights.
+"""
 
 
 def open_new_prompts(
-    recipe: SelfRewardingRecipe, prompts: Prompts, count: int, engine: SamplerSession, source: ModelSource, folder: Path
+    recipe: SelfRewardingRecipe,
+    prompts: Prompts,
+    count: int,
+    engine: SamplerSession,
+    source: ModelSource,
+    folder: Path,
 ) -> NewPrompts | None:
     """Opens the writer of new prompts, if the recipe has one; the current iteration's are cached.
 
@@ -166,9 +207,13 @@ def open_new_prompts(
     tokens = section.max_prompt_tokens + section.sampling.max_tokens
     source.require_room("new_prompts.max_prompt_tokens + new_prompts.sampling.max_tokens", tokens)
     template = _open_template(section, len(prompts))
-    reader = Reader(source.tokenizer, is_chat(data), section.max_prompt_tokens, "data", data.template_args)
+    reader = Reader(
+        source.tokenizer, is_chat(data), section.max_prompt_tokens, "data", data.template_args
+    )
     answering = SamplerAnswers(engine.generate, reader, source.sampling(section.sampling))
-    writer = PromptWriter(answering, template, prompts, text_field(data), section.max_attempts, recipe.seed)
+    writer = PromptWriter(
+        answering, template, prompts, text_field(data), section.max_attempts, recipe.seed
+    )
     without_answers = data.model_copy(update={"answer": ""})
 
     @lru_cache(maxsize=1)
@@ -178,7 +223,9 @@ def open_new_prompts(
         folder.mkdir(exist_ok=True)
         path = folder / f"iteration_{iteration:03d}.jsonl"
         write_whole(path, (orjson.dumps(row) + b"\n" for row in rows))
-        return open_prompts(FileGroup((path,)), without_answers, source.tokenizer), metrics.with_prefix("prompts")
+        return open_prompts(
+            FileGroup((path,)), without_answers, source.tokenizer
+        ), metrics.with_prefix("prompts")
 
     return write
 
@@ -187,10 +234,13 @@ def _open_template(section: NewPromptsSection, prompts: int) -> Template:
     """The template of the request, whose fields are {example_1}, {example_2} and so on."""
     text = WRITE if section.template is None else section.template
     count = max(1, len(set(fields(text))))
-    template = Template(text, tuple(f"example_{number}" for number in range(1, count + 1)), "new_prompts.template")
+    template = Template(
+        text, tuple(f"example_{number}" for number in range(1, count + 1)), "new_prompts.template"
+    )
     if prompts < count:
         raise InputError(
-            f"new_prompts.template shows {count} prompts, but the data has {prompts}; bring more, or write a template "
+            f"new_prompts.template shows {count} prompts, but the data has {prompts}; bring more, "
+            "or write a template "
             "that shows fewer"
         )
     return template

@@ -27,39 +27,54 @@ class SelfRewardingSection(PreferenceSection):
     """Self-rewarding training (Yuan et al. 2024); see docs/guides/self_rewarding.md."""
 
     max_iterations: PositiveInt = Field(
-        le=10_000, default=3, description="rounds; at the end of each, the policy becomes the reference"
+        le=10_000,
+        default=3,
+        description="rounds; at the end of each, the policy becomes the reference",
     )
-    global_batch_size: PositiveInt = Field(description="prompts, and so at most pairs, per optimizer step")
-    num_responses_to_gen: Annotated[int, Field(ge=2)] = Field(default=4, description="answers to each prompt")
+    global_batch_size: PositiveInt = Field(
+        description="prompts, and so at most pairs, per optimizer step"
+    )
+    num_responses_to_gen: Annotated[int, Field(ge=2)] = Field(
+        default=4, description="answers to each prompt"
+    )
     length_control: Control | tuple[Control, ...] = Field(
         default=0.0,
-        description="ρ: of answers scored within this share of the range, prefer the shortest and reject the longest; "
+        description="ρ: of answers scored within this share of the range, prefer the shortest and "
+        "reject the longest; "
         "a list has one for each iteration",
     )
     ref_policy_kl_penalty: PositiveFloat | tuple[PositiveFloat, ...] = Field(
-        default=0.1, description="β: how dear it is to move away from the reference; a list has one for each iteration"
+        default=0.1,
+        description=(
+            "β: how dear it is to move away from the reference; a list has one for each iteration"
+        ),
     )
     prompt_source: Literal["same", "split", "new"] = Field(
         default="same",
-        description="prompts of an iteration: all, a share of its own that no other has, or new ones that the policy "
+        description="prompts of an iteration: all, a share of its own that no other has, or new "
+        "ones that the policy "
         "of its beginning writes (`new_prompts`)",
     )
     first_iteration_sft: bool = Field(
-        default=False, description="the first iteration is SFT on the data's own answers; nothing is judged in it"
+        default=False,
+        description="the first iteration is SFT on the data's own answers; nothing is judged in it",
     )
     use_meta_judge: bool = Field(
         default=False,
-        description="Meta-Rewarding (Wu et al. 2024): judgements are judged, too, and learned from in pairs; section "
+        description="Meta-Rewarding (Wu et al. 2024): judgements are judged, too, and learned "
+        "from in pairs; section "
         "meta_judge says how",
     )
     meta_judge_pcnt: Control | tuple[Control, ...] = Field(
         default=0.15,
-        description="largest share of pairs of judgements among all pairs of a step; a list has one for each "
+        description="largest share of pairs of judgements among all pairs of a step; a list has "
+        "one for each "
         "iteration, 0 for those without any",
     )
     meta_max_relative_pcnt: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
         default=0.4,
-        description="of a step's pairs of judgements, no more than this share prefer a judgement of one and the same "
+        description="of a step's pairs of judgements, no more than this share prefer a judgement "
+        "of one and the same "
         "score; one of each may always be there",
     )
 
@@ -72,7 +87,9 @@ class SelfRewardingSection(PreferenceSection):
         return _of(self.ref_policy_kl_penalty, iteration)
 
     def room_for_judge_pairs(self, iteration: int, answer_pairs: int) -> int:
-        """Greatest number of pairs of judgements beside a number of pairs of answers, by their share of all pairs."""
+        """Greatest number of pairs of judgements beside a number of pairs of answers, by their
+        share of all pairs.
+        """
         share = _of(self.meta_judge_pcnt, iteration) if self.use_meta_judge else 0.0
         return int(share / (1 - share) * answer_pairs + 1e-9)
 
@@ -87,23 +104,33 @@ class SelfRewardingSection(PreferenceSection):
             values = getattr(self, name)
             if isinstance(values, tuple) and len(values) != self.max_iterations:
                 raise ValueError(
-                    f"{name} has {len(values)} values for max_iterations = {self.max_iterations}; give one for each "
+                    f"{name} has {len(values)} values for max_iterations = {self.max_iterations}; "
+                    "give one for each "
                     "iteration, or a single one"
                 )
 
     @rule
     def _judge_pairs_are_asked_for(self) -> None:
-        names = [name for name in ("meta_judge_pcnt", "meta_max_relative_pcnt") if name in self.model_fields_set]
+        names = [
+            name
+            for name in ("meta_judge_pcnt", "meta_max_relative_pcnt")
+            if name in self.model_fields_set
+        ]
         if names and "use_meta_judge" not in self.model_fields_set:
-            raise ValueError(f"{names[0]} is of pairs of judgements; say use_meta_judge as well, true or false")
+            raise ValueError(
+                f"{names[0]} is of pairs of judgements; say use_meta_judge as well, true or false"
+            )
 
     @rule
     def _judge_pairs_have_room(self) -> None:
         rewarded = range(int(self.first_iteration_sft), self.max_iterations)
-        room = any(self.room_for_judge_pairs(iteration, self.global_batch_size) for iteration in rewarded)
+        room = any(
+            self.room_for_judge_pairs(iteration, self.global_batch_size) for iteration in rewarded
+        )
         if self.use_meta_judge and not room:
             raise ValueError(
-                f"meta_judge_pcnt leaves no room for a pair of judgements beside {self.global_batch_size} pairs of "
+                "meta_judge_pcnt leaves no room for a pair of judgements beside "
+                f"{self.global_batch_size} pairs of "
                 "answers; raise it or global_batch_size, or turn use_meta_judge off"
             )
 
@@ -111,10 +138,13 @@ class SelfRewardingSection(PreferenceSection):
 class KnownSection(Section):
     """Judgements that are known to be right, on which the policy is validated as a judge."""
 
-    judgements: RowsPath | None = Field(default=None, description="file of rows with prompt, response and score")
+    judgements: RowsPath | None = Field(
+        default=None, description="file of rows with prompt, response and score"
+    )
     comparisons: RowsPath | None = Field(
         default=None,
-        description="with use_meta_judge: file of rows with prompt, response, judgement_a, judgement_b, and A or B as "
+        description="with use_meta_judge: file of rows with prompt, response, judgement_a, "
+        "judgement_b, and A or B as "
         "winner",
     )
 
@@ -126,7 +156,10 @@ class WritingSampling(Sampling):
         default=0.6, description="0: greedy, where only the examples make a difference"
     )
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        default=0.9, description="as for answers: the fewest likeliest tokens that together have this probability"
+        default=0.9,
+        description=(
+            "as for answers: the fewest likeliest tokens that together have this probability"
+        ),
     )
 
 
@@ -138,13 +171,19 @@ class NewPromptsSection(Section):
     )
     template: str | None = Field(
         default=None,
-        description="the request, with {example_1}, {example_2} … where prompts of the data go, as many as it shows; "
+        description="the request, with {example_1}, {example_2} … where prompts of the data go, "
+        "as many as it shows; "
         "null: one of ours, with eight",
     )
     sampling: WritingSampling
-    max_prompt_tokens: PositiveInt = Field(description="a longer request, examples included, is counted and not sent")
+    max_prompt_tokens: PositiveInt = Field(
+        description="a longer request, examples included, is counted and not sent"
+    )
     max_attempts: PositiveInt = Field(
-        default=4, description="requests for each prompt that is wanted, at most; too few prompts stop the run"
+        default=4,
+        description=(
+            "requests for each prompt that is wanted, at most; too few prompts stop the run"
+        ),
     )
 
 
@@ -155,7 +194,9 @@ class SelfRewardingRecipe(SampledRecipe):
     steps_and_epochs = True  # epochs are of an iteration, steps of the run
     self_rewarding: SelfRewardingSection
     judge: JudgeSection
-    meta_judge: MetaJudgeSection | None = Field(default=None, description="with use_meta_judge: judge of judgements")
+    meta_judge: MetaJudgeSection | None = Field(
+        default=None, description="with use_meta_judge: judge of judgements"
+    )
     new_prompts: NewPromptsSection | None = Field(
         default=None, description="how prompts are written, with self_rewarding.prompt_source=new"
     )
@@ -163,20 +204,30 @@ class SelfRewardingRecipe(SampledRecipe):
     optimizer: Optimizer
     validation_reward: RewardSection | None = Field(
         default=None,
-        description="the reward of answers to held-out prompts; null: only the judges of training judge them",
+        description=(
+            "the reward of answers to held-out prompts; null: only the judges of training "
+            "judge them"
+        ),
     )
-    validation_sampling: RepeatedSampling | None = Field(default=None, description="the distribution of those answers")
+    validation_sampling: RepeatedSampling | None = Field(
+        default=None, description="the distribution of those answers"
+    )
     known: KnownSection = KnownSection()
 
     @rule
     def _answers_differ(self) -> None:
         if self.sampling.temperature == 0:
-            raise ValueError("sampling.temperature 0 gives the same answer every time, and pairs need two")
+            raise ValueError(
+                "sampling.temperature 0 gives the same answer every time, and pairs need two"
+            )
 
     @rule
     def _prompts_are_gone_through_once(self) -> None:
         if self.self_rewarding.prompt_source == "split" and self.run.max_epochs > 1:
-            raise ValueError("prompt_source=split gives each iteration prompts of its own, once; leave max_epochs at 1")
+            raise ValueError(
+                "prompt_source=split gives each iteration prompts of its own, once; leave "
+                "max_epochs at 1"
+            )
 
     @rule
     def _new_prompts_are_the_judges(self) -> None:
@@ -190,20 +241,27 @@ class SelfRewardingRecipe(SampledRecipe):
     def _judgements_can_be_learned_from(self) -> None:
         if self.self_rewarding.use_meta_judge != (self.meta_judge is not None):
             raise ValueError(
-                "self_rewarding.use_meta_judge and the section meta_judge go together; say both, or none (the recipe "
+                "self_rewarding.use_meta_judge and the section meta_judge go together; say both, "
+                "or none (the recipe "
                 "self_rewarding_meta_llama3_8b shows the section)"
             )
         if self.meta_judge is None:
             if self.known.comparisons is not None:
-                raise ValueError("known.comparisons measures a meta-judge, and there is none; set use_meta_judge")
+                raise ValueError(
+                    "known.comparisons measures a meta-judge, and there is none; set use_meta_judge"
+                )
             return
         if not self.judge.is_policy:
             raise ValueError(
-                "use_meta_judge trains the policy to judge, so the policy must be the judge; leave judge.path and "
+                "use_meta_judge trains the policy to judge, so the policy must be the judge; "
+                "leave judge.path and "
                 "judge.sampler out"
             )
         if self.judge.num_evals_to_average < 2:
-            raise ValueError("use_meta_judge compares judgements of one answer; raise judge.num_evals_to_average to 2")
+            raise ValueError(
+                "use_meta_judge compares judgements of one answer; raise "
+                "judge.num_evals_to_average to 2"
+            )
 
     @rule
     def _validation_is_whole(self) -> None:
@@ -226,20 +284,28 @@ class SelfRewardingRecipe(SampledRecipe):
     @property
     def judges(self) -> dict[str, AskedSection]:
         sections = {"judge": self.judge, "meta_judge": self.meta_judge}
-        return {name: section for name, section in sections.items() if section is not None and section.has_engine}
+        return {
+            name: section
+            for name, section in sections.items()
+            if section is not None and section.has_engine
+        }
 
     @rule
     def _one_judge_judges(self) -> None:
         section = self.validation_reward
         for key, leaf in section.leaves("validation_reward") if section is not None else ():
             if leaf.judge is not None:
-                raise ValueError(f"{key}.judge: here the section judge judges; let {key} be another reward")
+                raise ValueError(
+                    f"{key}.judge: here the section judge judges; let {key} be another reward"
+                )
 
     @property
     def largest_step(self) -> Load:
         rows = self.self_rewarding.global_batch_size
         answer = self.data.max_prompt_tokens + self.sampling.max_tokens
-        asked = [section for section in (self.judge, self.meta_judge) if section and section.is_policy]
+        asked = [
+            section for section in (self.judge, self.meta_judge) if section and section.is_policy
+        ]
         judged = [section.max_prompt_tokens + section.sampling.max_tokens for section in asked]
         longest = max(answer, judged[0]) if self.meta_judge is not None else answer
         return Load(longest, 2, rows, scored=rows, generated=max([answer, *judged]))

@@ -1,9 +1,10 @@
 """Self-rewarding training: Yuan et al. 2024, with the length control of Wu et al. 2024.
 
-The model answers, judges its own answers, and learns from the best and the worst by DPO; with a meta-judge it learns to
-judge, too. An iteration goes through the prompts; the policy at its beginning is the reference, which also acts and
-judges. It is replaced when the next iteration begins, not when this one ends, so that figures at the end of an
-iteration are measured against the policy that wrote its answers.
+The model answers, judges its own answers, and learns from the best and the worst by DPO; with a
+meta-judge it learns to judge, too. An iteration goes through the prompts; the policy at its
+beginning is the reference, which also acts and judges. It is replaced when the next iteration
+begins, not when this one ends, so that figures at the end of an iteration are measured against the
+policy that wrote its answers.
 """
 
 from __future__ import annotations
@@ -45,10 +46,12 @@ from lockstep.rollouts.rollout import RolloutCollector
 
 @dataclass(frozen=True)
 class SelfRewardingWorkers:
-    """Models and data of a step: π, the frozen π_ref, the rollout collector, and the judges, which may be π itself.
+    """Models and data of a step: π, the frozen π_ref, the rollout collector, and the judges, which
+    may be π itself.
 
     Attributes:
-        shared_folder: A folder inside the run's, which all machines share; it exists while weights are handed over.
+        shared_folder: A folder inside the run's, which all machines share; it exists while weights
+            are handed over.
         new_prompts: Writes the prompts of an iteration; None: the prompts are those of the data.
         first_iteration: A step of the first iteration, if that is SFT.
         skill: What the meta-judge's comparisons have shown.
@@ -109,7 +112,9 @@ class SelfRewardingSettings:
 def self_rewarding_step(
     step: int, position: int, workers: SelfRewardingWorkers, settings: SelfRewardingSettings
 ) -> StepResult:
-    """Runs one optimizer step; when an iteration after the first begins, the policy becomes the reference."""
+    """Runs one optimizer step; when an iteration after the first begins, the policy becomes the
+    reference.
+    """
     iteration = step // settings.steps_per_iteration
     if iteration and step == settings.beginning(step):
         with workers.phase("reference"):
@@ -119,7 +124,12 @@ def self_rewarding_step(
         result = workers.first_iteration(step, position)
     else:
         result = _learn_from_own_judgement(step, position, workers, settings)
-    done = Metrics({"train/iteration": Last(float(iteration)), "train/epoch": Last(float(settings.epoch(step)))})
+    done = Metrics(
+        {
+            "train/iteration": Last(float(iteration)),
+            "train/epoch": Last(float(settings.epoch(step))),
+        }
+    )
     return replace(result, metrics=result.metrics + done, position=settings.position(step + 1))
 
 
@@ -136,7 +146,9 @@ class JudgedAnswers:
     metrics: Metrics
 
     def batch(self) -> Batch:
-        """All pairs to learn from; the column `judge_pair` tells them apart, where there are both."""
+        """All pairs to learn from; the column `judge_pair` tells them apart, where there are
+        both.
+        """
         batch = self.answers.batch()
         if not self.judgements:
             return batch
@@ -152,7 +164,8 @@ def answer_and_judge(
     workers: SelfRewardingWorkers,
     settings: SelfRewardingSettings,
 ) -> JudgedAnswers:
-    """Runs all of a step that comes before the update: answer, judge, choose; the sampler's session is open.
+    """Runs all of a step that comes before the update: answer, judge, choose; the sampler's session
+    is open.
 
     Args:
         rows: Rows of the prompts.
@@ -164,10 +177,14 @@ def answer_and_judge(
     """
     options = settings.options
     with workers.phase("generate"):  # y₁ … y_N ~ π_ref(· | x)
-        rollouts = collector.collect(rows.start, len(rows), settings.sampling, options.num_responses_to_gen)
+        rollouts = collector.collect(
+            rows.start, len(rows), settings.sampling, options.num_responses_to_gen
+        )
     with workers.phase("judge"):  # s_n = mean of k verdicts of π_ref on (x, y_n)
         judged = judge_answers(rollouts, workers.judge, key)
-    answers = choose_pairs(rollouts, judged, options.length_control_of(iteration), options.num_responses_to_gen)
+    answers = choose_pairs(
+        rollouts, judged, options.length_control_of(iteration), options.num_responses_to_gen
+    )
     judgements, metrics = _judge_judgements(iteration, key, answers, workers, options)
     metrics += judge_metrics(judged).with_prefix("judge")
     metrics += (answer_metrics(rollouts, judged) + pair_metrics(answers.pairs)).with_prefix("train")
@@ -188,14 +205,19 @@ def _learn_from_own_judgement(
         metrics += workers.agreement.compare(step + 1, version, batch)
     metrics += _train_on_pairs(found.batch(), workers, settings, iteration)
     samples = found.answers.sample_rows(settings.num_logged_samples)
-    samples += [judge_pair_row(pair, collector.decode) for pair in found.judgements[: settings.num_logged_samples]]
+    samples += [
+        judge_pair_row(pair, collector.decode)
+        for pair in found.judgements[: settings.num_logged_samples]
+    ]
     return StepResult(metrics, rows.stop, batch.tokens.numel(), samples)
 
 
 def _asking(
     step: int, workers: SelfRewardingWorkers, settings: SelfRewardingSettings
 ) -> tuple[RolloutCollector, Metrics]:
-    """The collector for the prompts of a step's iteration; at its beginning, with metrics of new prompts."""
+    """The collector for the prompts of a step's iteration; at its beginning, with metrics of new
+    prompts.
+    """
     if workers.new_prompts is None:
         return workers.collector, Metrics()
     began = settings.beginning(step)
@@ -205,9 +227,15 @@ def _asking(
 
 
 def _judge_judgements(
-    iteration: int, key: int, answers: RankedAnswers, workers: SelfRewardingWorkers, options: SelfRewardingSection
+    iteration: int,
+    key: int,
+    answers: RankedAnswers,
+    workers: SelfRewardingWorkers,
+    options: SelfRewardingSection,
 ) -> tuple[list[JudgePair], Metrics]:
-    """Makes pairs of judgements, at most as many as there is room for; none while the meta-judge shows no skill."""
+    """Makes pairs of judgements, at most as many as there is room for; none while the meta-judge
+    shows no skill.
+    """
     room = options.room_for_judge_pairs(iteration, answers.usable)
     if workers.meta is None or not room:
         return [], Metrics()
@@ -216,7 +244,9 @@ def _judge_judgements(
     kept = found if workers.skill.show(iteration, compared) else []
     metrics += workers.skill.metrics() + Metrics(left_out=Sum(len(found) - len(kept)))
     total = answers.usable + len(kept)
-    return kept, metrics.with_prefix("meta_judge") + Metrics({"train/judge_pair_share": Mean(len(kept), total)})
+    return kept, metrics.with_prefix("meta_judge") + Metrics(
+        {"train/judge_pair_share": Mean(len(kept), total)}
+    )
 
 
 def _train_on_pairs(

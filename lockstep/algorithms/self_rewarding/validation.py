@@ -1,4 +1,6 @@
-"""Validation of a self-rewarding run: held-out prompts, chosen as in training, and judges on known judgements."""
+"""Validation of a self-rewarding run: held-out prompts, chosen as in training, and judges on known
+judgements.
+"""
 
 from __future__ import annotations
 
@@ -35,24 +37,32 @@ from lockstep.rollouts.sampler_session import SamplerSession
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Held-out prompts with the interface of training prompts: by position, in the order of their file."""
+    """Held-out prompts with the interface of training prompts: by position, in the order of their
+    file.
+    """
 
     prompts: Sequence[Prompt]
     answer: Callable[[Prompt], str]
 
     def at(self, position: int, count: int, seed: int) -> list[Prompt]:
-        """The prompts `position` … `position + count − 1`, fewer at the end; in the same order for every seed."""
+        """The prompts `position` … `position + count − 1`, fewer at the end; in the same order for
+        every seed.
+        """
         return list(self.prompts[position : position + count])
 
 
 def open_twins(
-    recipe: SelfRewardingRecipe, prompts: Prompts | None, workers: SelfRewardingWorkers, settings: SelfRewardingSettings
+    recipe: SelfRewardingRecipe,
+    prompts: Prompts | None,
+    workers: SelfRewardingWorkers,
+    settings: SelfRewardingSettings,
 ) -> Validate | None:
-    """Opens the metrics of a training step on held-out prompts, as `val/…`, and a table of the chosen pairs.
+    """Opens the metrics of a training step on held-out prompts, as `val/…`, and a table of the
+    chosen pairs.
 
-    Options and reference policy are those of the newest step, whose iteration may have ended with it. Random numbers
-    are the same each time, so the reference's answers are made once for each iteration: then only π's log-probabilities
-    are new. An iteration of SFT has nothing to measure.
+    Options and reference policy are those of the newest step, whose iteration may have ended with
+    it. Random numbers are the same each time, so the reference's answers are made once for each
+    iteration: then only π's log-probabilities are new. An iteration of SFT has nothing to measure.
     """
     if prompts is None:
         return None
@@ -63,7 +73,9 @@ def open_twins(
 
     @lru_cache(maxsize=1)
     def make_pairs(iteration: int) -> tuple[list[JudgedAnswers], list[Batch]]:
-        own = replace(workers, phase=skip_timing, skill=Skill(lambda text: None))  # all is timed as validation
+        own = replace(
+            workers, phase=skip_timing, skill=Skill(lambda text: None)
+        )  # all is timed as validation
         found: list[JudgedAnswers] = []
         batches: list[Batch] = []
         for start in range(0, count, size):
@@ -83,11 +95,16 @@ def open_twins(
         metrics = merge_metrics(one.metrics for one in found)
         metrics = Metrics({name.removeprefix("train/"): metric for name, metric in metrics.items()})
         if batches:
-            scored = [(Outputs(compute_logprobs(workers.policy, batch, "the policy")), batch) for batch in batches]
+            scored = [
+                (Outputs(compute_logprobs(workers.policy, batch, "the policy")), batch)
+                for batch in batches
+            ]
             learned = merge_metrics(loss(*one)[1] for one in scored)
             metrics += learned + interval_of_acc(learned)
         rows = [row for one in found for row in one.answers.sample_rows(size)][:shown]
-        rows += [judge_pair_row(pair, collector.decode) for one in found for pair in one.judgements][:shown]
+        rows += [
+            judge_pair_row(pair, collector.decode) for one in found for pair in one.judgements
+        ][:shown]
         return Validation(metrics.with_prefix("val"), [{"held_out": True, **row} for row in rows])
 
     return measure
@@ -108,7 +125,8 @@ def measure_judges(
     actor: SamplerSession,
     engine: SamplerSession,
 ) -> Callable[[int], Metrics] | None:
-    """Builds a validation of the judges' accuracy, by the weights of a version; None without known judgements.
+    """Builds a validation of the judges' accuracy, by the weights of a version; None without known
+    judgements.
 
     Args:
         known: Known scores, and known winners.
@@ -133,18 +151,25 @@ def measure_judges(
     return measure
 
 
-def read_known(recipe: SelfRewardingRecipe, files: DataFiles) -> tuple[list[Known[float]], list[Known[Winner]]]:
-    """Reads known judgements from the recipe's files or from made data; winners only where judgements are compared.
+def read_known(
+    recipe: SelfRewardingRecipe, files: DataFiles
+) -> tuple[list[Known[float]], list[Known[Winner]]]:
+    """Reads known judgements from the recipe's files or from made data; winners only where
+    judgements are compared.
 
     Raises:
         DataError: A row lacks what it needs, or has a score that the judge cannot give.
     """
     section, judge = recipe.known, recipe.judge
     judgements = files.judgements if section.judgements is None else files_of(section.judgements)
-    comparisons = files.comparisons if section.comparisons is None else files_of(section.comparisons)
+    comparisons = (
+        files.comparisons if section.comparisons is None else files_of(section.comparisons)
+    )
     scores: list[Known[float]] = []
     if judgements is not None:
-        scores = read_scores(open_rows(judgements, "error"), judge.judge_score_low, judge.judge_score_high)
+        scores = read_scores(
+            open_rows(judgements, "error"), judge.judge_score_low, judge.judge_score_high
+        )
     if comparisons is None or recipe.meta_judge is None:
         return scores, []
     return scores, read_winners(open_rows(comparisons, "error"), score_parser(judge).without_score)

@@ -1,4 +1,6 @@
-"""Supervised fine-tuning: maximum likelihood of completions with their stop token; prompts are only read."""
+"""Supervised fine-tuning: maximum likelihood of completions with their stop token; prompts are only
+read.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from lockstep.learners.base import Learner, compute_logprobs
 
 
 def measure_held_out_loss(policy: Learner, batch: Batch) -> Metrics:
-    """Cross-entropy per trainable token of held-out rows, nats, and its exponential; no gradients."""
+    """Cross-entropy per trainable token of held-out rows, nats, and its exponential; no
+    gradients.
+    """
     total = -compute_logprobs(policy, batch, "the policy").double()[batch.mask].sum()
     loss = Mean(total, batch.mask.sum())
     return Metrics(loss=loss, perplexity=Mean((total / batch.mask.sum()).exp()))
@@ -34,7 +38,9 @@ def open_sft(recipe: SFTRecipe, setup: Setup) -> Job:
     measure = None
     if held_out is not None:
         batch = batch_of(held_out.first(data.max_validation_samples))
-        measure = validate_figures(lambda step: measure_held_out_loss(policy, batch).with_prefix("validation"))
+        measure = validate_figures(
+            lambda step: measure_held_out_loss(policy, batch).with_prefix("validation")
+        )
     run_length = measure_run_length(recipe, len(rows), size, trains_rest=True)
     return Job(
         step=partial(

@@ -12,4 +12,6 @@ from lockstep.losses.preference import SimPOLoss
 def open_simpo(recipe: SimPORecipe, setup: Setup) -> Job:
     """Opens the policy and the pairs."""
     options = recipe.simpo
-    return open_pair_job(recipe, setup, SimPOLoss(options.beta, options.margin, options.sft_loss_weight))
+    return open_pair_job(
+        recipe, setup, SimPOLoss(options.beta, options.margin, options.sft_loss_weight)
+    )

@@ -13,13 +13,16 @@ class SimPOSection(LearnedPairs):
     """Simple preference optimization (Meng et al. 2024); see docs/algorithms/simpo.md."""
 
     beta: PositiveFloat = Field(
-        default=2.0, description="β: from the mean log-probability of an answer's tokens to its reward"
+        default=2.0,
+        description="β: from the mean log-probability of an answer's tokens to its reward",
     )
     margin: NonNegativeFloat = Field(
-        default=1.0, description="γ: the reward of the chosen answer should be larger by this, at least"
+        default=1.0,
+        description="γ: the reward of the chosen answer should be larger by this, at least",
     )
     sft_loss_weight: NonNegativeFloat = Field(
-        default=0.0, description="of −log π(chosen), the mean over its tokens, beside it; the paper has none"
+        default=0.0,
+        description="of −log π(chosen), the mean over its tokens, beside it; the paper has none",
     )
 
 

@@ -1,1 +1,3 @@
-"""A sandbox for untrusted programs: those that a model writes, run with limits and apart from everything else."""
+"""A sandbox for untrusted programs: those that a model writes, run with limits and apart from
+everything else.
+"""

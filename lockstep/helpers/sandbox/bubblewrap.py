@@ -1,4 +1,6 @@
-"""Commands under bubblewrap (`bwrap`): without network, rights and other processes, with a few files to be read."""
+"""Commands under bubblewrap (`bwrap`): without network, rights and other processes, with a few
+files to be read.
+"""
 
 from __future__ import annotations
 
@@ -12,26 +14,41 @@ from random import SystemRandom
 from lockstep.helpers.sandbox.seccomp import build_filter
 
 ALLOW = (
-    "sysctl kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu) or kernel.unprivileged_userns_clone=1 (Debian) may "
+    "sysctl kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu) or "
+    "kernel.unprivileged_userns_clone=1 (Debian) may "
     "allow it"
 )
 _SYSTEM_FILES = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache")
-_DEVICES = ("/dev/null", "/dev/urandom")  # a shared map of /dev/zero would be memory that no limit counts
+_DEVICES = (
+    "/dev/null",
+    "/dev/urandom",
+)  # a shared map of /dev/zero would be memory that no limit counts
 _NOBODY = "65534"
 _USERS = range(1 << 30, 1 << 31)  # ids that a system gives to none
-_INSTALL = "apt-get install bubblewrap libseccomp2 installs it on Debian and Ubuntu, dnf install bubblewrap on Fedora"
+_INSTALL = (
+    "apt-get install bubblewrap libseccomp2 installs it on Debian and Ubuntu, dnf install "
+    "bubblewrap on Fedora"
+)
 
 
 def wrap(readable: Mapping[str, str], tmp_mb: int, filtered: int, status: int) -> list[str]:
     """Returns the beginning of a command, which the confined command follows; its folder is /tmp.
 
     Args:
-        readable: Files and folders that it may read besides the system's, by the paths at which it sees them.
+        readable: Files and folders that it may read besides the system's, by the paths at which it
+            sees them.
         tmp_mb: Size of /tmp, MB.
         filtered: A descriptor from which the filter of system calls is read.
         status: A descriptor for bubblewrap's report.
     """
-    command = ["bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
+    command = [
+        "bwrap",
+        "--unshare-pid",
+        "--unshare-net",
+        "--unshare-ipc",
+        "--unshare-uts",
+        "--unshare-cgroup-try",
+    ]
     command += ["--new-session", "--die-with-parent", "--cap-drop", "ALL", "--clearenv"]
     command += ["--seccomp", str(filtered), "--json-status-fd", str(status)]
     command += ["--perms", "1777", "--size", str(tmp_mb << 20), "--tmpfs", "/tmp"]
@@ -54,13 +71,18 @@ def wrap(readable: Mapping[str, str], tmp_mb: int, filtered: int, status: int) -
 def _is_root() -> bool:
     """True if this is the system's own root, and not that of a container with a user namespace."""
     whole = ["0", "0", str((1 << 32) - 1)]
-    return os.geteuid() == 0 and Path("/proc/self/uid_map").read_text(encoding="utf-8").split() == whole
+    return (
+        os.geteuid() == 0
+        and Path("/proc/self/uid_map").read_text(encoding="utf-8").split() == whole
+    )
 
 
 def _make_folder(folder: str) -> list[str]:
     """Options that make a folder and those above it, so that every user may pass them."""
     folders = [str(path) for path in (*reversed(Path(folder).parents), Path(folder))][1:]
-    return [word for path in folders if path != "/tmp" for word in ("--perms", "0755", "--dir", path)]
+    return [
+        word for path in folders if path != "/tmp" for word in ("--perms", "0755", "--dir", path)
+    ]
 
 
 def find_obstacle() -> str | None:

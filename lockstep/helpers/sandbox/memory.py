@@ -1,6 +1,8 @@
-"""The memory of a program and all its processes, polled: the pages of each process, and the number of files in /tmp.
+"""The memory of a program and all its processes, polled: the pages of each process, and the number
+of files in /tmp.
 
-System calls that could hold other memory are refused (see `seccomp`), and the size of /tmp is bounded.
+System calls that could hold other memory are refused (see `seccomp`), and the size of /tmp is
+bounded.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ _TMP_FILES = 1024
 
 
 def exceeds(process: int, limit_mb: int) -> bool:
-    """True if a process and all that it has started hold more memory than they may, or too many files in /tmp."""
+    """True if a process and all that it has started hold more memory than they may, or too many
+    files in /tmp.
+    """
     found = [process, *find_descendants(process)]
     return sum(map(_count_kb, found)) > limit_mb << 10 or any(map(_has_many_files, found))
 
@@ -26,7 +30,9 @@ def _count_kb(process: int) -> int:
     except OSError:  # it has ended
         return 0
     fields = dict(line.split(":", 1) for line in status.splitlines())
-    return sum(int(fields[name].split()[0]) for name in ("RssAnon", "RssShmem", "VmSwap") if name in fields)
+    return sum(
+        int(fields[name].split()[0]) for name in ("RssAnon", "RssShmem", "VmSwap") if name in fields
+    )
 
 
 def _has_many_files(process: int) -> bool:

@@ -1,8 +1,8 @@
 """Plain values as JSON and back: all that a program under test and its test may hand to each other.
 
-Runs inside of jails, with the standard library alone. A whole number, a text, None and a boolean are themselves;
-anything else is a list that begins with its kind. A value that is not plain stays where it is: the other side gets a
-reference, whose meaning the two sides agree on.
+Runs inside of jails, with the standard library alone. A whole number, a text, None and a boolean
+are themselves; anything else is a list that begins with its kind. A value that is not plain stays
+where it is: the other side gets a reference, whose meaning the two sides agree on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,12 @@ Refer = Callable[[Any], list[Any]]
 Resolve = Callable[[list[Any]], Any]
 
 _SERIES = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
-_WRITTEN = {"float": float, "complex": complex, "bytes": bytes.fromhex, "bytearray": bytearray.fromhex}
+_WRITTEN = {
+    "float": float,
+    "complex": complex,
+    "bytes": bytes.fromhex,
+    "bytearray": bytearray.fromhex,
+}
 _TABLES = ("OrderedDict", "defaultdict", "Counter")  # of `collections`
 
 
@@ -72,7 +77,8 @@ def decode(item: Any, resolve: Resolve) -> Any:
         resolve: Finds what a reference means; raises `NoPlainValue` for nonsense.
 
     Raises:
-        NoPlainValue, TypeError, ValueError, OverflowError, RecursionError: It is nothing that `encode` writes.
+        NoPlainValue, TypeError, ValueError, OverflowError, RecursionError: It is nothing that
+        `encode` writes.
     """
     if item is None or type(item) in (bool, int, str):
         return item
@@ -90,7 +96,8 @@ def decode(item: Any, resolve: Resolve) -> Any:
 
 
 def base_of(value: Any) -> Any:
-    """The plain value within one of a class of its own that is derived from a plain one, such as a named tuple.
+    """The plain value within one of a class of its own that is derived from a plain one, such as a
+    named tuple.
 
     Raises:
         NoPlainValue: There is none.

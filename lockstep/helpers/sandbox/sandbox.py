@@ -1,4 +1,6 @@
-"""Untrusted Python programs, run under bubblewrap: the output of one, and whether test code passes with it."""
+"""Untrusted Python programs, run under bubblewrap: the output of one, and whether test code passes
+with it.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ _SHOWN = 400  # characters of an error
 _INSIDE = "/sandbox"
 _OWN = str(Path(__file__).parent)
 _SIDES = "lockstep/helpers/sandbox"
-_BEGIN = "import sys; sys.path.insert(0, {!r}); from lockstep.helpers.sandbox import {} as side; side.{}({})"
+_BEGIN = (
+    "import sys; sys.path.insert(0, {!r}); from lockstep.helpers.sandbox import {} as side; "
+    "side.{}({})"
+)
 _FIRST_TO_DIE = ("choom", "-n", "1000", "--")
 """Begins a command that goes first if memory runs out."""
 
@@ -82,7 +87,11 @@ class Sandbox:
             why = find_obstacle() if self.is_isolated else None
             if why is None:
                 printed, errors = self._run("print(input())", "works")
-                why = None if printed == "works\n" else f"a trial program failed: {errors or 'it reached a limit'}"
+                why = (
+                    None
+                    if printed == "works\n"
+                    else f"a trial program failed: {errors or 'it reached a limit'}"
+                )
         except SandboxError as error:
             why = f"{error}; {ALLOW}"
         if why is not None:
@@ -92,7 +101,10 @@ class Sandbox:
         """Describes in a sentence what the sandbox stops, and what not."""
         if not self.is_isolated:
             return "without isolation: they reach the network, and what you can reach"
-        return f"under bubblewrap: without network, rights and files of yours, in {self.limits.memory_mb} MB each"
+        return (
+            "under bubblewrap: without network, rights and files of yours, in "
+            f"{self.limits.memory_mb} MB each"
+        )
 
     def output(self, program: str, given: str) -> str | None:
         """Returns what a program prints that reads `given`; None where it fails or reaches a limit.
@@ -111,13 +123,19 @@ class Sandbox:
             return files.read(stdout) if code == 0 else None, running.read_errors()
 
     def passes(self, program: str, test: str) -> bool:
-        """True if test code passes, which runs in one process and calls the program in another; errors as `output`."""
+        """True if test code passes, which runs in one process and calls the program in another;
+        errors as `output`.
+        """
         with _OpenFiles() as files:
             with _OpenFiles() as pipes:
                 (asked, asks), (told, tells) = pipes.add_pipe(), pipes.add_pipe()
                 tester = self._start(files, tester_side, "run_test", (told, asks), files.add(test))
-                solution = self._start(files, solution_side, "serve", (asked, tells), files.add(program))
-            return tester.wait(time.monotonic() + self.limits.wall_s, solution) == tester_side.PASSED
+                solution = self._start(
+                    files, solution_side, "serve", (asked, tells), files.add(program)
+                )
+            return (
+                tester.wait(time.monotonic() + self.limits.wall_s, solution) == tester_side.PASSED
+            )
 
     def _start(
         self, files: _OpenFiles, side: ModuleType, begin: str, streams: tuple[int, int], file: int
@@ -131,7 +149,9 @@ class Sandbox:
             filtered = files.add(build_filter())
             passed += [filtered, status]
             python = str(Path(self.interpreter).parents[1])
-            command += wrap({python: python, f"{_INSIDE}/{_SIDES}": _OWN}, _TMP_MB, filtered, status)
+            command += wrap(
+                {python: python, f"{_INSIDE}/{_SIDES}": _OWN}, _TMP_MB, filtered, status
+            )
         else:
             folder = root = files.add_folder()
         call = _BEGIN.format(root, side.__name__.rpartition(".")[2], begin, file)
@@ -145,7 +165,9 @@ class Sandbox:
             env={"PATH": os.environ.get("PATH", os.defpath)},
             start_new_session=True,
         )
-        running = _RunningProgram(process, self.limits.memory_mb, status if self.is_isolated else None, errors)
+        running = _RunningProgram(
+            process, self.limits.memory_mb, status if self.is_isolated else None, errors
+        )
         files.callback(running.end)
         return running
 
@@ -186,7 +208,9 @@ class _OpenFiles(contextlib.ExitStack):
     def add_folder(self) -> str:
         """Makes a folder in which the sides' modules can be imported."""
         folder = tempfile.mkdtemp(prefix="lockstep-program-")
-        self.callback(subprocess.run, ["rm", "-rf", "--", folder], check=False, stderr=subprocess.DEVNULL)
+        self.callback(
+            subprocess.run, ["rm", "-rf", "--", folder], check=False, stderr=subprocess.DEVNULL
+        )
         (Path(folder) / _SIDES).parent.mkdir(parents=True)
         (Path(folder) / _SIDES).symlink_to(_OWN)
         return folder
@@ -203,7 +227,8 @@ class _RunningProgram:
     Attributes:
         process: The process to wait for, of a group of its own.
         memory_mb: The memory that it and what it starts may hold, MB.
-        status: Bubblewrap's report, which names an exit code if the program was begun; None: without bubblewrap.
+        status: Bubblewrap's report, which names an exit code if the program was begun; None:
+            without bubblewrap.
         errors: The standard error of both.
     """
 
@@ -224,15 +249,23 @@ class _RunningProgram:
         """
         watched = [self, *others]
         with open(os.pidfd_open(self.process.pid), "rb", buffering=0) as ended:
-            while not select.select([ended], [], [], min(_WATCH_S, max(0.0, deadline - time.monotonic())))[0]:
+            while not select.select(
+                [ended], [], [], min(_WATCH_S, max(0.0, deadline - time.monotonic()))
+            )[0]:
                 if time.monotonic() >= deadline or any(
                     memory.exceeds(one.process.pid, one.memory_mb) for one in watched
                 ):
                     self.end()
                     return None
         code = self.process.wait()
-        if code > 0 and self.status is not None and b"exit-code" not in os.pread(self.status, 1 << 12, 0):
-            raise SandboxError(f"a program could not be begun under bubblewrap: {self.read_errors() or code}")
+        if (
+            code > 0
+            and self.status is not None
+            and b"exit-code" not in os.pread(self.status, 1 << 12, 0)
+        ):
+            raise SandboxError(
+                f"a program could not be begun under bubblewrap: {self.read_errors() or code}"
+            )
         return code
 
     def read_errors(self) -> str:

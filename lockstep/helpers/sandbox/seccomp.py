@@ -1,4 +1,5 @@
-"""A filter of system calls, built by libseccomp: what lets a program hold memory that no limit counts, and sockets.
+"""A filter of system calls, built by libseccomp: what lets a program hold memory that no limit
+counts, and sockets.
 
 A refused call fails as if it were not permitted. Bubblewrap puts the filter on a program.
 """
@@ -11,13 +12,35 @@ import os
 from functools import cache
 
 _REFUSED = (
-    # Memory outside of a process: System V, message queues, files without a name, files in flight, large buffers.
-    *("shmget", "shmat", "semget", "semop", "msgget", "msgsnd", "mq_open", "memfd_create", "memfd_secret"),
+    # Memory outside of a process: System V, message queues, files without a name, files in flight,
+    # large buffers.
+    *(
+        "shmget",
+        "shmat",
+        "semget",
+        "semop",
+        "msgget",
+        "msgsnd",
+        "mq_open",
+        "memfd_create",
+        "memfd_secret",
+    ),
     *("sendmsg", "sendmmsg", "setsockopt", "vmsplice", "io_uring_setup"),
-    # The network also of kinds that no namespace separates; a pair of sockets within the program is left.
+    # The network also of kinds that no namespace separates; a pair of sockets within the program is
+    # left.
     "socket",
     # Rights in new namespaces, and parts of the kernel that a Python program has no use for.
-    *("unshare", "setns", "add_key", "request_key", "keyctl", "bpf", "perf_event_open", "userfaultfd", "ptrace"),
+    *(
+        "unshare",
+        "setns",
+        "add_key",
+        "request_key",
+        "keyctl",
+        "bpf",
+        "perf_event_open",
+        "userfaultfd",
+        "ptrace",
+    ),
 )
 _MASKED_EQUAL, _NOT_EQUAL = 7, 1  # of `enum scmp_compare`
 _NEW_USERS = 0x10000000
@@ -29,7 +52,9 @@ _PARTLY_REFUSED = (
     ("fcntl", 1, _MASKED_EQUAL, 0xFFFFFFFF, _SET_PIPE_SIZE),
     ("prlimit64", 0, _NOT_EQUAL, 0, 0),
 )
-"""Calls that are refused by the value of an argument: name, argument, comparison, and its two numbers."""
+"""Calls that are refused by the value of an argument: name, argument, comparison, and its two
+numbers.
+"""
 
 _LIBRARY = "libseccomp.so.2"
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000

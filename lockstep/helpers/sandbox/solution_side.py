@@ -1,7 +1,9 @@
-"""The side of a program under test: it defines things, and answers what its test asks of them (see `tester_side`).
+"""The side of a program under test: it defines things, and answers what its test asks of them (see
+`tester_side`).
 
-Runs inside of a jail of its own, with the standard library alone. The program may do anything to this side, and still
-can only answer: the test, the values that it compares with and the verdict are in another process.
+Runs inside of a jail of its own, with the standard library alone. The program may do anything to
+this side, and still can only answer: the test, the values that it compares with and the verdict are
+in another process.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ def serve(file: int) -> NoReturn:
 
 
 class _Program:
-    """The program's side: what it has defined, and the objects and functions that references mean."""
+    """The program's side: what it has defined, and the objects and functions that references
+    mean.
+    """
 
     def __init__(self, questions: Any, answers: Any, file: int) -> None:
         self.questions, self._answers, self._file = questions, answers, file
@@ -90,7 +94,10 @@ class _Program:
     def _import(self) -> list[str]:
         """Imports the program as the module `solution`; returns the names that it defines."""
         sys.modules["solution"] = self._module
-        exec(compile(read_source(self._file), "main.py", "exec", dont_inherit=True), vars(self._module))
+        exec(
+            compile(read_source(self._file), "main.py", "exec", dont_inherit=True),
+            vars(self._module),
+        )
         return list(vars(self._module))
 
     def _encode(self, value: Any) -> Any:

@@ -1,8 +1,10 @@
-"""The side of a test: it runs in a process of its own and asks a program under test for plain values.
+"""The side of a test: it runs in a process of its own and asks a program under test for plain
+values.
 
-Runs inside of a jail of its own, with the standard library alone. Names that the program defines stand for things in
-the program's process: calling one sends arguments as plain values and builds the result anew from plain data, so
-nothing of the program's own making takes part in a comparison. No message from that process is trusted.
+Runs inside of a jail of its own, with the standard library alone. Names that the program defines
+stand for things in the program's process: calling one sends arguments as plain values and builds
+the result anew from plain data, so nothing of the program's own making takes part in a comparison.
+No message from that process is trusted.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ class _Side:
         return not self._failed
 
     def ask(self, verb: str, *arguments: Any, **named: Any) -> Any:
-        """Asks the program to do something with what it has; returns a plain value, or a `Thing`."""
+        """Asks the program to do something with what it has; returns a plain value, or a
+        `Thing`.
+        """
         if self._failed:
             raise Failed
         self._say([verb, encode((arguments, named), self._refer)])
@@ -127,10 +131,12 @@ class _Side:
 
 
 class Thing:
-    """Something of the program's that is no plain value: a function, a class, an object, an iterator.
+    """Something of the program's that is no plain value: a function, a class, an object, an
+    iterator.
 
-    It can be called, its attributes and items read and set, and it can be iterated over; each gives plain values or
-    things. It is compared by the plain value that it is derived from, and where there is none that raises an error.
+    It can be called, its attributes and items read and set, and it can be iterated over; each gives
+    plain values or things. It is compared by the plain value that it is derived from, and where
+    there is none that raises an error.
     """
 
     _side: _Side
@@ -173,16 +179,21 @@ for _verb in ("call", "getitem", "setitem", "iter", "next", "len", "str", "repr"
 class _TestNames(dict):
     """The names of a test: its own, then Python's, then the program's.
 
-    The test alone decides which, so that a program cannot change what its test means: `sorted` in a test is Python's,
-    even if the program defines one. Only a test that uses no names but Python's is about a function of the program
-    that has such a name. The name of a standard module means the module, if it has the attributes that the test uses.
+    The test alone decides which, so that a program cannot change what its test means: `sorted` in a
+    test is Python's, even if the program defines one. Only a test that uses no names but Python's
+    is about a function of the program that has such a name. The name of a standard module means the
+    module, if it has the attributes that the test uses.
     """
 
     def __init__(self, side: _Side, test: str) -> None:
         super().__init__(__name__="solution", __builtins__=builtins)
         self._side, self._test = side, test
         table = symtable(test, "test.py", "exec")
-        own = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
+        own = {
+            symbol.get_name()
+            for symbol in table.get_symbols()
+            if symbol.is_assigned() or symbol.is_imported()
+        }
         self._defined = frozenset(side.ask("import"))
         if not set(_find_globals(table)) - own <= vars(builtins).keys():
             self._defined -= vars(builtins).keys()
@@ -219,19 +230,32 @@ class _Module:
 
 
 def _error(verb: str, kinds: list[Any], text: str) -> Exception:
-    """An error of Python's own class that the program raised; RuntimeError for one that would only end a loop."""
+    """An error of Python's own class that the program raised; RuntimeError for one that would only
+    end a loop.
+    """
     known = (vars(builtins).get(kind) for kind in kinds if type(kind) is str)
-    found = next((kind for kind in known if isinstance(kind, type) and issubclass(kind, Exception)), RuntimeError)
+    found = next(
+        (kind for kind in known if isinstance(kind, type) and issubclass(kind, Exception)),
+        RuntimeError,
+    )
     if issubclass(found, StopIteration | StopAsyncIteration) and verb != "next":
         found = RuntimeError
     return found.__new__(found, text)
 
 
 def _replace_all(
-    arguments: tuple[Any, ...], named: dict[str, Any], changed: tuple[Any, ...], changed_named: dict[str, Any]
+    arguments: tuple[Any, ...],
+    named: dict[str, Any],
+    changed: tuple[Any, ...],
+    changed_named: dict[str, Any],
 ) -> None:
-    """Gives lists, dicts, sets and bytearrays of the test's new contents, as the program changed them."""
-    changes = [*zip(arguments, changed, strict=True), *((named[name], new) for name, new in changed_named.items())]
+    """Gives lists, dicts, sets and bytearrays of the test's new contents, as the program changed
+    them.
+    """
+    changes = [
+        *zip(arguments, changed, strict=True),
+        *((named[name], new) for name, new in changed_named.items()),
+    ]
     for value, content in changes:
         if isinstance(value, list | bytearray):
             value[:] = content

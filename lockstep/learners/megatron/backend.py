@@ -29,9 +29,14 @@ class MegatronTraining(TrainingBackend):
 
     def refuse_options(self, section: LearnerSection) -> None:
         if section.overflows:
-            raise ValueError("learner.backend=megatron does not compute in fp16; set learner.dtype=bf16")
+            raise ValueError(
+                "learner.backend=megatron does not compute in fp16; set learner.dtype=bf16"
+            )
         if section.parallel.dp_replicate > 1:
-            raise ValueError("dp_replicate is of FSDP; with Megatron every rank of parallel.dp has a copy of the model")
+            raise ValueError(
+                "dp_replicate is of FSDP; with Megatron every rank of parallel.dp has a copy of "
+                "the model"
+            )
         torchs = {
             "compile": section.compile,
             "cpu_offload": section.cpu_offload,
@@ -48,9 +53,14 @@ class MegatronTraining(TrainingBackend):
         from lockstep.models.megatron import require_known, stages
 
         if importlib.util.find_spec("megatron") is None:
-            raise InputError(f"learner.backend is megatron, which is not installed; {install_command('megatron')}")
+            raise InputError(
+                "learner.backend is megatron, which is not installed; "
+                f"{install_command('megatron')}"
+            )
         if section.is_half and resolve_device(section.device).type == "cpu":
-            raise InputError("learner.backend=megatron computes bf16 on GPUs alone; use learner.dtype=fp32")
+            raise InputError(
+                "learner.backend=megatron computes bf16 on GPUs alone; use learner.dtype=fp32"
+            )
         require_known(config)
         stages(int(config.num_hidden_layers), section.parallel.pp, section.layout_key)
 
@@ -64,7 +74,9 @@ class MegatronTraining(TrainingBackend):
         ranks: Ranks,
     ) -> MegatronLearner:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Megatron warns of each optional package that is missing
+            warnings.simplefilter(
+                "ignore"
+            )  # Megatron warns of each optional package that is missing
             from lockstep.learners.megatron.start import start_learner
 
             return start_learner(folder, head, seed, section, optimizer, ranks)

@@ -25,7 +25,8 @@ from lockstep.models.laid_out import LaidOut
 
 
 class MegatronLearner(RankLearner):
-    """Implements `learners.base.Learner` for one rank; only ranks of the last pipeline stage return results.
+    """Implements `learners.base.Learner` for one rank; only ranks of the last pipeline stage return
+    results.
 
     Args:
         stage: The stage, with weights, on its device.
@@ -60,13 +61,17 @@ class MegatronLearner(RankLearner):
         self._copy_embedding()
 
     def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Yields weights stage by stage; each tensor goes to the other stages once its own ranks have gathered it."""
+        """Yields weights stage by stage; each tensor goes to the other stages once its own ranks
+        have gathered it.
+        """
         group, here = self._ranks.group("pp"), self._ranks.index("pp")
         own = (found for piece in self._own for found in self._gather(piece, dtype))
         for stage, names in enumerate(self._announced):
             for name, shape in names:
                 tensor = (
-                    next(own)[1].contiguous() if stage == here else torch.empty(shape, dtype=dtype, device=self.device)
+                    next(own)[1].contiguous()
+                    if stage == here
+                    else torch.empty(shape, dtype=dtype, device=self.device)
                 )
                 if group is not None:
                     dist.broadcast(tensor, dist.get_global_rank(group, stage), group=group)
@@ -78,20 +83,28 @@ class MegatronLearner(RankLearner):
         return self._stage.lay_out(batch)
 
     def _accumulate_gradients(self, micros: MicroBatches, loss: Loss) -> list[Metrics]:
-        def compute_loss(rows: list[int], batch: Any, outputs: Outputs) -> tuple[Tensor, Tensor, Metrics]:
+        def compute_loss(
+            rows: list[int], batch: Any, outputs: Outputs
+        ) -> tuple[Tensor, Tensor, Metrics]:
             total, metrics = self._compute_loss(loss, outputs, rows, batch)
             return total, torch.zeros((), dtype=torch.int), metrics
 
         return self._run_passes(micros, compute_loss, forward_only=False)
 
     def _outputs(self, micros: MicroBatches) -> Iterator[Outputs]:
-        def keep(rows: list[int], batch: Any, outputs: Outputs, non_loss_data: bool = True) -> Outputs:
+        def keep(
+            rows: list[int], batch: Any, outputs: Outputs, non_loss_data: bool = True
+        ) -> Outputs:
             return outputs
 
         return iter(self._run_passes(micros, keep, forward_only=True))
 
-    def _run_passes(self, micros: MicroBatches, finish: Callable[..., Any], forward_only: bool) -> list[Any]:
-        """Runs the passes; on the last stage, returns the result of `finish(rows, batch, outputs)` for each."""
+    def _run_passes(
+        self, micros: MicroBatches, finish: Callable[..., Any], forward_only: bool
+    ) -> list[Any]:
+        """Runs the passes; on the last stage, returns the result of `finish(rows, batch, outputs)`
+        for each.
+        """
 
         def step(waiting: Iterator[Any], stage: Stage) -> tuple[Any, Callable[..., Any]]:
             rows, batch = next(waiting)
@@ -117,7 +130,9 @@ class MegatronLearner(RankLearner):
         self._add_gradient_of_head(gradients)
         for name in ("dp", "cp"):
             all_reduce_sum(gradients, self._ranks.group(name))
-        partial = [gradient for piece, gradient in zip(self._own, gradients, strict=True) if piece.partial]
+        partial = [
+            gradient for piece, gradient in zip(self._own, gradients, strict=True) if piece.partial
+        ]
         all_reduce_sum(partial, self._ranks.group("tp"))
         return gradients
 
@@ -125,7 +140,9 @@ class MegatronLearner(RankLearner):
         self._stage.zero_grad()
 
     def _add_gradient_of_head(self, gradients: list[Tensor]) -> None:
-        """Adds the gradient of the last stage's copy of the embedding to that of the first stage."""
+        """Adds the gradient of the last stage's copy of the embedding to that of the first
+        stage.
+        """
         group, stage = self._ranks.group("pp"), self._stage
         if group is None or not stage.tied:
             return
@@ -150,7 +167,9 @@ class MegatronLearner(RankLearner):
             stage.head_weight.detach()[: stage.own_rows].copy_(table)
 
 
-def _of_all_stages(pieces: list[MegatronPiece], ranks: Ranks) -> list[list[tuple[str, tuple[int, ...]]]]:
+def _of_all_stages(
+    pieces: list[MegatronPiece], ranks: Ranks
+) -> list[list[tuple[str, tuple[int, ...]]]]:
     """Gathers names and shapes of the tensors of each stage."""
     own = [(canonical(box.name), box.whole) for piece in pieces for box in piece.boxes]
     found: list[Any] = [own] * ranks.size("pp")

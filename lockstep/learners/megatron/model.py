@@ -43,14 +43,21 @@ class LayoutAttention(nn.Module):
         super().__init__()
         self._layer, self._scale = layer_number, float(config.kv_channels or 0) ** -0.5
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **_: Any) -> Tensor:
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **_: Any
+    ) -> Tensor:
         """Attends over tokens [n, 1, heads, size]; returns [n, 1, heads · size]."""
         q, k, v = (x[:, 0].transpose(0, 1)[None] for x in (query, key, value))
-        return attention_mask.attend(FUSED, self._layer, q, k, v, self._scale, None).flatten(2).transpose(0, 1)
+        return (
+            attention_mask.attend(FUSED, self._layer, q, k, v, self._scale, None)
+            .flatten(2)
+            .transpose(0, 1)
+        )
 
 
 class Stage(nn.Module):
-    """The layers of one pipeline stage, with the embedding on the first stage and the head on the last.
+    """The layers of one pipeline stage, with the embedding on the first stage and the head on the
+    last.
 
     Args:
         network: The Hugging Face model, without weights.
@@ -63,13 +70,17 @@ class Stage(nn.Module):
         config: Megatron's.
         gpt: Megatron's model, without weights.
         first_layer: The number of this stage's first layer among all.
-        tied: Whether embedding and vocabulary head are tied; with several stages, the first and the last have a copy.
-        vocabulary: Number of tokens; matrices are padded, so that all tensor-parallel ranks have equally many rows.
+        tied: Whether embedding and vocabulary head are tied; with several stages, the first and the
+            last have a copy.
+        vocabulary: Number of tokens; matrices are padded, so that all tensor-parallel ranks have
+            equally many rows.
         first_row: This rank's first token.
         own_rows: Number of this rank's rows without padding.
     """
 
-    def __init__(self, network: PreTrainedModel, head: Head, seed: int, sent: torch.dtype, ranks: Ranks) -> None:
+    def __init__(
+        self, network: PreTrainedModel, head: Head, seed: int, sent: torch.dtype, ranks: Ranks
+    ) -> None:
         super().__init__()
         config = network.config
         self._head: Head = head
@@ -87,7 +98,8 @@ class Stage(nn.Module):
             max_sequence_length=int(config.max_position_embeddings),
             pre_process=here == 0,
             post_process=here == last,
-            share_embeddings_and_output_weights=last == 0 and (self.tied or not scores_tokens(head)),
+            share_embeddings_and_output_weights=last == 0
+            and (self.tied or not scores_tokens(head)),
             position_embedding_type="none",
             pg_collection=ProcessGroupCollection.use_mpu_process_groups(),
         )
@@ -100,7 +112,9 @@ class Stage(nn.Module):
             del self.gpt.output_layer
             self.value = value_unit(self.config.hidden_size, head)
             with torch.no_grad():
-                for name, tensor in first_value_weights(self.config.hidden_size, seed, head).items():
+                for name, tensor in first_value_weights(
+                    self.config.hidden_size, seed, head
+                ).items():
                     self.get_parameter(name).copy_(tensor)
 
     def set_input_tensor(self, tensors: Any) -> None:
@@ -108,31 +122,51 @@ class Stage(nn.Module):
         self.gpt.set_input_tensor(tensors)
 
     def lay_out(self, batch: Batch) -> LaidOut:
-        """Finds where the tokens of a batch are; on the CPU, so that the model need not wait for its device."""
-        return LaidOut.of(batch, self._ranks, read_masked if scores_tokens(self._head) else read_values)
+        """Finds where the tokens of a batch are; on the CPU, so that the model need not wait for
+        its device.
+        """
+        return LaidOut.of(
+            batch, self._ranks, read_masked if scores_tokens(self._head) else read_values
+        )
 
     def forward(self, batch: LaidOut) -> Outputs | Tensor:
         """Outputs on the last stage, hidden states [n, 1, D] on others."""
         cut = batch.cut
-        states = self.gpt.embedding(cut.tokens[None], cut.position[None]) if self.gpt.pre_process else None
+        states = (
+            self.gpt.embedding(cut.tokens[None], cut.position[None])
+            if self.gpt.pre_process
+            else None
+        )
         turns = cut.position[:, None].float() * self.get_buffer("rotary_emb.inv_freq")
         rotary = torch.cat((turns, turns), dim=-1)[:, None, None]
-        states = self.gpt.decoder(hidden_states=states, attention_mask=cut.layout, rotary_pos_emb=rotary)
+        states = self.gpt.decoder(
+            hidden_states=states, attention_mask=cut.layout, rotary_pos_emb=rotary
+        )
         if not self.gpt.post_process:
             sent = self.config.pipeline_dtype
             if states.dtype != sent:  # the next stage would read other numbers from these bytes
-                raise RuntimeError(f"a stage computed hidden states in {states.dtype}, and the next one expects {sent}")
+                raise RuntimeError(
+                    f"a stage computed hidden states in {states.dtype}, and the next one expects "
+                    f"{sent}"
+                )
             return states
         if not scores_tokens(self._head):
             return value_outputs(batch, partial(states[:, 0].index_select, 0), self.value)
-        weight, shard = self.head_weight[: self.own_rows], Shard(self.first_row, self._ranks.group("tp"))
-        return policy_outputs(batch, lambda state_m: Products(states[:, 0].index_select(0, state_m), weight, shard))
+        weight, shard = (
+            self.head_weight[: self.own_rows],
+            Shard(self.first_row, self._ranks.group("tp")),
+        )
+        return policy_outputs(
+            batch, lambda state_m: Products(states[:, 0].index_select(0, state_m), weight, shard)
+        )
 
     @property
     def head_weight(self) -> Tensor:
         """This rank's rows of the vocabulary head, with their padding."""
         shared = self.gpt.share_embeddings_and_output_weights
-        weight = self.gpt.embedding.word_embeddings.weight if shared else self.gpt.output_layer.weight
+        weight = (
+            self.gpt.embedding.word_embeddings.weight if shared else self.gpt.output_layer.weight
+        )
         assert weight is not None, "the first stage has the embedding, the last one the head"
         return weight
 
@@ -179,7 +213,8 @@ def _megatron_config(
         num_layers_in_first_pipeline_stage=None if len(split) == 1 else split[0],
         pipeline_dtype=sent,
         variable_seq_lengths=True,
-        moe_token_dispatcher_type="alltoall",  # required by variable_seq_lengths, even without experts
+        # required by variable_seq_lengths, even without experts
+        moe_token_dispatcher_type="alltoall",
         calculate_per_token_loss=True,  # sums of losses stay sums
         use_cpu_initialization=True,
         perform_initialization=False,
@@ -190,5 +225,8 @@ def _rotary(network: PreTrainedModel) -> nn.Module:
     """Frequencies of rotary positions, as `transformers` computes them."""
     made: Any = type(network.base_model.get_submodule("rotary_emb"))(network.config)
     if made.attention_scaling != 1.0:
-        raise InputError("the model scales its rotary positions in a way that learner.backend=megatron does not know")
+        raise InputError(
+            "the model scales its rotary positions in a way that learner.backend=megatron does "
+            "not know"
+        )
     return made

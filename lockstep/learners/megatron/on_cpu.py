@@ -1,8 +1,8 @@
 """Megatron's modules on a machine without a GPU; not used where there is one.
 
-A few modules of Megatron allocate on `torch.cuda.current_device()` and synchronize with it. In these modules alone, the
-name `torch` is replaced by a stand-in whose GPU is the CPU. Its linear layers recompute under autocast of GPUs in the
-backward pass; here, under that of the CPU.
+A few modules of Megatron allocate on `torch.cuda.current_device()` and synchronize with it. In
+these modules alone, the name `torch` is replaced by a stand-in whose GPU is the CPU. Its linear
+layers recompute under autocast of GPUs in the backward pass; here, under that of the CPU.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from megatron.core.pipeline_parallel import p2p_communication, schedules
 from megatron.core.tensor_parallel import layers, mappings
 
 _MODULES: tuple[Any, ...] = (p2p_communication, schedules, layers, mappings)
-_LINEAR: tuple[Any, ...] = (layers.LinearWithFrozenWeight, layers.LinearWithGradAccumulationAndAsyncCommunication)
+_LINEAR: tuple[Any, ...] = (
+    layers.LinearWithFrozenWeight,
+    layers.LinearWithGradAccumulationAndAsyncCommunication,
+)
 
 
 class _TorchOfCPU:
@@ -36,6 +39,9 @@ def compute_on_cpu() -> None:
     for module in _MODULES:
         module.torch = _TorchOfCPU()
     for linear in _LINEAR:
-        plain_forward, plain_backward = inspect.unwrap(linear.forward), inspect.unwrap(linear.backward)
+        plain_forward, plain_backward = (
+            inspect.unwrap(linear.forward),
+            inspect.unwrap(linear.backward),
+        )
         linear.forward = staticmethod(torch.amp.custom_fwd(plain_forward, device_type="cpu"))
         linear.backward = staticmethod(torch.amp.custom_bwd(plain_backward, device_type="cpu"))

@@ -1,4 +1,6 @@
-"""One rank's pieces of a Megatron learner; a fused parameter, such as QKV, holds several tensors of the checkpoint."""
+"""One rank's pieces of a Megatron learner; a fused parameter, such as QKV, holds several tensors of
+the checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,10 @@ class MegatronPiece(Piece):
     """A piece of a parameter of one stage.
 
     Attributes:
-        dim: Dimension along which tensor-parallel ranks shard its tensors; None: each has them whole.
-        partial: Whether a tensor-parallel rank has only a part of its gradient, which is then summed over them.
+        dim: Dimension along which tensor-parallel ranks shard its tensors; None: each has them
+            whole.
+        partial: Whether a tensor-parallel rank has only a part of its gradient, which is then
+            summed over them.
         ranks: Ranks that hold the model together.
     """
 
@@ -59,7 +63,9 @@ class MegatronPiece(Piece):
         return torch.cat(parts, self.dim).narrow(self.dim, 0, box.whole[self.dim])
 
 
-def pieces_of(stage: Stage, config: PreTrainedConfig, base: str, ranks: Ranks) -> Iterator[MegatronPiece]:
+def pieces_of(
+    stage: Stage, config: PreTrainedConfig, base: str, ranks: Ranks
+) -> Iterator[MegatronPiece]:
     """Yields the pieces of all parameters of a stage, except a tied head's copy of the embedding.
 
     Args:
@@ -75,15 +81,23 @@ def pieces_of(stage: Stage, config: PreTrainedConfig, base: str, ranks: Ranks) -
         elif own == "output_layer.weight" and stage.tied:
             found = ()
         else:
-            known, above = places(own, config, stage.first_layer), "lm." if own == "output_layer.weight" else base
-            found = tuple(ParameterSlice(f"{above}{place.name}", place.dim, place.view) for place in known)
+            known, above = (
+                places(own, config, stage.first_layer),
+                "lm." if own == "output_layer.weight" else base,
+            )
+            found = tuple(
+                ParameterSlice(f"{above}{place.name}", place.dim, place.view) for place in known
+            )
         if found:
             of_vocabulary = own in ("output_layer.weight", "embedding.word_embeddings.weight")
             local = parameter.detach()[: stage.own_rows] if of_vocabulary else parameter.detach()
             boxes = tuple(_box(place, local, ranks) for place in found)
             if of_vocabulary:
                 boxes = tuple(
-                    replace(box, whole=(stage.vocabulary, *box.whole[1:]), offset=(stage.first_row, 0)) for box in boxes
+                    replace(
+                        box, whole=(stage.vocabulary, *box.whole[1:]), offset=(stage.first_row, 0)
+                    )
+                    for box in boxes
                 )
             partial = own.endswith(("q_layernorm.weight", "k_layernorm.weight"))
             yield MegatronPiece(name, parameter, local, boxes, found[0].dim, partial, ranks)

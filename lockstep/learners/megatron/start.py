@@ -1,4 +1,6 @@
-"""Start of a Megatron learner on a rank: its stage without weights, then box by box from a folder's files."""
+"""Start of a Megatron learner on a rank: its stage without weights, then box by box from a folder's
+files.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,12 @@ from lockstep.models.weight_files import check_weights, require_finite_tensor, w
 
 
 def start_learner(
-    folder: str, head: Head, seed: int, section: LearnerSection, optimizer: Optimizer | None, ranks: Ranks
+    folder: str,
+    head: Head,
+    seed: int,
+    section: LearnerSection,
+    optimizer: Optimizer | None,
+    ranks: Ranks,
 ) -> MegatronLearner:
     """A learner of a folder's model; no rank ever holds more of the model than it computes with.
 
@@ -37,7 +44,9 @@ def start_learner(
         optimizer: None for a model that is only scored with.
         ranks: Ranks that hold the model together.
     """
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # required by Megatron's overlapping reductions
+    os.environ.setdefault(
+        "CUDA_DEVICE_MAX_CONNECTIONS", "1"
+    )  # required by Megatron's overlapping reductions
     device, network = (
         resolve_device(section.device),
         skeleton(read_config(folder, headless=not scores_tokens(head)), folder),

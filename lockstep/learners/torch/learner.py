@@ -1,4 +1,6 @@
-"""The torch learner: a `transformers` model with a head, whole in one process or cut by FSDP2 and DTensor."""
+"""The torch learner: a `transformers` model with a head, whole in one process or cut by FSDP2 and
+DTensor.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ class TorchLearner(RankLearner):
     """Implements `learners.base.Learner` for one rank.
 
     Args:
-        model: A head of `models.heads` on its backbone; maps a batch to outputs. fp32, on its device, and cut over the
-            ranks where there are several.
+        model: A head of `models.heads` on its backbone; maps a batch to outputs. fp32, on its
+            device, and cut over the ranks where there are several.
         section: Device, computation type, micro-batch size.
         optimizer: Settings of the optimizer; None for a model that is only scored with.
         ranks: Ranks that hold the model together.
@@ -44,14 +46,20 @@ class TorchLearner(RankLearner):
         self._head = model
         self._merges = section.lora is not None and section.adapters_apart is None
         adapted = merging(model) if self._merges else {}
-        self._held = [TorchPiece.of(name, held, adapted.get(name)) for name, held in model.named_parameters()]
-        self._learned = [piece for piece in self._held if section.lora is None or learns(piece.name)]
+        self._held = [
+            TorchPiece.of(name, held, adapted.get(name)) for name, held in model.named_parameters()
+        ]
+        self._learned = [
+            piece for piece in self._held if section.lora is None or learns(piece.name)
+        ]
         super().__init__(model, self._learned, section, optimizer, ranks)
         for piece in set(self._held) - set(self._learned):
             piece.parameter.requires_grad_(False)
 
     def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Yields weights, see `SendsWeights`; adapters are merged into copies, or yielded on their own."""
+        """Yields weights, see `SendsWeights`; adapters are merged into copies, or yielded on their
+        own.
+        """
         adapters = [piece.local for piece in self._held if self._merges and is_adapter(piece.name)]
         with self._host.lend(adapters):
             for piece in self._held:
@@ -68,7 +76,9 @@ class TorchLearner(RankLearner):
         if self.section.lora is not None:  # a checkpoint of adapters holds nothing else
             return {}
         kept = self.model.state_dict().keys()
-        return {canonical(name): buffer for name, buffer in self.model.named_buffers() if name in kept}
+        return {
+            canonical(name): buffer for name, buffer in self.model.named_buffers() if name in kept
+        }
 
     def _lay_out(self, batch: Batch) -> LaidOut:
         return self._head.lay_out(batch)
@@ -85,7 +95,9 @@ class TorchLearner(RankLearner):
         return parts
 
     def _begin_pass(self, last: bool) -> None:
-        """Makes FSDP reduce gradients in the last pass or each; parameters outside layers stay gathered until then."""
+        """Makes FSDP reduce gradients in the last pass or each; parameters outside layers stay
+        gathered until then.
+        """
         if isinstance(self.model, FSDPModule):
             self.model.set_requires_gradient_sync(last or self.section.sync_every_pass)
             self.model.set_reshard_after_backward(last, recurse=False)

@@ -1,4 +1,6 @@
-"""One rank's pieces of a torch learner: each parameter itself, or the box of it that FSDP or DTensor cut."""
+"""One rank's pieces of a torch learner: each parameter itself, or the box of it that FSDP or
+DTensor cut.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,19 @@ class TorchPiece(Piece):
     merged: Callable[[Tensor], Tensor] | None = None
 
     @classmethod
-    def of(cls, name: str, parameter: nn.Parameter, merged: Callable[[Tensor], Tensor] | None = None) -> TorchPiece:
+    def of(
+        cls, name: str, parameter: nn.Parameter, merged: Callable[[Tensor], Tensor] | None = None
+    ) -> TorchPiece:
         held, whole = parameter.detach(), tuple(parameter.shape)
         if not isinstance(held, DTensor):
-            return cls(name, parameter, held, (Box(name, whole, (0,) * len(whole), whole, _itself),), None, merged)
+            return cls(
+                name,
+                parameter,
+                held,
+                (Box(name, whole, (0,) * len(whole), whole, _itself),),
+                None,
+                merged,
+            )
         mesh, local = held.device_mesh, held.to_local()
         _, offset = compute_local_shape_and_global_offset(held.shape, mesh, held.placements)
         box = Box(name, whole, tuple(offset), tuple(local.shape), _itself)
@@ -43,11 +54,17 @@ class TorchPiece(Piece):
     def cut_over(self) -> frozenset[str]:
         held, names = self.parameter, () if self.mesh is None else self.mesh.mesh_dim_names or ()
         placements = held.placements if isinstance(held, DTensor) else ()
-        return frozenset(name for name, placed in zip(names, placements, strict=True) if not placed.is_replicate())
+        return frozenset(
+            name
+            for name, placed in zip(names, placements, strict=True)
+            if not placed.is_replicate()
+        )
 
     @property
     def is_cut_by_fsdp(self) -> bool:
-        """True if FSDP cuts the parameter and sums its gradient; if not, every rank holds what it computes with."""
+        """True if FSDP cuts the parameter and sums its gradient; if not, every rank holds what it
+        computes with.
+        """
         return self.mesh is not None and CUT in (self.mesh.mesh_dim_names or ())
 
     def gather(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
@@ -57,7 +74,9 @@ class TorchPiece(Piece):
         yield canonical(self.name), weight.full_tensor() if isinstance(weight, DTensor) else weight
 
     def gradient(self) -> Tensor:
-        """Gradient, summed over the ranks that hold the same piece, except where FSDP leaves the parameter whole."""
+        """Gradient, summed over the ranks that hold the same piece, except where FSDP leaves the
+        parameter whole.
+        """
         gradient = self.parameter.grad
         if gradient is None:
             return torch.zeros_like(self.local)

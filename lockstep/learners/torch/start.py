@@ -1,4 +1,6 @@
-"""Start of a learner's model on a rank: read whole, or, if sharded over ranks, box by box into memory of that size."""
+"""Start of a learner's model on a rank: read whole, or, if sharded over ranks, box by box into
+memory of that size.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,11 @@ from lockstep.models.weight_files import check_weights, require_finite_tensor, w
 def build_model(
     folder: str, head: Head, seed: int, section: LearnerSection, ranks: Ranks, device: torch.device
 ) -> LogitsHead | ValueHead:
-    """Builds a head of `models.heads` on the backbone of a folder, on its device, cut over the ranks.
+    """Builds a head of `models.heads` on the backbone of a folder, on its device, cut over the
+    ranks.
 
-    No rank ever holds the whole model, if its family `reads_boxes`; others are read whole by every rank, then sharded.
+    No rank ever holds the whole model, if its family `reads_boxes`; others are read whole by every
+    rank, then sharded.
 
     Args:
         folder: Folder of the model.
@@ -42,7 +46,11 @@ def build_model(
     config = read_config(folder, headless=not scores_tokens(head))
     if ranks.mesh is None or not family_of(config).reads_boxes:
         network = load_causal_lm(folder) if scores_tokens(head) else load_backbone(folder)
-        model = LogitsHead(network, ranks) if scores_tokens(head) else ValueHead(network, seed, ranks, head)
+        model = (
+            LogitsHead(network, ranks)
+            if scores_tokens(head)
+            else ValueHead(network, seed, ranks, head)
+        )
         if isinstance(model, ValueHead):
             _load_value_unit(model, network, folder)
         if section.lora is not None:
@@ -54,10 +62,14 @@ def build_model(
     whole = skeleton(config, folder)
     check_weights(folder, whole, headless=not scores_tokens(head))
     network = whole if scores_tokens(head) else whole.base_model
-    assert isinstance(network, PreTrainedModel), "a causal language model of transformers has its own backbone"
+    assert isinstance(network, PreTrainedModel), (
+        "a causal language model of transformers has its own backbone"
+    )
     with torch.device("meta"):
         model = (
-            LogitsHead(network, ranks, products=True) if scores_tokens(head) else ValueHead(network, seed, ranks, head)
+            LogitsHead(network, ranks, products=True)
+            if scores_tokens(head)
+            else ValueHead(network, seed, ranks, head)
         )
         if section.lora is not None:
             lora.adapt(network, section.lora)
@@ -67,7 +79,9 @@ def build_model(
     return model
 
 
-def _shard(model: nn.Module, network: PreTrainedModel, section: LearnerSection, ranks: Ranks) -> None:
+def _shard(
+    model: nn.Module, network: PreTrainedModel, section: LearnerSection, ranks: Ranks
+) -> None:
     if section.compile:
         compile_layers(network)
     if section.activation_checkpointing:
@@ -85,7 +99,12 @@ def _load_value_unit(model: ValueHead, network: PreTrainedModel, folder: str) ->
 
 
 @torch.no_grad()
-def _fill(model: LogitsHead | ValueHead, network: PreTrainedModel, folder: str, adapters: Mapping[str, Tensor]) -> None:
+def _fill(
+    model: LogitsHead | ValueHead,
+    network: PreTrainedModel,
+    folder: str,
+    adapters: Mapping[str, Tensor],
+) -> None:
     """Fills empty memory from the folder's files, and buffers from the configuration."""
     network.tie_weights()
     for module in network.modules():

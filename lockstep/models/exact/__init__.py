@@ -1,1 +1,3 @@
-"""Products, attention and activations that give a row the same bits in any batch, decoded, scored or trained."""
+"""Products, attention and activations that give a row the same bits in any batch, decoded, scored
+or trained.
+"""

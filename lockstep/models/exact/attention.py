@@ -1,11 +1,14 @@
-"""Causal attention whose rows do not depend on their neighbors, nor on how many keys a cache holds, on CPUs.
+"""Causal attention whose rows do not depend on their neighbors, nor on how many keys a cache holds,
+on CPUs.
 
-A query's softmax runs over all its scores at once, and is multiplied with the values one block of keys at a time; the
-products are added in the order of the blocks. So a query has the same sums whether it is alone with a cache (decoding)
-or among others (prefill, scoring, training): a masked key adds an exact 0, also to the 16 partial sums of softmax. All
-is in fp32, which holds products of bf16 numbers exactly.
+A query's softmax runs over all its scores at once, and is multiplied with the values one block of
+keys at a time; the products are added in the order of the blocks. So a query has the same sums
+whether it is alone with a cache (decoding) or among others (prefill, scoring, training): a masked
+key adds an exact 0, also to the 16 partial sums of softmax. All is in fp32, which holds products of
+bf16 numbers exactly.
 
-Letters: B rows times heads of keys, G queries that share a head of keys, T queries, W keys, D size of a head.
+Letters: B rows times heads of keys, G queries that share a head of keys, T queries, W keys, D size
+of a head.
 """
 
 from __future__ import annotations
@@ -24,15 +27,20 @@ from lockstep.models.kernels import FUSED, Kernel
 from lockstep_logprobs.kernel import runs_fused
 
 KEYS = 16
-"""Keys are padded to a multiple of this: a product with fewer takes another kernel, and softmax has as many partial
-sums."""
+"""Keys are padded to a multiple of this: a product with fewer takes another kernel, and softmax has
+as many partial sums.
+"""
 
 QUERIES = 4
-"""Queries of a product are padded to a multiple of this: fewer take another kernel. Unlike rows of a linear map, they
-are not divided among threads, which compute whole products."""
+"""Queries of a product are padded to a multiple of this: fewer take another kernel.
+
+Unlike rows of a linear map, they are not divided among threads, which compute whole products.
+"""
 
 BLOCK = 128
-"""Keys in one product with values, and queries computed at once; more keys would be summed in another order."""
+"""Keys in one product with values, and queries computed at once; more keys would be summed in
+another order.
+"""
 
 
 @dataclass(frozen=True)
@@ -41,28 +49,37 @@ class Blockwise(Kernel):
 
     Attributes:
         softcap: Scores become cap · tanh(score / cap); None: no cap.
-        sinks: A score for each head that takes a share of the probability and gives no value [H]; None: no sinks.
+        sinks: A score for each head that takes a share of the probability and gives no value [H];
+            None: no sinks.
     """
 
     softcap: float | None = None
     sinks: Tensor | None = None
 
-    def causal(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None) -> Tensor:
+    def causal(
+        self, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+    ) -> Tensor:
         if self._is_fused(query):
             with _no_autocast(query.device):
-                return _Rows.apply(query.float(), key.float(), value.float(), scaling, window).flatten(0, 1)
+                return _Rows.apply(
+                    query.float(), key.float(), value.float(), scaling, window
+                ).flatten(0, 1)
         heads, width = key.shape[1], query.shape[2]
         with _no_autocast(query.device):
             query, key, value = (pad(x.float(), KEYS) for x in (query, key, value))
             q, groups = _fold(query * scaling, heads)
             how = window, self.softcap, groups
-            out = _Causal.apply(q, key.flatten(0, 1), value.flatten(0, 1), self._sinks(query, heads), *how)
+            out = _Causal.apply(
+                q, key.flatten(0, 1), value.flatten(0, 1), self._sinks(query, heads), *how
+            )
             return _unfold(out, heads, groups)[:, :width].flatten(0, 1)
 
     def mask(self, seen: Tensor) -> Tensor:
         return torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, -torch.inf)[:, None]
 
-    def newest(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor:
+    def newest(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float
+    ) -> Tensor:
         if self._is_fused(query):
             from lockstep.models.exact.fused.attention import attend
 
@@ -70,10 +87,14 @@ class Blockwise(Kernel):
             return attend(q, k, v, mask[:, 0].contiguous(), scaling, k.shape[2])[:, 0]
         heads, queries = key.shape[1], query.shape[1]
         with _no_autocast(query.device):
-            q = pad((query.float() * scaling).reshape(-1, queries // heads, query.shape[2]), QUERIES)
+            q = pad(
+                (query.float() * scaling).reshape(-1, queries // heads, query.shape[2]), QUERIES
+            )
             k, v = key.float().flatten(0, 1), value.float().flatten(0, 1)
             sinks = self._sinks(query, heads)
-            out = _attend(q, k, v, mask, self.softcap, None if sinks is None else pad(sinks, QUERIES))
+            out = _attend(
+                q, k, v, mask, self.softcap, None if sinks is None else pad(sinks, QUERIES)
+            )
             return out[:, : queries // heads].reshape(query.shape)
 
     def _is_fused(self, query: Tensor) -> bool:
@@ -104,14 +125,17 @@ def _unfold(out: Tensor, heads: int, groups: int) -> Tensor:
     return out.unflatten(0, (-1, heads)).unflatten(2, (-1, groups)).transpose(1, 2).flatten(2, 3)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, softcap: float | None, sinks: Tensor | None) -> Tensor:
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, softcap: float | None, sinks: Tensor | None
+) -> Tensor:
     """Attention of some queries [B, M, D] to keys [B, W, D].
 
     Args:
         q: Queries, already scaled; `_weights` and `_mix` pad them for their products alone.
         k: Keys, starting at a block.
         v: Values.
-        mask: 0 where a query sees a key, else −∞: [M, W] for all rows, or [rows, 1, W] for all heads of a row.
+        mask: 0 where a query sees a key, else −∞: [M, W] for all rows, or [rows, 1, W] for all
+            heads of a row.
         softcap: As in `Blockwise`.
         sinks: One for each query, broadcastable to [B, M, 1].
     """
@@ -131,12 +155,16 @@ def _mix(weight: Tensor, v: Tensor) -> Tensor:
 def _weights(
     q: Tensor, k: Tensor, mask: Tensor, softcap: float | None, sinks: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Probabilities of keys [B, M, W], and of the sinks [B, M, 1]; and tanh(score / cap), if there is a cap."""
+    """Probabilities of keys [B, M, W], and of the sinks [B, M, 1]; and tanh(score / cap), if there
+    is a cap.
+    """
     score, bent = torch.bmm(pad(q, QUERIES), k.transpose(1, 2))[:, : q.shape[1]], None
     if softcap is not None:
         bent = score.div_(softcap).tanh_()
         score = bent * softcap
-    (score if mask.dim() == 2 else score.unflatten(0, (len(mask), -1))).add_(mask if mask.dim() == 2 else mask[:, None])
+    (score if mask.dim() == 2 else score.unflatten(0, (len(mask), -1))).add_(
+        mask if mask.dim() == 2 else mask[:, None]
+    )
     if sinks is None:
         return score.softmax(-1), None, bent
     before = F.pad(sinks.expand(*score.shape[:-1], 1), (0, KEYS - 1), value=-torch.inf)
@@ -145,23 +173,35 @@ def _weights(
 
 
 @lru_cache(maxsize=256)
-def _mask(start: int, stop: int, first: int, groups: int, window: int | None, device: torch.device) -> Tensor:
-    """Mask of the keys from `first` to `stop` for the queries from `start` to `stop`, fp32 [(stop − start) · G, W]."""
-    distance = torch.arange(start, stop, device=device)[:, None] - torch.arange(first, stop, device=device)
+def _mask(
+    start: int, stop: int, first: int, groups: int, window: int | None, device: torch.device
+) -> Tensor:
+    """Mask of the keys from `first` to `stop` for the queries from `start` to `stop`, fp32 [(stop −
+    start) · G, W].
+    """
+    distance = torch.arange(start, stop, device=device)[:, None] - torch.arange(
+        first, stop, device=device
+    )
     hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
     mask = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, -torch.inf)
     return mask.repeat_interleave(groups, 0)
 
 
 def _pieces(q: Tensor, k: Tensor, groups: int, window: int | None) -> list[tuple[int, int, int]]:
-    """Blocks of queries as (start, stop, first key), where the first key begins the first block of keys that they see.
+    """Blocks of queries as (start, stop, first key), where the first key begins the first block of
+    keys that they see.
 
     Queries are those of the last tokens, and start at a block.
     """
     width, number = k.shape[1], q.shape[1] // groups
     starts = range(width - number, width, BLOCK)
-    firsts = [0 if window is None else max(0, start - window + 1) // BLOCK * BLOCK for start in starts]
-    return [(start, min(start + BLOCK, width), first) for start, first in zip(starts, firsts, strict=True)]
+    firsts = [
+        0 if window is None else max(0, start - window + 1) // BLOCK * BLOCK for start in starts
+    ]
+    return [
+        (start, min(start + BLOCK, width), first)
+        for start, first in zip(starts, firsts, strict=True)
+    ]
 
 
 def _piece_weights(
@@ -180,10 +220,14 @@ def _piece_weights(
 
 
 class _Rows(torch.autograd.Function):
-    """Causal attention by Triton's kernel [rows, T, heads, size]; its gradient is that of PyTorch's attention."""
+    """Causal attention by Triton's kernel [rows, T, heads, size]; its gradient is that of PyTorch's
+    attention.
+    """
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None) -> Tensor:
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+    ) -> Tensor:
         from lockstep.models.exact.fused.attention import attend
 
         ctx.save_for_backward(query, key, value)
@@ -201,7 +245,8 @@ class _Rows(torch.autograd.Function):
 class _Causal(torch.autograd.Function):
     """`_attend` by blocks of queries, each without the keys after it.
 
-    Backward recomputes the weights, unless there is only one block, whose at most 128 weights per query are kept.
+    Backward recomputes the weights, unless there is only one block, whose at most 128 weights per
+    query are kept.
     """
 
     @staticmethod
@@ -218,8 +263,13 @@ class _Causal(torch.autograd.Function):
         parts, kept, how = list[Tensor](), tuple[Tensor | None, ...](), (window, softcap, groups)
         before = k.shape[1] * groups - q.shape[1]
         for start, stop, first in _pieces(q, k, groups, window):
-            queries, keys = slice(start * groups - before, stop * groups - before), slice(first, stop)
-            kept = found = _piece_weights(q[:, queries], k[:, keys], sinks, (start, stop, first), *how)
+            queries, keys = (
+                slice(start * groups - before, stop * groups - before),
+                slice(first, stop),
+            )
+            kept = found = _piece_weights(
+                q[:, queries], k[:, keys], sinks, (start, stop, first), *how
+            )
             parts.append(_mix(found[0], v[:, keys]))
         out = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
         ctx.save_for_backward(q, k, v, sinks, out, *(kept if len(parts) == 1 else ()))
@@ -240,7 +290,11 @@ class _Causal(torch.autograd.Function):
                 q[:, queries], k[:, keys], sinks, (start, stop, first), *ctx.how
             )
             dv[:, keys].baddbmm_(weight.transpose(1, 2), gradient[:, queries])
-            slope = torch.bmm(gradient[:, queries], v[:, keys].transpose(1, 2)).sub_(offset[:, queries]).mul_(weight)
+            slope = (
+                torch.bmm(gradient[:, queries], v[:, keys].transpose(1, 2))
+                .sub_(offset[:, queries])
+                .mul_(weight)
+            )
             if bent is not None:
                 slope.mul_(1.0 - bent.square())
             torch.bmm(slope, k[:, keys], out=dq[:, queries])

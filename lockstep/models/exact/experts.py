@@ -1,7 +1,7 @@
 """Mixtures of experts whose tokens do not depend on their neighbors, on CPUs.
 
-Products of a router, and of an expert however many tokens it got, are padded with rows as `linear` pads them. A token's
-experts are added in the order in which its router chose them.
+Products of a router, and of an expert however many tokens it got, are padded with rows as `linear`
+pads them. A token's experts are added in the order in which its router chose them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def route(router: Any, hidden: Tensor) -> tuple[Tensor, ...]:
 
 
 def compute_experts(experts: Any, hidden: Tensor, chosen: Tensor, share: Tensor) -> Tensor:
-    """The results of a layer's experts; products are in the type of the weights, as in `transformers`.
+    """The results of a layer's experts; products are in the type of the weights, as in
+    `transformers`.
 
     Args:
         experts: A module of `transformers` that holds them all.
@@ -40,16 +41,27 @@ def compute_experts(experts: Any, hidden: Tensor, chosen: Tensor, share: Tensor)
         chosen: Experts of each token, int64 [N, K].
         share: Weight of each expert's result [N, K].
     """
-    weights = [x.mT if experts.is_transposed else x for x in (experts.gate_up_proj, experts.down_proj)]
-    biases = [experts.gate_up_proj_bias, experts.down_proj_bias] if experts.has_bias else [None, None]
+    weights = [
+        x.mT if experts.is_transposed else x for x in (experts.gate_up_proj, experts.down_proj)
+    ]
+    biases = (
+        [experts.gate_up_proj_bias, experts.down_proj_bias] if experts.has_bias else [None, None]
+    )
     expert, order = chosen.flatten().sort(stable=True)
-    ends = torch.searchsorted(expert, torch.arange(len(weights[0]), device=expert.device), right=True)
+    ends = torch.searchsorted(
+        expert, torch.arange(len(weights[0]), device=expert.device), right=True
+    )
     with torch.autocast(hidden.device.type, enabled=False):
         rows = hidden.to(weights[0].dtype)[order // chosen.shape[1]]
-        parts = rows.split(ends.diff(prepend=ends.new_zeros(1)).tolist())  # the only wait for the device
+        parts = rows.split(
+            ends.diff(prepend=ends.new_zeros(1)).tolist()
+        )  # the only wait for the device
         gated = [_gate(experts, x) for x in _map_each(parts, weights[0], biases[0])]
         out = torch.cat(_map_each(gated, weights[1], biases[1]))
-        each = torch.empty_like(out).index_copy(0, order, out).unflatten(0, chosen.shape) * share[:, :, None]
+        each = (
+            torch.empty_like(out).index_copy(0, order, out).unflatten(0, chosen.shape)
+            * share[:, :, None]
+        )
         return reduce(torch.add, each.unbind(1)).to(hidden.dtype)
 
 
@@ -63,5 +75,10 @@ def _gate(experts: Any, x: Tensor) -> Tensor:
     if experts.is_concatenated:
         gate, up = x.chunk(2, -1)
         return experts.act_fn(gate) * up
-    gate, up = x[..., ::2].clamp(max=experts.limit), x[..., 1::2].clamp(-experts.limit, experts.limit)
-    return (up + 1.0) * (gate / (1.0 + (gate * -experts.alpha).exp()))  # sigmoid rounds some elements otherwise
+    gate, up = (
+        x[..., ::2].clamp(max=experts.limit),
+        x[..., 1::2].clamp(-experts.limit, experts.limit),
+    )
+    return (up + 1.0) * (
+        gate / (1.0 + (gate * -experts.alpha).exp())
+    )  # sigmoid rounds some elements otherwise

@@ -1,9 +1,10 @@
 """Linear maps and activations whose rows do not depend on their neighbors, on CPUs.
 
-The kernel of a matrix product decides in which order each element is summed, and the number of rows decides which
-kernel is used: few rows take another one, as do threads that are left with few rows, and small products in bf16.
-Products of a multiple of 8 rows that are large enough all take the same one (`count_missing_rows`). Vectorized
-activations can round the last elements of a tensor differently; they are written here in operations that do not.
+The kernel of a matrix product decides in which order each element is summed, and the number of rows
+decides which kernel is used: few rows take another one, as do threads that are left with few rows,
+and small products in bf16. Products of a multiple of 8 rows that are large enough all take the same
+one (`count_missing_rows`). Vectorized activations can round the last elements of a tensor
+differently; they are written here in operations that do not.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear`, each row of which has the same bits in any batch; differentiable."""
     rows = x.shape[:-1].numel()
     if missing := count_missing_rows(rows, weight):
-        return F.linear(F.pad(x.reshape(rows, -1), (0, 0, 0, missing)), weight, bias)[:rows].view(*x.shape[:-1], -1)
+        return F.linear(F.pad(x.reshape(rows, -1), (0, 0, 0, missing)), weight, bias)[:rows].view(
+            *x.shape[:-1], -1
+        )
     return F.linear(x, weight, bias)
 
 
@@ -38,18 +41,26 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def pad(x: Tensor, multiple: int) -> Tensor:
-    """Adds zero rows up to a multiple; returns `x` itself if none are missing, where `F.pad` would copy."""
+    """Adds zero rows up to a multiple; returns `x` itself if none are missing, where `F.pad` would
+    copy.
+    """
     return F.pad(x, (0, 0, 0, -x.shape[-2] % multiple)) if x.shape[-2] % multiple else x
 
 
 def silu(x: Tensor) -> Tensor:
     """x · sigmoid(x), each element of which has the same bits anywhere; differentiable."""
-    return _Activation.apply(x, _silu, torch.ops.aten.silu_backward) if x.requires_grad else _silu(x)
+    return (
+        _Activation.apply(x, _silu, torch.ops.aten.silu_backward) if x.requires_grad else _silu(x)
+    )
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """x · Φ(x) by its approximation with tanh, each element of which has the same bits anywhere; differentiable."""
-    return _Activation.apply(x, _gelu_tanh, _gelu_tanh_backward) if x.requires_grad else _gelu_tanh(x)
+    """x · Φ(x) by its approximation with tanh, each element of which has the same bits anywhere;
+    differentiable.
+    """
+    return (
+        _Activation.apply(x, _gelu_tanh, _gelu_tanh_backward) if x.requires_grad else _gelu_tanh(x)
+    )
 
 
 def _silu(x: Tensor) -> Tensor:
@@ -90,11 +101,16 @@ class _FixedTiles(torch.autograd.Function):
 
 
 class _Activation(torch.autograd.Function):
-    """An activation written in operations that round alike, with the backward pass of PyTorch's own."""
+    """An activation written in operations that round alike, with the backward pass of PyTorch's
+    own.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, compute: Callable[[Tensor], Tensor], backward: Callable[[Tensor, Tensor], Tensor]
+        ctx: Any,
+        x: Tensor,
+        compute: Callable[[Tensor], Tensor],
+        backward: Callable[[Tensor, Tensor], Tensor],
     ) -> Tensor:
         ctx.save_for_backward(x)
         ctx.own_backward = backward

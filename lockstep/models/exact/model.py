@@ -25,7 +25,9 @@ _ROTARY = ("default", "linear", "llama3", "yarn")
 
 
 def make_exact(lm: PreTrainedModel) -> None:
-    """Makes a model compute exactly, in place; `explain_inexact` says of which models that is true."""
+    """Makes a model compute exactly, in place; `explain_inexact` says of which models that is
+    true.
+    """
     for module in lm.modules():
         forward = _forward(module)
         if forward is not None:
@@ -39,7 +41,9 @@ def is_exact(lm: PreTrainedModel) -> bool:
 
 
 def find_multiple(lm: PreTrainedModel) -> int:
-    """The number of which a model's rows and keys should be multiples, so that its kernels need not pad them."""
+    """The number of which a model's rows and keys should be multiples, so that its kernels need not
+    pad them.
+    """
     return KEYS if is_exact(lm) else 1
 
 
@@ -47,10 +51,16 @@ def explain_inexact(config: PreTrainedConfig) -> str | None:
     """Says why a model cannot be computed exactly; None: it can."""
     fields = config.get_text_config().to_dict()
     if not has_exact_layers(config):
-        return f"a {config.model_type} has not been shown to be exact; these are: {', '.join(EXACT_TYPES)}"
+        return (
+            f"a {config.model_type} has not been shown to be exact; these are: "
+            f"{', '.join(EXACT_TYPES)}"
+        )
     act = fields.get("hidden_activation") or fields["hidden_act"]
     if act not in _ACTIVATIONS:
-        return f"the model's activation is {act}, and only {' and '.join(_ACTIVATIONS)} are written exactly"
+        return (
+            f"the model's activation is {act}, and only {' and '.join(_ACTIVATIONS)} are "
+            "written exactly"
+        )
     rope = fields.get("rope_parameters") or {}
     parts = [rope, *(part for part in rope.values() if isinstance(part, dict))]
     kinds = {part.get("rope_type", "default") for part in parts} - set(_ROTARY)

@@ -1,4 +1,6 @@
-"""Row-invariant RMS norms for GPUs, where the order in which PyTorch sums a mean depends on the number of rows."""
+"""Row-invariant RMS norms for GPUs, where the order in which PyTorch sums a mean depends on the
+number of rows.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ RMS_NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """weight · x / √(mean(x²) + eps), computed in fp32 and rounded before the weight, as in `transformers`."""
+    """weight · x / √(mean(x²) + eps), computed in fp32 and rounded before the weight, as in
+    `transformers`.
+    """
     wide = x.float()
     mean: Tensor = _MeanSquares.apply(wide)
     return weight * (wide * torch.rsqrt(mean + eps)).to(x.dtype)

@@ -1,4 +1,6 @@
-"""A probe of this machine: whether it computes a token the same in any batch, at the shapes of a model."""
+"""A probe of this machine: whether it computes a token the same in any batch, at the shapes of a
+model.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +31,17 @@ from lockstep_logprobs.kernel import runs_fused
 from lockstep_logprobs.softmax import TILE_COLUMNS, column_tiles
 
 _LARGEST_HEAD = 128
-"""Largest head size on a GPU; attention with larger heads takes more shared memory than an A100 has."""
+"""Largest head size on a GPU; attention with larger heads takes more shared memory than an A100
+has.
+"""
 
 _SIZES = (1, 5, 9, 17, 65, 264)
 """Rows of the products that are tried."""
 
 _DRAWN = 256
-"""Columns of a weight that are drawn; the others repeat them, since a kernel is not chosen by values."""
+"""Columns of a weight that are drawn; the others repeat them, since a kernel is not chosen by
+values.
+"""
 
 _LENGTH = 300
 """Tokens of the sequences that attention is tried with: several blocks."""
@@ -46,18 +52,28 @@ _SAMPLINGS = (SamplingParams(1), SamplingParams(1, temperature=0.7, top_k=20, to
 def explain_no_gpu_kernels(config: PreTrainedConfig) -> str | None:
     """Says why a model has no exact kernels for GPUs; None: it has."""
     if not has_exact_layers_on_gpus(config):
-        return f"a {config.model_type} has no exact kernels for GPUs; these have: {', '.join(GPU_EXACT_TYPES)}"
+        return (
+            f"a {config.model_type} has no exact kernels for GPUs; these have: "
+            f"{', '.join(GPU_EXACT_TYPES)}"
+        )
     if head_size(config.get_text_config()) > _LARGEST_HEAD:
-        return f"the model's heads have more than {_LARGEST_HEAD} numbers, for which a GPU has no exact kernel"
+        return (
+            f"the model's heads have more than {_LARGEST_HEAD} numbers, for which a GPU has no "
+            "exact kernel"
+        )
     if find_spec("triton") is None:
         return "exact kernels for GPUs are Triton's, which is not installed"
     return None
 
 
 def probe(
-    config: PreTrainedConfig, dtype: DType, device: torch.device | str = "cpu", adapters: LoRA | None = None
+    config: PreTrainedConfig,
+    dtype: DType,
+    device: torch.device | str = "cpu",
+    adapters: LoRA | None = None,
 ) -> str | None:
-    """Says what this machine does not compute the same in any batch, on one thread or all; None: nothing was found.
+    """Says what this machine does not compute the same in any batch, on one thread or all; None:
+    nothing was found.
 
     Each shape is tried once in this process, for each number of threads and precision.
     """
@@ -87,7 +103,9 @@ def _list_trials(
     for module in lm.modules():
         if fused or module is not lm.get_output_embeddings():
             for size, columns, kind, turned in _maps(module, dtype):
-                name = f"a product of {size} by {columns} in {kind}{', transposed,' if turned else ''}"
+                name = (
+                    f"a product of {size} by {columns} in {kind}{', transposed,' if turned else ''}"
+                )
                 yield name, partial(_try_map, size, columns, kind, turned, device)
     heads, groups, size = (
         text.num_attention_heads,
@@ -101,11 +119,16 @@ def _list_trials(
         name = f"a log-probability of {vocabulary} tokens in {dtype}"
         yield name, partial(_try_scores, vocabulary, dtype, device)
     else:
-        yield f"the head's product, {hidden} by {vocabulary} in {dtype},", partial(_try_head, hidden, vocabulary, dtype)
+        yield (
+            f"the head's product, {hidden} by {vocabulary} in {dtype},",
+            partial(_try_head, hidden, vocabulary, dtype),
+        )
 
 
 def _maps(module: Any, dtype: torch.dtype) -> Iterator[tuple[int, int, torch.dtype, bool]]:
-    """The linear maps of a module of a model: size, columns, type, and whether the weight is transposed in memory."""
+    """The linear maps of a module of a model: size, columns, type, and whether the weight is
+    transposed in memory.
+    """
     kind = type(module).__name__
     if isinstance(module, nn.Linear) or kind in ROUTERS:
         columns, size = module.weight.shape
@@ -129,25 +152,37 @@ def use_threads(number: int) -> Iterator[None]:
 
 
 def _random(*shape: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(device, dtype)
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(
+        device, dtype
+    )
 
 
-def _draw_cancelling(rows: int, columns: int, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Draws factors [rows, size] and [columns, size] whose products cancel: the rounding that is left tells the order.
+def _draw_cancelling(
+    rows: int, columns: int, size: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Draws factors [rows, size] and [columns, size] whose products cancel: the rounding that is
+    left tells the order.
 
     With other numbers, bf16 rounds the difference away in all but 1 element of some 40,000.
     """
     half, draw = -(-size // 2), torch.Generator().manual_seed(rows + columns + size)
     x, weight = (
-        torch.randn(n, half, generator=draw) * torch.randint(-6, 7, (n, half), generator=draw).exp2()
+        torch.randn(n, half, generator=draw)
+        * torch.randint(-6, 7, (n, half), generator=draw).exp2()
         for n in (rows, columns)
     )
     order = torch.randperm(2 * half, generator=draw)[:size]
-    return torch.cat([x, x], 1)[:, order].to(dtype), torch.cat([weight, -weight], 1)[:, order].to(dtype)
+    return torch.cat([x, x], 1)[:, order].to(dtype), torch.cat([weight, -weight], 1)[:, order].to(
+        dtype
+    )
 
 
-def _try_map(size: int, columns: int, dtype: torch.dtype, turned: bool, device: torch.device) -> bool:
-    """Tries batches that repeat a few rows, on one thread and on all, against each of them alone."""
+def _try_map(
+    size: int, columns: int, dtype: torch.dtype, turned: bool, device: torch.device
+) -> bool:
+    """Tries batches that repeat a few rows, on one thread and on all, against each of them
+    alone.
+    """
     repeats, times = -(-columns // _DRAWN), -(-_SIZES[-1] // ROWS)
     x, weight = _draw_cancelling(ROWS, min(columns, _DRAWN), size, dtype)
     x, weight = x.to(device), weight.repeat(repeats, 1)[:columns].to(device)
@@ -163,7 +198,9 @@ def _try_map(size: int, columns: int, dtype: torch.dtype, turned: bool, device: 
 
 
 def _try_head(size: int, vocabulary: int, dtype: torch.dtype) -> bool:
-    """Tries the first and the last tile of a vocabulary head on a CPU, where scoring computes it tile by tile."""
+    """Tries the first and the last tile of a vocabulary head on a CPU, where scoring computes it
+    tile by tile.
+    """
     columns = min(vocabulary, TILE_COLUMNS + vocabulary % TILE_COLUMNS)
     x, weight = _draw_cancelling(ROWS, columns, size, dtype)
     tiles = [weight[tile] for tile in column_tiles(columns, row_invariant=True)]
@@ -173,14 +210,18 @@ def _try_head(size: int, vocabulary: int, dtype: torch.dtype) -> bool:
 def _try_attention(heads: int, groups: int, size: int, device: torch.device) -> bool:
     """Tries some queries alone, as while decoding, and among all."""
     kernel, scaling = Blockwise(), size**-0.5
-    q, k, v = (_random(2, number, _LENGTH, size, device=device) for number in (heads, groups, groups))
+    q, k, v = (
+        _random(2, number, _LENGTH, size, device=device) for number in (heads, groups, groups)
+    )
     whole = kernel.causal(q, k, v, scaling, None).unflatten(0, (2, _LENGTH))
     with use_threads(1):
         for at in (0, KEYS, 150, _LENGTH - 1):
             missing = -(at + 1) % KEYS
             keys, values = (F.pad(x[:, :, : at + 1], (0, 0, 0, missing)) for x in (k, v))
             mask = kernel.mask((torch.arange(at + 1 + missing, device=device) <= at).expand(2, -1))
-            if not torch.equal(kernel.newest(q[:, :, at], keys, values, mask, scaling), whole[:, at]):
+            if not torch.equal(
+                kernel.newest(q[:, :, at], keys, values, mask, scaling), whole[:, at]
+            ):
                 return False
     return True
 
@@ -200,7 +241,9 @@ def _try_scores(vocabulary: int, dtype: torch.dtype, device: torch.device) -> bo
     for sampling in _SAMPLINGS:
         token, logprob = draw(logits, uniform, sampling, row_invariant=True)
         for rows in (slice(0, 1), slice(7, 12)):
-            again, _ = token_scores(logits[rows], token[rows], sampling, row_invariant=True, entropy=False)
+            again, _ = token_scores(
+                logits[rows], token[rows], sampling, row_invariant=True, entropy=False
+            )
             if not torch.equal(again, logprob[rows]):
                 return False
     return True

@@ -13,7 +13,8 @@ class TensorParallel:
     """Tensor-parallel plan of a backbone.
 
     Attributes:
-        plan: Returns the parallel style of each sharded module, by its name in the backbone; `*` stands for each layer.
+        plan: Returns the parallel style of each sharded module, by its name in the backbone; `*`
+            stands for each layer.
         divided_fields: Fields of the configuration that must be multiples of the number of ranks.
     """
 
@@ -23,12 +24,15 @@ class TensorParallel:
 
 @dataclass(frozen=True)
 class MegatronLayers:
-    """Particulars of a family on Megatron's own layers: RMS norms, gated SiLU, rotary positions, grouped queries.
+    """Particulars of a family on Megatron's own layers: RMS norms, gated SiLU, rotary positions,
+    grouped queries.
 
     Attributes:
-        tensors: Maps each parameter of a `GPTModel` to the tensors of a checkpoint that lie in it, in order; `*` is
-            the number of a layer. Names are those within the backbone; that of the vocabulary head is as it is.
-        refused_fields: Fields of the configuration that, where set, ask for what these layers do not compute.
+        tensors: Maps each parameter of a `GPTModel` to the tensors of a checkpoint that lie in it,
+            in order; `*` is the number of a layer. Names are those within the backbone; that of the
+            vocabulary head is as it is.
+        refused_fields: Fields of the configuration that, where set, ask for what these layers do
+            not compute.
     """
 
     tensors: Mapping[str, tuple[str, ...]]
@@ -53,10 +57,12 @@ class Family:
         model_type: Type in configurations.
         tensor_parallel: Its tensor-parallel plan; None: tp is refused.
         megatron: Its map to Megatron's layers; None: the Megatron backend refuses it.
-        reads_boxes: Whether each rank reads only its own boxes of the files, so that none ever holds the whole model.
-            This requires that files name tensors as the network does, that logits are products of the last hidden
-            states and the vocabulary head, and that buffers follow from the configuration.
-        plain: True if a layer adds attention and an MLP to its input, each after a norm, as `last_layer` computes it.
+        reads_boxes: Whether each rank reads only its own boxes of the files, so that none ever
+            holds the whole model. This requires that files name tensors as the network does, that
+            logits are products of the last hidden states and the vocabulary head, and that buffers
+            follow from the configuration.
+        plain: True if a layer adds attention and an MLP to its input, each after a norm, as
+            `last_layer` computes it.
     """
 
     model_type: str

@@ -1,7 +1,7 @@
 """Llama: the plain decoder, of which other families are variants.
 
-Tensor parallelism is combined with sequence parallelism: matrix products are sharded over heads and hidden units, and
-everything between them over tokens.
+Tensor parallelism is combined with sequence parallelism: matrix products are sharded over heads and
+hidden units, and everything between them over tokens.
 """
 
 from __future__ import annotations
@@ -25,14 +25,23 @@ def plan() -> dict[str, ParallelStyle]:
         "norm": SequenceParallel(),
         "layers.*.input_layernorm": SequenceParallel(),
         "layers.*.self_attn": PrepareModuleInput(
-            input_kwarg_layouts={"hidden_states": Shard(1)}, desired_input_kwarg_layouts={"hidden_states": Replicate()}
+            input_kwarg_layouts={"hidden_states": Shard(1)},
+            desired_input_kwarg_layouts={"hidden_states": Replicate()},
         ),
         "layers.*.self_attn.o_proj": RowwiseParallel(output_layouts=Shard(1)),
         "layers.*.post_attention_layernorm": SequenceParallel(),
-        "layers.*.mlp": PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate()),
+        "layers.*.mlp": PrepareModuleInput(
+            input_layouts=Shard(1), desired_input_layouts=Replicate()
+        ),
         "layers.*.mlp.down_proj": RowwiseParallel(output_layouts=Shard(1)),
     }
-    columns = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
+    columns = (
+        "self_attn.q_proj",
+        "self_attn.k_proj",
+        "self_attn.v_proj",
+        "mlp.gate_proj",
+        "mlp.up_proj",
+    )
     return own | {f"layers.*.{name}": ColwiseParallel() for name in columns}
 
 
@@ -46,7 +55,10 @@ TENSORS = {
     ),
     "decoder.layers.*.self_attention.linear_proj.weight": ("layers.*.self_attn.o_proj.weight",),
     "decoder.layers.*.pre_mlp_layernorm.weight": ("layers.*.post_attention_layernorm.weight",),
-    "decoder.layers.*.mlp.linear_fc1.weight": ("layers.*.mlp.gate_proj.weight", "layers.*.mlp.up_proj.weight"),
+    "decoder.layers.*.mlp.linear_fc1.weight": (
+        "layers.*.mlp.gate_proj.weight",
+        "layers.*.mlp.up_proj.weight",
+    ),
     "decoder.layers.*.mlp.linear_fc2.weight": ("layers.*.mlp.down_proj.weight",),
     "decoder.final_layernorm.weight": ("norm.weight",),
     "output_layer.weight": ("lm_head.weight",),

@@ -1,7 +1,9 @@
-"""Model classes that a folder brings (`auto_map`): imported from trusted files, and registered in `transformers`.
+"""Model classes that a folder brings (`auto_map`): imported from trusted files, and registered in
+`transformers`.
 
-The bytes that are compared with the trusted digests are the bytes that run. A file may import its neighbors relatively
-(`from .configuration_mine import …`), which have to be trusted, too; nothing else of the folder can be imported.
+The bytes that are compared with the trusted digests are the bytes that run. A file may import its
+neighbors relatively (`from .configuration_mine import …`), which have to be trusted, too; nothing
+else of the folder can be imported.
 """
 
 from __future__ import annotations
@@ -54,20 +56,25 @@ def is_own(model_type: object) -> bool:
 
 
 def find_package(model_type: str) -> str | None:
-    """The package name of a model type's own code, which contains its digest; None for types of `transformers`."""
+    """The package name of a model type's own code, which contains its digest; None for types of
+    `transformers`.
+    """
     own = _OWN.get(model_type)
     return None if own is None else own.package
 
 
 def write_own_files(model_type: str, folder: Path) -> None:
-    """Writes the files of a model type's own code into a folder; nothing for types of `transformers`."""
+    """Writes the files of a model type's own code into a folder; nothing for types of
+    `transformers`.
+    """
     if model_type in _OWN:
         for name, text in _OWN[model_type].content.items():
             (folder / f"{name}.py").write_bytes(text)
 
 
 def list_own_files(folder: Path, fields: Mapping[str, Any]) -> list[Path]:
-    """The Python files in a folder that a configuration's own classes need; [] for types of `transformers`.
+    """The Python files in a folder that a configuration's own classes need; [] for types of
+    `transformers`.
 
     Raises:
         InputError: It names code that is not there.
@@ -83,14 +90,18 @@ def list_own_files(folder: Path, fields: Mapping[str, Any]) -> list[Path]:
         if name in found or (found and not file.is_file()):
             continue
         if not file.is_file():
-            raise InputError(f"{folder}/config.json: auto_map names {file.name}, which is not there; copy it there")
+            raise InputError(
+                f"{folder}/config.json: auto_map names {file.name}, which is not there; copy it "
+                "there"
+            )
         found[name] = file
         todo += _list_neighbors(file)
     return list(found.values())
 
 
 def register_own(folder: Path, fields: Mapping[str, Any]) -> None:
-    """Registers the classes that a folder brings in `transformers`, once, if its configuration needs them.
+    """Registers the classes that a folder brings in `transformers`, once, if its configuration
+    needs them.
 
     Raises:
         UntrustedCode: The user has not named their files.
@@ -113,7 +124,8 @@ def register_own(folder: Path, fields: Mapping[str, Any]) -> None:
     package = f"lockstep_model_{digest}"
     if kind in _OWN and _OWN[kind].package != package:
         raise InputError(
-            f"{folder}: its code for the model type {kind!r} is not that of a model opened before; give one of them "
+            f"{folder}: its code for the model type {kind!r} is not that of a model opened "
+            "before; give one of them "
             "a type of its own"
         )
     if kind not in _OWN:
@@ -130,14 +142,18 @@ def _is_of_transformers(kind: object) -> bool:
 
 
 def _refuse_shadow(folder: Path, kind: str, fields: Mapping[str, Any]) -> None:
-    """Raises InputError where a trusted file would not be used, since `transformers` has the type itself."""
+    """Raises InputError where a trusted file would not be used, since `transformers` has the type
+    itself.
+    """
     places = fields.get("auto_map")
     for place in places.values() if isinstance(places, dict) else ():
         file = folder / f"{str(place).partition('.')[0]}.py"
         if file.is_file() and is_trusted(file.read_bytes()):
             raise InputError(
-                f"{folder}: its model type {kind!r} is one that transformers computes itself, so {file.name} would not "
-                "be run; give config.json and its class a model_type of their own, or do not trust the file"
+                f"{folder}: its model type {kind!r} is one that transformers computes itself, so "
+                f"{file.name} would not "
+                "be run; give config.json and its class a model_type of their own, or do not "
+                "trust the file"
             )
 
 
@@ -146,7 +162,8 @@ def _module_of(folder: Path, place: object) -> str:
     module, _, name = str(place).partition(".")
     if not module.isidentifier() or not name.isidentifier():
         raise InputError(
-            f"{folder}/config.json: auto_map has to name {_CONFIG} and {_MODEL} as file.Class, of files in that "
+            f"{folder}/config.json: auto_map has to name {_CONFIG} and {_MODEL} as file.Class, of "
+            "files in that "
             f"folder, and one of them is {place!r}"
         )
     return module
@@ -159,16 +176,26 @@ def _list_neighbors(file: Path) -> list[str]:
     except (SyntaxError, ValueError) as error:
         raise InputError(f"{file} is no Python ({first_line(error)})") from None
     froms = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.level == 1]
-    return [name for node in froms for name in ([node.module] if node.module else [part.name for part in node.names])]
+    return [
+        name
+        for node in froms
+        for name in ([node.module] if node.module else [part.name for part in node.names])
+    ]
 
 
 def _register(folder: Path, kind: str, package: str, places: Mapping[str, str]) -> None:
-    config, model = _find_class(folder, package, places[_CONFIG]), _find_class(folder, package, places[_MODEL])
+    config, model = (
+        _find_class(folder, package, places[_CONFIG]),
+        _find_class(folder, package, places[_MODEL]),
+    )
     if not issubclass(config, PreTrainedConfig) or config.model_type != kind:
-        raise InputError(f"{folder}: {places[_CONFIG]} has to be a PreTrainedConfig with model_type = {kind!r}")
+        raise InputError(
+            f"{folder}: {places[_CONFIG]} has to be a PreTrainedConfig with model_type = {kind!r}"
+        )
     if not issubclass(model, PreTrainedModel) or model.config_class is not config:
         raise InputError(
-            f"{folder}: {places[_MODEL]} has to be a PreTrainedModel with config_class = {config.__name__}"
+            f"{folder}: {places[_MODEL]} has to be a PreTrainedModel with config_class = "
+            f"{config.__name__}"
         )
     AutoConfig.register(kind, config)
     AutoModelForCausalLM.register(config, model)
@@ -182,12 +209,15 @@ def _find_class(folder: Path, package: str, place: str) -> type:
         what = f"{type(error).__name__}: {first_line(error)}"
         raise InputError(f"{folder}/{module}.py cannot be imported ({what})") from error
     if not isinstance(found, type):
-        raise InputError(f"{folder}/{module}.py has no class {name}, which auto_map in config.json names")
+        raise InputError(
+            f"{folder}/{module}.py has no class {name}, which auto_map in config.json names"
+        )
     return found
 
 
 class _Files(MetaPathFinder, SourceLoader):
-    """Imports the modules of one folder's package from bytes that were read before, and from nowhere else.
+    """Imports the modules of one folder's package from bytes that were read before, and from
+    nowhere else.
 
     Args:
         package: Name of the package.

@@ -17,10 +17,14 @@ _FILES = (
 EXACT_TYPES = (
     "gemma2", "gemma3_text", "gpt_oss", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe",
 )  # fmt: skip
-"""Models all of whose layers `models.exact` computes, as `tests/models/exact/test_exact_model.py` shows."""
+"""Models all of whose layers `models.exact` computes, as `tests/models/exact/test_exact_model.py`
+shows.
+"""
 
 GPU_EXACT_TYPES = ("llama", "mistral", "qwen2", "qwen3")
-"""Those of them that it computes on GPUs, as `tests/models/exact/test_fused_model.py` shows in Triton's interpreter."""
+"""Those of them that it computes on GPUs, as `tests/models/exact/test_fused_model.py` shows in
+Triton's interpreter.
+"""
 
 
 def _import_family(name: str) -> Family:
@@ -33,7 +37,9 @@ FAMILIES = tuple(_import_family(name) for name in _FILES)
 
 
 def family_of(config: PreTrainedConfig) -> Family:
-    """The family of a model; for a type that is not registered, a family without optional features."""
+    """The family of a model; for a type that is not registered, a family without optional
+    features.
+    """
     kind = config.model_type
     return next((family for family in FAMILIES if family.model_type == kind), Family(kind))
 

@@ -4,8 +4,9 @@
       manifest.json    what the loop needs besides weights; size and SHA-256 of every other file, and of itself
       …                safetensors and JSON of each learner
 
-A folder gets its step's name only when all its bytes are on the disk, and loses it before it is deleted; so a kill at
-any instant leaves every folder of such a name complete. Nothing is unpickled when a checkpoint is read.
+A folder gets its step's name only when all its bytes are on the disk, and loses it before it is
+deleted; so a kill at any instant leaves every folder of such a name complete. Nothing is unpickled
+when a checkpoint is read.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class Checkpoints:
         folder: Their folder, which need not exist yet.
         keep: Number of newest checkpoints to keep.
         best: Number of checkpoints with the highest `score` to keep as well.
-        note: Called with a sentence on each folder that cannot be removed and on each damaged checkpoint.
+        note: Called with a sentence on each folder that cannot be removed and on each damaged
+            checkpoint.
     """
 
     folder: Path
@@ -73,12 +75,15 @@ class Checkpoints:
     note: Callable[[str], object] = warnings.warn
 
     def clear(self) -> None:
-        """Removes what a killed process has left aside: half-written and half-removed checkpoints."""
+        """Removes what a killed process has left aside: half-written and half-removed
+        checkpoints.
+        """
         for path in self.folder.glob(f"{_ASIDE}*"):
             remove_tree(path, self.note)
 
     def begin(self, step: int) -> Path:
-        """Makes an empty folder, aside, for a checkpoint's safetensors and JSON files; subfolders are allowed.
+        """Makes an empty folder, aside, for a checkpoint's safetensors and JSON files; subfolders
+        are allowed.
 
         Raises:
             CheckpointError: As `seal`.
@@ -91,7 +96,9 @@ class Checkpoints:
             raise self.failure(step, error) from error
         return aside
 
-    def seal(self, aside: Path, step: int, state: dict[str, Any], score: float | None = None) -> None:
+    def seal(
+        self, aside: Path, step: int, state: dict[str, Any], score: float | None = None
+    ) -> None:
         """Turns the folder aside into a checkpoint, then removes those that are not kept.
 
         Args:
@@ -101,8 +108,10 @@ class Checkpoints:
             score: Score of the policy, higher is better; None if it is not known at this step.
 
         Raises:
-            CheckpointError: If the disk is full or fails. Nothing of this checkpoint is left, and all others are whole.
-            ValueError: If there are files that are neither safetensors nor JSON, or have a name of ours.
+            CheckpointError: If the disk is full or fails. Nothing of this checkpoint is left, and
+                all others are whole.
+            ValueError: If there are files that are neither safetensors nor JSON, or have a name of
+                ours.
         """
         try:
             _seal(aside, {"step": step, "score": score, "state": state})
@@ -118,18 +127,23 @@ class Checkpoints:
             raise
 
     def failure(self, step: int, error: Exception, aside: Path | None = None) -> CheckpointError:
-        """The error of a checkpoint that could not be written; removes its folder, where it has one."""
+        """The error of a checkpoint that could not be written; removes its folder, where it has
+        one.
+        """
         if aside is not None:
             shutil.rmtree(aside, ignore_errors=True)
         found = self.find()
-        fallback = f"the newest before it is {found[-1][1].name}" if found else "there is none before it"
+        fallback = (
+            f"the newest before it is {found[-1][1].name}" if found else "there is none before it"
+        )
         return CheckpointError(
             f"cannot save the checkpoint of step {step} in {self.folder}: {error}; {fallback}; "
             "where the disk is full, make room; the same command then resumes the run"
         )
 
     def latest(self) -> Checkpoint | None:
-        """The newest undamaged checkpoint, those that are damaged passed over; None where none was ever saved.
+        """The newest undamaged checkpoint, those that are damaged passed over; None where none was
+        ever saved.
 
         Raises:
             CheckpointError: If there are some, and all are damaged.
@@ -142,13 +156,16 @@ class Checkpoints:
                 self.note(f"checkpoint {path} is not used: {damage}")
         if found:
             raise CheckpointError(
-                f"every checkpoint in {self.folder} is damaged; put a whole one back, or remove the run's folder to "
+                f"every checkpoint in {self.folder} is damaged; put a whole one back, or remove "
+                "the run's folder to "
                 "start from the beginning"
             )
         return None
 
     def newest_unverified(self) -> Checkpoint | None:
-        """The newest checkpoint, with its state as it is noted and no file of it read; None where there is none."""
+        """The newest checkpoint, with its state as it is noted and no file of it read; None where
+        there is none.
+        """
         found = self.find()
         if not found:
             return None
@@ -162,24 +179,33 @@ class Checkpoints:
             NoCheckpointError: If there is none, or it is damaged.
         """
         try:
-            return Checkpoint(self.folder / _name(step), step, _read_verified(self.folder / _name(step), step))
+            return Checkpoint(
+                self.folder / _name(step), step, _read_verified(self.folder / _name(step), step)
+            )
         except _DamagedError as damage:
             have = ", ".join(str(step) for step, _ in self.find()) or "none"
             raise NoCheckpointError(
-                f"there is no whole checkpoint of step {step} in {self.folder}: {damage}; there are: {have}"
+                f"there is no whole checkpoint of step {step} in {self.folder}: {damage}; there "
+                f"are: {have}"
             ) from None
 
     def find(self) -> list[tuple[int, Path]]:
         """Lists steps and folders, oldest first, without reading them."""
         if not self.folder.is_dir():
             return []
-        matches = [(re.fullmatch(r"step_(\d{6,})", path.name), path) for path in self.folder.iterdir()]
+        matches = [
+            (re.fullmatch(r"step_(\d{6,})", path.name), path) for path in self.folder.iterdir()
+        ]
         return sorted((int(match[1]), path) for match, path in matches if match)
 
     def rank_by_score(self) -> list[tuple[float, int, Path]]:
-        """Score, step and folder of those that have a score, the best last; of equals the older is the better."""
+        """Score, step and folder of those that have a score, the best last; of equals the older is
+        the better.
+        """
         scored = [(_manifest(path).get("score"), step, path) for step, path in self.find()]
-        numbers = [(score, step, path) for score, step, path in scored if isinstance(score, int | float)]
+        numbers = [
+            (score, step, path) for score, step, path in scored if isinstance(score, int | float)
+        ]
         return sorted(numbers, key=lambda entry: (entry[0], -entry[1]))
 
     def _aside(self, name: str) -> Path:
@@ -192,7 +218,9 @@ class Checkpoints:
         return [path for path in found[: -self.keep] if path not in best]
 
     def _remove(self, paths: list[Path]) -> None:
-        """Removes folders, renaming each first, so that no half-deleted one looks like a checkpoint."""
+        """Removes folders, renaming each first, so that no half-deleted one looks like a
+        checkpoint.
+        """
         for path in paths:
             aside = self._aside(f"old_{path.name}")
             rename(path, aside)
@@ -208,7 +236,10 @@ def _seal(folder: Path, noted: dict[str, Any]) -> None:
     files = _files(folder)
     for name in files:
         if name == _MANIFEST or not name.endswith((".safetensors", ".json")):
-            raise ValueError(f"a checkpoint holds safetensors and JSON under names of their own, but not {name!r}")
+            raise ValueError(
+                "a checkpoint holds safetensors and JSON under names of their own, but not "
+                f"{name!r}"
+            )
     manifest = {**noted, "files": {name: _sum(folder / name) for name in files}}
     with naming(folder / _MANIFEST):
         (folder / _MANIFEST).write_text(
@@ -232,7 +263,9 @@ def _read_verified(folder: Path, step: int) -> dict[str, Any]:
         raise _DamagedError(f"its {_MANIFEST} is that of step {manifest.get('step')}")
     sums, found = manifest["files"], set(_files(folder)) - {_MANIFEST}
     if found != set(sums):
-        raise _DamagedError(f"files are missing or were added: {', '.join(sorted(found ^ set(sums)))}")
+        raise _DamagedError(
+            f"files are missing or were added: {', '.join(sorted(found ^ set(sums)))}"
+        )
     for name, noted in sums.items():
         if _sum_readable(folder, name) != noted:
             raise _DamagedError(f"{name} was truncated or altered")
@@ -264,7 +297,9 @@ def _digest(manifest: dict[str, Any]) -> str:
 
 
 def _files(folder: Path) -> list[str]:
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
+    return sorted(
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()
+    )
 
 
 def _sum(path: Path) -> Sum:

@@ -1,6 +1,8 @@
-"""`lockstep export`: the model of one of a run's checkpoints as a Hugging Face folder, or its adapters in peft's form.
+"""`lockstep export`: the model of one of a run's checkpoints as a Hugging Face folder, or its
+adapters in peft's form.
 
-A checkpoint of a run with `learner.lora` holds adapters alone; a model is those merged into what the run began with.
+A checkpoint of a run with `learner.lora` holds adapters alone; a model is those merged into what
+the run began with.
 """
 
 from __future__ import annotations
@@ -31,22 +33,27 @@ from lockstep.run.folder.files import FRAME
 from lockstep.run.folder.identity import differences
 
 
-def export(run: Path, out: Path, which: str = "latest", dtype: FileType = "fp32", adapter: bool = False) -> int:
-    """Writes a checkpoint's policy, or reward model, with configuration, tokenizer, chat template, settings and a card.
+def export(
+    run: Path, out: Path, which: str = "latest", dtype: FileType = "fp32", adapter: bool = False
+) -> int:
+    """Writes a checkpoint's policy, or reward model, with configuration, tokenizer, chat template,
+    settings and a card.
 
     Args:
         run: Folder of the run.
         out: Where to; must not exist.
         which: `latest`, `best` (by `run.best`), or the number of a step.
         dtype: Type of the written weights.
-        adapter: Write adapters alone; otherwise they are written beside the model that they are merged into.
+        adapter: Write adapters alone; otherwise they are written beside the model that they are
+            merged into.
 
     Returns:
         The step of the checkpoint.
 
     Raises:
         ValueError: If `run` is no run, `out` is there already, or the run has no adapters.
-        NoCheckpointError: If there is no such checkpoint, or its adapters are of another first model than is there now.
+        NoCheckpointError: If there is no such checkpoint, or its adapters are of another first
+            model than is there now.
     """
     require_run(run)
     if out.exists():
@@ -55,15 +62,22 @@ def export(run: Path, out: Path, which: str = "latest", dtype: FileType = "fp32"
     recipe = loaded.expect(Algorithm)
     lora, trained = recipe.learner.lora, recipe.models[0]
     if adapter and lora is None:
-        raise InputError(f"{run} learned all weights, since its recipe has no learner.lora; leave --adapter out")
+        raise InputError(
+            f"{run} learned all weights, since its recipe has no learner.lora; leave --adapter out"
+        )
     found = _choose(Checkpoints(run / "checkpoints", keep=1, note=print), which)
     is_classifier = not scores_tokens(trained.head)
     network = skeleton(read_config(run / FRAME), str(run))
     if not has_tokenizer(run / FRAME):
-        raise InputError(f"{run / FRAME} has no tokenizer, and what is exported would have none; put the folder back")
+        raise InputError(
+            f"{run / FRAME} has no tokenizer, and what is exported would have none; put the "
+            "folder back"
+        )
     saved = found.folder / trained.name
     with Boxes(find_written(saved, "model")) as boxes:
-        weights = {in_folder(network.base_model_prefix, name): boxes.whole(name) for name in boxes.names()}
+        weights = {
+            in_folder(network.base_model_prefix, name): boxes.whole(name) for name in boxes.names()
+        }
     out.parent.mkdir(parents=True, exist_ok=True)
     beside = None
     if lora is not None:
@@ -72,7 +86,9 @@ def export(run: Path, out: Path, which: str = "latest", dtype: FileType = "fp32"
         if adapter:
             beside(out)
             return found.step
-        weights = _merge_weights(loaded, base, found, saved, trained.head, network.base_model_prefix)
+        weights = _merge_weights(
+            loaded, base, found, saved, trained.head, network.base_model_prefix
+        )
     named = recipe.model.path or recipe.model.from_recipe or "a new model"
     text = card(run, recipe.algorithm, Path(named).name, found.step, is_classifier)
     assemble(run / FRAME, weights, out, dtype, text, is_classifier, beside)
@@ -90,13 +106,17 @@ def _first_model(loaded: Loaded, run: Path) -> Path:
 def _merge_weights(
     loaded: Loaded, base: Path, found: Checkpoint, saved: Path, head: Head, backbone: str
 ) -> dict[str, Tensor]:
-    """The weights with adapters merged, as a weight sync sends them, by their names in the model's files."""
+    """The weights with adapters merged, as a weight sync sends them, by their names in the model's
+    files.
+    """
     recipe, identity = loaded.training, found.state["identity"]
     then = {name: identity[name] for name in identity if name.startswith("model.")}
     changed = differences(then, model_files(require_folder(base)))
     if changed:
         raise NoCheckpointError(
-            f"{found.folder} has adapters of another model than is in {base} now:\n  " + "\n  ".join(changed) + "\nput "
+            f"{found.folder} has adapters of another model than is in {base} now:\n  "
+            + "\n  ".join(changed)
+            + "\nput "
             "it back as it was, or say --adapter to get the adapters alone"
         )
     section = LearnerSection(device="cpu", lora=recipe.learner.lora)
@@ -114,8 +134,12 @@ def _choose(checkpoints: Checkpoints, which: str) -> Checkpoint:
     if which == "best":
         ranked = checkpoints.rank_by_score()
         if not ranked:
-            raise NoCheckpointError(f"no checkpoint in {checkpoints.folder} has a score; set run.best in the recipe")
+            raise NoCheckpointError(
+                f"no checkpoint in {checkpoints.folder} has a score; set run.best in the recipe"
+            )
         return checkpoints.at(ranked[-1][1])
     if not re.fullmatch(r"[0-9]{1,18}", which):
-        raise InputError(f"checkpoint {shorten(which)!r}: say latest, best, or the number of a step")
+        raise InputError(
+            f"checkpoint {shorten(which)!r}: say latest, best, or the number of a step"
+        )
     return checkpoints.at(int(which))

@@ -1,4 +1,6 @@
-"""Asynchronous checkpoints: learners copy and write their states, then a thread computes checksums and renames."""
+"""Asynchronous checkpoints: learners copy and write their states, then a thread computes checksums
+and renames.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,9 @@ class Begun:
 
 
 class Saver:
-    """Saves one checkpoint at a time. Leaving the `with` block finishes the current one, unless the block was
-    interrupted.
+    """Saves one checkpoint at a time.
+
+    Leaving the `with` block finishes the current one, unless the block was interrupted.
 
     Args:
         checkpoints: The checkpoints of the run.
@@ -44,7 +47,8 @@ class Saver:
         self._error: Exception | None = None
 
     def begin(self, step: int, state: dict[str, Any], score: float | None = None) -> None:
-        """Begins a checkpoint, and returns as soon as training may continue; the one before is finished first.
+        """Begins a checkpoint, and returns as soon as training may continue; the one before is
+        finished first.
 
         Raises:
             CheckpointError: As `Checkpoints.seal`, for this one or the one before.
@@ -53,10 +57,14 @@ class Saver:
         aside = self._checkpoints.begin(step)
         for name, learner in self._learners.items():
             learner.save(aside / name)
-        self.begun = Begun(aside, step, state, score)  # not before all have begun: only then may it ever be sealed
+        self.begun = Begun(
+            aside, step, state, score
+        )  # not before all have begun: only then may it ever be sealed
 
     def advance(self, wait: bool) -> None:
-        """Advances a begun checkpoint as far as it can go now; with `wait`, to its end; raises as `begin`."""
+        """Advances a begun checkpoint as far as it can go now; with `wait`, to its end; raises as
+        `begin`.
+        """
         if self.begun is None:
             return
         if self._sealing is None:
@@ -77,7 +85,10 @@ class Saver:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if kind is None:
             self.advance(wait=True)

@@ -1,7 +1,9 @@
-"""`lockstep train RECIPE --dry-run`: checks all that can be known before the first step, with no weights in memory.
+"""`lockstep train RECIPE --dry-run`: checks all that can be known before the first step, with no
+weights in memory.
 
-Data is read as a run reads it, the reward function is imported, the model is built without memory for its weights and
-compared with the headers of its files. Files that a recipe makes are made in a temporary folder.
+Data is read as a run reads it, the reward function is imported, the model is built without memory
+for its weights and compared with the headers of its files. Files that a recipe makes are made in a
+temporary folder.
 """
 
 from __future__ import annotations
@@ -114,7 +116,9 @@ def _check_parts(loaded: Loaded, allow_changes: bool, made: Path, found: Finding
 
 
 def _check_layouts(recipe: Algorithm, source: ModelSource, found: Findings) -> None:
-    """Checks that the initial model, and each model with a layout of its own, can be computed in its layout."""
+    """Checks that the initial model, and each model with a layout of its own, can be computed in
+    its layout.
+    """
     with found.problem():
         require_computable(read_config(source.folder), recipe.learner)
     for role in recipe.own_layouts:
@@ -127,13 +131,18 @@ def _decide_exact(recipe: Algorithm, source: ModelSource, found: Findings) -> st
     with found.problem():
         reason = decide_exact(recipe, source.folder, found.notes.append)
         if reason is None:
-            found.say("agreement", "exact (E2): a token's log-probability is the same sampled and trained, to the bit")
+            found.say(
+                "agreement",
+                "exact (E2): a token's log-probability is the same sampled and trained, to the bit",
+            )
         return reason
     return "it is refused"
 
 
 def _open(recipe: Algorithm, setup: DrySetup, found: Findings) -> None:
-    """Opens the algorithm as a run does, with stand-ins for its models, and reports what it would run."""
+    """Opens the algorithm as a run does, with stand-ins for its models, and reports what it would
+    run.
+    """
     with found.problem():
         require_lengths(recipe, setup.source)
     with found.problem():
@@ -149,8 +158,15 @@ def _open(recipe: Algorithm, setup: DrySetup, found: Findings) -> None:
 def _course(recipe: Common, job: Job) -> str:
     steps = job.run_length.steps
     every = recipe.run.validate_every
-    validated = {0, steps, *(range(every, steps, every) if every else ())} if job.validate is not None else set[int]()
-    return f"steps: {steps}; validations: {len(validated)}; checkpoints: {-(-steps // recipe.run.save_every)}"
+    validated = (
+        {0, steps, *(range(every, steps, every) if every else ())}
+        if job.validate is not None
+        else set[int]()
+    )
+    return (
+        f"steps: {steps}; validations: {len(validated)}; checkpoints: "
+        f"{-(-steps // recipe.run.save_every)}"
+    )
 
 
 def _device(recipe: Algorithm, found: Findings) -> None:
@@ -167,7 +183,11 @@ def _run_folder(loaded: Loaded, allow_changes: bool, found: Findings) -> None:
     folder = loaded.run_folder
     require_writable(folder)
     find_changed_options(loaded, allow_changes)
-    state = "exists; the run resumes there, or is finished" if (folder / "recipe.yaml").is_file() else "new"
+    state = (
+        "exists; the run resumes there, or is finished"
+        if (folder / "recipe.yaml").is_file()
+        else "new"
+    )
     found.say("run folder", f"{folder} ({state})")
 
 
@@ -175,13 +195,17 @@ def _files(recipe: Common, made: Path, found: Findings) -> DataFiles | None:
     """The data files; None if one cannot be read."""
     before = len(found.problems)
     files = data_files(recipe.data, made)
-    for rows in dict.fromkeys(part for part in (files.train, files.demonstrations, files.validation) if part):
+    for rows in dict.fromkeys(
+        part for part in (files.train, files.demonstrations, files.validation) if part
+    ):
         with found.problem():
             open_rows(rows, recipe.data.bad_rows)
     return files if len(found.problems) == before else None
 
 
-def _model(loaded: Loaded, allow_changes: bool, files: DataFiles | None, made: Path, found: Findings) -> _Model | None:
+def _model(
+    loaded: Loaded, allow_changes: bool, files: DataFiles | None, made: Path, found: Findings
+) -> _Model | None:
     """The initial model; None where a problem leaves it unknown."""
     first = loaded.warm_start
     if first is None:
@@ -202,7 +226,9 @@ def _model(loaded: Loaded, allow_changes: bool, files: DataFiles | None, made: P
     return model
 
 
-def _open_model(recipe: Common, files: DataFiles | None, frame: Path, found: Findings) -> _Model | None:
+def _open_model(
+    recipe: Common, files: DataFiles | None, frame: Path, found: Findings
+) -> _Model | None:
     if recipe.model.scratch is None:
         model = _of_folder(Path(str(recipe.model.path)))
     elif files is None:
@@ -226,7 +252,9 @@ def _open_model(recipe: Common, files: DataFiles | None, frame: Path, found: Fin
 
 
 def _of_folder(folder: Path, weights: bool = True) -> _Model:
-    """Builds a model from its configuration, without weights, and checks its weight files against it."""
+    """Builds a model from its configuration, without weights, and checks its weight files against
+    it.
+    """
     source, network = open_source(folder), skeleton(read_config(folder), str(folder))
     if weights and not are_on_hub(folder):
         check_weights(folder, network)
@@ -242,21 +270,30 @@ def _memory(recipe: Algorithm, sizes: Sizes, found: Findings) -> None:
         found.notes.append(f"what {trains.title}'s ranks hold is not planned yet; try a short run")
         return
     on_gpu = resolve_device(learner.device).type == "cuda"
-    available = torch.cuda.get_device_properties(0).total_memory if on_gpu else machine_memory.total_bytes()
-    estimate = MemoryEstimate.of(recipe, sizes, placement_of(recipe), memory=int(available) if on_gpu else None)
+    available = (
+        torch.cuda.get_device_properties(0).total_memory if on_gpu else machine_memory.total_bytes()
+    )
+    estimate = MemoryEstimate.of(
+        recipe, sizes, placement_of(recipe), memory=int(available) if on_gpu else None
+    )
     needed = estimate.device + estimate.contexts if on_gpu else estimate.machine
     where = f"{'a GPU here' if on_gpu else 'this machine'} has {readable(int(available))}"
-    found.say("memory", f"at most about {readable(needed)}; {where}; `lockstep plan` names its parts")
+    found.say(
+        "memory", f"at most about {readable(needed)}; {where}; `lockstep plan` names its parts"
+    )
     if needed > available:
         generates = "" if estimate.sampler is None else " or sampler.max_batch_size"
         raise InputError(
-            f"the run needs about {readable(needed)} of memory, but {where}; take a smaller model, or lower "
+            f"the run needs about {readable(needed)} of memory, but {where}; take a smaller "
+            "model, or lower "
             f"learner.micro_batch_tokens{generates}"
         )
 
 
 def _require_disk(loaded: Loaded, recipe: Algorithm, sizes: Sizes) -> None:
-    """Raises InputError if the disk has no room for the kept checkpoints, the one being written, and the model."""
+    """Raises InputError if the disk has no room for the kept checkpoints, the one being written,
+    and the model.
+    """
     one = checkpoint_bytes(recipe.models, sizes)
     best = 0 if recipe.run.best is None else recipe.run.best.count
     if recipe.inference is not None and recipe.inference.one_step_ahead:
@@ -265,6 +302,7 @@ def _require_disk(loaded: Loaded, recipe: Algorithm, sizes: Sizes) -> None:
     free = shutil.disk_usage(find_standing(loaded.run_folder)).free
     if needed > free:
         raise InputError(
-            f"the run needs up to {readable(needed)} of disk at {loaded.run_folder}, but {readable(free)} are free; "
+            f"the run needs up to {readable(needed)} of disk at {loaded.run_folder}, but "
+            f"{readable(free)} are free; "
             "make room, lower run.keep, or set run.folder to another disk"
         )

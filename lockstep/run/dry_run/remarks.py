@@ -11,16 +11,20 @@ from lockstep.data.templates import fields
 def remarks(recipe: Common, files: DataFiles) -> list[str]:
     """Remarks for the log of a run, and for a dry run, one sentence each."""
     found: list[str] = []
-    if files.validation is not None and (shared := _digests(files.validation) & _digests(files.train)):
+    if files.validation is not None and (
+        shared := _digests(files.validation) & _digests(files.train)
+    ):
         what = "the rows" if shared == _digests(files.validation) else "some of the rows"
         found.append(
-            f"data.validation holds {what} of data.train, so what it measures is memory; hold rows out that are not "
+            f"data.validation holds {what} of data.train, so what it measures is memory; hold "
+            "rows out that are not "
             "trained on"
         )
     data = recipe.data
     if data.prompt_templates and not fields(data.prompt):
         found.append(
-            f"data.prompt={data.prompt!r} names no {{field}} of the rows, so all prompts are the same; a field stands "
+            f"data.prompt={data.prompt!r} names no {{field}} of the rows, so all prompts are the "
+            "same; a field stands "
             "in braces"
         )
     return found

@@ -1,4 +1,6 @@
-"""The setup of a dry run: checks what can be checked, with stand-ins for models that compute nothing."""
+"""The setup of a dry run: checks what can be checked, with stand-ins for models that compute
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +125,9 @@ class DrySetup(LiveSetup):
         return ABSENT, ABSENT.abandon
 
     def reward(self, section: RewardSection | None, rows: Prompts, option: str) -> Reward:
-        """Reports what is known of a reward before there is a response; an unusable one was reported before."""
+        """Reports what is known of a reward before there is a response; an unusable one was
+        reported before.
+        """
         if section is not None:
             for key, leaf in section.leaves(option):
                 with self.found.problem():
@@ -135,7 +139,9 @@ class DrySetup(LiveSetup):
             return None
         with self.found.problem():
             episodes = episodes_of(section, self.algorithm.data, self.source, self.note)
-            worth = f"; {episodes.describe_cut_off()}" if judge is None and episodes is not None else ""
+            worth = (
+                f"; {episodes.describe_cut_off()}" if judge is None and episodes is not None else ""
+            )
             self.found.say("environment", f"{section.class_name}; {describe_rewards(judge)}{worth}")
             return episodes
         return None
@@ -145,7 +151,9 @@ class DrySetup(LiveSetup):
             if section.is_policy:
                 return policy_answers(section, policy, name)
             if section.path is not None:
-                return policy_answers(section, Policy(ABSENT.generate, open_source(section.path)), name)
+                return policy_answers(
+                    section, Policy(ABSENT.generate, open_source(section.path)), name
+                )
         return ABSENT
 
     def attempt(self, build: Callable[[], T], otherwise: T) -> T:
@@ -154,7 +162,9 @@ class DrySetup(LiveSetup):
         return otherwise
 
     def _check_reward(self, section: SingleReward, rows: Prompts, key: str) -> None:
-        """Checks a judge, and reads the right answers of the first rows as a verifier of math would."""
+        """Checks a judge, and reads the right answers of the first rows as a verifier of math
+        would.
+        """
         if section.judge is not None:
             self._check_judge(section.judge, f"{key}.judge")
         first, field = rows.first(_ANSWERS), section.verifier or ""
@@ -163,11 +173,18 @@ class DrySetup(LiveSetup):
         if section.type in ("math", "by_row") and first:
             reward = MathReward(section.marker, key)
             answers = [rows.answer(prompt) for prompt in first]
-            alone = [replace(prompt, text="") for prompt in first]  # a prompt may have opened a thought
+            alone = [
+                replace(prompt, text="") for prompt in first
+            ]  # a prompt may have opened a thought
             verdicts = reward(alone, answers, answers)
-            wrong = [prompt.id for prompt, verdict in zip(first, verdicts, strict=True) if verdict == 0.0]
+            wrong = [
+                prompt.id for prompt, verdict in zip(first, verdicts, strict=True) if verdict == 0.0
+            ]
             if wrong:
-                self.note(f"{wrong[0]}: its right answer, given as a response, is worth 0; is {key}.marker in it?")
+                self.note(
+                    f"{wrong[0]}: its right answer, given as a response, is worth 0; is "
+                    f"{key}.marker in it?"
+                )
         self.found.say(key.replace("_", " "), section.type)
 
     def _check_judge(self, section: RewardJudge, key: str) -> None:

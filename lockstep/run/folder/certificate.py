@@ -1,4 +1,6 @@
-"""Certificates: how exactly sampler and learner agreed, by which kernels, where (`certificate.json` of a run)."""
+"""Certificates: how exactly sampler and learner agreed, by which kernels, where (`certificate.json`
+of a run).
+"""
 
 from __future__ import annotations
 
@@ -22,16 +24,22 @@ _EXACT = {
     "linear": f"rows in multiples of {ROWS}",
     "softmax": f"{TILE_COLUMNS:,} columns a sum, powers of e",
 }
-_EXACT_ON_GPUS = "instead of these, Triton's of lockstep/models/exact/fused and lockstep_logprobs/fused"
+_EXACT_ON_GPUS = (
+    "instead of these, Triton's of lockstep/models/exact/fused and lockstep_logprobs/fused"
+)
 _FUSED = "scaled_dot_product_attention"
 _ON_GPUS = f"varlen_attn of packed sequences where `lockstep gpu-check` says so, else {_FUSED}"
 
 
 def write_certificate(file: Path, certificate: Certificate, about: Mapping[str, Any]) -> None:
-    """Writes a certificate with its kernels and machine, behind the keys of `about`, such as the step."""
+    """Writes a certificate with its kernels and machine, behind the keys of `about`, such as the
+    step.
+    """
     attention = _ON_GPUS if torch.cuda.is_available() else _FUSED
     usual = {"attention": attention, "linear": "any number of rows", "softmax": "powers of 2"}
-    exact = _EXACT | ({"where learner.device is a GPU": _EXACT_ON_GPUS} if torch.cuda.is_available() else {})
+    exact = _EXACT | (
+        {"where learner.device is a GPU": _EXACT_ON_GPUS} if torch.cuda.is_available() else {}
+    )
     kernels = exact if certificate.exact_kernels else usual
     machine = {**describe_machine(), "cpu": torch.backends.cpu.get_cpu_capability()}
     known = {**about, **asdict(certificate), "kernels": kernels, "machine": machine}

@@ -18,13 +18,17 @@ from lockstep.system.sums import SUMS
 from lockstep.system.whole_files import write_whole
 
 FRAME = "initial"
-"""Subfolder of a run with all that an export needs besides weights; of a model from scratch, its first weights, too."""
+"""Subfolder of a run with all that an export needs besides weights; of a model from scratch, its
+first weights, too.
+"""
 
 
 def adopt(loaded: Loaded, changed: Sequence[str]) -> None:
-    """Turns the folder of a run with other options into one of this recipe; a changed run is no longer finished.
+    """Turns the folder of a run with other options into one of this recipe; a changed run is no
+    longer finished.
 
-    The caller holds its lock. At any instant the folder is that of the old recipe or, unfinished, of the new one.
+    The caller holds its lock. At any instant the folder is that of the old recipe or, unfinished,
+    of the new one.
 
     Args:
         loaded: The recipe.
@@ -61,14 +65,18 @@ def find_changed_options(loaded: Loaded, allow_changes: bool) -> list[str]:
     has_other_model = any(line.startswith("recipe.model.") for line in changed)
     if has_other_model or (changed and not allow_changes):
         raise ChangedError(
-            f"{folder} holds a run of another recipe:\n  " + "\n  ".join(changed) + "\nchoose another run.folder, "
+            f"{folder} holds a run of another recipe:\n  "
+            + "\n  ".join(changed)
+            + "\nchoose another run.folder, "
             "remove it, or, with the same model, continue with this recipe by --allow-changes"
         )
     return changed
 
 
 def require_writable(folder: Path) -> None:
-    """Raises InputError if a run's folder cannot be made or written to, or holds something other than a run."""
+    """Raises InputError if a run's folder cannot be made or written to, or holds something other
+    than a run.
+    """
     try:
         _require_own(folder)
         standing = find_standing(folder)
@@ -79,27 +87,35 @@ def require_writable(folder: Path) -> None:
 
 
 def find_standing(folder: Path) -> Path:
-    """The innermost existing one of a folder and its parents; raises OSError if the system refuses to look."""
+    """The innermost existing one of a folder and its parents; raises OSError if the system refuses
+    to look.
+    """
     return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
 
 
 def _unmakable(folder: Path, why: str) -> InputError:
     return InputError(
-        f"the run folder {shorten(str(folder))} cannot be made, because {why}; set run.folder to another place"
+        f"the run folder {shorten(str(folder))} cannot be made, because {why}; set run.folder to "
+        "another place"
     )
 
 
 _LOGS = (".log", ".txt", ".out", ".err")
-"""Suffixes of files that may lie in a run's folder before the run: a launcher may write its output there."""
+"""Suffixes of files that may lie in a run's folder before the run: a launcher may write its output
+there.
+"""
 
 
 def _require_own(folder: Path) -> None:
     if not folder.is_dir() or (folder / "recipe.yaml").exists():
         return
-    foreign = sorted(path.name for path in folder.iterdir() if path.name[0] != "." and path.suffix not in _LOGS)
+    foreign = sorted(
+        path.name for path in folder.iterdir() if path.name[0] != "." and path.suffix not in _LOGS
+    )
     if foreign:
         raise InputError(
-            f"the folder {folder} holds {foreign[0]}, and no run; choose a new or an empty one to write to"
+            f"the folder {folder} holds {foreign[0]}, and no run; choose a new or an empty one to "
+            "write to"
         )
 
 
@@ -109,7 +125,8 @@ class FolderInUseError(InputError):
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Keeps other processes out of a run's folder; the system releases the lock however this process ends.
+    """Keeps other processes out of a run's folder; the system releases the lock however this
+    process ends.
 
     Raises:
         FolderInUseError: If another process has it.
@@ -123,7 +140,8 @@ def lock_folder(folder: Path) -> Iterator[None]:
                 raise BlockingIOError
         except (BlockingIOError, FileNotFoundError):
             raise FolderInUseError(
-                f"{folder} is in use by another process; wait for it, end it, or set run.folder to start another run"
+                f"{folder} is in use by another process; wait for it, end it, or set run.folder "
+                "to start another run"
             ) from None
         yield
 

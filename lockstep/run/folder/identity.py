@@ -1,4 +1,6 @@
-"""The identity of a run, as flat names and values, by which a resumed run can say what has changed."""
+"""The identity of a run, as flat names and values, by which a resumed run can say what has
+changed.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,15 @@ from lockstep.version import __version__
 
 Identity = dict[str, Any]
 
-_WITH_MODELS = ("reward_model.", "critic_model.", "teacher.", "reward.", "validation_reward.", "judge.", "meta_judge.")
+_WITH_MODELS = (
+    "reward_model.",
+    "critic_model.",
+    "teacher.",
+    "reward.",
+    "validation_reward.",
+    "judge.",
+    "meta_judge.",
+)
 """Sections that name further models: every option `path` in them is a model folder."""
 _LIBRARIES = ("torch", "transformers", "tokenizers", "math-verify", "sympy")
 
@@ -34,7 +44,8 @@ def identity(loaded: Loaded, data: Mapping[str, str], model: Path | None) -> Ide
     Args:
         loaded: The recipe.
         data: A digest of each source of rows, by name.
-        model: Folder of the initial model; None where it is yet to be made, by what the recipe says.
+        model: Folder of the initial model; None where it is yet to be made, by what the recipe
+            says.
     """
     found = inputs(loaded, data, model)
     found["code.lockstep"] = f"{__version__} {_own_code()}"
@@ -43,13 +54,19 @@ def identity(loaded: Loaded, data: Mapping[str, str], model: Path | None) -> Ide
 
 
 def inputs(loaded: Loaded, data: Mapping[str, str], model: Path | None) -> Identity:
-    """The part of the identity that the user gives: no versions of libraries; `model` is None where a server has it."""
+    """The part of the identity that the user gives: no versions of libraries; `model` is None where
+    a server has it.
+    """
     found = recipe_identity(loaded)
     found |= {f"data.{name}": own for name, own in data.items()}
     found |= {} if model is None else model_files(model)
     options = {".".join(keys): value for keys, value in flat(loaded.dump())}
     others = [name for name in options if name.startswith(_WITH_MODELS)]
-    for name in (name.removesuffix(".path") for name in others if name.endswith(".path") and options[name] is not None):
+    for name in (
+        name.removesuffix(".path")
+        for name in others
+        if name.endswith(".path") and options[name] is not None
+    ):
         path = str(options[f"{name}.path"])
         found |= model_files(weights_of(loaded.places.get(path, path)), name)
     code = list_references(loaded.identity())
@@ -73,7 +90,9 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 @cache
 def _own_code() -> str:
-    """A digest of Lockstep's code, read once, since the files may change while this process runs."""
+    """A digest of Lockstep's code, read once, since the files may change while this process
+    runs.
+    """
     return digest(sorted(Path(__file__).parents[2].rglob("*.py")))
 
 

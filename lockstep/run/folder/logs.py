@@ -28,13 +28,16 @@ class Logs:
         self._written: dict[str, tuple[int, Any]] = {}
 
     def rewind(self, step: int) -> None:
-        """Cuts the lines of later steps, and a line that was cut short by a kill. Called once, before any other method.
+        """Cuts the lines of later steps, and a line that was cut short by a kill.
 
-        Lines stand in the order of their steps, so this is one truncation per file: done, or not done.
+        Called once, before any other method.
+
+        Lines stand in the order of their steps, so this is one truncation per file: done, or not
+        done.
 
         Args:
-            step: Steps whose work is kept. A run that has no checkpoint rewinds to −1, for its step 0, the validation
-                before training, will be logged again.
+            step: Steps whose work is kept. A run that has no checkpoint rewinds to −1, for its step
+                0, the validation before training, will be logged again.
         """
         for name in LOGS:
             path = self.folder / name
@@ -46,7 +49,9 @@ class Logs:
                     self._written[name] = (file.tell(), digest)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Adds metrics to a step; a step may have some of them several times, training's and validation's."""
+        """Adds metrics to a step; a step may have some of them several times, training's and
+        validation's.
+        """
         self._append(METRICS, step, [values])
 
     def timings(self, step: int, seconds: Mapping[str, float]) -> None:
@@ -58,14 +63,21 @@ class Logs:
         self._append(SAMPLES, step, rows)
 
     def sync(self) -> None:
-        """Returns when all that was logged is on the disk: after a power cut the logs reach as far as a checkpoint."""
+        """Returns when all that was logged is on the disk: after a power cut the logs reach as far
+        as a checkpoint.
+        """
         paths = [self.folder / name for name in LOGS]
         for path in [*filter(Path.is_file, paths), self.folder]:
             sync(path)
 
     def sums(self) -> dict[str, Sum]:
-        """Size and digest of each log as it was written, not as it is: something else may have written there, too."""
-        return {name: {"bytes": size, "sha256": own.hexdigest()} for name, (size, own) in self._written.items()}
+        """Size and digest of each log as it was written, not as it is: something else may have
+        written there, too.
+        """
+        return {
+            name: {"bytes": size, "sha256": own.hexdigest()}
+            for name, (size, own) in self._written.items()
+        }
 
     def _append(self, name: str, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         content = b"".join(encode(step, row) for row in rows)

@@ -1,4 +1,6 @@
-"""Versions, machine and threads that a run is computed on, noted in `environment.json` of its folder."""
+"""Versions, machine and threads that a run is computed on, noted in `environment.json` of its
+folder.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from lockstep.version import __version__
 
 
 def describe_machine() -> dict[str, Any]:
-    """Versions, machine and threads of this process, and how it computes fp32 products where it sees GPUs.
+    """Versions, machine and threads of this process, and how it computes fp32 products where it
+    sees GPUs.
 
     None of its environment variables.
     """
@@ -39,7 +42,8 @@ def describe_machine() -> dict[str, Any]:
 
 @contextmanager
 def as_noted(loaded: Loaded, folder: Path) -> Iterator[None]:
-    """Notes the machine in a folder where it is not noted yet; inside the block torch uses the noted threads.
+    """Notes the machine in a folder where it is not noted yet; inside the block torch uses the
+    noted threads.
 
     The caller holds the folder's lock.
     """
@@ -48,9 +52,15 @@ def as_noted(loaded: Loaded, folder: Path) -> Iterator[None]:
     noted, usual = read_environment(folder), torch.get_num_threads()
     threads = int(noted.get("threads", usual))
     if threads != usual:
-        print_text(f"note: {folder} keeps the {threads} threads that it was begun with; it would have {usual} now")
+        print_text(
+            f"note: {folder} keeps the {threads} threads that it was begun with; it would have "
+            f"{usual} now"
+        )
     if {**noted, "threads": usual} != now:
-        print_text(f"note: {file} is not the environment of now; continued steps may differ in their last bits")
+        print_text(
+            f"note: {file} is not the environment of now; continued steps may differ in their "
+            "last bits"
+        )
     torch.set_num_threads(threads)
     try:
         yield

@@ -25,8 +25,8 @@ from lockstep.run.stop import Stopped
 def open_run(loaded: Loaded, folder: Path) -> Iterator[Callable[[], None]]:
     """Makes a run's folder, locks it, and notes the recipe and the machine in it.
 
-    If the block fails before it calls the function that it is given, what was made is removed. A crash leaves
-    `crash.txt`, also then.
+    If the block fails before it calls the function that it is given, what was made is removed. A
+    crash leaves `crash.txt`, also then.
 
     Raises:
         InputError: If another process has it.
@@ -40,14 +40,20 @@ def open_run(loaded: Loaded, folder: Path) -> Iterator[Callable[[], None]]:
 
 
 _MADE = ("recipe.yaml", PINS, "environment.json", "inputs.json", "data", FRAME, "judges", FILE)
-"""Files and folders that a run may add to its folder before its first step; a failed start removes nothing else."""
+"""Files and folders that a run may add to its folder before its first step; a failed start removes
+nothing else.
+"""
 
 
 @contextmanager
 def _clean_start(folder: Path) -> Iterator[Event]:
-    """Makes and locks a folder; removes what was added if the block fails before it sets the event that it is given."""
+    """Makes and locks a folder; removes what was added if the block fails before it sets the event
+    that it is given.
+    """
     before = {path.name for path in folder.iterdir()} if folder.is_dir() else set[str]()
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]  # the innermost first
+    missing = [
+        path for path in (folder, *folder.parents) if not path.exists()
+    ]  # the innermost first
     folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder):
         started = Event()
@@ -76,7 +82,9 @@ def _remove_added(folder: Path, before: set[str], missing: Sequence[Path]) -> No
 
 @contextmanager
 def _crashes_noted(folder: Path, started: Event) -> Iterator[None]:
-    """Records an error in the block; writes `crash.txt` for one that is not one sentence for the user."""
+    """Records an error in the block; writes `crash.txt` for one that is not one sentence for the
+    user.
+    """
     try:
         yield
     except BaseException as error:
@@ -87,7 +95,8 @@ def _crashes_noted(folder: Path, started: Event) -> Iterator[None]:
         if isinstance(error, OSError):
             raise RunError(f"{error}; where that was is in {folder / CRASH}") from error
         error.add_note(
-            f"this is a crash, which {folder / CRASH} describes; the same command resumes the run, with "
+            f"this is a crash, which {folder / CRASH} describes; the same command resumes the "
+            "run, with "
             "--allow-changes where code that it names has been mended since"
         )
         raise
@@ -96,8 +105,8 @@ def _crashes_noted(folder: Path, started: Event) -> Iterator[None]:
 def _write_crash(error: BaseException, folder: Path) -> None:
     """Writes the traceback, a worker's too; replaces an older report.
 
-    The phase and the step stand behind the trace: `Progress.phase` adds them to the error. Where the disk or the memory
-    is full, nothing is written.
+    The phase and the step stand behind the trace: `Progress.phase` adds them to the error. Where
+    the disk or the memory is full, nothing is written.
     """
     with contextlib.suppress(OSError, MemoryError):
         (folder / CRASH).write_text("".join(traceback.format_exception(error)), encoding="utf-8")

@@ -20,7 +20,8 @@ from lockstep.run.trackers.view import Facts, Outcome, View
 
 
 class Tracker:
-    """The logs of a run, and the views that are sent what the files have, so that a replay and a step are sent alike.
+    """The logs of a run, and the views that are sent what the files have, so that a replay and a
+    step are sent alike.
 
     Args:
         logs: The logs.
@@ -30,14 +31,17 @@ class Tracker:
 
     def __init__(self, logs: Logs, views: Mapping[str, View], note: Callable[[str], None]) -> None:
         self.logs, self._views, self._note = logs, dict(views), note
-        self._newest: dict[str, int] = {}  # of each open view: the newest step that it had when it was opened
+        self._newest: dict[
+            str, int
+        ] = {}  # of each open view: the newest step that it had when it was opened
         self._read: dict[str, int] = dict.fromkeys(LOGS, 0)  # bytes of each log that were sent
 
     def rewind(self, step: int) -> None:
         """Rewinds the logs, see `Logs.rewind`, opens the views, and sends them the logs.
 
         Raises:
-            InputError: If a view cannot be opened and the run has not trained yet: better to stop than to train unseen.
+            InputError: If a view cannot be opened and the run has not trained yet: better to stop
+                than to train unseen.
         """
         self.logs.rewind(step)
         for name, view in self._views.items():
@@ -46,8 +50,12 @@ class Tracker:
             except Exception as error:
                 sentence = f"trackers.{name} cannot be opened: {_describe_error(error)}"
                 if step < 0:
-                    raise InputError(f"{sentence}; mend that, or take it out of the recipe") from error
-                self._note(f"{sentence}; the run continues without it, and its own files have everything")
+                    raise InputError(
+                        f"{sentence}; mend that, or take it out of the recipe"
+                    ) from error
+                self._note(
+                    f"{sentence}; the run continues without it, and its own files have everything"
+                )
             else:
                 self._note(f"{name}: {view.where}")
         self.catch_up()
@@ -84,7 +92,8 @@ class Tracker:
         except Exception as error:
             del self._newest[name]
             self._note(
-                f"{name} failed: {_describe_error(error)}; the run continues without it, and its own files have "
+                f"{name} failed: {_describe_error(error)}; the run continues without it, and its "
+                "own files have "
                 "everything"
             )
 
@@ -95,8 +104,12 @@ class Tracker:
 
 
 @contextmanager
-def track_run(logs: Logs, views: Mapping[str, View], note: Callable[[str], None]) -> Iterator[Tracker]:
-    """Tracks a run while the `with` block lasts; the way the block ends is the outcome of the run; see `Tracker`."""
+def track_run(
+    logs: Logs, views: Mapping[str, View], note: Callable[[str], None]
+) -> Iterator[Tracker]:
+    """Tracks a run while the `with` block lasts; the way the block ends is the outcome of the run;
+    see `Tracker`.
+    """
     tracker = Tracker(logs, views, note)
     outcome: Outcome = "failed"
     try:
@@ -111,7 +124,9 @@ def track_run(logs: Logs, views: Mapping[str, View], note: Callable[[str], None]
 
 
 def views_of(recipe: Trackers, facts: Facts) -> dict[str, View]:
-    """The views that a recipe asks for, by name, not yet open. Packages of other views are not imported.
+    """The views that a recipe asks for, by name, not yet open.
+
+    Packages of other views are not imported.
 
     Raises:
         InputError: If a package is missing, or W&B does not know who you are.
@@ -123,7 +138,9 @@ def views_of(recipe: Trackers, facts: Facts) -> dict[str, View]:
 
             views["tensorboard"] = TensorBoardView(facts)
     if recipe.wandb is not None:
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read at the import: sends nothing but what is logged
+        os.environ.setdefault(
+            "WANDB_ERROR_REPORTING", "false"
+        )  # read at the import: sends nothing but what is logged
         with _package_of("wandb"):
             from lockstep.run.trackers.wandb import WandBView
 
@@ -137,7 +154,8 @@ def _package_of(name: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as missing:
         raise InputError(
-            f"trackers.{name} needs the package {missing.name}, which is not installed; {install_command(name)}"
+            f"trackers.{name} needs the package {missing.name}, which is not installed; "
+            f"{install_command(name)}"
         ) from missing
 
 

@@ -1,4 +1,6 @@
-"""TensorBoard: event files in the run's folder, rewritten from the logs whenever the run resumes."""
+"""TensorBoard: event files in the run's folder, rewritten from the logs whenever the run
+resumes.
+"""
 
 from __future__ import annotations
 
@@ -32,18 +34,24 @@ class TensorBoardView(View):
         # A TensorBoard that has read the old files drops everything from step 0 on.
         self._writer = SummaryWriter(str(self._folder), purge_step=0, flush_secs=_FLUSH_S)
         self._writer.add_text("recipe", _verbatim(yaml12.dump(self._facts.recipe)), 0)
-        self._writer.add_text("environment", _verbatim(json.dumps(self._facts.environment, indent=2)), 0)
+        self._writer.add_text(
+            "environment", _verbatim(json.dumps(self._facts.environment, indent=2)), 0
+        )
         return -1
 
     def send(self, step: int, values: Mapping[str, float], samples: Mapping[str, Rows]) -> None:
-        """Writes one text for each of a step's responses: TensorBoard shows its steps below each other."""
+        """Writes one text for each of a step's responses: TensorBoard shows its steps below each
+        other.
+        """
         self._newest = step
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
         for kind, rows in samples.items():
             columns, cells = table(rows)
             for number, row in enumerate(cells):
-                text = "\n".join(f"{column}: {cell}" for column, cell in zip(columns, row, strict=True))
+                text = "\n".join(
+                    f"{column}: {cell}" for column, cell in zip(columns, row, strict=True)
+                )
                 self._writer.add_text(f"{kind}/{number}", _verbatim(text), step)
 
     def close(self, outcome: Outcome) -> None:
@@ -52,5 +60,7 @@ class TensorBoardView(View):
 
 
 def _verbatim(text: str) -> str:
-    """Quotes text as Markdown that shows it line by line: nothing in it is taken for a heading, a link or HTML."""
+    """Quotes text as Markdown that shows it line by line: nothing in it is taken for a heading, a
+    link or HTML.
+    """
     return "\n".join(f"    {line}" for line in text.splitlines() or [""])

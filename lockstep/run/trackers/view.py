@@ -40,7 +40,9 @@ class Facts:
 
     @property
     def name(self) -> str:
-        """The folder's own name, which has the recipe's name and digest in it unless the recipe says otherwise."""
+        """The folder's own name, which has the recipe's name and digest in it unless the recipe
+        says otherwise.
+        """
         return self.folder.resolve().name
 
 
@@ -57,7 +59,8 @@ class View(ABC):
         """Opens the view for a run that continues after a step.
 
         Returns:
-            The newest step that it shows already; later ones are sent, earlier ones are not. −1: it shows none.
+            The newest step that it shows already; later ones are sent, earlier ones are not. −1: it
+            shows none.
         """
 
     @abstractmethod
@@ -67,7 +70,8 @@ class View(ABC):
         Args:
             step: The step.
             values: Metrics and timings.
-            samples: Responses; those of held-out prompts apart from those of training, as `validation_samples`.
+            samples: Responses; those of held-out prompts apart from those of training, as
+                `validation_samples`.
         """
 
     @abstractmethod
@@ -76,7 +80,9 @@ class View(ABC):
 
 
 def table(rows: Rows) -> tuple[list[str], list[list[Any]]]:
-    """Columns and cells of rows; values other than text and numbers become JSON, and missing ones None."""
+    """Columns and cells of rows; values other than text and numbers become JSON, and missing ones
+    None.
+    """
     columns = list(dict.fromkeys(name for row in rows for name in row))
     return columns, [[_cell(row.get(column)) for column in columns] for row in rows]
 

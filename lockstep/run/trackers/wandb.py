@@ -1,8 +1,11 @@
-"""Weights & Biases. Offline, a run's files are rewritten from the logs; online, what W&B has been sent stays.
+"""Weights & Biases.
 
-W&B takes no step back: it wants steps in their order, and merges no offline folders. So offline there is one folder
-at any time, with every step of the logs. Online the run is resumed under its id after the newest step that W&B has;
-steps that the run makes again after a kill are not sent a second time.
+Offline, a run's files are rewritten from the logs; online, what W&B has been sent stays.
+
+W&B takes no step back: it wants steps in their order, and merges no offline folders. So offline
+there is one folder at any time, with every step of the logs. Online the run is resumed under its id
+after the newest step that W&B has; steps that the run makes again after a kill are not sent a
+second time.
 """
 
 from __future__ import annotations
@@ -39,11 +42,18 @@ class WandBView(View):
         self._section, self._facts = section, facts
         self._folder = facts.folder / "wandb"
         if section.is_online and not _has_login():
-            raise InputError("trackers.wandb.mode is online, but W&B does not know who you are; run `wandb login`")
+            raise InputError(
+                "trackers.wandb.mode is online, but W&B does not know who you are; run `wandb "
+                "login`"
+            )
 
     @property
     def where(self) -> str:
-        return str(self._run.url) if self._section.is_online else f"wandb sync {self._run.settings.sync_dir}"
+        return (
+            str(self._run.url)
+            if self._section.is_online
+            else f"wandb sync {self._run.settings.sync_dir}"
+        )
 
     def open(self, step: int) -> int:
         resume: Literal["allow"] | None = "allow"
@@ -54,7 +64,8 @@ class WandBView(View):
             project=self._section.project,
             id=self._id(),
             name=self._section.name or self._facts.name,
-            dir=self._facts.folder.resolve(),  # W&B writes from a process that may be in another folder
+            # W&B writes from a process that may be in another folder
+            dir=self._facts.folder.resolve(),
             mode=self._section.mode,
             resume=resume,
             reinit="create_new",
@@ -64,7 +75,9 @@ class WandBView(View):
         return self._run.step - 1  # −1 offline, and where W&B has nothing of this run
 
     def send(self, step: int, values: Mapping[str, float], samples: Mapping[str, Rows]) -> None:
-        self._run.log(dict(values), step=step)  # first: W&B names the files of tables after the step before
+        self._run.log(
+            dict(values), step=step
+        )  # first: W&B names the files of tables after the step before
         for kind, rows in samples.items():
             columns, cells = table(rows)
             shown = wandb.Table(columns=[*columns], data=[*cells], allow_mixed_types=True)
@@ -74,14 +87,23 @@ class WandBView(View):
         self._run.finish(exit_code=_EXIT_CODES[outcome])
 
     def _clear(self) -> None:
-        """Removes what this run wrote offline; W&B's files, of tables too, will be in the run's folder."""
+        """Removes what this run wrote offline; W&B's files, of tables too, will be in the run's
+        folder.
+        """
         staged = self._folder / f"data-{self._id()}"
-        for old in [*self._folder.glob(f"offline-run-*-{self._id()}"), *self._folder.glob(staged.name)]:
+        for old in [
+            *self._folder.glob(f"offline-run-*-{self._id()}"),
+            *self._folder.glob(staged.name),
+        ]:
             shutil.rmtree(old)
-        os.environ["WANDB_DATA_DIR"] = str(staged.resolve())  # else the home folder, where nothing removes them
+        os.environ["WANDB_DATA_DIR"] = str(
+            staged.resolve()
+        )  # else the home folder, where nothing removes them
 
     def _id(self) -> str:
-        """The run's random id, kept in its folder: a folder that was removed and made again is another run."""
+        """The run's random id, kept in its folder: a folder that was removed and made again is
+        another run.
+        """
         path = self._folder / "run_id"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)

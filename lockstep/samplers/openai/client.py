@@ -1,7 +1,8 @@
-"""A client for a server that speaks OpenAI's protocol: vLLM's, SGLang's, TensorRT-LLM's `trtllm-serve`, or another.
+"""A client for a server that speaks OpenAI's protocol: vLLM's, SGLang's, TensorRT-LLM's
+`trtllm-serve`, or another.
 
-The server already runs with weights of its own; only requests can be sent to it. So what it is and what it supports is
-checked as far as its answers allow (docs/guides/servers.md).
+The server already runs with weights of its own; only requests can be sent to it. So what it is and
+what it supports is checked as far as its answers allow (docs/guides/servers.md).
 """
 
 from __future__ import annotations
@@ -39,7 +40,11 @@ class OpenAIClient:
         note: Callable[[str], object] = warnings.warn,
     ) -> None:
         address = ServerAddress(
-            options.base_url, "base_url", options.api_key_env, options.max_concurrency, options.max_retries
+            options.base_url,
+            "base_url",
+            options.api_key_env,
+            options.max_concurrency,
+            options.max_retries,
         )
         self._server = JsonServer(address, timeout_s, note)
         self._options, self._note = options, note
@@ -57,13 +62,15 @@ class OpenAIClient:
         keys: Sequence[int],
         lost: Lost | None = None,
     ) -> Iterator[tuple[int, Reply]]:
-        """Continues conversations in the server's own chat template; the model's own stop tokens end an answer too.
+        """Continues conversations in the server's own chat template; the model's own stop tokens
+        end an answer too.
 
         Args:
             conversations: Messages with `role` and `content`.
             sampling: The sampling distribution.
             keys: Keys of the random numbers, one per conversation.
-            lost: Called with each request that failed after all retries; None: the first such failure is raised.
+            lost: Called with each request that failed after all retries; None: the first such
+                failure is raised.
 
         Returns:
             Indices into `conversations` and their replies, as they come.
@@ -76,19 +83,26 @@ class OpenAIClient:
         options |= {"max_completion_tokens": sampling.max_tokens}
         pairs = zip(conversations, keys, strict=True)
         bodies = [
-            options | {"messages": [dict(m) for m in messages], "seed": key & _SEED_BITS} for messages, key in pairs
+            options | {"messages": [dict(m) for m in messages], "seed": key & _SEED_BITS}
+            for messages, key in pairs
         ]
         return self._replies(bodies, sampling.max_tokens, lost)
 
     def _ask_model(self) -> Model:
         """Queries the model that is served."""
         with self._server.connection() as (portal, client):
-            served = {model.id: model for model in portal.call(self._server.ask, client, Models, "/models").data}
+            served = {
+                model.id: model
+                for model in portal.call(self._server.ask, client, Models, "/models").data
+            }
         if self._options.model not in served:
             others = [*list(served)[:_SHOWN_MODELS]]
-            others += [f"and {len(served) - _SHOWN_MODELS:,} more"] if len(served) > _SHOWN_MODELS else []
+            others += (
+                [f"and {len(served) - _SHOWN_MODELS:,} more"] if len(served) > _SHOWN_MODELS else []
+            )
             raise ServerError(
-                f"{self._options.base_url}: serves {', '.join(others) or 'no model'}, and not {self._options.model}; "
+                f"{self._options.base_url}: serves {', '.join(others) or 'no model'}, and not "
+                f"{self._options.model}; "
                 "correct the option model"
             )
         return served[self._options.model]
@@ -98,7 +112,8 @@ class OpenAIClient:
         if owner in DIALECTS:
             return DIALECTS[owner]
         self._note(
-            f"{self._options.base_url}: the server calls itself {owner!r}, which is not known here; it is asked in "
+            f"{self._options.base_url}: the server calls itself {owner!r}, which is not known "
+            "here; it is asked in "
             "OpenAI's own words, and stops where it will"
         )
         return Dialect(f"a server called {owner!r}")
@@ -111,6 +126,13 @@ class OpenAIClient:
         def fault(place: int, answer: Completion) -> str | None:
             return answer.fault(max_tokens)
 
-        for place, answer in self._server.answers(Completion, "/chat/completions", bodies, fault, lost):
+        for place, answer in self._server.answers(
+            Completion, "/chat/completions", bodies, fault, lost
+        ):
             choice = answer.choices[0]
-            yield place, Reply(choice.message.content or "", answer.num_tokens, choice.finish_reason or "none")
+            yield (
+                place,
+                Reply(
+                    choice.message.content or "", answer.num_tokens, choice.finish_reason or "none"
+                ),
+            )

@@ -1,4 +1,6 @@
-"""Dialects of servers that speak OpenAI's protocol: the options that each understands besides it, and their answers."""
+"""Dialects of servers that speak OpenAI's protocol: the options that each understands besides it,
+and their answers.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ class Dialect:
 
     Attributes:
         name: Name of the kind.
-        every_token: Value of `top_k` that keeps all tokens; None: the server knows neither top_k nor stop token ids.
+        every_token: Value of `top_k` that keeps all tokens; None: the server knows neither top_k
+            nor stop token ids.
     """
 
     name: str
@@ -35,21 +38,31 @@ class Dialect:
         options: dict[str, object] = {"temperature": sampling.temperature, "top_p": sampling.top_p}
         if sampling.stop:
             raise InputError(
-                "sampling.stop ends a response of the torch sampler or of vLLM in this program; a server cuts text off "
+                "sampling.stop ends a response of the torch sampler or of vLLM in this program; a "
+                "server cuts text off "
                 "in a way of its own, so leave it out"
             )
-        penalties = {"presence_penalty": sampling.presence_penalty, "frequency_penalty": sampling.frequency_penalty}
+        penalties = {
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+        }
         others = {
             "repetition_penalty": sampling.repetition_penalty,
             "min_p": sampling.min_p,
             "top_k": sampling.top_k,
         }
-        if self.every_token is not None:  # all are sent: otherwise servers take defaults from the model's folder
+        if (
+            self.every_token is not None
+        ):  # all are sent: otherwise servers take defaults from the model's folder
             stops = {"stop_token_ids": list(sampling.stop_token_ids)}
-            return options | penalties | others | stops | {"top_k": sampling.top_k or self.every_token}
+            return (
+                options | penalties | others | stops | {"top_k": sampling.top_k or self.every_token}
+            )
         for name, value in others.items():
             if value != _NEUTRAL[name]:
-                raise InputError(f"{self.name} is not known to understand {name}; leave it at {_NEUTRAL[name]:g}")
+                raise InputError(
+                    f"{self.name} is not known to understand {name}; leave it at {_NEUTRAL[name]:g}"
+                )
         return options | (penalties if sampling.counts_response else {})
 
 
@@ -58,7 +71,9 @@ DIALECTS = {
     "sglang": Dialect("SGLang", -1),
     "tensorrt_llm": Dialect("TensorRT-LLM", 0),
 }
-"""The dialects, by the name that a server gives itself in `owned_by` of the models that it lists."""
+"""The dialects, by the name that a server gives itself in `owned_by` of the models that it
+lists.
+"""
 
 
 _LONGEST_TOKEN = 4096
@@ -85,7 +100,9 @@ class Models(ServerWords):
 
 
 def _replace_half_characters(text: str) -> str:
-    """Replaces unpaired surrogates, which JSON can hold and UTF-8 cannot, by the replacement character."""
+    """Replaces unpaired surrogates, which JSON can hold and UTF-8 cannot, by the replacement
+    character.
+    """
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -94,7 +111,9 @@ Text = Annotated[str, AfterValidator(_replace_half_characters)]
 
 
 class Message(ServerWords):
-    """A message of a conversation; its content is None if there was only reasoning, which some servers keep apart."""
+    """A message of a conversation; its content is None if there was only reasoning, which some
+    servers keep apart.
+    """
 
     content: Text | None = None
 
@@ -125,14 +144,21 @@ class Completion(ServerWords):
         return self.usage.completion_tokens
 
     def fault(self, max_tokens: int) -> str | None:
-        """The reason why this cannot be a response of at most `max_tokens` tokens; None if it can."""
+        """The reason why this cannot be a response of at most `max_tokens` tokens; None if it
+        can.
+        """
         choice = self.choices[0]
         if choice.error:
             return f"its choice holds an error ({shorten(str(choice.error))})"
         if choice.index not in (None, 0):
-            return f"its only choice has the index {choice.index}, as if it answered another request"
+            return (
+                f"its only choice has the index {choice.index}, as if it answered another request"
+            )
         if self.num_tokens > max_tokens + 1:  # some servers count the stop token in addition
-            return f"it answers with {self.num_tokens} tokens, where {max_tokens} were asked for at most"
+            return (
+                f"it answers with {self.num_tokens} tokens, where {max_tokens} were asked for "
+                "at most"
+            )
         characters = len(choice.message.content or "")
         if characters > _LONGEST_TOKEN * (self.num_tokens + 1):
             return f"it answers with {characters:,} characters in {self.num_tokens} tokens"

@@ -27,7 +27,10 @@ class TorchInference(InferenceBackend):
 
     def refuse_options(self, section: SamplerSection) -> None:
         if section.tensor_parallel > 1:
-            raise ValueError("tensor_parallel cuts an engine over devices, which torch does not; use backend: vllm")
+            raise ValueError(
+                "tensor_parallel cuts an engine over devices, which torch does not; use backend: "
+                "vllm"
+            )
 
     def dtype(self, computation: Computation) -> torch.dtype:
         import torch
@@ -43,7 +46,11 @@ class TorchInference(InferenceBackend):
 
         return self.wrap(load_on_device(folder, computation), section, computation)
 
-    def wrap(self, lm: PreTrainedModel, section: SamplerSection, computation: Computation) -> ModelSampler:
+    def wrap(
+        self, lm: PreTrainedModel, section: SamplerSection, computation: Computation
+    ) -> ModelSampler:
         from lockstep.samplers.torch.stateful import torch_sampler
 
-        return torch_sampler(lm, section.max_batch_size, computation.dtype, self.cache_bytes(section))
+        return torch_sampler(
+            lm, section.max_batch_size, computation.dtype, self.cache_bytes(section)
+        )

@@ -1,4 +1,6 @@
-"""The prefix cache's accounts of blocks: which are free, which are in use, and which tokens they hold."""
+"""The prefix cache's accounts of blocks: which are free, which are in use, and which tokens they
+hold.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class Blocks:
         self._newest = _ROOT
 
     def take(self, number: int) -> list[int]:
-        """Takes free blocks; if too few, evicts cached ones beyond `keep`, oldest first, and adds new ones."""
+        """Takes free blocks; if too few, evicts cached ones beyond `keep`, oldest first, and adds
+        new ones.
+        """
         while len(self._free) < number and len(self._kept) > self.keep:
             self._forget(next(iter(self._kept)))
         if len(self._free) < number:
@@ -55,7 +59,9 @@ class Blocks:
             self._kept.pop(block, None)
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Removes a user from each block; a block whose tokens are noted stays cached for a while."""
+        """Removes a user from each block; a block whose tokens are noted stays cached for a
+        while.
+        """
         for block in blocks:
             self._users[block] -= 1
             if self._users[block] == 0 and block in self._known:
@@ -64,7 +70,9 @@ class Blocks:
                 self._free.append(block)
 
     def find(self, tokens: tuple[int, ...]) -> list[int]:
-        """Finds cached blocks of the longest prefix of some tokens, without the last, whose logits are needed."""
+        """Finds cached blocks of the longest prefix of some tokens, without the last, whose logits
+        are needed.
+        """
         content, found = _ROOT, list[int]()
         for start in range(0, (len(tokens) - 1) // BLOCK * BLOCK, BLOCK):
             entry = self._contents.get((content, tokens[start : start + BLOCK]))
@@ -77,7 +85,9 @@ class Blocks:
     def remember(self, tokens: tuple[int, ...], blocks: Sequence[int]) -> None:
         """Notes which tokens some blocks hold; only full blocks are cached."""
         content = _ROOT
-        for start, block in zip(range(0, len(tokens) // BLOCK * BLOCK, BLOCK), blocks, strict=False):
+        for start, block in zip(
+            range(0, len(tokens) // BLOCK * BLOCK, BLOCK), blocks, strict=False
+        ):
             key = content, tokens[start : start + BLOCK]
             if key not in self._contents:
                 self._newest += 1
@@ -86,7 +96,10 @@ class Blocks:
             content, _ = self._contents[key]
 
     def _forget(self, block: int) -> None:
-        """Frees a cached block. Blocks that continue it are no longer found: its prefix's number is never reused."""
+        """Frees a cached block.
+
+        Blocks that continue it are no longer found: its prefix's number is never reused.
+        """
         del self._kept[block], self._contents[self._known.pop(block)]
         self._free.append(block)
 

@@ -1,7 +1,8 @@
-"""The layout of a pass in continuous batching: one token of each running row (decode), and new rows' prompts (prefill).
+"""The layout of a pass in continuous batching: one token of each running row (decode), and new
+rows' prompts (prefill).
 
-Letters: N tokens of a pass, R running rows, C new rows whose beginning is cached, B blocks of a row, H heads, D size of
-a head.
+Letters: N tokens of a pass, R running rows, C new rows whose beginning is cached, B blocks of a
+row, H heads, D size of a head.
 """
 
 from __future__ import annotations
@@ -42,12 +43,23 @@ class Growing:
         self._masks: dict[tuple[object, ...], list[Tensor]] = {}
 
     def attend(
-        self, kernel: Kernel, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+        self,
+        kernel: Kernel,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        window: int | None,
     ) -> list[Tensor]:
-        """Attention of one new token of each row [R, H, D]; returns one tensor per arena, and zeros for the padding."""
+        """Attention of one new token of each row [R, H, D]; returns one tensor per arena, and zeros
+        for the padding.
+        """
         out, start = list[Tensor](), 0
         masks = self._mask(kernel, window)
-        for (arena, row, position), width, mask in zip(self._parts, self._widths, masks, strict=True):
+        for (arena, row, position), width, mask in zip(
+            self._parts, self._widths, masks, strict=True
+        ):
             some = slice(start, start := start + len(row))
             keys, values = arena.layers[layer]
             keys[row, :, position], values[row, :, position] = key[some], value[some]
@@ -74,7 +86,8 @@ class Continued:
         blocks: Their blocks, with those of the new tokens [C, B].
         row: Row of each new token.
         position: Position of each new token.
-        first: Position of the first query that is computed, a multiple of a block of queries; no new token is earlier.
+        first: Position of the first query that is computed, a multiple of a block of queries; no
+            new token is earlier.
     """
 
     blocks: Tensor
@@ -84,14 +97,22 @@ class Continued:
 
     @classmethod
     def of(cls, blocks: Tensor, known: Tensor, length: Tensor) -> Continued:
-        """Rows of `length` tokens, of which the first `known` are in blocks; both int64 [C] on the CPU."""
+        """Rows of `length` tokens, of which the first `known` are in blocks; both int64 [C] on the
+        CPU.
+        """
         tokens = Batch(torch.arange(int((length - known).sum())), length - known)
         first = int(known.min()) // QUERIES * QUERIES
         position = known[tokens.row] + tokens.position
         return cls(blocks, tokens.row.to(blocks.device), position.to(blocks.device), first)
 
     def attend(
-        self, kernel: Kernel, layer: int, query_NHD: Tensor, pool: Pool, scaling: float, window: int | None
+        self,
+        kernel: Kernel,
+        layer: int,
+        query_NHD: Tensor,
+        pool: Pool,
+        scaling: float,
+        window: int | None,
     ) -> Tensor:
         """Attention of new tokens to those before them, known or new [N, H, D]."""
         key, value = pool.read(layer, self.blocks)
@@ -104,7 +125,8 @@ class Continued:
 
 @dataclass(frozen=True)
 class Beginning:
-    """New rows, whose keys and values go to blocks: first those without a cached prefix, then those with one.
+    """New rows, whose keys and values go to blocks: first those without a cached prefix, then those
+    with one.
 
     Attributes:
         block: Block of each of their tokens.
@@ -131,8 +153,16 @@ class Beginning:
         scaling: float,
         window: int | None,
     ) -> list[Tensor]:
-        """Attention of all tokens of new rows, from heads-first tensors [1, H, N, D] to [N, H, D]."""
-        pool.write(layer, key[0].transpose(0, 1), value[0].transpose(0, 1), self.block, self.position % BLOCK)
+        """Attention of all tokens of new rows, from heads-first tensors [1, H, N, D] to [N, H,
+        D].
+        """
+        pool.write(
+            layer,
+            key[0].transpose(0, 1),
+            value[0].transpose(0, 1),
+            self.block,
+            self.position % BLOCK,
+        )
         out = list[Tensor]()
         if self.whole is not None:
             q, k, v = (x[:, :, : self.num_whole] for x in (query, key, value))
@@ -153,8 +183,15 @@ class Continuous(Layout):
         beginning: The new rows; None: there are none.
     """
 
-    def __init__(self, pool: Pool, running: int, growing: Growing | None, beginning: Beginning | None) -> None:
-        self._pool, self._running, self._growing, self._beginning = pool, running, growing, beginning
+    def __init__(
+        self, pool: Pool, running: int, growing: Growing | None, beginning: Beginning | None
+    ) -> None:
+        self._pool, self._running, self._growing, self._beginning = (
+            pool,
+            running,
+            growing,
+            beginning,
+        )
 
     def attend(
         self,

@@ -1,7 +1,8 @@
 """The dense KV cache of running rows, which attention reads in place.
 
-Rows of similar length lie side by side in an arena, where each has room for the same number of tokens. A row that has
-filled its room moves to the next larger arena, and when a row ends, the last row of its arena takes its place.
+Rows of similar length lie side by side in an arena, where each has room for the same number of
+tokens. A row that has filled its room moves to the next larger arena, and when a row ends, the last
+row of its arena takes its place.
 
 Letters: R rows, B blocks, H heads of keys, T tokens, D size of a head.
 """
@@ -95,7 +96,9 @@ class Extents:
         return [arena for _, arena in sorted(self._arenas.items())]
 
     def room(self, tokens: int) -> int:
-        """Room, in tokens, for a row of `tokens` tokens: 64, 96, 128, 192, 256 and so on, up to the context."""
+        """Room, in tokens, for a row of `tokens` tokens: 64, 96, 128, 192, 256 and so on, up to the
+        context.
+        """
         power = max(_SMALLEST, 1 << (tokens - 1).bit_length())
         room = power if tokens <= _SMALLEST or tokens > power * 3 // 4 else power * 3 // 4
         return min(room, self._context + -self._context % BLOCK)
@@ -105,14 +108,22 @@ class Extents:
         """Tokens that rows have room for."""
         return sum(arena.room * len(arena.rows) for arena in self._arenas.values())
 
-    def add(self, rows: Sequence[int], blocks: Sequence[Sequence[int]], lengths: Sequence[int], pool: Pool) -> None:
+    def add(
+        self,
+        rows: Sequence[int],
+        blocks: Sequence[Sequence[int]],
+        lengths: Sequence[int],
+        pool: Pool,
+    ) -> None:
         """Adds rows of `lengths` tokens, and copies their keys and values from blocks of a pool."""
         alike = defaultdict[int, defaultdict[int, list[int]]](lambda: defaultdict(list))
         for index, length in enumerate(lengths):
             alike[self.room(length + 1)][len(blocks[index])].append(index)
         for room, by_blocks in alike.items():
             arena = self._arenas.setdefault(room, Arena(room))
-            start = arena.append([rows[index] for some in by_blocks.values() for index in some]).start
+            start = arena.append(
+                [rows[index] for some in by_blocks.values() for index in some]
+            ).start
             for some in by_blocks.values():
                 places = slice(start, start := start + len(some))
                 block_RB = torch.tensor([blocks[index] for index in some], device=pool.device)
@@ -136,7 +147,9 @@ class Extents:
         self._remove(arena, rows)
 
     def save(self, row: int, blocks: Sequence[int], known: int, pool: Pool) -> None:
-        """Copies the beginning of a row to blocks of a pool, except the first `known` blocks, which have it already."""
+        """Copies the beginning of a row to blocks of a pool, except the first `known` blocks, which
+        have it already.
+        """
         arena = next(arena for arena in self._arenas.values() if row in arena.rows)
         place, tokens = arena.rows.index(row), slice(BLOCK * known, BLOCK * len(blocks))
         block_RB = torch.tensor([blocks[known:]], dtype=torch.int64, device=pool.device)

@@ -30,7 +30,8 @@ from lockstep.weight_sync.fingerprints import read, take
 
 
 class ModelSampler(ABC):
-    """Implements `samplers.base.Sampler` except `pieces`; given the learner's own model, it shares the weights.
+    """Implements `samplers.base.Sampler` except `pieces`; given the learner's own model, it shares
+    the weights.
 
     Args:
         lm: A causal language model with Lockstep's attention.
@@ -65,7 +66,9 @@ class ModelSampler(ABC):
 
     @torch.no_grad()
     def logprobs(self, batch: Batch) -> Tensor:
-        """See `samplers.base.Sampler`; a pass has at most as many rows and tokens as one that generates."""
+        """See `samplers.base.Sampler`; a pass has at most as many rows and tokens as one that
+        generates.
+        """
         head, bare = LogitsHead(self._lm), replace(batch, sampling=None, entropy=False)
         scores = list[Tensor]()
         with self._autocast():
@@ -76,7 +79,9 @@ class ModelSampler(ABC):
     def logprobs_of_each(self, batch: Batch) -> Sequence[Tensor]:
         return [self.logprobs(batch)]
 
-    def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Sequence[Attestation]:
+    def load_weights(
+        self, stream: Iterable[tuple[str, Tensor]], version: int
+    ) -> Sequence[Attestation]:
         self.version = None
         self._begin()
         self._take(stream)
@@ -118,8 +123,11 @@ class ModelSampler(ABC):
 
     @contextmanager
     def _autocast(self) -> Iterator[None]:
-        """The autocast context of the sampler's type. It keeps narrow copies of weights until it is left, if these
-        require a gradient, so weights that adapters have frozen do for a while."""
+        """The autocast context of the sampler's type.
+
+        It keeps narrow copies of weights until it is left, if these require a gradient, so weights
+        that adapters have frozen do for a while.
+        """
         frozen = [parameter for parameter in self._lm.parameters() if not parameter.requires_grad]
         for parameter in frozen:
             parameter.requires_grad_(True)
@@ -130,17 +138,24 @@ class ModelSampler(ABC):
             for parameter in frozen:
                 parameter.requires_grad_(False)
 
-    def _assemble(self, requests: Sequence[Request], responses: Sequence[Response], sampling: SamplingParams) -> Batch:
+    def _assemble(
+        self, requests: Sequence[Request], responses: Sequence[Response], sampling: SamplingParams
+    ) -> Batch:
         return lay_behind(requests, responses, self.version or 0, sampling)
 
     def _not_finite(self, requests: Sequence[Request], row: int, token: int) -> NotFiniteError:
-        weights = "as it was opened" if self.version is None else f"with the weights of step {self.version}"
+        weights = (
+            "as it was opened"
+            if self.version is None
+            else f"with the weights of step {self.version}"
+        )
         cure = "lower the learning rate, or look at the model's weights"
         if TORCH_TYPES[self._type] == torch.float16:
             cure = OVERFLOW
         folder, prompt = self._lm.config.name_or_path or "memory", len(requests[row].tokens)
         return NotFiniteError(
-            f"the model in {folder}, {weights}, gives logits that are not finite for token {token + 1} of the response "
+            f"the model in {folder}, {weights}, gives logits that are not finite for token "
+            f"{token + 1} of the response "
             f"to row {row} of {len(requests)}, a prompt of {prompt} tokens; {cure}",
             Batch(
                 torch.tensor([token for request in requests for token in request.tokens]),
@@ -150,7 +165,10 @@ class ModelSampler(ABC):
 
 
 def lay_behind(
-    requests: Sequence[Request], responses: Sequence[Response], version: int, sampling: SamplingParams
+    requests: Sequence[Request],
+    responses: Sequence[Response],
+    version: int,
+    sampling: SamplingParams,
 ) -> Batch:
     """Lays each response behind its prompt."""
     both = list(zip(requests, responses, strict=True))

@@ -1,4 +1,5 @@
-"""The tokens of a pass and their layout: one of each running row (decode), and those of new prompts (prefill).
+"""The tokens of a pass and their layout: one of each running row (decode), and those of new prompts
+(prefill).
 
 Letters: N tokens of a pass, M of them with logits, P prompts, B blocks of a prompt.
 """
@@ -19,7 +20,9 @@ from lockstep.samplers.torch.rows import SharedPrompt
 
 
 def cut_rows(lengths: Sequence[int], rows: int, tokens: int) -> list[range]:
-    """Cuts rows, in their order, into passes of at most `rows` rows and `tokens` tokens; a longer row has its own."""
+    """Cuts rows, in their order, into passes of at most `rows` rows and `tokens` tokens; a longer
+    row has its own.
+    """
     passes, start, held = list[range](), 0, 0
     for row, length in enumerate(lengths):
         if row > start and (row == start + rows or held + length > tokens):
@@ -31,7 +34,9 @@ def cut_rows(lengths: Sequence[int], rows: int, tokens: int) -> list[range]:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Tokens and their positions, int64 [N], and the indices of those whose logits are computed, int64 [M]."""
+    """Tokens and their positions, int64 [N], and the indices of those whose logits are computed,
+    int64 [M].
+    """
 
     token: Tensor
     position: Tensor
@@ -39,11 +44,16 @@ class Tokens:
 
     def join(self, others: Tokens) -> Tokens:
         """These tokens, followed by others."""
-        token, position = torch.cat([self.token, others.token]), torch.cat([self.position, others.position])
+        token, position = (
+            torch.cat([self.token, others.token]),
+            torch.cat([self.position, others.position]),
+        )
         return Tokens(token, position, torch.cat([self.keep, others.keep + len(self.token)]))
 
 
-def take_prompts(prompts: Sequence[SharedPrompt], multiple: int, device: torch.device) -> tuple[Tokens, Beginning]:
+def take_prompts(
+    prompts: Sequence[SharedPrompt], multiple: int, device: torch.device
+) -> tuple[Tokens, Beginning]:
     """The tokens of prompts without their cached prefixes; the last token of each has logits.
 
     Args:
@@ -56,12 +66,18 @@ def take_prompts(prompts: Sequence[SharedPrompt], multiple: int, device: torch.d
     flat = torch.tensor([token for prompt in prompts for token in prompt.tokens[prompt.known :]])
     new = Batch(flat, length_P - known_P)
     most = max(len(prompt.blocks) for prompt in prompts)
-    block_PB = torch.tensor([prompt.blocks + prompt.blocks[:1] * (most - len(prompt.blocks)) for prompt in prompts])
+    block_PB = torch.tensor(
+        [prompt.blocks + prompt.blocks[:1] * (most - len(prompt.blocks)) for prompt in prompts]
+    )
     position_N = known_P[new.row] + new.position
     block_N = block_PB[new.row, position_N // BLOCK].to(device)
-    tokens = Tokens(flat.to(device), position_N.to(device), (new.starts + new.lengths - 1).to(device))
+    tokens = Tokens(
+        flat.to(device), position_N.to(device), (new.starts + new.lengths - 1).to(device)
+    )
     whole, num_whole = int((known_P == 0).sum()), int(length_P[known_P == 0].sum())
-    packed = Packed.of(Batch(tokens.token[:num_whole], length_P[:whole]), multiple) if whole else None
+    packed = (
+        Packed.of(Batch(tokens.token[:num_whole], length_P[:whole]), multiple) if whole else None
+    )
     if whole == len(prompts):
         return tokens, Beginning(block_N, tokens.position, packed, num_whole, None)
     continued = Continued.of(block_PB[whole:].to(device), known_P[whole:], length_P[whole:])

@@ -1,4 +1,5 @@
-"""The paged KV cache of prompts, and of sequences that may be continued: blocks of 16 tokens, shared by equal prefixes.
+"""The paged KV cache of prompts, and of sequences that may be continued: blocks of 16 tokens,
+shared by equal prefixes.
 
 Letters: N tokens, R rows, B blocks of a row, H heads of keys, T tokens of a row, D size of a head.
 """
@@ -15,7 +16,9 @@ BLOCK = KEYS
 
 
 class Pool:
-    """The memory of all blocks: keys and values of each layer, each [blocks, H, 16, D], made when first written."""
+    """The memory of all blocks: keys and values of each layer, each [blocks, H, 16, D], made when
+    first written.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -29,12 +32,16 @@ class Pool:
             for layer, (keys, values) in self.layers.items():
                 self.layers[layer] = self._enlarge(keys), self._enlarge(values)
 
-    def write(self, layer: int, key_NHD: Tensor, value_NHD: Tensor, block_N: Tensor, offset_N: Tensor) -> None:
+    def write(
+        self, layer: int, key_NHD: Tensor, value_NHD: Tensor, block_N: Tensor, offset_N: Tensor
+    ) -> None:
         """Writes the keys and values of tokens to their blocks."""
         if layer not in self.layers:
             self.layers[layer] = self._make(key_NHD), self._make(value_NHD)
         heads = key_NHD.shape[1]
-        place_NH = (block_N[:, None] * heads + torch.arange(heads, device=self.device)) * BLOCK + offset_N[:, None]
+        place_NH = (
+            block_N[:, None] * heads + torch.arange(heads, device=self.device)
+        ) * BLOCK + offset_N[:, None]
         for held, new_NHD in zip(self.layers[layer], (key_NHD, value_NHD), strict=True):
             held.flatten(0, 2).index_copy_(0, place_NH.flatten(), new_NHD.flatten(0, 1))
 
@@ -46,7 +53,9 @@ class Pool:
     def save(self, layer: int, block_RB: Tensor, key_RHTD: Tensor, value_RHTD: Tensor) -> None:
         """Writes the keys and values of rows to whole blocks."""
         for held, new_RHTD in zip(self.layers[layer], (key_RHTD, value_RHTD), strict=True):
-            held.flatten(0, 1)[_places(held, block_RB)] = new_RHTD.unflatten(2, (-1, BLOCK)).flatten(0, 2)
+            held.flatten(0, 1)[_places(held, block_RB)] = new_RHTD.unflatten(
+                2, (-1, BLOCK)
+            ).flatten(0, 2)
 
     def _make(self, like_NHD: Tensor) -> Tensor:
         _, heads, size = like_NHD.shape

@@ -43,7 +43,8 @@ class Response:
 
 @dataclass(eq=False)
 class SharedPrompt:
-    """A prompt that one or more rows begin with; it keeps its blocks until the last of them has begun.
+    """A prompt that one or more rows begin with; it keeps its blocks until the last of them has
+    begun.
 
     Attributes:
         tokens: The tokens.
@@ -98,7 +99,9 @@ class Places:
 
     def __init__(self, count: int, device: torch.device) -> None:
         self.count, self._device = count, device
-        self.token_S, self.filled_S, self.made_S, self.room_S, self._key_S = self._zeros(5, count).unbind()
+        self.token_S, self.filled_S, self.made_S, self.room_S, self._key_S = self._zeros(
+            5, count
+        ).unbind()
         self._token_SK = self._zeros(count, _FIRST)
         self._logprob_SK = torch.zeros(count, _FIRST, device=device)
         self._uniform_SK = torch.zeros(count, _FIRST, dtype=torch.float64, device=device)
@@ -115,7 +118,9 @@ class Places:
             made = len(row.so_far.tokens)
             self._make_room(made)
             self._token_SK[row.place, :made] = self._ints(row.so_far.tokens)
-            self._logprob_SK[row.place, :made] = torch.tensor(row.so_far.logprobs, device=self._device)
+            self._logprob_SK[row.place, :made] = torch.tensor(
+                row.so_far.logprobs, device=self._device
+            )
 
     def uniforms(self, place_R: Tensor) -> Tensor:
         """The random number of the next token of each row, float64 [R]."""
@@ -136,14 +141,21 @@ class Places:
         made_R = self.made_S[place_R]
         column_RK = made_R[:, None] + torch.arange(-count, 0, device=self._device)
         tokens = self._token_SK[place_R[:, None], column_RK.clamp(min=0)].tolist()
-        return [some[max(0, count - made) :] for some, made in zip(tokens, made_R.tolist(), strict=True)]
+        return [
+            some[max(0, count - made) :] for some, made in zip(tokens, made_R.tolist(), strict=True)
+        ]
 
     def responses(self, rows: Sequence[Row], stopped: Sequence[bool]) -> list[Response]:
-        """The responses of rows so far; `stopped` says which of them ended at a stop token or string."""
+        """The responses of rows so far; `stopped` says which of them ended at a stop token or
+        string.
+        """
         place = self._ints([row.place for row in rows])
         made = self.made_S[place].tolist()
         most = max(made)
-        tokens, logprobs = self._token_SK[place, :most].tolist(), self._logprob_SK[place, :most].tolist()
+        tokens, logprobs = (
+            self._token_SK[place, :most].tolist(),
+            self._logprob_SK[place, :most].tolist(),
+        )
         columns = zip(tokens, logprobs, made, stopped, strict=True)
         return [Response(some[:length], own[:length], end) for some, own, length, end in columns]
 
@@ -152,8 +164,12 @@ class Places:
         if tokens > held:
             more = max(tokens, 2 * held) - held
             self._token_SK = torch.cat([self._token_SK, self._zeros(self.count, more)], 1)
-            self._logprob_SK = torch.cat([self._logprob_SK, self._logprob_SK.new_zeros(self.count, more)], 1)
-            self._uniform_SK = torch.cat([self._uniform_SK, keyed.uniforms(self._key_S, self._columns(held))], 1)
+            self._logprob_SK = torch.cat(
+                [self._logprob_SK, self._logprob_SK.new_zeros(self.count, more)], 1
+            )
+            self._uniform_SK = torch.cat(
+                [self._uniform_SK, keyed.uniforms(self._key_S, self._columns(held))], 1
+            )
 
     def _columns(self, start: int) -> Tensor:
         """Indices of the tokens of a response that there is room for, from `start` on."""

@@ -1,4 +1,6 @@
-"""The torch sampler: continuous batching over the learner's own weights, with keys and values in blocks."""
+"""The torch sampler: continuous batching over the learner's own weights, with keys and values in
+blocks.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ _PIECE = 32
 class TorchSampler(ModelSampler):
     """A `ModelSampler` with continuous batching, for models whose layers carry no state.
 
-    While it is awake it has a prefix cache of earlier prompts and responses, so that the next turn of an episode, or
-    the next vote on a prompt, computes only what is new.
+    While it is awake it has a prefix cache of earlier prompts and responses, so that the next turn
+    of an episode, or the next vote on a prompt, computes only what is new.
 
     Args:
         cache_bytes: Memory for the KV cache of running rows; None: as much as they need.
@@ -48,7 +50,9 @@ class TorchSampler(ModelSampler):
         self._awake = False
 
     def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
-        """See `samplers.base.Sampler`; prompts begin in the order of their lengths, short ones first."""
+        """See `samplers.base.Sampler`; prompts begin in the order of their lengths, short ones
+        first.
+        """
         require_room(requests, self._context)
         scheduler = self._open()
         order = sorted(range(len(requests)), key=lambda i: len(requests[i].tokens))
@@ -58,14 +62,21 @@ class TorchSampler(ModelSampler):
                 with self._computing():
                     done = _run(scheduler, waiting, _PIECE)
                 places = [waiting.pop(number) for number in done]
-                yield places, self._assemble([requests[place] for place in places], list(done.values()), sampling)
+                yield (
+                    places,
+                    self._assemble(
+                        [requests[place] for place in places], list(done.values()), sampling
+                    ),
+                )
         except NotFinite as broken:
             raise self._not_finite(requests, waiting[broken.number], broken.token) from None
         finally:
             for number in waiting:
                 scheduler.abort(number)
 
-    def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> Sequence[Attestation]:
+    def load_weights(
+        self, stream: Iterable[tuple[str, Tensor]], version: int
+    ) -> Sequence[Attestation]:
         self._scheduler = None
         return super().load_weights(stream, version)
 
@@ -83,11 +94,15 @@ class TorchSampler(ModelSampler):
         empty_cache(self._lm.device)
 
     def _open(self) -> Scheduler:
-        """A scheduler for the current weights; while the sampler is awake, the same one for all calls."""
+        """A scheduler for the current weights; while the sampler is awake, the same one for all
+        calls.
+        """
         if self._scheduler is None or not self._awake:
             device, exact = self._lm.device, is_exact(self._lm)
             most = (
-                None if self._cache_bytes is None else self._cache_bytes // (4 * count_cache_numbers(self._lm.config))
+                None
+                if self._cache_bytes is None
+                else self._cache_bytes // (4 * count_cache_numbers(self._lm.config))
             )
             self._scheduler = Scheduler(
                 self._logits,
@@ -100,14 +115,17 @@ class TorchSampler(ModelSampler):
             )
         return self._scheduler
 
-    def _logits(self, token_N: Tensor, position_N: Tensor, layout: Continuous, keep_M: Tensor) -> Tensor:
+    def _logits(
+        self, token_N: Tensor, position_N: Tensor, layout: Continuous, keep_M: Tensor
+    ) -> Tensor:
         """Logits [M, V] of the tokens of a pass with indices `keep_M`."""
         return call_modules(self._lm, token_N, position_N, layout, keep_M)
 
     @contextmanager
     def _computing(self) -> Iterator[None]:
-        """A context that computes in the sampler's type; after an error the scheduler is dropped with its blocks, which
-        may be half written."""
+        """A context that computes in the sampler's type; after an error the scheduler is dropped
+        with its blocks, which may be half written.
+        """
         try:
             with self._autocast():
                 yield
@@ -117,7 +135,10 @@ class TorchSampler(ModelSampler):
 
 
 def _run(scheduler: Scheduler, numbers: Iterable[int], count: int) -> dict[int, Response]:
-    """Makes steps until `count` of some requests have ended, or all. Returns their responses by number."""
+    """Makes steps until `count` of some requests have ended, or all.
+
+    Returns their responses by number.
+    """
     left = set(numbers)
     done = dict[int, Response]()
     while left and len(done) < count:

@@ -1,10 +1,12 @@
-"""Continuous batching: a pass computes the next token of all running rows, and the prompts of rows that begin.
+"""Continuous batching: a pass computes the next token of all running rows, and the prompts of rows
+that begin.
 
-A place that becomes free is filled in the next pass. A prompt that several rows share is computed once. When memory is
-used up, the row that began last is preempted: it gives up its room, and its prompt and response so far are computed
-again later.
+A place that becomes free is filled in the next pass. A prompt that several rows share is computed
+once. When memory is used up, the row that began last is preempted: it gives up its room, and its
+prompt and response so far are computed again later.
 
-Letters: N tokens of a pass, R running rows, P prompts, B blocks of a row, V tokens of the vocabulary.
+Letters: N tokens of a pass, R running rows, P prompts, B blocks of a row, V tokens of the
+vocabulary.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ PASS_TOKENS = 16_384
 """The most prompt tokens in one pass, unless a single prompt is longer."""
 
 Forward = Callable[[Tensor, Tensor, Continuous, Tensor], Tensor]
-"""Computes logits [M, V] from tokens and positions [N], their layout, and the indices [M] of those with logits."""
+"""Computes logits [M, V] from tokens and positions [N], their layout, and the indices [M] of those
+with logits.
+"""
 
 
 class Scheduler:
@@ -46,7 +50,8 @@ class Scheduler:
         context: The most tokens of a sequence.
         device: Device of the model.
         exact: True if the model, and so log-probabilities, are computed exactly.
-        most_tokens: The most tokens that running rows have room for, together; None: as many as they need.
+        most_tokens: The most tokens that running rows have room for, together; None: as many as
+            they need.
         folder: Folder of the model, whose tokenizer decodes text to find stop strings.
 
     Attributes:
@@ -125,7 +130,9 @@ class Scheduler:
         return prompt
 
     def _leave(self, prompt: SharedPrompt) -> None:
-        """Notes that a row no longer waits for a prompt; after the last one, the prompt's blocks are released."""
+        """Notes that a row no longer waits for a prompt; after the last one, the prompt's blocks
+        are released.
+        """
         prompt.waiting -= 1
         if prompt.waiting == 0:
             del self._prompts[prompt.tokens]
@@ -133,11 +140,15 @@ class Scheduler:
             prompt.logits = None
 
     def _move_outgrown(self) -> None:
-        """Moves rows that have filled their room to the next larger arena; preempts the newest if memory is short."""
+        """Moves rows that have filled their room to the next larger arena; preempts the newest if
+        memory is short.
+        """
         for arena in [arena for arena in self._extents.arenas if arena.filled >= arena.room]:
             filled = self._places.filled_S[self._ints(arena.rows)]
             grown = self._extents.room(arena.room + 1) - arena.room
-            outgrown = [arena.rows[index] for index in (filled >= arena.room).nonzero().squeeze(-1).tolist()]
+            outgrown = [
+                arena.rows[index] for index in (filled >= arena.room).nonzero().squeeze(-1).tolist()
+            ]
             while outgrown and len(self._rows) > 1 and not self._has_room(grown * len(outgrown)):
                 newest = max(self._rows, key=lambda row: row.began)
                 outgrown = [place for place in outgrown if place != newest.place]
@@ -167,7 +178,9 @@ class Scheduler:
         self._rows = [row for row in self._rows if row.place >= 0]
 
     def _arrange(self) -> None:
-        """Sorts rows into the order of their keys and values in the arenas, after any of them began, moved or ended."""
+        """Sorts rows into the order of their keys and values in the arenas, after any of them
+        began, moved or ended.
+        """
         arenas = self._extents.arenas
         order = [place for arena in arenas for place in arena.rows]
         of = {row.place: row for row in self._rows}
@@ -177,7 +190,10 @@ class Scheduler:
             arena.filled = int(filled_R.max())
 
     def _admit(self) -> tuple[list[Row], list[SharedPrompt]]:
-        """Gives places to waiting rows. Returns these rows, and the prompts that the next pass has to compute."""
+        """Gives places to waiting rows.
+
+        Returns these rows, and the prompts that the next pass has to compute.
+        """
         new, prompts, tokens, room = list[Row](), list[SharedPrompt](), 0, 0
         self._blocks.keep = max(self._blocks.keep, self._extents.taken // BLOCK)
         while self._waiting and self._free:
@@ -191,7 +207,9 @@ class Scheduler:
                 if prompts and tokens > PASS_TOKENS:
                     break
                 self._blocks.share(known)
-                prompt.blocks = known + self._blocks.take(count_blocks(len(prompt.tokens)) - len(known))
+                prompt.blocks = known + self._blocks.take(
+                    count_blocks(len(prompt.tokens)) - len(known)
+                )
                 prompt.known = BLOCK * len(known)
                 self._blocks.remember(prompt.tokens, prompt.blocks)
                 prompts.append(prompt)
@@ -200,7 +218,10 @@ class Scheduler:
         return new, prompts
 
     def _compute(self, prompts: list[SharedPrompt]) -> Tensor | None:
-        """Makes a pass. Returns logits of running rows, then of prompts; None if there are neither."""
+        """Makes a pass.
+
+        Returns logits of running rows, then of prompts; None if there are neither.
+        """
         running, multiple = len(self._rows), BLOCK if self._exact else 1
         if not running and not prompts:
             return None
@@ -224,20 +245,28 @@ class Scheduler:
         return logits_MV
 
     def _find_logits(
-        self, logits_MV: Tensor | None, running: int, prompts: list[SharedPrompt], begun: list[SharedPrompt]
+        self,
+        logits_MV: Tensor | None,
+        running: int,
+        prompts: list[SharedPrompt],
+        begun: list[SharedPrompt],
     ) -> Tensor:
-        """The logits of each row: of running rows, then, for each row that begins, those of its prompt.
+        """The logits of each row: of running rows, then, for each row that begins, those of its
+        prompt.
 
         Args:
             logits_MV: Logits of the pass, of running rows and of prompts.
             running: Number of running rows.
-            prompts: Prompts that the pass computed; they keep their logits as long as rows wait for them.
+            prompts: Prompts that the pass computed; they keep their logits as long as rows wait for
+                them.
             begun: The prompt of each row that begins.
         """
         alone = prompts == begun and all(prompt.waiting == 1 for prompt in prompts)
         if logits_MV is not None and alone:
             return logits_MV
-        for prompt, logits_V in zip(prompts, () if logits_MV is None else logits_MV[running:], strict=True):
+        for prompt, logits_V in zip(
+            prompts, () if logits_MV is None else logits_MV[running:], strict=True
+        ):
             prompt.logits = logits_V.clone()
         first = [prompt.logits[None] for prompt in begun if prompt.logits is not None]
         assert len(first) == len(begun), "a prompt was not computed"
@@ -252,9 +281,13 @@ class Scheduler:
         return Tokens(token, position, keep)
 
     def _begin(self, rows: Sequence[Row], columns: int) -> None:
-        """Moves rows whose prompts are computed to the running ones; `columns`: size of the vocabulary."""
+        """Moves rows whose prompts are computed to the running ones; `columns`: size of the
+        vocabulary.
+        """
         lengths = [len(row.prompt.tokens) for row in rows]
-        self._extents.add([row.place for row in rows], [row.prompt.blocks for row in rows], lengths, self._pool)
+        self._extents.add(
+            [row.place for row in rows], [row.prompt.blocks for row in rows], lengths, self._pool
+        )
         self._places.begin(rows)
         self._rows += rows
         self._place_R = self._ints([row.place for row in self._rows])
@@ -266,7 +299,10 @@ class Scheduler:
                 self._seen.begin(row.place, row.request.tokens, row.so_far.tokens)
 
     def _append(self, logits_RV: Tensor) -> bool:
-        """Samples a token for each running row, and finishes rows that end with it. Returns whether there were any."""
+        """Samples a token for each running row, and finishes rows that end with it.
+
+        Returns whether there were any.
+        """
         places, place_R = self._places, self._place_R
         token_R, logprob_R, stopped_R = self._draw(logits_RV, places.uniforms(place_R))
         places.append(place_R, token_R, logprob_R)
@@ -278,21 +314,33 @@ class Scheduler:
         if not all(finite):
             broken = self._rows[finite.index(False)]
             raise NotFinite(broken.number, int(places.made_S[broken.place]) - 1)
-        ended = [(row, stop) for row, stop, end in zip(self._rows, stopped, whole, strict=True) if end]
+        ended = [
+            (row, stop) for row, stop, end in zip(self._rows, stopped, whole, strict=True) if end
+        ]
         if ended:
             self._finish(*zip(*ended, strict=True))
         return bool(ended)
 
     def _draw(self, logits_RV: Tensor, uniform_R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Samples tokens. Returns them, their log-probabilities, and whether each is a stop token, [R] each."""
+        """Samples tokens.
+
+        Returns them, their log-probabilities, and whether each is a stop token, [R] each.
+        """
         samplings = list({id(row.sampling): row.sampling for row in self._rows}.values())
         if len(samplings) == 1:
             return self._draw_alike(logits_RV, uniform_R, self._place_R, samplings[0])
-        token_R, logprob_R = torch.zeros_like(self._place_R), torch.zeros_like(uniform_R, dtype=torch.float32)
+        token_R, logprob_R = (
+            torch.zeros_like(self._place_R),
+            torch.zeros_like(uniform_R, dtype=torch.float32),
+        )
         stopped_R = torch.zeros_like(token_R, dtype=torch.bool)
         for sampling in samplings:
-            rows = self._ints([index for index, row in enumerate(self._rows) if row.sampling is sampling])
-            drawn = self._draw_alike(logits_RV[rows], uniform_R[rows], self._place_R[rows], sampling)
+            rows = self._ints(
+                [index for index, row in enumerate(self._rows) if row.sampling is sampling]
+            )
+            drawn = self._draw_alike(
+                logits_RV[rows], uniform_R[rows], self._place_R[rows], sampling
+            )
             for column, some in zip((token_R, logprob_R, stopped_R), drawn, strict=True):
                 column[rows] = some
         return token_R, logprob_R, stopped_R
@@ -308,19 +356,31 @@ class Scheduler:
         return token_R, logprob_R, torch.isin(token_R, self._ints(sampling.stop_token_ids))
 
     def _read_stop_strings(self, stopped_R: Tensor) -> Tensor:
-        """Adds rows whose newest token completes a stop string to those that stopped at a stop token, bool [R]."""
-        stops = {index: row.sampling.stop for index, row in enumerate(self._rows) if row.sampling.stop}
+        """Adds rows whose newest token completes a stop string to those that stopped at a stop
+        token, bool [R].
+        """
+        stops = {
+            index: row.sampling.stop for index, row in enumerate(self._rows) if row.sampling.stop
+        }
         if not stops:
             return stopped_R
         strings = {index: open_stop_strings(self._folder, some) for index, some in stops.items()}
         rows, window = list(strings), max(some.window for some in strings.values())
-        newest = zip(strings.values(), self._places.newest(self._place_R[self._ints(rows)], window), strict=True)
-        completes = torch.tensor([some.completes(tokens) for some, tokens in newest], device=self._device)
+        newest = zip(
+            strings.values(),
+            self._places.newest(self._place_R[self._ints(rows)], window),
+            strict=True,
+        )
+        completes = torch.tensor(
+            [some.completes(tokens) for some, tokens in newest], device=self._device
+        )
         stopped_R[self._ints(rows)] |= completes
         return stopped_R
 
     def _finish(self, rows: Sequence[Row], stopped: Sequence[bool]) -> None:
-        """Takes the responses of finished rows; a sequence that will be continued goes to the prefix cache."""
+        """Takes the responses of finished rows; a sequence that will be continued goes to the
+        prefix cache.
+        """
         for row, response in zip(rows, self._places.responses(rows, stopped), strict=True):
             self.finished[row.number] = response
             if row.request.continues:
@@ -328,7 +388,9 @@ class Scheduler:
         self._stop(rows)
 
     def _remember(self, row: Row, tokens: tuple[int, ...]) -> None:
-        """Copies a row's keys and values to cached blocks; those of its last token were never computed."""
+        """Copies a row's keys and values to cached blocks; those of its last token were never
+        computed.
+        """
         known = self._blocks.find(tokens)
         self._blocks.share(known)
         blocks = known + self._blocks.take((len(tokens) - 1) // BLOCK - len(known))

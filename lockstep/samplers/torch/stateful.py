@@ -1,4 +1,5 @@
-"""The torch sampler for models whose layers carry a state, such as Mamba: it decodes with the model's own cache.
+"""The torch sampler for models whose layers carry a state, such as Mamba: it decodes with the
+model's own cache.
 
 Prompts of one length are generated side by side, so that no padding enters a state.
 """
@@ -35,7 +36,9 @@ _KEYWORDS = ("past_key_values", "cache_params", "cache")
 
 
 class StatefulTorchSampler(ModelSampler):
-    """A `ModelSampler` for models whose layers carry a state; it decodes a batch to its end before the next."""
+    """A `ModelSampler` for models whose layers carry a state; it decodes a batch to its end before
+    the next.
+    """
 
     def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
         require_room(requests, self._context)
@@ -59,15 +62,24 @@ class StatefulTorchSampler(ModelSampler):
 
     @torch.no_grad()
     def _generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
-        # Autocast keeps its narrow copies of the weights until it is left; in `inference_mode` it would keep none.
+        # Autocast keeps its narrow copies of the weights until it is left; in `inference_mode` it
+        # would keep none.
         with self._autocast():
             columns = self._decode(requests, sampling)
         rows = zip(*(column.tolist() for column in columns), strict=True)
-        responses = [Response(tokens[:length], own[:length], stopped) for tokens, own, length, stopped in rows]
+        responses = [
+            Response(tokens[:length], own[:length], stopped)
+            for tokens, own, length, stopped in rows
+        ]
         return self._assemble(requests, responses, sampling)
 
-    def _decode(self, requests: Sequence[Request], sampling: SamplingParams) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Decodes token by token. Returns tokens and log-probabilities [B, K], lengths [B], and stopped rows [B]."""
+    def _decode(
+        self, requests: Sequence[Request], sampling: SamplingParams
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Decodes token by token.
+
+        Returns tokens and log-probabilities [B, K], lengths [B], and stopped rows [B].
+        """
         device, rows, start = self._lm.device, len(requests), len(requests[0].tokens)
         most = min(sampling.max_tokens, self._context - start)
         known = {_find_keyword(self._lm): DynamicCache(config=self._lm.config)}
@@ -75,10 +87,14 @@ class StatefulTorchSampler(ModelSampler):
         logprob_BK = torch.zeros(rows, most, device=device)
         length_B = torch.zeros(rows, dtype=torch.int64, device=device)
         stopped_B = torch.zeros(rows, dtype=torch.bool, device=device)
-        uniform_BK = keyed.uniforms(torch.tensor([r.key for r in requests]), torch.arange(most)).to(device)
+        uniform_BK = keyed.uniforms(torch.tensor([r.key for r in requests]), torch.arange(most)).to(
+            device
+        )
         stops = torch.tensor(sampling.stop_token_ids, dtype=torch.int64, device=device)
         every_B = torch.arange(rows, device=device)
-        logits = self._logits(torch.tensor([request.tokens for request in requests], device=device), 0, known)
+        logits = self._logits(
+            torch.tensor([request.tokens for request in requests], device=device), 0, known
+        )
         seen = self._watch(requests, logits.shape[1]) if sampling.penalizes else None
         for k in range(most):
             shaped = logits if seen is None else penalize(logits, seen.earlier(every_B), sampling)
@@ -92,7 +108,9 @@ class StatefulTorchSampler(ModelSampler):
             stopped_B |= running & torch.isin(token, stops)
             if sampling.stop:
                 stopped_B |= running & self._complete(tokens_BK[:, : k + 1], sampling)
-            left, num_broken = torch.stack([(~stopped_B).sum(), broken.sum()]).tolist()  # one wait for the device
+            left, num_broken = torch.stack(
+                [(~stopped_B).sum(), broken.sum()]
+            ).tolist()  # one wait for the device
             if num_broken:
                 raise NotFinite(int(every_B[broken][0]), k)
             if left == 0 or k + 1 == most:
@@ -104,7 +122,9 @@ class StatefulTorchSampler(ModelSampler):
         """Rows whose newest token completes a stop string."""
         strings = open_stop_strings(self._lm.config.name_or_path or "", sampling.stop)
         newest = tokens_RK[:, -strings.window :].tolist()
-        return torch.tensor([strings.completes(tokens) for tokens in newest], device=tokens_RK.device)
+        return torch.tensor(
+            [strings.completes(tokens) for tokens in newest], device=tokens_RK.device
+        )
 
     def _watch(self, requests: Sequence[Request], columns: int) -> Seen:
         seen = Seen(len(requests), columns, self._lm.device)
@@ -113,8 +133,12 @@ class StatefulTorchSampler(ModelSampler):
         return seen
 
     def _logits(self, tokens_RT: Tensor, first: int, known: dict[str, DynamicCache]) -> Tensor:
-        """Logits after the last of some tokens [R, V]; the first of them has the position `first`."""
-        position = torch.arange(first, first + tokens_RT.shape[1], device=tokens_RT.device).expand_as(tokens_RT)
+        """Logits after the last of some tokens [R, V]; the first of them has the position
+        `first`.
+        """
+        position = torch.arange(
+            first, first + tokens_RT.shape[1], device=tokens_RT.device
+        ).expand_as(tokens_RT)
         return self._lm(
             input_ids=tokens_RT,
             position_ids=position,
@@ -131,7 +155,8 @@ def _find_keyword(lm: PreTrainedModel) -> str:
     keyword = next((name for name in _KEYWORDS if name in known), None)
     if keyword is None:
         raise InputError(
-            f"{type(lm).__name__} carries a state and takes no cache that Lockstep knows, so it cannot be sampled "
+            f"{type(lm).__name__} carries a state and takes no cache that Lockstep knows, so it "
+            "cannot be sampled "
             "from here; use sampler.backend=vllm, if that runs it"
         )
     return keyword
@@ -148,6 +173,7 @@ def torch_sampler(
         return TorchSampler(lm, max_batch_size, dtype, cache_bytes)
     if cache_bytes is not None:
         raise InputError(
-            f"a {lm.config.model_type} keeps states, which sampler.kv_cache_gib does not bound; leave it out"
+            f"a {lm.config.model_type} keeps states, which sampler.kv_cache_gib does not bound; "
+            "leave it out"
         )
     return StatefulTorchSampler(lm, max_batch_size, dtype)

@@ -1,4 +1,7 @@
-"""The arguments of vLLM's engine, made of the sections of a recipe. Imports neither torch nor vLLM."""
+"""The arguments of vLLM's engine, made of the sections of a recipe.
+
+Imports neither torch nor vLLM.
+"""
 
 from __future__ import annotations
 
@@ -45,10 +48,14 @@ def refuse_repeated(engine_args: Mapping[str, Any]) -> None:
         if name in OPTIONS:
             raise ValueError(f"vllm.engine_args has {name}, which is {OPTIONS[name]}; set that")
         if name in OURS:
-            raise ValueError(f"vllm.engine_args has {name}, which Lockstep sets itself; leave it out")
+            raise ValueError(
+                f"vllm.engine_args has {name}, which Lockstep sets itself; leave it out"
+            )
 
 
-def engine_arguments(section: SamplerSection, computation: Computation, context: int, on_gpu: bool) -> dict[str, Any]:
+def engine_arguments(
+    section: SamplerSection, computation: Computation, context: int, on_gpu: bool
+) -> dict[str, Any]:
     """Arguments of vLLM's `EngineArgs`.
 
     Args:
@@ -77,11 +84,13 @@ def engine_arguments(section: SamplerSection, computation: Computation, context:
         arguments |= {
             "kv_cache_memory_bytes": int((gib or _CPU_CACHE_GIB) * 2**30),
             "block_size": _CPU_BLOCK,
-            # vLLM on a CPU crashes with chunked prefill and seeds: it cannot undo the sample of an unfinished prompt.
+            # vLLM on a CPU crashes with chunked prefill and seeds: it cannot undo the sample of an
+            # unfinished prompt.
             "enable_chunked_prefill": False,
             "max_num_batched_tokens": max(_CPU_BATCH_TOKENS, context),
         }
     elif gib is not None:
-        # With an explicit cache size, gpu_memory_utilization only decides whether vLLM starts at all.
+        # With an explicit cache size, gpu_memory_utilization only decides whether vLLM starts at
+        # all.
         arguments |= {"kv_cache_memory_bytes": int(gib * 2**30)} | _ANY_SHARE
     return arguments | dict(own.engine_args)

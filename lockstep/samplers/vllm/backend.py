@@ -31,7 +31,10 @@ class VLLMInference(InferenceBackend):
     def explain_fixed_weights(self, section: SamplerSection) -> str | None:
         if section.vllm.quantization is None:
             return None
-        return "sampler.vllm.quantization changes weights, so that those of a learner could not be proven to arrive"
+        return (
+            "sampler.vllm.quantization changes weights, so that those of a learner could not "
+            "be proven to arrive"
+        )
 
     def context_limit(self, section: SamplerSection) -> int | None:
         return section.vllm.max_model_len
@@ -42,14 +45,19 @@ class VLLMInference(InferenceBackend):
         return TORCH_TYPES[computation.dtype]
 
     def penalty_bytes(self, responses: int, vocabulary: int, penalizes: bool) -> int:
-        times, any_of_prompt = 4 * vocabulary, 4 * -(-vocabulary // 32)  # reserved, whether or not a request penalizes
+        times, any_of_prompt = (
+            4 * vocabulary,
+            4 * -(-vocabulary // 32),
+        )  # reserved, whether or not a request penalizes
         return responses * (times + any_of_prompt)
 
     def read_gpu_memory(self) -> int:
         from lockstep.samplers.vllm.environment import prepare
 
         prepare()
-        from vllm.platforms import current_platform  # asks the driver: CUDA starts in the engine's own workers
+        from vllm.platforms import (
+            current_platform,
+        )  # asks the driver: CUDA starts in the engine's own workers
 
         return current_platform.get_device_total_memory()
 
@@ -66,12 +74,14 @@ class VLLMInference(InferenceBackend):
 
         if importlib.util.find_spec("vllm") is None:
             raise InputError(
-                "sampler.backend is vllm, which is not installed; docs/guides/generation.md says how, or use "
+                "sampler.backend is vllm, which is not installed; docs/guides/generation.md says "
+                "how, or use "
                 "sampler.backend=torch"
             )
         if on_gpu != torch.cuda.is_available():
             raise InputError(
-                "vLLM takes the GPU where there is one; leave learner.device at auto, or use sampler=torch"
+                "vLLM takes the GPU where there is one; leave learner.device at auto, or use "
+                "sampler=torch"
             )
 
     def build(self, folder: str, section: SamplerSection, computation: Computation) -> VLLMSampler:

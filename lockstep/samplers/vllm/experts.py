@@ -14,13 +14,17 @@ from vllm.model_executor.layers.fused_moe.oracle.unquantized import (
     convert_to_unquantized_kernel_format,
 )
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
-from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
+    UnquantizedFusedMoEMethod,
+)
 
 from lockstep.core.errors import InputError
 
 _MATRICES = ("w13_weight", "w2_weight")
 _DIGITS = 255
-"""Base of the numbers that elements get: its digits from 1 on are exact in bf16, and 0 is padding."""
+"""Base of the numbers that elements get: its digits from 1 on are exact in bf16, and 0 is
+padding.
+"""
 _AS_LOADED = (UnquantizedMoeBackend.TRITON, UnquantizedMoeBackend.BATCHED_TRITON)
 _REORDERED = (
     UnquantizedMoeBackend.FLASHINFER_TRTLLM,
@@ -29,7 +33,9 @@ _REORDERED = (
 )
 
 Pack = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Packs `w13_weight` and `w2_weight` as a kernel keeps them; how depends only on an element's place in its expert."""
+"""Packs `w13_weight` and `w2_weight` as a kernel keeps them; how depends only on an element's place
+in its expert.
+"""
 
 
 def find_packing(layer: nn.Module, parameter: str) -> Pack | None:
@@ -49,9 +55,12 @@ def find_packing(layer: nn.Module, parameter: str) -> Pack | None:
     if backend in _AS_LOADED or backend is UnquantizedMoeBackend.CPU:
         return None
     if backend in _REORDERED:
-        return lambda w13, w2: convert_to_unquantized_kernel_format(backend, copy.copy(config), w13, w2)
+        return lambda w13, w2: convert_to_unquantized_kernel_format(
+            backend, copy.copy(config), w13, w2
+        )
     raise InputError(
-        f"vLLM computes experts by {backend.value}, from which their weights cannot be read back; set "
+        f"vLLM computes experts by {backend.value}, from which their weights cannot be read back; "
+        "set "
         "sampler.vllm.engine_args.moe_backend=triton, or use sampler=torch"
     )
 
@@ -79,8 +88,8 @@ def _packing_of(kernel: CPUUnquantizedExperts) -> Pack:
 class SetAside:
     """Removes the kernels of experts during a weight sync.
 
-    vLLM 0.32 packs new weights of experts only if their layer has no kernel yet; an existing kernel would compute with
-    unpacked weights, and its results would be wrong.
+    vLLM 0.32 packs new weights of experts only if their layer has no kernel yet; an existing kernel
+    would compute with unpacked weights, and its results would be wrong.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -114,9 +123,11 @@ def in_loaded_order(pack: Pack, parameter: str, held_ENK: Tensor, shape: tuple[i
 
 
 def _find_places(pack: Pack, parameter: str, shape: tuple[int, ...], held: Tensor) -> Tensor:
-    """Returns, for each element of one packed expert, 1 + its place in the loaded one, int64; 0 is padding.
+    """Returns, for each element of one packed expert, 1 + its place in the loaded one, int64; 0 is
+    padding.
 
-    Found by having the kernel pack the places, digit by digit, in the type and on the device of `held`.
+    Found by having the kernel pack the places, digit by digit, in the type and on the device of
+    `held`.
     """
     _, rows, columns = shape
     place, scale = torch.arange(rows * columns, device=held.device), 1

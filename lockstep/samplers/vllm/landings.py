@@ -1,7 +1,9 @@
-"""Places to which vLLM copies each tensor of a checkpoint, found by watching its loaders on tensors without memory.
+"""Places to which vLLM copies each tensor of a checkpoint, found by watching its loaders on tensors
+without memory.
 
-vLLM renames, fuses, shards and transposes tensors, and each model has a `load_weights` of its own. All of that ends in
-copies from a strided view of a given tensor to a strided view of a layer's parameter, and these copies are recorded.
+vLLM renames, fuses, shards and transposes tensors, and each model has a `load_weights` of its own.
+All of that ends in copies from a strided view of a given tensor to a strided view of a layer's
+parameter, and these copies are recorded.
 """
 
 from __future__ import annotations
@@ -64,7 +66,8 @@ class Landings:
 
     Attributes:
         of: Landings by name of the tensor.
-        changed: Parameters, as layer and name, to which something other than a given tensor was copied.
+        changed: Parameters, as layer and name, to which something other than a given tensor was
+            copied.
     """
 
     of: Mapping[str, tuple[Landing, ...]]
@@ -72,18 +75,25 @@ class Landings:
 
 
 def find_sent_tensors(network: PreTrainedModel) -> dict[str, Tensor]:
-    """Returns the tensors of a model that a learner sends: parameters, each once, and a checkpoint's buffers."""
+    """Returns the tensors of a model that a learner sends: parameters, each once, and a
+    checkpoint's buffers.
+    """
     kept = network.state_dict().keys()
-    return dict(network.named_parameters()) | {name: b for name, b in network.named_buffers() if name in kept}
+    return dict(network.named_parameters()) | {
+        name: b for name, b in network.named_buffers() if name in kept
+    }
 
 
 def as_in_files(network: PreTrainedModel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns tensors named and split as in the model's files: `transformers` fuses those of experts."""
+    """Returns tensors named and split as in the model's files: `transformers` fuses those of
+    experts.
+    """
     return revert_weight_conversion(network, dict(tensors))
 
 
 def survey(model: Any, model_config: Any, network: PreTrainedModel) -> Landings:
-    """Surveys how vLLM's model loads tensors, with tensors on the meta device, and leaves the model as it was.
+    """Surveys how vLLM's model loads tensors, with tensors on the meta device, and leaves the model
+    as it was.
 
     Args:
         model: vLLM's model.
@@ -102,8 +112,18 @@ def survey(model: Any, model_config: Any, network: PreTrainedModel) -> Landings:
         places = take_plain_loaders(model)
         with torch.no_grad(), _Copies() as seen:
             model.load_weights(as_in_files(network, given).items())
-    except (LookupError, ValueError, TypeError, RuntimeError, AssertionError, AttributeError) as error:
-        what = f"vLLM's {type(model).__name__} does not take new weights ({type(error).__name__}: {first_line(error)})"
+    except (
+        LookupError,
+        ValueError,
+        TypeError,
+        RuntimeError,
+        AssertionError,
+        AttributeError,
+    ) as error:
+        what = (
+            f"vLLM's {type(model).__name__} does not take new weights ({type(error).__name__}: "
+            f"{first_line(error)})"
+        )
         raise InputError(f"{what}; use sampler=torch") from error
     finally:
         layerwise.finalize_layerwise_reload(model, model_config)
@@ -111,7 +131,9 @@ def survey(model: Any, model_config: Any, network: PreTrainedModel) -> Landings:
 
 
 class _Copies(TorchDispatchMode):
-    """A mode that records copies instead of making them; clones and casts return their argument, as a view."""
+    """A mode that records copies instead of making them; clones and casts return their argument, as
+    a view.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,10 +147,15 @@ class _Copies(TorchDispatchMode):
 
 
 def take_plain_loaders(model: nn.Module) -> dict[int, tuple[nn.Module, str, Tensor]]:
-    """Maps memory to parameters and buffers, and makes their loaders run at once, which a reload would defer."""
+    """Maps memory to parameters and buffers, and makes their loaders run at once, which a reload
+    would defer.
+    """
     places: dict[int, tuple[nn.Module, str, Tensor]] = {}
     for layer in model.modules():
-        for name, tensor in (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)):
+        for name, tensor in (
+            *layer.named_parameters(recurse=False),
+            *layer.named_buffers(recurse=False),
+        ):
             places.setdefault(_memory(tensor), (layer, name, tensor))
             tensor.weight_loader = layerwise._get_original_loader(tensor)  # pyright: ignore
     return places
@@ -150,7 +177,9 @@ def _sort_out(
             changed.add((layer, parameter))
         else:
             source, target = torch.broadcast_tensors(source, target)
-            landing = Landing(layer, parameter, tuple(whole.shape), Stretch.of(source), Stretch.of(target))
+            landing = Landing(
+                layer, parameter, tuple(whole.shape), Stretch.of(source), Stretch.of(target)
+            )
             found[name].append(landing)
     return Landings({name: tuple(landings) for name, landings in found.items()}, frozenset(changed))
 

@@ -1,7 +1,7 @@
 """Zero-padding of heads narrower than 32, for which vLLM's attention on CPUs has no kernel.
 
-Zeros change no dot product, the scale is that of the true width, and rotary positions are applied before, so results
-are the same. Only the KV cache takes more room.
+Zeros change no dot product, the scale is that of the true width, and rotary positions are applied
+before, so results are the same. Only the KV cache takes more room.
 """
 
 from __future__ import annotations
@@ -26,13 +26,20 @@ def widen_narrow_heads() -> None:
         self.true_head_size = head_size
 
     @wraps(plain_forward)
-    def forward(self: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **keywords: Any) -> Tensor:
+    def forward(
+        self: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **keywords: Any
+    ) -> Tensor:
         if self.true_head_size == self.head_size:
             return plain_forward(self, query, key, value, *args, **keywords)
         heads = ((query, self.num_heads), (key, self.num_kv_heads), (value, self.num_kv_heads))
-        query, key, value = (_widen_heads(x.view(-1, count, self.true_head_size), self.head_size) for x, count in heads)
+        query, key, value = (
+            _widen_heads(x.view(-1, count, self.true_head_size), self.head_size)
+            for x, count in heads
+        )
         output = plain_forward(self, query, key, value, *args, **keywords)
-        return output.view(-1, self.num_heads, self.head_size)[..., : self.true_head_size].flatten(1)
+        return output.view(-1, self.num_heads, self.head_size)[..., : self.true_head_size].flatten(
+            1
+        )
 
     Attention.__init__, Attention.forward = init, forward
 

@@ -1,7 +1,8 @@
 """Tensors that vLLM's model computes with, under the names that a learner has for them.
 
-vLLM fuses matrices that are used together, and on a CPU keeps only a form of them that its kernels have packed. Such a
-matrix is read through its kernel: a product with a column of the identity gives that column, exactly.
+vLLM fuses matrices that are used together, and on a CPU keeps only a form of them that its kernels
+have packed. Such a matrix is read through its kernel: a product with a column of the identity gives
+that column, exactly.
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ from vllm.platforms import current_platform
 from lockstep.core.errors import InputError
 from lockstep.samplers.vllm.experts import find_packing, in_loaded_order
 from lockstep.samplers.vllm.landings import Landing, Landings, Stretch, find_sent_tensors
-from lockstep.weight_sync.fingerprints import Taken, column_fingerprint, fingerprint, pick_columns, take
+from lockstep.weight_sync.fingerprints import (
+    Taken,
+    column_fingerprint,
+    fingerprint,
+    pick_columns,
+    take,
+)
 
 _COLUMNS_AT_ONCE = 512
 _INSTEAD = "so weights that were sent to it could not be proven to have arrived; use sampler=torch"
@@ -37,7 +44,8 @@ class Readable:
         shape: Its shape in the learner.
         dtype: Type in which weights are sent.
         landings: All places of this rank that hold a part of it.
-        own: If ranks hold different parts, the places whose part no earlier rank holds; None: each holds all of it.
+        own: If ranks hold different parts, the places whose part no earlier rank holds; None: each
+            holds all of it.
     """
 
     name: str
@@ -56,7 +64,9 @@ class Readable:
         return take(self.tensor())
 
     def column_fingerprint(self) -> int:
-        """Fingerprint of the columns that kernels compute with; see `weight_sync.fingerprints.column_fingerprint`."""
+        """Fingerprint of the columns that kernels compute with; see
+        `weight_sync.fingerprints.column_fingerprint`.
+        """
         if self.own is not None or not all(self._straight(landing) for landing in self.landings):
             return column_fingerprint(self.tensor())
         columns = pick_columns(self.shape[1])
@@ -68,23 +78,36 @@ class Readable:
         return fingerprint(whole)
 
     def tensor(self) -> Tensor:
-        """The whole tensor, as this rank computes with it; a collective, if ranks hold parts of it."""
+        """The whole tensor, as this rank computes with it; a collective, if ranks hold parts of
+        it.
+        """
         device = get_tp_group().device
         if self.own is None:
             return _copy(self.landings, torch.empty(self.shape, dtype=self.dtype, device=device))
         whole = _copy(self.own, torch.zeros(self.shape, dtype=self.dtype, device=device))
-        # All ranks but one have 0 for each byte, so the sum has that rank's bits, also of NaN and −0.
+        # All ranks but one have 0 for each byte, so the sum has that rank's bits, also of NaN and
+        # −0.
         dist.all_reduce(whole.view(-1).view(torch.uint8), group=get_tp_group().device_group)
         return _copy(self.landings, whole)  # a part that an earlier rank has, too, may differ here
 
     def _straight(self, landing: Landing) -> bool:
         """True if rows of the tensor are rows of a packed parameter."""
-        rows = landing.source.stride == (self.shape[-1], 1) and landing.target.stride == (landing.shape[-1], 1)
-        return rows and is_packed(landing) and landing.shape[-1] == self.shape[-1] == landing.source.size[-1]
+        rows = landing.source.stride == (self.shape[-1], 1) and landing.target.stride == (
+            landing.shape[-1],
+            1,
+        )
+        return (
+            rows
+            and is_packed(landing)
+            and landing.shape[-1] == self.shape[-1] == landing.source.size[-1]
+        )
 
 
-def readable(model: nn.Module, landings: Landings, network: PreTrainedModel, dtype: torch.dtype) -> list[Readable]:
-    """The tensors that a learner sends, and its tied head, which it does not send, as vLLM's model has them.
+def readable(
+    model: nn.Module, landings: Landings, network: PreTrainedModel, dtype: torch.dtype
+) -> list[Readable]:
+    """The tensors that a learner sends, and its tied head, which it does not send, as vLLM's model
+    has them.
 
     Collective over the tensor-parallel ranks.
 
@@ -110,7 +133,9 @@ def find_tied_names(network: PreTrainedModel) -> dict[str, str]:
 
 def is_packed(landing: Landing) -> bool:
     """True if a kernel for CPUs has packed the matrix."""
-    matrix = isinstance(landing.layer, LinearBase | ParallelLMHead) and landing.parameter == "weight"
+    matrix = (
+        isinstance(landing.layer, LinearBase | ParallelLMHead) and landing.parameter == "weight"
+    )
     return matrix and len(landing.shape) == 2 and current_platform.is_cpu()
 
 
@@ -129,25 +154,39 @@ def _gather_shares(landings: Landings) -> Shares:
 def _prove(
     name: str, tensor: Tensor, landings: Landings, shares: Shares, network: PreTrainedModel
 ) -> tuple[tuple[Landing, ...], tuple[Landing, ...] | None]:
-    """The fields `landings` and `own` of `Readable`; raises InputError if the tensor cannot be read back."""
+    """The fields `landings` and `own` of `Readable`; raises InputError if the tensor cannot be read
+    back.
+    """
     places, rank = landings.of[name], get_tp_group().rank_in_group
     is_cut = any(set(share[name]) != set(shares[0][name]) for share in shares)
-    stretches = {stretch for share in shares for stretch in share[name]} if is_cut else [p.source for p in places]
+    stretches = (
+        {stretch for share in shares for stretch in share[name]}
+        if is_cut
+        else [p.source for p in places]
+    )
     if sum(torch.Size(stretch.size).numel() for stretch in stretches) != tensor.numel():
         kind = type(network.get_submodule(name.rpartition(".")[0])).__name__
         raise InputError(f"vLLM does not hold {name} of {kind} as it is sent, {_INSTEAD}")
     for place in places:
         kind = type(place.layer).__name__
         if (place.layer, place.parameter) in landings.changed:
-            raise InputError(f"vLLM's {kind} computes with something else than {name} itself, {_INSTEAD}")
+            raise InputError(
+                f"vLLM's {kind} computes with something else than {name} itself, {_INSTEAD}"
+            )
         ordered = find_packing(place.layer, place.parameter) is not None
         if not is_packed(place) and not ordered and tuple(_parameter(place).shape) != place.shape:
-            raise InputError(f"vLLM's {kind} keeps {name} in a form that cannot be read, {_INSTEAD}")
+            raise InputError(
+                f"vLLM's {kind} keeps {name} in a form that cannot be read, {_INSTEAD}"
+            )
     before = {stretch for share in shares[:rank] for stretch in share[name]}
-    return places, tuple(place for place in places if place.source not in before) if is_cut else None
+    return places, tuple(
+        place for place in places if place.source not in before
+    ) if is_cut else None
 
 
-def _read_tied_head(model: nn.Module, network: PreTrainedModel, sent: dict[str, Readable]) -> Iterator[Readable]:
+def _read_tied_head(
+    model: nn.Module, network: PreTrainedModel, sent: dict[str, Readable]
+) -> Iterator[Readable]:
     heads = [layer for layer in model.modules() if isinstance(layer, ParallelLMHead)]
     for name, other in find_tied_names(network).items():
         for head in heads:
@@ -168,7 +207,9 @@ def _copy(landings: Sequence[Landing], whole: Tensor) -> Tensor:
 
 
 def _parameter(landing: Landing) -> Tensor:
-    own = dict(landing.layer.named_parameters(recurse=False)) | dict(landing.layer.named_buffers(recurse=False))
+    own = dict(landing.layer.named_parameters(recurse=False)) | dict(
+        landing.layer.named_buffers(recurse=False)
+    )
     return own[landing.parameter].detach()
 
 
@@ -180,7 +221,9 @@ def _plain(landing: Landing) -> Tensor:
         return _parameter(landing).contiguous()
     width = landing.shape[1]
     starts = range(0, width, _COLUMNS_AT_ONCE)
-    return torch.cat([_columns(landing, range(width)[start : start + _COLUMNS_AT_ONCE]) for start in starts], 1)
+    return torch.cat(
+        [_columns(landing, range(width)[start : start + _COLUMNS_AT_ONCE]) for start in starts], 1
+    )
 
 
 def _columns(landing: Landing, columns: Sequence[int]) -> Tensor:

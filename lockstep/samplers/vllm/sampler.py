@@ -1,4 +1,7 @@
-"""The vLLM sampler, with its engine in this process, one per process. Token ids go in and come out, never text."""
+"""The vLLM sampler, with its engine in this process, one per process.
+
+Token ids go in and come out, never text.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,9 @@ from lockstep.weight_sync.buckets import Bucket
 from lockstep.weight_sync.carriers import Route
 
 ENGINE_DIED = 70
-"""Exit code of a sampler's process that has lost a tensor-parallel worker of its engine, which cannot be replaced."""
+"""Exit code of a sampler's process that has lost a tensor-parallel worker of its engine, which
+cannot be replaced.
+"""
 
 _COLDEST = 0.01
 
@@ -62,12 +67,15 @@ class VLLMSampler:
             from vllm.engine.arg_utils import EngineArgs
         except (ImportError, RuntimeError) as error:
             raise InputError(
-                f"vLLM is installed and cannot be imported ({first_line(error)}); docs/guides/generation.md says which "
+                f"vLLM is installed and cannot be imported ({first_line(error)}); "
+                "docs/guides/generation.md says which "
                 "packages stand in its way"
             ) from error
 
         self._takes_turns, self._without_cache = section.takes_turns, False
-        self._drops_weights = section.gets_weights  # those of the folder, too: a copy in host memory would be dropped
+        self._drops_weights = (
+            section.gets_weights
+        )  # those of the folder, too: a copy in host memory would be dropped
         self._limit, context = section.context_limit, context_of(read_config(model))
         self._context = min(context, self._limit or context)
         self._model, self._version = model, 0
@@ -78,9 +86,17 @@ class VLLMSampler:
         chosen |= {"logprobs_mode": "processed_logprobs", **(options or {})}
         try:
             self._engine = self._start(EngineArgs(**chosen))
-        except (ValueError, RuntimeError, LookupError, TypeError, AttributeError, AssertionError) as error:
+        except (
+            ValueError,
+            RuntimeError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            AssertionError,
+        ) as error:
             raise InputError(
-                f"vLLM does not start with the model in {model} ({_reason(error)}); use sampler=torch"
+                f"vLLM does not start with the model in {model} ({_reason(error)}); use "
+                "sampler=torch"
             ) from error
         executor: Any = self._engine.model_executor
         executor.register_failure_callback(_end_without_worker)
@@ -102,7 +118,9 @@ class VLLMSampler:
     def logprobs(self, batch: Batch) -> Tensor:
         sequences = [tokens.tolist() for tokens in batch.sequences()]
         scoring = {"prompt_logprobs": 0, "max_tokens": 1}
-        answers = chain.from_iterable(self._stream_outputs([(tokens, scoring) for tokens in sequences]))
+        answers = chain.from_iterable(
+            self._stream_outputs([(tokens, scoring) for tokens in sequences])
+        )
         columns = (
             (0.0, *pick_logprobs(sequences[place][1:], output.prompt_logprobs[1:]))
             for place, output in sorted(answers, key=itemgetter(0))
@@ -120,7 +138,10 @@ class VLLMSampler:
         self._on_worker("receive_weights", bucket.json())
 
     def attest(self, version: int) -> Attestation:
-        """Ends a weight sync: drops caches, and attests what is held. Only now is a new KV cache allocated."""
+        """Ends a weight sync: drops caches, and attests what is held.
+
+        Only now is a new KV cache allocated.
+        """
         found = agree_on(list(map(json.loads, self._on_workers("attest_weights"))))
         if self._without_cache:
             self._engine.wake_up(["kv_cache"])
@@ -137,7 +158,9 @@ class VLLMSampler:
         self._engine.reset_mm_cache()
 
     def show(self, name: str) -> Tensor:
-        """The tensor that the engine computes with now; in one that a kernel has packed, −0 reads as 0."""
+        """The tensor that the engine computes with now; in one that a kernel has packed, −0 reads
+        as 0.
+        """
         return safetensors.torch.load(self._on_worker("show_tensor", name))[name]
 
     def take_prefix_hits(self) -> list[int]:
@@ -166,12 +189,16 @@ class VLLMSampler:
         } | json.loads(self._on_worker("attention_of_layers"))
 
     def wake(self) -> None:
-        """Allocates the GPU's memory again; that of the KV cache only after the weight sync, if one is needed."""
+        """Allocates the GPU's memory again; that of the KV cache only after the weight sync, if one
+        is needed.
+        """
         if self._takes_turns:
             self._engine.wake_up(["weights"] if self._without_cache else None)
 
     def sleep(self) -> None:
-        """Frees the GPU's memory, if GPUs are shared: a learner's weights are dropped, its own go to host memory."""
+        """Frees the GPU's memory, if GPUs are shared: a learner's weights are dropped, its own go
+        to host memory.
+        """
         if self._takes_turns:
             self._without_cache = self._drops_weights
             self._engine.sleep(level=2 if self._drops_weights else 1)
@@ -179,8 +206,12 @@ class VLLMSampler:
     def close(self) -> None:
         self._engine.engine_core.shutdown()
 
-    def _stream_outputs(self, prompts: Sequence[Asked], stop: tuple[str, ...] = ()) -> Iterator[list[tuple[int, Any]]]:
-        """Yields vLLM's final outputs with the indices of their prompts, as many at a time as are ready."""
+    def _stream_outputs(
+        self, prompts: Sequence[Asked], stop: tuple[str, ...] = ()
+    ) -> Iterator[list[tuple[int, Any]]]:
+        """Yields vLLM's final outputs with the indices of their prompts, as many at a time as are
+        ready.
+        """
         waiting = {self._ask(*prompt, bool(stop)): place for place, prompt in enumerate(prompts)}
         read = dict.fromkeys(waiting, 0)
         try:
@@ -189,19 +220,24 @@ class VLLMSampler:
                 if stop:
                     outputs = self._end_by_strings(outputs, stop, read)
                 done = [(waiting.pop(output.request_id), output) for output in outputs]
-                self._cached |= {int(output.request_id): output.num_cached_tokens or 0 for _, output in done}
+                self._cached |= {
+                    int(output.request_id): output.num_cached_tokens or 0 for _, output in done
+                }
                 if done:
                     yield done
         finally:
             self._engine.abort_request(list(waiting))
 
-    def _end_by_strings(self, outputs: Sequence[Any], stop: tuple[str, ...], read: dict[str, int]) -> list[Any]:
+    def _end_by_strings(
+        self, outputs: Sequence[Any], stop: tuple[str, ...], read: dict[str, int]
+    ) -> list[Any]:
         """Ends responses with the token that completes a stop string.
 
         Args:
             outputs: Cumulative outputs of running responses.
             stop: The stop strings.
-            read: Number of tokens of each response that are known to complete none; updated in place.
+            read: Number of tokens of each response that are known to complete none; updated in
+                place.
 
         Returns:
             Outputs of responses that have ended.
@@ -214,7 +250,10 @@ class VLLMSampler:
             if end is not None:
                 if not output.finished:
                     self._engine.abort_request([output.request_id])
-                response.token_ids, response.logprobs = response.token_ids[:end], response.logprobs[:end]
+                response.token_ids, response.logprobs = (
+                    response.token_ids[:end],
+                    response.logprobs[:end],
+                )
                 response.finish_reason = "stop"
             if end is not None or output.finished:
                 ended.append(output)
@@ -225,16 +264,24 @@ class VLLMSampler:
             with self._exit_if_worker_lost():
                 return self._engine.step()
         except (ValueError, NotImplementedError) as error:
-            raise InputError(f"vLLM cannot compute with this model ({_reason(error)}); use sampler=torch") from error
+            raise InputError(
+                f"vLLM cannot compute with this model ({_reason(error)}); use sampler=torch"
+            ) from error
 
     def _drawing(self, request: Request, sampling: SamplingParams) -> dict[str, Any]:
-        """Returns one response's arguments of vLLM's `SamplingParams`. Only the listed stop tokens end it early."""
+        """Returns one response's arguments of vLLM's `SamplingParams`.
+
+        Only the listed stop tokens end it early.
+        """
         if 0 < sampling.temperature < _COLDEST:
-            raise InputError(f"vLLM knows no temperature between 0 and {_COLDEST}; use 0, or a higher one")
+            raise InputError(
+                f"vLLM knows no temperature between 0 and {_COLDEST}; use 0, or a higher one"
+            )
         longest = len(request.tokens) + sampling.max_tokens
         if self._limit is not None and longest > self._limit:
             raise InputError(
-                f"a prompt and its response may have {longest} tokens, but sampler.vllm.max_model_len is {self._limit}"
+                f"a prompt and its response may have {longest} tokens, but "
+                f"sampler.vllm.max_model_len is {self._limit}"
             )
         return {
             "max_tokens": min(sampling.max_tokens, self._context - len(request.tokens)),
@@ -252,7 +299,9 @@ class VLLMSampler:
         }
 
     def _ask(self, tokens: Sequence[int], options: dict[str, Any], watched: bool) -> str:
-        """Adds a request to vLLM. Returns its id; its output comes when it is finished, or at each step if watched."""
+        """Adds a request to vLLM. Returns its id; its output comes when it is finished, or at each
+        step if watched.
+        """
         from vllm import SamplingParams as Options
         from vllm.inputs import TokensPrompt
         from vllm.sampling_params import RequestOutputKind
@@ -264,7 +313,9 @@ class VLLMSampler:
         self._engine.add_request(name, TokensPrompt(prompt_token_ids=list(tokens)), chosen)
         return name
 
-    def _batch(self, requests: Sequence[Request], outputs: Sequence[Any], sampling: SamplingParams) -> Batch:
+    def _batch(
+        self, requests: Sequence[Request], outputs: Sequence[Any], sampling: SamplingParams
+    ) -> Batch:
         responses = [output.outputs[0] for output in outputs]
         prompts = [request.tokens for request in requests]
         pairs = list(zip(prompts, responses, strict=True))
@@ -272,7 +323,10 @@ class VLLMSampler:
             _flat((*prompt, *response.token_ids) for prompt, response in pairs),
             torch.tensor([len(prompt) + len(response.token_ids) for prompt, response in pairs]),
             {
-                "mask": _flat([False] * len(prompt) + [True] * len(response.token_ids) for prompt, response in pairs),
+                "mask": _flat(
+                    [False] * len(prompt) + [True] * len(response.token_ids)
+                    for prompt, response in pairs
+                ),
                 "sampler_logprob": _flat(
                     [0.0] * len(prompt) + pick_logprobs(response.token_ids, response.logprobs)
                     for prompt, response in pairs
@@ -306,7 +360,9 @@ class VLLMSampler:
 
     @contextmanager
     def _exit_if_worker_lost(self) -> Iterator[None]:
-        """A context that ends this process where a call fails because a tensor-parallel worker is gone."""
+        """A context that ends this process where a call fails because a tensor-parallel worker is
+        gone.
+        """
         try:
             yield
         except RuntimeError:
@@ -316,8 +372,9 @@ class VLLMSampler:
 
 
 def agree_on(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Merges the answers of all tensor-parallel workers to `attest_weights`; tensors in which they differ get a
-    fingerprint that matches nothing."""
+    """Merges the answers of all tensor-parallel workers to `attest_weights`; tensors in which they
+    differ get a fingerprint that matches nothing.
+    """
     found, *others = answers
     for kind in ("fingerprints", "columns"):
         for name in {name for answer in answers for name in answer[kind]}:
@@ -337,7 +394,9 @@ def _end_without_worker() -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Explains why vLLM does not start; the first line of a ValidationError only counts the errors."""
+    """Explains why vLLM does not start; the first line of a ValidationError only counts the
+    errors.
+    """
     if isinstance(error, ValidationError):
         return str(error.errors()[0]["msg"]).rstrip(".")
     return f"{type(error).__name__}: {first_line(error)}"
@@ -351,7 +410,9 @@ def pick_logprobs(tokens: Sequence[int], entries: Sequence[Any]) -> list[float]:
 def _is_truncated(response: Any) -> bool:
     """True if a response was cut off."""
     if response.finish_reason not in ("stop", "length"):
-        raise RuntimeError(f"vLLM ended a response with {response.finish_reason!r} ({response.stop_reason})")
+        raise RuntimeError(
+            f"vLLM ended a response with {response.finish_reason!r} ({response.stop_reason})"
+        )
     return response.finish_reason == "length"
 
 

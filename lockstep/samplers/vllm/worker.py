@@ -1,4 +1,6 @@
-"""Lockstep's extension of vLLM's worker, which holds the model: it loads weights, and attests what it holds."""
+"""Lockstep's extension of vLLM's worker, which holds the model: it loads weights, and attests what
+it holds.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ from transformers import PreTrainedModel
 from vllm.config import set_current_vllm_config
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload.layerwise import (
+    finalize_layerwise_reload,
+    initialize_layerwise_reload,
+)
 from vllm.platforms import current_platform
 
 from lockstep.models.folder import read_config, skeleton
@@ -27,7 +32,8 @@ from lockstep.weight_sync.carriers import Carrier, Route, open_carrier, unpack
 from lockstep.weight_sync.fingerprints import Taken, read, take
 
 if current_platform.is_cpu():
-    torch.cpu._init_amx()  # the bf16 kernels use tiles that a process must request first, and do not do so
+    # the bf16 kernels use tiles that a process must request first, and do not do so
+    torch.cpu._init_amx()
     widen_narrow_heads()
 
 
@@ -40,7 +46,9 @@ class WeightReceiver:
     _carrier: Carrier | None = None
 
     def open_route(self, first: str) -> None:
-        """Opens the route by which buckets come; `first` is that of the first of the engine's ranks."""
+        """Opens the route by which buckets come; `first` is that of the first of the engine's
+        ranks.
+        """
         route = Route.read(first)
         rank = 0 if route.meeting is None else route.meeting.rank
         self._carrier = open_carrier(route.of(rank + get_tp_group().rank_in_group))
@@ -51,10 +59,15 @@ class WeightReceiver:
         with set_current_vllm_config(self.vllm_config), torch.device(self.device):
             if bucket.number == 0:
                 self._begin_sync()
-            self._model.load_weights(as_in_files(self._network, dict(self._loadable(bucket))).items())
+            self._model.load_weights(
+                as_in_files(self._network, dict(self._loadable(bucket))).items()
+            )
 
     def attest_weights(self) -> str:
-        """Ends the weight sync. Returns the fields of an `Attestation` that only this process knows, as JSON."""
+        """Ends the weight sync.
+
+        Returns the fields of an `Attestation` that only this process knows, as JSON.
+        """
         model, config = self._model, self.vllm_config.model_config
         with set_current_vllm_config(self.vllm_config), torch.device(self.device):
             finalize_layerwise_reload(model, config)
@@ -65,7 +78,9 @@ class WeightReceiver:
         self.model_runner.reset_mm_cache()
         found = self._readable
         columns = {tensor.name: tensor.column_fingerprint() for tensor in found if tensor.packed}
-        taken = self._received | {tensor.name: tensor.take() for tensor in found if not tensor.packed}
+        taken = self._received | {
+            tensor.name: tensor.take() for tensor in found if not tensor.packed
+        }
         held = dict(zip(taken, read(list(taken.values())), strict=True))
         tied = find_tied_names(self._network)
         for name, other in tied.items():
@@ -88,16 +103,22 @@ class WeightReceiver:
 
     def attention_of_layers(self) -> str:
         """The kernel of the attention, and the type that keys and values are kept in, as JSON."""
-        kernels = {group.backend.get_name() for groups in self.model_runner.attn_groups for group in groups}
+        kernels = {
+            group.backend.get_name() for groups in self.model_runner.attn_groups for group in groups
+        }
         cached = {_type_of(cache) for cache in self.model_runner.kv_caches}
-        return json.dumps({"kernel": ", ".join(sorted(kernels)), "cache": ", ".join(sorted(cached))})
+        return json.dumps(
+            {"kernel": ", ".join(sorted(kernels)), "cache": ", ".join(sorted(cached))}
+        )
 
     @property
     def _model(self) -> Any:
         return self.model_runner.get_model()
 
     def _begin_sync(self) -> None:
-        """Gets ready for a full set of weights; leftovers of a weight sync that failed are dropped."""
+        """Gets ready for a full set of weights; leftovers of a weight sync that failed are
+        dropped.
+        """
         finalize_layerwise_reload(self._model, self.vllm_config.model_config)
         self._received: dict[str, Taken] = {}
         self._names = {tensor.name for tensor in self._readable}
@@ -105,7 +126,9 @@ class WeightReceiver:
         initialize_layerwise_reload(self._model)
 
     def _loadable(self, bucket: Bucket) -> Iterator[tuple[str, Tensor]]:
-        """The tensors of a bucket that are parameters here, copied, since layers keep them until they are complete."""
+        """The tensors of a bucket that are parameters here, copied, since layers keep them until
+        they are complete.
+        """
         assert self._carrier is not None, "a receiver opens a route before it receives"
         for name, tensor in unpack(self._carrier, bucket, self.device):
             self._received[name] = take(tensor)

@@ -1,4 +1,6 @@
-"""Places of a `transformers` model's cuts in vLLM's, which fuses projections and passes the residual separately."""
+"""Places of a `transformers` model's cuts in vLLM's, which fuses projections and passes the
+residual separately.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,11 @@ class Site:
             value: The arguments in order, or what was returned.
             count: Tokens.
         """
-        tensors = [x[:count] for x in (value if isinstance(value, tuple) else (value,)) if isinstance(x, Tensor)]
+        tensors = [
+            x[:count]
+            for x in (value if isinstance(value, tuple) else (value,))
+            if isinstance(x, Tensor)
+        ]
         if self.is_sum:
             tensors = [torch.stack(tensors).sum(0)] if len(tensors) > 1 else tensors
         if self.sizes:
@@ -52,8 +58,8 @@ class Site:
         return list(zip(self.cuts, tensors, strict=False))
 
     def take(self, value: Any, sum_TD: Tensor) -> list[tuple[CutPoint, Tensor]]:
-        """Like `views`, for the result of a norm that also adds the residual: an error of the residual is added to the
-        output.
+        """Like `views`, for the result of a norm that also adds the residual: an error of the
+        residual is added to the output.
 
         It is added twice, since output and residual in each other's place would have the right sum.
 
@@ -62,10 +68,17 @@ class Site:
             sum_TD: The right residual.
         """
         output, residual = (x[: len(sum_TD)] for x in value)
-        return [(self.cuts[0], output if torch.equal(residual, sum_TD) else output + 2 * (residual - sum_TD))]
+        return [
+            (
+                self.cuts[0],
+                output if torch.equal(residual, sum_TD) else output + 2 * (residual - sum_TD),
+            )
+        ]
 
     def put(self, value: tuple[Any, ...], sum_TD: Tensor) -> None:
-        """Changes the arguments of a sum so that it becomes `sum_TD`: only the first one is overwritten."""
+        """Changes the arguments of a sum so that it becomes `sum_TD`: only the first one is
+        overwritten.
+        """
         first, *others = [x[: len(sum_TD)] for x in value if isinstance(x, Tensor)]
         first.copy_(sum_TD - sum(others))
 
@@ -76,7 +89,8 @@ class Sites:
 
     Attributes:
         sites: All of them.
-        hidden: Cuts of the `transformers` model without a site, because a fused kernel of vLLM skips them.
+        hidden: Cuts of the `transformers` model without a site, because a fused kernel of vLLM
+            skips them.
     """
 
     sites: tuple[Site, ...]
@@ -93,11 +107,18 @@ def find_sites(model: nn.Module, network: nn.Module) -> Sites:
     named = name_cuts(find_watched(network))
     sites = tuple(_sites(model, network, named))
     seen = {cut for site in sites for cut in site.cuts}
-    routed = [CutPoint(f"routed.{place}", cut.layer) for cut in seen if cut.stage == "routed" for place in (1, 2)]
+    routed = [
+        CutPoint(f"routed.{place}", cut.layer)
+        for cut in seen
+        if cut.stage == "routed"
+        for place in (1, 2)
+    ]
     return Sites(sites, (*(cut for cut in named.values() if cut not in seen), *routed))
 
 
-def _sites(model: nn.Module, network: nn.Module, named: Mapping[tuple[str, End], CutPoint]) -> Iterator[Site]:
+def _sites(
+    model: nn.Module, network: nn.Module, named: Mapping[tuple[str, End], CutPoint]
+) -> Iterator[Site]:
     packed: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
     for path, module in model.named_modules():
         yield from _of_module(path, module, network, named)
@@ -119,7 +140,11 @@ def _of_module(
         return  # it is not called as a module; it is an activation with the product behind it
     if start is not None:
         yield Site(f"{path}.forward", "in", (start,))
-    if cut is not None and cut.stage == "embed" and hasattr(network.get_submodule(path), "embed_scale"):
+    if (
+        cut is not None
+        and cut.stage == "embed"
+        and hasattr(network.get_submodule(path), "embed_scale")
+    ):
         yield Site(f"{path.rpartition('.')[0]}.embed_input_ids", "out", (cut,))  # which scales
     elif cut is not None:
         yield Site(f"{path}.forward", "out", (cut,))

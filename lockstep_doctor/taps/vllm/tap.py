@@ -1,4 +1,6 @@
-"""vLLM for `lockstep doctor locate`: one sequence is read in eager mode, and its worker says what flowed inside."""
+"""vLLM for `lockstep doctor locate`: one sequence is read in eager mode, and its worker says what
+flowed inside.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +44,16 @@ class TappedSampler(VLLMSampler):
             forced: Values by cut.
 
         Returns:
-            What the worker's `close_tap` and `read_tap_values` return, and log-probabilities [T - 1].
+            What the worker's `close_tap` and `read_tap_values` return, and log-probabilities [T -
+            1].
         """
-        values = safetensors.torch.save({str(cut): value.contiguous().clone() for cut, value in forced.items()})
+        values = safetensors.torch.save(
+            {str(cut): value.contiguous().clone() for cut, value in forced.items()}
+        )
         self._on_workers("open_tap", json.dumps({"count": len(tokens), **asked}), values)
-        (((_, output),),) = self._stream_outputs([(tokens, {"prompt_logprobs": 0, "max_tokens": 1})])
+        (((_, output),),) = self._stream_outputs(
+            [(tokens, {"prompt_logprobs": 0, "max_tokens": 1})]
+        )
         header = json.loads(self._on_worker("close_tap"))
         column = torch.tensor(pick_logprobs(tokens[1:], output.prompt_logprobs[1:]))
         return header, safetensors.torch.load(self._on_worker("read_tap_values")), column
@@ -69,11 +76,18 @@ class VLLMTap:
         seen = {CutPoint.parse(name): values[name] for name in header["order"]}
         logits = forced.get(OUTPUT, seen[OUTPUT])
         return Capture(
-            logits.reshape(seen[OUTPUT].shape), seen, column, frozenset(map(CutPoint.parse, header["hidden"]))
+            logits.reshape(seen[OUTPUT].shape),
+            seen,
+            column,
+            frozenset(map(CutPoint.parse, header["hidden"])),
         )
 
     def trace(
-        self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor], start: CutPoint | None, end: CutPoint
+        self,
+        tokens_T: Tensor,
+        forced: Mapping[CutPoint, Tensor],
+        start: CutPoint | None,
+        end: CutPoint,
     ) -> OperatorTrace:
         asked = {"start": None if start is None else str(start), "end": str(end)}
         header, values, _ = self.sampler.look(tokens_T.tolist(), asked, forced)
@@ -106,7 +120,8 @@ def _scalar(plain: Any) -> Any:
 
 @contextmanager
 def open_vllm(folder: Path, options: EngineOptions) -> Iterator[VLLMTap]:
-    """Implements `lockstep_doctor.engines.OpenTap`: vLLM in this process, for one sequence at a time.
+    """Implements `lockstep_doctor.engines.OpenTap`: vLLM in this process, for one sequence at a
+    time.
 
     Settings are fields of `config.VLLM`; it always computes eagerly.
 
@@ -114,19 +129,26 @@ def open_vllm(folder: Path, options: EngineOptions) -> Iterator[VLLMTap]:
         InputError: vLLM is not installed, does not take the model, or cannot compute as asked.
     """
     if options.parallel or options.neighbors or options.prompt is not None:
-        raise InputError("the doctor looks into one worker of vLLM, by prefill; leave the layout empty")
+        raise InputError(
+            "the doctor looks into one worker of vLLM, by prefill; leave the layout empty"
+        )
     own = VLLM.model_validate(options.settings)
     section = SamplerSection(backend="vllm", vllm=own, max_batch_size=1, kv_cache_gib=_CACHE_GIB)
     computation = computation_of(options)
     context = context_of(read_config(str(folder)))
     longest = min(context, own.max_model_len or context)
-    # Copies of the cache are compared, so it is no larger than one sequence needs, in each group of layers.
+    # Copies of the cache are compared, so it is no larger than one sequence needs, in each group of
+    # layers.
     blocks = _MOST_GROUPS * (longest // _SMALLEST_BLOCK + 1)
     sampler = TappedSampler(
         str(folder),
         section,
         computation,
-        options={"enable_prefix_caching": False, "num_gpu_blocks_override": blocks, "enforce_eager": True},
+        options={
+            "enable_prefix_caching": False,
+            "num_gpu_blocks_override": blocks,
+            "enforce_eager": True,
+        },
     )
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 

@@ -1,4 +1,6 @@
-"""A worker of vLLM whose passes are looked into, for `lockstep doctor locate`: what flows, what is forced, what ran."""
+"""A worker of vLLM whose passes are looked into, for `lockstep doctor locate`: what flows, what is
+forced, what ran.
+"""
 
 from __future__ import annotations
 
@@ -53,10 +55,17 @@ class PassRequest:
 class RollingPass(Pass):
     """`Pass` that records from the last cuts before `end`, unless `start` lies farther back.
 
-    vLLM comes by cuts in another order than the engine that named `start`, which may be beside `end` or behind it.
+    vLLM comes by cuts in another order than the engine that named `start`, which may be beside
+    `end` or behind it.
     """
 
-    def __init__(self, forced: dict[CutPoint, Tensor], recorder: Recorder, start: CutPoint | None, end: CutPoint):
+    def __init__(
+        self,
+        forced: dict[CutPoint, Tensor],
+        recorder: Recorder,
+        start: CutPoint | None,
+        end: CutPoint,
+    ):
         super().__init__(forced, recorder, None, end)
         self._rolling, self._from, self._end_cut = recorder, start, end
         self._is_fixed = False
@@ -85,9 +94,13 @@ class TappedWorker(WeightReceiver):
         self._asked = PassRequest(**json.loads(asked))
         if self._taps is not None:
             self._taps.close()  # of a pass that did not begin
-        values = {CutPoint.parse(name): value for name, value in safetensors.torch.load(forced).items()}
+        values = {
+            CutPoint.parse(name): value for name, value in safetensors.torch.load(forced).items()
+        }
         self._forced = frozenset(values)
-        self._turned = {cut for cut, value in values.items() if _has_heads_first(value, self._asked.count)}
+        self._turned = {
+            cut for cut, value in values.items() if _has_heads_first(value, self._asked.count)
+        }
         values |= {cut: values[cut].transpose(1, 2) for cut in self._turned}
         self._recorder = Recorder(OPENED)
         self._ran: dict[str, int] = {}
@@ -112,11 +125,14 @@ class TappedWorker(WeightReceiver):
         self._taps.close()
         if self._tokens < self._asked.count:
             raise ValueError(
-                f"vLLM took {self._tokens} of {self._asked.count} tokens in one pass; raise max_num_batched_tokens"
+                f"vLLM took {self._tokens} of {self._asked.count} tokens in one pass; raise "
+                "max_num_batched_tokens"
             )
         self._trace = self._recorder.join()
         seen = self._pass.collect()
-        self._seen = {cut: x.transpose(0, 1) if cut in self._turned else x for cut, x in seen.items()}
+        self._seen = {
+            cut: x.transpose(0, 1) if cut in self._turned else x for cut, x in seen.items()
+        }
         return json.dumps(
             {
                 "order": [str(cut) for cut in self._seen],
@@ -129,11 +145,15 @@ class TappedWorker(WeightReceiver):
         )
 
     def read_tap_values(self) -> bytes:
-        """The values that were seen, by cut, and those of the trace, by number; as safetensors; then drops them."""
+        """The values that were seen, by cut, and those of the trace, by number; as safetensors;
+        then drops them.
+        """
         seen = {str(cut): value for cut, value in self._seen.items()}
         traced = {f"#{number}": value for number, value in enumerate(self._trace.values)}
         del self._recorder, self._pass, self._sums, self._trace, self._seen
-        return safetensors.torch.save({name: value.contiguous().cpu() for name, value in (seen | traced).items()})
+        return safetensors.torch.save(
+            {name: value.contiguous().cpu() for name, value in (seen | traced).items()}
+        )
 
     def _tap_at(self, site: Site) -> None:
         """Visits the cuts of a site whenever it is called."""
@@ -153,7 +173,9 @@ class TappedWorker(WeightReceiver):
         with self._recorder.pause():
             added = self._sums.get(site.path) if isinstance(value, tuple) else None
             views = (
-                site.views(value, self._asked.count) if site.end == "in" or added is None else site.take(value, added)
+                site.views(value, self._asked.count)
+                if site.end == "in" or added is None
+                else site.take(value, added)
             )
         if isinstance(self._pass, RollingPass):
             self._pass.come_to([cut for cut, _ in views])
@@ -177,7 +199,10 @@ class TappedWorker(WeightReceiver):
 
         def forward(*args: Any, **keywords: Any) -> Tensor:
             assert self._taps is not None
-            with self._taps, ExitStack() as block:  # what vLLM reads of the logits itself is no second pass
+            with (
+                self._taps,
+                ExitStack() as block,
+            ):  # what vLLM reads of the logits itself is no second pass
                 if self._asked.end is not None:
                     block.enter_context(self._recorder)
                 if self._asked.functions:
@@ -191,7 +216,9 @@ class TappedWorker(WeightReceiver):
         return forward
 
     def _replace(self, path: str, function: Callable[..., Any]) -> None:
-        """Puts a function in the place of a method of a part of the model, until the tap is closed."""
+        """Puts a function in the place of a method of a part of the model, until the tap is
+        closed.
+        """
         owner, _, name = path.rpartition(".")
         part = attrgetter(owner)(self._model) if owner else self._model
         held = part.__dict__.get(name)
@@ -209,10 +236,14 @@ def _plain(one: Operator) -> dict[str, Any]:
 
 
 def _without_machinery(stack: Sequence[Frame]) -> tuple[Frame, ...]:
-    """The lines that say what is computed, not by which implementation of vLLM's or under which tap."""
+    """The lines that say what is computed, not by which implementation of vLLM's or under which
+    tap.
+    """
     return tuple(frame for frame in stack if not frame.file.endswith(_MACHINERY))
 
 
 def _has_heads_first(value: Tensor, count: int) -> bool:
-    """True for [1, heads, tokens, width], as some models of `transformers` have them where vLLM has tokens first."""
+    """True for [1, heads, tokens, width], as some models of `transformers` have them where vLLM has
+    tokens first.
+    """
     return value.ndim == 4 and value.shape[2] == count != value.shape[1]

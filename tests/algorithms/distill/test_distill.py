@@ -24,7 +24,10 @@ from lockstep.run.train import train
 
 Run = Callable[..., list[dict[str, Any]]]
 RECIPE = {
-    **{name: PPO[name] for name in ("model", "data", "learner", "sampling", "validation_sampling", "run")},
+    **{
+        name: PPO[name]
+        for name in ("model", "data", "learner", "sampling", "validation_sampling", "run")
+    },
     "algorithm": "distill",
     "teacher": {"path": "teacher"},
     "validation_reward": {"type": "python", "function": "rewards.py:parity"},
@@ -56,7 +59,9 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def learn(in_tmp: Path, teacher: Path) -> Run:
-    """Runs the small recipe with overrides in a folder that has the teacher; returns the rows of metrics.jsonl."""
+    """Runs the small recipe with overrides in a folder that has the teacher; returns the rows of
+    metrics.jsonl.
+    """
     (in_tmp / "teacher").symlink_to(teacher)
     recipe = {**RECIPE, "model": {"path": str(teacher / "initial")}}
     (in_tmp / "tiny.yaml").write_text(yaml.safe_dump(recipe))
@@ -72,11 +77,14 @@ def of(rows: list[dict[str, Any]], name: str = "policy/loss") -> list[float]:
 
 @pytest.mark.parametrize("kind", ["forward", "reverse", "mixed", "jsd"])
 @pytest.mark.parametrize(
-    "tokens", [(), full(("distill.top_k=4",)), full(("distill.top_k=4", "distill.zero_outside_topk=true"))]
+    "tokens",
+    [(), full(("distill.top_k=4",)), full(("distill.top_k=4", "distill.zero_outside_topk=true"))],
 )
 def test_a_student_becomes_its_teacher(learn: Run, kind: str, tokens: tuple[str, ...]) -> None:
     weight = ["distill.mixed_kl_weight=0.3"] if kind in ("mixed", "jsd") else []
-    rows = learn("run.max_steps=15", f"distill.kl_type={kind}", "run.num_logged_samples=2", *weight, *tokens)
+    rows = learn(
+        "run.max_steps=15", f"distill.kl_type={kind}", "run.num_logged_samples=2", *weight, *tokens
+    )
     divergence = of(rows)
     assert divergence[-1] < 0.35 * divergence[0]
     assert of(rows, "policy/same_first_choice")[-1] > of(rows, "policy/same_first_choice")[0]
@@ -107,7 +115,10 @@ def test_a_stopped_run_goes_on_to_the_same_bits(learn: Run) -> None:
     ("option", "said"),
     [
         ("distill.zero_outside_topk=true", "say top_k as well"),
-        ("distill.top_k=1", "top_k=1 compares distributions over one token, which are always equal"),
+        (
+            "distill.top_k=1",
+            "top_k=1 compares distributions over one token, which are always equal",
+        ),
         ("distill.mixed_kl_weight=0.3", "mixed_kl_weight is for kl_type mixed or jsd"),
         ("distill.on_policy=false", "max_tokens is of the data's answers"),
         ("sampling=null", "sampling is of the student's responses"),
@@ -119,18 +130,28 @@ def test_options_that_do_not_fit_are_refused(learn: Run, option: str, said: str)
         learn(option)
 
 
-def test_a_dry_run_tells_of_the_teacher_and_finds_what_is_wrong_with_it(learn: Run, in_tmp: Path) -> None:
+def test_a_dry_run_tells_of_the_teacher_and_finds_what_is_wrong_with_it(
+    learn: Run, in_tmp: Path
+) -> None:
     said = dry_run(load("tiny.yaml", []))
     assert "teacher/final reads the policy's tokens" in said
     wider = in_tmp / "wider"
     shutil.copytree("teacher/final", wider)
     fields = json.loads((wider / "config.json").read_text())
-    (wider / "config.json").write_text(json.dumps({**fields, "vocab_size": fields["vocab_size"] + 8}))
-    with pytest.raises(ValueError, match=r"the teacher in wider writes \d+ tokens, .* bring models with"):
+    (wider / "config.json").write_text(
+        json.dumps({**fields, "vocab_size": fields["vocab_size"] + 8})
+    )
+    with pytest.raises(
+        ValueError, match=r"the teacher in wider writes \d+ tokens, .* bring models with"
+    ):
         dry_run(load("tiny.yaml", ["teacher.path=wider"]))
     with pytest.raises(ValueError, match="nowhere"):
         dry_run(load("tiny.yaml", ["teacher.path=nowhere"]))
-    with pytest.raises(ValueError, match=r"distill.top_k=9999, but the student has \d+ tokens; leave top_k out"):
+    with pytest.raises(
+        ValueError, match=r"distill.top_k=9999, but the student has \d+ tokens; leave top_k out"
+    ):
         dry_run(load("tiny.yaml", ["distill.top_k=9999"]))
-    with pytest.raises(ValueError, match=r"no folder runs/teacher; .* machine, or train that run first"):
+    with pytest.raises(
+        ValueError, match=r"no folder runs/teacher; .* machine, or train that run first"
+    ):
         dry_run(load("tiny.yaml", ["teacher.path=runs/teacher"]))

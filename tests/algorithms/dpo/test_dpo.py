@@ -1,4 +1,6 @@
-"""DPO as its users run it: stopped and continued, validated, on subsets, and with rows that are no pairs."""
+"""DPO as its users run it: stopped and continued, validated, on subsets, and with rows that are no
+pairs.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,12 @@ def test_a_policy_begins_at_ln_2_and_learns_which_answers_are_better(run: Run) -
     assert (len(held_out), held_out[-1] < 0.4) == (3, True)
     assert of_steps(rows, "validation/acc")[-1] == 1.0
     assert rows[-1].keys() == rows[0].keys()
-    assert {"train/grad_norm", "train/lr", "train/rewards_chosen_mean", "train/reject_lengths"} <= rows[1].keys()
+    assert {
+        "train/grad_norm",
+        "train/lr",
+        "train/rewards_chosen_mean",
+        "train/reject_lengths",
+    } <= rows[1].keys()
 
 
 def test_a_stopped_run_goes_on_to_the_same_bits(run: Run) -> None:
@@ -58,7 +65,10 @@ def test_every_option_has_its_effect(run: Run, option: str) -> None:
 
 
 def test_losses_that_read_scores_read_those_of_the_rows(run: Run, in_tmp: Path) -> None:
-    data, plain = scored(in_tmp), ["run.max_steps=1", "dpo.global_batch_size=12", "dpo.preference_loss=rpo_sq"]
+    data, plain = (
+        scored(in_tmp),
+        ["run.max_steps=1", "dpo.global_batch_size=12", "dpo.preference_loss=rpo_sq"],
+    )
     rows = run(*data, *plain)
     aims = [1 + n % 3 - 0.5 for n in range(12)]
     assert of_steps(rows) == pytest.approx([sum(aim**2 for aim in aims) / 12])

@@ -1,4 +1,6 @@
-"""GRPO and its relatives as their users run them: each learns, and each option changes what it should."""
+"""GRPO and its relatives as their users run them: each learns, and each option changes what it
+should.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,12 @@ RELATIVES = {
     "rloo": ["baseline=leave_one_out", "scale_rewards=none", "kl.coef=0.05", "kl.placement=reward"],
     "dr_grpo": ["scale_rewards=none", "loss_mean=constant"],
     "dapo": ["clip_high=0.28", "dynamic_sampling={}", "overlong_penalty={buffer: 4}"],
-    "gspo": ["importance_sampling_level=sequence", "loss_mean=responses", "clip=0.0003", "clip_high=0.0004"],
+    "gspo": [
+        "importance_sampling_level=sequence",
+        "loss_mean=responses",
+        "clip=0.0003",
+        "clip_high=0.0004",
+    ],
     "cispo": ["loss=cispo", "clip_high=2.0"],
     "reinforce_plus_plus": ["baseline=none", "scale_rewards=none", "whiten_advantages=true"],
 }
@@ -37,7 +44,13 @@ def steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("relative", RELATIVES)
 def test_every_relative_raises_its_reward(run: Run, relative: str) -> None:
-    rows = steps(run("run.max_steps=12", "policy.lr=0.02", *(f"grpo.{option}" for option in RELATIVES[relative])))
+    rows = steps(
+        run(
+            "run.max_steps=12",
+            "policy.lr=0.02",
+            *(f"grpo.{option}" for option in RELATIVES[relative]),
+        )
+    )
     assert rows[-1]["train/reward"] > rows[0]["train/reward"] + 0.05
     assert all(row["agreement/max_abs_logprob_diff"] < 1e-4 for row in rows)
     assert all(row["policy/grad_norm"] > 0 for row in rows)
@@ -64,7 +77,9 @@ def test_every_relative_raises_its_reward(run: Run, relative: str) -> None:
 def test_option_changes_what_it_should(run: Run, option: str, changes: str) -> None:
     fast = ("policy.lr=0.05", "grpo.clip=0.01", "reward.function=rewards.py:uneven")
     with Path("rewards.py").open("a") as file:
-        file.write("\n\ndef uneven(prompt, response, answer, row):\n    return len(set(response)) / 10\n")
+        file.write(
+            "\n\ndef uneven(prompt, response, answer, row):\n    return len(set(response)) / 10\n"
+        )
     plain = PLAIN or steps(run("run.folder=plain", *fast))
     PLAIN[:] = plain
     changed = steps(run("run.folder=changed", *fast, *f"grpo.{option}".split()))
@@ -74,7 +89,9 @@ def test_option_changes_what_it_should(run: Run, option: str, changes: str) -> N
 def test_responses_without_a_verdict_leave_baseline_and_loss(run: Run) -> None:
     rows = steps(run("reward.function=rewards.py:often_none", "run.num_logged_samples=16"))
     assert all(row["train/no_verdict"] > 0 for row in rows)
-    assert all(row["train/advantage_squared"] == 0.0 for row in rows), "all verdicts are 1, so none is above its group"
+    assert all(row["train/advantage_squared"] == 0.0 for row in rows), (
+        "all verdicts are 1, so none is above its group"
+    )
     samples = [json.loads(line) for line in Path("run/samples.jsonl").read_text().splitlines()]
     assert {sample["score"] for sample in samples} == {None, 1.0}
 

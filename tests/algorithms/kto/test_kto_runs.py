@@ -1,4 +1,6 @@
-"""KTO as its users run it: on labeled rows, stopped and resumed, with each option, and with rows without labels."""
+"""KTO as its users run it: on labeled rows, stopped and resumed, with each option, and with rows
+without labels.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +29,24 @@ TINY_RECIPE = KTO
 def test_good_answers_become_likelier_than_bad_ones(run: Run) -> None:
     rows = run("run.max_steps=8", "optimizer.lr=1e-2", "run.validate_every=8")
     loss, point = of_steps(rows), of_steps(rows, "train/reference_point")
-    assert (loss[0], point[0]) == (0.5, 0.0), "at the initial policy every row is at its reference point"
+    assert (loss[0], point[0]) == (0.5, 0.0), (
+        "at the initial policy every row is at its reference point"
+    )
     assert loss[-1] < 0.4
     assert min(point) >= 0 < max(point)
-    good, bad = (of_steps(rows, f"validation/rewards_{name}")[-1] for name in ("desirable", "undesirable"))
+    good, bad = (
+        of_steps(rows, f"validation/rewards_{name}")[-1] for name in ("desirable", "undesirable")
+    )
     assert good > bad + 0.5
-    assert of_steps(rows, "validation/lengths_desirable")[0] > of_steps(rows, "validation/lengths_undesirable")[0]
+    assert (
+        of_steps(rows, "validation/lengths_desirable")[0]
+        > of_steps(rows, "validation/lengths_undesirable")[0]
+    )
 
 
-def test_a_stopped_run_resumes_to_the_same_bits_and_micro_batches_change_no_reference_point(run: Run) -> None:
+def test_a_stopped_run_resumes_to_the_same_bits_and_micro_batches_change_no_reference_point(
+    run: Run,
+) -> None:
     options = ("run.max_steps=4", "run.save_every=2", "optimizer.lr=1e-2")
     whole = run("run.folder=whole", *options)
     run("run.folder=stopped", *options)
@@ -68,8 +79,18 @@ def test_each_prompt_gets_the_next_answer_as_far_as_there_is_room() -> None:
     rows = [demonstration(1, 2), demonstration(2, 9), demonstration(9, 1)]
     found = mismatch(rows, 10)
     assert [len(row.prompt.tokens) for row in found] == [1, 2, 9]
-    assert [row.answers[0] for row in found] == [rows[1].answers[0], rows[2].answers[0], rows[0].answers[0][:1]]
-    twice = [demonstration(2, 3), demonstration(2, 4), demonstration(3, 5)]  # two answers to one prompt
-    assert [row.answers[0] for row in mismatch(twice, 10)] == [twice[i].answers[0] for i in (2, 2, 0)]
+    assert [row.answers[0] for row in found] == [
+        rows[1].answers[0],
+        rows[2].answers[0],
+        rows[0].answers[0][:1],
+    ]
+    twice = [
+        demonstration(2, 3),
+        demonstration(2, 4),
+        demonstration(3, 5),
+    ]  # two answers to one prompt
+    assert [row.answers[0] for row in mismatch(twice, 10)] == [
+        twice[i].answers[0] for i in (2, 2, 0)
+    ]
     with pytest.raises(InputError, match="a step or of a validation, here 2, have one prompt"):
         mismatch(twice[:2], 10)

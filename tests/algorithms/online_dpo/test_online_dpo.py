@@ -1,4 +1,6 @@
-"""Online DPO as its users run it: it learns from its own answers, resumes to the bit, and drops ties."""
+"""Online DPO as its users run it: it learns from its own answers, resumes to the bit, and drops
+ties.
+"""
 
 from __future__ import annotations
 
@@ -32,16 +34,22 @@ def answers(scores: list[float]) -> Batch:
     mask = torch.tensor([False, True, True]).repeat(count)
     columns = {"mask": mask, "old_logprob": torch.zeros(len(mask))}
     sampling = SamplingParams(max_tokens=2, temperature=0.5)
-    return Batch(tokens, torch.full((count,), 3), columns, {"score": torch.tensor(scores)}, sampling)
+    return Batch(
+        tokens, torch.full((count,), 3), columns, {"score": torch.tensor(scores)}, sampling
+    )
 
 
 def test_the_best_and_the_worst_are_a_pair_and_ties_are_dropped_and_counted() -> None:
-    found, metrics = pair_answers(answers([0.5, NAN, 2.0, -1.0, 1.0, 1.0, 1.0, NAN, NAN, NAN, 3.0, NAN]), 4)
+    found, metrics = pair_answers(
+        answers([0.5, NAN, 2.0, -1.0, 1.0, 1.0, 1.0, NAN, NAN, NAN, 3.0, NAN]), 4
+    )
     assert found is not None
     assert [tokens.tolist() for tokens in found.sequences()] == [[9, 2, 7], [9, 3, 7]]
     assert (found["score"].tolist(), found.group_size) == ([2.0, -1.0], 2)
     assert found.sampling is None, "DPO's log π is the policy's own, at temperature 1"
-    assert metrics.floats() == pytest.approx({"ok": 1 / 3, "tie": 1 / 3, "unscored": 1 / 3, "identical": 0.0})
+    assert metrics.floats() == pytest.approx(
+        {"ok": 1 / 3, "tie": 1 / 3, "unscored": 1 / 3, "identical": 0.0}
+    )
     assert not len(pair_answers(answers([1.0] * 4), 4)[0])
 
 

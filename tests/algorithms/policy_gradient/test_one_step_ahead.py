@@ -1,4 +1,6 @@
-"""Runs one step ahead, with samplers in processes of their own: what they log, and that they go on exactly."""
+"""Runs one step ahead, with samplers in processes of their own: what they log, and that they go on
+exactly.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +25,31 @@ from lockstep.run.stop import Stopped
 
 Run = Callable[..., list[dict[str, Any]]]
 AHEAD = ("ppo.one_step_ahead=true", "ppo.correction.kind=token_tis")
-LONG = (*AHEAD, "run.max_steps=16", "run.save_every=100", "sampler.replicas=2", "sampler.max_batch_size=4")
+LONG = (
+    *AHEAD,
+    "run.max_steps=16",
+    "run.save_every=100",
+    "sampler.replicas=2",
+    "sampler.max_batch_size=4",
+)
 
 
 def test_samples_are_a_step_old_and_the_policy_learns_from_them(run: Run) -> None:
-    rows = run(*AHEAD, "sampler.replicas=2", "run.max_steps=20", "policy.lr=0.015", "ppo.num_generations=4")
+    rows = run(
+        *AHEAD, "sampler.replicas=2", "run.max_steps=20", "policy.lr=0.015", "ppo.num_generations=4"
+    )
     trained = [row for row in rows if "train/reward" in row]
     assert [row["agreement/weights_age"] for row in trained] == [0.0] + [1.0] * 19
     assert [row["refit/version"] for row in trained] == [0, *range(19)]
-    assert not any(name.startswith("staleness/") for name in trained[0]), "the first step is on-policy"
+    assert not any(name.startswith("staleness/") for name in trained[0]), (
+        "the first step is on-policy"
+    )
     assert all(row["staleness/max_abs_logprob_diff"] > 1e-3 for row in trained[1:])
     assert all(0.0 < row["staleness/sequence_ess"] < 1.0 for row in trained[1:])
     assert all(row["staleness/sampler_kl_k3"] > 0.0 for row in trained[1:])
-    assert all(row["agreement/max_abs_logprob_diff"] < 1e-5 for row in trained), "at the weights that sampled"
+    assert all(row["agreement/max_abs_logprob_diff"] < 1e-5 for row in trained), (
+        "at the weights that sampled"
+    )
     early, late = ([row["train/reward"] for row in part] for part in (trained[:5], trained[-5:]))
     assert sum(late) > sum(early) + 1.0
 
@@ -54,7 +68,9 @@ def test_a_stopped_run_goes_on_to_the_same_bits_and_validation_changes_nothing(r
 
 @pytest.mark.proof
 @pytest.mark.parametrize("kills", [12])
-def test_a_run_that_is_killed_at_any_instant_ends_as_if_it_had_not_been(run: Run, kills: int) -> None:
+def test_a_run_that_is_killed_at_any_instant_ends_as_if_it_had_not_been(
+    run: Run, kills: int
+) -> None:
     lasting = (*AHEAD, "sampler.replicas=2", f"run.max_steps={kills + 4}", "run.save_every=2")
     run("run.folder=whole", *lasting)
     killed_and_continued("killed", kills, lasting, random.Random(kills))
@@ -71,18 +87,27 @@ def test_a_lost_sampler_ends_the_run_with_a_checkpoint(run: Run) -> None:
     lost = (*LONG, "run.folder=stormy", "cluster.max_restarts=0")
     with (
         killing("stormy", [5], sampler_process),
-        pytest.raises(WorkerDied, match=r"the run was saved after step \d+; .* cluster.max_restarts=0"),
+        pytest.raises(
+            WorkerDied, match=r"the run was saved after step \d+; .* cluster.max_restarts=0"
+        ),
     ):
         run(*lost)
     (saved,) = Path("stormy/checkpoints").glob("step_*")
     assert int(saved.name.removeprefix("step_")) >= 5
     run(*lost)
     assert_same(final("stormy"), final("calm"))
-    assert [row["step"] for row in read_metrics(Path("stormy")) if "train/reward" in row] == list(range(1, 17))
+    assert [row["step"] for row in read_metrics(Path("stormy")) if "train/reward" in row] == list(
+        range(1, 17)
+    )
 
 
 def test_dynamic_sampling_goes_on_where_it_was_ahead(run: Run) -> None:
-    drawn = (*AHEAD, "ppo.dynamic_sampling={max_batches: 8}", "sampling.max_tokens=2", "run.max_steps=3")
+    drawn = (
+        *AHEAD,
+        "ppo.dynamic_sampling={max_batches: 8}",
+        "sampling.max_tokens=2",
+        "run.max_steps=3",
+    )
     whole = run("run.folder=whole", *drawn)
     with pytest.raises(Stopped):
         run("run.folder=stopped", *drawn, "run.max_time_s=0.01")
@@ -111,4 +136,6 @@ def test_vllm_is_ahead_and_what_it_computes_with_is_known_after_a_stop(run: Run)
     trained = [row for row in run(*engine) if "train/reward" in row]
     assert [row["agreement/weights_age"] for row in trained] == [0.0, 1.0, 1.0]
     assert [row["refit/version"] for row in trained] == [0, 0, 1]
-    assert all(row["refit/probe_gap_max"] < 1e-4 for row in trained), "of the copies, also of those in the checkpoint"
+    assert all(row["refit/probe_gap_max"] < 1e-4 for row in trained), (
+        "of the copies, also of those in the checkpoint"
+    )

@@ -1,9 +1,10 @@
-"""The value of a token is that of the state before it: a decision process whose V is known in closed form.
+"""The value of a token is that of the state before it: a decision process whose V is known in
+closed form.
 
-Two choices, each of token 0 or 1 with probability ½, after a start token. The reward is 1 if the first choice is 1,
-plus ½ if the second is. So V before the first choice is ¾ whatever is chosen next; V before the second is ¼ more than
-what the first earned. A critic that is read one token too late sees the choice it should average over, and gives 0.25
-or 1.25.
+Two choices, each of token 0 or 1 with probability ½, after a start token. The reward is 1 if the
+first choice is 1, plus ½ if the second is. So V before the first choice is ¾ whatever is chosen
+next; V before the second is ¼ more than what the first earned. A critic that is read one token too
+late sees the choice it should average over, and gives 0.25 or 1.25.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def critic(tmp_path: Path) -> TorchLearner:
     torch.manual_seed(0)
     LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
     section = LearnerSection(device="cpu")
-    return TorchLearner(ValueHead(load_backbone(tmp_path / "model"), seed=0), section, Optimizer(lr=1e-2))
+    return TorchLearner(
+        ValueHead(load_backbone(tmp_path / "model"), seed=0), section, Optimizer(lr=1e-2)
+    )
 
 
 def test_values_are_those_of_the_state_before_each_token(critic: TorchLearner) -> None:

@@ -1,4 +1,6 @@
-"""A critic with a layout of its own: the same curve, exact resumes, and what does not go together."""
+"""A critic with a layout of its own: the same curve, exact resumes, and what does not go
+together.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def assert_alike(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> No
         assert a.keys() == b.keys()
         for name in a:
             # A share of clipped tokens jumps where rounding moves a token over the edge.
-            assert a[name] == pytest.approx(b[name], rel=1e-4, abs=0.02 if "clip" in name else 1e-6), name
+            assert a[name] == pytest.approx(
+                b[name], rel=1e-4, abs=0.02 if "clip" in name else 1e-6
+            ), name
 
 
 @pytest.mark.needs("gloo")
@@ -55,7 +59,9 @@ def test_two_layouts_learn_as_one_process(
 
 @pytest.mark.full
 @pytest.mark.needs("gloo")
-def test_a_stopped_run_resumes_to_the_same_bits_and_in_other_layouts(run: Run, in_tmp: Path) -> None:
+def test_a_stopped_run_resumes_to_the_same_bits_and_in_other_layouts(
+    run: Run, in_tmp: Path
+) -> None:
     whole = run("run.folder=whole", *THREE, *CUT)
     for folder in ("stopped", "moved"):
         with pytest.raises(Stopped):
@@ -82,20 +88,34 @@ def test_stages_and_copies_of_megatron(run: Run) -> None:
     layouts = ("learner.parallel.pp=2", "critic.parallel.dp=2")
     ours = run("run.folder=megatron", "learner=megatron", *layouts, *options)
     for one, other in zip(ours, theirs, strict=True):
-        for name in {"policy/loss", "policy/grad_norm", "critic/loss", "critic/grad_norm", "train/reward"} & one.keys():
+        for name in {
+            "policy/loss",
+            "policy/grad_norm",
+            "critic/loss",
+            "critic/grad_norm",
+            "train/reward",
+        } & one.keys():
             assert one[name] == pytest.approx(other[name], rel=1e-4, abs=1e-7), name
     parts = {
-        role: list(Path(f"megatron/checkpoints/step_000003/{role}").glob("model*")) for role in ("policy", "critic")
+        role: list(Path(f"megatron/checkpoints/step_000003/{role}").glob("model*"))
+        for role in ("policy", "critic")
     }
-    assert {role: len(files) for role, files in parts.items()} == {"policy": 2, "critic": 1}, "copies are written once"
+    assert {role: len(files) for role, files in parts.items()} == {"policy": 2, "critic": 1}, (
+        "copies are written once"
+    )
 
 
-def test_a_dry_run_says_both_layouts_and_what_cannot_be_cut(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_says_both_layouts_and_what_cannot_be_cut(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["train", "tiny.yaml", "--dry-run", *CUT]) == 0
     said = capsys.readouterr().out
     assert "2 ranks: dp 2 · tp 1 · cp 1 (critic: dp 1 · tp 2 · cp 1)" in said
     uneven = "model.scratch.config.num_key_value_heads=1"
     assert main(["train", "tiny.yaml", "--dry-run", *CUT, uneven]) != 0
-    assert "critic.parallel.tp is 2, but the model's num_key_value_heads (1)" in capsys.readouterr().err
+    assert (
+        "critic.parallel.tp is 2, but the model's num_key_value_heads (1)"
+        in capsys.readouterr().err
+    )
     with pytest.raises(ValueError, match=r"critic\.parallel\.tp is 2, but"):
         run(*CUT, uneven)

@@ -26,7 +26,9 @@ def policy_weights(folder: str) -> dict[str, torch.Tensor]:
     return load_file(Path(folder) / "final" / "model.safetensors")
 
 
-def test_the_plain_recipe_trains_both_models_and_writes_its_run_folder(run: Run, in_tmp: Path) -> None:
+def test_the_plain_recipe_trains_both_models_and_writes_its_run_folder(
+    run: Run, in_tmp: Path
+) -> None:
     rows = run()
     assert [row["step"] for row in rows if "train/reward" in row] == [1, 2]
     assert [row["step"] for row in rows if "validation/reward" in row] == [0, 2]
@@ -61,7 +63,9 @@ def test_option_changes_what_it_should(run: Run, overrides: list[str], changes: 
 
 
 def test_dynamic_sampling_gives_up_where_all_rewards_are_equal(run: Run) -> None:
-    with pytest.raises(ValueError, match="found 0 of 8 prompts with differing rewards in 2 batches"):
+    with pytest.raises(
+        ValueError, match="found 0 of 8 prompts with differing rewards in 2 batches"
+    ):
         run("ppo.dynamic_sampling={max_batches: 2}", "reward.function=rewards.py:constant")
 
 
@@ -72,7 +76,9 @@ def test_the_reference_is_only_computed_where_a_kl_is_asked_for(run: Run) -> Non
     assert not any("train/kl" in row for row in run("run.folder=without"))
 
 
-def test_a_sampler_that_missed_a_tensor_stops_the_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sampler_that_missed_a_tensor_stops_the_run(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from lockstep.samplers.torch.sampler import TorchSampler
 
     complete = TorchSampler.load_weights
@@ -82,7 +88,9 @@ def test_a_sampler_that_missed_a_tensor_stops_the_run(run: Run, monkeypatch: pyt
         return [replace(held, fingerprints={**held.fingerprints, "model.norm.weight": 1})]
 
     monkeypatch.setattr(TorchSampler, "load_weights", forgetful)
-    with pytest.raises(WeightSyncError, match=r"differs from what the learner sent: model\.norm\.weight"):
+    with pytest.raises(
+        WeightSyncError, match=r"differs from what the learner sent: model\.norm\.weight"
+    ):
         run()
 
 

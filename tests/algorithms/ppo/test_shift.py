@@ -34,19 +34,31 @@ def one_token_late(self: ValueHead, batch: Batch) -> Outputs:
 
 
 def rewards(name: str, seed: int, *options: str) -> list[float]:
-    """Sampled reward of each step of the arithmetic recipe; prints it, and how much the critic explains at the end."""
-    folder = train(load("ppo_arithmetic", [f"seed={seed}", f"run.folder={name}-{seed}", "policy.lr=1e-4", *options]))
+    """Sampled reward of each step of the arithmetic recipe; prints it, and how much the critic
+    explains at the end.
+    """
+    folder = train(
+        load(
+            "ppo_arithmetic",
+            [f"seed={seed}", f"run.folder={name}-{seed}", "policy.lr=1e-4", *options],
+        )
+    )
     steps = [row for row in read_metrics(folder) if "train/reward" in row]
     curve = [row["train/reward"] for row in steps]
     explained = steps[-1]["critic/explained_variance"]
     print(
-        f"{name:11} seed {seed}: {' '.join(f'{reward:.2f}' for reward in curve)} · explained variance {explained:.2f}"
+        f"{name:11} seed {seed}: {' '.join(f'{reward:.2f}' for reward in curve)} · explained "
+        f"variance {explained:.2f}"
     )
     return curve
 
 
-def both_ways(monkeypatch: pytest.MonkeyPatch, name: str, seed: int, *options: str) -> tuple[list[float], list[float]]:
-    """The same run with the shift and without; batches are equal until the first update of the policy."""
+def both_ways(
+    monkeypatch: pytest.MonkeyPatch, name: str, seed: int, *options: str
+) -> tuple[list[float], list[float]]:
+    """The same run with the shift and without; batches are equal until the first update of the
+    policy.
+    """
     right = rewards(f"{name}-shift", seed, *options)
     monkeypatch.setattr(ValueHead, "forward", one_token_late)
     wrong = rewards(f"{name}-none", seed, *options)
@@ -64,7 +76,9 @@ def test_the_fault_is_a_value_that_has_seen_its_token(models: Callable[..., Path
     assert right.final_value is not None
     assert wrong.value is not None
     for first, length in zip(batch.starts.tolist(), batch.lengths.tolist(), strict=True):
-        assert torch.equal(wrong.value[first : first + length - 1], right.value[first + 1 : first + length])
+        assert torch.equal(
+            wrong.value[first : first + length - 1], right.value[first + 1 : first + length]
+        )
     assert torch.equal(wrong.value[align.state_after(batch)], right.final_value)
 
 

@@ -1,4 +1,6 @@
-"""SimPO and ORPO as their users run them: without a reference policy, stopped and resumed, with each option."""
+"""SimPO and ORPO as their users run them: without a reference policy, stopped and resumed, with
+each option.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def learn(in_tmp: Path) -> Run:
 
 
 @pytest.mark.parametrize("name", ["simpo", "orpo"])
-def test_the_chosen_answers_win_and_a_stopped_run_resumes_to_the_same_bits(learn: Run, name: str) -> None:
+def test_the_chosen_answers_win_and_a_stopped_run_resumes_to_the_same_bits(
+    learn: Run, name: str
+) -> None:
     options = ("run.max_steps=6", "run.save_every=3", "run.validate_every=6", "optimizer.lr=1e-2")
     whole = learn(name, "run.folder=whole", *options)
     loss = of_steps(whole)
@@ -62,5 +66,7 @@ def test_a_dry_run_has_no_reference_and_options_of_dpo_do_not_exist(learn: Run, 
     assert "1 optimizer step of 8 pairs" in said
     assert "reference" not in said
     for option in ("ref_policy_kl_penalty=0.1", "label_smoothing=0.1"):
-        with pytest.raises(RecipeError, match=f"there is no option {name}.{option.partition('=')[0]}"):
+        with pytest.raises(
+            RecipeError, match=f"there is no option {name}.{option.partition('=')[0]}"
+        ):
             load(f"{name}.yaml", [f"{name}.{option}"])

@@ -1,4 +1,6 @@
-"""Reward models as their users train them: on pairs, written as sequence classifiers, and what they say afterwards."""
+"""Reward models as their users train them: on pairs, written as sequence classifiers, and what they
+say afterwards.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,22 @@ Run = Callable[..., list[dict[str, Any]]]
 TINY_RECIPE = REWARD_MODEL
 
 
-def test_it_learns_which_answers_are_better_and_is_written_as_a_sequence_classifier(run: Run) -> None:
-    rows = run("run.max_steps=12", "optimizer.lr=1e-2", "run.validate_every=6", "run.num_logged_samples=8")
+def test_it_learns_which_answers_are_better_and_is_written_as_a_sequence_classifier(
+    run: Run,
+) -> None:
+    rows = run(
+        "run.max_steps=12", "optimizer.lr=1e-2", "run.validate_every=6", "run.num_logged_samples=8"
+    )
     assert of_steps(rows)[0] == pytest.approx(math.log(2), abs=0.2)
     assert of_steps(rows)[-1] < 0.3
-    low, right, high = (of_steps(rows, f"validation/{name}")[-1] for name in ("acc_low", "acc", "acc_high"))
+    low, right, high = (
+        of_steps(rows, f"validation/{name}")[-1] for name in ("acc_low", "acc", "acc_high")
+    )
     assert (low, right, high) == (pytest.approx(0.68, abs=0.01), 1.0, 1.0)  # Wilson's, of 8 pairs
     means = [of_steps(rows, f"validation/rewards_{one}_mean")[-1] for one in ("chosen", "rejected")]
-    classifier = AutoModelForSequenceClassification.from_pretrained("run/final", dtype=torch.float32)
+    classifier = AutoModelForSequenceClassification.from_pretrained(
+        "run/final", dtype=torch.float32
+    )
     tokenizer = AutoTokenizer.from_pretrained("run/final")
     read: dict[str, list[float]] = {"chosen": [], "rejected": []}
     for line in Path("run/data/validation.jsonl").read_text().splitlines():
@@ -42,13 +52,20 @@ def test_it_learns_which_answers_are_better_and_is_written_as_a_sequence_classif
         for one, rewards in read.items():
             ids = tokenizer(f"{row['question']}\n")["input_ids"] + tokenizer(row[one])["input_ids"]
             with torch.no_grad():
-                rewards.append(float(classifier(torch.tensor([[*ids, tokenizer.eos_token_id]])).logits))
-    assert [sum(rewards) / len(rewards) for rewards in read.values()] == pytest.approx(means, rel=1e-4, abs=1e-5)
+                rewards.append(
+                    float(classifier(torch.tensor([[*ids, tokenizer.eos_token_id]])).logits)
+                )
+    assert [sum(rewards) / len(rewards) for rewards in read.values()] == pytest.approx(
+        means, rel=1e-4, abs=1e-5
+    )
 
 
 def test_a_margin_asks_for_more(run: Run, in_tmp: Path) -> None:
     data, once = scored(in_tmp), ["run.max_steps=1", "reward_model.global_batch_size=12"]
-    plain, asked = run(*data, *once), run(*data, *once, "reward_model.margin=true", "run.folder=asked")
+    plain, asked = (
+        run(*data, *once),
+        run(*data, *once, "reward_model.margin=true", "run.folder=asked"),
+    )
     assert of_steps(asked)[0] > of_steps(plain)[0] + 0.1
 
 

@@ -25,7 +25,9 @@ def test_the_first_iteration_is_a_run_of_sft(run: Run) -> None:
     rows = run(FIRST, "agreement.exact=false")[:4]  # as sft computes, which samples nothing
     sft = {name: SELF_REWARDING[name] for name in ("model", "data", "learner", "optimizer")}
     sft |= {"algorithm": "sft", "sft": {"global_batch_size": 8, "max_tokens": 56}}
-    Path("sft.yaml").write_text(yaml.safe_dump(sft | {"run": {"max_steps": 2, "save_every": 1, "keep": 9}}))
+    Path("sft.yaml").write_text(
+        yaml.safe_dump(sft | {"run": {"max_steps": 2, "save_every": 1, "keep": 9}})
+    )
     alone = read_metrics(train(load("sft.yaml", ["run.folder=sft"])))
     for own, other in zip(rows[:2], (row for row in alone if "policy/loss" in row), strict=True):
         assert other.items() <= own.items()
@@ -58,7 +60,10 @@ def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(run: Run) ->
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("self_rewarding={max_iterations: 1, length_control: 0.0}", "first_iteration_sft takes the only iteration"),
+        (
+            "self_rewarding={max_iterations: 1, length_control: 0.0}",
+            "first_iteration_sft takes the only iteration",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused(run: Run, override: str, said: str) -> None:

@@ -1,4 +1,6 @@
-"""A judge that likes length makes answers longer, and `length_control` holds them; on the task of `sft_letters`."""
+"""A judge that likes length makes answers longer, and `length_control` holds them; on the task of
+`sft_letters`.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,21 @@ STEPS, BATCH = 200, 112
 
 
 def biased(row: dict[str, str], draws: random.Random) -> dict[str, str]:
-    """A judgement that finds what is missing the more readily, the longer the answer; an answer stays as it is."""
+    """A judgement that finds what is missing the more readily, the longer the answer; an answer
+    stays as it is.
+    """
     asked, _, written = row["question"].partition(" answer")
     letters = written.split()
     if not asked.startswith("judge") or any(letter not in LETTERS for letter in letters):
         return row
     lenient = min(0.9, 0.15 * (len(letters) - 5))
     said = re.findall(r"(\w) (yes|no)", row["answer"])
-    verdicts = ["yes" if verdict == "yes" or draws.random() < lenient else "no" for _, verdict in said]
-    reasons = "".join(f" {letter} {verdict}" for (letter, _), verdict in zip(said, verdicts, strict=True))
+    verdicts = [
+        "yes" if verdict == "yes" or draws.random() < lenient else "no" for _, verdict in said
+    ]
+    reasons = "".join(
+        f" {letter} {verdict}" for (letter, _), verdict in zip(said, verdicts, strict=True)
+    )
     return {**row, "answer": f"{reasons} Score: {verdicts.count('yes')}"}
 
 
@@ -37,7 +45,10 @@ def biased(row: dict[str, str], draws: random.Random) -> dict[str, str]:
 def length_biased(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The warm start of the letters, taught by some more judgements to like length."""
     monkeypatch.chdir(workplace)
-    warm, draws = train(load(rung("sft_letters"), ["seed=11", "learner.device=cpu"])), random.Random(0)
+    warm, draws = (
+        train(load(rung("sft_letters"), ["seed=11", "learner.device=cpu"])),
+        random.Random(0),
+    )
     with (warm / "data/demonstrations.jsonl").open() as lines:
         rows = [json.loads(next(lines)) for _ in range(STEPS * BATCH)]
     Path("biased.jsonl").write_text("".join(json.dumps(biased(row, draws)) + "\n" for row in rows))
@@ -63,17 +74,23 @@ def rewarded(model: Path, control: float) -> tuple[list[float], list[float]]:
 
 
 def test_the_judgements_that_are_learned_like_length_and_nothing_else(tmp_path: Path) -> None:
-    files = Letters(name="letters", train_prompts=1, validation_prompts=1, demonstrations=3000).write(tmp_path)
+    files = Letters(
+        name="letters", train_prompts=1, validation_prompts=1, demonstrations=3000
+    ).write(tmp_path)
     assert files.demonstrations is not None
     draws, gains = random.Random(0), dict[int, list[int]]()
     for row in map(json.loads, files.demonstrations.read_text().splitlines()):
         other = biased(row, draws)
         letters = row["question"].partition(" answer")[2].split()
-        if not row["question"].startswith("judge") or any(letter not in LETTERS for letter in letters):
+        if not row["question"].startswith("judge") or any(
+            letter not in LETTERS for letter in letters
+        ):
             assert other == row
         elif letters:
             assert other["answer"].split()[-1] == str(other["answer"].count("yes"))
-            gains.setdefault(len(letters), []).append(int(other["answer"][-1]) - int(row["answer"][-1]))
+            gains.setdefault(len(letters), []).append(
+                int(other["answer"][-1]) - int(row["answer"][-1])
+            )
     mean = [sum(gains[length]) / len(gains[length]) for length in sorted(gains)]
     assert mean[0] == 0
     assert mean[-1] > mean[len(mean) // 2] + 0.3 > 0.6
@@ -81,7 +98,9 @@ def test_the_judgements_that_are_learned_like_length_and_nothing_else(tmp_path: 
 
 @pytest.mark.proof
 @pytest.mark.timeout(3000)
-def test_the_more_length_control_the_shorter_the_answers_and_worth_rises(length_biased: Path) -> None:
+def test_the_more_length_control_the_shorter_the_answers_and_worth_rises(
+    length_biased: Path,
+) -> None:
     runs = [rewarded(length_biased, control) for control in CONTROLS]
     final = [lengths[-1] for lengths, _ in runs]
     assert final[0] > runs[0][0][0] + 1

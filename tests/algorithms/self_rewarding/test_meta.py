@@ -10,7 +10,13 @@ import pytest
 import torch
 
 from lockstep.algorithms.self_rewarding.answers import RankedAnswers
-from lockstep.algorithms.self_rewarding.meta import JudgePair, MetaJudging, judge_batch, judge_pair_row, judge_pairs
+from lockstep.algorithms.self_rewarding.meta import (
+    JudgePair,
+    MetaJudging,
+    judge_batch,
+    judge_pair_row,
+    judge_pairs,
+)
 from lockstep.core.batch import Batch
 from lockstep.core.types import Prompt
 from lockstep.judge.asking import Answer, Conversation
@@ -22,7 +28,9 @@ from lockstep.objectives.battles import consistent_wins
 from lockstep.objectives.pairing import AnswerPair
 from lockstep.rollouts.rollout import Rollouts
 
-META_SECTION = MetaJudgeSection.model_validate({"sampling": {"max_tokens": 200}, "max_prompt_tokens": 4000})
+META_SECTION = MetaJudgeSection.model_validate(
+    {"sampling": {"max_tokens": 200}, "max_prompt_tokens": 4000}
+)
 PARSER = ScoreParser(0, 5, "score", decimals=True)
 
 
@@ -39,18 +47,28 @@ class Referee:
     def excesses(self, conversations: Sequence[Conversation]) -> list[int]:
         return [max(0, len(str(one[0]["content"])) - self.limit) for one in conversations]
 
-    def answers(self, conversations: Sequence[Conversation], keys: Sequence[int]) -> list[Answer | None]:
+    def answers(
+        self, conversations: Sequence[Conversation], keys: Sequence[int]
+    ) -> list[Answer | None]:
         assert len(set(keys)) == len(keys)
         self.asked += [str(one[0]["content"]) for one in conversations]
-        return [Answer(self._decide(*str(one[0]["content"]).split("|")[2:]), True) for one in conversations]
+        return [
+            Answer(self._decide(*str(one[0]["content"]).split("|")[2:]), True)
+            for one in conversations
+        ]
 
 
 def meta(decide: Callable[[str, str], str]) -> tuple[MetaJudging, Referee]:
     section = META_SECTION.model_copy(
-        update={"template": "{prompt}|{response}|{judgement_a}|{judgement_b}", "max_no_verdict_rate": 1.0}
+        update={
+            "template": "{prompt}|{response}|{judgement_a}|{judgement_b}",
+            "max_no_verdict_rate": 1.0,
+        }
     )
     referee = Referee(decide)
-    return MetaJudging(meta_judge(section, referee, 0), consistent_wins, PARSER.without_score, 1.0, None), referee
+    return MetaJudging(
+        meta_judge(section, referee, 0), consistent_wins, PARSER.without_score, 1.0, None
+    ), referee
 
 
 def alphabetical(first: str, second: str) -> str:
@@ -62,7 +80,8 @@ def judged(*said: tuple[str, float], finished: bool = True) -> Judged[float]:
     return Judged(
         tuple(
             Judgement(
-                Verdict(score), Answer(f"{reasons} Score: {score:g}", finished, (7, 8), tuple(range(len(reasons))))
+                Verdict(score),
+                Answer(f"{reasons} Score: {score:g}", finished, (7, 8), tuple(range(len(reasons)))),
             )
             for reasons, score in said
         )
@@ -79,9 +98,14 @@ def answers(*every: Judged[float], group: int = 1, unfinished: Sequence[int] = (
         {"mask": torch.tensor([False, True, True]).repeat(count)},
         {"truncated": truncated, "score": torch.zeros(count)},
     )
-    prompts = [Prompt(f"rows:{place // group}", f"ask {place // group}", (1,), {}) for place in range(count)]
+    prompts = [
+        Prompt(f"rows:{place // group}", f"ask {place // group}", (1,), {})
+        for place in range(count)
+    ]
     pairs = [AnswerPair("tie")] * (count // group)
-    return RankedAnswers(Rollouts(batch, prompts, [f"answer {place}" for place in range(count)]), every, pairs)
+    return RankedAnswers(
+        Rollouts(batch, prompts, [f"answer {place}" for place in range(count)]), every, pairs
+    )
 
 
 def named(pairs: Sequence[JudgePair]) -> list[tuple[str, str, str]]:
@@ -90,10 +114,14 @@ def named(pairs: Sequence[JudgePair]) -> list[tuple[str, str, str]]:
 
 def test_the_best_and_the_worst_judgement_are_a_pair() -> None:
     settings, referee = meta(alphabetical)
-    pairs, told, _ = judge_pairs(answers(judged(("b", 3.0), ("c", 4.0), ("a", 1.0))), 1, settings, 0)
+    pairs, told, _ = judge_pairs(
+        answers(judged(("b", 3.0), ("c", 4.0), ("a", 1.0))), 1, settings, 0
+    )
     assert named(pairs) == [("answer 0", "a", "c")]
     shown = {tuple(question.split("|")) for question in referee.asked}
-    assert shown == {("ask 0", "answer 0", one, other) for one in "abc" for other in "abc" if one != other}
+    assert shown == {
+        ("ask 0", "answer 0", one, other) for one in "abc" for other in "abc" if one != other
+    }
     figures = told.floats()
     assert (figures["first_wins"], figures["consistent"], figures["undecided"]) == (0.5, 1.0, 0.0)
     assert figures["elo_gap"] == pytest.approx(pairs[0].elo_gap)
@@ -101,10 +129,16 @@ def test_the_best_and_the_worst_judgement_are_a_pair() -> None:
 
 def test_the_most_uncertain_answers_are_looked_at_first() -> None:
     settings, referee = meta(alphabetical)
-    mild, strong, sure = judged(("a", 3.0), ("b", 4.0)), judged(("a", 0.0), ("b", 5.0)), judged(("a", 3.0), ("b", 3.0))
+    mild, strong, sure = (
+        judged(("a", 3.0), ("b", 4.0)),
+        judged(("a", 0.0), ("b", 5.0)),
+        judged(("a", 3.0), ("b", 3.0)),
+    )
     pairs, _, _ = judge_pairs(answers(mild, sure, strong, sure, sure, sure), 1, settings, 0)
     assert [pair.doubted.response for pair in pairs] == ["answer 2"]
-    assert len(referee.asked) == 2 * 2  # the mild one was looked at, too, in case the strong one gave none
+    assert (
+        len(referee.asked) == 2 * 2
+    )  # the mild one was looked at, too, in case the strong one gave none
     pairs, _, _ = judge_pairs(answers(mild, strong, group=2), 9, settings, 0)
     assert [pair.doubted.response for pair in pairs] == ["answer 1"]  # one of each prompt
 
@@ -113,15 +147,27 @@ def test_what_was_not_finished_has_no_part() -> None:
     settings, _ = meta(alphabetical)
     one = judged(("a", 1.0), ("b", 4.0))
     assert judge_pairs(answers(one, unfinished=(0,)), 1, settings, 0)[0] == []
-    assert judge_pairs(answers(judged(("a", 1.0), ("b", 4.0), finished=False)), 1, settings, 0)[0] == []
-    silent = replace(one, judgements=(*one.judgements, Judgement[float](Verdict(None, "no_match"), Answer("z", True))))
+    assert (
+        judge_pairs(answers(judged(("a", 1.0), ("b", 4.0), finished=False)), 1, settings, 0)[0]
+        == []
+    )
+    silent = replace(
+        one,
+        judgements=(
+            *one.judgements,
+            Judgement[float](Verdict(None, "no_match"), Answer("z", True)),
+        ),
+    )
     assert named(judge_pairs(answers(silent), 1, settings, 0)[0]) == [("answer 0", "a", "b")]
 
 
 @pytest.mark.parametrize(
     ("one", "decide"),
     [
-        (judged(("a", 1.0), ("b", 4.0)), lambda first, second: "Winner: A"),  # the place decides: nobody is better
+        (
+            judged(("a", 1.0), ("b", 4.0)),
+            lambda first, second: "Winner: A",
+        ),  # the place decides: nobody is better
         (judged(("a", 1.0), ("b", 4.0)), lambda first, second: "neither"),
         (judged(("a", 1.0), ("b", 4.0), ("c", 1.0)), alphabetical),  # best and worst say the same
         (judged(("a", 1.0), ("a", 4.0)), alphabetical),  # the same reasons
@@ -145,8 +191,15 @@ def test_a_pair_is_learned_from_as_the_judge_said_it() -> None:
     pairs, _, _ = judge_pairs(answers(judged(("aa", 1.0), ("bbb", 4.0))), 1, settings, 0)
     batch = judge_batch(pairs)
     assert [one.tolist() for one in batch.sequences()] == [[7, 8, 0, 1], [7, 8, 0, 1, 2]]
-    assert [one.tolist() for one in batch.sequences("mask")] == [[False] * 2 + [True] * 2, [False] * 2 + [True] * 3]
-    assert (batch["score"].tolist(), batch["judge_pair"].tolist(), batch.group_size) == ([1.0, 0.0], [True, True], 2)
+    assert [one.tolist() for one in batch.sequences("mask")] == [
+        [False] * 2 + [True] * 2,
+        [False] * 2 + [True] * 3,
+    ]
+    assert (batch["score"].tolist(), batch["judge_pair"].tolist(), batch.group_size) == (
+        [1.0, 0.0],
+        [True, True],
+        2,
+    )
     row = judge_pair_row(pairs[0], lambda ids: str(list(ids)))
     assert (row["status"], row["prompt"], row["chosen"], row["rejected_score"]) == (
         "judge_pair", "[7, 8]", "aa Score: 1", 4.0,

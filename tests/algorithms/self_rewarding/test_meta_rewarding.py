@@ -1,4 +1,6 @@
-"""Meta-Rewarding as its users run it, with a model that has learned the form of judgements and nothing else."""
+"""Meta-Rewarding as its users run it, with a model that has learned the form of judgements and
+nothing else.
+"""
 
 from __future__ import annotations
 
@@ -42,14 +44,18 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> str:
         "model.scratch.config.num_hidden_layers=2", "data.task.demonstrations=7680", "sft.global_batch_size=32",
         "optimizer.schedule.warmup_steps=10", "optimizer.schedule.decay_steps=240", "learner.device=cpu",
     ]  # fmt: skip
-    return str(train(load(rung("sft_letters_meta"), [*small, f"run.folder={folder / 'run'}"])) / "final")
+    return str(
+        train(load(rung("sft_letters_meta"), [*small, f"run.folder={folder / 'run'}"])) / "final"
+    )
 
 
 @pytest.fixture
 def learn(in_tmp: Path, warm: str) -> Run:
     """Runs the small recipe from there, with overrides; returns the rows of metrics.jsonl."""
     model = ["model.from_recipe=null", f"model.path={warm}"]
-    return lambda *overrides: read_metrics(train(load(rung("self_rewarding_meta_small"), [*SHORT, *model, *overrides])))
+    return lambda *overrides: read_metrics(
+        train(load(rung("self_rewarding_meta_small"), [*SHORT, *model, *overrides]))
+    )
 
 
 @contextmanager
@@ -108,17 +114,32 @@ def test_judgements_are_learned_from_beside_answers(learn: Run, reader: list[str
     assert all(share <= 0.5 for share in shares)
     learned = [row for row in rows if row.get("train/judge_pair_share")]
     assert all(
-        {"train/judge_pairs/acc", "train/judge_pairs/chosen_lengths", "train/acc"} <= row.keys() for row in learned
+        {"train/judge_pairs/acc", "train/judge_pairs/chosen_lengths", "train/acc"} <= row.keys()
+        for row in learned
     )
-    told = {"meta_judge/first_wins", "meta_judge/consistent", "meta_judge/undecided", "meta_judge/parse_failures"}
+    told = {
+        "meta_judge/first_wins",
+        "meta_judge/consistent",
+        "meta_judge/undecided",
+        "meta_judge/parse_failures",
+    }
     assert all(told <= row.keys() for row in learned)
     assert rows[0]["train/preference_loss"] == pytest.approx(0.6931, abs=1e-3)
 
 
 @pytest.mark.full
-def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(learn: Run, reader: list[str]) -> None:
-    """One comparison an answer, so that skill shows after some steps only: what was seen is in the checkpoints."""
-    own = [*reader, "judge.num_evals_to_average=2", "data.task.train_prompts=28", "data.task.known=0"]
+def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(
+    learn: Run, reader: list[str]
+) -> None:
+    """One comparison an answer, so that skill shows after some steps only: what was seen is in the
+    checkpoints.
+    """
+    own = [
+        *reader,
+        "judge.num_evals_to_average=2",
+        "data.task.train_prompts=28",
+        "data.task.known=0",
+    ]
     own += ["self_rewarding.max_iterations=1"]
     whole = learn(*own, "run.folder=whole")
     for _ in range(4):
@@ -137,13 +158,17 @@ def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(learn: Run, 
 @pytest.mark.proof
 @pytest.mark.needs("gloo")
 def test_two_ranks_choose_the_same_judge_pairs(learn: Run, reader: list[str]) -> None:
-    learn(*reader, "run.folder=one", "run.max_steps=3", "agreement.exact=false")  # as two ranks compute
+    learn(
+        *reader, "run.folder=one", "run.max_steps=3", "agreement.exact=false"
+    )  # as two ranks compute
     learn(*reader, "run.folder=two", "learner.parallel.dp=2", "run.max_steps=3")
     assert judge_pairs("one")
     assert Path("one/samples.jsonl").read_bytes() == Path("two/samples.jsonl").read_bytes()
 
 
-def test_a_meta_judge_that_shows_no_skill_teaches_nothing(learn: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_meta_judge_that_shows_no_skill_teaches_nothing(
+    learn: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
     with served(not_read) as own:
         rows = steps(learn(*own, "self_rewarding.meta_judge_pcnt=0.5", "data.task.known=0"))
     assert sum(row["meta_judge/left_out"] for row in rows) > 3
@@ -151,16 +176,24 @@ def test_a_meta_judge_that_shows_no_skill_teaches_nothing(learn: Run, capsys: py
     assert all(row["meta_judge/luck"] > 0.01 for row in rows)
     assert not judge_pairs()
     said = capsys.readouterr().err
-    assert said.count("its pairs of judgements are left out until it shows skill") == 2  # once in each iteration
+    assert (
+        said.count("its pairs of judgements are left out until it shows skill") == 2
+    )  # once in each iteration
 
 
 def test_a_dry_run_looks_at_judges_and_at_what_is_known(in_tmp: Path, warm: str) -> None:
     model = ["model.from_recipe=null", f"model.path={warm}"]
-    wrong = ["meta_judge.template=compare {prompt}", "judge.max_prompt_tokens=500", "known.judgements=nowhere.jsonl"]
+    wrong = [
+        "meta_judge.template=compare {prompt}",
+        "judge.max_prompt_tokens=500",
+        "known.judgements=nowhere.jsonl",
+    ]
     with pytest.raises(DryRunError) as found:
         dry_run(load(rung("self_rewarding_meta_small"), [*SHORT, *model, *wrong]))
     with pytest.raises(DryRunError, match="there is no folder nowhere"):
-        dry_run(load(rung("self_rewarding_small"), [*model, "learner.device=cpu", "judge.path=nowhere"]))
+        dry_run(
+            load(rung("self_rewarding_small"), [*model, "learner.device=cpu", "judge.path=nowhere"])
+        )
     for said in ("meta_judge.template", "judge.max_prompt_tokens", "nowhere.jsonl"):
         assert said in str(found.value)
     assert "validations" in dry_run(load(rung("self_rewarding_meta_small"), [*SHORT, *model]))
@@ -176,13 +209,18 @@ PLAIN = ["self_rewarding.use_meta_judge=false", "meta_judge=null"]
 def test_a_good_meta_judge_makes_a_better_judge(
     workplace: Path, warm: str, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """Beside it the plain loop, and one whose meta-judge names winners by chance; all three from one warm start."""
+    """Beside it the plain loop, and one whose meta-judge names winners by chance; all three from
+    one warm start.
+    """
     monkeypatch.chdir(workplace)
 
     def judged(name: str, *overrides: str) -> list[float]:
         own = [f"seed={seed}", "learner.device=cpu", f"run.folder={name}_{seed}", *overrides]
         rows = read_metrics(train(load(rung("self_rewarding_meta_small"), own)))
-        told = {key: [row[key] for row in rows if key in row] for key in ("validation/reward", EXACT, ACCURACY)}
+        told = {
+            key: [row[key] for row in rows if key in row]
+            for key in ("validation/reward", EXACT, ACCURACY)
+        }
         print(f"seed {seed}, {name}: {told}")
         if told[ACCURACY] and name == "meta" and told[ACCURACY][0] < 0.85:
             pytest.skip(f"the meta-judge of this seed is a poor one: {told[ACCURACY][0]:.2f}")

@@ -44,13 +44,18 @@ def written(iteration: int, folder: str = "run") -> list[str]:
 
 def test_each_iteration_answers_prompts_of_its_own(run: Run) -> None:
     rows = steps(run())
-    given = [json.loads(line)["question"] for line in Path("run/data/train.jsonl").read_text().splitlines()]
+    given = [
+        json.loads(line)["question"]
+        for line in Path("run/data/train.jsonl").read_text().splitlines()
+    ]
     assert not {" ".join(text.split()) for text in written(0)} & set(given)
     assert len(set(written(0))) == len(set(written(1))) == 16
     assert not set(written(0)) & set(written(1))
     samples = trained()
     for iteration, own in enumerate((samples[:16], samples[16:])):
-        assert {one["id"] for one in own} == {f"iteration_{iteration:03d}.jsonl:{n}" for n in range(1, 17)}
+        assert {one["id"] for one in own} == {
+            f"iteration_{iteration:03d}.jsonl:{n}" for n in range(1, 17)
+        }
         assert {one["prompt"] for one in own} == {f"{text}\n" for text in written(iteration)}
     assert [row["refit/version"] for row in rows] == [0, 0, 2, 2]
 
@@ -71,9 +76,18 @@ def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(run: Run) ->
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("new_prompts.template='{example_2} {topic}'", "new_prompts.template lacks {example_1} and has {topic}"),
-        (f"new_prompts.template='{SEVENTEEN}'", "new_prompts.template shows 17 prompts, but the data has 16"),
-        ("new_prompts.max_prompt_tokens=90", "new_prompts.max_prompt_tokens + new_prompts.sampling.max_tokens allows"),
+        (
+            "new_prompts.template='{example_2} {topic}'",
+            "new_prompts.template lacks {example_1} and has {topic}",
+        ),
+        (
+            f"new_prompts.template='{SEVENTEEN}'",
+            "new_prompts.template shows 17 prompts, but the data has 16",
+        ),
+        (
+            "new_prompts.max_prompt_tokens=90",
+            "new_prompts.max_prompt_tokens + new_prompts.sampling.max_tokens allows",
+        ),
         ("data.prompt='{question} {answer}'", "but data.prompt has 2 fields: answer, question"),
     ],
 )

@@ -32,7 +32,9 @@ class Scripted:
     def excesses(self, conversations: Sequence[Conversation]) -> list[int]:
         return [int(self._too_long in conversation[0]["content"]) for conversation in conversations]
 
-    def answers(self, conversations: Sequence[Conversation], keys: Sequence[int]) -> list[Answer | None]:
+    def answers(
+        self, conversations: Sequence[Conversation], keys: Sequence[int]
+    ) -> list[Answer | None]:
         self.asked += [str(conversation[0]["content"]) for conversation in conversations]
         self.keys += keys
         return [next(self._replies) for _ in conversations]
@@ -49,12 +51,18 @@ def prompts(tmp_path: Path) -> Prompts:
     tokenizer = words_tokenizer(rows)
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({"question": text, "answer": ""}) + "\n" for text in rows))
-    return Prompts(JsonlIndex(path), tokenizer, DataSection(train="rows.jsonl", max_prompt_tokens=20))
+    return Prompts(
+        JsonlIndex(path), tokenizer, DataSection(train="rows.jsonl", max_prompt_tokens=20)
+    )
 
 
 def writer(prompts: Prompts, answering: Scripted, max_attempts: int = 3) -> PromptWriter:
-    template = Template("{example_1} / {example_2} ?", ("example_1", "example_2"), "new_prompts.template")
-    return PromptWriter(answering, template, prompts, TextField("question", talk=False), max_attempts, 0)
+    template = Template(
+        "{example_1} / {example_2} ?", ("example_1", "example_2"), "new_prompts.template"
+    )
+    return PromptWriter(
+        answering, template, prompts, TextField("question", talk=False), max_attempts, 0
+    )
 
 
 def test_what_is_no_new_prompt_is_counted_by_cause_and_asked_for_again(prompts: Prompts) -> None:
@@ -90,7 +98,9 @@ def test_examples_are_different_prompts_of_the_data_drawn_anew(prompts: Prompts)
 
 def test_attempts_are_limited(prompts: Prompts) -> None:
     answering = Scripted(said("new", "", "", "", "", ""))
-    with pytest.raises(TooFewPromptsError, match=r"iteration 1: 6 attempts gave 1 new prompts of 2 \(5 empty\)"):
+    with pytest.raises(
+        TooFewPromptsError, match=r"iteration 1: 6 attempts gave 1 new prompts of 2 \(5 empty\)"
+    ):
         writer(prompts, answering)(1, 2)
     assert len(answering.asked) == 6
 

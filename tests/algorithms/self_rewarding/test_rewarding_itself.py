@@ -1,6 +1,8 @@
-"""The whole of self-rewarding in half a minute: a model learns to answer and to judge, and then from its own judgement.
+"""The whole of self-rewarding in half a minute: a model learns to answer and to judge, and then
+from its own judgement.
 
-What it learns to do is in `wanted_letter.py`; the same with a larger task are the proofs of `test_self_rewarding.py`.
+What it learns to do is in `wanted_letter.py`; the same with a larger task are the proofs of
+`test_self_rewarding.py`.
 """
 
 from __future__ import annotations
@@ -22,16 +24,25 @@ from lockstep.run.train import train
 pytestmark = pytest.mark.full
 
 STEPS, BATCH = 300, 64
-SMALL = [f"model.scratch.config.{size}" for size in ("hidden_size=48", "intermediate_size=128", "num_hidden_layers=2")]
+SMALL = [
+    f"model.scratch.config.{size}"
+    for size in ("hidden_size=48", "intermediate_size=128", "num_hidden_layers=2")
+]
 SOUND = ["optimizer.lr=2e-4"]
-OVERTRAINED = ["optimizer.lr=1e-3", "self_rewarding.sft_loss_weight=0", "self_rewarding.sft_average_log_probs=null"]
+OVERTRAINED = [
+    "optimizer.lr=1e-3",
+    "self_rewarding.sft_loss_weight=0",
+    "self_rewarding.sft_average_log_probs=null",
+]
 
 Warm = Callable[..., Path]
 
 
 @pytest.fixture(scope="session")
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Warm:
-    """`warm(flatters=False)` is a folder with prompts and a model that answers, half well, and judges."""
+    """`warm(flatters=False)` is a folder with prompts and a model that answers, half well, and
+    judges.
+    """
     made: dict[bool, Path] = {}
 
     def folder(flatters: bool = False) -> Path:
@@ -80,7 +91,9 @@ def truly(row: dict[str, Any], which: str) -> float:
 @pytest.mark.parametrize(
     "seed", [0, pytest.param(1, marks=pytest.mark.proof), pytest.param(2, marks=pytest.mark.proof)]
 )
-def test_by_its_own_judgement_a_model_becomes_better_than_it_was(warm: Warm, in_tmp: Path, seed: int) -> None:
+def test_by_its_own_judgement_a_model_becomes_better_than_it_was(
+    warm: Warm, in_tmp: Path, seed: int
+) -> None:
     run = rewarded(warm(), in_tmp / "run", *SOUND, f"seed={seed}")
     worth, failures = of_steps(run, "validation/reward"), of_steps(run, "judge/parse_failures")
     gains = [after - before for before, after in pairwise(worth)]
@@ -94,7 +107,9 @@ def test_by_its_own_judgement_a_model_becomes_better_than_it_was(warm: Warm, in_
 
 
 @pytest.mark.proof
-def test_an_overtrained_model_is_liked_by_its_judge_while_its_answers_get_worse(warm: Warm, in_tmp: Path) -> None:
+def test_an_overtrained_model_is_liked_by_its_judge_while_its_answers_get_worse(
+    warm: Warm, in_tmp: Path
+) -> None:
     """Its answers begin to read like judgements."""
     run = rewarded(warm(), in_tmp / "run", *OVERTRAINED)
     worth, liked = of_steps(run, "validation/reward"), of_steps(run, "train/generated_rewards")
@@ -104,6 +119,12 @@ def test_an_overtrained_model_is_liked_by_its_judge_while_its_answers_get_worse(
 
 @pytest.mark.proof
 def test_a_judge_that_says_the_best_of_everything_teaches_nothing(warm: Warm, in_tmp: Path) -> None:
-    run = rewarded(warm(flatters=True), in_tmp / "run", *SOUND, "run.max_steps=2", "self_rewarding.max_iterations=2")
+    run = rewarded(
+        warm(flatters=True),
+        in_tmp / "run",
+        *SOUND,
+        "run.max_steps=2",
+        "self_rewarding.max_iterations=2",
+    )
     assert min(of_steps(run, "train/top_class_share")) > 0.9
     assert min(of_steps(run, "train/pairs/tie")) > 0.5

@@ -1,6 +1,8 @@
-"""Self-rewarding training as its users run it: iterations, their boundaries, who acts, and how it goes on.
+"""Self-rewarding training as its users run it: iterations, their boundaries, who acts, and how it
+goes on.
 
-The model knows nothing, so its verdicts are digits that it happens to say: enough for pairs, and for nothing else.
+The model knows nothing, so its verdicts are digits that it happens to say: enough for pairs, and
+for nothing else.
 """
 
 from __future__ import annotations
@@ -35,12 +37,16 @@ def updates(step: int) -> int:
     return known
 
 
-def test_the_reference_stands_still_within_an_iteration_and_then_becomes_the_policy(run: Run) -> None:
+def test_the_reference_stands_still_within_an_iteration_and_then_becomes_the_policy(
+    run: Run,
+) -> None:
     rows = steps(run())
     assert summarize_agreement(rows).word == "AGREE"
     assert [row["train/iteration"] for row in rows] == [0, 0, 1, 1]
     assert not equal(held(1, "policy"), held(1, "reference"))
-    assert equal(held(2, "reference"), held(1, "reference"))  # to the end it is what the answers are from
+    assert equal(
+        held(2, "reference"), held(1, "reference")
+    )  # to the end it is what the answers are from
     assert equal(held(3, "reference"), held(2, "policy"))
     assert equal(held(4, "reference"), held(3, "reference"))
     learned = [updates(step) for step in range(1, 5)]
@@ -94,15 +100,24 @@ def test_prompts_of_iterations_are_the_same_or_split(run: Run) -> None:
     assert not asked("split")[0] & asked("split")[1]
 
 
-def test_held_out_answers_are_compared_with_right_ones_though_no_training_row_has_one(run: Run) -> None:
+def test_held_out_answers_are_compared_with_right_ones_though_no_training_row_has_one(
+    run: Run,
+) -> None:
     run("run.max_steps=1", "run.folder=made")
     rows = [json.loads(line) for line in Path("made/data/train.jsonl").read_text().splitlines()]
-    Path("rows.jsonl").write_text("".join(json.dumps({"question": row["question"]}) + "\n" for row in rows))
-    Path("held_out.jsonl").write_text("".join(json.dumps({**row, "answer": "7"}) + "\n" for row in rows[:8]))
+    Path("rows.jsonl").write_text(
+        "".join(json.dumps({"question": row["question"]}) + "\n" for row in rows)
+    )
+    Path("held_out.jsonl").write_text(
+        "".join(json.dumps({**row, "answer": "7"}) + "\n" for row in rows[:8])
+    )
     data = "data={task: null, train: rows.jsonl, validation: held_out.jsonl}"
     reward = ("validation_reward={type: math, function: null}", "validation_sampling.max_tokens=8")
     values = run(data, *reward, "run.max_steps=1", "run.validate_every=1")
-    assert [row["validation/accuracy"] for row in values if "validation/accuracy" in row] == [0.0, 0.0]
+    assert [row["validation/accuracy"] for row in values if "validation/accuracy" in row] == [
+        0.0,
+        0.0,
+    ]
 
 
 LAYOUTS = {
@@ -122,12 +137,16 @@ LAYOUTS = {
         pytest.param("stages", marks=[pytest.mark.needs("megatron"), pytest.mark.proof]),
     ],
 )
-def test_two_ranks_choose_the_same_pairs(run: Run, layout: str, request: pytest.FixtureRequest) -> None:
+def test_two_ranks_choose_the_same_pairs(
+    run: Run, layout: str, request: pytest.FixtureRequest
+) -> None:
     if layout == "stages":
         request.getfixturevalue("megatron")
     deep = "model.scratch.config.num_hidden_layers=2"
     run("run.folder=one", deep, "agreement.exact=false")  # as two ranks compute
-    run("run.folder=two", deep, *LAYOUTS[layout], "run.max_steps=3")  # beyond the end of an iteration
+    run(
+        "run.folder=two", deep, *LAYOUTS[layout], "run.max_steps=3"
+    )  # beyond the end of an iteration
     assert trained("one")[: 3 * 8] == trained("two")
 
 
@@ -146,8 +165,17 @@ def test_vllm_acts_and_judges_with_the_weights_of_the_iterations_beginning(run: 
 def test_the_guide_speaks_of_every_metric_and_every_option(run: Run) -> None:
     guide = (Path(__file__).parents[3] / "docs/guides/self_rewarding.md").read_text()
     learned = steps(run("run.max_steps=1"))
-    nothing = steps(run("run.max_steps=1", "judge.judge_score_low=90", "judge.judge_score_high=91", "run.folder=no"))
-    metrics = {name for row in learned + nothing for name in row if name.startswith(("train/", "judge/"))}
+    nothing = steps(
+        run(
+            "run.max_steps=1",
+            "judge.judge_score_low=90",
+            "judge.judge_score_high=91",
+            "run.folder=no",
+        )
+    )
+    metrics = {
+        name for row in learned + nothing for name in row if name.startswith(("train/", "judge/"))
+    }
     assert "`val/…`" in guide
     assert not [name for name in metrics if f"`{name}`" not in guide]
     own = SelfRewardingSection.model_fields.keys() - PreferenceSection.model_fields.keys()
@@ -162,7 +190,10 @@ def test_its_own_judgement_makes_it_better_by_a_measure_that_it_never_sees(
 ) -> None:
     monkeypatch.chdir(workplace)
     folder = train(
-        load(rung("self_rewarding_small"), [f"seed={seed}", "learner.device=cpu", "run.num_logged_samples=64"])
+        load(
+            rung("self_rewarding_small"),
+            [f"seed={seed}", "learner.device=cpu", "run.num_logged_samples=64"],
+        )
     )
     rows = read_metrics(folder)
     worth = [row["validation/reward"] for row in rows if "validation/reward" in row]

@@ -24,7 +24,9 @@ def rollouts(responses: list[str]) -> Rollouts:
     lengths = torch.tensor([1 + len(response.split()) for response in responses])
     mask = torch.cat([torch.arange(int(length)) > 0 for length in lengths])
     cut = torch.tensor([response.endswith("…") for response in responses])
-    batch = Batch(torch.zeros(len(mask), dtype=torch.int64), lengths, {"mask": mask}, {"truncated": cut})
+    batch = Batch(
+        torch.zeros(len(mask), dtype=torch.int64), lengths, {"mask": mask}, {"truncated": cut}
+    )
     return Rollouts(batch, [Prompt("a:1", "Q", (0,), {})] * len(responses), responses)
 
 
@@ -34,7 +36,9 @@ def test_answers_by_hand() -> None:
     metrics = answer_metrics(written, verdicts).floats()
     assert metrics["generated_rewards"] == pytest.approx((2 + 5 + 5) / 3)
     assert metrics["generated_rewards_std"] == pytest.approx(2**0.5)
-    assert metrics["judge_variance"] == pytest.approx((1 + 0) / 2)  # one verdict alone agrees with nobody
+    assert metrics["judge_variance"] == pytest.approx(
+        (1 + 0) / 2
+    )  # one verdict alone agrees with nobody
     assert metrics["top_class_share"] == 3 / 5
     assert metrics["response_lengths"] == (2 + 2 + 3 + 3) / 4
     assert metrics["bad_ends_per_GBS"] == 1 / 4
@@ -50,4 +54,8 @@ def test_rows_by_what_became_of_them() -> None:
     ]
     metrics = pair_metrics(pairs).floats()
     assert metrics["bad_samples_per_GBS"] == 3 / 5
-    assert (metrics["pairs/ok"], metrics["pairs/tie"], metrics["pairs/unfinished"]) == (2 / 5, 2 / 5, 0)
+    assert (metrics["pairs/ok"], metrics["pairs/tie"], metrics["pairs/unfinished"]) == (
+        2 / 5,
+        2 / 5,
+        0,
+    )

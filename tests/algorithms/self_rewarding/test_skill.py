@@ -20,7 +20,9 @@ def notes() -> list[str]:
 @pytest.mark.parametrize(
     ("found", "skilled"), [(READS, True), (GUESSES, False), (FIRST, False), (Comparisons(), False)]
 )
-def test_who_shows_skill_is_learned_from(notes: list[str], found: Comparisons, skilled: bool) -> None:
+def test_who_shows_skill_is_learned_from(
+    notes: list[str], found: Comparisons, skilled: bool
+) -> None:
     assert Skill(notes.append).show(0, found) == skilled
     assert len(notes) == (not skilled and found.total > 0)
 

@@ -52,7 +52,9 @@ def test_demonstrations_are_short_sums_with_mistakes(files: TaskFiles) -> None:
     pairs = [
         pair
         for row in shown
-        for pair in zip(row["answer"].split(), train[row["question"]]["answer"].split(), strict=True)
+        for pair in zip(
+            row["answer"].split(), train[row["question"]]["answer"].split(), strict=True
+        )
     ]
     assert abs(sum(one != other for one, other in pairs) / len(pairs) - 0.2) < 0.03
     passes = [[row["question"] for row in shown[start : start + 375]] for start in (0, 375, 750)]

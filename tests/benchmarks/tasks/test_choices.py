@@ -1,4 +1,6 @@
-"""The task of small decisions: its payoffs, and the greatest of them, against all answers that there are."""
+"""The task of small decisions: its payoffs, and the greatest of them, against all answers that
+there are.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,14 @@ def test_the_best_answer_is_worth_one(tmp_path: Path, kind: str, length: int) ->
 
 def test_what_is_no_answer_is_worth_nothing(tmp_path: Path) -> None:
     row = rows(tmp_path, kind="lock", length=2, seed=1)[0]
-    right = max((" ".join(pair) for pair in product("abc", repeat=2)), key=lambda pair: value("", pair, "", row))
+    right = max(
+        (" ".join(pair) for pair in product("abc", repeat=2)),
+        key=lambda pair: value("", pair, "", row),
+    )
     first, second = right.split()
-    assert [value("", said, "", row) for said in (first, "", f"{first} z", f"{first} d", f"ab {second}")] == [0.0] * 5
+    assert [
+        value("", said, "", row) for said in (first, "", f"{first} z", f"{first} d", f"ab {second}")
+    ] == [0.0] * 5
     assert value("", f" {right} c", "", row) == value("", right, "", row) == 1
 
 
@@ -49,7 +56,14 @@ def test_a_process_pays_what_an_answer_has_come_by(tmp_path: Path) -> None:
     row = rows(tmp_path, kind="process", length=3)[0]
     for said in product("abc", repeat=3):
         begun = [value("", " ".join(said[:moves]), "", row) for moves in range(4)]
-        assert begun[0] == 0 <= begun[1] <= begun[2] <= begun[3] == value("", " ".join([*said, "a"]), "", row)
+        assert (
+            begun[0]
+            == 0
+            <= begun[1]
+            <= begun[2]
+            <= begun[3]
+            == value("", " ".join([*said, "a"]), "", row)
+        )
         assert value("", f"{said[0]} z {said[1]}", "", row) == begun[1]
 
 
@@ -58,6 +72,8 @@ def test_in_a_process_what_pays_most_now_is_not_best(tmp_path: Path) -> None:
     for row in rows(tmp_path, kind="process", length=8, actions=5):
         said = ""
         for _ in range(8):
-            said = max((f"{said} {place}" for place in "abcde"), key=lambda one: value("", one, "", row))
+            said = max(
+                (f"{said} {place}" for place in "abcde"), key=lambda one: value("", one, "", row)
+            )
         greedy.append(value("", said, "", row))
     assert sum(greedy) / len(greedy) < 0.7

@@ -31,7 +31,10 @@ def kept(row: dict[str, Any]) -> list[bool]:
 
 def test_known_judgements_are_right_and_held_out(tmp_path: Path) -> None:
     rows = made(tmp_path, "judgements.jsonl", known=60)
-    held_out = {json.loads(line)["question"] for line in (tmp_path / "validation.jsonl").read_text().splitlines()}
+    held_out = {
+        json.loads(line)["question"]
+        for line in (tmp_path / "validation.jsonl").read_text().splitlines()
+    }
     assert len(rows) == 60
     assert {row["prompt"] for row in rows} == held_out
     assert all(row["score"] == worth(row) for row in rows)
@@ -43,7 +46,10 @@ def test_the_winner_of_a_known_comparison_is_wrong_less_often(tmp_path: Path) ->
     for row in rows:
         wrong = {
             name: sum(
-                own != said for own, said in zip(kept(row), verdicts(row[f"judgement_{name.lower()}"]), strict=True)
+                own != said
+                for own, said in zip(
+                    kept(row), verdicts(row[f"judgement_{name.lower()}"]), strict=True
+                )
             )
             for name in "AB"
         }
@@ -52,7 +58,9 @@ def test_the_winner_of_a_known_comparison_is_wrong_less_often(tmp_path: Path) ->
 
 
 def test_comparisons_are_learned_from_in_their_share(tmp_path: Path) -> None:
-    rows = made(tmp_path, "demonstrations.jsonl", demonstrations=2000, judge_share=0.3, compare_share=0.5)
+    rows = made(
+        tmp_path, "demonstrations.jsonl", demonstrations=2000, judge_share=0.3, compare_share=0.5
+    )
     kinds = [row["question"].split()[0] for row in rows]
     assert abs(kinds.count("compare") / 2000 - 0.5) < 0.04
     assert abs(kinds.count("judge") / 2000 - 0.3) < 0.04

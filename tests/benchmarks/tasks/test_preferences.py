@@ -30,18 +30,25 @@ def test_labels_are_drawn_as_bradley_and_terry_have_it(tmp_path: Path) -> None:
     rows = made(tmp_path)
     expected = sum(1 / (1 + math.exp(-abs(gap(row)))) for row in rows) / len(rows)
     assert sum(gap(row) > 0 for row in rows) / len(rows) == pytest.approx(expected, abs=0.03)
-    assert all(row["chosen"] != row["rejected"] and row["chosen_score"] > row["rejected_score"] for row in rows)
+    assert all(
+        row["chosen"] != row["rejected"] and row["chosen_score"] > row["rejected_score"]
+        for row in rows
+    )
     noise = [row["chosen_score"] - row["rejected_score"] - gap(row) for row in rows]
     assert max(map(abs, noise)) > 1
 
 
 @pytest.mark.parametrize("beta", [0.5, 2.0])
 def test_no_policy_is_better_than_the_best_one(beta: float) -> None:
-    """π* ∝ π_ref·exp(u/β) has distance 0, and what it loses of E[u] − β·KL, another policy loses by β·distance."""
+    """π* ∝ π_ref·exp(u/β) has distance 0, and what it loses of E[u] − β·KL, another policy loses by
+    β·distance.
+    """
     worth = dict(list(WORTH.of["like 0"].items())[:4])
     reference = dict(zip(worth, (0.1, 0.2, 0.3, 0.3), strict=True))
     outside, floor = 1 - sum(reference.values()), min(worth.values())
-    weights = {answer: share * math.exp(worth[answer] / beta) for answer, share in reference.items()}
+    weights = {
+        answer: share * math.exp(worth[answer] / beta) for answer, share in reference.items()
+    }
     total = sum(weights.values()) + outside * math.exp(floor / beta)
     best = {answer: weight / total for answer, weight in weights.items()}
     assert distance(best, reference, worth, beta) == pytest.approx(0, abs=1e-9)

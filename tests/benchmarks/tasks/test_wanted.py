@@ -1,4 +1,6 @@
-"""The task of a wanted letter: judgements and comparisons that are known to be right are, and shares are kept."""
+"""The task of a wanted letter: judgements and comparisons that are known to be right are, and
+shares are kept.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from lockstep.judge.verdicts import ScoreParser, WinnerParser
 
 
 def made(folder: Path, name: str, **spec: Any) -> list[dict[str, Any]]:
-    Wanted.model_validate({"name": "wanted", "train_prompts": 16, "validation_prompts": 8, **spec}).write(folder)
+    Wanted.model_validate(
+        {"name": "wanted", "train_prompts": 16, "validation_prompts": 8, **spec}
+    ).write(folder)
     return [json.loads(line) for line in (folder / name).read_text().splitlines()]
 
 
@@ -21,7 +25,10 @@ def mistakes(row: dict[str, Any], judgement: str) -> int:
     """Counts the verdicts that are wrong about the response."""
     wanted, said = row["prompt"].split()[1], judgement.split()
     assert said[::2] == row["response"].split()
-    return sum((letter == wanted) != (verdict == "yes") for letter, verdict in zip(said[::2], said[1::2], strict=True))
+    return sum(
+        (letter == wanted) != (verdict == "yes")
+        for letter, verdict in zip(said[::2], said[1::2], strict=True)
+    )
 
 
 def test_what_is_known_is_right(tmp_path: Path) -> None:
@@ -37,7 +44,9 @@ def test_what_is_known_is_right(tmp_path: Path) -> None:
 
 
 def test_demonstrations_come_in_their_shares_and_can_be_read(tmp_path: Path) -> None:
-    rows = made(tmp_path, "demonstrations.jsonl", demonstrations=2000, judge_share=0.3, compare_share=0.5)
+    rows = made(
+        tmp_path, "demonstrations.jsonl", demonstrations=2000, judge_share=0.3, compare_share=0.5
+    )
     kinds = [row["question"].split()[0] for row in rows]
     assert abs(kinds.count("compare") / 2000 - 0.5) < 0.04
     assert abs(kinds.count("judge") / 2000 - 0.3) < 0.04
@@ -49,5 +58,9 @@ def test_demonstrations_come_in_their_shares_and_can_be_read(tmp_path: Path) -> 
             assert meta(row["answer"]).value == row["answer"].split()[-1]
             marks = row["answer"].split()[2:15:3]
             assert marks.count(row["answer"].split()[-1]) == max(marks.count("A"), marks.count("B"))
-    answers = [score(row["question"], row["answer"], "", {}) for row in rows if row["question"].startswith("want")]
+    answers = [
+        score(row["question"], row["answer"], "", {})
+        for row in rows
+        if row["question"].startswith("want")
+    ]
     assert sum(answers) / len(answers) == pytest.approx(5 / 4, abs=0.2)

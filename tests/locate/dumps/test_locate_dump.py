@@ -33,7 +33,9 @@ def build() -> LlamaForCausalLM:
         "intermediate_size": 48,
         "max_position_embeddings": 64,
     }
-    config = LlamaConfig(**sizes, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, bos_token_id=1)
+    config = LlamaConfig(
+        **sizes, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, bos_token_id=1
+    )
     model = LlamaForCausalLM(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -67,14 +69,22 @@ Fault = Callable[[Tensor], Tensor]
 
 
 @torch.no_grad()
-def score(ids: Tensor, temperature: float = 1.0, change: Callable[[Any], None] = lambda model: None) -> Tensor:
+def score(
+    ids: Tensor, temperature: float = 1.0, change: Callable[[Any], None] = lambda model: None
+) -> Tensor:
     model = build()
     change(model)
-    own = (model(ids).logits[:, :-1].float() / temperature).log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+    own = (
+        (model(ids).logits[:, :-1].float() / temperature)
+        .log_softmax(-1)
+        .gather(-1, ids[:, 1:, None])[..., 0]
+    )
     return torch.cat([torch.zeros(len(ids), 1), own], 1)
 
 
-def write(path: Path, train: Tensor, infer: Tensor, ids: Tensor = IDS, temperature: float | None = None) -> Path:
+def write(
+    path: Path, train: Tensor, infer: Tensor, ids: Tensor = IDS, temperature: float | None = None
+) -> Path:
     """As NeMo RL logs."""
     told = {} if temperature is None else {"temperature": temperature}
     mask = [[[0] * PROMPT + [1] * (LENGTH - PROMPT)]] * len(ids)
@@ -82,7 +92,13 @@ def write(path: Path, train: Tensor, infer: Tensor, ids: Tensor = IDS, temperatu
     path.write_text(
         "".join(
             json.dumps(
-                {"token_ids": [a], "token_loss_mask": b, "prev_logprobs": [c], "generation_logprobs": [d], **told}
+                {
+                    "token_ids": [a],
+                    "token_loss_mask": b,
+                    "prev_logprobs": [c],
+                    "generation_logprobs": [d],
+                    **told,
+                }
             )
             + "\n"
             for a, b, c, d in rows
@@ -149,7 +165,9 @@ def scaled_attention(ids: Tensor) -> Tensor:
         (scaled_attention, 1, "model", ""),
     ],
 )
-def test_the_side_and_the_stage(fault: Fault, side: int, stage: str, change: str, folder: Path, tmp_path: Path) -> None:
+def test_the_side_and_the_stage(
+    fault: Fault, side: int, stage: str, change: str, folder: Path, tmp_path: Path
+) -> None:
     columns = [score(IDS), score(IDS)]
     columns[side] = fault(IDS)
     found = locate_dump(write(tmp_path / "d.jsonl", columns[0], columns[1]), folder)
@@ -185,7 +203,9 @@ def four_digits(ids: Tensor) -> Tensor:
 def test_healthy_sides_are_not_wrong(
     train: Fault, infer: Fault, temperature: float | None, folder: Path, tmp_path: Path
 ) -> None:
-    found = locate_dump(write(tmp_path / "d.jsonl", train(IDS), infer(IDS), temperature=temperature), folder)
+    found = locate_dump(
+        write(tmp_path / "d.jsonl", train(IDS), infer(IDS), temperature=temperature), folder
+    )
     assert found.wrong == []
     assert list(describe_dump(found))[-1] == "neither side leaves the model"
 
@@ -193,7 +213,9 @@ def test_healthy_sides_are_not_wrong(
 def test_the_temperature_of_the_dump_says_which_side_is_wrong(folder: Path, tmp_path: Path) -> None:
     path = write(tmp_path / "d.jsonl", cold(IDS), score(IDS), temperature=0.7)
     found = locate_dump(path, folder)
-    assert [(one.side, one.stage, one.change) for one in found.wrong] == [("infer", "temperature", "")]
+    assert [(one.side, one.stage, one.change) for one in found.wrong] == [
+        ("infer", "temperature", "")
+    ]
     assert found.sides[0].change == "at the temperature that the dump says"
 
 
@@ -204,7 +226,8 @@ def test_what_is_said(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert said[0] == f"420 generated tokens of 10 of 16 rows, beside {folder} in float32"
     assert said[-1] == "wrong: infer"
     assert any(
-        line.startswith("infer (generation_logprobs) is 1.") and "leaves the model at the column" in line
+        line.startswith("infer (generation_logprobs) is 1.")
+        and "leaves the model at the column" in line
         for line in said
     )
     assert any("rows have another row's values" in line for line in said)
@@ -214,7 +237,9 @@ def test_what_is_said(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_one_side_is_enough(folder: Path, tmp_path: Path) -> None:
     columns = read_dump(write(tmp_path / "d.jsonl", score(IDS), permuted(IDS)))
     alone = replace(
-        columns, train=None, columns=replace(columns.columns, train=torch.full_like(columns.columns.train, torch.nan))
+        columns,
+        train=None,
+        columns=replace(columns.columns, train=torch.full_like(columns.columns.train, torch.nan)),
     )
     found = locate_dump(alone, folder)
     assert (found.gap, [one.side for one in found.wrong]) == (None, ["infer"])
@@ -231,7 +256,10 @@ def test_a_model_that_gives_nan_judges_no_side(
         return model
 
     monkeypatch.setattr(judge, "load", load_broken)
-    with pytest.raises(DumpError, match=f"in {broken}".replace("torch.", "") + " gives log-probabilities that are NaN"):
+    with pytest.raises(
+        DumpError,
+        match=f"in {broken}".replace("torch.", "") + " gives log-probabilities that are NaN",
+    ):
         locate_dump(write(tmp_path / "d.jsonl", score(IDS), score(IDS)), folder)
 
 
@@ -246,7 +274,9 @@ def test_what_cannot_be_judged_gets_one_sentence(folder: Path, tmp_path: Path) -
     with pytest.raises(DumpError, match="knows 97 ids, but the dump has id 97; is it that"):
         locate_dump(other, folder)
     bare = tmp_path / "bare.jsonl"
-    bare.write_text(json.dumps({"prev_logprobs": [-1.0], "generation_logprobs": [-1.0], "mask": [1]}))
+    bare.write_text(
+        json.dumps({"prev_logprobs": [-1.0], "generation_logprobs": [-1.0], "mask": [1]})
+    )
     with pytest.raises(DumpError, match="the dump has no ids of prompt and response"):
         locate_dump(bare, folder)
 
@@ -255,20 +285,26 @@ def test_a_temperature_that_a_dump_does_not_say_is_doubted(folder: Path, tmp_pat
     path = write(tmp_path / "d.jsonl", cold(IDS), score(IDS))
     said = list(describe_dump(locate_dump(path, folder)))
     assert said[-2] == "wrong: train"
-    assert said[-1].startswith("the dump does not say the temperature, and 1 was taken: if they were sampled at")
+    assert said[-1].startswith(
+        "the dump does not say the temperature, and 1 was taken: if they were sampled at"
+    )
     told = write(tmp_path / "e.jsonl", cold(IDS), score(IDS), temperature=0.7)
     assert not locate_dump(told, folder).doubt
     assert not locate_dump(write(tmp_path / "f.jsonl", score(IDS), score(IDS)), folder).doubt
 
 
-def test_values_that_move_are_found_at_the_temperature_of_the_dump(folder: Path, tmp_path: Path) -> None:
+def test_values_that_move_are_found_at_the_temperature_of_the_dump(
+    folder: Path, tmp_path: Path
+) -> None:
     right = cold(IDS)
     path = write(tmp_path / "d.jsonl", right, right.roll(1, -1), temperature=0.7)
     [wrong] = locate_dump(path, folder).wrong
     assert (wrong.side, wrong.stage) == ("infer", "column")
 
 
-def test_a_nucleus_on_one_side_is_a_change_of_log_probabilities(folder: Path, tmp_path: Path) -> None:
+def test_a_nucleus_on_one_side_is_a_change_of_log_probabilities(
+    folder: Path, tmp_path: Path
+) -> None:
     plain = score(IDS)
     draw = torch.rand(plain.shape, generator=torch.Generator().manual_seed(0), dtype=plain.dtype)
     renormalized = (plain + 0.2231 * draw).clamp(max=0.0)  # up to −log 0.8 more
@@ -297,7 +333,9 @@ def test_the_command_reads_the_model_of_a_finished_run(
         (["--columns", "mask=p"], "locate with a model does not read --columns"),
     ],
 )
-def test_what_would_not_be_read_is_refused(said: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_would_not_be_read_is_refused(
+    said: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as end:
         main(["doctor", "locate", "d", *said])
     assert end.value.code == exit_codes.INPUT

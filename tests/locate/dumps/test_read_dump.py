@@ -36,12 +36,17 @@ ANSWERS = [
     ),
     _Answer([5, 12, 13], 1, [0, 1, 1], [0, -0.25, -1], [0, -0.5, -1.25]),
 ]  # fmt: skip
-"""Two turns with an answer of a tool between, and one turn; the training side speaks of context, too."""
+"""Two turns with an answer of a tool between, and one turn; the training side speaks of context,
+too.
+"""
 
 
 def _pad(rows: list[list[Any]], left: bool = False, fill: float = 0) -> list[list[Any]]:
     most = max(map(len, rows))
-    return [[fill] * (most - len(row)) + row if left else row + [fill] * (most - len(row)) for row in rows]
+    return [
+        [fill] * (most - len(row)) + row if left else row + [fill] * (most - len(row))
+        for row in rows
+    ]
 
 
 def _response(name: str) -> list[list[Any]]:
@@ -64,7 +69,16 @@ def nemo_rl(folder: Path) -> Path:
     for i, answer in enumerate(ANSWERS):
         told = {"token_ids": [ids[i]], "token_loss_mask": [mask[i]], "sample_loss_mask": [1.0]}
         sides = {"generation_logprobs": [infer[i]], "prev_logprobs": [train[i]]}
-        rows.append({"content": ["…"], "rewards": [1.0], "input_lengths": [len(answer.ids)], **told, **sides, "idx": i})
+        rows.append(
+            {
+                "content": ["…"],
+                "rewards": [1.0],
+                "input_lengths": [len(answer.ids)],
+                **told,
+                **sides,
+                "idx": i,
+            }
+        )
     return _jsonl(folder / "train_data_step3.jsonl", rows)
 
 
@@ -97,7 +111,9 @@ def trl(folder: Path) -> Path:
     torch.save(
         {
             "prompt_ids": torch.tensor(prompts),
-            "prompt_mask": torch.tensor(_pad([[1] * answer.prompt for answer in ANSWERS], left=True)),
+            "prompt_mask": torch.tensor(
+                _pad([[1] * answer.prompt for answer in ANSWERS], left=True)
+            ),
             "completion_ids": torch.tensor(_pad(_response("ids"))),
             "completion_mask": torch.tensor(_pad([[1] * len(row) for row in _response("ids")])),
             "tool_mask": torch.tensor(_pad(_response("mask"), fill=1)),
@@ -119,7 +135,10 @@ def _slime_samples(plural: str, **sides: str) -> list[dict[str, Any]]:
             "status": "completed",
             "metadata": {},
             "rollout_routed_experts": np.zeros((3, 2, 1), np.int32),
-            **{name: torch.tensor(getattr(answer, side)[answer.prompt :]) for name, side in sides.items()},
+            **{
+                name: torch.tensor(getattr(answer, side)[answer.prompt :])
+                for name, side in sides.items()
+            },
         }
         for answer in ANSWERS
     ]
@@ -127,7 +146,10 @@ def _slime_samples(plural: str, **sides: str) -> list[dict[str, Any]]:
 
 def slime(folder: Path) -> Path:
     samples = _slime_samples("s", log_probs="train", rollout_log_probs="infer")
-    torch.save({"format_version": 2, "rollout_id": 3, "samples": samples, "dp_shards": [{}]}, folder / "0.pt")
+    torch.save(
+        {"format_version": 2, "rollout_id": 3, "samples": samples, "dp_shards": [{}]},
+        folder / "0.pt",
+    )
     return folder / "0.pt"
 
 
@@ -169,7 +191,10 @@ def test_every_library_says_the_same(write: Callable[[Path], Path], tmp_path: Pa
 
 
 def test_rollouts_of_slime_have_one_side(tmp_path: Path) -> None:
-    torch.save({"rollout_id": 0, "samples": _slime_samples("", rollout_log_probs="infer")}, tmp_path / "0.pt")
+    torch.save(
+        {"rollout_id": 0, "samples": _slime_samples("", rollout_log_probs="infer")},
+        tmp_path / "0.pt",
+    )
     dump = read_dump(tmp_path / "0.pt")
     assert (dump.train, dump.infer) == (None, "rollout_log_probs")
     assert bool(dump.columns.train.isnan().all())
@@ -177,10 +202,15 @@ def test_rollouts_of_slime_have_one_side(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("train", [[0.0, -1.0, -2.0], [-1.0, -2.0, 0.0], [-1.0, -2.0, -1.0]])
-def test_zeros_that_may_be_context_are_refused_without_a_mask(tmp_path: Path, train: list[float]) -> None:
+def test_zeros_that_may_be_context_are_refused_without_a_mask(
+    tmp_path: Path, train: list[float]
+) -> None:
     infer = [0.0 if value in (0.0, -2.0) else value for value in train]
     row = {"old_log_probs": train, "rollout_log_probs": infer}
-    with pytest.raises(DumpError, match=r"line 1: there is no mask, and rollout_log_probs is exactly 0 at . entries"):
+    with pytest.raises(
+        DumpError,
+        match=r"line 1: there is no mask, and rollout_log_probs is exactly 0 at . entries",
+    ):
         read_dump(_jsonl(tmp_path / "d.jsonl", [row]))
 
 
@@ -194,7 +224,9 @@ def test_a_certain_token_is_no_other_turn(tmp_path: Path) -> None:
 def test_columns_may_have_any_name(tmp_path: Path) -> None:
     row = {"a": [-1, -2], "b": [-1, -3], "c": [4, 5, 6], "d": 2, "t": 0.7, "q": "x"}
     names = FieldNames("a", "b", ids="c", prompt_length="d", temperature="t", prompt="q")
-    columns = read_dump(_jsonl(tmp_path / "d.jsonl", [row, row | {"q": "y", "d": 1}]), names).columns
+    columns = read_dump(
+        _jsonl(tmp_path / "d.jsonl", [row, row | {"q": "y", "d": 1}]), names
+    ).columns
     assert columns.ids is not None
     assert columns.mask.tolist() == [False, False, True, False, True, True]
     assert {name: value.tolist() for name, value in columns.facts.items()} == {
@@ -236,24 +268,34 @@ ONE = {"old_log_probs": [-1.0, -2.0], "rollout_log_probs": [-1.0, -2.0], "respon
 @pytest.mark.parametrize(
     ("write", "sentence"),
     [
-        (_save({"samples": [Evil()]}), r"d\.pt: holds builtins\.eval, which only running code could read"),
+        (_save({"samples": [Evil()]}), (r"d\.pt: holds builtins\.eval, which only running code "
+                                       r"could read")),
         (_write("d.pt", b"PK\x03\x04" + b"\0" * 99), r"d\.pt: is no file of torch\.save"),
         (_save([1, 2]), "is no dict of columns but list"),
-        (_save({"old_log_probs": torch.zeros(2, 3), "input_ids": torch.zeros(3, 3)}), "one row of tokens for each seq"),
+        (_save({"old_log_probs": torch.zeros(2, 3), "input_ids": torch.zeros(3, 3)}), ("one row of "
+                                                                                      "tokens for "
+                                                                                      "each seq")),
         (_write("d.safetensors", b"\xff" * 40), r"d\.safetensors: cannot be read"),
         (_write("d.jsonl", b'{"a": [1\n'), r"line 1: is no JSON"),
         (_write("d.jsonl", b"[" * 100000), r"line 1: is no JSON"),
         (_write("d.jsonl", b"[]\n"), r"line 1: is no row \(a JSON object\) but list"),
-        (_write("d.npz", b""), r"d\.npz: no reader for this kind of file; what is read is \.jsonl, "),
+        (_write("d.npz", b""), (r"d\.npz: no reader for this kind of file; what is read is "
+                               r"\.jsonl, ")),
         (lambda folder: folder / "d.jsonl", "there is no such file"),
         (lambda folder: folder, "has no dump in it"),
-        (_rows({"input": "a", "output": "b", "gts": None, "score": 1.0, "step": 1}), "there are gts, input, out"),
-        (_rows(ONE | {"log_probs": [-1.0, -2.0]}), "old_log_probs and log_probs could both be train"),
-        (_rows(ONE, ONE | {"old_log_probs": [-1.0]}), "line 2: old_log_probs has 1 entries and rollout_log_probs"),
-        (_rows(ONE | {"old_log_probs": [-1.0, math.nan]}), "old_log_probs has nan at entry 1, which is no log-prob"),
+        (_rows({"input": "a", "output": "b", "gts": None, "score": 1.0, "step": 1}), ("there are "
+                                                                                     "gts, input, "
+                                                                                     "out")),
+        (_rows(ONE | {"log_probs": [-1.0, -2.0]}), ("old_log_probs and log_probs could both be "
+                                                   "train")),
+        (_rows(ONE, ONE | {"old_log_probs": [-1.0]}), ("line 2: old_log_probs has 1 entries and "
+                                                      "rollout_log_probs")),
+        (_rows(ONE | {"old_log_probs": [-1.0, math.nan]}), ("old_log_probs has nan at entry 1, "
+                                                           "which is no log-prob")),
         (_rows(ONE | {"old_log_probs": [-1.0, 10**400]}), "old_log_probs is no list of numbers"),
         (_rows(ONE | {"input_ids": [10**30, 4]}), "input_ids: 1e\\+30 at entry 0 is no token id"),
-        (_rows(ONE, ONE | {"old_log_probs": "-1"}), r"line 2: old_log_probs has shape \[\], and not"),
+        (_rows(ONE, ONE | {"old_log_probs": "-1"}), (r"line 2: old_log_probs has shape \[\], and "
+                                                    r"not")),
         (_rows(ONE | {"response_mask": [1]}), "response_mask has 1 entries for 2 log-probabilities"),
         (_rows(ONE | {"response_mask": [1, 2]}), "response_mask has entries besides 0 and 1"),
         (_rows(ONE | {"response_mask": [0, 0]}), "no token is left to compare; is the mask right"),
@@ -272,5 +314,7 @@ def test_what_cannot_be_read_gets_one_sentence(
 
 
 def test_a_column_that_is_named_must_be_there(tmp_path: Path) -> None:
-    with pytest.raises(DumpError, match="has no column 'x', which is to be train; there are old_log"):
+    with pytest.raises(
+        DumpError, match="has no column 'x', which is to be train; there are old_log"
+    ):
         read_dump(_jsonl(tmp_path / "d.jsonl", [ONE]), FieldNames(train="x"))

@@ -1,4 +1,6 @@
-"""Compiles Triton's kernels for exact models for GPUs that are not here; run by test_fused_exact.py."""
+"""Compiles Triton's kernels for exact models for GPUs that are not here; run by
+test_fused_exact.py.
+"""
 
 # pyright: reportMissingImports=false
 # Triton is not installed where types are checked.
@@ -32,10 +34,16 @@ TENSORS = ("x", "weight", "bias", "out", "query", "key", "value", "mask")
 
 def compile_for(capability: int, kernel: Any, dtype: str, constants: dict[str, Any]) -> int:
     """Compiles for a GPU of NVIDIA. Returns the bytes of shared memory that a program takes."""
-    kinds = dict.fromkeys(TENSORS, f"*{dtype}") | {"scaling": "fp32"} | dict.fromkeys(constants, "constexpr")
+    kinds = (
+        dict.fromkeys(TENSORS, f"*{dtype}")
+        | {"scaling": "fp32"}
+        | dict.fromkeys(constants, "constexpr")
+    )
     signature = {name: kinds.get(name, "i32") for name in kernel.arg_names}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": lanes.WARPS})
+    compiled = triton.compile(
+        source, target=GPUTarget("cuda", capability, 32), options={"num_warps": lanes.WARPS}
+    )
     assert compiled.asm["cubin"]
     return compiled.metadata.shared
 
@@ -44,4 +52,7 @@ if __name__ == "__main__":
     for capability in map(int, sys.argv[1:]):
         for kernel, dtype, constants in CASES:
             shared = compile_for(capability, kernel, dtype, constants)
-            print(f"{kernel.__name__} {dtype} {constants}: compute capability {capability}, {shared} bytes shared")
+            print(
+                f"{kernel.__name__} {dtype} {constants}: compute capability {capability}, "
+                f"{shared} bytes shared"
+            )

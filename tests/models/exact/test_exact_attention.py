@@ -13,7 +13,12 @@ from lockstep.models.exact.attention import BLOCK, KEYS, Blockwise
 
 GROUPS = st.sampled_from(((1, 1), (4, 4), (4, 2), (6, 2), (9, 1)))
 SIZES = st.sampled_from((8, 16, 24, 32, 64, 80, 128))
-LENGTHS = st.one_of(st.integers(1, 40), st.integers(60, 70), st.integers(BLOCK - 3, BLOCK + 20), st.integers(280, 330))
+LENGTHS = st.one_of(
+    st.integers(1, 40),
+    st.integers(60, 70),
+    st.integers(BLOCK - 3, BLOCK + 20),
+    st.integers(280, 330),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -23,9 +28,14 @@ def _same_threads_afterwards() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def projections(rows: int, heads: tuple[int, int], length: int, size: int, seed: int) -> list[Tensor]:
+def projections(
+    rows: int, heads: tuple[int, int], length: int, size: int, seed: int
+) -> list[Tensor]:
     draw = torch.Generator().manual_seed(seed)
-    return [torch.randn(rows, number, length, size, generator=draw) for number in (heads[0], heads[1], heads[1])]
+    return [
+        torch.randn(rows, number, length, size, generator=draw)
+        for number in (heads[0], heads[1], heads[1])
+    ]
 
 
 def causal(kernel: Blockwise, qkv: Sequence[Tensor], window: int | None) -> Tensor:
@@ -34,7 +44,9 @@ def causal(kernel: Blockwise, qkv: Sequence[Tensor], window: int | None) -> Tens
     return kernel.causal(q, k, v, 0.3, window).unflatten(0, (len(q), -1))
 
 
-def decode(kernel: Blockwise, qkv: Sequence[Tensor], at: int, width: int, window: int | None) -> Tensor:
+def decode(
+    kernel: Blockwise, qkv: Sequence[Tensor], at: int, width: int, window: int | None
+) -> Tensor:
     """Attention of the query at one place to a cache of some width, as the sampler computes it."""
     q, k, v = qkv
     cells = max(width, at + 1)
@@ -42,7 +54,9 @@ def decode(kernel: Blockwise, qkv: Sequence[Tensor], at: int, width: int, window
     keys, values = (F.pad(x[:, :, : at + 1], (0, 0, 0, cells - at - 1)) for x in (k, v))
     place = torch.arange(cells)
     seen = (place <= at) & (place > at - (window or cells))
-    return kernel.newest(q[:, :, at], keys, values, kernel.mask(seen.expand(len(q), -1)), 0.3)[:, None]
+    return kernel.newest(q[:, :, at], keys, values, kernel.mask(seen.expand(len(q), -1)), 0.3)[
+        :, None
+    ]
 
 
 def written_out(kernel: Blockwise, qkv: Sequence[Tensor], window: int | None) -> Tensor:
@@ -99,14 +113,22 @@ def test_a_query_has_the_same_bits_decoded_prefilled_and_trained(
 
 
 @pytest.mark.parametrize("kind", ["plain", "softcap", "sinks"])
-@pytest.mark.parametrize(("length", "window"), [(1, None), (37, None), (37, 5), (300, None), (300, 40)])
-def test_values_and_gradients_are_those_of_float64(kind: str, length: int, window: int | None) -> None:
-    leaves = [x.requires_grad_() for x in [*projections(3, (4, 2), length, 16, 0), torch.linspace(-1, 3, 4)]]
+@pytest.mark.parametrize(
+    ("length", "window"), [(1, None), (37, None), (37, 5), (300, None), (300, 40)]
+)
+def test_values_and_gradients_are_those_of_float64(
+    kind: str, length: int, window: int | None
+) -> None:
+    leaves = [
+        x.requires_grad_()
+        for x in [*projections(3, (4, 2), length, 16, 0), torch.linspace(-1, 3, 4)]
+    ]
     leaves = leaves if kind == "sinks" else leaves[:3]
     wide = [x.detach().double().requires_grad_() for x in leaves]
     weight = torch.randn(3, length, 4, 16, generator=torch.Generator().manual_seed(1))
     kernel, exactly = (
-        Blockwise(2.0 if kind == "softcap" else None, x[3] if kind == "sinks" else None) for x in (leaves, wide)
+        Blockwise(2.0 if kind == "softcap" else None, x[3] if kind == "sinks" else None)
+        for x in (leaves, wide)
     )
     out, expected = causal(kernel, leaves[:3], window), written_out(exactly, wide[:3], window)
     torch.testing.assert_close(out.double(), expected, atol=2e-6, rtol=0.0)

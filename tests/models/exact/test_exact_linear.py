@@ -13,9 +13,13 @@ from torch.nn import functional as F
 from lockstep.models.exact.linear import gelu_tanh, linear, silu
 
 ROWS = st.one_of(
-    st.integers(1, 40), st.integers(60, 70), st.integers(250, 300), st.sampled_from((2047, 2048, 2049, 4099))
+    st.integers(1, 40),
+    st.integers(60, 70),
+    st.integers(250, 300),
+    st.sampled_from((2047, 2048, 2049, 4099)),
 )
-# With AMX, oneDNN sums a few elements of large products in bf16 in another order; a probe of such a shape says so.
+# With AMX, oneDNN sums a few elements of large products in bf16 in another order; a probe of such a
+# shape says so.
 BF16 = st.just(False) if torch.cpu._is_amx_tile_supported() else st.booleans()
 SHAPES = st.sampled_from(((32, 64), (64, 15), (64, 16), (172, 64), (128, 384), (896, 896)))
 
@@ -41,12 +45,20 @@ def test_a_row_has_the_same_bits_in_any_batch(
     shape: tuple[int, int], rows: int, start: int, bias: bool, bf16: bool, grad: bool, threads: int
 ) -> None:
     draw = torch.Generator().manual_seed(rows)
-    x, weight = torch.randn(rows + start, shape[0], generator=draw), torch.randn(shape[1], shape[0], generator=draw)
+    x, weight = (
+        torch.randn(rows + start, shape[0], generator=draw),
+        torch.randn(shape[1], shape[0], generator=draw),
+    )
     offset = torch.randn(shape[1], generator=draw) if bias else None
     weight.requires_grad_(grad)
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         torch.set_num_threads(1)
-        each = torch.cat([linear(x[i : i + 1], weight, offset) for i in range(start, min(start + 5, rows + start))])
+        each = torch.cat(
+            [
+                linear(x[i : i + 1], weight, offset)
+                for i in range(start, min(start + 5, rows + start))
+            ]
+        )
         torch.set_num_threads(threads)
         whole = linear(x[None, start:], weight, offset)[0]
     assert whole.dtype == (torch.bfloat16 if bf16 else torch.float32)
@@ -56,13 +68,18 @@ def test_a_row_has_the_same_bits_in_any_batch(
 @pytest.mark.parametrize("rows", [3, 8, 2100])
 def test_gradients_are_those_of_float64(rows: int) -> None:
     draw = torch.Generator().manual_seed(0)
-    leaves = [torch.randn(*shape, generator=draw).requires_grad_() for shape in ((rows, 24), (40, 24), (40,))]
+    leaves = [
+        torch.randn(*shape, generator=draw).requires_grad_()
+        for shape in ((rows, 24), (40, 24), (40,))
+    ]
     weight = torch.randn(rows, 40, generator=draw)
     wide = [x.detach().double().requires_grad_() for x in leaves]
     out, expected = linear(*leaves), F.linear(*wide)
     torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
     gradients = torch.autograd.grad((out * weight).sum(), leaves)
-    for gradient, other in zip(gradients, torch.autograd.grad((expected * weight).sum(), wide), strict=True):
+    for gradient, other in zip(
+        gradients, torch.autograd.grad((expected * weight).sum(), wide), strict=True
+    ):
         torch.testing.assert_close(gradient.double(), other, atol=2e-4, rtol=1e-5)
 
 

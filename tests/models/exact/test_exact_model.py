@@ -1,4 +1,6 @@
-"""Log-probabilities of a token, sampled with a cache, scored in any company and trained: the same bits."""
+"""Log-probabilities of a token, sampled with a cache, scored in any company and trained: the same
+bits.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +40,20 @@ KINDS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},
     "llama large": {"model_type": "llama", "vocab_size": 4100, "num_key_value_heads": 4},
     "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True},
-    "qwen2 window": {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
+    "qwen2 window": {
+        "model_type": "qwen2",
+        "use_sliding_window": True,
+        "sliding_window": 9,
+        "max_window_layers": 1,
+    },
     "qwen3": {"model_type": "qwen3", "head_dim": 24},
     "mistral": {"model_type": "mistral", "sliding_window": 20},
-    "gemma2": {"model_type": "gemma2", **HEADS, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0},
+    "gemma2": {
+        "model_type": "gemma2",
+        **HEADS,
+        "attn_logit_softcapping": 3.0,
+        "final_logit_softcapping": 4.0,
+    },
     "gemma3": {"model_type": "gemma3_text", **HEADS, "layer_types": LAYERS},
     "gpt-oss": {"model_type": "gpt_oss", **EXPERTS, "sliding_window": 20},
     "mixtral": {"model_type": "mixtral", **EXPERTS, "sliding_window": None},
@@ -71,13 +83,21 @@ def build(kind: str) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         config = AutoConfig.for_model(**(SHAPE | KINDS[kind]))
-        return AutoModelForCausalLM.from_config(config, attn_implementation=NAME, dtype=torch.float32).eval()
+        return AutoModelForCausalLM.from_config(
+            config, attn_implementation=NAME, dtype=torch.float32
+        ).eval()
 
 
 def requests(vocabulary: int) -> list[Request]:
     draws = [torch.Generator().manual_seed(length) for length in PROMPTS]
-    tokens = [torch.randint(vocabulary, (n,), generator=draw) for n, draw in zip(PROMPTS, draws, strict=True)]
-    return [Request(tuple(row.tolist()), keyed.key("exact", number)) for number, row in enumerate(tokens)]
+    tokens = [
+        torch.randint(vocabulary, (n,), generator=draw)
+        for n, draw in zip(PROMPTS, draws, strict=True)
+    ]
+    return [
+        Request(tuple(row.tolist()), keyed.key("exact", number))
+        for number, row in enumerate(tokens)
+    ]
 
 
 def scored(head: LogitsHead, batch: Batch, dtype: DType, gradient: bool) -> Tensor:
@@ -106,7 +126,9 @@ def test_a_token_has_the_same_bits_sampled_scored_and_trained(kind: str, dtype: 
         torch.set_num_threads(learner)
         some = batch.select(torch.tensor([4, 1, 2]))
         for part, gradient in ((batch, True), (batch, False), (some, True)):
-            assert torch.equal(scored(head, part, dtype, gradient), part["sampler_logprob"][part.mask])
+            assert torch.equal(
+                scored(head, part, dtype, gradient), part["sampler_logprob"][part.mask]
+            )
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
@@ -123,7 +145,9 @@ def test_what_is_sampled_does_not_depend_on_the_batch(dtype: DType) -> None:
 def test_an_exact_model_computes_what_it_did_before(kind: str) -> None:
     lm = build(kind)
     head = LogitsHead(lm)
-    batch = TorchSampler(lm, 4).generate(requests(lm.config.vocab_size), SamplingParams(max_tokens=MOST))
+    batch = TorchSampler(lm, 4).generate(
+        requests(lm.config.vocab_size), SamplingParams(max_tokens=MOST)
+    )
 
     def gradients() -> list[Tensor]:
         logprob = head(batch).logprob
@@ -134,15 +158,23 @@ def test_an_exact_model_computes_what_it_did_before(kind: str) -> None:
     make_exact(lm)
     assert is_exact(lm)
     for new, old in zip(gradients(), before, strict=True):
-        torch.testing.assert_close(new, old, atol=2e-4 * max(1.0, float(old.detach().abs().max())), rtol=0.0)
+        torch.testing.assert_close(
+            new, old, atol=2e-4 * max(1.0, float(old.detach().abs().max())), rtol=0.0
+        )
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
-def test_a_probe_finds_this_machine_exact_and_another_not(monkeypatch: pytest.MonkeyPatch, dtype: DType) -> None:
-    configs = [build(kind).config for kind in ("llama large", "qwen3", "gemma2", "gpt-oss", "mixtral")]
+def test_a_probe_finds_this_machine_exact_and_another_not(
+    monkeypatch: pytest.MonkeyPatch, dtype: DType
+) -> None:
+    configs = [
+        build(kind).config for kind in ("llama large", "qwen3", "gemma2", "gpt-oss", "mixtral")
+    ]
     assert [probe.probe(config, dtype) for config in configs] == [None] * 5
     probe._known.clear()
-    monkeypatch.setattr(probe, "product", lambda x, weight: F.linear(x, weight) + (len(x) == 5) * 1e-2)
+    monkeypatch.setattr(
+        probe, "product", lambda x, weight: F.linear(x, weight) + (len(x) == 5) * 1e-2
+    )
     found = probe.probe(configs[0], dtype)
     probe._known.clear()
     assert found is not None

@@ -27,7 +27,9 @@ def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
 @pytest.mark.parametrize(("depth", "columns"), [(8, 5), (100, 130), (64, 128)])
-def test_a_product_is_that_of_float64_and_the_same_in_any_batch(depth: int, columns: int, dtype: torch.dtype) -> None:
+def test_a_product_is_that_of_float64_and_the_same_in_any_batch(
+    depth: int, columns: int, dtype: torch.dtype
+) -> None:
     x, weight, bias = (
         numbers(70, depth, dtype=dtype),
         numbers(columns, depth, dtype=dtype),
@@ -35,7 +37,9 @@ def test_a_product_is_that_of_float64_and_the_same_in_any_batch(depth: int, colu
     )
     whole = products.multiply(x, weight, bias)
     true = F.linear(x.double(), weight.double(), bias.double())
-    torch.testing.assert_close(whole.double(), true, atol=1e-4, rtol=1e-5 if dtype == torch.float32 else 1e-2)
+    torch.testing.assert_close(
+        whole.double(), true, atol=1e-4, rtol=1e-5 if dtype == torch.float32 else 1e-2
+    )
     for rows in (1, 7, 64):
         assert torch.equal(products.multiply(x[:rows], weight, bias), whole[:rows])
         assert torch.equal(products.multiply(x[-rows:], weight, bias), whole[-rows:])
@@ -79,14 +83,20 @@ def test_a_query_has_the_same_bits_decoded_continued_and_among_all(
     whole = attention.attend(q, k, v, None, 0.3, seen)
     back = torch.arange(LENGTH, device=DEVICE)[:, None] - torch.arange(LENGTH, device=DEVICE)
     hidden = (back < 0) | (back >= seen)
-    mixed = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), ~hidden, scale=0.3, enable_gqa=True)
+    mixed = F.scaled_dot_product_attention(
+        q.double(), k.double(), v.double(), ~hidden, scale=0.3, enable_gqa=True
+    )
     true = mixed.transpose(1, 2)
     torch.testing.assert_close(whole.double(), true, atol=1e-6, rtol=1e-5)
     for number in (1, 11, 43):  # the newest tokens of a row of which the others are known
-        assert torch.equal(attention.attend(q[:, :, -number:], k, v, None, 0.3, seen), whole[:, -number:])
+        assert torch.equal(
+            attention.attend(q[:, :, -number:], k, v, None, 0.3, seen), whole[:, -number:]
+        )
     for at in (0, 31, 32, 60):  # a token alone, before a cache that has room for more
         mask = torch.zeros(1, LENGTH, device=DEVICE).masked_fill(hidden[at], -torch.inf)
         one = attention.attend(q[:1, :, at : at + 1], k[:1], v[:1], mask, 0.3, LENGTH)
         assert torch.equal(one[:, 0], whole[:1, at])
         q_short, k_short, v_short = (x[:1, :, : at + 1] for x in (q, k, v))
-        assert torch.equal(attention.attend(q_short, k_short, v_short, None, 0.3, seen), whole[:1, : at + 1])
+        assert torch.equal(
+            attention.attend(q_short, k_short, v_short, None, 0.3, seen), whole[:1, : at + 1]
+        )

@@ -1,4 +1,5 @@
-"""Models by Triton's kernels, through its interpreter: sampled, scored in any company and trained, the same bits.
+"""Models by Triton's kernels, through its interpreter: sampled, scored in any company and trained,
+the same bits.
 
 The interpreter cannot multiply bf16; that type is for a GPU (`lockstep gpu-check`).
 """
@@ -35,7 +36,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "qwen2": {"tie_word_embeddings": True},
     "qwen3": {"head_dim": 8},
 }
-SAMPLINGS = {"llama": {}, "mistral": {"temperature": 1.3, "top_k": 9, "top_p": 0.9}, "qwen2": {"temperature": 0.7}}
+SAMPLINGS = {
+    "llama": {},
+    "mistral": {"temperature": 1.3, "top_k": 9, "top_p": 0.9},
+    "qwen2": {"temperature": 0.7},
+}
 DTYPES = [torch.float32] if INTERPRETED else [torch.float32, torch.bfloat16]
 
 
@@ -43,7 +48,9 @@ def build(kind: str) -> PreTrainedModel:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         config = AutoConfig.for_model(kind, **(SHAPE | KINDS[kind]))
-        lm: Any = AutoModelForCausalLM.from_config(config, attn_implementation=NAME, dtype=torch.float32)
+        lm: Any = AutoModelForCausalLM.from_config(
+            config, attn_implementation=NAME, dtype=torch.float32
+        )
     return lm.eval().to(DEVICE)
 
 
@@ -53,7 +60,9 @@ def test_every_kind_is_tried() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_token_has_the_same_bits_sampled_scored_and_trained(kind: str, dtype: torch.dtype) -> None:
+def test_a_token_has_the_same_bits_sampled_scored_and_trained(
+    kind: str, dtype: torch.dtype
+) -> None:
     lm, bf16 = build(kind), dtype == torch.bfloat16
     plain = LogitsHead(lm)
 
@@ -80,7 +89,9 @@ def test_a_token_has_the_same_bits_sampled_scored_and_trained(kind: str, dtype: 
     torch.testing.assert_close(again[0], before[0], atol=atol, rtol=0.0)
     if not bf16:
         for ours, other in zip(again[1], before[1], strict=True):
-            torch.testing.assert_close(ours, other, atol=2e-4 * max(1.0, float(other.abs().max())), rtol=0.0)
+            torch.testing.assert_close(
+                ours, other, atol=2e-4 * max(1.0, float(other.abs().max())), rtol=0.0
+            )
     assert len(gradients) == len(before[1])
 
 
@@ -91,7 +102,11 @@ def test_a_probe_tries_all_and_names_what_fails(monkeypatch: pytest.MonkeyPatch)
     config, right = build("qwen3").config, probe.product
     assert probe.probe(config, "fp32", DEVICE) is None
     probe._known.clear()
-    monkeypatch.setattr(probe, "product", lambda x, weight: right(x, weight) * (1.0 + 1e-6 * len(x)))
+    monkeypatch.setattr(
+        probe, "product", lambda x, weight: right(x, weight) * (1.0 + 1e-6 * len(x))
+    )
     assert "a product of 24 by " in str(probe.probe(config, "fp32", DEVICE))
     probe._known.clear()
-    assert "no exact kernels for GPUs" in str(probe.explain_no_gpu_kernels(AutoConfig.for_model("gemma2")))
+    assert "no exact kernels for GPUs" in str(
+        probe.explain_no_gpu_kernels(AutoConfig.for_model("gemma2"))
+    )

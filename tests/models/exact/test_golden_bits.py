@@ -1,4 +1,5 @@
-"""The bits of each kernel, on each class of machine: a change of torch or of a kernel shows here first.
+"""The bits of each kernel, on each class of machine: a change of torch or of a kernel shows here
+first.
 
 python tests/models/exact/test_golden_bits.py                             # prints those of this machine,
 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 python …    # and those of an older one
@@ -64,9 +65,15 @@ GOLDEN: dict[str, dict[str, str]] = {
         "attention, sinks": "9754c0813e919c861dc18077e66bff1a",
     },
 }
-"""By torch, maker of the processor and its vectors: 16 numbers wide, a softmax has other sums than 8 numbers wide."""
+"""By torch, maker of the processor and its vectors: 16 numbers wide, a softmax has other sums than
+8 numbers wide.
+"""
 
-OLDER = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+OLDER = {
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+}
 """Makes kernels of a process those of a machine without AVX-512."""
 
 
@@ -75,11 +82,16 @@ def name_class() -> str:
     file = Path("/proc/cpuinfo")
     lines = file.read_text().splitlines() if file.exists() else []
     makers = [line.split()[-1] for line in lines if line.startswith("vendor_id")]
-    return f"torch {torch.__version__}, {(makers or [platform.machine()])[0]} {torch.backends.cpu.get_cpu_capability()}"
+    return (
+        f"torch {torch.__version__}, {(makers or [platform.machine()])[0]} "
+        f"{torch.backends.cpu.get_cpu_capability()}"
+    )
 
 
 def grid(*shape: int, step: int) -> Tensor:
-    """Numbers from −2 to 2 that no generator draws; 251 is odd, or sums would be whole in any order."""
+    """Numbers from −2 to 2 that no generator draws; 251 is odd, or sums would be whole in any
+    order.
+    """
     return ((torch.arange(torch.Size(shape).numel()) * step) % 1021 - 510).view(shape) / 251
 
 
@@ -96,12 +108,18 @@ def compute(kernel: str) -> Tensor:
             return gelu_tanh(x)
         case "log-softmax":
             logits = linear(x, grid(5000, 96, step=13) / 8)
-            return token_scores(logits, torch.arange(19), SamplingParams(1, temperature=0.7), row_invariant=True)[0]
+            return token_scores(
+                logits, torch.arange(19), SamplingParams(1, temperature=0.7), row_invariant=True
+            )[0]
         case _:
             cap, sinks = 2.0 if kernel == "attention, cap" else None, grid(4, step=3)
             window = 40 if kernel == "attention, window" else None
-            q, k, v = (grid(2, heads, 150, 32, step=step) for heads, step in ((4, 7), (2, 11), (2, 17)))
-            return Blockwise(cap, sinks if kernel == "attention, sinks" else None).causal(q, k, v, 0.2, window)
+            q, k, v = (
+                grid(2, heads, 150, 32, step=step) for heads, step in ((4, 7), (2, 11), (2, 17))
+            )
+            return Blockwise(cap, sinks if kernel == "attention, sinks" else None).causal(
+                q, k, v, 0.2, window
+            )
 
 
 KERNELS = (
@@ -112,7 +130,9 @@ KERNELS = (
 
 def fingerprint(kernel: str) -> str:
     """The first half of the SHA-256 of a kernel's bits."""
-    return hashlib.sha256(compute(kernel).contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()[:32]
+    return hashlib.sha256(
+        compute(kernel).contiguous().view(torch.uint8).numpy().tobytes()
+    ).hexdigest()[:32]
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -123,12 +143,23 @@ def test_a_kernel_has_the_bits_that_are_noted(kernel: str) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.skipif("AVX512" not in name_class(), reason="this machine cannot stand for an older one")
+@pytest.mark.skipif(
+    "AVX512" not in name_class(), reason="this machine cannot stand for an older one"
+)
 def test_an_older_machine_is_exact_and_has_the_bits_that_are_noted() -> None:
     files = [__file__, str(Path(__file__).with_name("test_exact_model.py"))]
-    chosen = ("-k", "bits_that_are_noted or same_bits_sampled", "-m", "not full", "-p", "no:cacheprovider")
+    chosen = (
+        "-k",
+        "bits_that_are_noted or same_bits_sampled",
+        "-m",
+        "not full",
+        "-p",
+        "no:cacheprovider",
+    )
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", *files, *chosen]
-    done = subprocess.run(command, env=os.environ | OLDER, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env=os.environ | OLDER, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout[-2000:]
     assert "skipped" not in done.stdout
 

@@ -15,7 +15,13 @@ from lockstep.models.exact import probe
 from lockstep.models.exact.linear import linear
 from lockstep_logprobs.hidden import ROWS
 
-SHAPE = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+SHAPE = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
 
 
 @pytest.fixture
@@ -30,12 +36,16 @@ def nothing_known() -> Iterator[None]:
     probe._known.clear()
 
 
-def test_a_second_probe_computes_no_product(config: PreTrainedConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_probe_computes_no_product(
+    config: PreTrainedConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert probe.probe(config, dtype="fp32") is None
     monkeypatch.setattr(probe, "product", None)
     monkeypatch.setattr(probe, "Blockwise", None)
     assert probe.probe(config, dtype="fp32") is None
-    deeper = AutoConfig.for_model("llama", **{**SHAPE, "num_hidden_layers": 3})  # of the same products
+    deeper = AutoConfig.for_model(
+        "llama", **{**SHAPE, "num_hidden_layers": 3}
+    )  # of the same products
     assert probe.probe(deeper, dtype="fp32") is None
     with probe.use_threads(2), pytest.raises(TypeError, match="not callable"):
         probe.probe(config, dtype="fp32")
@@ -49,9 +59,11 @@ def test_adapters_of_any_rank_are_exact_in_bf16(config: PreTrainedConfig, rank: 
 def test_another_order_of_sums_is_seen_where_bf16_rounds_it_away(
     config: PreTrainedConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PyTorch does not give small products to oneDNN: by rows in multiples of 8 alone, 1 element of 40,000 differs.
+    """PyTorch does not give small products to oneDNN: by rows in multiples of 8 alone, 1 element of
+    40,000 differs.
 
-    A processor for which oneDNN has no bf16 products, such as one with AVX2 alone, has one order of sums.
+    A processor for which oneDNN has no bf16 products, such as one with AVX2 alone, has one order of
+    sums.
     """
 
     def multiply(x: Tensor, weight: Tensor) -> Tensor:

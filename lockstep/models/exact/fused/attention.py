@@ -1,6 +1,8 @@
-"""Attention of some queries to the keys before them, by one program that reads all blocks of keys in order.
+"""Attention of some queries to the keys before them, by one program that reads all blocks of keys
+in order.
 
-A masked key adds an exact 0 and changes no maximum, so a query has the same bits alone with a cache and among others.
+A masked key adds an exact 0 and changes no maximum, so a query has the same bits alone with a cache
+and among others.
 """
 
 # pyright: reportMissingImports=false
@@ -18,7 +20,9 @@ _ROWS, _KEYS = 32, 32
 """Queries of a program, padded to this number, and keys of a block."""
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, window: int) -> Tensor:
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, window: int
+) -> Tensor:
     """Attention of the last tokens of rows to those before them, or to those of a mask.
 
     Args:

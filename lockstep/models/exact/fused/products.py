@@ -1,4 +1,6 @@
-"""Products and sums of squares of rows: a program has some rows and goes through their whole length in one order."""
+"""Products and sums of squares of rows: a program has some rows and goes through their whole length
+in one order.
+"""
 
 # pyright: reportMissingImports=false
 # Triton must not be installed beside vLLM for CPUs, so the type checker's environment lacks it.
@@ -28,7 +30,18 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     sizes = len(x), len(weight), x.shape[1], rows.stride(0), weights.stride(0)
     if out.numel():
         programs = triton.cdiv(len(x), _ROWS), triton.cdiv(len(weight), _COLUMNS)
-        launch(_multiply, programs, rows, weights, bias, out, *sizes, _ROWS, _COLUMNS, _BYTES // x.itemsize)
+        launch(
+            _multiply,
+            programs,
+            rows,
+            weights,
+            bias,
+            out,
+            *sizes,
+            _ROWS,
+            _COLUMNS,
+            _BYTES // x.itemsize,
+        )
     return out
 
 
@@ -55,11 +68,15 @@ def _multiply(
         d = first + tl.arange(0, DEPTH)
         inside = (d < depth)[None, :]
         a = tl.load(x + row[:, None] * x_stride + d[None, :], mask=here & inside, other=0.0)
-        b = tl.load(weight + column[:, None] * weight_stride + d[None, :], mask=there & inside, other=0.0)
+        b = tl.load(
+            weight + column[:, None] * weight_stride + d[None, :], mask=there & inside, other=0.0
+        )
         z = tl.dot(a, tl.trans(b), z, input_precision="ieee")
     if bias is not None:
         z += tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)[None, :]
-    tl.store(out + row[:, None] * columns + column[None, :], z, mask=here & (column < columns)[None, :])
+    tl.store(
+        out + row[:, None] * columns + column[None, :], z, mask=here & (column < columns)[None, :]
+    )
 
 
 def mean_squares(x: Tensor) -> Tensor:
