@@ -73,7 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    start, processes = time.monotonic(), Processes()
+    start = time.monotonic()
+    processes = Processes()
     baseline = Baseline(BASELINE.read_text().strip(), options.cache, processes)
     try:
         require_import(ROOT)
@@ -143,7 +144,8 @@ def _compare(case: Case, baseline: Baseline) -> Finding:
     try:
         kept = baseline.results(case)
         with run_case(case, ROOT, baseline, todays_names=True) as (results, seconds):
-            ours, theirs = Outputs.read(kept).rename(), Outputs.read(results)
+            ours = Outputs.read(kept).rename()
+            theirs = Outputs.read(results)
             difference = find_difference(ours, theirs)
             if difference:
                 keep(results, baseline.cache / "different" / case.name.replace("/", "-"))

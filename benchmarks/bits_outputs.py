@@ -17,7 +17,9 @@ from safetensors import deserialize
 
 from benchmarks.bits_names import GONE_FILES, rename_columns, rename_metrics, rename_tensors
 
-METRICS, RESULTS, SECONDS = "metrics.jsonl", "results.json", "seconds"
+METRICS = "metrics.jsonl"
+RESULTS = "results.json"
+SECONDS = "seconds"
 CHECKPOINT = "checkpoint"
 CLOCKS = ("timings.jsonl",)
 """Files that hold clock times, which differ between equal runs."""
@@ -173,7 +175,8 @@ def flatten(value: Any, above: str = "") -> dict[str, Value]:
 
 def _find_in_tensors(baseline: Outputs, head: Outputs) -> Iterator[str]:
     for name in baseline.tensors | head.tensors:
-        ours, theirs = baseline.tensors.get(name), head.tensors.get(name)
+        ours = baseline.tensors.get(name)
+        theirs = head.tensors.get(name)
         if ours is None or theirs is None:
             yield f"{name} is only in {'HEAD' if ours is None else 'the baseline'}"
         elif ours != theirs:

@@ -33,7 +33,8 @@ from lockstep.models.heads import LogitsHead
 from lockstep.run.checkpoint.checkpoints import Checkpoints
 from lockstep.run.checkpoint.saver import Saver
 
-HIDDEN, LAYERS = 768, 8
+HIDDEN = 768
+LAYERS = 8
 SAVES = 5
 
 
@@ -74,7 +75,8 @@ def saving(
     """
     began = time.perf_counter()
     saver.begin(number, {"position": 0})
-    still, steps = time.perf_counter() - began, []
+    still = time.perf_counter() - began
+    steps = []
     while saver.begun:
         steps.append(step(learners))
         asked = time.perf_counter()
@@ -87,7 +89,8 @@ def measure(folder: Path) -> tuple[list[Row], dict[str, object]]:
     learners = {name: learner(seed) for seed, name in enumerate(("policy", "critic"))}
     alone = [step(learners) for _ in range(4)][1:]
     saver = Saver(Checkpoints(folder / "checkpoints", keep=1), learners)
-    theirs, ours = [], []
+    theirs = []
+    ours = []
     for number in range(1, SAVES + 1):
         theirs.append(waiting(learners, folder))
         ours.append(saving(saver, number, learners))

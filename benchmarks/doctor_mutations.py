@@ -50,10 +50,8 @@ def score_program(
         done: Scores of earlier commands.
         begin: Is given the score of the next edit if the process dies of it.
     """
-    kept, known = (
-        sum(one.outcome == "kept" for one in done),
-        {(one.file, one.node, one.kind) for one in done},
-    )
+    kept = sum(one.outcome == "kept" for one in done)
+    known = {(one.file, one.node, one.kind) for one in done}
     if kept >= count:
         return
     judge = Judge(program)

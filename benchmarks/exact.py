@@ -105,7 +105,8 @@ def build(family: str) -> PreTrainedModel:
 
 def compare(family: str) -> Iterator[Cell]:
     """Compares one family in both types, on all numbers of threads."""
-    inexact, exact = build(family), build(family)
+    inexact = build(family)
+    exact = build(family)
     make_exact(exact)
     for dtype in TYPES:
         for number, threads in enumerate(THREADS):
@@ -133,7 +134,9 @@ def count(
         Request(tuple(t % 256 for t in p), keyed.key("exact", seed, i))
         for i, p in enumerate(prompts)
     ]
-    head, tokens, mismatches = LogitsHead(lm, products=lm.config.model_type != "gemma2"), 0, 0
+    head = LogitsHead(lm, products=lm.config.model_type != "gemma2")
+    tokens = 0
+    mismatches = 0
     samplings = SAMPLINGS if threads == (1, 1) else SAMPLINGS[seed : seed + 1]
     for start, sampling in enumerate(samplings):
         torch.set_num_threads(threads[0])
@@ -143,7 +146,8 @@ def count(
             wrong = torch.zeros(int(part.mask.sum()), dtype=torch.bool)
             for gradient in (False, True):
                 wrong |= score(head, part, dtype, gradient) != part["sampler_logprob"][part.mask]
-            tokens, mismatches = tokens + len(wrong), mismatches + int(wrong.sum())
+            tokens = tokens + len(wrong)
+            mismatches = mismatches + int(wrong.sum())
     return tokens, mismatches
 
 

@@ -158,7 +158,8 @@ def measure(family: str, folder: Path) -> list[Cell]:
     for vector in (parameter for parameter in model.parameters() if parameter.ndim == 1):
         vector.data += 0.1 * torch.randn(vector.shape)
     model.save_pretrained(folder)
-    cpu, sampling = torch.device("cpu"), SamplingParams(max_tokens=8)
+    cpu = torch.device("cpu")
+    sampling = SamplingParams(max_tokens=8)
     cells = [
         _cell(lambda: _learner(folder, config)),
         _cell(lambda: prove(config, cpu, "fp32", sampling).decoded),

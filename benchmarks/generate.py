@@ -110,7 +110,8 @@ def _require_alike(
 
 def measure_size(size: str, args: argparse.Namespace) -> list[Cell]:
     """Measures the cells of a size that are asked for, with one model."""
-    lm, slots = build_lm(size), LOADS[size][0]
+    lm = build_lm(size)
+    slots = LOADS[size][0]
     samplers: dict[str, TorchSampler | SamplerPool] = {
         side: TorchSampler(prepare(copy.deepcopy(lm), exact=side == "exact"), slots)
         for side in ("exact", "inexact")

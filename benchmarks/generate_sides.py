@@ -31,7 +31,8 @@ from lockstep.samplers.torch.sampler import TorchSampler
 Lengths = Literal["uneven", "equal"]
 LOADS = {"toy": (256, 64), "default": (32, 128), "100M": (16, 32)}
 """Responses, and the most tokens of each, by the size of the model."""
-LEAST_PROMPT, MOST_PROMPT = 8, 64
+LEAST_PROMPT = 8
+MOST_PROMPT = 64
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,8 @@ class Case:
         `max_tokens`.
         """
         responses, most = LOADS[size]
-        count, vocab = responses // generations, SIZES[size].vocab
+        count = responses // generations
+        vocab = SIZES[size].vocab
         widths = [
             LEAST_PROMPT + i * (MOST_PROMPT - LEAST_PROMPT) // max(count - 1, 1)
             for i in range(count)

@@ -67,7 +67,8 @@ def side(python: Path, module: str, *options: str) -> dict[str, Any]:
     Returns the JSON object of its last line.
     """
     alone = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
-    command, root = [str(python), "-m", module, *options], Path(__file__).resolve().parent.parent
+    command = [str(python), "-m", module, *options]
+    root = Path(__file__).resolve().parent.parent
     done = subprocess.run(
         command, cwd=root, env=os.environ | alone, capture_output=True, text=True, check=False
     )

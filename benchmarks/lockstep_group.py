@@ -83,7 +83,8 @@ def step_of(
     workers = PolicyGradientWorkers(
         policy=policy, reference=reference, collector=collector, phase=phase, agreement=agreement
     )
-    settings, rows = build_settings(recipe, recipe.grpo, ()), args.prompts // args.generations
+    settings = build_settings(recipe, recipe.grpo, ())
+    rows = args.prompts // args.generations
     return (
         lambda step: grpo.learn(
             step, sample_step(step * rows, step, workers, settings), workers, settings, recipe

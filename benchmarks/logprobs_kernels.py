@@ -116,7 +116,9 @@ class Kernel:
 
 def logprob(place: Place, dtype: torch.dtype = torch.float32) -> Work:
     logits, target = place.shard(dtype)
-    start, end, group = place.start, place.start + place.columns, place.group
+    start = place.start
+    end = place.start + place.columns
+    group = place.group
     ways = place.ways(
         lambda library: [
             library.ChunkedDistributedLogprob.apply(logits, target, start, end, CHUNK, group)

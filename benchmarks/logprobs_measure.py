@@ -136,7 +136,8 @@ def _timed(
 def _clocked(fn: Callable[[], Any], device: torch.device) -> tuple[Any, float]:
     """The result of `fn`, and its seconds: CPU time of this process, or time of the GPU."""
     if device.type == "cuda":
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start = torch.cuda.Event(enable_timing=True)
+        end = torch.cuda.Event(enable_timing=True)
         start.record()
         out = fn()
         end.record()

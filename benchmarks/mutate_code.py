@@ -75,7 +75,8 @@ def edits_of(file: str) -> list[Edit]:
 
     def inside(node: ast.AST, name: str, local: bool) -> Iterator[Edit]:
         for child in _children(node):
-            within, its_local = name, local
+            within = name
+            its_local = local
             if isinstance(child, ast.FunctionDef | ast.ClassDef):
                 within = (
                     f"{name}.<locals>.{child.name}" if local else f"{name}.{child.name}".lstrip(".")
@@ -106,7 +107,9 @@ def patch_of(file: str, before: str, after: str) -> Edit:
             "many lines"
         )
     line = source[: source.index(before)].count("\n") + 1
-    name, node, last = list[str](), tree_of(file), False
+    name = list[str]()
+    node = tree_of(file)
+    last = False
     while found := [one for one in ast.walk(node) if one is not node and _holds(one, line)]:
         node = found[0]
         name += [*["<locals>"] * last, node.name]

@@ -144,11 +144,10 @@ def _sent(family: str) -> Program:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.zero_()
-        sampler, sender = TorchSampler(model, 1), LocalSender()
-        outgoing, route = (
-            Outgoing(build(family).named_parameters, torch.float32),
-            Route("shared_memory", sender.places),
-        )
+        sampler = TorchSampler(model, 1)
+        sender = LocalSender()
+        outgoing = Outgoing(build(family).named_parameters, torch.float32)
+        route = Route("shared_memory", sender.places)
         sender.join(route)
         sampler.join(route)
         for bucket in sender.buckets(outgoing, columns=True):

@@ -147,7 +147,8 @@ class Judge:
     def _reads_changed(self, tap: EditedTap, found: Location) -> bool:
         """True if the edit changed a weight, and the first segment reads it."""
         address = (tap.address(found.segments[0].end) if found.segments else None) or ""
-        own, right = tap.model.state_dict(), self.model.state_dict()
+        own = tap.model.state_dict()
+        right = self.model.state_dict()
         changed = [
             name
             for name, tensor in right.items()

@@ -21,8 +21,10 @@ from lockstep.report.held_out import HELD_OUT, Figure, figures
 from lockstep.report.log import read_metrics
 
 HELD = "validation/accuracy", "validation/reward"
-WIDTH, HEIGHT = 760, 438
-LEFT, RIGHT = 64, 640
+WIDTH = 760
+HEIGHT = 438
+LEFT = 64
+RIGHT = 640
 STYLE = """
   text { font: 13px system-ui, sans-serif; fill: #1f2328 }
   .small { font-size: 11.5px; fill: #59636e }
@@ -111,10 +113,8 @@ def draw(rows: Sequence[dict[str, float]], name: str) -> str:
         f'<text x="{LEFT}" y="{HEIGHT - 26 + 18 * number}">{escape(line)}</text>'
         for number, line in enumerate(textwrap.wrap(verdict, 80))
     ]
-    body, learned = (
-        "\n".join(parts),
-        f"{HELD_OUT[metric][0]} {held[0].value:.3f} to {held[-1].value:.3f}",
-    )
+    body = "\n".join(parts)
+    learned = f"{HELD_OUT[metric][0]} {held[0].value:.3f} to {held[-1].value:.3f}"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'aria-label="{escape(f"{name}: {learned}; {verdict}")}">\n'
@@ -202,7 +202,8 @@ def _draw_agreement(
 
 def _write_step(step: int, last: int) -> str:
     """Returns a label below both panels."""
-    place, label = Panel(0, 1, 0.0, 1.0, last).x(step), str(step) if step else "step 0"
+    place = Panel(0, 1, 0.0, 1.0, last).x(step)
+    label = str(step) if step else "step 0"
     return f'<text class="small" x="{place:.1f}" y="384" text-anchor="middle">{label}</text>'
 
 

@@ -34,7 +34,9 @@ SIZES = {
     "num_key_value_heads": 4,
     "vocab_size": 16384,
 }
-AGAIN, BF16, LORA = {"activation_checkpointing": True}, {"dtype": "bf16"}, {"lora": LoRA()}
+AGAIN = {"activation_checkpointing": True}
+BF16 = {"dtype": "bf16"}
+LORA = {"lora": LoRA()}
 CASES: tuple[tuple[str, dict[str, int], dict[str, Any], Head], ...] = (
     ("one process", {}, {}, "logits"),
     ("one process, checkpointed", {}, AGAIN, "logits"),

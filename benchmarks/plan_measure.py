@@ -78,8 +78,10 @@ class MeasuredRank:
         ctypes.CDLL(None).mallopt(
             _MMAP_THRESHOLD, 2**18
         )  # what is freed is given back at once; a heap keeps holes
-        spec, parallel = self.rank.learner, self.rank.learner.section.parallel
-        tiny, ranks = replace(spec, model=self.tiny), ALONE
+        spec = self.rank.learner
+        parallel = self.rank.learner.section.parallel
+        tiny = replace(spec, model=self.tiny)
+        ranks = ALONE
         if parallel.ranks == 1:
             first = tiny.build()
         else:
@@ -97,12 +99,15 @@ class Steps:
     def __init__(
         self, learner: Any, head: str, lengths: list[int], growth: MemoryGrowth | None = None
     ) -> None:
-        self._learner, self._lengths, self._growth = learner, lengths, growth
+        self._learner = learner
+        self._lengths = lengths
+        self._growth = growth
         self._loss: Any = CrossEntropyLoss() if head == "logits" else SquaredValues()
 
     def step(self) -> None:
         total = sum(self._lengths)
-        tokens, mask = torch.arange(total) % 128, torch.ones(total, dtype=torch.bool)
+        tokens = torch.arange(total) % 128
+        mask = torch.ones(total, dtype=torch.bool)
         train(self._learner, Batch(tokens, torch.tensor(self._lengths), {"mask": mask}), self._loss)
 
     def peak(self, lengths: list[int], steps: int) -> float:
@@ -122,11 +127,10 @@ def measured(
     """The peak in bytes of the fullest rank; each data-parallel rank has sequences of these
     lengths.
     """
-    spec, count = (
-        LearnerSpec(str(folder), head, section, Optimizer(lr=1e-5), 0),
-        section.parallel.ranks,
-    )
-    host, place = Host(LOOPBACK, count, 600.0), Place(0, (0,), 0, on_gpu=False)
+    spec = LearnerSpec(str(folder), head, section, Optimizer(lr=1e-5), 0)
+    count = section.parallel.ranks
+    host = Host(LOOPBACK, count, 600.0)
+    place = Place(0, (0,), 0, on_gpu=False)
     ranks = [
         HERE.start(
             MeasuredRank(RankSpec(spec, host.meeting.of(rank)), str(tiny)).build,

@@ -82,7 +82,8 @@ def show(
     """Prints two tables, with TRL as it ships and without its garbage collections, and saves them
     if asked to.
     """
-    where, baseline = environment(threads=1), f"TRL {release}"
+    where = environment(threads=1)
+    baseline = f"TRL {release}"
     shipped, without = (
         [row for setting, rounds in measured.items() for row in step_rows(setting, rounds, clock)]
         for clock in ("cpu_s", "cpu_without_gc_s")

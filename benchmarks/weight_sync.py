@@ -32,7 +32,8 @@ from lockstep.config import LearnerSection, Parallel, SamplerSection
 from lockstep.learners.base import Learner
 from lockstep.weight_sync.sync import random_probe, sync_weights
 
-VOCABULARY, CONTEXT = 32_000, 512
+VOCABULARY = 32_000
+CONTEXT = 512
 REPEATS = 7
 SHAPES = {  # millions of parameters: hidden size, layers
     2: (32, 1),
@@ -142,27 +143,28 @@ def open_learner(folder: Path, ranks: int) -> Iterator[Learner]:
 
 def measure_way(folder: Path, name: str, way: Way) -> Row:
     """Times copies and weight syncs in turn, after a first one of each that sets up memory."""
-    computation, probe = LearnerSection(device="cpu"), random_probe(VOCABULARY, CONTEXT)
+    computation = LearnerSection(device="cpu")
+    probe = random_probe(VOCABULARY, CONTEXT)
     with (
         open_learner(folder, way.ranks) as learner,
         closing(SamplerPool(SamplerSpec(str(folder), way.engine, computation))) as pool,
     ):
         pool.ready()
-        copy, copies, copies_cpu, syncs = (
-            copier(learner),
-            list[float](),
-            list[float](),
-            list[float](),
-        )
+        copy = copier(learner)
+        copies = list[float]()
+        copies_cpu = list[float]()
+        syncs = list[float]()
         spent = list[dict[str, float]]()
         copy()
         sync_weights(learner, pool, 0, probe)
         for version in range(1, REPEATS + 1):
-            begun, cpu = time.perf_counter(), time.process_time()
+            begun = time.perf_counter()
+            cpu = time.process_time()
             copy()
             copies.append(time.perf_counter() - begun)
             copies_cpu.append(time.process_time() - cpu)
-            before, begun = cpu_seconds(), time.perf_counter()
+            before = cpu_seconds()
+            begun = time.perf_counter()
             sync_weights(learner, pool, version)
             syncs.append(time.perf_counter() - begun)
             spent.append(

@@ -39,10 +39,13 @@ _LEAST_OFF = 1e-3
 """Nats: less may be made by rounding alike in all tokens."""
 _LEAST_SIZE = 1e-3
 """Numbers below it have too few digits to say anything."""
-_LEAST_TOKENS, _LEAST_REPEATS, _LEAST_FITTED = 8, 5, 200
+_LEAST_TOKENS = 8
+_LEAST_REPEATS = 5
+_LEAST_FITTED = 200
 _SINGLE = 2.0**-23
 """Relative spacing of fp32, in which columns are computed."""
-_MOST_ROWS, _PLACES = 512, 64
+_MOST_ROWS = 512
+_PLACES = 64
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,8 @@ class _ColumnExaminer:
     """Two columns as arrays, and which tokens no finding speaks of yet."""
 
     def __init__(self, columns: TokenColumns, compared: Compared) -> None:
-        self._names, self._compared = columns.names, compared
+        self._names = columns.names
+        self._compared = compared
         self._sides: dict[ColumnSide, Compared] = {"infer": compared, "train": compared.swap()}
         self._free = np.ones(compared.train.numel(), bool)
         self._spacing = np.zeros(self._free.size)
@@ -172,7 +176,8 @@ class _ColumnExaminer:
         digits.
         """
         squares = np.square(self._delta)
-        row, position = self._compared.row.numpy(), self._compared.position.numpy()
+        row = self._compared.row.numpy()
+        position = self._compared.position.numpy()
         rows = name_places(np.unique(row[tokens]).tolist(), self._compared.lengths.numel(), "row")
         positions = name_places(
             np.unique(position[tokens]).tolist(), int(position.max()) + 1, "position"
@@ -197,7 +202,8 @@ class _ColumnExaminer:
     def _find_repeated(self, excess: Floats) -> Iterator[Finding]:
         """Zeros, constants, clamps and what is no number, by side."""
         for side, compared in self._sides.items():
-            own, other = compared.infer.numpy(), compared.train.numpy()
+            own = compared.infer.numpy()
+            other = compared.train.numpy()
             broken = self._free & ~np.isfinite(own)
             if broken.any():
                 yield self._report("not finite", "minus infinity or no number", side, broken)
@@ -278,7 +284,8 @@ def measure_excess(compared: Compared, spacing: Floats | float = 0.0) -> Floats:
         .clamp(0.0, 50.0)
         .numpy()
     )
-    shape, least = -np.expm1(-surprise) + 1e-6, 3e-6 + _SINGLE * surprise + spacing
+    shape = -np.expm1(-surprise) + 1e-6
+    least = 3e-6 + _SINGLE * surprise + spacing
     usual = (
         np.quantile((off / shape)[np.isfinite(off)], 0.25) / 0.319
         if np.isfinite(off).any()
@@ -334,7 +341,8 @@ _GRIDS = (
     _decimals(3),
 )
 
-_OTHERS, _OF = "the others", "'s"
+_OTHERS = "the others"
+_OF = "'s"
 _Formula = tuple[str, str, float, float]
 """Kind, words, share of the mean difference that it does not explain, and what it must explain more
 than others.
@@ -343,15 +351,15 @@ than others.
 
 def _list_formulas(compared: Compared, tokens: Bools) -> Iterator[_Formula]:
     """Formulas for the inference side's values of some tokens, given the training side's."""
-    own, other = compared.infer.numpy()[tokens], compared.train.numpy()[tokens]
+    own = compared.infer.numpy()[tokens]
+    other = compared.train.numpy()[tokens]
     before = max(_mean_off(own, other), 1e-300)
-    offset, factor = (
-        float(np.median(own - other)),
-        float(np.median(own / np.minimum(other, -1e-12))),
-    )
+    offset = float(np.median(own - other))
+    factor = float(np.median(own / np.minimum(other, -1e-12)))
     yield "offset", f"{_OTHERS} {offset:+.4g} nats", _mean_off(own, other + offset) / before, 0.01
     yield "scaled", f"{factor:.4g} times {_OTHERS}", _mean_off(own, factor * other) / before, 0.03
-    row, every = compared.row.numpy(), compared.train.numpy()
+    row = compared.row.numpy()
+    every = compared.train.numpy()
     for places in (-2, -1, 1, 2):
         inside = (np.roll(row, -places) == row)[tokens]
         if inside.mean() > 0.5:
@@ -370,7 +378,8 @@ def find_row_order(compared: Compared) -> dict[int, int]:
     rows = compared.lengths.numel()
     if not 2 <= rows <= _MOST_ROWS:
         return {}
-    row, place = compared.row.numpy(), compared.index.numpy() - 1
+    row = compared.row.numpy()
+    place = compared.index.numpy() - 1
     own, other = np.full((2, rows, _PLACES), np.nan)
     for grid, side in ((own, compared.infer), (other, compared.train)):
         inside = place < _PLACES
@@ -403,7 +412,8 @@ def _find_nucleus(own: Floats, other: Floats) -> float | None:
     gain = own - other
     kept = math.exp(-gain.max())
     one_sided = float(np.maximum(gain, 0).sum() / np.abs(gain).sum())
-    near, certain = np.mean(gain > 0.7 * gain.max()), np.mean((own > -1e-6) & (other < -1e-3))
+    near = np.mean(gain > 0.7 * gain.max())
+    certain = np.mean((own > -1e-6) & (other < -1e-3))
     return (
         None
         if one_sided < 0.97 or near < 0.02 or certain < 0.02 or not 0.3 < kept < 0.999

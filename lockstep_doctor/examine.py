@@ -94,10 +94,8 @@ def _check_columns(name: str, requests: Sequence[Tensor], read: Sequence[Columns
 
     What it delivers has to be what its own logits give.
     """
-    own, said = (
-        [column for column, _ in read],
-        [column.cpu() for _, column in read if column is not None],
-    )
+    own = [column for column, _ in read]
+    said = [column.cpu() for _, column in read if column is not None]
     if not all(bool(column.isfinite().all()) for column in own):
         yield f"{name} gives log-probabilities that are not finite"
     off = [

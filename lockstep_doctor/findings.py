@@ -77,7 +77,8 @@ def describe_place(place: FaultPlace) -> Iterator[str]:
 
 def _arguments_that_differ(place: FaultPlace) -> Iterator[str]:
     """Yields the arguments that differ, of one operator in both engines."""
-    first, some = place.suspects[:1], place.suspects
+    first = place.suspects[:1]
+    some = place.suspects
     pairs = [
         (a, b)
         for a in first

@@ -124,7 +124,8 @@ class _Cast:
     """The weights of a block, cast for as long as it computes."""
 
     def __init__(self, weights: Sequence[nn.Parameter], dtype: torch.dtype) -> None:
-        self._weights, self._dtype = weights, dtype
+        self._weights = weights
+        self._dtype = dtype
         self._kept: list[Tensor] = []
 
     def begin(self, *_: Any) -> None:

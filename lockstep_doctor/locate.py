@@ -317,7 +317,8 @@ def _compare(right: Capture, replayed: Capture) -> list[Segment]:
         found.append(Segment(start, cut, *find_error(value, own), tuple(missing)))
         if missing and found[-1].error <= _SAME:
             continue  # another branch, which does not read what is missing
-        before, missing = cut, []
+        before = cut
+        missing = []
     return found
 
 
@@ -332,7 +333,8 @@ def _choose_fewest(
     kinds: dict[str, list[Segment]] = {}
     for one in segments:
         kinds.setdefault(_SEVERAL.sub("", one.end.stage), []).append(one)
-    chosen, removed = list[list[Segment]](), 0.0
+    chosen = list[list[Segment]]()
+    removed = 0.0
     for kind in sorted(kinds.values(), key=lambda some: -max(one.error for one in some)):
         chosen.append(kind)
         removed = undo(_flat(chosen))

@@ -53,7 +53,10 @@ class Pass:
         end: CutPoint | None = None,
         share: Share = _WHOLE,
     ) -> None:
-        self._forced, self._recorder, self._start, self._end = forced, recorder, start, end
+        self._forced = forced
+        self._recorder = recorder
+        self._start = start
+        self._end = end
         self._share = share
         self._count: Counter[CutPoint] = Counter()
         self._seen: dict[CutPoint, list[Tensor]] = {}
@@ -125,8 +128,11 @@ class ModuleTap:
         read: Callable[[nn.Module, Tensor], Tensor] | None = None,
         prompt: int | None = None,
     ) -> None:
-        self.model, self.name, self.builder = model, name, builder
-        self._reads, self._prompt = read or read_plainly, prompt
+        self.model = model
+        self.name = name
+        self.builder = builder
+        self._reads = read or read_plainly
+        self._prompt = prompt
         self.paths = find_watched(model)
         cuts = name_cuts(self.paths)
         self.values = values_by_name(cuts)

@@ -106,7 +106,8 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self, opened: Sequence[str] = ()) -> None:
         super().__init__()
-        self.on, self.early = False, False
+        self.on = False
+        self.early = False
         self._opened = opened
         self._entered = 0
         self._around: tuple[Frame, ...] = ()
@@ -124,7 +125,8 @@ class Recorder(TorchDispatchMode):
         super().__exit__(*error)
         self._entered -= 1
         if not self._entered:
-            self._outside, self._begun = [], []
+            self._outside = []
+            self._begun = []
 
     def restart(self) -> None:
         """Drops what was recorded; begins here."""
@@ -139,7 +141,8 @@ class Recorder(TorchDispatchMode):
     @contextmanager
     def pause(self) -> Iterator[None]:
         """A context in which nothing is recorded."""
-        on, self.on = self.on, False
+        on = self.on
+        self.on = False
         try:
             yield
         finally:
@@ -149,7 +152,8 @@ class Recorder(TorchDispatchMode):
         """Begins the trace of a call; the first has what was recorded before it, such as a mask
         that it is given.
         """
-        self.on, self.early = True, early
+        self.on = True
+        self.early = early
         if self._called:
             self._calls.append(OperatorTrace(self._values))
         self._called = True
@@ -160,7 +164,8 @@ class Recorder(TorchDispatchMode):
 
     def end_early(self) -> None:
         """Notes that the layers begin."""
-        self.on, self.early = self.on and not self.early, False
+        self.on = self.on and not self.early
+        self.early = False
 
     def give(self, value: Tensor) -> None:
         """Notes that a value was overwritten from outside: what follows from it follows from
@@ -330,7 +335,8 @@ def join_traces(parts: Sequence[OperatorTrace]) -> OperatorTrace:
     """
     if len(parts) < 2:
         return parts[0] if parts else OperatorTrace()
-    joined, places = OperatorTrace(around=parts[0].around), dict[tuple[int, int], int]()
+    joined = OperatorTrace(around=parts[0].around)
+    places = dict[tuple[int, int], int]()
     same: dict[tuple[object, ...], list[tuple[int, Operator]]] = {}
     for number, part in enumerate(parts):
         met: Counter[object] = Counter()
@@ -511,7 +517,8 @@ def first_other_number(
         if one.name != right.name:
             return (other, right) if place else None
         for a, b in zip(one.outputs, right.outputs, strict=False):
-            first, second = own.values[a], other.values[b]
+            first = own.values[a]
+            second = other.values[b]
             if a not in unset and not first.is_floating_point() and not torch.equal(first, second):
                 return own, one
     return None
@@ -554,7 +561,8 @@ def first_rearranged(own: OperatorTrace, other: OperatorTrace, tolerance: float)
         if one.name != its.name:
             return one
         for a, b in zip(one.outputs, its.outputs, strict=False):
-            first, second = own.values[a].double(), other.values[b].double()
+            first = own.values[a].double()
+            second = other.values[b].double()
             if first.shape != second.shape or not torch.allclose(
                 first, second, rtol=tolerance, atol=tolerance
             ):

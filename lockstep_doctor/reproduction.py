@@ -68,7 +68,8 @@ def write_reproduction(folder: Path, tap: ModuleTap, found: Location, tokens_T: 
         tap: The engine that is wrong; it says how it is built.
         found: From `locate`, with a segment.
     """
-    goal, layer = tap.address(found.segments[0].end), found.segments[0].end.layer
+    goal = tap.address(found.segments[0].end)
+    layer = found.segments[0].end.layer
     assert goal is not None, "a segment ends at a cut of its tap"
     names = {cut: tap.address(cut) for cut in found.seen if cut.layer in (None, layer)}
     inputs = {name: found.seen[cut] for cut, name in names.items() if name is not None}

@@ -44,7 +44,8 @@ class Compared:
         """Δ, training side minus inference side, nats, float64 [M]; ±inf where one gives no
         probability, 0 if both.
         """
-        train, infer = _without_nan(self.train), _without_nan(self.infer)
+        train = _without_nan(self.train)
+        infer = _without_nan(self.infer)
         return torch.where(train == infer, 0.0, train - infer)
 
     @property
@@ -101,7 +102,8 @@ class Compared:
 
 def pool(parts: Sequence[Compared]) -> Compared:
     """All of them as one; no cluster reaches over two."""
-    clusters, taken = [], 0
+    clusters = []
+    taken = 0
     for part in parts:
         own = (
             torch.arange(part.lengths.numel())
@@ -172,7 +174,8 @@ def difference_up_to_cap(a: Tensor, b: Tensor) -> Tensor:
     """|a − b| in float64, each at most `CAP`, which NaN counts as, too; 0 where both are the same
     infinity.
     """
-    a, b = a.double(), b.double()
+    a = a.double()
+    b = b.double()
     return torch.where(a == b, 0.0, (a - b).abs().nan_to_num(CAP)).clamp(max=CAP)
 
 

@@ -279,7 +279,8 @@ class DistributedCrossEntropy(torch.autograd.Function):
                 f"{tuple(student_logits.shape)} and "
                 f"{tuple(target_logits.shape)}"
             )
-        student, target = student_logits.flatten(0, -2), target_logits.flatten(0, -2)
+        student = student_logits.flatten(0, -2)
+        target = target_logits.flatten(0, -2)
         result = cross_entropy(student, target, group)
         if not inference_only:
             ctx.shape = student_logits.shape
@@ -353,7 +354,8 @@ class AllGatherCPTensor(torch.autograd.Function):
     def forward(
         ctx: Any, tensor: Tensor, cp_group: dist.ProcessGroup | None, seq_dim: int = 1
     ) -> Tensor:
-        ctx.cp_group, ctx.seq_dim = cp_group, seq_dim
+        ctx.cp_group = cp_group
+        ctx.seq_dim = seq_dim
         return context.gather(tensor.view_as(tensor), cp_group, seq_dim)
 
     @staticmethod

@@ -11,12 +11,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 if hasattr(dist, "all_gather_single"):
-    all_gather_single, reduce_scatter_single = dist.all_gather_single, dist.reduce_scatter_single
+    all_gather_single = dist.all_gather_single
+    reduce_scatter_single = dist.reduce_scatter_single
 else:  # their names before torch 2.13, which still has these and warns
-    all_gather_single, reduce_scatter_single = (
-        dist.all_gather_into_tensor,
-        dist.reduce_scatter_tensor,
-    )
+    all_gather_single = dist.all_gather_into_tensor
+    reduce_scatter_single = dist.reduce_scatter_tensor
 
 Gradient = Literal["sum", "local"]
 
@@ -104,7 +103,8 @@ def group_rank(group: dist.ProcessGroup | None) -> int:
 class _AllGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, summed: bool) -> Tensor:
-        ctx.group, ctx.summed = group, summed
+        ctx.group = group
+        ctx.summed = summed
         stacked = x.new_empty(group_size(group), *x.shape)
         all_gather_single(stacked.view(-1), x.contiguous().view(-1), group)
         return stacked

@@ -89,7 +89,8 @@ def vocab_parallel_gather_columns(
         fp32 [..., K]; 0, without gradient, for an id outside the vocabulary.
     """
     own = _own(logits)
-    rows, shard = own.flatten(0, -2), even_shard(own.shape[-1], tp_group, group_rank(tp_group))
+    rows = own.flatten(0, -2)
+    shard = even_shard(own.shape[-1], tp_group, group_rank(tp_group))
     columns = _gather_logits(rows, column_indices.expand(len(rows), -1), shard)
     return columns.view(*own.shape[:-1], len(column_indices))
 
@@ -211,7 +212,8 @@ def get_distillation_topk_logprobs_from_logits(
             rows, ids, Scoring(shard=shard, entropy=calculate_entropy)
         )
     else:  # from the K logits alone, so that tokens outside the top k get a gradient of exactly 0
-        columns, entropy = _gather_logits(rows, ids, shard), None
+        columns = _gather_logits(rows, ids, shard)
+        entropy = None
     both = columns if entropy is None else torch.cat([columns, -entropy[:, None]], 1)
     both = both.view(*student_logits.shape[:2], both.shape[1])
     both = context.gather(both, context_parallel_group)[:, : length - 1]

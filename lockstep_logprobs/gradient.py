@@ -71,7 +71,8 @@ class RowGradient:
         """
         own_MK = torch.zeros_like(scores.logprob) if gradient_MK is None else gradient_MK.float()
         own_MK = own_MK.masked_fill(scores.token < 0, 0.0).div_(scoring.temperature)
-        offset, slope = -own_MK.sum(-1), None
+        offset = -own_MK.sum(-1)
+        slope = None
         if scores.entropy is not None and gradient_M is not None:
             slope = gradient_M.float() / scoring.temperature
             offset = offset - slope * scores.entropy

@@ -38,7 +38,8 @@ def patch_gpt_model_forward_for_linear_ce_fusion(*, chunk_size: int) -> None:
     """
     from megatron.core.models.gpt import GPTModel
 
-    _patched.chunk_size, _patched.plain = chunk_size, _patched.plain or GPTModel.forward
+    _patched.chunk_size = chunk_size
+    _patched.plain = _patched.plain or GPTModel.forward
     GPTModel.forward = _gpt_forward_with_linear_ce_fusion
 
 
@@ -132,7 +133,8 @@ def _score(model: Any, hidden: Tensor, labels: Tensor) -> Tensor:
     """Scores positions [S/CP, B, H], or this rank's share of these under sequence parallelism."""
     from megatron.core.tensor_parallel import scatter_to_sequence_parallel_region
 
-    tp, cp = model.pg_collection.tp, model.pg_collection.cp
+    tp = model.pg_collection.tp
+    cp = model.pg_collection.cp
     if not model.config.sequence_parallel:
         hidden = scatter_to_sequence_parallel_region(hidden, group=tp)
     tied = model.share_embeddings_and_output_weights

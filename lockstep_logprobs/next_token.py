@@ -370,11 +370,13 @@ def _token_logprobs(
     """log p of already shifted targets, fp32, in their shape; under top-k and top-p where
     requested.
     """
-    rows, shard = own_columns(logits, *vocab), Shard(vocab[0], group)
+    rows = own_columns(logits, *vocab)
+    shard = Shard(vocab[0], group)
     most = block_rows(logits.shape[:-2].numel(), chunk_size)
     floor = None
     if sampling_params is not None and need_top_k_or_top_p_filtering(sampling_params):
-        top_k, top_p = sampling_params.top_k, sampling_params.top_p
+        top_k = sampling_params.top_k
+        top_p = sampling_params.top_p
         floor = support_floor(rows, shard, top_k=top_k, top_p=top_p, max_rows=most)
     with torch.set_grad_enabled(torch.is_grad_enabled() and not inference_only):
         logprob, _ = vocab_logprobs(

@@ -82,10 +82,8 @@ def _search_likeliest(
     bool [M].
     """
     power_MK = powers(value_MK, value_MK[:, :1], temperature)
-    number_MK, sum_MK = (
-        (power_MK * -(BASE**DIGITS / reach)).floor_(),
-        masses(power_MK).long().cumsum(1),
-    )
+    number_MK = (power_MK * -(BASE**DIGITS / reach)).floor_()
+    sum_MK = masses(power_MK).long().cumsum(1)
     goal_M1 = (top_p * _ONE) * total_M.double()[:, None]
     first_M1, last_M1 = (
         (sum_MK < goal_M1 * by).sum(1, keepdim=True) for by in (1.0 - _CLOSE, 1.0 + _CLOSE)
@@ -102,21 +100,22 @@ def _search_rows(
     z: Sequence[Tensor], maximum_R: Tensor, top_p: float, temperature: float, reach: float
 ) -> Tensor:
     """The thresholds of rows [R], searched among all their tokens."""
-    floor_R, values, counts, places = (
-        torch.empty_like(maximum_R),
-        list[Tensor](),
-        list[Tensor](),
-        list[int](),
-    )
+    floor_R = torch.empty_like(maximum_R)
+    values = list[Tensor]()
+    counts = list[Tensor]()
+    places = list[int]()
     for place, z_V in enumerate(z):
         counted = _count(z_V.float())
         if counted is None:
-            one, maximum = torch.zeros(1, dtype=torch.int64), maximum_R[place : place + 1]
+            one = torch.zeros(1, dtype=torch.int64)
+            maximum = maximum_R[place : place + 1]
             floor_R[place] = _search_digits(
                 z_V.float(), None, one, maximum, top_p, temperature, reach
             )[0]
         else:
-            values, counts, places = [*values, counted[0]], [*counts, counted[1]], [*places, place]
+            values = [*values, counted[0]]
+            counts = [*counts, counted[1]]
+            places = [*places, place]
     if places:
         row_N = torch.arange(len(places)).repeat_interleave(
             torch.tensor([len(value_N) for value_N in values])
@@ -162,7 +161,8 @@ def _search_digits(
         temperature: Divides the logits.
         reach: The digits cover `powers` from 0 down to −reach.
     """
-    rows, start_R = len(maximum_R), torch.arange(len(maximum_R)) * (BASE + 1)
+    rows = len(maximum_R)
+    start_R = torch.arange(len(maximum_R)) * (BASE + 1)
     power_N = powers(z_N, maximum_R[row_N], temperature)
     mass_N = masses(power_N).long()
     mass_N = mass_N if count_N is None else mass_N.mul_(count_N)
@@ -182,8 +182,11 @@ def _search_digits(
         if goal_R1 is None:
             goal_R1 = (top_p * mass_RD.sum(1, keepdim=True).double()).long()
         digit_R1 = (before_RD[:, :BASE] < goal_R1).sum(1, keepdim=True).clamp_(min=1) - 1
-        below_R1, prefix_R1 = before_RD.gather(1, digit_R1), BASE * prefix_R1 + digit_R1
+        below_R1 = before_RD.gather(1, digit_R1)
+        prefix_R1 = BASE * prefix_R1 + digit_R1
         inside = (digit_N == (start_R + digit_R1[:, 0])[row_N]).nonzero()[:, 0]
         row_N = row_N.expand(len(z_N))[inside]
-        z_N, power_N, mass_N = z_N[inside], power_N[inside], mass_N[inside]
+        z_N = z_N[inside]
+        power_N = power_N[inside]
+        mass_N = mass_N[inside]
     return torch.full_like(maximum_R, torch.inf).scatter_reduce_(0, row_N, z_N, "amin")

@@ -92,7 +92,8 @@ class Packing:
         Returns:
             The position that belongs into each cell, int64 [B, width]; T where none does.
         """
-        starts, ends = self.cu_seqlens[:-1, None].long(), self.cu_seqlens[1:, None].long()
+        starts = self.cu_seqlens[:-1, None].long()
+        ends = self.cu_seqlens[1:, None].long()
         position = starts + torch.arange(width, device=starts.device)
         return torch.where(position < ends - 1, position, self.tokens)
 
@@ -100,7 +101,8 @@ class Packing:
         """The positions that ranks [R, 1] hold, int64 [R, T/C]."""
         index = torch.arange(self.tokens // self.size, device=self.cu_seqlens.device)
         start, end = self._bounds_of(index, share=self.size)
-        offset, chunk = index - start // self.size, (end - start) // (2 * self.size)
+        offset = index - start // self.size
+        chunk = (end - start) // (2 * self.size)
         late = (
             2 * self.size - 2 - rank
         ) * chunk  # its first token has an offset of one chunk already

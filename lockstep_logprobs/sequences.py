@@ -61,7 +61,8 @@ def cp_shift_next(x: Tensor, cp_group: dist.ProcessGroup | None = None, *, fill:
         cp_group: The ranks that hold the sequence, in the order of their pieces.
         fill: Value after the last position of all.
     """
-    size, own = group_size(cp_group), group_rank(cp_group)
+    size = group_size(cp_group)
+    own = group_rank(cp_group)
     # The last rank gathers too, and overwrites what it gets: otherwise it would miss backward's
     # collective.
     after = all_gather(x[:, :1], cp_group)[(own + 1) % size]

@@ -41,9 +41,11 @@ def cross_entropy(
     matter.
     """
     max_p, sum_p, max_q, sum_q, cross_M = _cross_entropy_sums(logits_Mv, target_Mv).unbind()
-    of_p, of_q = RowSums(max_p, sum_p, None), RowSums(max_q, sum_q, None)
+    of_p = RowSums(max_p, sum_p, None)
+    of_q = RowSums(max_q, sum_q, None)
     maxima = all_reduce(torch.stack([max_p, max_q]), group, dist.ReduceOp.MAX)
-    share_p, share_q = of_p.rebase(maxima[0], 1.0), of_q.rebase(maxima[1], 1.0)
+    share_p = of_p.rebase(maxima[0], 1.0)
+    share_q = of_q.rebase(maxima[1], 1.0)
     scale_M = (max_q - finite_maximum(maxima[1])).exp()
     moved_M = scale_M * cross_M + share_q.total * (max_p - finite_maximum(maxima[0]))
     shares = torch.stack([share_p.total, share_q.total, torch.where(scale_M > 0, moved_M, 0.0)])
@@ -64,7 +66,8 @@ def _cross_entropy_sums(logits: Tensor, target: Tensor) -> Tensor:
     of_p, of_q = (RowSums.zeros(len(logits), entropy=False, device=logits.device) for _ in range(2))
     cross_M = torch.zeros_like(of_p.total)
     for piece in blocks(len(logits), logits.shape[1], logits.device):
-        p, q = logits[piece], target[piece]
+        p = logits[piece]
+        q = target[piece]
         work = torch.empty_like(p, dtype=torch.float32)
         of_p[piece] = sum_block(p, work, None)
         of_q[piece] = sum_block(q, work, None)  # leaves exp(zq − mq) in `work`

@@ -134,7 +134,8 @@ class RowSums:
         )
 
     def __setitem__(self, rows: slice, sums: RowSums) -> None:
-        self.maximum[rows], self.total[rows] = sums.maximum, sums.total
+        self.maximum[rows] = sums.maximum
+        self.total[rows] = sums.total
         if self.weighted is not None and sums.weighted is not None:
             self.weighted[rows] = sums.weighted
 
@@ -150,7 +151,8 @@ class RowSums:
     def merge(self, other: RowSums, temperature: float) -> RowSums:
         """The sums over the columns of both."""
         highest_M = torch.maximum(self.maximum, other.maximum)
-        a, b = self.rebase(highest_M, temperature), other.rebase(highest_M, temperature)
+        a = self.rebase(highest_M, temperature)
+        b = other.rebase(highest_M, temperature)
         both = None if a.weighted is None or b.weighted is None else a.weighted + b.weighted
         return RowSums(highest_M, a.total + b.total, both)
 
@@ -162,12 +164,11 @@ class RowSums:
         down_TM = _fall(
             F.pad(highest_TM[:-1], (0, 0, 1, 0), value=-torch.inf), highest_TM, temperature
         )
-        scale_TM, tile = (
-            down_TM.exp(),
-            RowSums.from_rows(self.rows().mT.contiguous()).rebase(highest_TM, temperature),
-        )
+        scale_TM = down_TM.exp()
+        tile = RowSums.from_rows(self.rows().mT.contiguous()).rebase(highest_TM, temperature)
         sums = RowSums.zeros(len(self.maximum), self.weighted is not None, self.maximum.device)
-        total_M, weighted_M = sums.total, sums.weighted
+        total_M = sums.total
+        weighted_M = sums.weighted
         for t, scale_M in enumerate(scale_TM):
             if weighted_M is not None and tile.weighted is not None:
                 weighted_M = scale_M * (weighted_M + down_TM[t] * total_M) + tile.weighted[t]
@@ -233,7 +234,8 @@ def write_log2_probability(
 
 def column_tiles(columns: int, row_invariant: bool = False) -> Iterator[slice]:
     """Cuts the columns of a vocabulary into tiles, whose sums are merged in turn."""
-    start, least = 0, _FEW_COLUMNS if row_invariant else 1
+    start = 0
+    least = _FEW_COLUMNS if row_invariant else 1
     while start < columns:
         stop = start + TILE_COLUMNS
         stop = stop if columns - stop >= least else columns
@@ -256,8 +258,10 @@ def sum_block(
     exp2 is faster, but rounds the last numbers of a block differently from the others; exp does
     not.
     """
-    z, base = to_fp32(z, work), 1.0 if row_invariant else LOG2_E
-    maximum_M, inside = z.amax(-1), support_mask(z, floor_M)
+    z = to_fp32(z, work)
+    base = 1.0 if row_invariant else LOG2_E
+    maximum_M = z.amax(-1)
+    inside = support_mask(z, floor_M)
     _write_d(z, maximum_M[..., None], base / temperature, work)
     power = torch.exp if row_invariant else torch.exp2
     exponential = power(work) if entropy else power(work, out=work)
@@ -285,10 +289,8 @@ def sum_tiles(
     few = None if floor_M is None else _find_few(z, floor_M)
     if floor_M is not None and few is not None:
         return _sum_few(z, work, few, floor_M, temperature, entropy)
-    floor_M1, last = (
-        None if floor_M is None else floor_M[:, None],
-        list(column_tiles(z.shape[1], row_invariant=True))[-1].start,
-    )
+    floor_M1 = None if floor_M is None else floor_M[:, None]
+    last = list(column_tiles(z.shape[1], row_invariant=True))[-1].start
     parts = list[Tensor]()
     for columns, width in ((slice(last), TILE_COLUMNS), (slice(last, None), z.shape[1] - last)):
         tiles, own = (x[:, columns].unflatten(1, (-1, width)) for x in (z, work))
@@ -303,7 +305,9 @@ def _find_few(z_MV: Tensor, floor_M: Tensor) -> tuple[Tensor, Tensor] | None:
 
     The columns of a group lie far apart, so that taking the maxima of groups vectorizes.
     """
-    rows, groups, device = len(z_MV), z_MV.shape[1] // _GROUP, z_MV.device
+    rows = len(z_MV)
+    groups = z_MV.shape[1] // _GROUP
+    device = z_MV.device
     best_MG = z_MV[:, : _GROUP * groups].unflatten(1, (_GROUP, -1)).amax(1)
     row_N, group_N = (~(best_MG < floor_M[:, None])).nonzero(
         as_tuple=True
@@ -330,11 +334,14 @@ def _sum_few(
     row.
     """
     row_N, column_N = few
-    maximum_MT, place_N = reduce_tiles(z_MV, torch.amax), row_N * z_MV.shape[1] + column_N
-    tile_N, z_N = (column_N // TILE_COLUMNS).clamp_(max=maximum_MT.shape[1] - 1), z_MV.take(place_N)
+    maximum_MT = reduce_tiles(z_MV, torch.amax)
+    place_N = row_N * z_MV.shape[1] + column_N
+    tile_N = (column_N // TILE_COLUMNS).clamp_(max=maximum_MT.shape[1] - 1)
+    z_N = z_MV.take(place_N)
     inside_N = (z_N >= floor_M[row_N]).float()
     d_N = _write_d(z_N, maximum_MT[row_N, tile_N], 1.0 / temperature, z_N)
-    exponential_N, weighted_MT = d_N.exp().mul_(inside_N), None
+    exponential_N = d_N.exp().mul_(inside_N)
+    weighted_MT = None
     if entropy:
         weighted_MT = reduce_tiles(
             work.zero_().put_(place_N, d_N.mul_(exponential_N)), torch.nansum
@@ -381,7 +388,8 @@ def exchange(
         scoring: Options with which the sums were made.
         floor_M: Floor with which the sums were made.
     """
-    group, rows = scoring.shard.group, len(token_MK)
+    group = scoring.shard.group
+    rows = len(token_MK)
     # Only the last rank knows where the vocabulary ends: that travels with the maxima, in fp32
     # exact up to 2²⁴ tokens.
     end = local.maximum.new_full((1,), scoring.shard.start + columns)
@@ -403,7 +411,9 @@ def _scores(
     whole: RowSums, picked_MK: Tensor, token_MK: Tensor, scoring: Scoring, floor_M: Tensor | None
 ) -> Scores:
     """log p and H from the sums over the whole row."""
-    total_M, weighted_M, outside_MK = whole.total, whole.weighted, None
+    total_M = whole.total
+    weighted_M = whole.weighted
+    outside_MK = None
     d_MK = (picked_MK - whole.maximum[:, None]) / scoring.temperature
     if floor_M is not None:
         outside_MK = (picked_MK < floor_M[:, None]) & (token_MK >= 0)

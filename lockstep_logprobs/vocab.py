@@ -143,10 +143,12 @@ def _row_sums(
     """The sums over these columns (`RowSums.rows`), and the logits of tokens that they hold, fp32
     [M, K].
     """
-    sums, tiles_RMT = RowSums.zeros(len(logits), entropy, logits.device), list[Tensor]()
+    sums = RowSums.zeros(len(logits), entropy, logits.device)
+    tiles_RMT = list[Tensor]()
     picked_MK = torch.zeros_like(token, dtype=torch.float32)
     for piece, work in _work_blocks(logits, max_rows):
-        z, own = logits[piece], None if floor is None else floor[piece]
+        z = logits[piece]
+        own = None if floor is None else floor[piece]
         if row_invariant:
             tiles_RMT.append(sum_tiles(z, work, own, temperature, entropy).rows())
         else:
@@ -219,7 +221,8 @@ class _VocabLogSoftmax(torch.autograd.Function):
         dtype: torch.dtype,
     ) -> Tensor:
         scores = _score_nothing(logits_Mv, group, temperature)
-        ctx.group, ctx.temperature = group, temperature
+        ctx.group = group
+        ctx.temperature = temperature
         ctx.save_for_backward(logits_Mv, scores.maximum, scores.log_total)
         return _log_softmax(logits_Mv, scores.maximum, scores.log_total, temperature, False, dtype)
 

@@ -27,7 +27,8 @@ class SumOverRanks(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group, followed_alike: bool) -> Tensor:
-        ctx.group, ctx.followed_alike = group, followed_alike
+        ctx.group = group
+        ctx.followed_alike = followed_alike
         return reduced(x.clone(), group)
 
     @staticmethod
@@ -43,7 +44,8 @@ class Gathered(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, followed_alike: bool) -> Tensor:
-        ctx.group, ctx.followed_alike = group, followed_alike
+        ctx.group = group
+        ctx.followed_alike = followed_alike
         out = x.new_empty(dist.get_world_size(group) * x.shape[0], *x.shape[1:])
         dist.all_gather_into_tensor(out, x.contiguous(), group)
         return out
@@ -211,7 +213,8 @@ def _zigzag(x: Tensor, context: Group) -> Tensor:
     """This rank's two chunks of a sequence."""
     if context is None:
         return x
-    chunks, rank = x.chunk(2 * dist.get_world_size(context)), dist.get_rank(context)
+    chunks = x.chunk(2 * dist.get_world_size(context))
+    rank = dist.get_rank(context)
     return torch.cat([chunks[rank], chunks[-1 - rank]])
 
 

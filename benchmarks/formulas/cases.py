@@ -74,7 +74,8 @@ def judge(library: str, case: Case, reference: Method, batch: Rollouts) -> Outco
     """Runs a case and compares it with the paper's equation, and where it differs with that of its
     difference.
     """
-    answer, wanted = case.run(batch), reference(batch)
+    answer = case.run(batch)
+    wanted = reference(batch)
     value, gradient = _differences(answer, wanted, batch)
     explained_to: float | None = None
     verdict: Verdict = "equal"
@@ -108,7 +109,8 @@ def _difference(x: Tensor | None, wanted: Tensor | None, batch: Rollouts) -> flo
     if x is None or wanted is None:
         return None
     if wanted.ndim and len(wanted) == len(batch.mask):
-        x, wanted = batch.trained(x), batch.trained(wanted)
+        x = batch.trained(x)
+        wanted = batch.trained(wanted)
     return float((x.double() - wanted).abs().max() / wanted.abs().max())
 
 

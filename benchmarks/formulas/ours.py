@@ -28,7 +28,8 @@ from lockstep.objectives.shaping import token_rewards
 from lockstep_logprobs.softmax import Scoring
 from lockstep_logprobs.vocab import vocab_logprobs
 
-_OBJECTIVES, _LOSSES = "lockstep/objectives", "lockstep/losses"
+_OBJECTIVES = "lockstep/objectives"
+_LOSSES = "lockstep/losses"
 
 
 def _batch(given: Rollouts, group_size: int = 1, advantage_N: Tensor | None = None) -> Batch:
@@ -86,7 +87,8 @@ def _weigh_by_icepop(given: Rollouts) -> Tensor:
 
 
 def _values(given: Rollouts) -> Answer:
-    loss, whole = ClippedValue(paper.VALUE_CLIP), _batch(given)
+    loss = ClippedValue(paper.VALUE_CLIP)
+    whole = _batch(given)
     return of_loss(
         given,
         lambda part: _mean(loss, part, whole, _batch(part), Outputs(value=part.value)),
@@ -96,7 +98,8 @@ def _values(given: Rollouts) -> Answer:
 
 def _dpo(given: Rollouts, kind: str) -> Answer:
     options: Any = {"kind": kind, "beta": paper.DPO_BETA}
-    loss, whole = Preference(**options), _batch(given, 2)
+    loss = Preference(**options)
+    whole = _batch(given, 2)
     return of_loss(
         given, lambda part: _mean(loss, part, whole, _batch(part, 2), Outputs(logprob=part.logprob))
     )
@@ -160,8 +163,10 @@ def _reward(given: Rollouts) -> Answer:
 def cases() -> list[Case]:
     """Every formula."""
     step = "lockstep/algorithms/grpo/step.py:with_advantages"
-    policy, preference = f"{_LOSSES}/ppo.py:ClippedSurrogate", f"{_LOSSES}/preference.py:Preference"
-    mismatch, divergence = f"{_OBJECTIVES}/mismatch.py", f"{_OBJECTIVES}/divergence.py"
+    policy = f"{_LOSSES}/ppo.py:ClippedSurrogate"
+    preference = f"{_LOSSES}/preference.py:Preference"
+    mismatch = f"{_OBJECTIVES}/mismatch.py"
+    divergence = f"{_OBJECTIVES}/divergence.py"
     gspo = {
         "mean": "responses",
         "sequence_ratio": True,

@@ -57,7 +57,8 @@ def estimate_kl(run: Callable[[Rollouts, str], Answer], at: str) -> list[Case]:
 
 def differentiate_k1(run: Method, at: str, options: str) -> Case:
     """k1 in the loss."""
-    because, instead = "k1 differentiated: an expected gradient of 0", partial(_ONE, slope="k1")
+    because = "k1 differentiated: an expected gradient of 0"
+    instead = partial(_ONE, slope="k1")
     return Case("kl_loss", run, at, options, "substance", because, instead)
 
 

@@ -17,10 +17,17 @@ from torch import Tensor
 
 from benchmarks.formulas.rollouts import GROUP, MAX_TOKENS, Answer, Rollouts
 
-GAMMA, LAM = 0.99, 0.95
-CLIP, CLIP_HIGH, DUAL_CLIP, GSPO_CLIP, VALUE_CLIP = 0.2, 0.28, 3.0, 0.05, 0.1
-BETA, DPO_BETA = 0.05, 0.1
-TIS_HIGH, ICEPOP = 2.0, (0.5, 2.0)
+GAMMA = 0.99
+LAM = 0.95
+CLIP = 0.2
+CLIP_HIGH = 0.28
+DUAL_CLIP = 3.0
+GSPO_CLIP = 0.05
+VALUE_CLIP = 0.1
+BETA = 0.05
+DPO_BETA = 0.1
+TIS_HIGH = 2.0
+ICEPOP = (0.5, 2.0)
 
 Mean = Literal["tokens", "responses", "constant"]
 Weigh = Callable[[Tensor], Tensor]
@@ -76,11 +83,13 @@ def gae_advantages(batch: Rollouts, *, skip: bool = True, bootstrap: bool = Fals
         bootstrap: After a response that was cut off comes V of the state that it ended in, not 0.
     """
     batch = batch.double()
-    reward_N, advantage_N = batch.rewards(), torch.zeros_like(batch.logprob)
+    reward_N = batch.rewards()
+    advantage_N = torch.zeros_like(batch.logprob)
     value_N = batch.trained(batch.old_value)
     for row in range(batch.num_rows):
         steps = ((batch.row == row) & (batch.mask | (not skip))).nonzero().squeeze(-1)
-        reward, value = reward_N[steps], value_N[steps]
+        reward = reward_N[steps]
+        value = value_N[steps]
         end = batch.final_value[row] if bootstrap and batch.truncated[row] else value.new_zeros(())
         following = torch.cat([value[1:], end.view(1)])
         delta = reward + GAMMA * following - value
@@ -351,10 +360,8 @@ def value_loss(batch: Rollouts) -> Answer:
 
     def loss(given: Rollouts) -> Tensor:
         moved = (given.value - given.old_value).clamp(-VALUE_CLIP, VALUE_CLIP)
-        plain, bounded = (
-            (given.value - given.returns) ** 2,
-            (given.old_value + moved - given.returns) ** 2,
-        )
+        plain = (given.value - given.returns) ** 2
+        bounded = (given.old_value + moved - given.returns) ** 2
         error_N = torch.maximum(plain, bounded) / 2
         return error_N[given.mask].mean()
 

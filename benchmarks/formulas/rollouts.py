@@ -95,7 +95,8 @@ class Rollouts:
 
     def select(self, start: int, stop: int) -> Rollouts:
         """Consecutive responses; a column keeps its place in autograd's graph."""
-        first, last = int(self.lengths[:start].sum()), int(self.lengths[:stop].sum())
+        first = int(self.lengths[:start].sum())
+        last = int(self.lengths[:stop].sum())
         columns = {field.name: getattr(self, field.name) for field in fields(self)}
         of_rows = ("lengths", "score", "response_advantage", "final_value", "truncated")
         cut = {
@@ -194,10 +195,8 @@ def draw_rollouts(seed: int = 55) -> Rollouts:
 
     def outliers(*gaps: float) -> Tensor:
         """At tokens so unlikely that the larger gaps leave them a probability."""
-        moved, unlikely = (
-            torch.zeros(num_tokens, dtype=torch.float64),
-            (old < -1.7).nonzero().squeeze(-1),
-        )
+        moved = torch.zeros(num_tokens, dtype=torch.float64)
+        unlikely = (old < -1.7).nonzero().squeeze(-1)
         places = unlikely[torch.randperm(len(unlikely), generator=generator)[: len(gaps)]]
         moved[places] = torch.tensor(gaps, dtype=torch.float64)
         return moved

@@ -30,10 +30,8 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.compiler.set_stance("force_eager")  # what they compile is computed as it is written
-    batch, peer = (
-        draw_rollouts(),
-        importlib.import_module(f"benchmarks.formulas.peers.{args.library}"),
-    )
+    batch = draw_rollouts()
+    peer = importlib.import_module(f"benchmarks.formulas.peers.{args.library}")
     files = peer.open_files(args.checkout)
     outcomes = [
         judge(args.library, case, FORMULAS[case.formula].reference, batch)

@@ -55,7 +55,8 @@ def title(library: str) -> str:
 
 def matrix(outcomes: Sequence[Outcome]) -> str:
     """A row for each formula, a column for each library."""
-    libraries, numbers = _libraries(outcomes), _numbers(outcomes)
+    libraries = _libraries(outcomes)
+    numbers = _numbers(outcomes)
     lines = [
         "| formula | " + " | ".join(title(name) for name in libraries) + " |",
         "|---|" + "---|" * len(libraries),
@@ -121,7 +122,8 @@ def _place(outcome: Outcome) -> str:
     """File and line, of other libraries as a link to the commit that the table is of."""
     if outcome.library not in PEERS:
         return f"`{outcome.at}`"
-    peer, (file, line) = PEERS[outcome.library], outcome.at.split(":")
+    peer = PEERS[outcome.library]
+    (file, line) = outcome.at.split(":")
     return f"[{file.rpartition('/')[2]}:{line}]({peer.url}/blob/{peer.commit}/{file}#L{line})"
 
 

@@ -90,7 +90,8 @@ def collect(rung: Rung, key: Key, folder: Path, cpu_s: float, machine: str) -> R
     """Reads the result of a finished run."""
     rows = [row for row in read_metrics(folder) if rung.metric in row]
     assert rows, f"{folder} has no {rung.metric}"
-    steps, curve = tuple(int(row["step"]) for row in rows), tuple(row[rung.metric] for row in rows)
+    steps = tuple(int(row["step"]) for row in rows)
+    curve = tuple(row[rung.metric] for row in rows)
     end = (
         rung.measure(folder)
         if rung.measure
@@ -102,7 +103,8 @@ def collect(rung: Rung, key: Key, folder: Path, cpu_s: float, machine: str) -> R
 
 def digest_recipe(loaded: Loaded) -> str:
     """Digest of the resolved recipe, whichever folder this machine has the assets in."""
-    assets, said = os.environ.get(ASSETS, ""), json.dumps(loaded.identity(), sort_keys=True)
+    assets = os.environ.get(ASSETS, "")
+    said = json.dumps(loaded.identity(), sort_keys=True)
     if not assets or assets not in said:
         return loaded.digest
     return hashlib.sha256(said.replace(assets, f"${ASSETS}").encode()).hexdigest()[:10]

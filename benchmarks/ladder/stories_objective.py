@@ -18,7 +18,8 @@ from lockstep.config.model_recipe import weights_of
 
 BETA = 0.1
 HELD_OUT = openings(NAMES[-2:])
-_TOKENS, _AT_ONCE = 32, 256
+_TOKENS = 32
+_AT_ONCE = 256
 
 
 def measure(run: Path) -> float:

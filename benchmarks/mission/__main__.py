@@ -133,7 +133,8 @@ def _await_orphans() -> None:
 
 def write(results: dict[str, Any]) -> dict[Path, str]:
     """The page and its pictures, by their files."""
-    files, sections = {}, []
+    files = {}
+    sections = []
     for number, (name, part) in enumerate(PARTS.items(), start=1):
         sections += ["", f"## {number}. {part.TITLE}", ""]
         if name not in results:

@@ -119,7 +119,8 @@ TABLES = (
 ENGINES = ("torch_sampler", "vllm", "torch", "megatron")
 """Those that a fault is planted in: two that sample, two that learn."""
 DEPTHS = {"depth_exact": "true", "depth_usual": "false"}
-ROWS, TOKENS = 1, 1024
+ROWS = 1
+TOKENS = 1024
 """Responses whose gaps are shown by depth, and tokens of each; 2,048 tokens showed the same gap at
 every depth.
 """

@@ -11,7 +11,8 @@ from benchmarks.picture import STYLE, WIDTH, Panel
 from benchmarks.real_model import NAME
 from lockstep.report.held_out import Figure
 
-LOWEST, HIGHEST = 1e-5, 1.0
+LOWEST = 1e-5
+HIGHEST = 1.0
 """Edges of the picture, nats; a gap of zero is drawn at the lower one."""
 
 
@@ -202,9 +203,11 @@ def judge_type(dtype: str, own: Mapping[str, int], control: Mapping[str, Any] | 
 
 def judge_depths(depth: Mapping[str, Any]) -> str:
     """Whether exactness leaves no gap at any depth."""
-    exact, usual = depth["depth_exact"], depth["depth_usual"]
+    exact = depth["depth_exact"]
+    usual = depth["depth_usual"]
     last = max(first for first, *_ in exact["windows"])
-    early, late = usual["windows"][0], _drop_rest(usual["windows"])[-1]
+    early = usual["windows"][0]
+    late = _drop_rest(usual["windows"])[-1]
     text = (
         f"in bf16 exactness removes the gap at every depth. Exactness on: {exact['differ']:,} of "
         f"{exact['tokens']:,} tokens differ, down to position {last:,}. Off: {usual['differ']:,} "

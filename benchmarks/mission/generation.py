@@ -25,7 +25,8 @@ QUESTIONS = (
     "Use the word {word} in a short sentence.",
     "What does {word} mean?",
 )
-WHOLE, KILLED = "generated", "generated_killed"
+WHOLE = "generated"
+KILLED = "generated_killed"
 
 
 def measure_generation(model: Path, work: Path) -> dict[str, Any]:

@@ -44,7 +44,9 @@ COMPARISON = (
     "{judgement_b}\n"
     "Which judgement is right?"
 )
-GOOD, LONG, WRONG = 5, 3, 1
+GOOD = 5
+LONG = 3
+WRONG = 1
 """Scores of a short right answer, of a long one, and of a wrong one."""
 STYLES = ("{word}", "{word}.", "The opposite of {asked} is {word}.", "{asked} - {word}")
 LONG_STYLE = (
@@ -81,7 +83,8 @@ def write_known(judgements: Path, comparisons: Path, words: dict[str, str], seed
     trained on.
     """
     draw = random.Random(seed)
-    scores, winners = [], []
+    scores = []
+    winners = []
     for word, opposite in words.items():
         for given in (opposite, _other(draw, word, words)):
             response = _respond(draw, word, given)

@@ -31,7 +31,8 @@ from benchmarks.mission.logprob_bounds import U_BF16
 from benchmarks.mission.logprob_claims import Claim, Inputs
 from benchmarks.mission.logprob_places import Place
 
-ROWS, LENGTH = 2, 32
+ROWS = 2
+LENGTH = 32
 TEXT = """The harbor was quiet when the first boats came in. Gulls walked along the wall, and a boy counted the baskets
 as they were lifted out: herring, mackerel, and one large eel that nobody had asked for. His grandmother, who had sold
 fish here for forty years, said that the price of ice would decide the day, as it always did in July."""
@@ -213,7 +214,8 @@ def read_tensors(model: Path) -> dict[str, Tensor]:
 
 def main() -> int:
     """Entry point. Returns the exit code."""
-    model, out = Path(sys.argv[1]), Path(sys.argv[2])
+    model = Path(sys.argv[1])
+    out = Path(sys.argv[2])
     names = sys.argv[3:] or list(CHECKS)
     start = time.monotonic()
     found = check_names(model, names)

@@ -19,7 +19,10 @@ from benchmarks.mission.logprob_bounds import U_BF16, Rows, of_products, of_sum
 from benchmarks.mission.logprob_places import PACKED, Place
 from lockstep_logprobs import model_utils
 
-K, TOP_K, TOP_P, CHUNK = 8, 50, 0.9, 8
+K = 8
+TOP_K = 50
+TOP_P = 0.9
+CHUNK = 8
 
 
 @dataclass(frozen=True)
@@ -194,9 +197,11 @@ def cross_entropy(of: Inputs) -> Claim:
         leaf.own, leaf.own.detach() / 2, of.place.tp_group
     )
     teacher = leaf.whole.detach() / 2
-    p, logprob = teacher.softmax(-1), leaf.whole.log_softmax(-1)
+    p = teacher.softmax(-1)
+    logprob = leaf.whole.log_softmax(-1)
     wanted = -(p * logprob).sum(-1)
-    student, other = Rows(leaf.whole.detach()), Rows(teacher)
+    student = Rows(leaf.whole.detach())
+    other = Rows(teacher)
     bound = (student.error + other.error * (wanted.detach()[..., None] + 1))[..., 0]
 
     def gradient_bounds(upstream: Sequence[Tensor]) -> list[Tensor]:
@@ -208,7 +213,8 @@ def cross_entropy(of: Inputs) -> Claim:
 def entropy(of: Inputs) -> Claim:
     leaf = of.leaf()
     result = model_utils.ChunkedDistributedEntropy.apply(leaf.own, CHUNK, of.place.tp_group)
-    logprob, rows = leaf.whole.log_softmax(-1), Rows(leaf.whole.detach())
+    logprob = leaf.whole.log_softmax(-1)
+    rows = Rows(leaf.whole.detach())
     wanted = (logprob.exp() * logprob).sum(-1)
     return Claim(
         [result], [wanted], [rows.of_entropy()], [leaf], lambda g: [rows.of_entropy_gradient(g[0])]
@@ -229,7 +235,8 @@ def _next(of: Inputs, leaf: Leaf, result: Tensor, times: int) -> Claim:
 
 
 def from_logits(of: Inputs) -> Claim:
-    leaf, place = of.leaf(), of.place
+    leaf = of.leaf()
+    place = of.place
     result = model_utils.from_parallel_logits_to_logprobs(
         leaf.own, of.target, *place.span, place.tp_group, False, place.cp_group
     )
@@ -237,7 +244,8 @@ def from_logits(of: Inputs) -> Claim:
 
 
 def next_token(of: Inputs) -> Claim:
-    leaf, place = of.leaf(), of.place
+    leaf = of.leaf()
+    place = of.place
     result = model_utils.get_next_token_logprobs_from_logits(
         of.target, leaf.own, None, place.tp_rank, place.tp_group, place.cp_group
     )
@@ -245,7 +253,8 @@ def next_token(of: Inputs) -> Claim:
 
 
 def dtensor_target(of: Inputs) -> Claim:
-    leaf, place = of.leaf(), of.place
+    leaf = of.leaf()
+    place = of.place
     index = place.positions_of_ranks(of.target.shape[1]) if place.cp > 1 else None
     result = model_utils.dtensor_from_parallel_logits_to_logprobs(
         leaf.own, place.deal_tokens(of.target), *place.span, place.tp_group, False, index
@@ -254,7 +263,8 @@ def dtensor_target(of: Inputs) -> Claim:
 
 
 def dtensor_logits(of: Inputs) -> Claim:
-    leaf, place = of.leaf(), of.place
+    leaf = of.leaf()
+    place = of.place
     index = place.positions_of_ranks(of.target.shape[1]) if place.cp > 1 else None
     result = model_utils.get_logprobs_from_vocab_parallel_logits(
         place.deal_logits(leaf.own), place.deal_tokens(of.target), index
@@ -266,7 +276,8 @@ def packed(of: Inputs) -> Claim:
     """Three sequences in one row; each but its last position is scored, and shorter ones are filled
     with 0.
     """
-    leaf, place = of.leaf(PACKED), of.place
+    leaf = of.leaf(PACKED)
+    place = of.place
     row = of.target.flatten()[None]
     width = max(end - start for start, end in itertools.pairwise(PACKED))
     result = model_utils.from_parallel_logits_to_logprobs_packed_sequences(
@@ -301,12 +312,15 @@ def distillation(of: Inputs) -> Claim:
     """A teacher whose logits are half the model's, at its K likeliest tokens, with the student's
     entropy.
     """
-    leaf, place = of.leaf(), of.place
+    leaf = of.leaf()
+    place = of.place
     teacher = of.logits.float().gather(-1, of.ids) / 2
     results = model_utils.get_distillation_topk_logprobs_from_logits(
         leaf.own, teacher, of.ids, True, True, place.tp_rank, place.tp_group, place.cp_group
     )
-    logprob, rows, ids = leaf.whole.log_softmax(-1), Rows(leaf.whole.detach()), of.ids
+    logprob = leaf.whole.log_softmax(-1)
+    rows = Rows(leaf.whole.detach())
+    ids = of.ids
     columns = logprob.gather(-1, ids)[:, :-1]
     whole_teacher = teacher.double().log_softmax(-1)[:, :-1]
     entropy = (logprob.exp() * logprob).sum(-1)[:, :-1]
@@ -346,7 +360,8 @@ def top_k(of: Inputs) -> Claim:
 
 
 def gather_logits(of: Inputs) -> Claim:
-    leaf, place = of.leaf(), of.place
+    leaf = of.leaf()
+    place = of.place
     result = model_utils.gather_logits_at_global_indices(
         leaf.own,
         of.ids,
@@ -433,7 +448,8 @@ def _scored_states(
     length = ids.shape[1] - dropped
     logits = (states.whole @ weight.whole.t()).transpose(0, 1)
     wanted = logits.log_softmax(-1).gather(-1, ids[..., None])[:, :length, 0]
-    flat_states, head = states.whole.detach().transpose(0, 1).flatten(0, 1), weight.whole.detach()
+    flat_states = states.whole.detach().transpose(0, 1).flatten(0, 1)
+    head = weight.whole.detach()
     product = of_products(flat_states, head).view(*ids.shape, 1)
     if of.dtype == torch.bfloat16:  # the product is rounded to bf16, in any library
         product = product + U_BF16 * logits.detach().abs().amax(-1, keepdim=True)

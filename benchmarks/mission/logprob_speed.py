@@ -33,10 +33,8 @@ REPEATS = 3
 def from_logits() -> Work:
     """log p of a token at each position, from logits that are there."""
     _, length, vocabulary = SHAPE
-    target, logits = (
-        torch.randint(vocabulary, (length, 1)),
-        torch.randn(length, vocabulary).requires_grad_(),
-    )
+    target = torch.randint(vocabulary, (length, 1))
+    logits = torch.randn(length, vocabulary).requires_grad_()
     ways = {
         "Lockstep": lambda: [vocab_logprobs(logits, target)[0]],
         "naive": lambda: [logits.log_softmax(-1).gather(-1, target)],
@@ -47,10 +45,8 @@ def from_logits() -> Work:
 def from_hidden() -> Work:
     """The same from hidden states and a head."""
     _, length, vocabulary = SHAPE
-    target, states = (
-        torch.randint(vocabulary, (length, 1)),
-        torch.randn(length, HIDDEN).requires_grad_(),
-    )
+    target = torch.randint(vocabulary, (length, 1))
+    states = torch.randn(length, HIDDEN).requires_grad_()
     weight = torch.randn(vocabulary, HIDDEN).mul_(HIDDEN**-0.5).requires_grad_()
     ways = {
         "Lockstep": lambda: [hidden_logprobs(states, weight, target)[0]],
@@ -62,7 +58,8 @@ def from_hidden() -> Work:
 def main() -> int:
     """Entry point. Returns the exit code."""
     torch.set_num_threads(1)
-    out, peer = Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else ""
+    out = Path(sys.argv[1])
+    peer = sys.argv[2] if len(sys.argv) > 2 else ""
     device = torch.device("cpu")
     torch.manual_seed(0)
     found = {

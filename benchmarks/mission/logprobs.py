@@ -224,7 +224,8 @@ def _row(name: str, layouts: dict[str, Any] | None) -> str:
 
 
 def _pair(figures: dict[str, float | None]) -> str:
-    value, gradient = figures["value"], figures["gradient"]
+    value = figures["value"]
+    gradient = figures["gradient"]
     return _number(value) if gradient is None else f"{_number(value)} / {_number(gradient)}"
 
 
@@ -268,7 +269,8 @@ def _describe_tests(peer: dict[str, Any] | None) -> list[str]:
             f"`{FETCH}`, then "
             "`python -m benchmarks.mission logprobs --nemo-rl RL`."
         ]
-    ours, by_its_own = peer["tests"], peer["failures_by_its_own"]
+    ours = peer["tests"]
+    by_its_own = peer["failures_by_its_own"]
     known = [name for name in ours["failures"] if name.partition("[")[0] in REASONS]
     whole = all(total for _, total in ours["counts"].values())
     word = "Holds" if whole and len(known) == len(ours["failures"]) else "Does not hold"
@@ -339,7 +341,9 @@ def draw(found: dict[str, Any]) -> str:
     """
     peer = found["nemo_rl"]
     figures = peer["speed"] if peer else found["speed"]
-    left, right, top = 250, 700, 44
+    left = 250
+    right = 700
+    top = 44
     kernels = {name: ways for name, ways in figures.items() if "naive" in ways}
     ratios = {
         name: {

@@ -169,7 +169,8 @@ class Builder:
     """Stands in for what builds an actor."""
 
     def __init__(self, name: str, *arguments: object) -> None:
-        self.name, self.arguments = name, arguments
+        self.name = name
+        self.arguments = arguments
 
 
 class Cluster:

@@ -102,7 +102,8 @@ def _show(interval: Interval | None) -> str:
 
 
 def _describe_run(title: str, run: dict[str, Any]) -> str:
-    prompts, verdicts = run["prompts"], run["verdicts"]
+    prompts = run["prompts"]
+    verdicts = run["verdicts"]
     return (
         f"| {title} | {len(run['steps'])} | {run['pairs']} of {prompts} | {run['judge_pairs']} "
         f"| {run['parsed']} of {verdicts} |"
@@ -141,8 +142,10 @@ def _show_number(value: float | None) -> str:
 
 def _verdicts(found: dict[str, Any]) -> list[str]:
     """What holds and what does not."""
-    raw, warm = found["stages"]["raw"], found["stages"]["warm_start"]
-    before, after = _parsed(raw), _parsed(warm)
+    raw = found["stages"]["raw"]
+    warm = found["stages"]["warm_start"]
+    before = _parsed(raw)
+    after = _parsed(warm)
     lines = [
         say(
             after[1] >= PARSED * after[0],
@@ -167,7 +170,8 @@ def _say_accuracy(title: str, figures: dict[str, Interval]) -> str:
     """Whether a judge does better than chance on LLMBar, and how often it cannot tell two responses
     apart.
     """
-    accuracy, ties = figures["llmbar"], figures["ties"]
+    accuracy = figures["llmbar"]
+    ties = figures["ties"]
     return say(
         (accuracy[1] or 0) > CHANCE,
         (
@@ -184,7 +188,8 @@ def say(holds: bool, claim: str) -> str:
 
 def _compare_rewards(stages: dict[str, Any], name: str) -> str:
     """Compares the true quality of held-out answers before and after an iteration."""
-    before, after = stages["warm_start"]["figures"]["reward"], stages[name]["figures"]["reward"]
+    before = stages["warm_start"]["figures"]["reward"]
+    after = stages[name]["figures"]["reward"]
     return say(
         after[1] > before[0],
         f"one iteration of {RUNS[name]} makes held-out answers better, beyond the interval",
@@ -209,7 +214,8 @@ def _say_metrics(runs: dict[str, Any]) -> str:
 def _say_judge_pairs(run: dict[str, Any]) -> str:
     """Whether the meta-judge showed skill, so that pairs of judgements were learned from."""
     last = run["steps"][-1]
-    consistent, luck = last.get("meta_judge/consistent", 0.0), last.get("meta_judge/luck", 1.0)
+    consistent = last.get("meta_judge/consistent", 0.0)
+    luck = last.get("meta_judge/luck", 1.0)
     return say(
         run["judge_pairs"] > 0,
         "the meta-judge shows skill, so that its pairs of judgements are learned from: "

@@ -74,11 +74,9 @@ class Algorithm(Common, ABC):
 
     @rule
     def _a_pass_has_room_for_its_rows(self) -> None:
-        rows, room, longest = (
-            self.learner.rows_per_pass,
-            self.learner.micro_batch_tokens,
-            self.largest_step.shortest,
-        )
+        rows = self.learner.rows_per_pass
+        room = self.learner.micro_batch_tokens
+        longest = self.largest_step.shortest
         if rows is not None and rows > 1 and rows * longest > room:
             raise ValueError(
                 f"learner.rows_per_pass is {rows}, whose longest rows take {rows * longest} "

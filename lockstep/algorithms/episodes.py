@@ -163,7 +163,8 @@ def _find_end(source: ModelSource, values: messages.TemplateValues) -> tuple[int
             "so no environment can "
             "answer; use a model whose template does"
         ) from None
-    stops, tokens = source.stop_token_ids, source.token_ids(before)
+    stops = source.stop_token_ids
+    tokens = source.token_ids(before)
     end = next((place for place, token in enumerate(tokens, 1) if token in stops), 0)
     if not end:
         return 0, ()

@@ -127,7 +127,8 @@ def _explain_inexact_model(
     folder: str, computation: Computation, adapters: LoRA | None = None, may_be_slow: bool = False
 ) -> str | None:
     """Returns the reason why this machine does not compute a model exactly; None if it does."""
-    device, config = resolve_device(computation.device), read_config(folder)
+    device = resolve_device(computation.device)
+    config = read_config(folder)
     if device.type == "cpu":
         return explain_inexact(config) or probe(config, computation.dtype, adapters=adapters)
     if not may_be_slow:

@@ -94,7 +94,9 @@ class PairStep:
 
 def open_pair_job(recipe: PairsRecipe, setup: Setup, loss: Loss) -> Job:
     """Opens the models and the pairs."""
-    role, size, files = recipe.trained_role, recipe.pairs.global_batch_size, setup.files
+    role = recipe.trained_role
+    size = recipe.pairs.global_batch_size
+    files = setup.files
     learner = setup.learner(role)
     reference = None if recipe.reference_role is None else setup.learner(recipe.reference_role)
     held_out = None if files.validation is None else _open(files.validation, recipe, setup)

@@ -95,10 +95,8 @@ def build_agreement(
     """
     inference = algorithm.inference
     assert inference is not None, "what samples is compared"
-    section, options = (
-        inference.agreement,
-        doctor_options(algorithm.learner, inference.sampler, inference.sampling),
-    )
+    section = inference.agreement
+    options = doctor_options(algorithm.learner, inference.sampler, inference.sampling)
     examine = f"{command('doctor', 'quick', setup.source.folder)} {options}"
     bound = section.bound(algorithm.learner.dtype)
     is_exact = setup.inexact is None
@@ -170,7 +168,8 @@ def measure_answers(
     if own is not None:
         collector = replace(collector, reward=setup.reward(own, prompts, "validation_reward"))
     rows = prompts.first(recipe.data.max_validation_samples)
-    graded, sampling = grading(own or reward, environment), setup.source.sampling(asked)
+    graded = grading(own or reward, environment)
+    sampling = setup.source.sampling(asked)
     graded.require_passes(asked, "validation_sampling")
 
     def validate(version: int) -> Metrics:

@@ -173,13 +173,15 @@ def open_sampler(
         ModelError: This machine does not compute the model correctly.
     """
     section = load_section(SamplerSection, read_arguments("lockstep.open_sampler", options))
-    own, progress = None if learner is None else open_models.section_of(learner), show_notes()
+    own = None if learner is None else open_models.section_of(learner)
+    progress = show_notes()
     computation: Computation = own or LearnerSection()
     require_sampler(section, computation)
     folder = str(_find_model(model))
     if own is None or own.exact:
         computation = choose_kernels(folder, section, computation, progress.note)
-    spec, shared = SamplerSpec(folder, section, computation), None
+    spec = SamplerSpec(folder, section, computation)
+    shared = None
     spec.require_proof()  # of decoding, too, which a learner's own leaves out
     if learner is not None and own is not None:
         shared = open_models.share_weights(learner, own, spec, _WORKERS)

@@ -63,10 +63,8 @@ class RankSpec:
 
     def build(self) -> RankLearner:
         """Joins the other ranks; returns when all are there."""
-        device, parallel = (
-            resolve_device(self.learner.section.device).type,
-            self.learner.section.parallel,
-        )
+        device = resolve_device(self.learner.section.device).type
+        parallel = self.learner.section.parallel
         if device == "cuda":
             torch.cuda.set_device(self.meeting.rank % torch.cuda.device_count())
         self.meeting.choose_interface()
@@ -220,10 +218,13 @@ class MeshLearner:
         begin: Begin | None = None,
         one_machine: bool = True,
     ) -> None:
-        self.ranks, self.section, self.host = ranks, section, host
+        self.ranks = ranks
+        self.section = section
+        self.host = host
         self.one_machine = one_machine
         self.sender = RankSender(self)
-        self._make_room, self._has_left = begin, False
+        self._make_room = begin
+        self._has_left = False
 
     def ready(self) -> None:
         """Waits until every rank has built its model."""

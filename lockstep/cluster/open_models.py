@@ -86,10 +86,8 @@ def share_weights(
     """A sampler that shares a learner's weights; None if adapters are merged, or both are not in
     this process.
     """
-    backend, merges = (
-        find_backend(spec.section),
-        section.lora is not None and spec.learner.adapters_apart is None,
-    )
+    backend = find_backend(spec.section)
+    merges = section.lora is not None and spec.learner.adapters_apart is None
     if (
         not (workers.here and spec.section.in_process)
         or workers.engines_apart

@@ -195,7 +195,8 @@ class Placement:
 
     def _span(self, places: Sequence[Place]) -> str:
         kind = "GPU" if self.devices.on_gpu else "place"
-        first, last = places[0].first, places[-1].last
+        first = places[0].first
+        last = places[-1].last
         machines = 1 + places[-1].machine - places[0].machine
         span = f"{kind} {first}" if first == last else f"{kind}s {first} to {last}"
         return span if machines == 1 else f"{span} of {machines} machines"

@@ -88,7 +88,8 @@ class RayCluster:
             int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]
         )
         self._on_gpu = gpus and per_machine > 0
-        self._cpus, self._width = section.cpus_per_worker, processes.width
+        self._cpus = section.cpus_per_worker
+        self._width = processes.width
         self.placement = Placement.of(
             Devices.of_machines_like(per_machine, processes)
             if self._on_gpu

@@ -73,9 +73,12 @@ class SamplerPool:
     """
 
     def __init__(self, spec: SamplerSpec, workers: Workers = HERE) -> None:
-        self._workers, self._spec, self._section = workers, spec, spec.section
+        self._workers = workers
+        self._spec = spec
+        self._section = spec.section
         self._chosen = workers.choose_route(spec.section)
-        self.dtype, self._context = spec.dtype, spec.context
+        self.dtype = spec.dtype
+        self._context = spec.context
         self.version: int | None = None
         self._sender = LocalSender()
         self._host: Host | None = None  # of the newest group: it lives as long
@@ -183,7 +186,8 @@ class SamplerPool:
         one.
         """
         self.version = None
-        outgoing, calls = Outgoing.of(stream), list[Pending]()
+        outgoing = Outgoing.of(stream)
+        calls = list[Pending]()
         sender = self._sender if outgoing.sender is None else outgoing.sender
         chosen = (
             self._chosen if outgoing.on_gpu else self._chosen.from_host(self._workers.one_machine)

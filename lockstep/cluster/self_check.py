@@ -105,7 +105,8 @@ def require_proof(
     Raises:
         ModelError: If Lockstep would compute something else than `transformers`.
     """
-    config, device = read_config(folder, headless=True), resolve_device(computation.device)
+    config = read_config(folder, headless=True)
+    device = resolve_device(computation.device)
     shape = (
         None
         if sampling is None
@@ -138,7 +139,8 @@ def prove(
         sampled = _sample_batch(model, sampling)
         every = replace(sampled, sampling=None).with_columns({"mask": sampled.position > 0})
         plain = [plain_logits(model, tokens) for tokens in sampled.sequences()]
-        wanted_N, head = _scores(plain, every, PLAIN), LogitsHead(model)
+        wanted_N = _scores(plain, every, PLAIN)
+        head = LogitsHead(model)
         found = Proof(_gap(_logprob(head, every), wanted_N), 0.0)
         if sampled.sampling is not None:
             decoded = _gap(sampled["sampler_logprob"], _scores(plain, sampled, sampled.sampling))
@@ -229,12 +231,14 @@ def _require_half(kind: str, dtype: DType, gap_n: Tensor) -> None:
 
 def _require_export(model: PreTrainedModel) -> None:
     """Writes the model as a run does, and opens it with `transformers`."""
-    kind, tokens = model.config.model_type, torch.arange(_RESPONSE) % int(model.config.vocab_size)
+    kind = model.config.model_type
+    tokens = torch.arange(_RESPONSE) % int(model.config.vocab_size)
     kept_names = model.state_dict().keys()
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept_names}
     try:
         with tempfile.TemporaryDirectory(prefix="lockstep-self-check-") as made:
-            frame, out = Path(made) / "frame", Path(made) / "out"
+            frame = Path(made) / "frame"
+            out = Path(made) / "out"
             model.config.save_pretrained(frame)
             write_own_files(kind, frame)
             assemble(frame, {**dict(model.named_parameters()), **buffers}, out, "fp32", card="")
@@ -294,7 +298,8 @@ def _machine() -> tuple[str, ...]:
 @cache
 def _source() -> str:
     """A hash of the source in `_PROVEN`."""
-    root, digest = Path(__file__).parents[1], hashlib.sha256()
+    root = Path(__file__).parents[1]
+    digest = hashlib.sha256()
     parts = [*(root / name for name in _PROVEN), Path(lockstep_logprobs.__file__).parent]
     for part in parts:
         files = sorted([part] if part.suffix else part.rglob("*.py"))

@@ -201,7 +201,8 @@ class Channel:
 
     def _exactly(self, size: int, deadline: float | None) -> bytearray:
         data = bytearray(size)
-        view, filled = memoryview(data), 0
+        view = memoryview(data)
+        filled = 0
         while filled < size:
             self._socket.settimeout(_remaining_s(deadline))
             received = self._socket.recv_into(view[filled:])

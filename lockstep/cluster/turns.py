@@ -77,7 +77,8 @@ class SamplerInTurn:
     """
 
     def __init__(self, sampler: Sampler, leave: Callable[[], None]) -> None:
-        self._sampler, self._leave = sampler, leave
+        self._sampler = sampler
+        self._leave = leave
 
     @property
     def dtype(self) -> torch.dtype:

@@ -41,9 +41,11 @@ class Pending:
     """A call under way."""
 
     def __init__(self, transport: Transport, name: str, verb: str, timeout_s: float) -> None:
-        self.name, self.verb = name, verb
+        self.name = name
+        self.verb = verb
         self.open = True
-        self._transport, self._timeout_s = transport, timeout_s
+        self._transport = transport
+        self._timeout_s = timeout_s
         self._unsent: WorkerDied | None = None
         self.renew()
 
@@ -144,7 +146,9 @@ class Remote:
     """
 
     def __init__(self, transport: Transport, name: str, timeout_s: float) -> None:
-        self._transport, self.name, self.timeout_s = transport, name, timeout_s
+        self._transport = transport
+        self.name = name
+        self.timeout_s = timeout_s
         self.pending = Pending(transport, name, BUILD, timeout_s)
 
     def ready(self) -> None:
@@ -219,7 +223,8 @@ def outcomes(calls: Sequence[Pending], grace_s: float = 5.0) -> list[Any]:
     """
     results: dict[Pending, Any] = {}
     failures: list[Exception] = []
-    waiting, deadline = list(calls), float("inf")
+    waiting = list(calls)
+    deadline = float("inf")
     while waiting and time.monotonic() < deadline:
         for call in [call for call in waiting if call.is_done(_TOGETHER_S)]:
             waiting.remove(call)

@@ -39,7 +39,8 @@ class Workers(ExitStack):
         self, placement: Placement | None = None, cluster: RayCluster | None = None
     ) -> None:
         super().__init__()
-        self._placement, self._cluster = placement, cluster
+        self._placement = placement
+        self._cluster = cluster
         if cluster is not None:
             self.callback(cluster.close)
 

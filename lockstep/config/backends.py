@@ -86,7 +86,9 @@ class Backends(Generic[B]):
             base: Base class of all declarations.
             places: Place of each declaration, `package.module:Class`, by name.
         """
-        self._option, self._base, self._places = option, base, places
+        self._option = option
+        self._base = base
+        self._places = places
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -227,7 +227,8 @@ def nearest(recipe: Shape, path: KeyPath) -> str:
         return "write a space behind each colon, as in {key: value}"
     siblings = _fields_at(recipe, path[:-1])
     if not siblings:
-        parents, siblings = [], recipe.fields
+        parents = []
+        siblings = recipe.fields
     meant = [".".join([*parents, name]) for name in get_close_matches(wrong, siblings, 1)]
     meant = meant or [key for key in everywhere if key.rsplit(".", 1)[-1] == wrong]
     meant = meant or get_close_matches(".".join([*parents, wrong]), everywhere, 1)

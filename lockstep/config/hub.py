@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 _SETTINGS = ["*.json", "*.txt", "*.model", "*.jinja"]
 """Files of a model's top folder that are fetched besides its weights."""
 _WEIGHTS = "model*.safetensors"
-_INDEX, _ALONE = "model.safetensors.index.json", "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_ALONE = "model.safetensors"
 """The index of sharded weights, and the one file of weights that are not sharded."""
 _NAMED = 8
 """Number of a data set's files that a message names."""
@@ -144,7 +145,8 @@ def _open_hub() -> Iterator[HfApi]:
     from huggingface_hub import HfApi, close_session, constants
     from huggingface_hub import logging as hub_logging
 
-    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, not may_ask_hub()
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = not may_ask_hub()
     verbosity = hub_logging.get_verbosity()
     hub_logging.set_verbosity_error()
     try:

@@ -87,7 +87,8 @@ def read_pins(folder: Path) -> dict[str, str]:
     Raises:
         InputError: The note is damaged.
     """
-    file, cure = folder / PINS, "restore it, or remove it"
+    file = folder / PINS
+    cure = "restore it, or remove it"
     pins = read_record(file, dict[str, str], cure) if is_file(file) else {}
     if not all(map(is_commit, pins.values())):
         raise InputError(f"{file} holds something that is not a commit; {cure}")

@@ -284,7 +284,8 @@ def _resolve(
     overriding = _parse_overrides(overrides)
     kind = _kind(layers, overriding)
     _require_kind(kind, expected, arguments[0])
-    layers, overriding = _expand(layers), _expand(overriding)
+    layers = _expand(layers)
+    overriding = _expand(overriding)
     last = Layer("override", _join(overriding))
     tree: dict[str, Any] = {}
     origins: dict[Keys, str] = {}
@@ -361,7 +362,8 @@ def _parse_override(text: str) -> tuple[str, Any]:
     match = _OVERRIDE.fullmatch(text)
     if match is None:
         raise ValueError("write key=value without dashes and spaces, such as seed=1")
-    key, value = match["key"], match["value"]
+    key = match["key"]
+    value = match["value"]
     quoted = f"""quote text twice, as in {key}='"text"'"""
     if not value.strip():
         raise ValueError(f"the value is missing; null takes an option back, or {quoted}")

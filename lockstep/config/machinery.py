@@ -352,7 +352,8 @@ class SamplerSection(Section):
     def take_turns(self, gets_weights: bool = False) -> Self:
         """Returns the same engine, which takes turns with the learners on its GPUs."""
         found = self.model_copy()
-        found._takes_turns, found._gets_weights = True, gets_weights
+        found._takes_turns = True
+        found._gets_weights = gets_weights
         return found
 
     @property

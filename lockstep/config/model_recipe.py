@@ -64,7 +64,8 @@ class Command:
         Raises:
             RecipeError: One sentence for each thing that is wrong.
         """
-        first, own = recipe or self.recipe, Path(model) / "recipe.yaml"
+        first = recipe or self.recipe
+        own = Path(model) / "recipe.yaml"
         options = {**self.name_model(model), "data": {self.rows: data}}
         if folder is not None:
             options["run"] = {"folder": folder}
@@ -98,7 +99,8 @@ def room_of_demonstrations(training: Common) -> dict[str, int] | None:
     """Returns `max_tokens` of a response: a run's longest demonstration less its longest prompt;
     None without one.
     """
-    longest, prompt = training.longest_demonstration, training.data.max_prompt_tokens
+    longest = training.longest_demonstration
+    prompt = training.data.max_prompt_tokens
     return None if longest is None or longest <= prompt else {"max_tokens": longest - prompt}
 
 

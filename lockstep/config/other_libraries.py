@@ -27,7 +27,8 @@ def explain(path: Sequence[str], known: Collection[str]) -> str | None:
         path: The key as written, with the sections above it.
         known: All options of the recipe.
     """
-    key, word = ".".join(path), path[-1]
+    key = ".".join(path)
+    word = path[-1]
     is_ours = any(option.rpartition(".")[2] == word for option in known)
     for library, theirs, options in sorted(read_keys(), key=lambda row: row[1] != key):
         meant = theirs in (key, word) or (not is_ours and theirs.endswith(f".{word}"))

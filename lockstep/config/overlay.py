@@ -39,7 +39,8 @@ def overlay(below: dict[str, Any], above: dict[str, Any], steps_and_epochs: bool
     """
     exclusive = _EXCLUSIVE if steps_and_epochs else (*_EXCLUSIVE, _LENGTH)
     for section, group in exclusive:
-        given, taken = above.get(section), below.get(section)
+        given = above.get(section)
+        taken = below.get(section)
         if (
             isinstance(given, dict)
             and isinstance(taken, dict)
@@ -57,7 +58,8 @@ def add_reward_type(below: dict[str, Any], above: dict[str, Any]) -> dict[str, A
     """Adds the type of a reward to options that set up one without naming it, such as
     `reward.function` alone.
     """
-    given, taken = above.get("reward"), below.get("reward")
+    given = above.get("reward")
+    taken = below.get("reward")
     if not isinstance(given, dict) or "type" in given:
         return above
     if isinstance(taken, dict) and taken.get("type") == "by_row":

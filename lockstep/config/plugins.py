@@ -31,12 +31,10 @@ class Plugins(Generic[T]):
             derive_from: The class that users derive theirs from, for messages.
             built_in: Place of each, `package.module:Class`, by name.
         """
-        self._option, self._base, self._derive_from, self._built_in = (
-            option,
-            base,
-            derive_from,
-            built_in,
-        )
+        self._option = option
+        self._base = base
+        self._derive_from = derive_from
+        self._built_in = built_in
 
     def names(self) -> tuple[str, ...]:
         """The names of all built-in classes."""

@@ -162,7 +162,8 @@ class Common(Recipe):
             "learner.device": learner.device,
             "learner.dtype": learner.dtype,
         }
-        task, other = self.data.task, first.data.task
+        task = self.data.task
+        other = first.data.task
         if task is not None and other is not None and task.name == other.name:
             options = task.model_dump(mode="json", include=set(task.shared)).items()
             same |= {f"data.task.{name}": value for name, value in options}

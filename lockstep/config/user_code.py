@@ -95,7 +95,8 @@ def refer(found: Callable[..., Any]) -> str:
             f"{found!r} is a {kind}, whose behavior cannot be told from its code; write a "
             "function that calls it"
         )
-    module, name = found.__module__, found.__qualname__
+    module = found.__module__
+    name = found.__qualname__
     if module != "__main__" and vars(sys.modules[module]).get(name) is found:
         return f"{module}:{name}"
     reference = f"{PROGRAM}:{name.replace('<', '').replace('>', '')}-{digest_code(found)}"
@@ -205,7 +206,8 @@ def import_file(path: Path) -> ModuleType:
     """
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
-    text, known = path.read_bytes(), _MODULES.get(path)
+    text = path.read_bytes()
+    known = _MODULES.get(path)
     if known is not None and known[0] == text:
         return known[1]
     if str(path.parent) not in sys.path:

@@ -103,7 +103,9 @@ def give_way(
             rest = reduce(_drop, group, tree)
             left = _faults_of(kind, rest)
             if (path, text) not in left and set(left) < set(faults):
-                tree, faults, taken = rest, left, [*taken, *group]
+                tree = rest
+                faults = left
+                taken = [*taken, *group]
                 break
     return tree, taken
 

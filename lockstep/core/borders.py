@@ -104,7 +104,8 @@ def _require(what: str, batch: Batch, columns: Sequence[Tensor], most: float, cu
         if bool(low.isfinite() & high.isfinite() & (high <= most)):
             continue
         index, *rest = (~(column.isfinite() & (column <= most))).nonzero()[0].tolist()
-        value, place = float(column[index, *rest]), _describe_place(batch, column, index)
+        value = float(column[index, *rest])
+        place = _describe_place(batch, column, index)
         raise NotFiniteError(f"{what} are {value:g} for {place}; {cure}", batch)
 
 

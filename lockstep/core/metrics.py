@@ -164,7 +164,8 @@ def fetch(metrics: Mapping[str, Reduction]) -> Mapping[str, Reduction]:
     numbers = [number.double() for found in there.values() for number in found.values()]
     if not numbers:
         return metrics
-    here, fetched = iter(torch.stack(numbers).tolist()), dict(metrics)
+    here = iter(torch.stack(numbers).tolist())
+    fetched = dict(metrics)
     for name, reduction in metrics.items():
         if there[name] and is_dataclass(reduction):
             fetched[name] = replace(reduction, **{part: next(here) for part in there[name]})

@@ -94,7 +94,8 @@ class AnswerEncoder:
         """
         if not is_chat(self._data):
             return self._split(_text_of(answer))[0]
-        talk, values = converse(row, where, self._data), values_of(row, self._data)
+        talk = converse(row, where, self._data)
+        values = values_of(row, self._data)
         return self._write(
             talk, messages.render_prompt(talk, self._tokenizer, values), answer, values
         )
@@ -213,7 +214,8 @@ class AnswerEncoder:
 
     def _split(self, text: str) -> tuple[str, int]:
         """A text without the stop tokens that it ends with, and the token that is to end it."""
-        length, end = len(text), self._eos
+        length = len(text)
+        end = self._eos
         while True:
             bare = length
             while bare and text[bare - 1].isspace():
@@ -221,7 +223,8 @@ class AnswerEncoder:
             mark = next((mark for mark in self._marks if text.endswith(mark, 0, bare)), None)
             if mark is None:
                 return text[:length], end
-            length, end = bare - len(mark), self._marks[mark]
+            length = bare - len(mark)
+            end = self._marks[mark]
 
     def _end(self, ids: list[int]) -> tuple[int, ...]:
         """The tokens up to the stop token that the template writes; else followed by the end of the

@@ -32,7 +32,8 @@ class Demonstrations(AnsweredRows):
         return [answer_of(row, where, self._data)]
 
     def _fault(self, row: Row) -> str | None:
-        data, wrong = self._data, self._prompt_fault(row)
+        data = self._data
+        wrong = self._prompt_fault(row)
         if wrong is None and data.messages is not None and not data.completion_templates:
             wrong = messages.answer_fault(row, data.messages)
         wrong = wrong or self._completion_fault(row) or self._rule.fault(row)

@@ -76,7 +76,8 @@ class Together(Rows):
     """
 
     def __init__(self, opened: Sequence[Rows], weights: Sequence[float] | None) -> None:
-        self._opened, self._weights = list(opened), weights
+        self._opened = list(opened)
+        self._weights = weights
         self._starts = [0, *accumulate(len(rows) for rows in opened)]
         self.skipped = sum((rows.skipped for rows in opened), Skipped())
         self.digest = hashlib.sha256(" ".join(rows.digest for rows in opened).encode()).hexdigest()

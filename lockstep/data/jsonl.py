@@ -244,7 +244,8 @@ def parse_any(text: bytes) -> Any:
 
 def _depth(value: Any) -> int:
     """Levels of arrays and objects."""
-    depth, level = 0, [value]
+    depth = 0
+    level = [value]
     while level := [item for item in level if isinstance(item, list | dict)]:
         depth += 1
         level = [

@@ -40,7 +40,8 @@ _GIVEN = {
 _MARKS = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
 """A statement that `transformers` alone knows: it marks what the assistant says."""
 
-_QUESTION, _ANSWER = "Question.", "An answer."
+_QUESTION = "Question."
+_ANSWER = "An answer."
 _TALK: Sequence[Message] = [
     {"role": "user", "content": _QUESTION},
     {"role": "assistant", "content": _ANSWER},

@@ -45,7 +45,8 @@ def mix_rows_at(
     taken = count_drawn(position, tuple(weights))
     rows = []
     for p in range(position + 1, position + count + 1):
-        before, taken = taken, count_drawn(p, tuple(weights))
+        before = taken
+        taken = count_drawn(p, tuple(weights))
         part = next(k for k, (old, new) in enumerate(zip(before, taken, strict=True)) if new > old)
         epoch, place = divmod(before[part], sizes[part])
         rows.append(starts[part] + int(order(sizes[part], epoch, seeds[part], shuffle)[place]))
@@ -59,7 +60,8 @@ def count_drawn(position: int, weights: tuple[float, ...]) -> list[int]:
     so on. So the proportions hold after any number of rows, not only at the end of a block, and
     each position adds a row of exactly one part.
     """
-    counts, left = [], position
+    counts = []
+    left = position
     for share in _shares_of_rest(weights):
         counts.append(left * share.numerator // share.denominator)
         left -= counts[-1]

@@ -150,7 +150,8 @@ def note_unread_tools(
             "does not get it"
         )
         return
-    talk, values = converse(row, "row", data), values_of(row, data)
+    talk = converse(row, "row", data)
+    values = values_of(row, data)
     if messages.render_prompt(talk, tokenizer, values) == messages.render_prompt(
         talk, tokenizer, data.template_values
     ):

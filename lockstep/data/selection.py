@@ -28,7 +28,8 @@ from lockstep.data.templates import FieldType, askers, complaint, fills, find_do
 _ROWS_AT_ONCE = 1024  # rows that are tokenized in one call in the pass over the data
 _MANY_ROWS = 100_000  # take a minute
 _LOOKED_AT = 64  # rows in which notes look for fields that nothing reads
-_BAD, _OVERLONG = "bad rows", "over-long"
+_BAD = "bad rows"
+_OVERLONG = "over-long"
 _REMEDIES = {
     _BAD: "correct the row, or set data.bad_rows=skip",
     _OVERLONG: "raise the limit, or set data.overlong_prompts=skip",
@@ -101,7 +102,8 @@ class Selection:
         self.rows = rows
         self._shuffle = data.shuffle
         self._kept, found = _select(rows, tokenizer, data, needs)
-        self.bad, self.overlong = rows.skipped + found[_BAD], found[_OVERLONG]
+        self.bad = rows.skipped + found[_BAD]
+        self.overlong = found[_OVERLONG]
         self._sizes = self._part_sizes()
         self._weights = [part.weight for part in rows.parts]
         self._require_filled([*needs.templates.values(), data.answer])

@@ -41,7 +41,9 @@ class ToolTemplate:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, values: TemplateValues, stops: Sequence[int]
     ) -> None:
-        self._tokenizer, self._values, self._stops = tokenizer, values, stops
+        self._tokenizer = tokenizer
+        self._values = values
+        self._stops = stops
         self._name = values["tools"][0]["function"]["name"]
         call = {
             "type": "function",

@@ -22,7 +22,8 @@ def all_reduce_sum(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -
     for tensor in tensors:
         if bucket and size + tensor.numel() > _BUCKET_ELEMENTS:
             _reduce_bucket(bucket, group)
-            bucket, size = [], 0
+            bucket = []
+            size = 0
         bucket.append(tensor)
         size += tensor.numel()
     if bucket:

@@ -44,7 +44,8 @@ def find_earlier(batch: Batch, own_m: Tensor) -> Earlier:
         batch: N tokens; the mask is on for all tokens of a response.
         own_m: Places of the masked tokens, int64 [m], in any order.
     """
-    row_N, count = batch.row, batch.tokens.numel()
+    row_N = batch.row
+    count = batch.tokens.numel()
     key_N = (row_N << 32) + batch.tokens
     order_N = key_N.argsort(stable=True)
     sorted_N = key_N[order_N]
@@ -100,7 +101,8 @@ class _Penalized(torch.autograd.Function):
         sampling: SamplingParams,
     ) -> Tensor:
         ctx.set_materialize_grads(False)
-        z_P, penalty = logits_Mv[row_P, column_P].float(), sampling.repetition_penalty
+        z_P = logits_Mv[row_P, column_P].float()
+        penalty = sampling.repetition_penalty
         factor_P = torch.where(z_P > 0, 1.0 / penalty, penalty)
         off_P = (
             sampling.frequency_penalty * times_P.float()

@@ -60,10 +60,8 @@ def token_scores(
     """
     if shard.group is None and token.dim() == 2 and token.shape[1] >= logits_MV.shape[1]:
         return _score_all(logits_MV, token, sampling, entropy)
-    floor_M, scoring = (
-        _floor(logits_MV, sampling, shard),
-        _scoring(sampling, entropy, shard, row_invariant),
-    )
+    floor_M = _floor(logits_MV, sampling, shard)
+    scoring = _scoring(sampling, entropy, shard, row_invariant)
     return _like(token, vocab_logprobs(logits_MV, _as_columns(token, sampling), scoring, floor_M))
 
 
@@ -243,7 +241,9 @@ def _sum_rows(
         The sums of each row; the weight of each of its tiles [M, tiles], or the tile's largest
         logit if greedy; and the threshold of the support.
     """
-    sums, keys, floors = list[Tensor](), list[Tensor](), list[Tensor]()
+    sums = list[Tensor]()
+    keys = list[Tensor]()
+    floors = list[Tensor]()
     memory: Tensor | None = None
     for rows in blocks(len(logits_MV), logits_MV.shape[1], logits_MV.device):
         memory = (
@@ -262,10 +262,12 @@ def _sum_rows(
         keys.append(
             reduce_tiles(z_mV, torch.amax) if sampling.greedy else reduce_tiles(work_mV, torch.sum)
         )
-    row, floor_M = RowSums.from_rows(torch.cat(sums, 1)), torch.cat(floors) if floors else None
+    row = RowSums.from_rows(torch.cat(sums, 1))
+    floor_M = torch.cat(floors) if floors else None
     if not scoring.row_invariant:
         return row, torch.cat(keys), floor_M
-    tile, row = row, row.merge_tiles(scoring.temperature)
+    tile = row
+    row = row.merge_tiles(scoring.temperature)
     if sampling.greedy:
         return row, tile.maximum, floor_M
     return row, tile.rebase(row.maximum[:, None], scoring.temperature).total, floor_M

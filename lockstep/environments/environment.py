@@ -171,7 +171,8 @@ class _Episodes:
         if isinstance(question, str):
             yield {"schemas": self._schemas, **self._declared}
             return
-        before, self._live = self._live, {}
+        before = self._live
+        self._live = {}
         moves = [self._move(move, _find_live(move, before)) for move in question]
         if self._loop is not None:
             yield TOGETHER
@@ -300,7 +301,9 @@ class _WithTools:
     """
 
     def __init__(self, own: Any, tools: Tools, parse: _Parse) -> None:
-        self._own, self._tools, self._parse = own, tools, parse
+        self._own = own
+        self._tools = tools
+        self._parse = parse
 
     def reset(self, row: dict[str, Any], seed: int) -> Any:
         """See `Environment`."""

@@ -89,7 +89,8 @@ def _parse_hermes(answer: str) -> Iterator[ToolCall | Malformed]:
     """Yields calls between marks; each is read to the end of its JSON, which may hold the marks as
     text.
     """
-    end, malformed = 0, 0
+    end = 0
+    malformed = 0
     while (start := answer.find(MARKS["hermes"], end)) >= 0:
         if malformed == _MOST_MALFORMED:
             yield Malformed(f"{malformed} calls are malformed; what follows them is not read")
@@ -177,7 +178,8 @@ def name_functions(declared: object) -> dict[str, tuple[Schema | None, Function]
             ) if callable(function):
                 pass
             case function if inspect.isroutine(function):
-                schema, name = None, function.__name__
+                schema = None
+                name = function.__name__
             case _:
                 raise InputError(
                     f"tools returned {show(tool)}; return a list of functions, or of pairs of a "
@@ -237,7 +239,8 @@ class Tools:
             self._signatures[call.name].bind(**call.arguments)
         except TypeError as error:
             return Malformed(f"{call.name}: {error}", call.name)
-        types, values = self._types.get(call.name, {}), dict(call.arguments)
+        types = self._types.get(call.name, {})
+        values = dict(call.arguments)
         for name in values.keys() & types.keys():
             try:
                 values[name] = types[name].validate_json(json.dumps(values[name]), strict=True)

@@ -67,7 +67,8 @@ class ChildDied(Exception):
 
     def __init__(self, how: str, signal: int | None = None, may_pass: bool = False) -> None:
         super().__init__(how)
-        self.signal, self.may_pass = signal, may_pass
+        self.signal = signal
+        self.may_pass = may_pass
 
 
 class ChildHangs(Exception):
@@ -83,7 +84,8 @@ class Child:
     """
 
     def __init__(self, module: str, *arguments: str) -> None:
-        self._module, self._arguments = module, arguments
+        self._module = module
+        self._arguments = arguments
         self._lock = threading.Lock()
         self._running: _Running | None = None
         self._killed = False

@@ -231,8 +231,10 @@ class _Trial:
 
     def _score(self, budget: int, threads: int, gradient: bool) -> Tally:
         """Compares what was sampled with its scores in micro-batches of so many tokens."""
-        batch, head = self._batch, LogitsHead(self._lm)
-        parts, order = list[Tensor](), list[int]()
+        batch = self._batch
+        head = LogitsHead(self._lm)
+        parts = list[Tensor]()
+        order = list[int]()
         with (
             use_threads(threads),
             autocast(torch.device("cpu"), self._computation.dtype),
@@ -264,7 +266,8 @@ def _count_changed(one: Batch, other: Batch) -> Counter[str]:
     """Compares responses to the same requests, token by token; see `TypeFindings.again`."""
     total = Counter[str]()
     for (mine, own), (others, theirs) in zip(_responses(one), _responses(other), strict=True):
-        most, both = max(len(mine), len(others)), min(len(mine), len(others))
+        most = max(len(mine), len(others))
+        both = min(len(mine), len(others))
         same = (mine[:both] == others[:both]) & (own[:both] == theirs[:both])
         total.update(tokens=most, changed=most - int(same.sum()))
     return total

@@ -98,7 +98,8 @@ class SampleLog:
     """
 
     def __init__(self, path: Path, blocks: Sequence[Block]) -> None:
-        self._path, self.blocks = path, blocks
+        self._path = path
+        self.blocks = blocks
         self.samples: dict[str, list[Sample]] = {block.setting.name: [] for block in blocks}
         self.judging = {name: Metrics() for name in self.samples}
         self.done = cut_to_blocks(path, (block.responses for block in blocks))
@@ -175,7 +176,9 @@ def evaluate(loaded: Loaded) -> Path:
 
 def _settings(recipe: EvalRecipe, source: ModelSource) -> Iterator[Setting]:
     """Yields the recipe's settings, if the model has room for them."""
-    greedy, sampled, longest = recipe.greedy, recipe.sampling, recipe.data.max_prompt_tokens
+    greedy = recipe.greedy
+    sampled = recipe.sampling
+    longest = recipe.data.max_prompt_tokens
     for name, section in (
         ("environment", recipe.environment),
         ("greedy", greedy),
@@ -274,7 +277,8 @@ def _answer(
         progress.note(f"resumes after step {log.done}")
     with heed_signals(stop, progress.note):
         for block in log.blocks[log.done :]:
-            setting, own = block.setting, prompts[block.start : block.start + block.count]
+            setting = block.setting
+            own = prompts[block.start : block.start + block.count]
             with progress.phase(setting.name), collector.engine.at():
                 new, judging = sample_answers(
                     collector, own, block.start, setting.sampling, setting.num_samples

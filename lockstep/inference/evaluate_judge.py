@@ -93,7 +93,8 @@ def _judge(
     found = [
         check_shape(line, Assessment, wrong, "remove it") for line in log.read_bytes().splitlines()
     ]
-    who, data = _who(recipe), ", ".join(map(str, files_of(recipe.data.ranked).paths))
+    who = _who(recipe)
+    data = ", ".join(map(str, files_of(recipe.data.ranked).paths))
     results = describe_agreement(
         who, data, found, skipped.count, recipe.judge.judge_score_high, recipe.pairs is not None
     )

@@ -39,7 +39,8 @@ from lockstep.run.stop import Stop, heed_signals
 from lockstep.system.printable import print_text
 from lockstep.system.whole_files import append
 
-GENERATIONS, SUMMARY = "generations.jsonl", "summary.json"
+GENERATIONS = "generations.jsonl"
+SUMMARY = "summary.json"
 
 
 def generate(loaded: Loaded) -> Path:
@@ -71,7 +72,8 @@ def _make(
     recipe: GenerateRecipe, source: ModelSource, folder: Path, started: Callable[[], None]
 ) -> None:
     """Answers the missing blocks, and writes the summary."""
-    log, size = folder / GENERATIONS, recipe.run.save_every
+    log = folder / GENERATIONS
+    size = recipe.run.save_every
     with show_progress(f"{recipe.model.path} → {folder}") as progress:
         passed = describe_passed_end(source, recipe.data)
         if passed is not None:
@@ -130,7 +132,8 @@ def _answer(
     Raises:
         Stopped: If a stop was requested; the blocks in flight are finished first.
     """
-    stop, answered = Stop(None), missing[0].start
+    stop = Stop(None)
+    answered = missing[0].start
     if answered:
         progress.note(f"resumes: {answered} prompts are answered already")
     under_way: dict[int, list[Prompt]] = {}

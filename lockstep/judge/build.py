@@ -34,7 +34,8 @@ def score_judge(
     template = Template(
         ADDITIVE if section.template is None else section.template, SCORE_FIELDS, f"{key}.template"
     )
-    parser, draws = score_parser(section), section.num_evals_to_average
+    parser = score_parser(section)
+    draws = section.num_evals_to_average
     return Judge(answering, template, parser, ("response",), section, draws, seed, "judge", key)
 
 

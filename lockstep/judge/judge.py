@@ -89,7 +89,8 @@ def mean_score(judged: Judged[float]) -> float | None:
 
 def score_variance(judged: Judged[float]) -> float | None:
     """The population variance of the verdicts; None for fewer than two."""
-    mean, values = mean_score(judged), judged.values
+    mean = mean_score(judged)
+    values = judged.values
     return (
         None
         if mean is None or len(values) < 2
@@ -206,7 +207,8 @@ class Judge(Generic[V]):
 
     def _require_verdicts(self, judged: Sequence[Judged[V]]) -> None:
         causes = Counter(cause for cause in _causes(judged) if cause is not None)
-        total, limit = len(judged) * self.draws, self.options.max_no_verdict_rate
+        total = len(judged) * self.draws
+        limit = self.options.max_no_verdict_rate
         if causes.total() <= limit * total:
             return
         counts = ", ".join(f"{count} {cause}" for cause, count in causes.most_common())
@@ -224,7 +226,8 @@ def judge_metrics(judged: Sequence[Judged[V]]) -> Metrics:
     `parse_failures` is the share of replies without a verdict, `no_verdict` that of all judgements.
     """
     causes = Counter(_causes(judged))
-    total, unanswered = causes.total(), sum(causes[cause] for cause in UNANSWERED)
+    total = causes.total()
+    unanswered = sum(causes[cause] for cause in UNANSWERED)
     failed = total - causes[None] - unanswered
     return Metrics(
         no_verdict=Mean(failed + unanswered, total),

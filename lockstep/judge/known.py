@@ -58,10 +58,12 @@ def read_winners(rows: Rows, reasons: Callable[[str], str]) -> list[Known[Winner
     for place, (where, row) in enumerate(_read(rows, dict.fromkeys(_COMPARISON, "text"))):
         if row["winner"] not in ("A", "B"):
             raise DataError(f"{where}: winner is {row['winner']!r}, which is neither A nor B")
-        a, b = reasons(row["judgement_a"]), reasons(row["judgement_b"])
+        a = reasons(row["judgement_a"])
+        b = reasons(row["judgement_b"])
         own: Winner = row["winner"]
         other: Winner = "B" if own == "A" else "A"
-        question, response = _question(row), row["response"]
+        question = _question(row)
+        response = row["response"]
         found.append(Known(meta_case(question, response, a, b, ("known", place, 0)), own))
         found.append(Known(meta_case(question, response, b, a, ("known", place, 1)), other))
     return found

@@ -128,7 +128,9 @@ class ScoreParser:
     """
 
     def __init__(self, low: float, high: float, word: str, decimals: bool) -> None:
-        self._low, self._high, self._decimals = low, high, decimals
+        self._low = low
+        self._high = high
+        self._decimals = decimals
         self._announced = _announcement(word)
 
     def __call__(self, reply: str) -> Verdict[float]:
@@ -137,10 +139,8 @@ class ScoreParser:
         said = _find_value(self._announced, _SCORE, reply, _SECOND_SCORE, _CORRECTED_SCORE)
         if not isinstance(said, re.Match):
             return Verdict(None, said or "not_a_number")
-        score, scales = (
-            float(said["number"].replace("−", "-")),
-            [said["scale"]] if said["scale"] else [],
-        )
+        score = float(said["number"].replace("−", "-"))
+        scales = [said["scale"]] if said["scale"] else []
         scales += _SCALE_IN_PARENTHESES.findall(self._parenthesis(reply))
         if not self._low <= score <= self._high or any(
             float(scale) != self._high for scale in scales

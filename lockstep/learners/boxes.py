@@ -41,7 +41,8 @@ class FileContents:
         """Builds the content from (name, numbers, box); a tensor without dimensions has no
         offset.
         """
-        tensors, cut = dict[str, Tensor](), dict[str, Sequence[int]]()
+        tensors = dict[str, Tensor]()
+        cut = dict[str, Sequence[int]]()
         for name, tensor, box in boxes:
             tensors[name] = tensor
             if tensor.dim() and box.shape != box.whole:
@@ -121,7 +122,8 @@ class Boxes:
         Raises:
             InputError: If the files lack some of it.
         """
-        out, found = torch.empty(tuple(shape)), set[tuple[tuple[int, int], ...]]()
+        out = torch.empty(tuple(shape))
+        found = set[tuple[tuple[int, int], ...]]()
         for file, at in self._found[name]:
             sides = [
                 (max(a, o), min(a + n, o + m), a, o)

@@ -28,7 +28,8 @@ class LossScale:
     """
 
     def __init__(self) -> None:
-        self._scale, self._updates = _START, 0
+        self._scale = _START
+        self._updates = 0
         self.factor = 1.0
 
     def begin(self, count: float) -> None:
@@ -40,7 +41,8 @@ class LossScale:
         self._updates += 1
         used = self._scale
         if self._updates == _INTERVAL:
-            self._scale, self._updates = 2 * self._scale, 0
+            self._scale = 2 * self._scale
+            self._updates = 0
         return Metrics(loss_scale=Last(float(used)))
 
     def halve(self) -> Metrics:
@@ -54,7 +56,8 @@ class LossScale:
                 f"the gradient overflows fp16 even at a loss scale of 1; {OVERFLOW}"
             )
         used = self._scale
-        self._scale, self._updates = self._scale // 2, 0
+        self._scale = self._scale // 2
+        self._updates = 0
         return Metrics(updates_overflowed=Sum(1.0), loss_scale=Last(float(used)))
 
     def counters(self) -> dict[str, int]:

@@ -98,7 +98,9 @@ class RankLearner(SendsWeights):
         # sampled.
         self.model = model.eval().requires_grad_(optimizer is not None)
         self.pieces = tuple(pieces)
-        self.section, self._settings, self._ranks = section, optimizer, ranks
+        self.section = section
+        self._settings = optimizer
+        self._ranks = ranks
         self._optimizer = None if optimizer is None else TorchOptimizer(self.pieces, optimizer)
         self._scale = LossScale() if section.overflows else None
         self._weights = [find_local(parameter) for parameter in model.parameters()]
@@ -143,8 +145,10 @@ class RankLearner(SendsWeights):
             )
         self._has_gathered = False
         self._host.reload()
-        count, lr = self._sum_count(self._count), learning_rate(self._settings, self._updates)
-        loss, self._loss = self._loss, torch.zeros(())
+        count = self._sum_count(self._count)
+        lr = learning_rate(self._settings, self._updates)
+        loss = self._loss
+        self._loss = torch.zeros(())
         self._count.zero_()
         gradients = self._gradients()
         self._forget_gradients()
@@ -327,7 +331,8 @@ class RankLearner(SendsWeights):
         rank has them.
         """
         micros = self._micro_batches(batch, passes)
-        parts, order = [list[Tensor]() for _ in columns], list[int]()
+        parts = [list[Tensor]() for _ in columns]
+        order = list[int]()
         for outputs, rows in zip(self._outputs(micros), micros.rows, strict=False):
             order += rows
             for part, column in zip(parts, columns, strict=True):

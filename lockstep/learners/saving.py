@@ -72,7 +72,8 @@ class StateWriter:
             if self._thread.is_alive():
                 return False
             self._thread = None
-        error, self._error = self._error, None
+        error = self._error
+        self._error = None
         if error is not None:
             raise NotSavedError(str(error)) from error
         return True

@@ -42,11 +42,10 @@ class Distillation:
         assert outputs.top_logprob is not None, (
             "distillation needs a head that gives log-probabilities"
         )
-        own, some = batch.mask_indices, "top_token" in batch.token
-        student_MK, teacher_MK = (
-            outputs.top_logprob[own],
-            batch["teacher_logprob"][own].log_softmax(-1),
-        )
+        own = batch.mask_indices
+        some = "top_token" in batch.token
+        student_MK = outputs.top_logprob[own]
+        teacher_MK = batch["teacher_logprob"][own].log_softmax(-1)
         named_M = student_MK.detach().exp().sum(-1)
         first_M = student_MK.argmax(-1)
         teachers_M = teacher_MK.argmax(-1)

@@ -38,10 +38,13 @@ class KTOLoss:
 
     def __call__(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
         assert outputs.logprob is not None, "KTO needs a head that gives log-probabilities"
-        mask_N, active_B, desirable_B = batch.mask, active_rows(batch), batch["desirable"]
+        mask_N = batch.mask
+        active_B = active_rows(batch)
+        desirable_B = batch["desirable"]
         ratio_B = batch.per_sample(trainable(outputs.logprob - batch["ref_logprob"], mask_N))  # r
         loss_B = kto(ratio_B, desirable_B, self.beta, self.point, self.weights)
-        total, count = trainable(loss_B, active_B).sum(), active_B.sum()
+        total = trainable(loss_B, active_B).sum()
+        count = active_B.sum()
         metrics = Metrics(
             loss=Mean(total.detach(), count), reference_point=Mean(self.point * count, count)
         )

@@ -103,10 +103,8 @@ class ClippedSurrogate:
             return cispo_loss(logprob_N, old_N, advantage_N, self.clip_high)
         if self.sequence_ratio:
             own_N = logprob_N - logprob_N.detach()
-            logprob_N, old_N = (
-                _of_response(logprob_N.detach(), batch) + own_N,
-                _of_response(old_N, batch),
-            )
+            logprob_N = _of_response(logprob_N.detach(), batch) + own_N
+            old_N = _of_response(old_N, batch)
         return clip_surrogate(
             logprob_N,
             old_N,
@@ -157,7 +155,9 @@ class ClippedValue:
             for column in (outputs.value, batch["old_value"], batch["return"])
         )
         loss_N, clipped_N = clip_value_loss(value_N, old_N, return_N, self.clip)
-        total, count, error_N = loss_N.sum(), mask_N.sum(), (return_N - old_N).double()
+        total = loss_N.sum()
+        count = mask_N.sum()
+        error_N = (return_N - old_N).double()
         wide_N = return_N.double()  # sums of squares of a large, nearly constant return cancel
         return total, Metrics(
             loss=Mean(total.detach(), count),
@@ -181,7 +181,8 @@ def _policy_metrics(logprob_N: Tensor, old_N: Tensor, clipped_N: Tensor, mask_N:
 
     Log-probabilities are 0 off the mask.
     """
-    ratio_N, count = probability_ratio(logprob_N, old_N), mask_N.sum()
+    ratio_N = probability_ratio(logprob_N, old_N)
+    count = mask_N.sum()
     return Metrics(
         probs_ratio=Mean(trainable(ratio_N, mask_N).sum(), count),
         probs_ratio_min=Min(torch.where(mask_N, ratio_N, torch.inf).min()),

@@ -70,7 +70,8 @@ class Preference:
         total, metrics = _sum_up(
             batch, preference_P, surprise_P, (self.preference_coef, self.sft_coef)
         )
-        rewards, active_P = (self.beta * chosen_P, self.beta * rejected_P), active_pairs(batch)
+        rewards = (self.beta * chosen_P, self.beta * rejected_P)
+        active_P = active_pairs(batch)
         if "judge_pair" not in batch.sample:
             return total, metrics + _of_answers(batch, rewards, active_P)
         judge_P, _ = split_pairs(batch, batch["judge_pair"])
@@ -138,11 +139,10 @@ def measure_implicit_rewards(chosen_P: Tensor, rejected_P: Tensor, active_P: Ten
     """Measures the rewards of both answers (DPO: β·d, the implicit reward), and how often they rank
     a pair as given.
     """
-    chosen_P, rejected_P = chosen_P.detach(), rejected_P.detach()
-    both, count = (
-        trainable(torch.cat([chosen_P, rejected_P]).double(), active_P.repeat(2)),
-        2 * active_P.sum(),
-    )
+    chosen_P = chosen_P.detach()
+    rejected_P = rejected_P.detach()
+    both = trainable(torch.cat([chosen_P, rejected_P]).double(), active_P.repeat(2))
+    count = 2 * active_P.sum()
     right = trainable((chosen_P > rejected_P).float(), active_P).sum()
     return _means(
         ("rewards_chosen_mean", "rewards_rejected_mean"), (chosen_P, rejected_P), active_P
@@ -157,7 +157,8 @@ def interval_of_acc(metrics: Metrics) -> Metrics:
     """The 95 % interval of `acc`, over pairs: `acc_low` and `acc_high`."""
     acc = metrics["acc"]
     assert isinstance(acc, Mean), "acc is the share of pairs that are ranked right"
-    right, pairs = int(acc.total), int(acc.count)
+    right = int(acc.total)
+    pairs = int(acc.count)
     return share([1.0] * right + [0.0] * (pairs - right)).ends("acc")
 
 
@@ -235,7 +236,8 @@ def _sum_up(
     """
     active_P = active_pairs(batch)
     sums = [trainable(loss_P, active_P).sum() for loss_P in (preference_P, surprise_P)]
-    total, count = coefs[0] * sums[0] + coefs[1] * sums[1], active_P.sum()
+    total = coefs[0] * sums[0] + coefs[1] * sums[1]
+    count = active_P.sum()
     named = {"preference_loss": sums[0], "sft_loss": sums[1], "loss": total}
     return total, Metrics({name: Mean(one.detach(), count) for name, one in named.items()})
 

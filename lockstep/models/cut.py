@@ -93,7 +93,8 @@ class Cut:
     def map(self, change: Callable[[Tensor], Tensor]) -> Cut:
         """The same share, with each tensor changed."""
         place = None if self.place is None else change(self.place)
-        tokens, position = change(self.tokens), change(self.position)
+        tokens = change(self.tokens)
+        position = change(self.position)
         return replace(
             self, tokens=tokens, position=position, layout=self.layout.map(change), place=place
         )

@@ -177,7 +177,8 @@ def skeleton(config: PreTrainedConfig, source: str) -> PreTrainedModel:
         ModelError: If `transformers` cannot build it; begins with `source`.
     """
     fields = config.get_text_config().to_dict()
-    heads, groups = fields.get("num_attention_heads"), fields.get("num_key_value_heads")
+    heads = fields.get("num_attention_heads")
+    groups = fields.get("num_key_value_heads")
     if heads and groups and heads % groups:
         raise ModelError(
             f"{source}: num_attention_heads ({heads}) is no multiple of num_key_value_heads "

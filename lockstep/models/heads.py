@@ -152,7 +152,8 @@ class ValueHead(nn.Module):
             ranks,
             carries_state(backbone.config),
         )
-        self._size, self._seed = int(backbone.config.get_text_config().hidden_size), seed
+        self._size = int(backbone.config.get_text_config().hidden_size)
+        self._seed = seed
         self._head: Head = head
         self.value = value_unit(self._size, head)
         if ranks.size("tp") == 1:
@@ -237,7 +238,8 @@ class Products:
         """The likeliest token, as in `Logits`; the logits of at most `_ROWS` tokens are in memory
         together.
         """
-        multiply, shard = product if self.exact else F.linear, self.shard
+        multiply = product if self.exact else F.linear
+        shard = self.shard
         parts = self.hidden_mD.split(_ROWS)
         return torch.cat(
             [Logits(multiply(part_rD, self.weight_vD), shard).first() for part_rD in parts]
@@ -260,7 +262,8 @@ def policy_outputs(batch: LaidOut, at: Callable[[Tensor], Vocabulary]) -> Output
         batch: A batch of N tokens.
         at: Maps indices of states in this rank's share, int64 [m], to their logits.
     """
-    own, vocabulary = batch.read.into, at(batch.read.state)
+    own = batch.read.into
+    vocabulary = at(batch.read.state)
 
     def spread(column: Tensor) -> Tensor:
         return batch.cut.spread(column, own, batch.tokens.numel())
@@ -268,12 +271,14 @@ def policy_outputs(batch: LaidOut, at: Callable[[Tensor], Vocabulary]) -> Output
     if batch.top_k:
         token_mK, logprob_mK = vocabulary.likeliest(batch.top_k)
         return Outputs(top_token=spread(token_mK), top_logprob=spread(logprob_mK))
-    sampling, token_m = batch.sampling or PLAIN, batch.tokens[own]
+    sampling = batch.sampling or PLAIN
+    token_m = batch.tokens[own]
     if "top_token" in batch.token:
         token_m = torch.cat([token_m[:, None], batch["top_token"][own]], 1)
     earlier = find_earlier(batch, own) if sampling.penalizes else None
     logprob, entropy_m = vocabulary.scores(token_m, sampling, batch.entropy, earlier)
-    logprob, entropy_N = spread(logprob), None if entropy_m is None else spread(entropy_m)
+    logprob = spread(logprob)
+    entropy_N = None if entropy_m is None else spread(entropy_m)
     if token_m.dim() == 1:
         return Outputs(logprob=logprob, entropy=entropy_N)
     first_N = spread(vocabulary.first())
@@ -292,7 +297,8 @@ def value_outputs(batch: LaidOut, at: Callable[[Tensor], Tensor], unit: nn.Modul
             D].
         unit: The linear unit of the value head.
     """
-    count, hidden_mD = batch.tokens.numel(), at(batch.read.state)
+    count = batch.tokens.numel()
+    hidden_mD = at(batch.read.state)
     with torch.autocast(hidden_mD.device.type, enabled=False):
         output_m = unit(hidden_mD.float()).squeeze(-1)
     values = batch.cut.spread(output_m, batch.read.into, count + len(batch))
@@ -331,10 +337,8 @@ def logits_are_products(lm: PreTrainedModel) -> bool:
     output must come out unchanged, also if it is so large that a cap would show. For that it is
     replaced by numbers up to 10,000.
     """
-    head, batch = (
-        lm.get_output_embeddings(),
-        Batch(torch.arange(3, device=lm.device), torch.tensor([3])),
-    )
+    head = lm.get_output_embeddings()
+    batch = Batch(torch.arange(3, device=lm.device), torch.tensor([3]))
     cut = Cut.of(batch, ALONE, carries_state(lm.config))
     if type(head) is not nn.Linear or head.bias is not None:
         return False

@@ -88,11 +88,10 @@ class LaidOut(Batch):
         return super().mask_indices if known is None else known
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
-        cut, read = self.cut.map(change), self.read.map(change)
-        changed, known = (
-            replace(super().map(change), cut=cut, read=read, masked=None),
-            self._indices,
-        )
+        cut = self.cut.map(change)
+        read = self.read.map(change)
+        changed = replace(super().map(change), cut=cut, read=read, masked=None)
+        known = self._indices
         return changed if known is None else replace(changed, masked=(changed.mask, change(known)))
 
     @property
@@ -123,7 +122,8 @@ def read_values(batch: Batch, cut: Cut) -> Read:
     """Reads the states before the tokens whose values a batch asks for, and those after
     sequences.
     """
-    own_M, count = _list_valued(batch), batch.tokens.numel()
+    own_M = _list_valued(batch)
+    count = batch.tokens.numel()
     after_B = torch.arange(len(batch), device=batch.tokens.device) + count
     state_M = torch.cat([align.state_before(own_M), align.state_after(batch)])
     return Read.of(cut, state_M, torch.cat([own_M, after_B]))

@@ -64,7 +64,8 @@ def miniature(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
     Raises:
         ModelError: If `transformers` cannot build or run the model.
     """
-    full, error = skeleton(config, config.name_or_path or config.model_type), None
+    full = skeleton(config, config.name_or_path or config.model_type)
+    error = None
     for small in _smaller(config, full):
         try:
             model = small()
@@ -81,13 +82,15 @@ def _smaller(
     config: PreTrainedConfig, full: PreTrainedModel
 ) -> Iterator[Callable[[], PreTrainedConfig]]:
     """Yields factories of smaller configurations, the smallest first; some may fail."""
-    text, kinds = config.get_text_config(), _kinds(full)
+    text = config.get_text_config()
+    kinds = _kinds(full)
     if not kinds:
         raise ModelError(
             f"{type(full).__name__} has no layer of a class that its _no_split_modules names; "
             "name it there"
         )
-    own, fields = text.attribute_map, text.to_dict()  # what this configuration calls a usual name
+    own = text.attribute_map
+    fields = text.to_dict()  # what this configuration calls a usual name
     common = _common(
         {**fields, **{name: fields[called] for name, called in own.items() if called in fields}}
     )
@@ -180,7 +183,8 @@ def _narrow(fields: Fields) -> Fields:
     for name in _HIDDEN_UNIT_FIELDS:
         if isinstance(fields.get(name), int):
             cut[name] = min(fields[name], _HIDDEN_UNITS)
-    chosen, groups = fields.get("num_experts_per_tok") or 1, fields.get("n_group") or 1
+    chosen = fields.get("num_experts_per_tok") or 1
+    groups = fields.get("n_group") or 1
     for name in _EXPERT_FIELDS:
         if isinstance(fields.get(name), int):
             cut[name] = min(fields[name], max(_EXPERTS, 2 * chosen, 4 * groups))

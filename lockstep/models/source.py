@@ -87,7 +87,8 @@ class ModelSource:
 def scratch_model(recipe: Common, files: FileGroup, folder: Path) -> Path:
     """Builds a model, and its tokenizer from the rows of `files`, once, into `folder`."""
     if not folder.exists():
-        scratch, tokenizer = recipe.model.scratch, scratch_tokenizer(recipe, files)
+        scratch = recipe.model.scratch
+        tokenizer = scratch_tokenizer(recipe, files)
         assert scratch is not None, "only a recipe with model.scratch builds a new model"
         save_model(build_causal_lm(scratch.config, tokenizer, recipe.seed), tokenizer, folder)
     return folder
@@ -101,7 +102,8 @@ def scratch_tokenizer(recipe: Common, files: FileGroup) -> PreTrainedTokenizerFa
 
 def open_source(folder: Path | str) -> ModelSource:
     """Reads the tokenizer and the stop tokens of a model folder."""
-    whole, tokenizer = read_config(folder), load_tokenizer(folder)
+    whole = read_config(folder)
+    tokenizer = load_tokenizer(folder)
     config = whole.get_text_config()
     own = _read_stops(Path(folder), int(config.vocab_size))
     stops = sorted({stop for stop in (tokenizer.eos_token_id, *own) if isinstance(stop, int)})

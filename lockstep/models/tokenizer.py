@@ -14,7 +14,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 from lockstep.core.errors import InputError, first_line
 from lockstep.models.folder import read_json, require_folder
 
-PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
+PAD = "<pad>"
+EOS = "<eos>"
+UNK = "<unk>"
 
 # A word takes the space before it; a word or sign also takes the space between it and a number. So
 # a number never holds

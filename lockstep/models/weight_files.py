@@ -23,7 +23,8 @@ from transformers.utils.loading_report import LoadStateDictInfo
 from lockstep.core.errors import first_line
 from lockstep.models.folder import ModelError, read_json
 
-_INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_WHOLE = "model.safetensors"
 _UNIT = "score.weight"
 _TYPES = ("F64", "F32", "BF16", "F16")
 _LARGEST = torch.finfo(torch.float32).max
@@ -85,7 +86,8 @@ def check_weights(
                 )
             stored[name] = there
     named = _Names(model, wanted)
-    unknown, found = set[str](), set[str]()
+    unknown = set[str]()
+    found = set[str]()
     for name, there in stored.items():
         targets = named.targets(name)
         known = [target for target in targets if target in wanted]
@@ -118,7 +120,8 @@ def _require_all(
     model._adjust_missing_and_unexpected_keys(
         cast(LoadStateDictInfo, report)
     )  # what it may lack, or not use
-    missing, unknown = report.missing_keys, report.unexpected_keys
+    missing = report.missing_keys
+    unknown = report.unexpected_keys
     if headless:
         missing = {name for name in missing if name.startswith(f"{model.base_model_prefix}.")}
         unknown = unknown - {_UNIT}

@@ -45,7 +45,8 @@ from lockstep.weight_sync.sync import Snapshot
 _LOOKED_AT = 64
 """Number of responses of a step that are compared if scoring all of them would cost too much."""
 
-SHARE, _FEWEST = 8, 4
+SHARE = 8
+_FEWEST = 4
 """One in `SHARE` responses of a step is recomputed if both sides are exact, but at least
 `_FEWEST`.
 """
@@ -128,7 +129,8 @@ class Certificate:
         """The certificate of what was compared under a promise."""
         reason = promise.inexact
         if not total.tokens:
-            level, reason = "none", reason or "no token was compared"
+            level = "none"
+            reason = reason or "no token was compared"
         elif promise.exact and not total.mismatches:
             level = "E2"
         else:
@@ -166,7 +168,10 @@ class Agreement:
         watch: Watch | None,
         note: Callable[[str], None],
     ) -> None:
-        self._policy, self._engine, self._promise, self._note = policy, engine, promise, note
+        self._policy = policy
+        self._engine = engine
+        self._promise = promise
+        self._note = note
         self.watch = watch
         self.state = State()
         self._before = self.dump()
@@ -308,7 +313,8 @@ class Agreement:
         """Metrics and state after more tokens; raises, or notes once, where they break a
         promise.
         """
-        total, promise = self.state.total + now, self._promise
+        total = self.state.total + now
+        promise = self._promise
         broken = now.breaks(promise.bound) or total.breaks(promise.bound)
         known = Metrics(
             tokens=Sum(now.tokens), bound=Last(promise.bound), breach=Max(float(broken))

@@ -95,7 +95,8 @@ class DriftTest:
         )
 
     def _with_bet(self, state: DriftState, bound: float, z: float) -> DriftState:
-        bets, error = state.bets + 1, z - state.guess
+        bets = state.bets + 1
+        error = z - state.guess
         capital = (state.capital + 1.0 / (bets * (bets + 1))) * (
             1.0 + _bet(state, bound) * (z - bound)
         )

@@ -177,13 +177,11 @@ class Watch:
         note: Callable[[str], None],
         cure: str = "",
     ) -> None:
-        self._policy, self._engine, self._test, self._note, self._cure = (
-            policy,
-            engine,
-            test,
-            note,
-            cure,
-        )
+        self._policy = policy
+        self._engine = engine
+        self._test = test
+        self._note = note
+        self._cure = cure
         self.state = WatchState()
 
     def __call__(
@@ -204,7 +202,8 @@ class Watch:
         before = self.state
         now = _mismatch(batch, batch["old_logprob"], batch["sampler_logprob"])
         drift = before.drift if now is None else self._test.after(before.drift, now)
-        state, metrics = replace(before, drift=drift), Metrics()
+        state = replace(before, drift=drift)
+        metrics = Metrics()
         if now is not None and drift.bound is not None and state.kept is None:
             state = replace(state, kept=self._keep(version, batch, snapshot))
         if now is not None and drift.alarm and not before.drift.alarm:
@@ -256,8 +255,10 @@ class Watch:
         """Measures the evidence: asks the sampler for the same tokens in other ways, with the same
         weights.
         """
-        own, old = replace(batch, sampling=None), kept.batch()
-        own_N, old_N = self._policy.logprobs(own), self._policy.logprobs(old)
+        own = replace(batch, sampling=None)
+        old = kept.batch()
+        own_N = self._policy.logprobs(own)
+        old_N = self._policy.logprobs(old)
         with self._engine.at(version, snapshot):
             rescored = _mismatch(own, own_N, self._engine.logprobs(own))
             self._engine.send_again()

@@ -15,7 +15,8 @@ Winner = Literal["A", "B"]
 Battles = Mapping[tuple[int, int], Winner | None]
 """Winner of each battle, by the players in the order in which they were shown; None: no verdict."""
 
-_STEPS, _EXACT = 100, 1e-12
+_STEPS = 100
+_EXACT = 1e-12
 
 
 def consistent_wins(battles: Battles, players: int) -> Tensor:
@@ -104,7 +105,8 @@ def _damp(wins_PP: Tensor, theta_P: Tensor, step_P: Tensor, l2: float) -> float:
     """Returns the largest of 1, ½, ¼, … at which a step does not lower the objective by more than
     rounding.
     """
-    here, size = _objective(wins_PP, theta_P, l2), 1.0
+    here = _objective(wins_PP, theta_P, l2)
+    size = 1.0
     enough = here - _EXACT * max(1.0, abs(here))
     while size > _EXACT and _objective(wins_PP, theta_P + size * step_P, l2) < enough:
         size /= 2

@@ -113,7 +113,9 @@ def share(values: Sequence[float]) -> Estimate:
     if not values:
         return _nothing()
     column = torch.tensor(values, dtype=torch.float64)
-    p, variance, n = float(column.mean()), float(column.var(correction=0)), len(values)
+    p = float(column.mean())
+    variance = float(column.var(correction=0))
+    n = len(values)
     size = (
         n * p * (1 - p) / variance if min(values) < max(values) else float(n)
     )  # rounding is no variance

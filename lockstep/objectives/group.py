@@ -53,7 +53,8 @@ def group_advantage(
         case "none":
             advantage_PG = score_PG
         case "mean":
-            advantage_PG, slope_PG = centered_PG, slope_PG * (count_P1 > 1)
+            advantage_PG = centered_PG
+            slope_PG = slope_PG * (count_P1 > 1)
         case "leave_one_out":
             advantage_PG = centered_PG * count_P1 / (count_P1 - 1).clamp(min=1)
             slope_PG = slope_PG * (count_P1 > 1)
@@ -64,21 +65,18 @@ def group_advantage(
             deviation = (
                 centered_PG.square().sum(-1, keepdim=True) / (count_P1 - 1).clamp(min=1)
             ).sqrt()
-            advantage_PG, slope_PG = (
-                advantage_PG / (deviation + _LEAST),
-                slope_PG / (deviation + _LEAST),
-            )
+            advantage_PG = advantage_PG / (deviation + _LEAST)
+            slope_PG = slope_PG / (deviation + _LEAST)
         case "others":
             of_others_PG = _deviation_of_others(score_PG, judged_PG)
             scale_PG = torch.where(of_others_PG > 0, of_others_PG + _LEAST_OF_OTHERS, 1.0)
-            advantage_PG, slope_PG = advantage_PG / scale_PG, slope_PG / scale_PG
+            advantage_PG = advantage_PG / scale_PG
+            slope_PG = slope_PG / scale_PG
         case "batch":
             all_N = score_B[judged_B].double()
             deviation = all_N.std() if len(all_N) > 1 else all_N.new_zeros(())
-            advantage_PG, slope_PG = (
-                advantage_PG / (deviation + _LEAST),
-                slope_PG / (deviation + _LEAST),
-            )
+            advantage_PG = advantage_PG / (deviation + _LEAST)
+            slope_PG = slope_PG / (deviation + _LEAST)
         case "none":
             pass
         case _:
@@ -95,7 +93,8 @@ def _deviation_of_others(score_PG: Tensor, judged_PG: Tensor) -> Tensor:
     """
     own_GG = torch.eye(score_PG.shape[-1], dtype=torch.bool, device=score_PG.device)
     others_PGG = judged_PG.unsqueeze(-2) & ~own_GG
-    count_PG1, score_P1G = others_PGG.sum(-1, keepdim=True), score_PG.unsqueeze(-2)
+    count_PG1 = others_PGG.sum(-1, keepdim=True)
+    score_P1G = score_PG.unsqueeze(-2)
     mean_PG1 = torch.where(others_PGG, score_P1G, 0.0).sum(-1, keepdim=True) / count_PG1.clamp(
         min=1
     )

@@ -39,5 +39,6 @@ def kto(
         [B]; λ/2 at r = z0.
     """
     gain_B = beta * (ratio_B - point)
-    desired_B, undesired_B = weights[0] * (-gain_B).sigmoid(), weights[1] * gain_B.sigmoid()
+    desired_B = weights[0] * (-gain_B).sigmoid()
+    undesired_B = weights[1] * gain_B.sigmoid()
     return desired_B.where(desirable_B, undesired_B)

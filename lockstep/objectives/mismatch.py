@@ -119,7 +119,8 @@ def agreement(
         `max_abs_logprob_diff`, the largest |Δ|, nats; `gap_from_…`, see `gap_by_depth`.
     """
     delta_N = _delta(learner_logprob_N, sampler_logprob_N, mask_N)
-    zero_N, count = torch.zeros_like(delta_N), mask_N.sum()
+    zero_N = torch.zeros_like(delta_N)
+    count = mask_N.sum()
     log_weight_B = sequence_sum(delta_N, mask_N, lengths)
     present_B = sequence_sum(torch.ones_like(delta_N), mask_N, lengths) > 0
     log_weight_B = log_weight_B.masked_fill(~present_B, float("-inf"))

@@ -72,7 +72,8 @@ def choose(answers: Sequence[Candidate], length_control: float) -> AnswerPair:
     usable = {place: score for place, score in scored.items() if answers[place].finished}
     if len(usable) < 2:
         return AnswerPair("unfinished" if len(scored) >= 2 else "unscored")
-    best, worst = max(usable.values()), min(usable.values())
+    best = max(usable.values())
+    worst = min(usable.values())
     if best == worst:
         return AnswerPair("tie")
     slack = length_control * (best - worst)
@@ -87,9 +88,11 @@ def choose(answers: Sequence[Candidate], length_control: float) -> AnswerPair:
         return float("inf") if variance is None else variance
 
     if length_control:
-        chosen, rejected = min(high, key=length), max(low, key=length)
+        chosen = min(high, key=length)
+        rejected = max(low, key=length)
     else:
-        chosen, rejected = min(high, key=doubt), min(low, key=doubt)
+        chosen = min(high, key=doubt)
+        rejected = min(low, key=doubt)
     if answers[chosen].tokens == answers[rejected].tokens:
         return AnswerPair("identical")
     # From ρ = ½ on both sets can hold the same answers, and the short one can be the worse one.
@@ -111,7 +114,9 @@ def balance(classes: Sequence[float], room: int, share: float) -> list[int]:
     """
     exact = Fraction(repr(share))  # .58 of 50 is 29, and not 28.999
     for total in range(min(room, len(classes)), 0, -1):
-        most, counts, taken = max(1, int(exact * total)), Counter[float](), list[int]()
+        most = max(1, int(exact * total))
+        counts = Counter[float]()
+        taken = list[int]()
         for place, own in enumerate(classes):
             if counts[own] < most:
                 counts[own] += 1

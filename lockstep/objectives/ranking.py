@@ -38,7 +38,8 @@ def spearman(ranks: Sequence[float], scores: Sequence[float]) -> float | None:
     """Spearman's ρ: Pearson's correlation of the ranks of people and judge, where ties share their
     mean rank.
     """
-    people, judge = _places([-rank for rank in ranks]), _places(scores)
+    people = _places([-rank for rank in ranks])
+    judge = _places(scores)
     if not any(people):
         return None
     norm = math.sqrt(sum(a * a for a in people) * sum(b * b for b in judge))

@@ -45,7 +45,8 @@ def plan(loaded: Loaded, gpus: int, memory: str, rates: str | None = None) -> Pl
         ValueError: If the recipe cannot be planned, or not for this number of GPUs.
     """
     loaded = fetch_names(loaded, weights=False)
-    room, recipe = bytes_of(memory), loaded.expect(Algorithm)
+    room = bytes_of(memory)
+    recipe = loaded.expect(Algorithm)
     if not 1 <= gpus <= _MOST_GPUS:
         raise InputError(f"--gpus is {gpus}; a plan needs at least 1, and at most {_MOST_GPUS:,}")
     backend = find_backend(recipe.learner)
@@ -89,7 +90,8 @@ def _config_of_run(loaded: Loaded) -> PreTrainedConfig:
     """The configuration of the run's initial model; of the first recipe's where the recipe begins
     with one.
     """
-    first, recipe = loaded.warm_start, loaded.training
+    first = loaded.warm_start
+    recipe = loaded.training
     if first is not None:
         return _config_of_run(first)
     if recipe.model.scratch is not None:

@@ -77,7 +77,9 @@ class MemoryEstimate:
             memory: Bytes of a device, of which models may use `usable_bytes`; they bound a cache
                 whose size is not set. None: it has no bound.
         """
-        learners, load, inference = learners or {}, recipe.largest_step, recipe.inference
+        learners = learners or {}
+        load = recipe.largest_step
+        inference = recipe.inference
         ranks = {
             role.name: _rank(role, sizes, learners.get(role.learner.layout_key, role.learner), load)
             for role in recipe.models
@@ -100,7 +102,8 @@ class MemoryEstimate:
         backend = None if inference is None else find_backend(inference.sampler)
         if inference is None or backend is None:
             return found
-        sequences, ahead = inference.sampler.max_batch_size, inference.one_step_ahead
+        sequences = inference.sampler.max_batch_size
+        ahead = inference.one_step_ahead
         sampler = Generation.of(
             sizes, learner, inference.sampler, load, sequences, not ahead, inference.penalizes
         )
@@ -214,7 +217,8 @@ class MemoryEstimate:
     @property
     def machine(self) -> int:
         """Bytes of all processes, if they share one memory."""
-        ranks, width = self.learner.parallel.ranks, self.placement.processes.width
+        ranks = self.learner.parallel.ranks
+        width = self.placement.processes.width
         engines = max(self.placement.processes.engines, 1) * width
         sampler = 0 if self.sampler is None else engines * self.sampler.size
         sampler += sum(judge.size for judge in self.judges)
@@ -262,10 +266,8 @@ def _judge(section: AskedSection, own: Sizes, learner: LearnerSection, load: Loa
     Of several replicas, each is on a device of its own.
     """
     asked = replace(load, generated=section.max_prompt_tokens + section.sampling.max_tokens)
-    sizes, engine = (
-        own if section.path is None else _sizes(section.path, headless=False),
-        section.engine,
-    )
+    sizes = own if section.path is None else _sizes(section.path, headless=False)
+    engine = section.engine
     penalizes = section.sampling.params().penalizes
     return Generation.of(
         sizes, learner, engine, asked, engine.max_batch_size, shares=False, penalizes=penalizes

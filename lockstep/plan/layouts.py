@@ -111,7 +111,8 @@ class Search:
         """Layouts of this number of GPUs with work for every rank, those with few tensor-parallel
         ranks first.
         """
-        load, own = self.recipe.largest_step, self.own
+        load = self.recipe.largest_step
+        own = self.own
         gpus -= own.engines * own.width if own.apart else 0
         return [
             Parallel(dp=gpus // tp // cp, tp=tp, cp=cp)
@@ -146,7 +147,8 @@ class Search:
         it.
         """
         yield {}
-        again, offload = {"activation_checkpointing": True}, {"cpu_offload": True}
+        again = {"activation_checkpointing": True}
+        offload = {"cpu_offload": True}
         yield again
         yield again | offload
         tokens = self.recipe.learner.micro_batch_tokens // 2
@@ -174,7 +176,8 @@ def rank_cuts(estimate: MemoryEstimate) -> tuple[bool, int, int]:
 
 def overrides(recipe: Algorithm, estimate: MemoryEstimate) -> list[str]:
     """Overrides of the recipe that give the estimated learner."""
-    own, wanted = recipe.learner.model_dump(), estimate.learner.model_dump()
+    own = recipe.learner.model_dump()
+    wanted = estimate.learner.model_dump()
     pairs = [(recipe.learner, estimate.learner)]
     pairs += [(role.learner, estimate.ranks[role.name].learner) for role in recipe.own_layouts]
     parallel = [
@@ -191,7 +194,8 @@ def overrides(recipe: Algorithm, estimate: MemoryEstimate) -> list[str]:
         changed += ["cluster=ray", "cluster.ray.address=auto"]
     if recipe.inference is None or estimate.sampler is None:
         return parallel + changed
-    sampler, engines = recipe.inference.sampler, estimate.placement.processes.engines
+    sampler = recipe.inference.sampler
+    engines = estimate.placement.processes.engines
     if engines != sampler.engines:
         changed.append(f"sampler.replicas={engines}")
     return parallel + changed + cache_override(estimate)

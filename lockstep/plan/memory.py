@@ -144,7 +144,8 @@ class Rank:
                     | {"activations": self._count_scoring()},
                 )
             ]
-        standing, gradients = self._standing(), self._on_device(self.updated)
+        standing = self._standing()
+        gradients = self._on_device(self.updated)
         several = self.load.passes(self.learner, self.load.rows) > 1
         summed_late = several and self.is_cut and not self.learner.sync_every_pass
         earlier = self.learned if summed_late else gradients
@@ -205,9 +206,14 @@ class Rank:
 
     def activation(self) -> int:
         """Bytes that one layer keeps, with its input."""
-        sizes, tp, a = self.sizes, self.learner.parallel.tp, self.type
-        queries, keys, hidden = sizes.queries // tp, sizes.keys // tp, sizes.intermediate // tp
-        own, copies = self.own, 2 if a == FP32 else 5  # each product of a state casts it for itself
+        sizes = self.sizes
+        tp = self.learner.parallel.tp
+        a = self.type
+        queries = sizes.queries // tp
+        keys = sizes.keys // tp
+        hidden = sizes.intermediate // tp
+        own = self.own
+        copies = 2 if a == FP32 else 5  # each product of a state casts it for itself
         states = (
             self._between * (2 * self._of_norm * sizes.hidden + 2) * FP32
             + own * copies * sizes.hidden * a
@@ -276,7 +282,8 @@ class Rank:
 
         None where they come in 16 bits.
         """
-        layers, tp = layers or self.sizes.layers, self.learner.parallel.tp
+        layers = layers or self.sizes.layers
+        tp = self.learner.parallel.tp
         return (
             0
             if self.type == FP32 or self.gathers_half
@@ -307,7 +314,8 @@ class Rank:
 
     def _cells(self) -> tuple[int, int]:
         """Keys that a rank's attention sees, and entries of its masks."""
-        cp, sequence = self.learner.parallel.cp, self.load.sequence
+        cp = self.learner.parallel.cp
+        sequence = self.load.sequence
         if cp == 1:
             return self.own, 0
         chunk = -(-sequence // (2 * cp))
@@ -317,8 +325,10 @@ class Rank:
 
     def _head(self) -> int:
         """Bytes of the last states, their norm, and the head's own."""
-        tokens, hidden = self.own, self.sizes.hidden
-        norm, states = self._of_norm * self._between * hidden * FP32, tokens * hidden * FP32
+        tokens = self.own
+        hidden = self.sizes.hidden
+        norm = self._of_norm * self._between * hidden * FP32
+        states = tokens * hidden * FP32
         if not scores_tokens(self.head):
             return norm + states
         return norm + states + tokens * hidden * self.type + self.logits + self._pairs
@@ -421,7 +431,8 @@ class Generation:
         alone = shares and sampler.in_process and learner.in_process and learner.lora is None
         width = sampler.tensor_parallel
         weights = 0 if alone else -(-sizes.policy * backend.dtype(learner).itemsize // width)
-        fixed, stays = backend.cache_bytes(sampler), backend.reserves_cache
+        fixed = backend.cache_bytes(sampler)
+        stays = backend.reserves_cache
         seen = backend.penalty_bytes(sequences, sizes.table // sizes.hidden, penalizes)
         if fixed is not None:
             return cls(weights, fixed, stays=stays, seen=seen)

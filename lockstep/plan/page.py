@@ -42,10 +42,8 @@ def page(
         gpus: Number of GPUs.
         rates: Rates of one GPU; None: no time is estimated.
     """
-    found, standing = (
-        search.propose(gpus),
-        search.standing() if search.own.devices == gpus else None,
-    )
+    found = search.propose(gpus)
+    standing = search.standing() if search.own.devices == gpus else None
     shown = standing or found or _roomiest(search, gpus)
     blocks = [_model(search, name, gpus), _memory(shown)]
     blocks += [] if rates is None else [_time(search, shown, rates)]

@@ -16,7 +16,9 @@ from lockstep.models.heads import scores_tokens
 from lockstep.models.lora import find_adapted
 from lockstep.models.parallelize import find_vectors, layers
 
-FP32, HALF, INT64 = 4, 2, 8
+FP32 = 4
+HALF = 2
+INT64 = 8
 """Bytes of a number."""
 
 
@@ -71,11 +73,14 @@ class Sizes:
         """
         text = model.config.get_text_config()
         fields: Mapping[str, Any] = text.to_dict()
-        hidden, heads = int(fields["hidden_size"]), int(fields["num_attention_heads"])
-        queries, keys = heads * head_size(text), count_keys(text)
+        hidden = int(fields["hidden_size"])
+        heads = int(fields["num_attention_heads"])
+        queries = heads * head_size(text)
+        keys = count_keys(text)
         blocks = layers(model)
         products = _count(blocks[0], nn.Linear)
-        table, head = _matrix(model.get_input_embeddings()), _matrix(model.get_output_embeddings())
+        table = _matrix(model.get_input_embeddings())
+        head = _matrix(model.get_output_embeddings())
         own_head = 0 if fields.get("tie_word_embeddings") else head
         total = sum(parameter.numel() for parameter in model.parameters())
         layer = sum(parameter.numel() for parameter in blocks[0].parameters())

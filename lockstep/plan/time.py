@@ -138,7 +138,8 @@ class StepTime:
 
 def _forward(rank: Rank, tokens: int) -> float:
     """Operations of a forward pass over the tokens of the longest sequences."""
-    sizes, context = rank.sizes, rank.load.sequence / 2
+    sizes = rank.sizes
+    context = rank.load.sequence / 2
     head = _head(sizes) if scores_tokens(rank.head) else sizes.hidden
     return tokens * (
         2 * (sizes.layers * sizes.products + head) + 4 * sizes.layers * sizes.queries * context
@@ -178,10 +179,12 @@ def sampling_seconds(policy: Rank, engines: Engines, new: int, rates: Rates) -> 
         new: Tokens of a response.
         rates: Rates of one device.
     """
-    sizes, load = policy.sizes, policy.load
+    sizes = policy.sizes
+    load = policy.load
     rows = -(-load.scored // engines.count)
     together = min(rows, engines.sequences)
-    prompt, context = load.generated - new, load.generated - new / 2
+    prompt = load.generated - new
+    context = load.generated - new / 2
     weights = sizes.layers * sizes.products + _head(sizes)
     read = _item(policy) * (weights + together * context * sizes.cache)
     work = together * (2 * weights + 4 * sizes.layers * sizes.queries * context)

@@ -30,10 +30,8 @@ def check(bound: Bound, rows: Sequence[Mapping[str, float]]) -> tuple[bool, str]
         for row in rows
         if bound.metric in row and first <= row["step"] <= last
     }
-    low, high = (
-        -math.inf if bound.min is None else bound.min,
-        math.inf if bound.max is None else bound.max,
-    )
+    low = -math.inf if bound.min is None else bound.min
+    high = math.inf if bound.max is None else bound.max
     window = (
         f"{bound.statistic} of {bound.metric} over steps {first} to {last}, in [{low:g}, {high:g}]"
     )

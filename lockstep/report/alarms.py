@@ -120,7 +120,8 @@ def _find_stretches(rows: Sequence[Row], rule: _Rule) -> Iterator[Alarm]:
     own = [row for row in rows if rule.metric in row]
     found: Alarm | None = None
     for end, row in enumerate(own, 1):
-        step, text = int(row["step"]), rule.describe(own[max(0, end - _WINDOW) : end])
+        step = int(row["step"])
+        text = rule.describe(own[max(0, end - _WINDOW) : end])
         if text:
             found = (
                 Alarm(rule.metric, step, step, text) if found is None else replace(found, last=step)
@@ -164,14 +165,16 @@ def _describe_quitting(window: Sequence[Row]) -> str:
     window = [row for row in window if "train/reward_min" in row]
     if len(window) < _LEAST:
         return ""
-    early, late = window[: len(window) // 2], window[len(window) // 2 :]
+    early = window[: len(window) // 2]
+    late = window[len(window) // 2 :]
     before, after = (_average(half, "train/truncated") for half in (early, late))
     if after - before < _RISE or _average(late, "train/reward") <= _average(early, "train/reward"):
         return ""
     cut_off = sum(row["train/truncated"] * row.get("train/reward_cut_off", 0.0) for row in late)
     others = sum(row["train/reward"] for row in late) - cut_off
     count = sum(row["train/truncated"] for row in late)
-    paid, earned = cut_off / count, others / max(len(late) - count, 1e-9)
+    paid = cut_off / count
+    earned = others / max(len(late) - count, 1e-9)
     least = _average(late, "train/reward_min")
     if (
         paid <= (least + earned) / 2
@@ -197,7 +200,8 @@ def _describe_excess(window: Sequence[Row]) -> str:
     ]
     if len(window) < _LEAST:
         return ""
-    best, reward = window[-1]["train/best_reward"], _average(window, "train/reward")
+    best = window[-1]["train/best_reward"]
+    reward = _average(window, "train/reward")
     error = math.hypot(*(row["train/reward_error"] for row in window)) / len(window)
     if reward - best <= _ERRORS * error + 1e-6 * max(1.0, abs(best)):
         return ""

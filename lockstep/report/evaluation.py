@@ -13,7 +13,9 @@ from lockstep.core.types import SamplingParams
 from lockstep.report.terminal import summary_table
 from lockstep.system.records import read_record
 
-RESULTS, SAMPLES, JUDGEMENTS = "results.json", "samples.jsonl", "judgements.jsonl"
+RESULTS = "results.json"
+SAMPLES = "samples.jsonl"
+JUDGEMENTS = "judgements.jsonl"
 CURE = f"remove {RESULTS}, and the same command makes it anew of what was answered"
 
 
@@ -187,7 +189,8 @@ def _no_verdict(counts: Mapping[str, float]) -> str:
 
 def _warning(way: tuple[str, JudgingWay]) -> str:
     """Warns where most judgements have no verdict, so that no figure says anything."""
-    name, counts = way[0], way[1].judgements
+    name = way[0]
+    counts = way[1].judgements
     if counts["no_verdict"] * 2 <= counts["judgements"]:
         return ""
     most = (

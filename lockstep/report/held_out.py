@@ -83,10 +83,8 @@ def headlines(rows: Sequence[Mapping[str, float]]) -> list[tuple[str, str]]:
         if len(series) > 1:
             found = best(series, better)
             lines.append(("  best", f"{found.text()} at step {found.step}"))
-    rewarded, cut_off = (
-        figures(rows, "train/reward"),
-        any(row.get("train/truncated") for row in rows),
-    )
+    rewarded = figures(rows, "train/reward")
+    cut_off = any(row.get("train/truncated") for row in rows)
     hidden = {
         "policy/loss": bool(rewarded),
         "train/truncated": not cut_off,

@@ -28,7 +28,8 @@ from lockstep.system import yaml12
 from lockstep.system.records import is_file, read_record, refuse_other
 
 METRICS, TIMINGS, SAMPLES = LOGS = "metrics.jsonl", "timings.jsonl", "samples.jsonl"
-LOCK, CRASH = ".lock", "crash.txt"
+LOCK = ".lock"
+CRASH = "crash.txt"
 """More files of a run's folder: the lock of the process that writes there, and the report of a
 crash.
 """
@@ -149,10 +150,8 @@ def read_environment(folder: Path) -> dict[str, Any]:
     Raises:
         InputError: If the file holds something else.
     """
-    file, cure = (
-        folder / ENVIRONMENT,
-        "restore the file, or remove it: the next start of the run writes it anew",
-    )
+    file = folder / ENVIRONMENT
+    cure = "restore the file, or remove it: the next start of the run writes it anew"
     if not is_file(file):
         return {}
     read_record(file, _NotedMachine, cure)

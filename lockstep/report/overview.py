@@ -46,11 +46,9 @@ def overview(folder: Path) -> dict[str, Any]:
     rows = read_metrics(folder)
     recipe = {".".join(keys): value for keys, value in flat(read_recipe(folder))}
     certificate = ReadCertificate.of(folder / CERTIFICATE)
-    planned, compared, state = (
-        recipe.get("run.max_steps", -1),
-        read_agreement(folder),
-        read_state(folder),
-    )
+    planned = recipe.get("run.max_steps", -1)
+    compared = read_agreement(folder)
+    state = read_state(folder)
     step = max((int(row["step"]) for row in rows), default=0)
     timings = list(read_numbers(folder / TIMINGS))
     steps = planned if planned >= 0 else None

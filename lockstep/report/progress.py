@@ -57,8 +57,12 @@ class Progress:
         clock: Callable[[], float],
         terminal: Console | None = None,
     ) -> None:
-        self._title, self._total, self._unit = make_printable(title), total_steps, "step"
-        self._stream, self._clock, self._terminal = stream, clock, terminal
+        self._title = make_printable(title)
+        self._total = total_steps
+        self._unit = "step"
+        self._stream = stream
+        self._clock = clock
+        self._terminal = terminal
         self._phase: str | None = None
         self._phase_since = self._step_since = clock()
         self._timings: dict[str, float] = {}
@@ -126,7 +130,8 @@ class Progress:
         """
         now = self._clock()
         self._recent.append((now - self._step_since, tokens, steps))
-        self._step, self._step_since = step, now
+        self._step = step
+        self._step_since = now
         self._metrics = {
             name: metrics[name] for name in HEADLINES if math.isfinite(metrics.get(name, math.nan))
         }
@@ -142,7 +147,8 @@ class Progress:
         beside.
         """
         self._switch(self._phase)
-        timings, self._timings = self._timings, {}
+        timings = self._timings
+        self._timings = {}
         return timings
 
     @property
@@ -194,10 +200,12 @@ class Progress:
 
     def _switch(self, phase: str | None) -> str | None:
         """Charges the time until now to the phase that was, and returns it."""
-        now, before = self._clock(), self._phase
+        now = self._clock()
+        before = self._phase
         if before is not None:
             self._timings[before] = self._timings.get(before, 0.0) + now - self._phase_since
-        self._phase, self._phase_since = phase, now
+        self._phase = phase
+        self._phase_since = now
         return before
 
 

@@ -25,7 +25,8 @@ _PAIR = (
 )
 _PART = "reward/"  # of a sum of rewards
 _BEGINNING = 96  # characters of a response that the index has
-_TOKENS_PER_BLOCK, _ROWS_PER_BLOCK = 16384, 1024
+_TOKENS_PER_BLOCK = 16384
+_ROWS_PER_BLOCK = 1024
 
 Store = Callable[[int, bytes], object]
 """Function that stores a block under its number."""
@@ -46,11 +47,13 @@ def pack_samples(folder: Path, store: Store) -> bytes:
     index: dict[str, list[_Number]] = {name: [] for name in (*_LOGGED, "prompt", "block", "place")}
     prompts: dict[str, tuple[int, str]] = {}
     responses: list[str] = []
-    number, block = 0, _Block()
+    number = 0
+    block = _Block()
     for row, _ in lines(folder / SAMPLES):
         if block.is_full:
             store(number, block.pack())
-            number, block = number + 1, _Block()
+            number = number + 1
+            block = _Block()
         prompt = row.get("prompt", "")
         own = {name: row.get(name, row.get(f"chosen_{name}")) for name in _LOGGED}
         own["prompt"], _ = prompts.setdefault(row.get("id", prompt), (len(prompts), prompt))

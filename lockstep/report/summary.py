@@ -65,7 +65,8 @@ def _where(folder: Path) -> str:
 def _headline(folder: Path, rows: list[dict[str, float]]) -> str:
     """The verdict on training and sampling, and first, last and best of the headlines."""
     lines: list[tuple[str, str]] = []
-    compared, certificate = read_agreement(folder), ReadCertificate.of(folder / CERTIFICATE)
+    compared = read_agreement(folder)
+    certificate = ReadCertificate.of(folder / CERTIFICATE)
     if compared is not None:
         lines.append(("training and sampling", compared.sentence))
     if certificate is not None:

@@ -130,7 +130,8 @@ def measure_spread(values: Sequence[float]) -> dict[str, float]:
 
     NaN: there is none, since a value is not finite, or of an interval there is a single value.
     """
-    count, mean = len(values), fmean(values) if all(map(math.isfinite, values)) else math.nan
+    count = len(values)
+    mean = fmean(values) if all(map(math.isfinite, values)) else math.nan
     half = math.nan
     if count > 1 and math.isfinite(mean):
         half = student((1 - LEVEL) / 2, count - 1) * stdev(values) / math.sqrt(count)
@@ -228,7 +229,8 @@ def student(exceeded: float, freedom: int) -> float:
     if exceeded > 0.5:
         return -student(1 - exceeded, freedom)
     middle = min(1 - 2 * exceeded, 1 - 1e-13)
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     while _middle(high, freedom) < middle:
         high *= 2
     for _ in range(60):
@@ -243,9 +245,11 @@ def student(exceeded: float, freedom: int) -> float:
 def _middle(t: float, freedom: int) -> float:
     """The probability of a value between −t and t: Abramowitz and Stegun 26.7.3 and 26.7.4."""
     angle = math.atan(t / math.sqrt(freedom))
-    cosine, sine = math.cos(angle), math.sin(angle)
+    cosine = math.cos(angle)
+    sine = math.sin(angle)
     odd = freedom % 2
-    term, total = (cosine if odd else 1.0), 0.0
+    term = cosine if odd else 1.0
+    total = 0.0
     for power in range(1 + odd, freedom, 2):
         total += term
         term *= cosine**2 * power / (power + 1)

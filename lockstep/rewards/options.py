@@ -14,7 +14,8 @@ from lockstep.config.hub_name import ModelPath
 from lockstep.config.section import LocalPath, Section, rule
 from lockstep.judge.options import JudgeSection
 
-_CODE, _SCORE = "http://localhost:8080/run_code", "http://localhost:8000/score"
+_CODE = "http://localhost:8080/run_code"
+_SCORE = "http://localhost:8000/score"
 
 
 class InstructionSection(Section):

@@ -86,7 +86,8 @@ class PythonReward:
         }
         while missing := [place for place in range(len(questions)) if place not in found]:
             if self.batch:  # one call, which may compare responses, has all of them or none
-                found, missing = {}, list(range(len(questions)))
+                found = {}
+                missing = list(range(len(questions)))
             try:
                 self._ask(prompts, questions, missing, found)
             except _Lost as lost:

@@ -34,7 +34,8 @@ _OF_NAMES = (
 Question = Sequence[Sequence[Any]]
 """A prompt, a response, an answer and a row, for each response."""
 
-_ONE, _MANY = ("prompt", "response", "answer", "row"), ("prompts", "responses", "answers", "rows")
+_ONE = ("prompt", "response", "answer", "row")
+_MANY = ("prompts", "responses", "answers", "rows")
 _OF_OTHERS = {
     "data_source",
     "data_sources",

@@ -129,7 +129,9 @@ class _Episode:
         self.ended |= self.done
 
     def fail(self, why: str) -> None:
-        self.fault, self.ended, self.reward = why, True, None
+        self.fault = why
+        self.ended = True
+        self.reward = None
 
 
 _Ask = Callable[[Child, Sequence[_Episode]], None]
@@ -168,8 +170,11 @@ class Episodes:
         observed: Callable[[Sequence[Schema]], Observed],
         note: Callable[[str], None],
     ) -> None:
-        self._section, self._stops, self._decode = section, stops, decode
-        self._note, self._together = note, False
+        self._section = section
+        self._stops = stops
+        self._decode = decode
+        self._note = note
+        self._together = False
         name_code("environment.class_name", section.class_name)
         options = () if section.tool_format is None else (section.tool_format,)
         self._children = [
@@ -282,7 +287,8 @@ class Episodes:
 
         Returns the versions of the weights, int64 [B].
         """
-        under_way, versions = episodes, torch.zeros(len(episodes), dtype=torch.int64)
+        under_way = episodes
+        versions = torch.zeros(len(episodes), dtype=torch.int64)
         ask = partial(self._ask, episodes)
         for _ in range(self._section.max_turns):
             versions[[episode.number for episode in under_way]] = self._turn(
@@ -453,7 +459,8 @@ class Episodes:
 
 def _begin_episode(number: int, prompt: Prompt, request: Request, seed: int) -> _Episode:
     tokens = torch.tensor(request.tokens, dtype=torch.int64)
-    mask, logprobs = torch.zeros_like(tokens).bool(), torch.zeros(len(tokens))
+    mask = torch.zeros_like(tokens).bool()
+    logprobs = torch.zeros(len(tokens))
     return _Episode(number, prompt, request, seed, [tokens], [mask], [logprobs])
 
 

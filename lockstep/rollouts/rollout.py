@@ -190,7 +190,8 @@ class RolloutCollector:
         the task.
         """
         if self.environment is not None and isinstance(self.reward, NoReward):
-            declared, best = self.environment.is_declared, self.environment.best_reward
+            declared = self.environment.is_declared
+            best = self.environment.best_reward
             as_is = self.environment.keeps_rewards if declared else None
             return RewardTerms(as_is, self.best_reward if best is None else best)
         as_is = self.reward.is_as_is if isinstance(self.reward, CutOffReward) else None

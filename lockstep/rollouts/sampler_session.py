@@ -42,10 +42,15 @@ class SamplerSession:
         probe: Probe | None = None,
         phase: Phase = skip_timing,
     ) -> None:
-        self._sampler, self._learner, self._probe, self._phase = sampler, learner, probe, phase
+        self._sampler = sampler
+        self._learner = learner
+        self._probe = probe
+        self._phase = phase
         self._attested: tuple[WeightSource, int] | None = None
         self._record = Metrics()
-        self._open, self._is_proven, self._is_whole = False, False, True
+        self._open = False
+        self._is_proven = False
+        self._is_whole = True
 
     @contextmanager
     def at(self, version: int = 0, snapshot: Snapshot | None = None) -> Iterator[Metrics]:

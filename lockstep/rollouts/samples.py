@@ -59,13 +59,15 @@ def sample_rows(
         count,
     )
     rows = list(chosen)
-    sampled, batch = rollouts.batch.select(rows).to("cpu"), batch.select(rows).to("cpu")
+    sampled = rollouts.batch.select(rows).to("cpu")
+    batch = batch.select(rows).to("cpu")
     spans = [
         slice(int(start), int(start + length))
         for start, length in zip(*_responses(sampled), strict=True)
     ]
     texts = _texts([sampled.tokens[span].tolist() for span in spans], collector.decode)
-    columns, scores = _token_columns(sampled, batch), _sample_columns(sampled, batch)
+    columns = _token_columns(sampled, batch)
+    scores = _sample_columns(sampled, batch)
     return [
         {
             "id": rollouts.prompts[row].id,

@@ -92,13 +92,15 @@ class LiveSetup:
         """Builds a learner, in this process where there is one rank and no cluster, else in
         processes of its own.
         """
-        folder, code = role_folder(role, self.source), find_own_file(type(self.algorithm))
+        folder = role_folder(role, self.source)
+        code = find_own_file(type(self.algorithm))
         is_exact = self.inexact is None and role.path is None
         section = role.learner.compute_exactly() if is_exact else role.learner
         spec = LearnerSpec(folder, role.head, section, role.optimizer, self.algorithm.seed, code)
         spec = spec if role.is_saved else spec.frozen
         sampling = self_checked_sampling(self.algorithm, self.source)
-        cluster, turns = self.algorithm.cluster, self._turns
+        cluster = self.algorithm.cluster
+        turns = self._turns
         learner = open_learner(
             spec, sampling, cluster.timeout_s, self.progress, self.workers, turns
         )
@@ -218,10 +220,8 @@ def self_checked_sampling(algorithm: Algorithm, source: ModelSource) -> Sampling
     inference = algorithm.inference
     if inference is None:
         return None
-    section, backend = (
-        inference.sampling or inference.validation_sampling,
-        find_backend(inference.sampler),
-    )
+    section = inference.sampling or inference.validation_sampling
+    backend = find_backend(inference.sampler)
     if section is None or backend is None or not backend.is_self_checked:
         return None
     return source.sampling(section)

@@ -35,13 +35,16 @@ def loop(
     Raises:
         Stopped: If `stop` ended the run before that.
     """
-    number, position = start.step, start.position
+    number = start.step
+    position = start.position
     stop.begin()
     while not run_length.over(number, position):
         with guard(number, position):
             result = step(number, position)
-        number, position = number + 1, result.position
-        finished, why = run_length.over(number, position), stop.check_after_step()
+        number = number + 1
+        position = result.position
+        finished = run_length.over(number, position)
+        why = stop.check_after_step()
         with progress.phase("metrics"):
             values = (
                 result.metrics.floats()

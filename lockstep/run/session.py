@@ -89,10 +89,15 @@ class Session:
         progress: Progress,
         on_step: OnStep | None,
     ) -> None:
-        self._options, self._job, self._folder = options, job, folder
-        self._identity, self._allow_changes = identity, allow_changes
-        self._tracker, self._logs = tracker, tracker.logs
-        self._progress, self._on_step = progress, on_step
+        self._options = options
+        self._job = job
+        self._folder = folder
+        self._identity = identity
+        self._allow_changes = allow_changes
+        self._tracker = tracker
+        self._logs = tracker.logs
+        self._progress = progress
+        self._on_step = on_step
         self._alarms = LiveAlarms(progress.note)
         best = 0 if options.best is None else options.best.count
         self._checkpoints = Checkpoints(folder / "checkpoints", options.keep, best, progress.note)
@@ -105,7 +110,8 @@ class Session:
             Stopped: If `stop` ended it early; it was saved.
             ChangedError: If the identity has changed, and that is not allowed.
         """
-        job, progress = self._job, self._progress
+        job = self._job
+        progress = self._progress
         start = self._restore()
         self._tracker.rewind(start.step if start.step else -1)
         with self._saver:
@@ -118,7 +124,8 @@ class Session:
 
     def _end_step(self, event: StepEvent) -> None:
         """Does all that is due after a step."""
-        step, every = event.step, self._options.validate_every
+        step = event.step
+        every = self._options.validate_every
         is_due = event.leaving or step % self._options.save_every == 0
         if (
             is_due and self._job.agreement is not None
@@ -326,7 +333,8 @@ def require_same_files(loaded: Loaded) -> None:
 
 def _read_files(loaded: Loaded) -> Identity:
     """The digests of the files that a recipe names, as far as they are there."""
-    recipe, found = loaded.training, Identity()
+    recipe = loaded.training
+    found = Identity()
     with suppress(OSError, InputError):
         found |= inputs(loaded, {}, None)
     with suppress(OSError, InputError):

@@ -50,9 +50,11 @@ class Stop:
     def __init__(
         self, deadline_s: float | None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._deadline_s, self._clock = deadline_s, clock
+        self._deadline_s = deadline_s
+        self._clock = clock
         self._asked: tuple[str, int] | None = None
-        self._since, self._longest_s = clock(), 0.0
+        self._since = clock()
+        self._longest_s = 0.0
 
     def ask(self, why: str, code: int) -> None:
         """Asks the run to end after this step."""
@@ -71,7 +73,8 @@ class Stop:
         what is done between steps, saving among it, counts as part of them.
         """
         now = self._clock()
-        self._longest_s, self._since = max(self._longest_s, now - self._since), now
+        self._longest_s = max(self._longest_s, now - self._since)
+        self._since = now
         if (
             self._asked is None
             and self._deadline_s is not None

@@ -227,10 +227,8 @@ def _run_until_lost(
     deadline_s: float | None,
 ) -> str | None:
     """Runs with new workers; returns how one of them was lost, or None at the end of the run."""
-    ranks, sampler = (
-        recipe.learner.parallel.ranks,
-        None if recipe.inference is None else recipe.inference.sampler,
-    )
+    ranks = recipe.learner.parallel.ranks
+    sampler = None if recipe.inference is None else recipe.inference.sampler
     with workers_of(recipe.cluster, recipe.learner, progress, ranks, sampler) as workers:
         session = open_session(workers)
         try:
@@ -244,7 +242,8 @@ def _source(
     loaded: Loaded, files: DataFiles, folder: Path, allow_changes: bool, deadline_s: float | None
 ) -> ModelSource:
     """The initial model; trained or built first, where the recipe says so."""
-    recipe, first = loaded.training, loaded.warm_start
+    recipe = loaded.training
+    first = loaded.warm_start
     if first is not None:
         return open_source(_warm_started(loaded, first, allow_changes, deadline_s))
     if recipe.model.scratch is not None:
@@ -256,7 +255,8 @@ def _warm_started(
     loaded: Loaded, first: Loaded, allow_changes: bool, deadline_s: float | None
 ) -> Path:
     """The model of the recipe that is trained first."""
-    name, final = loaded.name, first.run_folder / "final"
+    name = loaded.name
+    final = first.run_folder / "final"
     if not find_changed_options(first, allow_changes) and final.exists():
         if not allow_changes:
             require_same_files(first)

@@ -30,7 +30,8 @@ class StopStrings:
                 "leave "
                 "sampling.stop out"
             )
-        self._tokenizer, self._strings = load_tokenizer(folder), strings
+        self._tokenizer = load_tokenizer(folder)
+        self._strings = strings
         # Text is decoded after a letter, since some tokenizers drop the space before the first
         # word.
         self._letter = self._tokenizer.encode("a", add_special_tokens=False)

@@ -47,7 +47,8 @@ class BoundedClient(openai.DefaultAsyncHttpxClient):
             follow_redirects=False,
             verify=_read_authorities(),
         )
-        self._timeout_s, self._anonymous = timeout_s, anonymous
+        self._timeout_s = timeout_s
+        self._anonymous = anonymous
 
     async def send(
         self, request: httpx2.Request, *, stream: bool = False, **options: Any

@@ -35,7 +35,8 @@ except ModuleNotFoundError as missing:
 _CONNECT_S = 10.0
 """Timeout of a connection; an answer may take longer."""
 
-_PASSING, _OF_SERVERS = {408, 409, 429}, 500
+_PASSING = {408, 409, 429}
+_OF_SERVERS = 500
 """Status codes after which the same request may succeed; and the first of those that are the
 server's own fault.
 """

@@ -71,7 +71,8 @@ class Attempts:
         note: Callable[[str], object] = lambda text: None,
         limit: int | None = None,
     ) -> None:
-        self._persistence, self._note = POLICY[source], note
+        self._persistence = POLICY[source]
+        self._note = note
         self.limit = self._persistence.limit if limit is None else limit
         self.used = 0
 

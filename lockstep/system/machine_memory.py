@@ -50,10 +50,8 @@ def _limits() -> Iterator[_Limit]:
         return
     own = _GROUPS / line.removeprefix("0::").lstrip("/")
     for folder in (own, *own.parents):
-        limit, taken = (
-            _read(folder / "memory.max").strip(),
-            _read(folder / "memory.current").strip(),
-        )
+        limit = _read(folder / "memory.max").strip()
+        taken = _read(folder / "memory.current").strip()
         if limit.isdigit() and taken.isdigit():
             fields = dict(line.split(" ", 1) for line in _read(folder / "memory.stat").splitlines())
             yield _Limit(

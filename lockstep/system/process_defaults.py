@@ -43,7 +43,8 @@ _HEAVY = ("torch._C",)
 """Modules that bring a million objects."""
 
 _KEPT_BYTES = 1 << 28
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
+_TRIM_THRESHOLD = -1
+_MMAP_THRESHOLD = -3  # of glibc's mallopt
 _MALLOC = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
 
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")

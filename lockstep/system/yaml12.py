@@ -141,7 +141,8 @@ def _annotate_lines(
     folded.
     """
     for key, value in tree.items():
-        path, nested = (*above, key), isinstance(value, dict) and bool(value)
+        path = (*above, key)
+        nested = isinstance(value, dict) and bool(value)
         first, *rest = dump({key: {} if nested else value}, float("inf")).splitlines()
         lines = [first.removesuffix(" {}")] if nested else [first, *rest]
         for i, line in enumerate(lines):

@@ -37,7 +37,8 @@ _SMALLEST, _LARGEST = (
     2,
     10,
 )  # of the start and of what is added; what is taken away leaves at least 1
-_FEWEST_STEPS, _MOST_STEPS = 3, 4
+_FEWEST_STEPS = 3
+_MOST_STEPS = 4
 _DRAWS = (
     4 + 3 * _MOST_STEPS
 )  # random numbers per question: name, things, start, steps; per step sign, amount, wording
@@ -79,7 +80,8 @@ class Arithmetic(Task):
 
     def write(self, folder: Path) -> TaskFiles:
         problems = distinct_problems(self.train_questions + self.validation_questions, self.seed)
-        train, validation = problems[: self.train_questions], problems[self.train_questions :]
+        train = problems[: self.train_questions]
+        validation = problems[self.train_questions :]
         files = TaskFiles.name_in(folder, demonstrations=self.demonstrations > 0)
         for path, problems in ((files.train, train), (files.validation, validation)):
             write_rows(path, map(self._row, itertools.count(), problems))
@@ -140,10 +142,8 @@ def demonstrations(train: list[Problem], spec: Arithmetic) -> Iterator[dict[str,
     num_passes = -(-spec.demonstrations // len(train))
     orders = (permute(len(train), spec.seed, "demonstrations", i) for i in range(num_passes))
     questions = itertools.islice(itertools.chain.from_iterable(orders), spec.demonstrations)
-    reasoned, direct = (
-        [problem.row() for problem in train],
-        [problem.row(direct=True) for problem in train],
-    )
+    reasoned = [problem.row() for problem in train]
+    direct = [problem.row(direct=True) for problem in train]
     for position, question in enumerate(questions):
         yield (direct if position >= first_direct and question < num_direct else reasoned)[question]
 
@@ -160,9 +160,11 @@ def _problem(draws: Iterator[float]) -> Problem:
         """A uniform integer from low to high, both included."""
         return low + int(next(draws) * (high - low + 1))
 
-    name, things = _NAMES[pick(0, len(_NAMES) - 1)], _THINGS[pick(0, len(_THINGS) - 1)]
+    name = _NAMES[pick(0, len(_NAMES) - 1)]
+    things = _THINGS[pick(0, len(_THINGS) - 1)]
     value = pick(_SMALLEST, _LARGEST)
-    sentences, steps = [f"{name} has {value} {things}."], []
+    sentences = [f"{name} has {value} {things}."]
+    steps = []
     for _ in range(pick(_FEWEST_STEPS, _MOST_STEPS)):
         gain = pick(0, 1) == 1 or value < _SMALLEST + 1
         n = pick(_SMALLEST, _LARGEST) if gain else pick(1, min(value - 1, _LARGEST))

@@ -99,7 +99,8 @@ class Show:
         draws = Random(seed)
         self._prize, self._most = draws.choice(row["prizes"]), int(row["most"])
         self._numbers = draws.sample(range(1, LARGEST + 1, 2), row["questions"])
-        self._asked, self._right = 0, 0
+        self._asked = 0
+        self._right = 0
 
     @property
     def right_answer(self) -> str:

@@ -76,13 +76,15 @@ def pack(
     """Groups tensors, each with the type in which it is sent, into buckets: as many as fit, or a
     single larger one.
     """
-    slots, packed = list[Slot](), list[Tensor]()
+    slots = list[Slot]()
+    packed = list[Tensor]()
     for name, tensor, dtype in tensors:
         slot = Slot(name, str(dtype).removeprefix("torch."), tuple(tensor.shape), end_of(slots))
         if slots and slot.start + slot.size > CAPACITY:
             yield tuple(slots), packed
             slot = replace(slot, start=0)
-            slots, packed = [], []
+            slots = []
+            packed = []
         slots.append(slot)
         packed.append(tensor)
     if slots:

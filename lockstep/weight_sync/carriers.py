@@ -250,7 +250,8 @@ class GroupBroadcast(_ThroughHost):
 
     def __init__(self, meeting: Meeting, backend: Literal["gloo", "nccl"]) -> None:
         super().__init__()
-        self._group, self._on_gpu = _join(meeting, backend), backend == "nccl"
+        self._group = _join(meeting, backend)
+        self._on_gpu = backend == "nccl"
         self._timeout_s = meeting.timeout_s
 
     def memory(self, number: int, size: int, device: torch.device) -> Tensor:
@@ -349,7 +350,8 @@ class CudaIPC(Carrier):
                 f"on {', '.join(sorted(bucket.handles)) or 'no GPU'}); use "
                 "sampler.transfer=process_group"
             )
-        handle, buffer = bucket.handles[name], bucket.number % BUFFERS
+        handle = bucket.handles[name]
+        buffer = bucket.number % BUFFERS
         if buffer not in self._opened or self._opened[buffer][1] != handle:
             self._opened[buffer] = _open_exported(handle, device), handle
         return self._opened[buffer][0][: bucket.size]

@@ -95,8 +95,10 @@ class Outgoing:
         once: bool = False,
     ) -> None:
         self._sent, self._taken = dict[str, Sent](), dict[str, tuple[Taken, Taken | None]]()
-        self.dtype, self.sender = dtype, sender
-        self._weights, self._once = weights, once
+        self.dtype = dtype
+        self.sender = sender
+        self._weights = weights
+        self._once = once
 
     @classmethod
     def of(cls, stream: Iterable[tuple[str, Tensor]]) -> Outgoing:
@@ -159,7 +161,8 @@ class Outgoing:
 
     def take_sent(self) -> dict[str, Sent]:
         """The fingerprints that were taken or noted since the last call."""
-        sent, self._sent = self.sent, {}
+        sent = self.sent
+        self._sent = {}
         return sent
 
     def note_taken(self, name: str, taken: Taken, tensor: Tensor, columns: bool = True) -> None:

@@ -25,7 +25,8 @@ class LocalSender(SharedFiles):
         """See `outgoing.Sender`; without `opens`, this process only takes part in gathering what
         another one sends.
         """
-        self._carrier, self.route = open_carrier(route) if opens else None, route
+        self._carrier = open_carrier(route) if opens else None
+        self.route = route
 
     def buckets(self, stream: Outgoing, columns: bool) -> Generator[Bucket]:
         for number, (slots, tensors) in enumerate(pack(stream.uncast())):

@@ -18,7 +18,8 @@ from lockstep.core.metrics import Last, Metrics
 from lockstep.weight_sync.attestation import Attestation
 from lockstep.weight_sync.outgoing import Outgoing, Sender, Sent, type_for
 
-_SEQUENCES, _LENGTH = 2, 32
+_SEQUENCES = 2
+_LENGTH = 32
 _LARGEST_GAP = {"fp32": 1e-3, "fp16": 0.1, "bf16": 0.1}
 """Bounds on mean |Δ log π| of the probe, nats, by the type that learner and sampler compute in."""
 

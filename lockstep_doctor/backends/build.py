@@ -22,7 +22,8 @@ from lockstep_doctor.table.base import Backend
 from lockstep_doctor.table.options import BackendName, DoctorRecipe, ranks_of
 
 _NO_LEARNERS = ("hf", "vllm")
-_PROMPT, _LEAST_GIB = 512, 0.5
+_PROMPT = 512
+_LEAST_GIB = 0.5
 """Tokens of a prompt that the cache has room for beside a response, and its least size."""
 
 
@@ -58,7 +59,9 @@ def backend_of(
     Raises:
         ValueError: If it cannot compute as the recipe says.
     """
-    folder, learner, size = recipe.model.path, recipe.learner, max(recipe.grid.batch_sizes)
+    folder = recipe.model.path
+    learner = recipe.learner
+    size = max(recipe.grid.batch_sizes)
     if name == "hf":
         return HFBackend(folder, learner.dtype, size, learner.device)
     if name.startswith("vllm"):

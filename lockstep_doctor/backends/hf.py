@@ -61,7 +61,8 @@ class HFBackend:
     def __init__(
         self, folder: str, dtype: DType = "fp32", batch_size: int = 8, device: Device = "cpu"
     ) -> None:
-        self.device, self._folder = resolve_device(device), folder
+        self.device = resolve_device(device)
+        self._folder = folder
         empty = skeleton(read_config(folder), folder)
         check_weights(folder, empty)
         self._sdpa = bool(empty._supports_sdpa)
@@ -119,8 +120,11 @@ class HFBackend:
     @torch.no_grad()
     def score(self, batch: Batch, conditions: Conditions = USUAL) -> Tensor:
         asked = self._usual.but(conditions)
-        model, sequences, size = self.model(asked), batch.sequences(), asked.batch_size or 1
-        columns, sampling = list[Tensor](), batch.sampling or PLAIN
+        model = self.model(asked)
+        sequences = batch.sequences()
+        size = asked.batch_size or 1
+        columns = list[Tensor]()
+        sampling = batch.sampling or PLAIN
         for start in range(0, len(sequences), size):
             chunk = sequences[start : start + size]
             if len(chunk) == 1 and self.attention(asked) == "eager" and len(chunk[0]) > CHUNK:
@@ -149,7 +153,8 @@ class HFBackend:
         if sampling.stop_token_ids:
             raise InputError("the doctor draws responses of full length; leave stop_token_ids out")
         asked = self._usual.but(conditions)
-        model, size = self.model(asked), asked.batch_size or 1
+        model = self.model(asked)
+        size = asked.batch_size or 1
         rows: list[Response] = []
         for start in range(0, len(requests), size):
             tokens_BK, logprob_BK = self.draw(
@@ -172,8 +177,10 @@ class HFBackend:
         """Logits of one sequence [T, V]; eager attention holds a chunk's weights, and the usual one
         reads `text`.
         """
-        own, quick = self.model(asked), self.model(replace(asked, kernel=None))
-        cache, tokens_1T = DynamicCache(config=own.config), tokens_T[None].to(self.device)
+        own = self.model(asked)
+        quick = self.model(replace(asked, kernel=None))
+        cache = DynamicCache(config=own.config)
+        tokens_1T = tokens_T[None].to(self.device)
         parts = [(quick, tokens_1T[:, :text])] if text else []
         parts += [(own, part) for part in tokens_1T[:, text:].split(CHUNK, 1)]
         return torch.cat(
@@ -187,7 +194,8 @@ class HFBackend:
         self, logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams, conditions: Conditions
     ) -> Tensor:
         """log π of tokens from the logits that describe them, nats, fp32 [M]."""
-        shaped_MV, own_M1 = shape_logits(logits_MV.float(), sampling), token_M[:, None]
+        shaped_MV = shape_logits(logits_MV.float(), sampling)
+        own_M1 = token_M[:, None]
         # A token that was drawn can be drawn, even where rounding puts it just outside.
         inside_MV = shaped_MV.scatter(
             -1,
@@ -285,7 +293,9 @@ class _Drawing(LogitsProcessor):
         sampling: SamplingParams,
         conditions: Conditions,
     ) -> None:
-        self._backend, self._sampling, self._conditions = backend, sampling, conditions
+        self._backend = backend
+        self._sampling = sampling
+        self._conditions = conditions
         self._prompts = [torch.tensor(request.tokens) for request in requests]
         keys = torch.tensor([request.key for request in requests])
         self._uniform_BK = keyed.uniforms(keys, torch.arange(sampling.max_tokens)).to(

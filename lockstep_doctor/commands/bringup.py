@@ -128,7 +128,8 @@ def check_embeddings(witness: HFBackend, known: int | None) -> Iterator[Observat
         if module is None:
             continue
         rows = find_untrained(module.get_parameter("weight").detach())
-        said, inside = [], 0
+        said = []
+        inside = 0
         for kind, ids in rows.items():
             own = [i for i in ids if known is None or i < known]
             inside += len(own)

@@ -36,9 +36,13 @@ from lockstep_doctor.table.options import DoctorRecipe, ranks_of
 from lockstep_doctor.table.plan import Cell, PromptSource, requests_for
 from lockstep_doctor.tap import Tap
 
-LOCATION, REPRODUCTION = "location.json", "repro"
-_LONGEST, _REQUESTS = 100, 8
-_LEARNERS, _SAMPLERS, _NEIGHBORS = ("torch", "megatron"), {"torch": "torch_sampler", "hf": "hf"}, 2
+LOCATION = "location.json"
+REPRODUCTION = "repro"
+_LONGEST = 100
+_REQUESTS = 8
+_LEARNERS = ("torch", "megatron")
+_SAMPLERS = {"torch": "torch_sampler", "hf": "hf"}
+_NEIGHBORS = 2
 """Engines that pack sequences into a row, and the engine that decodes what one reads."""
 
 

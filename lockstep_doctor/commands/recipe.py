@@ -51,7 +51,8 @@ def doctor_recipe(
 def _as_trained(own: Path) -> Layer:
     """Returns the settings of a run's recipe that the doctor shares."""
     training = load_run(own.parent).training
-    tree, said = training.model_dump(mode="json"), dict[str, Any](learner=computation_of(training))
+    tree = training.model_dump(mode="json")
+    said = dict[str, Any](learner=computation_of(training))
     if "sampler" in tree:
         said["sampler"] = tree["sampler"]
         said["backends"] = [

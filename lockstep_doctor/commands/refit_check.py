@@ -155,20 +155,24 @@ class _Check:
     """
 
     def __init__(self, learner: RankLearner, engine: SamplerPool, probe: Probe) -> None:
-        self._learner, self._engine = learner, engine
-        self._probe, self._bound = probe.batch, probe.bound
+        self._learner = learner
+        self._engine = engine
+        self._probe = probe.batch
+        self._bound = probe.bound
         self._sent = {"the model's folder": _fingerprint_all(learner, engine.dtype)}
         self._held = Attestation(0, {})
         self._answers = engine.logprobs(probe.batch)
 
     def refit(self, name: str, source: RankLearner | Noise) -> RefitStage:
         """Sends the weights of a source, and compares all that the engine holds then."""
-        outgoing, start = Outgoing(source.weights, self._engine.dtype), time.perf_counter()
+        outgoing = Outgoing(source.weights, self._engine.dtype)
+        start = time.perf_counter()
         self._held = self._engine.load_weights(outgoing, version=len(self._sent))[0]
         seconds = time.perf_counter() - start
         found = list(self._find_faults(source, outgoing.sent))
         self._sent = {name: outgoing.sent, **self._sent}
-        before, self._answers = self._answers, self._engine.logprobs(self._probe)
+        before = self._answers
+        self._answers = self._engine.logprobs(self._probe)
         if torch.equal(self._answers, before):
             why = "answers with the very numbers of before the refit: out of a cache"
             found.append(RefitFinding("the engine", why))
@@ -179,10 +183,8 @@ class _Check:
         start = time.perf_counter()
         train(self._learner, self._probe, CrossEntropyLoss())
         seconds = time.perf_counter() - start
-        new, sent = (
-            _fingerprint_all(self._learner, self._engine.dtype),
-            next(iter(self._sent.values())),
-        )
+        new = _fingerprint_all(self._learner, self._engine.dtype)
+        sent = next(iter(self._sent.values()))
         moved = [tensor for tensor in new if new[tensor] != sent[tensor]]
         found = [
             RefitFinding(
@@ -282,7 +284,8 @@ class Noise:
         for name, tensor in self.like.weights():
             if tensor.is_floating_point():
                 draws = torch.randn(tensor.shape, generator=keyed.generator("noise", name))
-                center, spread = tensor.float().mean().cpu(), tensor.float().std(correction=0).cpu()
+                center = tensor.float().mean().cpu()
+                spread = tensor.float().std(correction=0).cpu()
                 tensor = (center + draws * (spread if spread > 0 else 1.0)).to(tensor)
             yield name, tensor
 

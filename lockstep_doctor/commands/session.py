@@ -38,7 +38,8 @@ def open_session(loaded: Loaded) -> Iterator[tuple[Results, dict[str, Backend], 
     """Makes the folder of results, and starts the backends, while progress is shown; raises as
     `choose_results`.
     """
-    recipe, results = loaded.expect(DoctorRecipe), choose_results(loaded)
+    recipe = loaded.expect(DoctorRecipe)
+    results = choose_results(loaded)
     with (
         results.open() as started,
         show_progress(f"{recipe.model.path} → {results.folder}") as shown,

@@ -125,7 +125,8 @@ def locate_dump(
             "again"
         )
     heard(f"load {folder}")
-    model, most = _load(Path(folder)), int(dump.columns.ids.max())
+    model = _load(Path(folder))
+    most = int(dump.columns.ids.max())
     if most >= (size := model.get_input_embeddings().weight.shape[0]):
         raise DumpError(
             f"{folder}: knows {size} ids, but the dump has id {most}; is it that model's?"
@@ -138,8 +139,10 @@ def locate_dump(
     named: list[tuple[ColumnSide, str | None]] = [("train", dump.train), ("infer", dump.infer)]
     sides = [judge.judge(side, name, floor) for side, name in named if name is not None]
     gap = _rms(own.train, own.infer, judge.compared) if len(sides) > 1 else None
-    rows, of_rows = own.lengths.numel(), dump.columns.lengths.numel()
-    tokens, doubt = int(judge.compared.sum()), _doubt_temperature(dump, sides)
+    rows = own.lengths.numel()
+    of_rows = dump.columns.lengths.numel()
+    tokens = int(judge.compared.sum())
+    doubt = _doubt_temperature(dump, sides)
     return DumpLocation(str(folder), sides, gap, floor, tokens, rows, of_rows, doubt)
 
 
@@ -194,7 +197,8 @@ def _score(
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     found = {name: torch.full_like(columns.train, torch.nan) for name in temperatures}
     for row, ids in enumerate(columns.ids.split(columns.lengths.tolist())[:rows]):
-        given, end = change(ids), int(columns.offsets[row + 1])
+        given = change(ids)
+        end = int(columns.offsets[row + 1])
         logits = model(input_ids=given[None], use_cache=False).logits[0, :-1].float()
         for name, each in temperatures.items():
             scaled = logits / (float(each[row]) if isinstance(each, Tensor) else each)
@@ -225,7 +229,8 @@ class _Judge:
     """The model's column of the rows of a dump, under several changes, beside both sides."""
 
     def __init__(self, model: Any, columns: TokenColumns) -> None:
-        self._model, self._columns = model, columns
+        self._model = model
+        self._columns = columns
         told = columns.facts.get("temperature")
         self._told = "" if told is None or bool(((told == 1) | (told == 0)).all()) else _TOLD
         self._temperature = told.clamp(min=1e-6) if self._told and told is not None else 1.0
@@ -268,14 +273,17 @@ class _Judge:
         own = replace(
             self._columns, train=self._by[change], infer=column, mask=self.compared, names=names
         )
-        findings, left = examine_columns(own), off[change]
+        findings = examine_columns(own)
+        left = off[change]
         stage: Stage | None = next(
             (_STAGES[one.kind] for one in findings if _says_stage(one)), None
         )
         if stage is None and left > FLOORS * floor:
             front = "" if change != self._told else self._find_front(column, left)
             if front:
-                change, left, findings = front[0], front[1], []
+                change = front[0]
+                left = front[1]
+                findings = []
             stage = "ids" if front else "model"
         elif stage is None and change != self._told and off[self._told] > FLOORS * floor:
             stage = "temperature"

@@ -85,7 +85,8 @@ def read_dump(path: Path | str, names: FieldNames | None = None) -> Dump:
     Raises:
         DumpError: It cannot be read, a column is missing, or a row does not hold what it should.
     """
-    path, names = Path(path), names or FieldNames()
+    path = Path(path)
+    names = names or FieldNames()
     wanted = {name for role in KNOWN for name in names.candidates(role)}
     sides: dict[str, str | None] = {}
     prompts: dict[str, int] = {}

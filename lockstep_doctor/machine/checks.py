@@ -96,7 +96,8 @@ def measure_products(trial: Trial) -> Measured:
     found: dict[str, float] = {}
     for name, dtype in TYPES.items():
         found[f"{name}, TFLOP/s"] = multiply(trial, dtype, trial.scale.product) / 1e12
-        rows, weights = FEW_ROWS, trial.scale.product**2 * dtype.itemsize
+        rows = FEW_ROWS
+        weights = trial.scale.product**2 * dtype.itemsize
         seconds = 2 * rows * trial.scale.product**2 / multiply(trial, dtype, rows)
         found[f"{name}, weights read by {rows} rows, GB/s"] = weights / seconds / 1e9
     return found
@@ -172,7 +173,8 @@ def measure_learner(trial: Trial, dtype: DType) -> Measured:
         "loss, after": after,
     }
     if trial.device.type == "cuda":
-        peak, planned = torch.cuda.max_memory_allocated(), rank.peak.size
+        peak = torch.cuda.max_memory_allocated()
+        planned = rank.peak.size
         found |= {
             "peak, GB": peak / 1e9,
             "planned, GB": planned / 1e9,
@@ -189,11 +191,13 @@ def _train(trial: Trial, learner: Learner) -> tuple[float, float, float]:
     Raises:
         BrokenPromiseError: The loss does not fall.
     """
-    losses, ends = list[float](), list[float]()
+    losses = list[float]()
+    ends = list[float]()
     for _ in range(1 + _UPDATES):
         losses.append(train(learner, trial.batch, CrossEntropyLoss()).floats()["loss"])
         ends.append(time.perf_counter())
-    before, after = losses[0], losses[-1]
+    before = losses[0]
+    after = losses[-1]
     if not after < before:
         raise BrokenPromiseError(
             f"{_UPDATES} updates on one batch took the loss from {before:.3f} to {after:.3f}"
@@ -218,7 +222,8 @@ def measure_exact(trial: Trial, dtype: DType) -> Measured:
     )
     if inexact is not None:
         raise InputError(inexact)
-    computation, spec = trial.computation(dtype).compute_exactly(), trial.learner(dtype)
+    computation = trial.computation(dtype).compute_exactly()
+    spec = trial.learner(dtype)
     learner = replace(spec, section=spec.section.compute_exactly()).build()
     found = _agree(
         trial,
@@ -290,7 +295,8 @@ def _send(trial: Trial, learner: Learner, pool: SamplerPool, dtype: DType) -> di
     """Sends weights several times; a broken promise is raised."""
     probe = random_probe(trial.scale.vocabulary, trial.scale.prompt + trial.scale.response, dtype)
     size = sum(tensor.numel() * pool.dtype.itemsize for _, tensor in learner.weights())
-    attested, seconds = 0.0, list[float]()
+    attested = 0.0
+    seconds = list[float]()
     for version in range(3):
         begun = time.perf_counter()
         attested = sync_weights(learner, pool, version, probe).floats()["refit/attested"]

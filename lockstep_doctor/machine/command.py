@@ -73,7 +73,8 @@ def check_machine(device: str, out: Path) -> int:
         InputError: There is no such device.
     """
     chosen = resolve_device(Computation.model_validate({"device": device}).device)
-    machine, outcomes = describe_devices(chosen), list[Outcome]()
+    machine = describe_devices(chosen)
+    outcomes = list[Outcome]()
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, show_progress(f"gpu-check → {out}") as progress:
         with progress.phase("make a model"):
@@ -165,7 +166,8 @@ def _find_rates_in(
         sync=1e9 * float(sync["sync GB/s"]),
         host=1e9 * float(measured["copy"]["from the host, GB/s"]),
     )
-    rank, scale = trial.rank(dtype), trial.scale
+    rank = trial.rank(dtype)
+    scale = trial.scale
     seconds = scale.rows * scale.response / float(measured[f"torch sampler, {dtype}"]["tokens/s"])
     left = seconds - sampling_seconds(rank, Engines(1, 1, scale.rows), scale.response, known)
     return replace(known, layer_s=max(0.0, left) / (scale.response * scale.layers))

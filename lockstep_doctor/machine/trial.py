@@ -107,7 +107,8 @@ class Trial:
 
     def rank(self, dtype: DType) -> Rank:
         """The learner as a plan has it; it samples and trains on all rows once."""
-        length, rows = self.scale.prompt + self.scale.response, self.scale.rows
+        length = self.scale.prompt + self.scale.response
+        rows = self.scale.rows
         sizes = Sizes.of(skeleton(read_config(str(self.folder)), str(self.folder)))
         return Rank(
             sizes, self.learner(dtype).section, Load(length, 1, rows, scored=rows, generated=length)
@@ -118,10 +119,8 @@ class Trial:
         """Room for keys and values of all rows, twice over: an engine takes no more of a device
         that others use.
         """
-        sizes, tokens = (
-            self.rank("fp32").sizes,
-            self.scale.rows * (self.scale.prompt + self.scale.response),
-        )
+        sizes = self.rank("fp32").sizes
+        tokens = self.scale.rows * (self.scale.prompt + self.scale.response)
         return 2 * FP32 * sizes.cache * tokens / 2**30
 
     def sampler(self, **options: str | float) -> SamplerSection:
@@ -149,7 +148,8 @@ class Trial:
     @cached_property
     def batch(self) -> Batch:
         """Sequences of random tokens, all of them trained on but the first of each sequence."""
-        rows, length = self.scale.rows, self.scale.prompt + self.scale.response
+        rows = self.scale.rows
+        length = self.scale.prompt + self.scale.response
         keys = torch.tensor([keyed.key("batch", row) for row in range(rows)])
         tokens = keyed.bits(keys, torch.arange(length)).remainder(self.scale.vocabulary).flatten()
         mask = (torch.arange(length) > 0).repeat(rows)

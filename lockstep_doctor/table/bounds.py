@@ -39,14 +39,16 @@ def bound_rate(totals: Tensor, below: float, above: float) -> Bounded:
     no variance, and all trials count.
     """
     hits_G, trials_G = totals.unbind(1)
-    clusters, n = trials_G.numel(), float(trials_G.sum())
+    clusters = trials_G.numel()
+    n = float(trials_G.sum())
     rate = float(hits_G.sum()) / n
     if clusters > 1 and 0 < rate < 1:
         variance = (
             float((hits_G - rate * trials_G).square().sum()) * clusters / (clusters - 1) / n**2
         )
         n *= min(1.0, rate * (1 - rate) / n / max(variance, _TINY))
-    fewer, more = math.floor(rate * n + 1e-9), math.ceil(rate * n - 1e-9)
+    fewer = math.floor(rate * n + 1e-9)
+    more = math.ceil(rate * n - 1e-9)
     low = _root(lambda p: 1 - _binomial_tail(fewer - 1, n, p) - below, 0.0, rate) if fewer else 0.0
     return Bounded(
         rate,
@@ -84,7 +86,8 @@ def standard_errors(totals: Tensor, allowed: float) -> float:
     normal.
     """
     value, error, _ = _jackknife(totals, mean)
-    beyond, freedom = max(0.0, abs(value) - allowed), totals.shape[0] - 1
+    beyond = max(0.0, abs(value) - allowed)
+    freedom = totals.shape[0] - 1
     if not beyond or not freedom:
         return 0.0
     t = min(beyond / max(error, _TINY), 1e150)
@@ -96,7 +99,8 @@ def _jackknife(totals: Tensor, statistic: Callable[[Tensor], Tensor]) -> tuple[f
     """The value, its standard error and the skewness of what clusters add to it; a single cluster
     has neither.
     """
-    whole, clusters = totals.sum(0, keepdim=True), totals.shape[0]
+    whole = totals.sum(0, keepdim=True)
+    clusters = totals.shape[0]
     value = float(statistic(whole))
     if clusters < 2:
         return value, 0.0, 0.0

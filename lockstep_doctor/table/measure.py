@@ -140,7 +140,9 @@ class Bench:
     """
 
     def __init__(self, backends: Mapping[str, Backend], witness: Backend, grid: DoctorGrid) -> None:
-        self.backends, self.witness, self.grid = backends, witness, grid
+        self.backends = backends
+        self.witness = witness
+        self.grid = grid
         self.generating = find_generating(backends)
         self.dtypes: dict[str, DType] = {
             name: backend.settings()["dtype"] for name, backend in backends.items()
@@ -194,7 +196,8 @@ class Bench:
         """Asks for the beginning of one batch of a cell so many times, and scores what came first
         as often.
         """
-        backend, times = self.backends[name], self.grid.repeats
+        backend = self.backends[name]
+        times = self.grid.repeats
         conditions = Conditions(batch_size=cell.batch_size)
         sampling = replace(cell.sampling, max_tokens=min(cell.decoded, REPEATED))
         rounds = [
@@ -360,7 +363,8 @@ def samples_for(row: TableRow, pair: Pair) -> Mapping[Side, Drawn]:
     """Returns the samples of each side; the shared ones stand in for an inference side that drew
     none.
     """
-    own, other = row.by(pair[0]), row.by(pair[1]) or row.drawn[-1]
+    own = row.by(pair[0])
+    other = row.by(pair[1]) or row.drawn[-1]
     found: dict[Side, Drawn] = {"infer": other}
     return found if own is None else {**found, "train": own}
 

@@ -76,7 +76,9 @@ class Measurement:
     def __init__(
         self, recipe: DoctorRecipe, backends: Mapping[str, Backend], shown: Progress
     ) -> None:
-        self._recipe, self._backends, self._shown = recipe, backends, shown
+        self._recipe = recipe
+        self._backends = backends
+        self._shown = shown
         self._source = PromptSource(recipe)
         self._cells, self._pairs = cells_of(recipe.grid), pairs_of(backends)
         self._context = min(backend.context for backend in backends.values())
@@ -125,7 +127,8 @@ class Measurement:
         )
 
     def _row(self, cell: Cell) -> TableRow:
-        begun, grid = time.monotonic(), self._recipe.grid
+        begun = time.monotonic()
+        grid = self._recipe.grid
         if grid.budget_s is not None and not self._fits(
             cell, grid.budget_s - (begun - self._begun)
         ):
@@ -134,7 +137,8 @@ class Measurement:
         requests = requests_for(cell, prompts, count_sequences(cell, grid), self._recipe.seed)
         requests = put_text_before(requests, cell, prompts, rescore_limit(cell, grid))
         with self._shown.phase(cell.name):
-            drawn, repeats = tuple(self._bench.draw(cell, requests)), list[Repeated]()
+            drawn = tuple(self._bench.draw(cell, requests))
+            repeats = list[Repeated]()
         if cell.length == self._cells[0].length:
             with self._shown.phase(f"{cell.name}, again"):
                 repeats = [

@@ -75,7 +75,8 @@ from lockstep_doctor.table.verdict import (
     worst_of,
 )
 
-REPORT, COLUMNS = "report.json", "columns.safetensors"
+REPORT = "report.json"
+COLUMNS = "columns.safetensors"
 SCHEMA = "lockstep_doctor.table/2"
 
 
@@ -185,7 +186,9 @@ def _pair(judgement: CellJudgement, number: int, row: TableRow, pair: Pair) -> d
 
 
 def _samples(drawn: Drawn, number: int, pair: Pair) -> dict[str, Any]:
-    kind, prefix, compared = drawn.kind(*pair), f"{number}.{drawn.drawer}", drawn.compare(*pair)
+    kind = drawn.kind(*pair)
+    prefix = f"{number}.{drawn.drawer}"
+    compared = drawn.compare(*pair)
     columns = {name: f"{prefix}.{name}" for name in ("tokens", "lengths", "mask", "cluster")}
     columns |= {
         side: f"{prefix}.{name}"
@@ -278,10 +281,8 @@ def _determinism(found: TableResult) -> Iterator[str]:
     for backend in found.backends:
         own = [repeat for repeat in found.repeats if repeat.backend == backend]
         if own:
-            times, bitwise = (
-                sum(repeat.times for repeat in own),
-                sum(repeat.bitwise for repeat in own),
-            )
+            times = sum(repeat.times for repeat in own)
+            bitwise = sum(repeat.bitwise for repeat in own)
             yield f"{backend}, asked the same again: {bitwise} of {times} bitwise the same."
         for repeat in own:
             if repeat.bitwise < repeat.times:

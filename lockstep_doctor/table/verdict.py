@@ -160,7 +160,8 @@ def judge(
             for clause in clauses
         ]
     found = {f"{clause.side}.{clause.name}": clause for clause in clauses}
-    metric, bounds = float(cap(drawn["infer"][0].delta).mean()), found["infer.mult_prob_error"]
+    metric = float(cap(drawn["infer"][0].delta).mean())
+    bounds = found["infer.mult_prob_error"]
     return CellJudgement(
         worst_of(clause.verdict for clause in clauses), metric, bounds.low, bounds.high, found
     )
@@ -219,7 +220,8 @@ class _DrawnBy:
 
         Few clusters pass nothing.
         """
-        paired, limit = cap(self.compared.delta), self.limits.max_mult_prob_error
+        paired = cap(self.compared.delta)
+        limit = self.limits.max_mult_prob_error
         if floor_M is not None:
             floor = cap(floor_M)
             paired = paired - FLOOR_FACTOR * (floor - floor.mean())
@@ -240,7 +242,8 @@ class _DrawnBy:
         It fails where the capped one, which is less, does.
         """
         capped = bound(self.compared.totals(cap(self.compared.delta)), mean, *self.levels)
-        value, limit = mult_prob_error(self.compared.delta), self.limits.max_mult_prob_error
+        value = mult_prob_error(self.compared.delta)
+        limit = self.limits.max_mult_prob_error
         found = Bounded(value, max(1.0, capped.low), min(math.exp(CAP), capped.high))
         what = (
             "mean e^|Δ|"
@@ -265,10 +268,8 @@ class _DrawnBy:
         Under top-k and top-p rounding moves a token over the edge now and then: they may be as rare
         as outliers. Where every token can be drawn, one is proof.
         """
-        broken_M, what = (
-            ~self.compared.supported,
-            "the share of tokens with no probability on one side",
-        )
+        broken_M = ~self.compared.supported
+        what = "the share of tokens with no probability on one side"
         if self.sampling is not None and not self.sampling.full_support:
             return self._rate("support", broken_M, what)
         share = float(broken_M.double().mean())
@@ -289,10 +290,8 @@ class _DrawnBy:
         )  # where the side in the inference side's place could draw none of the tokens
         if log_weight.numel():
             weight = (log_weight - log_weight.max().clamp(min=-1e6)).exp()  # of the heaviest: 1
-            totals, (near, far) = (
-                torch.stack([weight, weight.square(), torch.ones_like(weight)], 1),
-                self.levels,
-            )
+            totals = torch.stack([weight, weight.square(), torch.ones_like(weight)], 1)
+            (near, far) = self.levels
             found = bound(
                 totals,
                 lambda s: s[:, 0].square() / (s[:, 1] * s[:, 2]).clamp(min=1e-300),
@@ -322,10 +321,8 @@ class _DrawnBy:
         }
         found: list[Clause] = []
         for (name, formula), own in totals.items():
-            z, what = (
-                standard_errors(own, allowed),
-                f"{formula}, in standard errors beyond rounding,",
-            )
+            z = standard_errors(own, allowed)
+            what = f"{formula}, in standard errors beyond rounding,"
             verdict = _decide(abs(z), abs(z), LARGEST_BIAS)
             found.append(self._clause(name, Bounded(z, z, z), LARGEST_BIAS, what, verdict))
         return found

@@ -102,7 +102,8 @@ class RanksTap:
     """
 
     def __init__(self, name: str, ranks: Sequence[Remote], parallel: Parallel) -> None:
-        self.name, self._ranks = name, ranks
+        self.name = name
+        self._ranks = ranks
         self._order: Sequence[CutPoint] = ()
         alike = parallel.cp * parallel.tp
         self._stages = [slice(stage * alike, (stage + 1) * alike) for stage in range(parallel.pp)]

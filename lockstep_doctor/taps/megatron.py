@@ -47,7 +47,8 @@ _LAYER = re.compile(r"gpt\.decoder\.layers\.(\d+)\.(.+)")
 
 def tap_megatron(learner: RankLearner, name: str, neighbors: int = 0) -> RankTap:
     """The tap on a rank of the Megatron learner, see `RankTap`."""
-    stage, ranks = learner.model, learner._ranks
+    stage = learner.model
+    ranks = learner._ranks
     assert isinstance(stage, Stage), "a learner of Megatron"
     heads = stage.config.num_attention_heads // (stage.config.num_query_groups or 1)
     views: Mapping[int, Callable[[Tensor], Sequence[Tensor]]] = {
@@ -68,7 +69,8 @@ def tap_megatron(learner: RankLearner, name: str, neighbors: int = 0) -> RankTap
             yield CutPoint(stage_name, stage.first_layer + int(found[1])), x
 
     def gather_head() -> Tensor:
-        own, group = stage.head_weight.detach(), ranks.group("tp")
+        own = stage.head_weight.detach()
+        group = ranks.group("tp")
         parts = [torch.empty_like(own) for _ in range(ranks.size("tp"))] if group else [own]
         if group is not None:
             dist.all_gather(parts, own, group=group)

@@ -28,7 +28,8 @@ from lockstep_doctor.cuts import OUTPUT, Capture, CutPoint, End
 from lockstep_doctor.modules import Pass, Share, Values, count_functions, visit_cuts
 from lockstep_doctor.operators import OperatorTrace, Recorder
 
-LOGITS, LAST = CutPoint("logits"), CutPoint("final_norm")
+LOGITS = CutPoint("logits")
+LAST = CutPoint("final_norm")
 _NOTHING = torch.zeros(0)
 
 _DIVIDED = frozenset(
@@ -82,10 +83,8 @@ class RankShare(Share):
         found = self._row(cut, _local(value))
         if found is None:
             return None
-        own_mD, whole_TD = (
-            found[self._places(len(found))],
-            found.new_zeros(self.count, found.shape[1]),
-        )
+        own_mD = found[self._places(len(found))]
+        whole_TD = found.new_zeros(self.count, found.shape[1])
         whole_TD[self.here] = own_mD
         if self.ranks.group("cp") is not None:
             dist.all_reduce(whole_TD, group=self.ranks.group("cp"))
@@ -96,7 +95,8 @@ class RankShare(Share):
         row = self._row(cut, local)
         assert row is not None, "only what was gathered is scattered"
         row[self._places(len(row))] = whole[self.here].to(row)
-        tokens, index = _tokens_of(local), self.ranks.index("tp")
+        tokens = _tokens_of(local)
+        index = self.ranks.index("tp")
         if self._is_by_tokens(tokens):
             row = row[index * tokens : (index + 1) * tokens]
         elif self._is_divided(cut):
@@ -175,13 +175,14 @@ class RankTap:
         name: str,
         neighbors: int = 0,
     ) -> None:
-        self._learner, self._ranks, self._paths, self._values = (
-            learner,
-            learner._ranks,
-            paths,
-            values,
-        )
-        self._head, self._hidden, self.name, self._neighbors = head, hidden, name, neighbors
+        self._learner = learner
+        self._ranks = learner._ranks
+        self._paths = paths
+        self._values = values
+        self._head = head
+        self._hidden = hidden
+        self.name = name
+        self._neighbors = neighbors
         self._own: frozenset[CutPoint] = frozenset()
 
     @property
@@ -235,13 +236,12 @@ class RankTap:
         stage, and the values at cuts.
         """
         batch = _lay_behind(tokens_T, self._neighbors)
-        cut, first = (
-            self._lay_out(batch).cut.map(lambda x: x.to(self._learner.device)),
-            int(batch.starts[-1]),
-        )
+        cut = self._lay_out(batch).cut.map(lambda x: x.to(self._learner.device))
+        first = int(batch.starts[-1])
         share = RankShare.of(cut, first, len(tokens_T), self._ranks)
         inside = None if end in (LOGITS, OUTPUT) and OUTPUT not in self._own else recorder
-        one, kept = Pass(forced, inside, start, end, share), dict[CutPoint, Tensor]()
+        one = Pass(forced, inside, start, end, share)
+        kept = dict[CutPoint, Tensor]()
 
         def values(path: str, at: End, value: Any) -> Iterator[tuple[CutPoint, Tensor]]:
             for point, x in self._values(path, at, value):
@@ -258,7 +258,8 @@ class RankTap:
             logits = share.gather(OUTPUT, kept[OUTPUT])
         elif LAST in kept and (hidden_TD := share.gather(LAST, kept[LAST])) is not None:
             behind = Pass(forced, recorder, start, end)
-            logits, seen = self._multiply(hidden_TD, behind), behind.collect() | seen
+            logits = self._multiply(hidden_TD, behind)
+            seen = behind.collect() | seen
             self._own |= {LOGITS}
         column = (
             None
@@ -283,7 +284,8 @@ class RankTap:
         output is not used.
         """
         laid = self._learner._lay_out(batch)
-        first, count = int(batch.starts[-1]), int(batch.lengths[-1])
+        first = int(batch.starts[-1])
+        count = int(batch.lengths[-1])
         state_T = torch.arange(first, first + count)
         return replace(laid, read=Read.of(laid.cut, state_T, state_T.roll(-1)))
 
@@ -291,9 +293,7 @@ class RankTap:
 def _lay_behind(tokens_T: Tensor, neighbors: int) -> Batch:
     """Packs a sequence after `neighbors` others, which are parts of its reversal."""
     others = [tokens_T.flip(0)[: len(tokens_T) - number] for number in range(neighbors)]
-    tokens, lengths = (
-        torch.cat([*others, tokens_T]),
-        torch.tensor([len(one) for one in (*others, tokens_T)]),
-    )
+    tokens = torch.cat([*others, tokens_T])
+    lengths = torch.tensor([len(one) for one in (*others, tokens_T)])
     mask = torch.ones_like(tokens, dtype=torch.bool)
     return Batch(tokens, lengths, {"mask": mask}, entropy=False)

@@ -71,7 +71,8 @@ class SamplerTap:
     """
 
     def __init__(self, lm: PreTrainedModel, dtype: DType, prompt: int | None = None) -> None:
-        self.model, self._prompt = lm, prompt
+        self.model = lm
+        self._prompt = prompt
         self._dtype: DType = dtype
         self.name = "torch sampler" if prompt is None else "torch sampler decoding"
         self._paths = find_watched(lm)
@@ -111,10 +112,8 @@ class SamplerTap:
         """Returns logits [T, V], and the sampler's log-probabilities [T − 1] if it draws all tokens
         but the first.
         """
-        context, prompt = (
-            context_of(self.model.config),
-            len(tokens_T) if self._prompt is None else self._prompt,
-        )
+        context = context_of(self.model.config)
+        prompt = len(tokens_T) if self._prompt is None else self._prompt
         if len(tokens_T) >= context or not 0 < prompt <= len(tokens_T):
             raise InputError(
                 f"the sampler reads 1 to {min(context - 1, len(tokens_T))} of {len(tokens_T)} "

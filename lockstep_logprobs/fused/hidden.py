@@ -24,7 +24,8 @@ from lockstep_logprobs.gradient import RowGradient
 from lockstep_logprobs.shard import blocks
 from lockstep_logprobs.softmax import RowSums
 
-SMALL, LARGE = (64, 128), (128, 256)
+SMALL = (64, 128)
+LARGE = (128, 256)
 """Rows and columns of a tile of logits.
 
 The large one reads its operands less often, and takes 144 KiB of shared memory.
@@ -66,15 +67,16 @@ def hidden_row_sums(
         raise NotImplementedError(
             "Triton's interpreter multiplies the bits of bf16 as integers; use fp16 or fp32 there"
         )
-    (rows, depth), (columns, _), tokens = hidden.shape, weight.shape, token.shape[1]
-    picked_MK, pieces = (
-        torch.zeros_like(token, dtype=torch.float32).contiguous(),
-        triton.cdiv(columns, _PIECE),
-    )
+    (rows, depth) = hidden.shape
+    (columns, _) = weight.shape
+    tokens = token.shape[1]
+    picked_MK = torch.zeros_like(token, dtype=torch.float32).contiguous()
+    pieces = triton.cdiv(columns, _PIECE)
     if not rows or not pieces:
         return RowSums.zeros(rows, entropy, hidden.device).rows(), picked_MK
     sums_RMT = hidden.new_empty((2 + entropy, rows, pieces), dtype=torch.float32)
-    states, head = with_adjacent_columns(hidden), with_adjacent_columns(weight.to(hidden.dtype))
+    states = with_adjacent_columns(hidden)
+    head = with_adjacent_columns(weight.to(hidden.dtype))
     sizes = (
         rows,
         columns,
@@ -114,8 +116,10 @@ def _sum_piece(
     PIECE: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    piece, pieces = tl.program_id(1), tl.num_programs(1)
-    maximum, total = tl.full((ROWS,), -float("inf"), tl.float32), tl.zeros((ROWS,), tl.float32)
+    piece = tl.program_id(1)
+    pieces = tl.num_programs(1)
+    maximum = tl.full((ROWS,), -float("inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
     weighted = tl.zeros((ROWS,), tl.float32)
     for first in range(piece * PIECE, tl.minimum((piece + 1) * PIECE, columns), COLUMNS):
         column = first + tl.arange(0, COLUMNS)
@@ -129,12 +133,15 @@ def _sum_piece(
             tl.store(picked + row * tokens + k, z_wanted, mask=inside & (row < rows))
         highest = tl.maximum(maximum, tl.max(z, 1))
         base = finite_base(highest)
-        d, fall = (z - base[:, None]) * scale, (maximum - base) * scale
-        power, shrink = tl.exp2(d), tl.exp2(fall)
+        d = (z - base[:, None]) * scale
+        fall = (maximum - base) * scale
+        power = tl.exp2(d)
+        shrink = tl.exp2(fall)
         if ENTROPY:
             weighted = shrink * (weighted + tl.maximum(fall, NOTHING) * total)
             weighted += tl.sum(power * tl.maximum(d, NOTHING), 1)
-        maximum, total = highest, shrink * total + tl.sum(power, 1)
+        maximum = highest
+        total = shrink * total + tl.sum(power, 1)
     out = sums + row * pieces + piece
     tl.store(out, maximum, mask=row < rows)
     tl.store(out + rows * pieces, total, mask=row < rows)
@@ -146,10 +153,12 @@ def gradient_tiles(
     hidden_MD: Tensor, head_cD: Tensor, row: RowGradient, start: int, max_rows: int | None
 ) -> Iterator[tuple[slice, Tensor]]:
     """`hidden._gradient_tiles`."""
-    states_MD, head = with_adjacent_columns(hidden_MD), with_adjacent_columns(head_cD)
+    states_MD = with_adjacent_columns(hidden_MD)
+    head = with_adjacent_columns(head_cD)
     (columns, depth), tile = head.shape, choose_tile(states_MD)
     for own in blocks(len(states_MD), columns, hidden_MD.device, max_rows):
-        states, numbers = states_MD[own], pack(*row[own].tensors[:-1])
+        states = states_MD[own]
+        numbers = pack(*row[own].tensors[:-1])
         gradient = states.new_empty(len(states), columns)
         sizes = (
             len(states),
@@ -195,10 +204,8 @@ def _write_tile(
     z = _multiply(
         hidden, weight, row, column, rows, columns, depth, hidden_stride, weight_stride, DEPTH
     )
-    m, log2_total = (
-        tl.load(maximum + row, mask=row < rows),
-        tl.load(log_total + row, mask=row < rows) * LOG2_E,
-    )
+    m = tl.load(maximum + row, mask=row < rows)
+    log2_total = tl.load(log_total + row, mask=row < rows) * LOG2_E
     c = tl.load(offset + row, mask=row < rows)
     h = tl.zeros_like(c) if slope is None else tl.load(slope + row, mask=row < rows) / LOG2_E
     result = differentiate(

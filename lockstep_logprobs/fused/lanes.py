@@ -60,13 +60,15 @@ def add_logits(z, inside, maximum, total, weighted, scale, ENTROPY: tl.constexpr
     """
     highest = tl.maximum(maximum, z, propagate_nan=tl.PropagateNan.ALL)
     d = (tl.minimum(maximum, z) - finite_base(highest)) * scale
-    power, higher = tl.exp2(d), z > maximum
+    power = tl.exp2(d)
+    higher = z > maximum
     if ENTROPY:
         d = tl.maximum(d, NOTHING)
         weighted = tl.where(
             higher, power * (weighted + d * total), weighted + tl.where(inside, power * d, 0.0)
         )
-    one, more = tl.where(inside, 1.0, 0.0), tl.where(inside, power, 0.0)
+    one = tl.where(inside, 1.0, 0.0)
+    more = tl.where(inside, power, 0.0)
     total = tl.where(higher, power * total + one, total + more)
     return highest, total, weighted
 

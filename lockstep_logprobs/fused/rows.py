@@ -34,11 +34,13 @@ def row_sums(
     row_invariant: bool,
 ) -> tuple[Tensor, Tensor]:
     """`vocab._row_sums`, always row-invariant; no memory is needed that `max_rows` could bound."""
-    (rows, columns), tokens = logits.shape, token.shape[1]
+    (rows, columns) = logits.shape
+    tokens = token.shape[1]
     sums_RM = logits.new_empty((2 + entropy, rows), dtype=torch.float32)
     picked_MK = token.new_empty(token.shape, dtype=torch.float32)
     if rows:
-        logits, (token_MK, floor_M) = with_adjacent_columns(logits), pack(token, floor)
+        logits = with_adjacent_columns(logits)
+        (token_MK, floor_M) = pack(token, floor)
         tensors = logits, token_MK, floor_M, sums_RM, picked_MK
         sizes = columns, tokens, logits.stride(0), start, power_scale(temperature)
         launch(_sum_row, (rows,), *tensors, *sizes, entropy, _TILE, _HALVINGS, _power_of_2(tokens))
@@ -62,10 +64,12 @@ def _sum_row(
     HALVINGS: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    row, rows = tl.program_id(0).to(tl.int64), tl.num_programs(0)
+    row = tl.program_id(0).to(tl.int64)
+    rows = tl.num_programs(0)
     logits += row * stride
     lane = tl.arange(0, TILE)
-    maximum, total = tl.full((TILE,), -float("inf"), tl.float32), tl.zeros((TILE,), tl.float32)
+    maximum = tl.full((TILE,), -float("inf"), tl.float32)
+    total = tl.zeros((TILE,), tl.float32)
     weighted = tl.zeros((TILE,), tl.float32)
     lowest = -float("inf") if floor is None else tl.load(floor + row)
     for first in range(0, columns, TILE):
@@ -111,7 +115,8 @@ def write_gradient(
     result_Mv: Tensor, logits_Mv: Tensor, row: RowGradient, start: int, max_rows: int | None
 ) -> None:
     """`vocab._write_gradient`."""
-    (rows, columns), tokens = logits_Mv.shape, row.token.shape[1]
+    (rows, columns) = logits_Mv.shape
+    tokens = row.token.shape[1]
     if rows:
         logits_Mv = with_adjacent_columns(logits_Mv)
         sizes = (
@@ -152,7 +157,8 @@ def _write_row_gradient(
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     gradient += row * gradient_stride
-    m, log2_total = tl.load(maximum + row), tl.load(log_total + row) * LOG2_E
+    m = tl.load(maximum + row)
+    log2_total = tl.load(log_total + row) * LOG2_E
     c = tl.load(offset + row)
     h = 0.0 if slope is None else tl.load(slope + row) / LOG2_E
     lowest = -float("inf") if floor is None else tl.load(floor + row)

@@ -33,7 +33,9 @@ def whole_floor(
     rows, columns = logits.shape
     floor_M = logits.new_empty(rows, dtype=torch.float32)
     if rows:
-        logits, by_k, by_p = with_adjacent_columns(logits), 0 < top_k < columns, top_p < 1.0
+        logits = with_adjacent_columns(logits)
+        by_k = 0 < top_k < columns
+        by_p = top_p < 1.0
         probability = torch.full(
             (1,), top_p, dtype=torch.float64, device=logits.device
         )  # a number would become fp32
@@ -104,7 +106,9 @@ def _find_threshold(
     key = tl.full((), 0, tl.int64)
     for step in range((32 - LOWEST_BIT) // 2):
         unit = tl.full((), 1, tl.int64) << (30 - 2 * step)
-        a, b, c = key + unit, key + 2 * unit, key + 3 * unit
+        a = key + unit
+        b = key + 2 * unit
+        c = key + 3 * unit
         above_a, above_b, above_c = _weigh_from(
             logits, columns, a, b, c, lowest, base, scale, BY_MASS, TILE
         )
@@ -124,7 +128,8 @@ def _weigh_from(
     """The weights of the logits whose keys are a or more, b or more and c or more."""
     lane = tl.arange(0, TILE)
     above_a = tl.zeros((TILE,), tl.int64)
-    above_b, above_c = above_a, above_a
+    above_b = above_a
+    above_c = above_a
     for first in range(0, columns, TILE):
         column = first + lane
         z = tl.load(logits + column, mask=column < columns, other=-float("inf")).to(tl.float32)

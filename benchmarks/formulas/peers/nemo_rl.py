@@ -27,10 +27,8 @@ from benchmarks.formulas.recurring import (
 )
 from benchmarks.formulas.rollouts import GROUP, Answer, Rollouts, of_loss
 
-_ADVANTAGES, _LOSSES = (
-    "nemo_rl.algorithms.advantage_estimator",
-    "nemo_rl.algorithms.loss.loss_functions",
-)
+_ADVANTAGES = "nemo_rl.algorithms.advantage_estimator"
+_LOSSES = "nemo_rl.algorithms.loss.loss_functions"
 _TOOLS = "nemo_rl.algorithms.utils"
 _REAL = {
     _ADVANTAGES: "nemo_rl/algorithms/advantage_estimator.py",
@@ -203,10 +201,12 @@ def _data(part: Rollouts, advantage_N: Tensor) -> dict[str, Tensor]:
 
 def _advantage_cases(theirs: _NemoRL) -> list[Case]:
     at_gae = theirs.at("GeneralizedAdvantageEstimator.compute_advantage")
-    at_group, group = theirs.at("GRPOAdvantageEstimator.compute_advantage"), theirs.group
+    at_group = theirs.at("GRPOAdvantageEstimator.compute_advantage")
+    group = theirs.group
     at_plus = theirs.at("ReinforcePlusPlusAdvantageEstimator.compute_advantage")
     at_rewards = theirs.at("GeneralizedAdvantageEstimator._build_token_level_rewards")
-    default, plain = partial(group, leave_one_out=True), partial(group, leave_one_out=False)
+    default = partial(group, leave_one_out=True)
+    plain = partial(group, leave_one_out=False)
     return [
         Case("gae_returns", partial(theirs.gae, which=1), at_gae),
         whiten_by_bessel(
@@ -267,7 +267,8 @@ def _advantage_cases(theirs: _NemoRL) -> list[Case]:
 
 
 def _policy_cases(theirs: _NemoRL) -> list[Case]:
-    at, policy = theirs.files.at(_LOSSES, "ClippedPGLossFn.__call__"), theirs.policy
+    at = theirs.files.at(_LOSSES, "ClippedPGLossFn.__call__")
+    policy = theirs.policy
     low, high = paper.ICEPOP
     tis = {
         "use_importance_sampling_correction": True,
@@ -300,10 +301,8 @@ def _policy_cases(theirs: _NemoRL) -> list[Case]:
 
 
 def _kl_cases(theirs: _NemoRL) -> list[Case]:
-    at, at_kl = (
-        theirs.files.at(_LOSSES, "ClippedPGLossFn.__call__"),
-        theirs.files.at(_TOOLS, "calculate_kl"),
-    )
+    at = theirs.files.at(_LOSSES, "ClippedPGLossFn.__call__")
+    at_kl = theirs.files.at(_TOOLS, "calculate_kl")
     unbounded = {"use_on_policy_kl_approximation": True, "kl_output_clamp_value": None}
     return [
         *estimate_kl(theirs.kl, at_kl),

@@ -24,7 +24,8 @@ from benchmarks.formulas.recurring import (
 )
 from benchmarks.formulas.rollouts import GROUP, Answer, Rollouts, of_loss
 
-_LOSS, _TOOLS = "openrlhf.models.loss", "openrlhf.models.utils"
+_LOSS = "openrlhf.models.loss"
+_TOOLS = "openrlhf.models.utils"
 _MAKER = "openrlhf.trainer.ppo_utils.experience_maker"
 _REAL = {
     _LOSS: "openrlhf/models/loss.py",
@@ -219,7 +220,8 @@ def _advantage_cases(theirs: _OpenRLHF) -> list[Case]:
 
 
 def _policy_cases(theirs: _OpenRLHF) -> list[Case]:
-    at, policy = theirs.files.at(_LOSS, "PolicyLoss.forward"), theirs.policy
+    at = theirs.files.at(_LOSS, "PolicyLoss.forward")
+    policy = theirs.policy
     tis = {"enable_vllm_is_correction": True, "vllm_is_truncated_threshold": [0.0, paper.TIS_HIGH]}
     icepop = tis | {
         "vllm_is_truncated_threshold": list(paper.ICEPOP),

@@ -26,8 +26,10 @@ from benchmarks.formulas.recurring import (
 )
 from benchmarks.formulas.rollouts import GROUP, MAX_TOKENS, Answer, Rollouts, of_loss
 
-_CORE, _HELPER = "verl.trainer.ppo.core_algos", "verl.trainer.ppo.rollout_corr_helper"
-_TRAINER, _FUNCTIONAL = "verl.trainer.ppo.ray_trainer", "verl.utils.torch_functional"
+_CORE = "verl.trainer.ppo.core_algos"
+_HELPER = "verl.trainer.ppo.rollout_corr_helper"
+_TRAINER = "verl.trainer.ppo.ray_trainer"
+_FUNCTIONAL = "verl.utils.torch_functional"
 _REAL = {
     _CORE: "verl/trainer/ppo/core_algos.py",
     _HELPER: "verl/trainer/ppo/rollout_corr_helper.py",
@@ -71,7 +73,8 @@ class _Verl:
             files.load(_HELPER),
             files.load(_TRAINER),
         )
-        self.at, self.files = partial(files.at, _CORE), files
+        self.at = partial(files.at, _CORE)
+        self.files = files
 
     def gae(self, given: Rollouts, which: int) -> Answer:
         grids = [given.padded(x) for x in (given.rewards(), given.old_value, given.mask.float())]
@@ -100,10 +103,8 @@ class _Verl:
         return grids["token_level_rewards"]
 
     def plus_plus(self, given: Rollouts) -> Answer:
-        grids, config = (
-            (self.rewards(given), given.padded(given.mask.float())),
-            SimpleNamespace(gamma=1.0),
-        )
+        grids = (self.rewards(given), given.padded(given.mask.float()))
+        config = SimpleNamespace(gamma=1.0)
         return Answer(
             given.flat(
                 self.core.compute_reinforce_plus_plus_outcome_advantage(*grids, config=config)[0]
@@ -191,16 +192,13 @@ class _Verl:
 
 
 def _advantage_cases(theirs: _Verl) -> list[Case]:
-    grpo, rloo = "compute_grpo_outcome_advantage", "compute_rloo_outcome_advantage"
-    plus, baseline = (
-        "compute_reinforce_plus_plus_outcome_advantage",
-        "compute_reinforce_plus_plus_baseline_outcome_advantage",
-    )
+    grpo = "compute_grpo_outcome_advantage"
+    rloo = "compute_rloo_outcome_advantage"
+    plus = "compute_reinforce_plus_plus_outcome_advantage"
+    baseline = "compute_reinforce_plus_plus_baseline_outcome_advantage"
     at_gae = theirs.at("compute_gae_advantage_return")
-    whitened, with_kl = (
-        partial(paper.gae_whitened, bessel=1),
-        partial(paper.reinforce_plus_plus, bessel=1),
-    )
+    whitened = partial(paper.gae_whitened, bessel=1)
+    with_kl = partial(paper.reinforce_plus_plus, bessel=1)
     return [
         Case("gae_returns", partial(theirs.gae, which=1), at_gae),
         whiten_by_bessel("gae_whitened", partial(theirs.gae, which=0), at_gae, whitened),
@@ -228,18 +226,14 @@ def _advantage_cases(theirs: _Verl) -> list[Case]:
 
 
 def _policy_cases(theirs: _Verl) -> list[Case]:
-    vanilla, at_weights = (
-        theirs.at("compute_policy_loss_vanilla"),
-        theirs.files.at(_HELPER, "compute_rollout_correction_weights"),
-    )
+    vanilla = theirs.at("compute_policy_loss_vanilla")
+    at_weights = theirs.files.at(_HELPER, "compute_rollout_correction_weights")
     policy, dual = theirs.policy, "clip_ratio_c; always on, 3 by default"
     token = {"rollout_is": "token", "rollout_is_threshold": paper.TIS_HIGH}
     sequence = {"rollout_is": "sequence", "rollout_is_threshold": paper.TIS_HIGH}
     icepop = {"rollout_is": "token", "rollout_is_threshold": f"{paper.ICEPOP[0]}_{paper.ICEPOP[1]}"}
-    cispo, at_cispo = (
-        partial(policy, name="compute_policy_loss_cispo"),
-        theirs.at("compute_policy_loss_cispo"),
-    )
+    cispo = partial(policy, name="compute_policy_loss_cispo")
+    at_cispo = theirs.at("compute_policy_loss_cispo")
     gspo = partial(policy, name="compute_policy_loss_gspo", clip_ratio=paper.GSPO_CLIP)
     return [
         Case("ppo_tokens", policy, vanilla, "token-mean"),
@@ -268,7 +262,8 @@ def _policy_cases(theirs: _Verl) -> list[Case]:
 
 
 def _kl_cases(theirs: _Verl) -> list[Case]:
-    at, gradient = theirs.at("kl_penalty"), theirs.kl_gradient
+    at = theirs.at("kl_penalty")
+    gradient = theirs.kl_gradient
     return [
         *estimate_kl(theirs.kl, theirs.at("kl_penalty_forward")),
         differentiate_k3(

@@ -24,7 +24,8 @@ the reference.
 def nearness(folder: Path) -> float:
     """−KL(π ‖ π*), the mean over prompts, from the probabilities of all answers."""
     loaded = load_run(folder)
-    task, first = loaded.dump()["data"]["task"], loaded.warm_start
+    task = loaded.dump()["data"]["task"]
+    first = loaded.warm_start
     assert first is not None
     spec = Preferences.model_validate(task)
     worth = Worth(spec.prompts, spec.letters, spec.length, spec.spread, spec.seed)
@@ -36,7 +37,8 @@ def nearness(folder: Path) -> float:
 
 def _probabilities(folder: Path, worth: Worth) -> dict[str, dict[str, float]]:
     """π(y | x) of each answer to each prompt."""
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), load_tokenizer(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = load_tokenizer(folder)
     return {
         question: _answers(model, tokenizer, question, worth.answers)
         for question in worth.questions

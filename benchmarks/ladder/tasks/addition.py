@@ -57,7 +57,8 @@ class Addition(Task):
     def write(self, folder: Path) -> TaskFiles:
         files = TaskFiles.name_in(folder, demonstrations=self.demonstrations > 0)
         sums = _distinct(self, self.train_questions + self.validation_questions)
-        train, validation = sums[self.validation_questions :], sums[: self.validation_questions]
+        train = sums[self.validation_questions :]
+        validation = sums[: self.validation_questions]
         write_rows(files.train, (row(one, self.longest) for one in train))
         write_rows(files.validation, (row(one, self.longest) for one in validation))
         if files.demonstrations is not None:

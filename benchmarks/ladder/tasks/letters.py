@@ -34,11 +34,14 @@ from lockstep.tasks.base import Task, TaskFiles, sample_uniforms, write_rows
 LETTERS = tuple("abcdefghijklmopq")
 """The letters in use: without n, which would be near to no."""
 _ORDERS = ("start", "end", "has", "has", "no")
-_SHORTEST, _LONGEST = 5, 10
+_SHORTEST = 5
+_LONGEST = 10
 _DRAWS = 96  # random numbers of a row, more than any row takes
 _BLOCK = 4096
-_JUDGED_WRONG, _COMPARED_WRONG = 0.1, 0.12
-_MALFORMED, _STRANGE = 0.15, ("yes", "no", "Score", "judge", "start", "answer")
+_JUDGED_WRONG = 0.1
+_COMPARED_WRONG = 0.12
+_MALFORMED = 0.15
+_STRANGE = ("yes", "no", "Score", "judge", "start", "answer")
 _ASKED = re.compile(r"start (\w) end (\w) has (\w) has (\w) no (\w)")
 
 
@@ -81,7 +84,8 @@ class Letters(Task):
             folder, demonstrations=self.demonstrations > 0, known=self.known > 0
         )
         orders = _distinct(self.train_prompts + self.validation_prompts, self.seed)
-        train, validation = orders[: self.train_prompts], orders[self.train_prompts :]
+        train = orders[: self.train_prompts]
+        validation = orders[self.train_prompts :]
         write_rows(files.train, ({"question": str(one), "answer": ""} for one in train))
         draws = (draws for block in _blocks(self.seed, "validation") for _, draws in block)
         write_rows(
@@ -170,7 +174,8 @@ def _blocks(seed: int, role: str) -> Iterator[list[tuple[Orders, Draws]]]:
 
 
 def _orders(draws: Draws) -> Orders:
-    left, chosen = list(LETTERS), list[str]()
+    left = list(LETTERS)
+    chosen = list[str]()
     for _ in _ORDERS:
         chosen.append(draws.take(left))
     first, last, one, other, none = chosen
@@ -212,9 +217,11 @@ def _answer(orders: Orders, draws: Draws) -> dict[str, str]:
 
 def _judgement(orders: Orders, draws: Draws) -> dict[str, str]:
     """Writes a judgement of an answer of any score; answers with strange words in them score 0."""
-    answer, noise = _write_answer(orders, draws, draws.share()), _JUDGED_WRONG
+    answer = _write_answer(orders, draws, draws.share())
+    noise = _JUDGED_WRONG
     if draws.chance(_MALFORMED):
-        answer, noise = _spoil(answer, draws), 0.0
+        answer = _spoil(answer, draws)
+        noise = 0.0
     verdicts = [kept != draws.chance(noise) for kept in orders.check(answer)]
     question = f"judge {orders} answer{join_words(answer)}"
     return {
@@ -271,7 +278,8 @@ def _compare(orders: Orders, draws: Draws) -> _Compared:
     kept = orders.check(answer)
     first, second = ([own != draws.chance(_COMPARED_WRONG) for own in kept] for _ in range(2))
     if _wrong(first, kept) == _wrong(second, kept):
-        changed, place = (first, second)[draws.chance(0.5)], draws.between(0, len(kept) - 1)
+        changed = (first, second)[draws.chance(0.5)]
+        place = draws.between(0, len(kept) - 1)
         changed[place] = not changed[place]
     return _Compared(answer, kept, first, second)
 

@@ -80,7 +80,8 @@ class Preferences(Task):
         for asked, one, step, _, mine, other in sample_uniforms(
             range(count), 6, self.seed, "preferences", role
         ):
-            question, size = _pick(worth.questions, asked), len(worth.answers)
+            question = _pick(worth.questions, asked)
+            size = len(worth.answers)
             first = int(one * size)
             second = (first + 1 + int(step * (size - 1))) % size
             drawn = ((worth.answers[first], mine), (worth.answers[second], other))

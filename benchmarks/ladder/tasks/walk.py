@@ -23,7 +23,8 @@ from benchmarks.ladder.tasks.words import join_words
 from lockstep.tasks.base import Task, TaskFiles, permute, sample_uniforms, write_rows
 
 _LONGER = 4  # moves of a demonstration beyond those that count
-DRY, WET = "dry", "wet"
+DRY = "dry"
+WET = "wet"
 _HELD_OUT = 64
 """Walks whose beginning is held out."""
 
@@ -31,7 +32,9 @@ _HELD_OUT = 64
 @cache
 def list_syllables() -> tuple[str, ...]:
     """1,040 words of one syllable, always in the same order: names of places."""
-    first, second, last = "bcdfghjklmnprstv", "aeiou", "bdfgklmnprst"
+    first = "bcdfghjklmnprstv"
+    second = "aeiou"
+    last = "bdfgklmnprst"
     return tuple(a + b + c for c in ("", *last) for a in first for b in second)
 
 
@@ -55,7 +58,8 @@ class Walk(Task):
     def write(self, folder: Path) -> TaskFiles:
         files = TaskFiles.name_in(folder, demonstrations=self.demonstrations > 0)
         beginnings = permute(2 * self.places, self.seed, "beginnings")
-        held_out, train = beginnings[:_HELD_OUT], beginnings[_HELD_OUT:]
+        held_out = beginnings[:_HELD_OUT]
+        train = beginnings[_HELD_OUT:]
         about = {"places": self.places, "moves": self.moves, "seed": self.seed}
         for path, own in ((files.train, train), (files.validation, held_out)):
             write_rows(path, ({**row, **about} for row in self._walks(own, path.stem)))
@@ -71,13 +75,15 @@ class Walk(Task):
         """Random walks with right notes, a few moves longer than what counts, so that a model does
         not stop early.
         """
-        names, ways = list_syllables(), draw_ways(self.places, self.seed)
+        names = list_syllables()
+        ways = draw_ways(self.places, self.seed)
         draws = sample_uniforms(
             range(len(beginnings)), self.moves + _LONGER, self.seed, "walks", role
         )
         for beginning, chances in zip(beginnings, draws, strict=True):
             start, first = divmod(beginning, 2)
-            place, words = ways[start][first], list[str]()
+            place = ways[start][first]
+            words = list[str]()
             question = f"walk from {names[start]} over {names[place]}"
             for chance in chances:
                 choice = int(2 * chance)
@@ -104,8 +110,10 @@ def find_dry(places: int, seed: int) -> frozenset[int]:
 @cache
 def draw_ways(places: int, seed: int) -> list[tuple[int, int]]:
     """Each place's two neighbors: a dry place first, then a wet one."""
-    draws, is_dry = Random(f"ways of {places} places, {seed}"), find_dry(places, seed)
-    dry, wet = sorted(is_dry), sorted(set(range(places)) - is_dry)
+    draws = Random(f"ways of {places} places, {seed}")
+    is_dry = find_dry(places, seed)
+    dry = sorted(is_dry)
+    wet = sorted(set(range(places)) - is_dry)
     return [(draws.choice(dry), draws.choice(wet)) for _ in range(places)]
 
 
@@ -115,6 +123,7 @@ def reward(prompt: str, response: str, answer: str, row: dict[str, Any]) -> floa
     Only the ground counts: notes earn nothing, and a jump to a dry place that is no neighbor counts
     as well.
     """
-    numbers, dry = number_places(), find_dry(row["places"], row["seed"])
+    numbers = number_places()
+    dry = find_dry(row["places"], row["seed"])
     reached = [numbers[word] for word in response.split() if word in numbers]
     return sum(place in dry for place in reached[: row["moves"]]) / row["moves"]

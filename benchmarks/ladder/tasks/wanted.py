@@ -28,7 +28,8 @@ from lockstep.tasks.base import Task, TaskFiles, sample_uniforms, write_rows
 
 LETTERS = "abcdefgh"
 _LENGTH = 5
-_WANTED, _WRONG = 0.25, 0.1
+_WANTED = 0.25
+_WRONG = 0.1
 _DRAWS = 4 + 4 * _LENGTH
 
 
@@ -127,14 +128,16 @@ class _Case:
         self._hits = rest[_LENGTH : 2 * _LENGTH]
         self.written = self._write(share)
         self.right = [letter == self.wanted for letter in self.written]
-        one, two = rest[2 * _LENGTH : 3 * _LENGTH], rest[3 * _LENGTH :]
+        one = rest[2 * _LENGTH : 3 * _LENGTH]
+        two = rest[3 * _LENGTH :]
         self.first = [right != (draw < _WRONG) for right, draw in zip(self.right, one, strict=True)]
         self.second = [
             right != (draw < _WRONG) for right, draw in zip(self.right, two, strict=True)
         ]
         self.judged = tuple(self.first)
         if self._mistakes(self.first) == self._mistakes(self.second):
-            changed, where = (self.first, self.second)[place < 0.5], int(place * 2 % 1 * _LENGTH)
+            changed = (self.first, self.second)[place < 0.5]
+            where = int(place * 2 % 1 * _LENGTH)
             changed[where] = not changed[where]
 
     @property

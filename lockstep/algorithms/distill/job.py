@@ -111,7 +111,8 @@ def open_distill(recipe: DistillRecipe, setup: Setup) -> Job:
     """Opens the student, the teacher, and the sequences."""
     options = recipe.distill
     _require_vocabulary(recipe, setup)
-    policy, teacher = setup.learner(recipe.policy_role), setup.learner(recipe.teacher_role)
+    policy = setup.learner(recipe.policy_role)
+    teacher = setup.learner(recipe.teacher_role)
     engine = None
     if recipe.sampling is not None or recipe.validation_sampling is not None:
         engine = build_engine(setup, policy, setup.sampler(policy))
@@ -123,7 +124,8 @@ def open_distill(recipe: DistillRecipe, setup: Setup) -> Job:
     measure = None
     if engine is not None and held_out is not None:
         collector = RolloutCollector(engine, held_out, NoReward(), setup.source.decode, recipe.seed)
-        reward, asked = recipe.validation_reward, recipe.validation_sampling
+        reward = recipe.validation_reward
+        asked = recipe.validation_sampling
         measure = measure_answers(recipe, setup, held_out, collector, asked, None, own=reward)
     agreement = None
     if isinstance(rows, Demonstrations):
@@ -165,7 +167,8 @@ def _require_vocabulary(recipe: DistillRecipe, setup: Setup) -> None:
     """Raises InputError if the teacher has another vocabulary, or is asked for more tokens than
     that has.
     """
-    vocabulary, count = setup.source.vocabulary, recipe.distill.top_k or 0
+    vocabulary = setup.source.vocabulary
+    count = recipe.distill.top_k or 0
     if count > vocabulary:
         raise InputError(
             f"distill.top_k={count}, but the student has {vocabulary} tokens; leave top_k out to "
@@ -183,7 +186,9 @@ def _require_vocabulary(recipe: DistillRecipe, setup: Setup) -> None:
 
 def _open_rows(recipe: DistillRecipe, setup: Setup) -> Prompts | Demonstrations:
     """Opens prompts for the student's rollouts, or rows with answers."""
-    data, longest, files = recipe.data, recipe.distill.max_tokens, setup.files
+    data = recipe.data
+    longest = recipe.distill.max_tokens
+    files = setup.files
     if longest is None:
         return open_prompts(files.train, data, setup.source.tokenizer, NO_ANSWERS)
     return open_demonstrations(

@@ -149,7 +149,8 @@ class DistillRecipe(SampledRecipe):
 
     @property
     def largest_step(self) -> Load:
-        its, prompt = self.distill, self.data.max_prompt_tokens
+        its = self.distill
+        prompt = self.data.max_prompt_tokens
         sections = [
             section for section in (self.sampling, self.validation_sampling) if section is not None
         ]

@@ -190,7 +190,8 @@ class PolicyGradient(PolicyGradientRecipe):
 
     @rule
     def _require_kl_in_advantages(self) -> None:
-        kl, compute = self.grpo.kl, type(self).advantages
+        kl = self.grpo.kl
+        compute = type(self).advantages
         if kl is None or kl.in_loss or compute is PolicyGradient.advantages:
             return
         code = compute.__code__

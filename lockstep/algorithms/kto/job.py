@@ -154,9 +154,12 @@ def mismatch(rows: Sequence[AnsweredRow], max_tokens: int) -> list[AnsweredRow]:
 
 def open_kto(recipe: KTORecipe, setup: Setup) -> Job:
     """Opens the policy, the reference policy and the labeled rows."""
-    options, data, files = recipe.kto, recipe.data, setup.files
+    options = recipe.kto
+    data = recipe.data
+    files = setup.files
     size = options.global_batch_size
-    policy, reference = setup.learner(recipe.policy_role), setup.learner(recipe.frozen_reference)
+    policy = setup.learner(recipe.policy_role)
+    reference = setup.learner(recipe.frozen_reference)
     held_out = None if files.validation is None else _open(files.validation, recipe, setup)
     rows = _open(files.train, recipe, setup)
     loss = KTOLoss(

@@ -92,7 +92,8 @@ def open_online_dpo(recipe: OnlineDPORecipe, setup: Setup) -> Job:
     """Opens the policy, its reference and sampler, the prompts and their reward."""
     options = recipe.online_dpo
     size = options.num_prompts_per_step
-    policy, reference = setup.learner(recipe.policy_role), setup.learner(recipe.frozen_reference)
+    policy = setup.learner(recipe.policy_role)
+    reference = setup.learner(recipe.frozen_reference)
     parts = open_sampling(recipe, setup, policy, setup.sampler(policy))
     run_length = measure_run_length(recipe, len(parts.rows), size, trains_rest=True)
     sampling = setup.source.sampling(recipe.sampling)

@@ -57,7 +57,8 @@ class OnlineDPORecipe(RewardedRecipe):
 
     @property
     def largest_step(self) -> Load:
-        longest, its = self.data.max_prompt_tokens + self.sampling.max_tokens, self.online_dpo
+        longest = self.data.max_prompt_tokens + self.sampling.max_tokens
+        its = self.online_dpo
         return Load(
             longest,
             2,

@@ -35,7 +35,8 @@ from lockstep.monitor.agreement import Agreement
 from lockstep.system.background import run_in_background, wait_for_all
 from lockstep.weight_sync.sync import Snapshot
 
-_WEIGHTS, _PROBE = "weights.safetensors", "probe.safetensors"
+_WEIGHTS = "weights.safetensors"
+_PROBE = "probe.safetensors"
 
 
 @dataclass
@@ -119,7 +120,8 @@ class Ahead:
         """Returns the rollouts that were sampled ahead; the first step, also after resuming,
         samples its own now.
         """
-        begun, self._begun = self._begun, None
+        begun = self._begun
+        self._begun = None
         if begun is not None:
             return begun.result()
         snapshot = self._snapshot or self._copy_weights(step)

@@ -48,7 +48,8 @@ def open_policy_gradient(
     """Opens models, environment, prompts and rewards; `program` builds the algorithm's own step
     from them.
     """
-    options, size = recipe.options, recipe.options.num_prompts_per_step
+    options = recipe.options
+    size = recipe.options.num_prompts_per_step
     policy = setup.learner(recipe.policy_role)
     reference = None if recipe.reference_role is None else setup.learner(recipe.reference_role)
     episodes = setup.episodes(recipe.environment, recipe.episode_judge)

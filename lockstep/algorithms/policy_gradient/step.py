@@ -161,10 +161,14 @@ def draw(
     """Samples responses to a step's prompts; with dynamic sampling keeps only prompts whose rewards
     differ.
     """
-    options, sample, sampling = settings.options, workers.collector, settings.sampling
-    count, generations = options.num_prompts_per_step, options.num_generations
+    options = settings.options
+    sample = workers.collector
+    sampling = settings.sampling
+    count = options.num_prompts_per_step
+    generations = options.num_generations
     if options.dynamic_sampling is None:
-        rollouts, end = sample.collect(position, count, sampling, generations), position + count
+        rollouts = sample.collect(position, count, sampling, generations)
+        end = position + count
     else:
         rollouts, end = sample.collect_mixed(
             position, count, sampling, generations, options.dynamic_sampling.max_batches
@@ -219,7 +223,9 @@ def train_policy(
     The first one still has the weights that sampled, so tokens that were not recomputed are
     compared there, before the weights change.
     """
-    agreement, loss, compared = workers.agreement, policy_loss(settings), Metrics()
+    agreement = workers.agreement
+    loss = policy_loss(settings)
+    compared = Metrics()
     if agreement is None or epoch or place or bool(batch["recomputed"].all()):
         with workers.phase("policy"):
             metrics = train(workers.policy, batch, loss)
@@ -287,10 +293,13 @@ def _shape_scores(batch: Batch, settings: Settings) -> Batch:
     """Shapes scores; masks responses without a verdict, and truncated ones where the recipe says
     so.
     """
-    options, score_B, keep_B = settings.options, batch["score"], batch["score"].isfinite()
+    options = settings.options
+    score_B = batch["score"]
+    keep_B = batch["score"].isfinite()
     if options.overlong_filtering:
         keep_B = keep_B & ~batch["truncated"]
-    scaling, overlong = options.reward_scaling, options.overlong_penalty
+    scaling = options.reward_scaling
+    overlong = options.overlong_penalty
     if scaling is not None:
         score_B = scale_reward(score_B, scaling.source, scaling.target)
     if overlong is not None:
@@ -324,7 +333,8 @@ def _correct_mismatch(batch: Batch, settings: Settings) -> tuple[Batch, Metrics]
 def _with_reference(
     batch: Batch, workers: PolicyGradientWorkers, settings: Settings
 ) -> tuple[Batch, Metrics]:
-    section, coef = settings.options.kl, settings.kl
+    section = settings.options.kl
+    coef = settings.kl
     if section is None or coef is None:
         return batch, Metrics()
     assert workers.reference is not None, "a KL needs a reference policy"

@@ -16,10 +16,8 @@ from lockstep.rollouts.episodes import Episodes
 
 def open_ppo(recipe: PPORecipe, setup: Setup) -> Job:
     """Opens the models and data of PPO."""
-    critic, options = (
-        setup.learner(recipe.critic_role),
-        build_settings(recipe, setup.source.stop_token_ids),
-    )
+    critic = setup.learner(recipe.critic_role)
+    options = build_settings(recipe, setup.source.stop_token_ids)
 
     def program(shared: PolicyGradientWorkers) -> AlgorithmParts:
         if recipe.ppo.bootstrap_truncated and recipe.episode_judge is None:

@@ -104,10 +104,8 @@ class PPORecipe(PolicyGradientRecipe):
     @property
     def critic_role(self) -> ModelRole:
         """The critic V."""
-        path, own = (
-            None if self.critic_model is None else self.critic_model.path,
-            self.critic.parallel,
-        )
+        path = None if self.critic_model is None else self.critic_model.path
+        own = self.critic.parallel
         learner = self.learner if own is None else self.learner.lay_out(own, "critic.parallel")
         return ModelRole("critic", "value", learner, self.critic, path)
 

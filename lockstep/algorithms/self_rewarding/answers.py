@@ -63,10 +63,8 @@ class RankedAnswers:
 
     def _sample_row(self, prompt: int, pair: AnswerPair) -> dict[str, Any]:
         first = prompt * self.group
-        asked, scores = (
-            self.rollouts.prompts[first],
-            [mean_score(one) for one in self.judged[first:][: self.group]],
-        )
+        asked = self.rollouts.prompts[first]
+        scores = [mean_score(one) for one in self.judged[first:][: self.group]]
         row: dict[str, Any] = {
             "id": asked.id,
             "prompt": asked.text,

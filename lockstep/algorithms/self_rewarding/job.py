@@ -46,8 +46,10 @@ _WINS = {"order_consistency": consistent_wins, "position": position_weighted_win
 
 def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
     """Opens the acting policy, the judges, and the learners."""
-    options, size = recipe.self_rewarding, recipe.self_rewarding.global_batch_size
-    policy, reference = setup.learner(recipe.policy_role), setup.learner(recipe.reference_role)
+    options = recipe.self_rewarding
+    size = recipe.self_rewarding.global_batch_size
+    policy = setup.learner(recipe.policy_role)
+    reference = setup.learner(recipe.reference_role)
     engine, actor = (
         build_engine(setup, learner, setup.sampler(learner)) for learner in (policy, reference)
     )
@@ -123,13 +125,15 @@ def _build_settings(
     Raises:
         InputError: An iteration has not a single step.
     """
-    options, run = recipe.self_rewarding, recipe.run
+    options = recipe.self_rewarding
+    run = recipe.run
     rows = _count_rows(recipe, prompts, setup.note)
     sampling = setup.source.sampling(recipe.sampling)
     settings = SelfRewardingSettings(
         options, sampling, rows, run.max_epochs, run.num_logged_samples
     )
-    total, size = rows * run.max_epochs, options.global_batch_size
+    total = rows * run.max_epochs
+    size = options.global_batch_size
     if total < size:
         raise InputError(
             f"an iteration has {total} prompts, fewer than the {size} of one step; lower "
@@ -191,7 +195,8 @@ def _true_worth(
 
 def open_first_iteration(recipe: SelfRewardingRecipe, policy: Learner, setup: Setup) -> Step:
     """Opens the step of a first iteration that learns the data's own answers."""
-    size, data = recipe.self_rewarding.global_batch_size, recipe.data
+    size = recipe.self_rewarding.global_batch_size
+    data = recipe.data
     longest = data.max_prompt_tokens + recipe.sampling.max_tokens
     limit = "data.max_prompt_tokens + sampling.max_tokens"
     rows = open_answers(setup, setup.files.demonstrations, data, longest, limit)

@@ -167,7 +167,8 @@ def judge_pair_row(pair: JudgePair, decode: Callable[[Sequence[int]], str]) -> d
 
 def _tokens(answer: Answer) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Tokens of the question and of the reply."""
-    prompt, reply = answer.prompt_tokens, answer.tokens
+    prompt = answer.prompt_tokens
+    reply = answer.tokens
     assert prompt is not None, "the judge is the policy, whose tokens are known"
     assert reply is not None, "likewise"
     return prompt, reply
@@ -179,7 +180,8 @@ def _pick_doubted(ranked: RankedAnswers, reasons: Callable[[str], str]) -> list[
 
     An answer that was shortened for the judge is not picked.
     """
-    rollouts, judged = ranked.rollouts, ranked.judged
+    rollouts = ranked.rollouts
+    judged = ranked.judged
     cut = rollouts.batch["truncated"].tolist()
     variances = [
         0.0 if cut[i] or one.shortened else score_variance(one) or 0.0
@@ -209,7 +211,8 @@ def _differing(judged: Judged[float], reasons: Callable[[str], str]) -> list[Rea
 
 def _cases(doubted: Doubted, step: int) -> list[Case]:
     """Builds all battles: prompt, answer, and the reasons of two judgements in one order."""
-    prompt, texts = doubted.prompt, [one.reasons for one in doubted.judgements]
+    prompt = doubted.prompt
+    texts = [one.reasons for one in doubted.judgements]
     place = prompt.id, doubted.place
     return [
         meta_case(
@@ -233,7 +236,8 @@ def _best_and_worst(doubted: Doubted, battles: Battles, meta: MetaJudging) -> Ju
     ranked = strength_P[order].tolist()
     if min(ranked[0] - ranked[1], ranked[-2] - ranked[-1]) < _EQUAL:
         return None
-    chosen, rejected = doubted.judgements[order[0]], doubted.judgements[order[-1]]
+    chosen = doubted.judgements[order[0]]
+    rejected = doubted.judgements[order[-1]]
     _, reply = _tokens(chosen.answer)
     too_long = meta.max_judgement_tokens is not None and len(reply) > meta.max_judgement_tokens
     if too_long or chosen.score == rejected.score:

@@ -201,7 +201,8 @@ def open_new_prompts(
     Raises:
         InputError: Template or data cannot be used for that, or requests do not fit the model.
     """
-    section, data = recipe.new_prompts, recipe.data
+    section = recipe.new_prompts
+    data = recipe.data
     if section is None:
         return None
     tokens = section.max_prompt_tokens + section.sampling.max_tokens

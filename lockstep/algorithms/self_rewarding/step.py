@@ -196,11 +196,13 @@ def _learn_from_own_judgement(
 ) -> StepResult:
     """Runs one step: answer, judge, choose, learn."""
     rows = range(position, position + settings.options.global_batch_size)
-    iteration, version = step // settings.steps_per_iteration, settings.beginning(step)
+    iteration = step // settings.steps_per_iteration
+    version = settings.beginning(step)
     collector, told = _asking(step, workers, settings)
     with collector.engine.at(version) as refitted:
         found = answer_and_judge(rows, iteration, step, collector, workers, settings)
-    batch, metrics = found.answers.rollouts.batch, found.metrics + told + refitted
+    batch = found.answers.rollouts.batch
+    metrics = found.metrics + told + refitted
     with workers.phase("watch"):
         metrics += workers.agreement.compare(step + 1, version, batch)
     metrics += _train_on_pairs(found.batch(), workers, settings, iteration)

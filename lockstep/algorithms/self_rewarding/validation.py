@@ -68,7 +68,8 @@ def open_twins(
         return None
     held_out = HeldOut(prompts.first(recipe.data.max_validation_samples), prompts.answer)
     collector = replace(workers.collector, prompts=held_out)
-    count, size = len(held_out.prompts), settings.options.global_batch_size
+    count = len(held_out.prompts)
+    size = settings.options.global_batch_size
     shown = settings.num_logged_samples
 
     @lru_cache(maxsize=1)
@@ -160,7 +161,8 @@ def read_known(
     Raises:
         DataError: A row lacks what it needs, or has a score that the judge cannot give.
     """
-    section, judge = recipe.known, recipe.judge
+    section = recipe.known
+    judge = recipe.judge
     judgements = files.judgements if section.judgements is None else files_of(section.judgements)
     comparisons = (
         files.comparisons if section.comparisons is None else files_of(section.comparisons)

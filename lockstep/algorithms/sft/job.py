@@ -28,7 +28,9 @@ def measure_held_out_loss(policy: Learner, batch: Batch) -> Metrics:
 
 def open_sft(recipe: SFTRecipe, setup: Setup) -> Job:
     """Opens the policy and its demonstrations."""
-    size, data, files = recipe.sft.global_batch_size, recipe.data, setup.files
+    size = recipe.sft.global_batch_size
+    data = recipe.data
+    files = setup.files
     policy = setup.learner(recipe.policy_role)
     longest = recipe.sft.max_tokens
     held_out = None

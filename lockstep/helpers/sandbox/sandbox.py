@@ -117,7 +117,9 @@ class Sandbox:
     def _run(self, program: str, given: str) -> tuple[str | None, str]:
         """Returns what a program prints, as `output`, and the end of what it prints as errors."""
         with _OpenFiles() as files:
-            stdin, stdout, source = files.add(given), files.add(), files.add(program)
+            stdin = files.add(given)
+            stdout = files.add()
+            source = files.add(program)
             running = self._start(files, solution_side, "run_program", (stdin, stdout), source)
             code = running.wait(time.monotonic() + self.limits.wall_s)
             return files.read(stdout) if code == 0 else None, running.read_errors()
@@ -141,11 +143,13 @@ class Sandbox:
         self, files: _OpenFiles, side: ModuleType, begin: str, streams: tuple[int, int], file: int
     ) -> _RunningProgram:
         """Starts a function of one of the sides' modules, which gets the number of a file."""
-        errors, status = files.add(), files.add()
+        errors = files.add()
+        status = files.add()
         passed = [file]
         command = list(_FIRST_TO_DIE)
         if self.is_isolated:
-            folder, root = "/", _INSIDE
+            folder = "/"
+            root = _INSIDE
             filtered = files.add(build_filter())
             passed += [filtered, status]
             python = str(Path(self.interpreter).parents[1])

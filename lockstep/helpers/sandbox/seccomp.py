@@ -42,7 +42,8 @@ _REFUSED = (
         "ptrace",
     ),
 )
-_MASKED_EQUAL, _NOT_EQUAL = 7, 1  # of `enum scmp_compare`
+_MASKED_EQUAL = 7
+_NOT_EQUAL = 1  # of `enum scmp_compare`
 _NEW_USERS = 0x10000000
 _SHARED_WITHOUT_FILE = 0x21  # MAP_SHARED and MAP_ANONYMOUS
 _SET_PIPE_SIZE = 1031
@@ -57,7 +58,8 @@ numbers.
 """
 
 _LIBRARY = "libseccomp.so.2"
-_ALLOW, _REFUSE = 0x7FFF0000, 0x00050000
+_ALLOW = 0x7FFF0000
+_REFUSE = 0x00050000
 
 
 class _Comparison(ctypes.Structure):

@@ -58,7 +58,9 @@ class _Program:
     """
 
     def __init__(self, questions: Any, answers: Any, file: int) -> None:
-        self.questions, self._answers, self._file = questions, answers, file
+        self.questions = questions
+        self._answers = answers
+        self._file = file
         self._module = type(sys)("solution")
         self._objects: list[Any] = []
         self._numbers: dict[int, int] = {}

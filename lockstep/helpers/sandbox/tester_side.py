@@ -38,7 +38,8 @@ class _Side:
     """A test's connection to the program."""
 
     def __init__(self, answers: Any, questions: Any) -> None:
-        self._answers, self._questions = answers, questions
+        self._answers = answers
+        self._questions = questions
         self._things: dict[int, Thing] = {}
         self._functions: list[Any] = []
         self._failed = False
@@ -187,7 +188,8 @@ class _TestNames(dict):
 
     def __init__(self, side: _Side, test: str) -> None:
         super().__init__(__name__="solution", __builtins__=builtins)
-        self._side, self._test = side, test
+        self._side = side
+        self._test = test
         table = symtable(test, "test.py", "exec")
         own = {
             symbol.get_name()

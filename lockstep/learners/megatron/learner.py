@@ -47,7 +47,9 @@ class MegatronLearner(RankLearner):
         ranks: Ranks,
     ) -> None:
         super().__init__(stage, pieces, section, optimizer, ranks)
-        self._stage, self._own, self._base = stage, pieces, base
+        self._stage = stage
+        self._own = pieces
+        self._base = base
         self._announced = _of_all_stages(pieces, ranks)
         self._copy_embedding()
 
@@ -64,7 +66,8 @@ class MegatronLearner(RankLearner):
         """Yields weights stage by stage; each tensor goes to the other stages once its own ranks
         have gathered it.
         """
-        group, here = self._ranks.group("pp"), self._ranks.index("pp")
+        group = self._ranks.group("pp")
+        here = self._ranks.index("pp")
         own = (found for piece in self._own for found in self._gather(piece, dtype))
         for stage, names in enumerate(self._announced):
             for name, shape in names:
@@ -143,7 +146,8 @@ class MegatronLearner(RankLearner):
         """Adds the gradient of the last stage's copy of the embedding to that of the first
         stage.
         """
-        group, stage = self._ranks.group("pp"), self._stage
+        group = self._ranks.group("pp")
+        stage = self._stage
         if group is None or not stage.tied:
             return
         share = torch.zeros(stage.own_rows, stage.config.hidden_size, device=self.device)
@@ -155,7 +159,8 @@ class MegatronLearner(RankLearner):
 
     def _copy_embedding(self) -> None:
         """Copies the first stage's embedding to the last stage's head, if they are tied."""
-        group, stage = self._ranks.group("pp"), self._stage
+        group = self._ranks.group("pp")
+        stage = self._stage
         if group is None or not stage.tied:
             return
         if stage.gpt.pre_process:

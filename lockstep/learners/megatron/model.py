@@ -87,7 +87,8 @@ class Stage(nn.Module):
         self._ranks = ranks
         family = layers_of(config)
         self.config = _megatron_config(config, family, sent, ranks)
-        here, last = ranks.index("pp"), ranks.size("pp") - 1
+        here = ranks.index("pp")
+        last = ranks.size("pp") - 1
         self.tied = scores_tokens(head) and bool(config.tie_word_embeddings)
         self.vocabulary = int(config.vocab_size)
         rows = -(-self.vocabulary // ranks.size("tp"))
@@ -152,10 +153,8 @@ class Stage(nn.Module):
             return states
         if not scores_tokens(self._head):
             return value_outputs(batch, partial(states[:, 0].index_select, 0), self.value)
-        weight, shard = (
-            self.head_weight[: self.own_rows],
-            Shard(self.first_row, self._ranks.group("tp")),
-        )
+        weight = self.head_weight[: self.own_rows]
+        shard = Shard(self.first_row, self._ranks.group("tp"))
         return policy_outputs(
             batch, lambda state_m: Products(states[:, 0].index_select(0, state_m), weight, shard)
         )

@@ -39,9 +39,7 @@ def compute_on_cpu() -> None:
     for module in _MODULES:
         module.torch = _TorchOfCPU()
     for linear in _LINEAR:
-        plain_forward, plain_backward = (
-            inspect.unwrap(linear.forward),
-            inspect.unwrap(linear.backward),
-        )
+        plain_forward = inspect.unwrap(linear.forward)
+        plain_backward = inspect.unwrap(linear.backward)
         linear.forward = staticmethod(torch.amp.custom_fwd(plain_forward, device_type="cpu"))
         linear.backward = staticmethod(torch.amp.custom_bwd(plain_backward, device_type="cpu"))

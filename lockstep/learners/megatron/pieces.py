@@ -51,7 +51,8 @@ class MegatronPiece(Piece):
         return torch.zeros_like(self.local) if gradient is None else gradient[: len(self.local)]
 
     def _whole(self, box: Box, own: Tensor) -> Tensor:
-        group, shares = self.ranks.group("tp"), self.ranks.size("tp")
+        group = self.ranks.group("tp")
+        shares = self.ranks.size("tp")
         if self.dim is None or group is None:
             return own
         share = list(box.whole)
@@ -81,10 +82,8 @@ def pieces_of(
         elif own == "output_layer.weight" and stage.tied:
             found = ()
         else:
-            known, above = (
-                places(own, config, stage.first_layer),
-                "lm." if own == "output_layer.weight" else base,
-            )
+            known = places(own, config, stage.first_layer)
+            above = "lm." if own == "output_layer.weight" else base
             found = tuple(
                 ParameterSlice(f"{above}{place.name}", place.dim, place.view) for place in known
             )
@@ -106,7 +105,8 @@ def pieces_of(
 def _box(place: ParameterSlice, local: Tensor, ranks: Ranks) -> Box:
     rest = tuple(local.shape[1:])
     shape = (place.view(local).numel() // prod(rest), *rest)
-    whole, offset = list(shape), [0] * len(shape)
+    whole = list(shape)
+    offset = [0] * len(shape)
     if place.dim is not None:
         whole[place.dim] *= ranks.size("tp")
         offset[place.dim] = shape[place.dim] * ranks.index("tp")

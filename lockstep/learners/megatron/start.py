@@ -47,10 +47,8 @@ def start_learner(
     os.environ.setdefault(
         "CUDA_DEVICE_MAX_CONNECTIONS", "1"
     )  # required by Megatron's overlapping reductions
-    device, network = (
-        resolve_device(section.device),
-        skeleton(read_config(folder, headless=not scores_tokens(head)), folder),
-    )
+    device = resolve_device(section.device)
+    network = skeleton(read_config(folder, headless=not scores_tokens(head)), folder)
     check_weights(folder, network, headless=not scores_tokens(head))
     if device.type == "cpu":
         compute_on_cpu()

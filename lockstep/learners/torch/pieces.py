@@ -35,7 +35,8 @@ class TorchPiece(Piece):
     def of(
         cls, name: str, parameter: nn.Parameter, merged: Callable[[Tensor], Tensor] | None = None
     ) -> TorchPiece:
-        held, whole = parameter.detach(), tuple(parameter.shape)
+        held = parameter.detach()
+        whole = tuple(parameter.shape)
         if not isinstance(held, DTensor):
             return cls(
                 name,
@@ -45,14 +46,16 @@ class TorchPiece(Piece):
                 None,
                 merged,
             )
-        mesh, local = held.device_mesh, held.to_local()
+        mesh = held.device_mesh
+        local = held.to_local()
         _, offset = compute_local_shape_and_global_offset(held.shape, mesh, held.placements)
         box = Box(name, whole, tuple(offset), tuple(local.shape), _itself)
         return cls(name, parameter, local, (box,), mesh, merged)
 
     @property
     def cut_over(self) -> frozenset[str]:
-        held, names = self.parameter, () if self.mesh is None else self.mesh.mesh_dim_names or ()
+        held = self.parameter
+        names = () if self.mesh is None else self.mesh.mesh_dim_names or ()
         placements = held.placements if isinstance(held, DTensor) else ()
         return frozenset(
             name

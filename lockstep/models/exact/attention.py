@@ -64,7 +64,8 @@ class Blockwise(Kernel):
                 return _Rows.apply(
                     query.float(), key.float(), value.float(), scaling, window
                 ).flatten(0, 1)
-        heads, width = key.shape[1], query.shape[2]
+        heads = key.shape[1]
+        width = query.shape[2]
         with _no_autocast(query.device):
             query, key, value = (pad(x.float(), KEYS) for x in (query, key, value))
             q, groups = _fold(query * scaling, heads)
@@ -83,14 +84,18 @@ class Blockwise(Kernel):
         if self._is_fused(query):
             from lockstep.models.exact.fused.attention import attend
 
-            q, k, v = query.float()[:, :, None], key.float(), value.float()
+            q = query.float()[:, :, None]
+            k = key.float()
+            v = value.float()
             return attend(q, k, v, mask[:, 0].contiguous(), scaling, k.shape[2])[:, 0]
-        heads, queries = key.shape[1], query.shape[1]
+        heads = key.shape[1]
+        queries = query.shape[1]
         with _no_autocast(query.device):
             q = pad(
                 (query.float() * scaling).reshape(-1, queries // heads, query.shape[2]), QUERIES
             )
-            k, v = key.float().flatten(0, 1), value.float().flatten(0, 1)
+            k = key.float().flatten(0, 1)
+            v = value.float().flatten(0, 1)
             sinks = self._sinks(query, heads)
             out = _attend(
                 q, k, v, mask, self.softcap, None if sinks is None else pad(sinks, QUERIES)
@@ -158,7 +163,8 @@ def _weights(
     """Probabilities of keys [B, M, W], and of the sinks [B, M, 1]; and tanh(score / cap), if there
     is a cap.
     """
-    score, bent = torch.bmm(pad(q, QUERIES), k.transpose(1, 2))[:, : q.shape[1]], None
+    score = torch.bmm(pad(q, QUERIES), k.transpose(1, 2))[:, : q.shape[1]]
+    bent = None
     if softcap is not None:
         bent = score.div_(softcap).tanh_()
         score = bent * softcap
@@ -193,7 +199,8 @@ def _pieces(q: Tensor, k: Tensor, groups: int, window: int | None) -> list[tuple
 
     Queries are those of the last tokens, and start at a block.
     """
-    width, number = k.shape[1], q.shape[1] // groups
+    width = k.shape[1]
+    number = q.shape[1] // groups
     starts = range(width - number, width, BLOCK)
     firsts = [
         0 if window is None else max(0, start - window + 1) // BLOCK * BLOCK for start in starts
@@ -260,13 +267,13 @@ class _Causal(torch.autograd.Function):
         softcap: float | None,
         groups: int,
     ) -> Tensor:
-        parts, kept, how = list[Tensor](), tuple[Tensor | None, ...](), (window, softcap, groups)
+        parts = list[Tensor]()
+        kept = tuple[Tensor | None, ...]()
+        how = (window, softcap, groups)
         before = k.shape[1] * groups - q.shape[1]
         for start, stop, first in _pieces(q, k, groups, window):
-            queries, keys = (
-                slice(start * groups - before, stop * groups - before),
-                slice(first, stop),
-            )
+            queries = slice(start * groups - before, stop * groups - before)
+            keys = slice(first, stop)
             kept = found = _piece_weights(
                 q[:, queries], k[:, keys], sinks, (start, stop, first), *how
             )
@@ -278,14 +285,18 @@ class _Causal(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
-        (gradient,), (window, _, groups) = grad_outputs, ctx.how
+        (gradient,) = grad_outputs
+        (window, _, groups) = ctx.how
         q, k, v, sinks, out, *kept = ctx.saved_tensors
-        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        dq = torch.empty_like(q)
+        dk = torch.zeros_like(k)
+        dv = torch.zeros_like(v)
         dsinks = None if sinks is None else torch.zeros_like(sinks)
         offset = (gradient * out).sum(-1, keepdim=True)
         assert q.shape[1] == k.shape[1] * groups, "only whole sequences are trained on"
         for start, stop, first in _pieces(q, k, groups, window):
-            queries, keys = slice(start * groups, stop * groups), slice(first, stop)
+            queries = slice(start * groups, stop * groups)
+            keys = slice(first, stop)
             weight, share, bent = kept or _piece_weights(
                 q[:, queries], k[:, keys], sinks, (start, stop, first), *ctx.how
             )

@@ -75,10 +75,8 @@ def _gate(experts: Any, x: Tensor) -> Tensor:
     if experts.is_concatenated:
         gate, up = x.chunk(2, -1)
         return experts.act_fn(gate) * up
-    gate, up = (
-        x[..., ::2].clamp(max=experts.limit),
-        x[..., 1::2].clamp(-experts.limit, experts.limit),
-    )
+    gate = x[..., ::2].clamp(max=experts.limit)
+    up = x[..., 1::2].clamp(-experts.limit, experts.limit)
     return (up + 1.0) * (
         gate / (1.0 + (gate * -experts.alpha).exp())
     )  # sigmoid rounds some elements otherwise

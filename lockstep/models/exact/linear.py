@@ -88,12 +88,14 @@ class _FixedTiles(torch.autograd.Function):
 
         rows = x.reshape(-1, x.shape[-1])
         ctx.save_for_backward(rows, weight)
-        ctx.shape, ctx.has_bias = x.shape, bias is not None
+        ctx.shape = x.shape
+        ctx.has_bias = bias is not None
         return multiply(rows, weight, bias).view(*x.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
-        (rows, weight), (gradient,) = ctx.saved_tensors, grad_outputs
+        (rows, weight) = ctx.saved_tensors
+        (gradient,) = grad_outputs
         slope = gradient.reshape(len(rows), -1)
         of_x = (slope @ weight).view(ctx.shape) if ctx.needs_input_grad[0] else None
         of_weight = slope.mT @ rows if ctx.needs_input_grad[1] else None
@@ -118,5 +120,6 @@ class _Activation(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, None, None]:
-        (x,), (gradient,) = ctx.saved_tensors, grad_outputs
+        (x,) = ctx.saved_tensors
+        (gradient,) = grad_outputs
         return ctx.own_backward(gradient, x), None, None

@@ -44,5 +44,6 @@ class _MeanSquares(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Tensor:
-        (x,), (gradient,) = ctx.saved_tensors, grad_outputs
+        (x,) = ctx.saved_tensors
+        (gradient,) = grad_outputs
         return gradient * x * (2.0 / x.shape[-1])

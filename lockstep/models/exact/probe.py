@@ -98,8 +98,10 @@ def _list_trials(
     if adapters is not None:
         with torch.device("meta"):
             adapt(lm, adapters)
-    text, fused = config.get_text_config(), runs_fused(torch.empty(1, device=device))
-    hidden, vocabulary = int(text.hidden_size), int(text.vocab_size)
+    text = config.get_text_config()
+    fused = runs_fused(torch.empty(1, device=device))
+    hidden = int(text.hidden_size)
+    vocabulary = int(text.vocab_size)
     for module in lm.modules():
         if fused or module is not lm.get_output_embeddings():
             for size, columns, kind, turned in _maps(module, dtype):
@@ -107,11 +109,9 @@ def _list_trials(
                     f"a product of {size} by {columns} in {kind}{', transposed,' if turned else ''}"
                 )
                 yield name, partial(_try_map, size, columns, kind, turned, device)
-    heads, groups, size = (
-        text.num_attention_heads,
-        text.num_key_value_heads or text.num_attention_heads,
-        head_size(text),
-    )
+    heads = text.num_attention_heads
+    groups = text.num_key_value_heads or text.num_attention_heads
+    size = head_size(text)
     name = f"attention of {heads} heads on {groups} of {size} numbers"
     yield name, partial(_try_attention, heads, groups, size, device)
     if fused:
@@ -165,7 +165,8 @@ def _draw_cancelling(
 
     With other numbers, bf16 rounds the difference away in all but 1 element of some 40,000.
     """
-    half, draw = -(-size // 2), torch.Generator().manual_seed(rows + columns + size)
+    half = -(-size // 2)
+    draw = torch.Generator().manual_seed(rows + columns + size)
     x, weight = (
         torch.randn(n, half, generator=draw)
         * torch.randint(-6, 7, (n, half), generator=draw).exp2()
@@ -183,9 +184,11 @@ def _try_map(
     """Tries batches that repeat a few rows, on one thread and on all, against each of them
     alone.
     """
-    repeats, times = -(-columns // _DRAWN), -(-_SIZES[-1] // ROWS)
+    repeats = -(-columns // _DRAWN)
+    times = -(-_SIZES[-1] // ROWS)
     x, weight = _draw_cancelling(ROWS, min(columns, _DRAWN), size, dtype)
-    x, weight = x.to(device), weight.repeat(repeats, 1)[:columns].to(device)
+    x = x.to(device)
+    weight = weight.repeat(repeats, 1)[:columns].to(device)
     weight = weight.mT.contiguous().mT if turned else weight
     with use_threads(1):
         few = torch.cat([product(row, weight) for row in x.split(1)]).repeat(times, 1)
@@ -209,7 +212,8 @@ def _try_head(size: int, vocabulary: int, dtype: torch.dtype) -> bool:
 
 def _try_attention(heads: int, groups: int, size: int, device: torch.device) -> bool:
     """Tries some queries alone, as while decoding, and among all."""
-    kernel, scaling = Blockwise(), size**-0.5
+    kernel = Blockwise()
+    scaling = size**-0.5
     q, k, v = (
         _random(2, number, _LENGTH, size, device=device) for number in (heads, groups, groups)
     )
@@ -228,7 +232,8 @@ def _try_attention(heads: int, groups: int, size: int, device: torch.device) -> 
 
 def _try_norm(size: int, dtype: torch.dtype, device: torch.device) -> bool:
     """Tries an RMS norm on a GPU: batches at the beginning and at the end of the largest."""
-    weight, x = _random(size, device=device), _random(_SIZES[-1], size, device=device, dtype=dtype)
+    weight = _random(size, device=device)
+    x = _random(_SIZES[-1], size, device=device, dtype=dtype)
     whole = rms_norm(x, weight, 1e-6)
     parts = [rows for size in _SIZES for rows in (slice(0, size), slice(-size, None))]
     return all(torch.equal(rms_norm(x[rows], weight, 1e-6), whole[rows]) for rows in parts)

@@ -30,7 +30,8 @@ from lockstep.data.notes import note
 from lockstep.models.families.known import is_known
 from lockstep.system.guarded_imports import is_trusted
 
-_CONFIG, _MODEL = "AutoConfig", "AutoModelForCausalLM"
+_CONFIG = "AutoConfig"
+_MODEL = "AutoModelForCausalLM"
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ def list_own_files(folder: Path, fields: Mapping[str, Any]) -> list[Path]:
     Raises:
         InputError: It names code that is not there.
     """
-    kind, places = fields.get("model_type"), fields.get("auto_map")
+    kind = fields.get("model_type")
+    places = fields.get("auto_map")
     if not isinstance(places, dict) or _is_of_transformers(kind):
         return []
     todo = [_module_of(folder, place) for place in (places.get(_CONFIG), places.get(_MODEL))]
@@ -184,10 +186,8 @@ def _list_neighbors(file: Path) -> list[str]:
 
 
 def _register(folder: Path, kind: str, package: str, places: Mapping[str, str]) -> None:
-    config, model = (
-        _find_class(folder, package, places[_CONFIG]),
-        _find_class(folder, package, places[_MODEL]),
-    )
+    config = _find_class(folder, package, places[_CONFIG])
+    model = _find_class(folder, package, places[_MODEL])
     if not issubclass(config, PreTrainedConfig) or config.model_type != kind:
         raise InputError(
             f"{folder}: {places[_CONFIG]} has to be a PreTrainedConfig with model_type = {kind!r}"

@@ -261,7 +261,8 @@ def _read_verified(folder: Path, step: int) -> dict[str, Any]:
         raise _DamagedError(f"its {_MANIFEST} is that of another program")
     if manifest.get("step") != step:
         raise _DamagedError(f"its {_MANIFEST} is that of step {manifest.get('step')}")
-    sums, found = manifest["files"], set(_files(folder)) - {_MANIFEST}
+    sums = manifest["files"]
+    found = set(_files(folder)) - {_MANIFEST}
     if found != set(sums):
         raise _DamagedError(
             f"files are missing or were added: {', '.join(sorted(found ^ set(sums)))}"

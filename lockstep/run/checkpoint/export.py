@@ -60,7 +60,8 @@ def export(
         raise InputError(f"{out} is there already; name a folder that is not")
     loaded = load_run(run)
     recipe = loaded.expect(Algorithm)
-    lora, trained = recipe.learner.lora, recipe.models[0]
+    lora = recipe.learner.lora
+    trained = recipe.models[0]
     if adapter and lora is None:
         raise InputError(
             f"{run} learned all weights, since its recipe has no learner.lora; leave --adapter out"
@@ -97,7 +98,8 @@ def export(
 
 def _first_model(loaded: Loaded, run: Path) -> Path:
     """The folder of the weights that a run began with."""
-    first, path = loaded.warm_start, fetch_names(loaded).training.model.path
+    first = loaded.warm_start
+    path = fetch_names(loaded).training.model.path
     if first is not None:
         return first.run_folder / "final"
     return run / FRAME if path is None else Path(path)
@@ -109,7 +111,8 @@ def _merge_weights(
     """The weights with adapters merged, as a weight sync sends them, by their names in the model's
     files.
     """
-    recipe, identity = loaded.training, found.state["identity"]
+    recipe = loaded.training
+    identity = found.state["identity"]
     then = {name: identity[name] for name in identity if name.startswith("model.")}
     changed = differences(then, model_files(require_folder(base)))
     if changed:

@@ -41,7 +41,8 @@ class Saver:
     """
 
     def __init__(self, checkpoints: Checkpoints, learners: Mapping[str, Checkpointable]) -> None:
-        self._checkpoints, self._learners = checkpoints, learners
+        self._checkpoints = checkpoints
+        self._learners = learners
         self.begun: Begun | None = None
         self._sealing: threading.Thread | None = None
         self._error: Exception | None = None
@@ -77,7 +78,8 @@ class Saver:
         if self._sealing.is_alive():
             return
         self.begun = self._sealing = None
-        error, self._error = self._error, None
+        error = self._error
+        self._error = None
         if error is not None:
             raise error
 

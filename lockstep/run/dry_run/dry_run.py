@@ -171,7 +171,8 @@ def _course(recipe: Common, job: Job) -> str:
 
 def _device(recipe: Algorithm, found: Findings) -> None:
     learner = recipe.learner
-    device, ranks = resolve_device(learner.device), learner.parallel.ranks
+    device = resolve_device(learner.device)
+    ranks = learner.parallel.ranks
     own = {role.name: role.learner for role in recipe.own_layouts}
     layouts = f"{ranks} ranks: {describe_layouts(learner, own)}" if ranks > 1 else "1 rank"
     found.say("device", f"{device}, {learner.dtype}, {layouts}")
@@ -255,7 +256,8 @@ def _of_folder(folder: Path, weights: bool = True) -> _Model:
     """Builds a model from its configuration, without weights, and checks its weight files against
     it.
     """
-    source, network = open_source(folder), skeleton(read_config(folder), str(folder))
+    source = open_source(folder)
+    network = skeleton(read_config(folder), str(folder))
     if weights and not are_on_hub(folder):
         check_weights(folder, network)
         require_finite(folder)

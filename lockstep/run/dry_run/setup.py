@@ -167,7 +167,8 @@ class DrySetup(LiveSetup):
         """
         if section.judge is not None:
             self._check_judge(section.judge, f"{key}.judge")
-        first, field = rows.first(_ANSWERS), section.verifier or ""
+        first = rows.first(_ANSWERS)
+        field = section.verifier or ""
         if section.type == "by_row":
             first = [prompt for prompt in first if read_field(prompt.row, field) == "math"]
         if section.type in ("math", "by_row") and first:

@@ -35,7 +35,8 @@ def adopt(loaded: Loaded, changed: Sequence[str]) -> None:
         changed: The lines of `find_changed_options`.
     """
     folder = loaded.run_folder
-    old, recipe = folder / ".final-before", folder / "recipe.yaml"
+    old = folder / ".final-before"
+    recipe = folder / "recipe.yaml"
     if changed and (folder / "final").exists():
         shutil.rmtree(old, ignore_errors=True)
         (folder / "final").rename(old)
@@ -58,7 +59,8 @@ def find_changed_options(loaded: Loaded, allow_changes: bool) -> list[str]:
     Raises:
         ChangedError: If some differ and that is not allowed; another initial model never is.
     """
-    folder, recipe = loaded.run_folder, loaded.run_folder / "recipe.yaml"
+    folder = loaded.run_folder
+    recipe = loaded.run_folder / "recipe.yaml"
     if not recipe.exists() or is_current(loaded):
         return []
     changed = differences(recipe_identity(load_run(folder)), recipe_identity(loaded))

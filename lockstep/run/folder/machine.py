@@ -47,9 +47,11 @@ def as_noted(loaded: Loaded, folder: Path) -> Iterator[None]:
 
     The caller holds the folder's lock.
     """
-    file, now = folder / ENVIRONMENT, {"recipe": loaded.name, **describe_machine()}
+    file = folder / ENVIRONMENT
+    now = {"recipe": loaded.name, **describe_machine()}
     write_once(file, json.dumps(now, indent=2) + "\n")
-    noted, usual = read_environment(folder), torch.get_num_threads()
+    noted = read_environment(folder)
+    usual = torch.get_num_threads()
     threads = int(noted.get("threads", usual))
     if threads != usual:
         print_text(

@@ -39,7 +39,8 @@ class WandBView(View):
     """Metrics and timings as history, samples as tables, recipe and environment as config."""
 
     def __init__(self, section: WandB, facts: Facts) -> None:
-        self._section, self._facts = section, facts
+        self._section = section
+        self._facts = facts
         self._folder = facts.folder / "wandb"
         if section.is_online and not _has_login():
             raise InputError(

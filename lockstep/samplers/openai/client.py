@@ -47,7 +47,8 @@ class OpenAIClient:
             options.max_retries,
         )
         self._server = JsonServer(address, timeout_s, note)
-        self._options, self._note = options, note
+        self._options = options
+        self._note = note
         self._model = self._ask_model()
         self._dialect = self._find_dialect()
 

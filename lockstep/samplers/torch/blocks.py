@@ -73,7 +73,8 @@ class Blocks:
         """Finds cached blocks of the longest prefix of some tokens, without the last, whose logits
         are needed.
         """
-        content, found = _ROOT, list[int]()
+        content = _ROOT
+        found = list[int]()
         for start in range(0, (len(tokens) - 1) // BLOCK * BLOCK, BLOCK):
             entry = self._contents.get((content, tokens[start : start + BLOCK]))
             if entry is None:

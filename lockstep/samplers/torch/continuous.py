@@ -55,15 +55,18 @@ class Growing:
         """Attention of one new token of each row [R, H, D]; returns one tensor per arena, and zeros
         for the padding.
         """
-        out, start = list[Tensor](), 0
+        out = list[Tensor]()
+        start = 0
         masks = self._mask(kernel, window)
         for (arena, row, position), width, mask in zip(
             self._parts, self._widths, masks, strict=True
         ):
             some = slice(start, start := start + len(row))
             keys, values = arena.layers[layer]
-            keys[row, :, position], values[row, :, position] = key[some], value[some]
-            k, v = keys[: len(row), :, :width], values[: len(row), :, :width]
+            keys[row, :, position] = key[some]
+            values[row, :, position] = value[some]
+            k = keys[: len(row), :, :width]
+            v = values[: len(row), :, :width]
             out.append(kernel.newest(query[some], k, v, mask, scaling))
         return [*out, query.new_zeros(self.filling, *query.shape[1:])] if self.filling else out
 
@@ -116,7 +119,8 @@ class Continued:
     ) -> Tensor:
         """Attention of new tokens to those before them, known or new [N, H, D]."""
         key, value = pool.read(layer, self.blocks)
-        width, place = key.shape[2] - self.first, self.position - self.first
+        width = key.shape[2] - self.first
+        place = self.position - self.first
         grid = query_NHD.new_zeros(len(self.blocks), width, *query_NHD.shape[1:])
         grid[self.row, place] = query_NHD
         out = kernel.causal(grid.transpose(1, 2), key, value, scaling, window)
@@ -186,12 +190,10 @@ class Continuous(Layout):
     def __init__(
         self, pool: Pool, running: int, growing: Growing | None, beginning: Beginning | None
     ) -> None:
-        self._pool, self._running, self._growing, self._beginning = (
-            pool,
-            running,
-            growing,
-            beginning,
-        )
+        self._pool = pool
+        self._running = running
+        self._growing = growing
+        self._beginning = beginning
 
     def attend(
         self,

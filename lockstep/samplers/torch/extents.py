@@ -140,7 +140,8 @@ class Extents:
         """Moves the rows at some places of an arena to the next one."""
         room = self.room(arena.room + 1)
         larger = self._arenas.setdefault(room, Arena(room))
-        rows, of = [arena.rows[place] for place in places], torch.tensor(places)
+        rows = [arena.rows[place] for place in places]
+        of = torch.tensor(places)
         to = larger.append(rows)
         for layer, (keys, values) in arena.layers.items():
             larger.write(layer, to, keys[of], values[of])
@@ -151,7 +152,8 @@ class Extents:
         have it already.
         """
         arena = next(arena for arena in self._arenas.values() if row in arena.rows)
-        place, tokens = arena.rows.index(row), slice(BLOCK * known, BLOCK * len(blocks))
+        place = arena.rows.index(row)
+        tokens = slice(BLOCK * known, BLOCK * len(blocks))
         block_RB = torch.tensor([blocks[known:]], dtype=torch.int64, device=pool.device)
         for layer, (keys, values) in arena.layers.items() if len(blocks) > known else ():
             pool.save(layer, block_RB, keys[place, None, :, tokens], values[place, None, :, tokens])

@@ -42,7 +42,8 @@ class ModelSampler(ABC):
     dtype = torch.float32
 
     def __init__(self, lm: PreTrainedModel, max_batch_size: int, dtype: DType = "fp32") -> None:
-        self._lm, self._max_batch_size = lm, max_batch_size
+        self._lm = lm
+        self._max_batch_size = max_batch_size
         self._type: DType = dtype
         self._context = context_of(lm.config)
         self.version: int | None = None
@@ -69,7 +70,8 @@ class ModelSampler(ABC):
         """See `samplers.base.Sampler`; a pass has at most as many rows and tokens as one that
         generates.
         """
-        head, bare = LogitsHead(self._lm), replace(batch, sampling=None, entropy=False)
+        head = LogitsHead(self._lm)
+        bare = replace(batch, sampling=None, entropy=False)
         scores = list[Tensor]()
         with self._autocast():
             for rows in cut_rows(batch.lengths.tolist(), self._max_batch_size, PASS_TOKENS):
@@ -152,7 +154,8 @@ class ModelSampler(ABC):
         cure = "lower the learning rate, or look at the model's weights"
         if TORCH_TYPES[self._type] == torch.float16:
             cure = OVERFLOW
-        folder, prompt = self._lm.config.name_or_path or "memory", len(requests[row].tokens)
+        folder = self._lm.config.name_or_path or "memory"
+        prompt = len(requests[row].tokens)
         return NotFiniteError(
             f"the model in {folder}, {weights}, gives logits that are not finite for token "
             f"{token + 1} of the response "

@@ -23,11 +23,14 @@ def cut_rows(lengths: Sequence[int], rows: int, tokens: int) -> list[range]:
     """Cuts rows, in their order, into passes of at most `rows` rows and `tokens` tokens; a longer
     row has its own.
     """
-    passes, start, held = list[range](), 0, 0
+    passes = list[range]()
+    start = 0
+    held = 0
     for row, length in enumerate(lengths):
         if row > start and (row == start + rows or held + length > tokens):
             passes.append(range(start, row))
-            start, held = row, 0
+            start = row
+            held = 0
         held += length
     return [*passes, range(start, len(lengths))]
 
@@ -44,10 +47,8 @@ class Tokens:
 
     def join(self, others: Tokens) -> Tokens:
         """These tokens, followed by others."""
-        token, position = (
-            torch.cat([self.token, others.token]),
-            torch.cat([self.position, others.position]),
-        )
+        token = torch.cat([self.token, others.token])
+        position = torch.cat([self.position, others.position])
         return Tokens(token, position, torch.cat([self.keep, others.keep + len(self.token)]))
 
 
@@ -74,7 +75,8 @@ def take_prompts(
     tokens = Tokens(
         flat.to(device), position_N.to(device), (new.starts + new.lengths - 1).to(device)
     )
-    whole, num_whole = int((known_P == 0).sum()), int(length_P[known_P == 0].sum())
+    whole = int((known_P == 0).sum())
+    num_whole = int(length_P[known_P == 0].sum())
     packed = (
         Packed.of(Batch(tokens.token[:num_whole], length_P[:whole]), multiple) if whole else None
     )

@@ -23,7 +23,8 @@ class NotFinite(Exception):
 
     def __init__(self, number: int, token: int) -> None:
         super().__init__(number, token)
-        self.number, self.token = number, token
+        self.number = number
+        self.token = token
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,8 @@ class Places:
     """
 
     def __init__(self, count: int, device: torch.device) -> None:
-        self.count, self._device = count, device
+        self.count = count
+        self._device = device
         self.token_S, self.filled_S, self.made_S, self.room_S, self._key_S = self._zeros(
             5, count
         ).unbind()
@@ -152,10 +154,8 @@ class Places:
         place = self._ints([row.place for row in rows])
         made = self.made_S[place].tolist()
         most = max(made)
-        tokens, logprobs = (
-            self._token_SK[place, :most].tolist(),
-            self._logprob_SK[place, :most].tolist(),
-        )
+        tokens = self._token_SK[place, :most].tolist()
+        logprobs = self._logprob_SK[place, :most].tolist()
         columns = zip(tokens, logprobs, made, stopped, strict=True)
         return [Response(some[:length], own[:length], end) for some, own, length, end in columns]
 

@@ -86,11 +86,13 @@ class TorchSampler(ModelSampler):
 
     def wake(self) -> None:
         """Starts an empty prefix cache."""
-        self._awake, self._scheduler = True, None
+        self._awake = True
+        self._scheduler = None
 
     def sleep(self) -> None:
         """Frees all blocks."""
-        self._awake, self._scheduler = False, None
+        self._awake = False
+        self._scheduler = None
         empty_cache(self._lm.device)
 
     def _open(self) -> Scheduler:
@@ -98,7 +100,8 @@ class TorchSampler(ModelSampler):
         calls.
         """
         if self._scheduler is None or not self._awake:
-            device, exact = self._lm.device, is_exact(self._lm)
+            device = self._lm.device
+            exact = is_exact(self._lm)
             most = (
                 None
                 if self._cache_bytes is None

@@ -71,8 +71,11 @@ class Scheduler:
         most_tokens: int | None = None,
         folder: str = "",
     ) -> None:
-        self._forward, self._context, self._device = forward, context, device
-        self._exact, self._most_tokens = exact, most_tokens
+        self._forward = forward
+        self._context = context
+        self._device = device
+        self._exact = exact
+        self._most_tokens = most_tokens
         self._folder = folder
         self._blocks, self._pool, self._extents = Blocks(), Pool(device), Extents(context)
         self._places, self._free = Places(places, device), list(range(places))[::-1]
@@ -93,7 +96,8 @@ class Scheduler:
     def submit(self, request: Request, sampling: SamplingParams) -> int:
         """Queues a request. Returns its number."""
         room = min(sampling.max_tokens, self._context - len(request.tokens))
-        prompt, empty = self._await(request.tokens), Response([], [], False)
+        prompt = self._await(request.tokens)
+        empty = Response([], [], False)
         self._waiting.append(Row(next(self._numbers), request, sampling, room, prompt, empty))
         return self._waiting[-1].number
 
@@ -115,7 +119,8 @@ class Scheduler:
         """
         self._move_outgrown()
         new, prompts = self._admit()
-        logits_MV, running = self._compute(prompts), len(self._rows)
+        logits_MV = self._compute(prompts)
+        running = len(self._rows)
         begun = [row.prompt for row in new]
         logits_MV = self._find_logits(logits_MV, running, prompts, begun)
         if new:
@@ -194,7 +199,10 @@ class Scheduler:
 
         Returns these rows, and the prompts that the next pass has to compute.
         """
-        new, prompts, tokens, room = list[Row](), list[SharedPrompt](), 0, 0
+        new = list[Row]()
+        prompts = list[SharedPrompt]()
+        tokens = 0
+        room = 0
         self._blocks.keep = max(self._blocks.keep, self._extents.taken // BLOCK)
         while self._waiting and self._free:
             prompt = self._waiting[0].prompt
@@ -222,7 +230,8 @@ class Scheduler:
 
         Returns logits of running rows, then of prompts; None if there are neither.
         """
-        running, multiple = len(self._rows), BLOCK if self._exact else 1
+        running = len(self._rows)
+        multiple = BLOCK if self._exact else 1
         if not running and not prompts:
             return None
         prompts.sort(key=lambda prompt: prompt.known > 0)
@@ -241,7 +250,8 @@ class Scheduler:
         self._places.filled_S[self._place_R] += 1
         for arena in self._extents.arenas:
             arena.filled += 1
-        self.passes, self.computed = self.passes + 1, self.computed + running + new
+        self.passes = self.passes + 1
+        self.computed = self.computed + running + new
         return logits_MV
 
     def _find_logits(
@@ -274,10 +284,12 @@ class Scheduler:
 
     def _take_newest(self, filling: int) -> Tokens:
         """The newest token of each running row, and `filling` padding tokens."""
-        token, position = self._places.token_S[self._place_R], self._places.filled_S[self._place_R]
+        token = self._places.token_S[self._place_R]
+        position = self._places.filled_S[self._place_R]
         keep = torch.arange(len(self._rows), device=self._device)
         if filling:
-            token, position = F.pad(token, (0, filling)), F.pad(position, (0, filling))
+            token = F.pad(token, (0, filling))
+            position = F.pad(position, (0, filling))
         return Tokens(token, position, keep)
 
     def _begin(self, rows: Sequence[Row], columns: int) -> None:
@@ -303,7 +315,8 @@ class Scheduler:
 
         Returns whether there were any.
         """
-        places, place_R = self._places, self._place_R
+        places = self._places
+        place_R = self._place_R
         token_R, logprob_R, stopped_R = self._draw(logits_RV, places.uniforms(place_R))
         places.append(place_R, token_R, logprob_R)
         if self._seen is not None:
@@ -329,10 +342,8 @@ class Scheduler:
         samplings = list({id(row.sampling): row.sampling for row in self._rows}.values())
         if len(samplings) == 1:
             return self._draw_alike(logits_RV, uniform_R, self._place_R, samplings[0])
-        token_R, logprob_R = (
-            torch.zeros_like(self._place_R),
-            torch.zeros_like(uniform_R, dtype=torch.float32),
-        )
+        token_R = torch.zeros_like(self._place_R)
+        logprob_R = torch.zeros_like(uniform_R, dtype=torch.float32)
         stopped_R = torch.zeros_like(token_R, dtype=torch.bool)
         for sampling in samplings:
             rows = self._ints(
@@ -365,7 +376,8 @@ class Scheduler:
         if not stops:
             return stopped_R
         strings = {index: open_stop_strings(self._folder, some) for index, some in stops.items()}
-        rows, window = list(strings), max(some.window for some in strings.values())
+        rows = list(strings)
+        window = max(some.window for some in strings.values())
         newest = zip(
             strings.values(),
             self._places.newest(self._place_R[self._ints(rows)], window),

@@ -29,7 +29,8 @@ class Seen:
     def begin(self, place: int, prompt: Sequence[int], response: Sequence[int] = ()) -> None:
         """Puts a row into its place, with its response so far."""
         device = self._any_SV.device
-        self._any_SV[place], self._times_SV[place] = False, 0
+        self._any_SV[place] = False
+        self._times_SV[place] = 0
         self._any_SV[place, torch.tensor([*prompt, *response], device=device)] = True
         made = torch.tensor(response, dtype=torch.int64, device=device)
         self._times_SV[place] += torch.bincount(made, minlength=self._times_SV.shape[1]).int()

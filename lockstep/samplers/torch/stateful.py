@@ -80,7 +80,9 @@ class StatefulTorchSampler(ModelSampler):
 
         Returns tokens and log-probabilities [B, K], lengths [B], and stopped rows [B].
         """
-        device, rows, start = self._lm.device, len(requests), len(requests[0].tokens)
+        device = self._lm.device
+        rows = len(requests)
+        start = len(requests[0].tokens)
         most = min(sampling.max_tokens, self._context - start)
         known = {_find_keyword(self._lm): DynamicCache(config=self._lm.config)}
         tokens_BK = torch.zeros(rows, most, dtype=torch.int64, device=device)
@@ -99,7 +101,8 @@ class StatefulTorchSampler(ModelSampler):
         for k in range(most):
             shaped = logits if seen is None else penalize(logits, seen.earlier(every_B), sampling)
             token, logprob = draw(shaped, uniform_BK[:, k], sampling)
-            tokens_BK[:, k], logprob_BK[:, k] = token, logprob
+            tokens_BK[:, k] = token
+            logprob_BK[:, k] = logprob
             if seen is not None:
                 seen.append(every_B, token)
             running = ~stopped_B

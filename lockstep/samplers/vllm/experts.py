@@ -51,7 +51,8 @@ def find_packing(layer: nn.Module, parameter: str) -> Pack | None:
         return None
     if (kernel := _kernel_for_cpus(layer)) is not None:
         return _packing_of(kernel)
-    backend, config = method.unquantized_backend, layer.moe_config
+    backend = method.unquantized_backend
+    config = layer.moe_config
     if backend in _AS_LOADED or backend is UnquantizedMoeBackend.CPU:
         return None
     if backend in _REORDERED:
@@ -130,7 +131,8 @@ def _find_places(pack: Pack, parameter: str, shape: tuple[int, ...], held: Tenso
     `held`.
     """
     _, rows, columns = shape
-    place, scale = torch.arange(rows * columns, device=held.device), 1
+    place = torch.arange(rows * columns, device=held.device)
+    scale = 1
     found = torch.ones((), dtype=torch.int64, device=held.device)
     while scale < rows * columns:
         digit = (place // scale % _DIGITS + 1).to(held.dtype).view(1, rows, columns)

@@ -18,7 +18,8 @@ NARROWEST = 32
 
 def widen_narrow_heads() -> None:
     """Makes vLLM's attention layers take heads of any width, in this process."""
-    plain_init, plain_forward = Attention.__init__, Attention.forward
+    plain_init = Attention.__init__
+    plain_forward = Attention.forward
 
     @wraps(plain_init)
     def init(self: Any, num_heads: int, head_size: int, *args: Any, **keywords: Any) -> None:
@@ -41,7 +42,8 @@ def widen_narrow_heads() -> None:
             1
         )
 
-    Attention.__init__, Attention.forward = init, forward
+    Attention.__init__ = init
+    Attention.forward = forward
 
 
 def _widen_heads(tensor_NHD: Tensor, width: int) -> Tensor:

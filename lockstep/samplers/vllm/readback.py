@@ -72,7 +72,8 @@ class Readable:
         columns = pick_columns(self.shape[1])
         whole = torch.empty(self.shape[0], len(columns), dtype=self.dtype)
         for landing in self.landings:
-            rows, start = landing.source.size[0], landing.source.offset // self.shape[1]
+            rows = landing.source.size[0]
+            start = landing.source.offset // self.shape[1]
             first = landing.target.offset // landing.shape[1]
             whole[start : start + rows] = _columns(landing, columns)[first : first + rows]
         return fingerprint(whole)
@@ -125,7 +126,8 @@ def readable(
 def find_tied_names(network: PreTrainedModel) -> dict[str, str]:
     """Maps the name of a tied head, which is not sent, to the embedding's; empty without one."""
     names = {id(module): name for name, module in network.named_modules()}
-    head, embedding = network.get_output_embeddings(), network.get_input_embeddings()
+    head = network.get_output_embeddings()
+    embedding = network.get_input_embeddings()
     if head is None or head.weight is not embedding.weight:
         return {}
     return {f"{names[id(head)]}.weight": f"{names[id(embedding)]}.weight"}
@@ -157,7 +159,8 @@ def _prove(
     """The fields `landings` and `own` of `Readable`; raises InputError if the tensor cannot be read
     back.
     """
-    places, rank = landings.of[name], get_tp_group().rank_in_group
+    places = landings.of[name]
+    rank = get_tp_group().rank_in_group
     is_cut = any(set(share[name]) != set(shares[0][name]) for share in shares)
     stretches = (
         {stretch for share in shares for stretch in share[name]}
@@ -190,7 +193,8 @@ def _read_tied_head(
     heads = [layer for layer in model.modules() if isinstance(layer, ParallelLMHead)]
     for name, other in find_tied_names(network).items():
         for head in heads:
-            whole, own = sent[other].landings, sent[other].own
+            whole = sent[other].landings
+            own = sent[other].own
             places = tuple(replace(place, layer=head) for place in whole)
             owned = None if own is None else tuple(replace(place, layer=head) for place in own)
             yield replace(sent[other], name=name, landings=places, own=owned)

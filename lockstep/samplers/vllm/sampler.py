@@ -72,13 +72,15 @@ class VLLMSampler:
                 "packages stand in its way"
             ) from error
 
-        self._takes_turns, self._without_cache = section.takes_turns, False
+        self._takes_turns = section.takes_turns
+        self._without_cache = False
         self._drops_weights = (
             section.gets_weights
         )  # those of the folder, too: a copy in host memory would be dropped
         self._limit, context = section.context_limit, context_of(read_config(model))
         self._context = min(context, self._limit or context)
-        self._model, self._version = model, 0
+        self._model = model
+        self._version = 0
         self._requests = 0
         self._cached: dict[int, int] = {}
         chosen = engine_arguments(section, computation, self._context, torch.cuda.is_available())
@@ -165,7 +167,8 @@ class VLLMSampler:
 
     def take_prefix_hits(self) -> list[int]:
         """Prompt tokens that were found in the prefix cache, by request since the last call."""
-        cached, self._cached = self._cached, {}
+        cached = self._cached
+        self._cached = {}
         return [cached[number] for number in sorted(cached)]
 
     def settings(self) -> dict[str, Any]:
@@ -242,7 +245,8 @@ class VLLMSampler:
         Returns:
             Outputs of responses that have ended.
         """
-        strings, ended = open_stop_strings(self._model, stop), list[Any]()
+        strings = open_stop_strings(self._model, stop)
+        ended = list[Any]()
         for output in outputs:
             (response,) = output.outputs
             end = strings.find_end(response.token_ids, read[output.request_id])
@@ -250,10 +254,8 @@ class VLLMSampler:
             if end is not None:
                 if not output.finished:
                     self._engine.abort_request([output.request_id])
-                response.token_ids, response.logprobs = (
-                    response.token_ids[:end],
-                    response.logprobs[:end],
-                )
+                response.token_ids = response.token_ids[:end]
+                response.logprobs = response.logprobs[:end]
                 response.finish_reason = "stop"
             if end is not None or output.finished:
                 ended.append(output)

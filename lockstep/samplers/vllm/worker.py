@@ -68,7 +68,8 @@ class WeightReceiver:
 
         Returns the fields of an `Attestation` that only this process knows, as JSON.
         """
-        model, config = self._model, self.vllm_config.model_config
+        model = self._model
+        config = self.vllm_config.model_config
         with set_current_vllm_config(self.vllm_config), torch.device(self.device):
             finalize_layerwise_reload(model, config)
             self._experts.restore()

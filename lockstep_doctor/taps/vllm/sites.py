@@ -135,7 +135,8 @@ def _of_module(
     path: str, module: nn.Module, network: nn.Module, named: Mapping[tuple[str, End], CutPoint]
 ) -> Iterator[Site]:
     """The sites of a module that has the same name in both models."""
-    start, cut = named.get((path, "in")), named.get((path, "out"))
+    start = named.get((path, "in"))
+    cut = named.get((path, "out"))
     if path == "lm_head" or type(module).__name__.endswith("AndMul"):
         return  # it is not called as a module; it is an activation with the product behind it
     if start is not None:

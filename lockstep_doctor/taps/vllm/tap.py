@@ -25,7 +25,8 @@ from lockstep_doctor.operators import Frame, Operator, OperatorTrace
 from lockstep_doctor.taps.computation import computation_of
 
 _CACHE_GIB = 0.1
-_SMALLEST_BLOCK, _MOST_GROUPS = 16, 4
+_SMALLEST_BLOCK = 16
+_MOST_GROUPS = 4
 
 
 class TappedSampler(VLLMSampler):

@@ -67,7 +67,9 @@ class RollingPass(Pass):
         end: CutPoint,
     ):
         super().__init__(forced, recorder, None, end)
-        self._rolling, self._from, self._end_cut = recorder, start, end
+        self._rolling = recorder
+        self._from = start
+        self._end_cut = end
         self._is_fixed = False
 
     def come_to(self, cuts: Sequence[CutPoint]) -> None:

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from lockstep_logprobs.fused.lanes import finite_base, launch
 
-_ROWS, _KEYS = 32, 32
+_ROWS = 32
+_KEYS = 32
 """Queries of a program, padded to this number, and keys of a block."""
 
 
@@ -36,7 +37,8 @@ def attend(
         fp32 [rows, T, heads, size].
     """
     rows, heads, queries, size = query.shape
-    groups, keys = key.shape[1], key.shape[2]
+    groups = key.shape[1]
+    keys = key.shape[2]
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
     out = query.new_empty(rows, queries, heads, size)
     if out.numel():
@@ -75,21 +77,25 @@ def _attend(
     KEYS: tl.constexpr,
     SIZE: tl.constexpr,
 ):
-    row, head = (tl.program_id(1) // heads).to(tl.int64), (tl.program_id(1) % heads).to(tl.int64)
+    row = (tl.program_id(1) // heads).to(tl.int64)
+    head = (tl.program_id(1) % heads).to(tl.int64)
     begin = tl.program_id(0) * ROWS
-    t, d = (begin + tl.arange(0, ROWS)).to(tl.int64), tl.arange(0, SIZE)
+    t = (begin + tl.arange(0, ROWS)).to(tl.int64)
+    d = tl.arange(0, SIZE)
     query += row * query_row + head * query_head
     key += row * key_row + head // shared * key_head
     value += row * value_row + head // shared * value_head
     here = (t < queries)[:, None] & (d < size)[None, :]
     q = tl.load(query + t[:, None] * query_token + d[None, :], mask=here, other=0.0) * scaling
     position = keys - queries + t
-    first, last = 0, keys
+    first = 0
+    last = keys
     if mask is None:
         first = tl.maximum(0, keys - queries + begin - window + 1) // KEYS * KEYS
         last = tl.minimum(keys, keys - queries + begin + ROWS)
     highest = tl.full((ROWS,), -float("inf"), tl.float32)
-    total, acc = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS, SIZE), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    acc = tl.zeros((ROWS, SIZE), tl.float32)
     for start in range(first, last, KEYS):
         c = (start + tl.arange(0, KEYS)).to(tl.int64)
         there = (c < keys)[:, None] & (d < size)[None, :]
@@ -104,7 +110,8 @@ def _attend(
         score = tl.where(seen & (c < keys)[None, :], score, -float("inf"))
         higher = tl.maximum(highest, tl.max(score, 1))
         base = finite_base(higher)
-        weight, shrink = tl.exp(score - base[:, None]), tl.exp(highest - base)
+        weight = tl.exp(score - base[:, None])
+        shrink = tl.exp(highest - base)
         total = shrink * total + tl.sum(weight, 1)
         v = tl.load(value + c[:, None] * value_token + d[None, :], mask=there, other=0.0)
         acc = tl.dot(weight, v, acc * shrink[:, None], input_precision="ieee")

@@ -14,18 +14,21 @@ from torch import Tensor
 from lockstep_logprobs.fused.lanes import add_lanes, launch
 from lockstep_logprobs.fused.rows import with_adjacent_columns
 
-_ROWS, _COLUMNS = 64, 128
+_ROWS = 64
+_COLUMNS = 128
 """A tile of results, however few rows there are."""
 
 _BYTES = 128
 """Bytes of a row that are multiplied at once."""
 
-_TILE, _HALVINGS = 1024, 10
+_TILE = 1024
+_HALVINGS = 10
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x · weightᵀ + bias, from [M, D] and [C, D] of one type; added in fp32 and rounded once."""
-    rows, weights = with_adjacent_columns(x), with_adjacent_columns(weight)
+    rows = with_adjacent_columns(x)
+    weights = with_adjacent_columns(weight)
     out = x.new_empty(len(x), len(weight))
     sizes = len(x), len(weight), x.shape[1], rows.stride(0), weights.stride(0)
     if out.numel():
@@ -62,7 +65,8 @@ def _multiply(
 ):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
-    here, there = (row < rows)[:, None], (column < columns)[:, None]
+    here = (row < rows)[:, None]
+    there = (column < columns)[:, None]
     z = tl.zeros((ROWS, COLUMNS), tl.float32)
     for first in range(0, depth, DEPTH):
         d = first + tl.arange(0, DEPTH)
@@ -81,7 +85,8 @@ def _multiply(
 
 def mean_squares(x: Tensor) -> Tensor:
     """The mean of the squares of each row, fp32 [M], from [M, D]."""
-    rows, out = with_adjacent_columns(x), x.new_empty(len(x))
+    rows = with_adjacent_columns(x)
+    out = x.new_empty(len(x))
     if len(x):
         launch(_mean_squares, (len(x),), rows, out, x.shape[1], rows.stride(0), _TILE, _HALVINGS)
     return out
